@@ -1,0 +1,20 @@
+"""Modyn: decide when to retrain and on which samples, and tell how good and how costly it was."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from modyn.client import Client
+
+__version__ = "0.1.0"
+__all__ = ["Client", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    # Lazy, so that `import modyn` in a service or worker does not pull in the client and pandas.
+    if name == "Client":
+        from modyn.client import Client
+
+        return Client
+    raise AttributeError(f"module 'modyn' has no attribute '{name}'")

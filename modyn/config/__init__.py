@@ -1,0 +1,1 @@
+"""The system configuration and the pipeline YAML: checked once, then trusted."""

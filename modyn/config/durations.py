@@ -1,0 +1,67 @@
+"""Times as users write them: `3d`, `1y`, `2014-01-31`. Everything inside counts int64 seconds since 1970."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from typing import Annotated
+
+from pydantic import BeforeValidator
+
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400, "y": 365 * 86_400}
+_DURATION = re.compile(r"\s*(\d+)\s*([smhdwy])\s*")
+_INT64 = range(-(2**63), 2**63)
+
+
+def parse_duration(value: object) -> int:
+    """Seconds of `<int><unit>`, unit one of s m h d w y (y = 365 days); an int is taken as seconds.
+
+    >>> parse_duration("2d")
+    172800
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    match = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(f"{value!r} is not a duration; write <int> and one of s m h d w y, for example '3d'")
+    return int(match[1]) * SECONDS[match[2]]
+
+
+def parse_timestamp(value: object) -> int:
+    """Seconds since 1970 of an int or an ISO 8601 date (UTC unless it says otherwise); may be negative.
+
+    >>> parse_timestamp("1970-01-02")
+    86400
+    """
+    if isinstance(value, bool):
+        raise ValueError(f"{value!r} is not a timestamp; write seconds since 1970 or a date such as 2014-01-31")
+    if isinstance(value, int):
+        seconds = value
+    elif isinstance(value, dt.datetime):
+        seconds = _seconds(value)
+    elif isinstance(value, dt.date):
+        seconds = _seconds(dt.datetime(value.year, value.month, value.day))
+    elif isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d+\s*", value):
+        seconds = int(value)
+    elif isinstance(value, str):
+        try:
+            seconds = _seconds(dt.datetime.fromisoformat(value.strip()))
+        except ValueError:
+            raise ValueError(f"{value!r} is not a timestamp; write seconds since 1970 or a date such as 2014-01-31") from None
+    else:
+        raise ValueError(f"{value!r} is not a timestamp; write seconds since 1970 or a date such as 2014-01-31")
+    if seconds not in _INT64:
+        raise ValueError(f"{value!r} does not fit into 64 bits of seconds since 1970")
+    return seconds
+
+
+def _seconds(when: dt.datetime) -> int:
+    aware = when if when.tzinfo else when.replace(tzinfo=dt.UTC)
+    return int((aware - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(seconds=1))
+
+
+Duration = Annotated[int, BeforeValidator(parse_duration)]
+"""Seconds; written as `3d`."""
+
+Timestamp = Annotated[int, BeforeValidator(parse_timestamp)]
+"""Seconds since 1970; written as an int or an ISO 8601 date."""

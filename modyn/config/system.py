@@ -1,0 +1,268 @@
+"""The system configuration: one file that drives the embedded stack and the composed one.
+
+Every value has a default that works on one machine without any file. Environment variables override the file:
+`MODYN_DATABASE_URL`, `MODYN_STORAGE__ADDRESS`, and so on (two underscores between section and field).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from modyn.config.base import Section, problems
+from modyn.errors import ConfigError, UnavailableError
+
+SERVICES = ("storage", "selector", "model_storage", "trainer_server", "evaluator", "supervisor")
+"""In the order in which they start: each needs only those before it."""
+
+_UNIX_PATH_LIMIT = 80
+"""The kernel allows 107 bytes in a socket's path; this leaves room for the name of the socket."""
+
+
+class SecurityConfig(Section):
+    """Who may talk to the services. Off loopback all of it is required."""
+
+    tls_cert: Path | None = Field(None, description="PEM file with the certificate that servers show")
+    tls_key: Path | None = Field(None, description="PEM file with the private key of `tls_cert`")
+    tls_ca: Path | None = Field(None, description="PEM file with the authority that clients trust; default: `tls_cert`")
+    token: str | None = Field(None, description="secret that clients send with each call", min_length=16, repr=False)
+    token_file: Path | None = Field(None, description="file that holds the token, in place of `token`")
+
+    @model_validator(mode="after")
+    def _pairs(self) -> SecurityConfig:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key belong together: set both or none")
+        if self.token is not None and self.token_file is not None:
+            raise ValueError("set token or token_file, not both")
+        return self
+
+    def secret(self) -> str | None:
+        """The token, wherever it stands."""
+        if self.token_file is None:
+            return self.token
+        try:
+            text = self.token_file.read_text().strip()
+        except OSError as error:
+            raise ConfigError(f"security.token_file: cannot read {self.token_file}: {error.strerror}") from error
+        if len(text) < 16:
+            raise ConfigError(f"security.token_file: {self.token_file} holds fewer than 16 characters; put a longer secret there")
+        return text
+
+
+class DatasetConfig(Section):
+    """A dataset: where its files lie and how samples are cut from them."""
+
+    name: str = Field(description="identity, used as `data.dataset_id` in pipelines", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,99}$")
+    base_path: Path = Field(description="folder of the files, searched recursively")
+    file_wrapper: str = Field(description="file format, e.g. SingleSampleFileWrapper")
+    file_wrapper_config: dict[str, Any] = Field(default_factory=dict, description="options of the file format")
+    filesystem_wrapper: Literal["LocalFilesystemWrapper"] = "LocalFilesystemWrapper"
+    timestamp_source: str = Field("", description="where a sample's time stands; empty: its file's modification time")
+    watch: bool = Field(True, description="index new files as they appear")
+
+
+class ServiceConfig(Section):
+    """What every service has."""
+
+    address: str | None = Field(None, description="host:port; none: a Unix socket under the state folder")
+    metrics_port: int | None = Field(None, ge=0, le=65535, description="serve Prometheus metrics on loopback at this port; 0 = any free one")
+    metrics_host: str = Field("127.0.0.1", description="address that metrics are served on")
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    max_message_bytes: int = Field(32 * 2**20, ge=2**16, le=2**31 - 1, description="largest gRPC message accepted")
+    max_threads: int = Field(64, ge=4, le=1024, description="calls served at once, streams included")
+
+    @field_validator("address")
+    @classmethod
+    def _host_and_port(cls, value: str | None) -> str | None:
+        return _checked_address(value)
+
+
+class StorageConfig(ServiceConfig):
+    flight_address: str | None = Field(None, description="host:port of the payload server (Arrow Flight); none: a Unix socket")
+    num_threads: int = Field(2, ge=1, le=256, description="threads that read files for one request")
+    dataset_roots: list[Path] = Field(default_factory=list, description="folders that datasets may lie in; empty: any, on loopback only")
+    poll_interval_s: float = Field(1.0, gt=0, le=3600, description="seconds between looks at a watched folder")
+    settle_s: float = Field(0.5, ge=0, le=3600, description="a file is indexed once it has not changed for so many seconds")
+    datasets: list[DatasetConfig] = Field(default_factory=list, description="registered when storage starts")
+
+    @field_validator("flight_address")
+    @classmethod
+    def _flight_host_and_port(cls, value: str | None) -> str | None:
+        return _checked_address(value)
+
+
+class SelectorConfig(ServiceConfig):
+    pass
+
+
+class ModelStorageConfig(ServiceConfig):
+    pass
+
+
+class WorkerServiceConfig(ServiceConfig):
+    """A service that runs PyTorch in worker processes."""
+
+    max_workers: int = Field(1, ge=1, le=1024, description="worker processes at once; further work waits in line")
+    num_threads: int = Field(1, ge=1, le=1024, description="threads of PyTorch in each worker; part of what makes results repeatable")
+
+
+class TrainerServerConfig(WorkerServiceConfig):
+    pass
+
+
+class EvaluatorConfig(WorkerServiceConfig):
+    pass
+
+
+class SupervisorConfig(ServiceConfig):
+    max_runs: int = Field(4, ge=1, le=1000, description="runs driven at once; further ones wait in line")
+    resume_on_start: bool = Field(False, description="resume interrupted runs when the supervisor starts")
+    patience_s: float = Field(120.0, ge=0, description="seconds to wait for a service that is gone before a run is interrupted")
+    stream_batch_size: int = Field(10_000, ge=1, le=1_000_000, description="samples that the stream delivers at once")
+
+
+class Endpoint(Section):
+    """Where a service listens, and what it takes to be let in."""
+
+    address: str
+    security: SecurityConfig = SecurityConfig()
+    max_message_bytes: int = 32 * 2**20
+
+    @property
+    def is_unix(self) -> bool:
+        return self.address.startswith("unix:")
+
+    @property
+    def is_local(self) -> bool:
+        """A Unix socket or loopback: nobody outside this machine gets there."""
+        return self.is_unix or is_loopback(self.address)
+
+
+class SystemConfig(BaseSettings):
+    """Everything that the services need to know of their surroundings."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="MODYN_", env_nested_delimiter="__", extra="forbid", frozen=True, validate_default=True, protected_namespaces=()
+    )
+
+    state_dir: Path = Field(Path(".modyn"), description="folder for everything that services keep")
+    database_url: str | None = Field(None, description="PostgreSQL, as postgresql://user:password@host/name; none: embedded")
+    redis_url: str | None = Field(None, description="Redis, as redis://host:port/0; none: embedded")
+    security: SecurityConfig = SecurityConfig()
+    storage: StorageConfig = StorageConfig()
+    selector: SelectorConfig = SelectorConfig()
+    model_storage: ModelStorageConfig = ModelStorageConfig()
+    trainer_server: TrainerServerConfig = TrainerServerConfig()
+    evaluator: EvaluatorConfig = EvaluatorConfig()
+    supervisor: SupervisorConfig = SupervisorConfig()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        # The environment wins over the file (which comes in by the constructor): that is how containers are told apart.
+        return env_settings, init_settings
+
+    @field_validator("state_dir")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        return value.expanduser().absolute()
+
+    @property
+    def run_dir(self) -> Path:
+        """Folder of the sockets, mode 0700. Short enough for the kernel's limit on socket paths, however deep the state folder lies."""
+        inside = self.state_dir / "run"
+        if len(os.fsencode(inside)) <= _UNIX_PATH_LIMIT:
+            return inside
+        digest = hashlib.sha256(os.fsencode(self.state_dir)).hexdigest()[:16]
+        return Path(tempfile.gettempdir()) / f"modyn-{os.getuid()}-{digest}"
+
+    @property
+    def log_dir(self) -> Path:
+        return self.state_dir / "logs"
+
+    def service_dir(self, service: str) -> Path:
+        """Folder of what one service keeps."""
+        return self.state_dir / service
+
+    def service(self, name: str) -> ServiceConfig:
+        section = getattr(self, name)
+        assert isinstance(section, ServiceConfig)
+        return section
+
+    def endpoint(self, name: str) -> Endpoint:
+        """Where service `name` listens; `flight` is storage's payload server."""
+        section = self.storage if name == "flight" else self.service(name)
+        address = self.storage.flight_address if name == "flight" else section.address
+        return Endpoint(
+            address=address or f"unix:{self.run_dir / name}.sock", security=self.security, max_message_bytes=section.max_message_bytes
+        )
+
+    def resolved_database_url(self) -> str:
+        """The configured PostgreSQL, or the embedded one, which writes its URL down when it starts."""
+        if self.database_url is not None:
+            return self.database_url
+        return self._embedded_url("postgres", "database_url")
+
+    def resolved_redis_url(self) -> str:
+        """The configured Redis, or the embedded one."""
+        if self.redis_url is not None:
+            return self.redis_url
+        return self._embedded_url("redis", "redis_url")
+
+    def _embedded_url(self, server: str, field: str) -> str:
+        path = self.state_dir / server / "url"
+        try:
+            return path.read_text().strip()
+        except OSError as error:
+            raise UnavailableError(
+                f"no {server} is running for {self.state_dir}: start the embedded one with `modyn up`, or set {field} in the system file"
+            ) from error
+
+
+def is_loopback(address: str) -> bool:
+    """Whether `host:port` can only be reached from this machine."""
+    host = address.rsplit(":", 1)[0].strip("[]")
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def load_system_config(path: Path | None = None) -> SystemConfig:
+    """The configuration from `path`, or else from `MODYN_CONFIG`, or else the defaults. Raises ConfigError naming file and field."""
+    if path is None and os.environ.get("MODYN_CONFIG"):
+        path = Path(os.environ["MODYN_CONFIG"])
+    values: Any = {}
+    if path is not None:
+        try:
+            values = yaml.safe_load(path.read_text()) or {}
+        except OSError as error:
+            raise ConfigError(f"cannot read the system configuration {path}: {error.strerror}") from error
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{path} is not valid YAML: {error}") from error
+        if not isinstance(values, dict):
+            raise ConfigError(f"{path}: a system configuration is a mapping of sections, this is a {type(values).__name__}")
+    try:
+        return SystemConfig(**values)
+    except ValidationError as error:
+        where = str(path) if path else "system configuration"
+        raise ConfigError("\n".join(f"{where}: {problem}" for problem in problems(error, "", SystemConfig))) from error
+
+
+def _checked_address(value: str | None) -> str | None:
+    if value is None or value.startswith("unix:"):
+        return value
+    host, separator, port = value.rpartition(":")
+    if not separator or not host or not port.isdigit() or not 0 <= int(port) <= 65535:
+        raise ValueError(f"{value!r} is not an address; write host:port, for example 127.0.0.1:50051, or unix:/path")
+    return value

@@ -1,0 +1,1 @@
+"""Everything on one machine: embedded PostgreSQL and Redis, and all services as processes."""

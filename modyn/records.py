@@ -1,0 +1,126 @@
+"""What crosses a boundary between rooms: frozen records with arrays in them.
+
+Times are int64 seconds since 1970, intervals are [start, end), keys are int64 and dense per dataset.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NewType
+
+import numpy as np
+import numpy.typing as npt
+
+Int64Array = npt.NDArray[np.int64]
+Float32Array = npt.NDArray[np.float32]
+LabelArray = npt.NDArray[np.int64] | npt.NDArray[np.float64]
+
+RunId = NewType("RunId", str)
+"""Name of a run, unique in one installation, e.g. `digits-0007`: safe as a file name."""
+
+MIN_TIMESTAMP = -(2**63)
+MAX_TIMESTAMP = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Times [start, end), in seconds since 1970."""
+
+    start: int = MIN_TIMESTAMP
+    end: int = MAX_TIMESTAMP
+
+    def __contains__(self, timestamp: int) -> bool:
+        return self.start <= timestamp < self.end
+
+
+@dataclass(frozen=True, slots=True)
+class EvalInterval:
+    """Evaluation data comes from [start, end); `anchor` is the time that it stands for (SIGMOD'25, section 3.1)."""
+
+    start: int
+    end: int
+    anchor: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleBatch:
+    """A slice of a stream, in stream order. All three arrays have shape (n,).
+
+    keys: int64. timestamps: int64 seconds. labels: int64 or float64.
+    """
+
+    keys: Int64Array
+    timestamps: Int64Array
+    labels: LabelArray
+
+    def __post_init__(self) -> None:
+        if not len(self.keys) == len(self.timestamps) == len(self.labels):
+            raise ValueError(
+                f"columns differ in length: {len(self.keys)} keys, {len(self.timestamps)} timestamps, {len(self.labels)} labels"
+            )
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def slice(self, start: int, stop: int) -> SampleBatch:
+        """Samples [start, stop) of this batch, as views."""
+        return SampleBatch(self.keys[start:stop], self.timestamps[start:stop], self.labels[start:stop])
+
+    @staticmethod
+    def empty() -> SampleBatch:
+        nothing = np.empty(0, np.int64)
+        return SampleBatch(nothing, nothing, nothing)
+
+    @staticmethod
+    def concatenate(batches: list[SampleBatch]) -> SampleBatch:
+        """One batch with the samples of all, in order."""
+        if not batches:
+            return SampleBatch.empty()
+        return SampleBatch(
+            np.concatenate([b.keys for b in batches]),
+            np.concatenate([b.timestamps for b in batches]),
+            np.concatenate([b.labels for b in batches]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerSetInfo:
+    """What is known of a trigger set without reading it. Partition p holds positions [p·size, (p+1)·size) of the set."""
+
+    run_id: RunId
+    trigger_id: int
+    num_keys: int
+    partition_size: int
+    keys_checksum: str
+    """SHA-256 of the keys as little-endian int64: two trigger sets are equal if and only if this is."""
+
+    @property
+    def num_partitions(self) -> int:
+        return -(-self.num_keys // self.partition_size)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeysAndWeights:
+    """Part of a trigger set. keys: int64 (n,); weights: float32 (n,)."""
+
+    keys: Int64Array
+    weights: Float32Array
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelVersion:
+    """One stored model: what one trigger of one run produced, or what a user imported (then run_id is empty)."""
+
+    model_id: int
+    run_id: RunId
+    trigger_id: int
+    parent_id: int | None
+    weights_sha256: str
+    """Over tensor names, dtypes, shapes and bytes, in order of name: equal models have equal hashes whatever the file format."""
+    num_bytes: int
+    created_at: float
+    strategy: str
+    promoted: bool

@@ -1,0 +1,97 @@
+"""Find a policy by its id.
+
+Ours stand in the dictionary of their package, as import paths, so that nothing is imported before it is used. A user's package adds to
+the same registry through an entry point of the registry's group (for example `modyn.triggers`).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Generic, TypeVar
+
+from modyn.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def nearest(name: str, names: list[str]) -> str:
+    """`, did you mean 'X'?` for the name that looks most like `name`; empty if none does."""
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f", did you mean '{close[0]}'?" if close else ""
+
+
+def load_object(path: str) -> object:
+    """The object that `package.module:name` (or `package.module.name`) names. Raises ConfigError if there is none."""
+    module_name, _, attribute = path.partition(":") if ":" in path else path.rpartition(".")
+    if not module_name or not attribute:
+        raise ConfigError(f"'{path}' is not an importable name; write 'package.module:name'")
+    try:
+        found: object = import_module(module_name)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"cannot import '{path}': {error}; install the package in the environment of the service") from error
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """One registered id: where its object is imported from, and which distribution brings it."""
+
+    group: str
+    id: str
+    path: str
+    distribution: str
+
+
+@dataclass
+class Registry(Generic[T]):
+    """Objects of one kind by id. `builtin` maps ids to import paths (`package.module:Name`).
+
+    Raises ConfigError when an entry point takes an id that exists, or when an id is unknown.
+    """
+
+    group: str
+    kind: str
+    """What one of them is called in messages, e.g. `trigger`."""
+    builtin: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def plugins(self) -> dict[str, Plugin]:
+        found = {id_: Plugin(self.group, id_, path, "modyn") for id_, path in self.builtin.items()}
+        for entry in entry_points(group=self.group):
+            plugin = Plugin(self.group, entry.name, entry.value, _distribution(entry))
+            if entry.name in found:
+                raise ConfigError(
+                    f"{self.kind} '{entry.name}' is registered twice, by {found[entry.name].distribution} ({found[entry.name].path}) "
+                    f"and {plugin.distribution} ({plugin.path}); rename one or uninstall the package"
+                )
+            found[entry.name] = plugin
+        return found
+
+    def ids(self) -> list[str]:
+        return sorted(self.plugins)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.ids())
+
+    def __contains__(self, id_: object) -> bool:
+        return id_ in self.plugins
+
+    def get(self, id_: str) -> T:
+        """The object registered under `id_`, imported now."""
+        if id_ not in self.plugins:
+            raise ConfigError(
+                f"there is no {self.kind} '{id_}'{nearest(id_, self.ids())} Registered: {', '.join(self.ids())}. "
+                f"A package of yours adds one through the entry-point group '{self.group}'"
+            )
+        return load_object(self.plugins[id_].path)  # type: ignore[return-value]
+
+
+def _distribution(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist is not None else "an unnamed package"
