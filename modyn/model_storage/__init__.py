@@ -1,0 +1,1 @@
+"""Model storage: the one place where model versions live, each visible at once and complete, or not at all."""
