@@ -1,0 +1,101 @@
+"""Typed client of the selector service."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from modyn.config.base import Problem
+from modyn.proto import common_pb2, selector_pb2, selector_pb2_grpc
+from modyn.records import KeysAndWeights, RunId, SampleBatch, TriggerSetInfo
+from modyn.registry import Plugin
+from modyn.rpc.channel import Endpoint, open_channel
+from modyn.rpc.columns import batch_to_proto
+from modyn.rpc.structs import to_struct
+
+SAMPLES_PER_CALL = 131_072
+"""Samples in one Inform message (3 MiB): larger batches are split, which the position makes harmless."""
+TRIGGER_DEADLINE_S = 3600.0
+"""Selecting from hundreds of millions of samples takes minutes."""
+
+
+class SelectorClient:
+    """Calls of the selector. Every method raises from `modyn.errors`: NotFoundError for an unknown run or trigger, ConflictError when
+    a call does not fit what the run already holds, UnavailableError when the service cannot be reached. All calls may be repeated."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._channel = open_channel(endpoint)
+        self._stub = selector_pb2_grpc.SelectorStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def validate(self, pipeline: Mapping[str, Any]) -> list[Problem]:
+        """What is wrong with the `selection_strategy` of a whole pipeline; empty if nothing is."""
+        reply = self._stub.ValidateSection(common_pb2.SectionRequest(pipeline=to_struct(pipeline)))
+        return [Problem(problem.path, problem.message) for problem in reply.problems]
+
+    def plugins(self) -> list[Plugin]:
+        """Selection and presampling policies that the service knows."""
+        reply = self._stub.ListPlugins(common_pb2.Empty())
+        return [Plugin(plugin.group, plugin.id, plugin.path, plugin.distribution) for plugin in reply.plugins]
+
+    def register_run(self, run_id: RunId, dataset: str, selection_strategy: Mapping[str, Any], seed: int) -> None:
+        """Makes a run known. A no-op if it is known with equal arguments, AlreadyExistsError if with others."""
+        request = selector_pb2.SelectorRun(
+            run_id=run_id, dataset=dataset, selection_strategy=to_struct(selection_strategy), seed=seed
+        )
+        self._stub.RegisterRun(request)
+
+    def inform(self, run_id: RunId, position: int, samples: SampleBatch) -> int:
+        """Appends `samples` at `position` of the run's stream; the number of samples held now.
+
+        What is held already is skipped. ConflictError if `position` leaves a gap.
+        """
+        held = position
+        for first in range(0, max(len(samples), 1), SAMPLES_PER_CALL):
+            part = samples.slice(first, first + SAMPLES_PER_CALL)
+            request = selector_pb2.InformRequest(run_id=run_id, position=position + first, samples=batch_to_proto(part))
+            held = int(self._stub.Inform(request).num_samples)
+        return held
+
+    def trigger(self, run_id: RunId, trigger_id: int, num_samples: int) -> TriggerSetInfo:
+        """Selects the trigger set over the first `num_samples` informed samples, or finds the one that exists.
+
+        ConflictError if the trigger exists with another number, is not the next one, or not so many samples are held.
+        """
+        request = selector_pb2.TriggerRequest(run_id=run_id, trigger_id=trigger_id, num_samples=num_samples)
+        return _info(self._stub.Trigger(request, timeout=TRIGGER_DEADLINE_S))
+
+    def trigger_set(self, run_id: RunId, trigger_id: int) -> TriggerSetInfo:
+        return _info(self._stub.GetTriggerSet(selector_pb2.TriggerId(run_id=run_id, trigger_id=trigger_id)))
+
+    def keys(self, run_id: RunId, trigger_id: int, partition: int, worker: int = 0, num_workers: int = 1) -> KeysAndWeights:
+        """The equal share of worker `worker` of `num_workers` of a partition, in stream order; shares differ by at most one key."""
+        request = selector_pb2.KeysShareRequest(
+            run_id=run_id, trigger_id=trigger_id, partition=partition, worker=worker, num_workers=num_workers
+        )
+        columns = list(self._stub.GetKeys(request))
+        return KeysAndWeights(
+            np.frombuffer(b"".join(part.keys for part in columns), "<i8").astype(np.int64, copy=False),
+            np.frombuffer(b"".join(part.weights for part in columns), "<f4").astype(np.float32, copy=False),
+        )
+
+    def delete_run(self, run_id: RunId) -> None:
+        """Forgets a run and its trigger sets. A no-op for a run that is not known, so that it may be repeated."""
+        self._stub.DeleteRun(selector_pb2.SelectorRunId(run_id=run_id))
+
+
+def _info(reply: selector_pb2.TriggerSet) -> TriggerSetInfo:
+    return TriggerSetInfo(
+        RunId(reply.run_id), int(reply.trigger_id), int(reply.num_keys), int(reply.partition_size), reply.keys_checksum
+    )
