@@ -26,6 +26,21 @@ _UNIX_PATH_LIMIT = 80
 """The kernel allows 107 bytes in a socket's path; this leaves room for the name of the socket."""
 
 
+def is_loopback(address: str) -> bool:
+    """Whether `host:port` can only be reached from this machine."""
+    host = address.rsplit(":", 1)[0].strip("[]")
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _checked_address(value: str | None) -> str | None:
+    if value is None or value.startswith("unix:"):
+        return value
+    host, separator, port = value.rpartition(":")
+    if not separator or not host or not port.isdigit() or not 0 <= int(port) <= 65535:
+        raise ValueError(f"{value!r} is not an address; write host:port, for example 127.0.0.1:50051, or unix:/path")
+    return value
+
+
 class SecurityConfig(Section):
     """Who may talk to the services. Off loopback all of it is required."""
 
@@ -59,7 +74,9 @@ class SecurityConfig(Section):
 class DatasetConfig(Section):
     """A dataset: where its files lie and how samples are cut from them."""
 
-    name: str = Field(description="identity, used as `data.dataset_id` in pipelines", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,99}$")
+    name: str = Field(
+        description="identity, used as `data.dataset_id` in pipelines", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,99}$"
+    )
     base_path: Path = Field(description="folder of the files, searched recursively")
     file_wrapper: str = Field(description="file format, e.g. SingleSampleFileWrapper")
     file_wrapper_config: dict[str, Any] = Field(default_factory=dict, description="options of the file format")
@@ -72,7 +89,9 @@ class ServiceConfig(Section):
     """What every service has."""
 
     address: str | None = Field(None, description="host:port; none: a Unix socket under the state folder")
-    metrics_port: int | None = Field(None, ge=0, le=65535, description="serve Prometheus metrics on loopback at this port; 0 = any free one")
+    metrics_port: int = Field(
+        0, ge=0, le=65535, description="serve Prometheus metrics at this port; 0: any free one, written to `metrics_url`"
+    )
     metrics_host: str = Field("127.0.0.1", description="address that metrics are served on")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     max_message_bytes: int = Field(32 * 2**20, ge=2**16, le=2**31 - 1, description="largest gRPC message accepted")
@@ -87,7 +106,9 @@ class ServiceConfig(Section):
 class StorageConfig(ServiceConfig):
     flight_address: str | None = Field(None, description="host:port of the payload server (Arrow Flight); none: a Unix socket")
     num_threads: int = Field(2, ge=1, le=256, description="threads that read files for one request")
-    dataset_roots: list[Path] = Field(default_factory=list, description="folders that datasets may lie in; empty: any, on loopback only")
+    dataset_roots: list[Path] = Field(
+        default_factory=list, description="folders that datasets may lie in; empty: any, on loopback only"
+    )
     poll_interval_s: float = Field(1.0, gt=0, le=3600, description="seconds between looks at a watched folder")
     settle_s: float = Field(0.5, ge=0, le=3600, description="a file is indexed once it has not changed for so many seconds")
     datasets: list[DatasetConfig] = Field(default_factory=list, description="registered when storage starts")
@@ -110,7 +131,9 @@ class WorkerServiceConfig(ServiceConfig):
     """A service that runs PyTorch in worker processes."""
 
     max_workers: int = Field(1, ge=1, le=1024, description="worker processes at once; further work waits in line")
-    num_threads: int = Field(1, ge=1, le=1024, description="threads of PyTorch in each worker; part of what makes results repeatable")
+    num_threads: int = Field(
+        1, ge=1, le=1024, description="threads of PyTorch in each worker; part of what makes results repeatable"
+    )
 
 
 class TrainerServerConfig(WorkerServiceConfig):
@@ -149,7 +172,12 @@ class SystemConfig(BaseSettings):
     """Everything that the services need to know of their surroundings."""
 
     model_config = SettingsConfigDict(
-        env_prefix="MODYN_", env_nested_delimiter="__", extra="forbid", frozen=True, validate_default=True, protected_namespaces=()
+        env_prefix="MODYN_",
+        env_nested_delimiter="__",
+        extra="forbid",
+        frozen=True,
+        validate_default=True,
+        protected_namespaces=(),
     )
 
     state_dir: Path = Field(Path(".modyn"), description="folder for everything that services keep")
@@ -207,7 +235,9 @@ class SystemConfig(BaseSettings):
         section = self.storage if name == "flight" else self.service(name)
         address = self.storage.flight_address if name == "flight" else section.address
         return Endpoint(
-            address=address or f"unix:{self.run_dir / name}.sock", security=self.security, max_message_bytes=section.max_message_bytes
+            address=address or f"unix:{self.run_dir / name}.sock",
+            security=self.security,
+            max_message_bytes=section.max_message_bytes,
         )
 
     def resolved_database_url(self) -> str:
@@ -232,12 +262,6 @@ class SystemConfig(BaseSettings):
             ) from error
 
 
-def is_loopback(address: str) -> bool:
-    """Whether `host:port` can only be reached from this machine."""
-    host = address.rsplit(":", 1)[0].strip("[]")
-    return host in ("localhost", "::1") or host.startswith("127.")
-
-
 def load_system_config(path: Path | None = None) -> SystemConfig:
     """The configuration from `path`, or else from `MODYN_CONFIG`, or else the defaults. Raises ConfigError naming file and field."""
     if path is None and os.environ.get("MODYN_CONFIG"):
@@ -257,12 +281,3 @@ def load_system_config(path: Path | None = None) -> SystemConfig:
     except ValidationError as error:
         where = str(path) if path else "system configuration"
         raise ConfigError("\n".join(f"{where}: {problem}" for problem in problems(error, "", SystemConfig))) from error
-
-
-def _checked_address(value: str | None) -> str | None:
-    if value is None or value.startswith("unix:"):
-        return value
-    host, separator, port = value.rpartition(":")
-    if not separator or not host or not port.isdigit() or not 0 <= int(port) <= 65535:
-        raise ValueError(f"{value!r} is not an address; write host:port, for example 127.0.0.1:50051, or unix:/path")
-    return value

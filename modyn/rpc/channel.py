@@ -1,0 +1,149 @@
+"""Open a channel to a service. Every call on it has a deadline, carries the token, and ends in one of our errors.
+
+A unary call that meets an unavailable server is repeated for a while: all our calls are idempotent but those named `not_repeatable`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+import grpc
+import stamina
+
+from modyn.config.system import Endpoint
+from modyn.errors import DeadlineError, ModynError, UnavailableError
+from modyn.rpc.security import root_certificates
+from modyn.rpc.status import TOKEN_KEY, from_rpc
+
+T = TypeVar("T")
+
+DEFAULT_DEADLINE_S = 60.0
+
+stamina.instrumentation.set_on_retry_hooks([])  # A service that restarts is a normal event; the caller tells if it stays away.
+
+
+def open_channel(endpoint: Endpoint, *, wait_s: float = 10.0, not_repeatable: frozenset[str] = frozenset()) -> grpc.Channel:
+    """A channel to `endpoint`. `wait_s`: how long unary calls wait for a server that cannot be reached."""
+    options = [
+        ("grpc.max_receive_message_length", endpoint.max_message_bytes),
+        ("grpc.max_send_message_length", endpoint.max_message_bytes),
+        ("grpc.initial_reconnect_backoff_ms", 50),
+        ("grpc.min_reconnect_backoff_ms", 50),
+        ("grpc.max_reconnect_backoff_ms", 1000),
+        ("grpc.keepalive_time_ms", 60_000),
+        # Proxies of the environment are not meant for services of one installation.
+        ("grpc.enable_http_proxy", 0),
+        # Without it channels to one address share a connection, and a client made after a restart inherits its back-off.
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+    roots = root_certificates(endpoint)
+    if roots is None:
+        inner = grpc.insecure_channel(endpoint.address, options=options)
+    else:
+        inner = grpc.secure_channel(endpoint.address, grpc.ssl_channel_credentials(roots), options=options)
+    token = endpoint.security.secret()
+    metadata = ((TOKEN_KEY, f"Bearer {token}"),) if token else ()
+    return _Channel(inner, endpoint.address, metadata, wait_s, not_repeatable)
+
+
+class _Channel(grpc.Channel):
+    """A gRPC channel whose calls end in our errors. Not interceptors: those do not see errors inside a stream."""
+
+    def __init__(
+        self, inner: grpc.Channel, peer: str, metadata: tuple[tuple[str, str], ...], wait_s: float, not_repeatable: frozenset[str]
+    ) -> None:
+        self._inner = inner
+        self._peer = peer
+        self._metadata = metadata
+        self._wait_s = wait_s
+        self._not_repeatable = not_repeatable
+
+    def unary_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        call = self._inner.unary_unary(method, *args, **kwargs)
+        repeatable = method.rsplit("/", 1)[-1] not in self._not_repeatable
+
+        def invoke(request: Any, timeout: float | None = DEFAULT_DEADLINE_S) -> Any:
+            def once() -> Any:
+                return self._translated(lambda: call(request, timeout=timeout, metadata=self._metadata))
+
+            if not repeatable or self._wait_s <= 0:
+                return once()
+            for attempt in stamina.retry_context(
+                on=_may_come_back, attempts=None, timeout=self._wait_s, wait_initial=0.05, wait_max=1.0, wait_jitter=0.05
+            ):
+                with attempt:
+                    return once()
+            raise AssertionError("retry_context returns or raises")
+
+        return invoke
+
+    def stream_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        call = self._inner.stream_unary(method, *args, **kwargs)
+        return lambda requests, timeout=None: self._translated(lambda: call(requests, timeout=timeout, metadata=self._metadata))
+
+    def unary_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return self._streaming(self._inner.unary_stream(method, *args, **kwargs))
+
+    def stream_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return self._streaming(self._inner.stream_stream(method, *args, **kwargs))
+
+    def subscribe(self, callback: Any, try_to_connect: bool | None = False) -> None:
+        self._inner.subscribe(callback, try_to_connect)
+
+    def unsubscribe(self, callback: Any) -> None:
+        self._inner.unsubscribe(callback)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def __enter__(self) -> _Channel:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _streaming(self, call: Any) -> Any:
+        return lambda request, timeout=None: Stream(call(request, timeout=timeout, metadata=self._metadata), self._peer)
+
+    def _translated(self, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except grpc.RpcError as error:
+            raise from_rpc(error, self._peer) from error
+
+
+class Stream(Generic[T]):
+    """Messages that a server streams. `cancel` ends it from any thread; iterating then stops with CancelledError."""
+
+    def __init__(self, call: Any, peer: str) -> None:
+        self._call = call
+        self._peer = peer
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        try:
+            return next(self._call)  # type: ignore[no-any-return]
+        except grpc.RpcError as error:
+            raise from_rpc(error, self._peer) from error
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+
+def _may_come_back(error: Exception) -> bool:
+    return isinstance(error, UnavailableError) and not isinstance(error, DeadlineError)
+
+
+def is_serving(endpoint: Endpoint, timeout_s: float = 1.0) -> bool:
+    """Whether the service at `endpoint` says that it is healthy."""
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    with open_channel(endpoint, wait_s=0) as channel:
+        try:
+            reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+        except ModynError:
+            return False
+    return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)

@@ -1,0 +1,44 @@
+"""Structured logs: one JSON object a line on standard error, with the ids of run and trigger that the work belongs to."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from contextlib import AbstractContextManager
+from typing import Any, cast
+
+import structlog
+from structlog.typing import FilteringBoundLogger
+
+
+def configure_logs(service: str, level: str = "info") -> None:
+    """Called once by a process, before it logs. Standard library loggers come out in the same form."""
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+    ]
+    structlog.configure(
+        processors=[*shared, structlog.processors.JSONRenderer()],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(processor=structlog.processors.JSONRenderer(), foreign_pre_chain=shared)
+    )
+    # What libraries say below a warning is for their own developers.
+    logging.basicConfig(level=max(logging.WARNING, logging.getLevelName(level.upper())), handlers=[handler], force=True)
+    structlog.contextvars.bind_contextvars(service=service)
+
+
+def get_logger(name: str) -> FilteringBoundLogger:
+    """A logger; `logger.info("event", key=value)`."""
+    return cast("FilteringBoundLogger", structlog.get_logger(logger=name))
+
+
+def bind(**ids: object) -> AbstractContextManager[None]:
+    """Adds ids (run_id, trigger_id) to all that this thread logs inside the block."""
+    return cast("AbstractContextManager[None]", structlog.contextvars.bound_contextvars(**ids))

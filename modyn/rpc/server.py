@@ -1,0 +1,304 @@
+"""Start a service: health, reflection, metrics, logs, one translation of errors, and a clean end on SIGTERM."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import Histogram, start_http_server
+from structlog.typing import FilteringBoundLogger
+
+from modyn.config.system import Endpoint, SystemConfig
+from modyn.errors import ConflictError, ModynError, SecurityError, UnavailableError
+from modyn.rpc.logs import configure_logs, get_logger
+from modyn.rpc.security import check_exposure, server_credentials, token_matches
+from modyn.rpc.status import TOKEN_KEY, abort
+
+CALL_SECONDS = Histogram("modyn_call_seconds", "Seconds that calls took, streams until they ended", ["method", "outcome"])
+
+_GRACE_S = 1.0
+"""Running calls get so long to end when a service stops. Watchers reconnect and lose nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """One servicer: `add_to_server` is the generated function, `full_service_name` as in the proto, e.g. `modyn.Storage`."""
+
+    add_to_server: Callable[[Any, grpc.Server], None]
+    servicer: Any
+    full_service_name: str
+
+
+@dataclass
+class ServiceContext:
+    """What a service gets to build itself from."""
+
+    name: str
+    config: SystemConfig
+    logger: FilteringBoundLogger
+    when_healthy: list[Callable[[], None]] = field(default_factory=list)
+    """Called once the service answers: work that can wait, such as warming up worker processes."""
+    _callbacks: list[Callable[[], None]] = field(default_factory=list)
+
+    @property
+    def directory(self) -> Path:
+        """Folder of what the service keeps; exists."""
+        path = self.config.service_dir(self.name)
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def on_shutdown(self, callback: Callable[[], None]) -> None:
+        """Callbacks run in reverse order when the service stops. One that raises is logged and does not keep the others from running."""
+        self._callbacks.append(callback)
+
+    def shut_down(self) -> None:
+        for callback in reversed(self._callbacks):
+            try:
+                callback()
+            except Exception:
+                self.logger.exception("shutdown_callback_failed")
+
+
+class RunningServer:
+    """A gRPC server that listens. `address` is where, with the real port where 0 was asked for."""
+
+    def __init__(self, server: grpc.Server, address: str, health_servicer: health.HealthServicer) -> None:
+        self._server = server
+        self._health = health_servicer
+        self.address = address
+
+    def stop(self, grace_s: float = _GRACE_S) -> None:
+        self._health.enter_graceful_shutdown()
+        self._server.stop(grace_s).wait(grace_s + 1)
+
+
+def start_server(name: str, endpoint: Endpoint, registrations: Sequence[Registration], *, max_threads: int = 64) -> RunningServer:
+    """Listens at `endpoint`. Raises SecurityError where that would be unsafe, UnavailableError where the address is taken."""
+    check_exposure(name, endpoint)
+    options = [
+        ("grpc.max_receive_message_length", endpoint.max_message_bytes),
+        ("grpc.max_send_message_length", endpoint.max_message_bytes),
+        ("grpc.so_reuseport", 0),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ]
+    logger = get_logger("rpc")
+    interceptors = [_Translation(logger, endpoint.security.secret())]
+    server = grpc.server(
+        futures.ThreadPoolExecutor(max_threads, thread_name_prefix=name), interceptors=interceptors, options=options
+    )
+    for registration in registrations:
+        registration.add_to_server(registration.servicer, server)
+    names = [registration.full_service_name for registration in registrations]
+    health_servicer = health.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    address = _bind(server, name, endpoint)
+    server.start()
+    for served in ("", *names):
+        health_servicer.set(served, health_pb2.HealthCheckResponse.SERVING)
+    return RunningServer(server, address, health_servicer)
+
+
+def run_service(name: str, config: SystemConfig, build: Callable[[ServiceContext], Sequence[Registration]]) -> int:
+    """The main function of a service's process. Returns its exit code: 0 after SIGTERM or SIGINT, 1 when it could not start."""
+    settings = config.service(name)
+    configure_logs(name, settings.log_level)
+    logger = get_logger(name)
+    context = ServiceContext(name, config, logger)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        lock = _lock(context.directory / "lock", name)
+        prepare_run_dir(config.run_dir)
+        server = start_server(name, config.endpoint(name), build(context), max_threads=settings.max_threads)
+        _serve_metrics(context)
+    except ModynError as error:
+        logger.error("cannot_start", error=error.message, reason=error.reason)
+        sys.stderr.write(f"modyn {name}: {error.message}\n")
+        context.shut_down()
+        return 1
+    except OSError as error:
+        logger.exception("cannot_start")
+        sys.stderr.write(
+            f"modyn {name}: {error.filename or config.state_dir}: {error.strerror}; make it writable or change state_dir\n"
+        )
+        context.shut_down()
+        return 1
+    logger.info("serving", address=server.address)
+    for callback in context.when_healthy:
+        callback()
+    stop.wait()
+    logger.info("stopping")
+    server.stop()
+    context.shut_down()
+    logger.info("stopped")
+    lock.close()
+    sys.stderr.flush()
+    sys.stdout.flush()
+    # Threads of calls that were cut off may still sit in a wait; the interpreter would join them forever.
+    os._exit(0)
+
+
+def prepare_run_dir(path: Path) -> None:
+    """Makes the folder of the sockets. Raises SecurityError when it belongs to somebody else."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = path.stat()
+    if status.st_uid != os.getuid():
+        raise SecurityError(f"{path} belongs to user {status.st_uid}, not to you: sockets there are not safe; remove it")
+    path.chmod(0o700)
+
+
+def _lock(path: Path, name: str) -> TextIO:
+    """Held as long as the process lives. Two processes on one folder would each believe that it is theirs."""
+    handle = path.open("a+")
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        handle.close()
+        raise ConflictError(f"another {name} service works on {path.parent} already; `modyn down` stops it") from None
+    handle.truncate(0)
+    handle.write(str(os.getpid()))
+    handle.flush()
+    return handle
+
+
+def _bind(server: grpc.Server, name: str, endpoint: Endpoint) -> str:
+    credentials = server_credentials(endpoint)
+    try:
+        if credentials is None:
+            port = server.add_insecure_port(endpoint.address)
+        else:
+            port = server.add_secure_port(endpoint.address, credentials)
+    except RuntimeError as error:
+        raise _taken(name, endpoint) from error
+    if port == 0:
+        raise _taken(name, endpoint)
+    return endpoint.address if endpoint.is_unix else f"{endpoint.address.rsplit(':', 1)[0]}:{port}"
+
+
+def _taken(name: str, endpoint: Endpoint) -> UnavailableError:
+    return UnavailableError(
+        f"{name} cannot listen on {endpoint.address}: the address is taken or not one of this machine; "
+        f"stop what uses it or set {name}.address in the system file"
+    )
+
+
+def _serve_metrics(context: ServiceContext) -> None:
+    """Prometheus metrics, by default on a free port of loopback that is written down as `metrics_url`."""
+    settings, security = context.config.service(context.name), context.config.security
+    endpoint = Endpoint(address=f"{settings.metrics_host}:{settings.metrics_port}", security=security)
+    if not endpoint.is_local and security.tls_cert is None:
+        raise SecurityError(
+            f"{context.name} will not serve metrics on {endpoint.address} without TLS; set security.tls_cert and tls_key"
+        )
+    tls = (
+        {}
+        if endpoint.is_local or security.tls_cert is None
+        else {"certfile": str(security.tls_cert), "keyfile": str(security.tls_key)}
+    )
+    try:
+        server, _ = start_http_server(settings.metrics_port, settings.metrics_host, **tls)
+    except OSError as error:
+        raise UnavailableError(
+            f"{context.name} cannot serve metrics on {endpoint.address}: {error.strerror}; set {context.name}.metrics_port in the system file"
+        ) from error
+    scheme = "https" if tls else "http"
+    (context.directory / "metrics_url").write_text(f"{scheme}://{settings.metrics_host}:{server.server_port}/metrics\n")
+    context.on_shutdown(server.shutdown)
+
+
+class _Translation(grpc.ServerInterceptor):
+    """Around every call: the token is checked, the time is taken, and an error becomes a status."""
+
+    def __init__(self, logger: FilteringBoundLogger, token: str | None) -> None:
+        self._logger = logger
+        self._token = token
+
+    def intercept_service(self, continuation: Any, details: Any) -> Any:
+        handler = continuation(details)
+        if handler is None:
+            return None
+        allowed = self._allowed(details)
+        method = details.method.rsplit("/", 1)[-1]
+        factory, behaviour = _parts(handler)
+        wrap = self._stream if handler.response_streaming else self._single
+        return factory(
+            wrap(behaviour, method, allowed),
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+    def _allowed(self, details: Any) -> bool:
+        # A health check tells nothing worth protecting, and orchestrators cannot send a token with it.
+        if self._token is None or details.method.startswith("/grpc.health."):
+            return True
+        return token_matches(self._token, dict(details.invocation_metadata).get(TOKEN_KEY))
+
+    def _single(self, behaviour: Any, method: str, allowed: bool) -> Any:
+        def call(request: Any, context: grpc.ServicerContext) -> Any:
+            with _Call(self._logger, context, method, allowed):
+                return behaviour(request, context)
+
+        return call
+
+    def _stream(self, behaviour: Any, method: str, allowed: bool) -> Any:
+        def call(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+            with _Call(self._logger, context, method, allowed):
+                yield from behaviour(request, context)
+
+        return call
+
+
+class _Call:
+    """One call: ends in the status that stands for what was raised in it."""
+
+    def __init__(self, logger: FilteringBoundLogger, context: grpc.ServicerContext, method: str, allowed: bool) -> None:
+        self._logger, self._context, self._method, self._allowed = logger, context, method, allowed
+
+    def __enter__(self) -> None:
+        self._started = time.perf_counter()
+        if not self._allowed:
+            abort(
+                self._context,
+                SecurityError("the call carries no valid token; set security.token as in the service's system file"),
+            )
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        outcome = "ok" if error is None else getattr(error, "reason", "INTERNAL")
+        CALL_SECONDS.labels(self._method, outcome).observe(time.perf_counter() - self._started)
+        # GeneratorExit: the client has gone. A bare Exception with no text is gRPC's own abort.
+        if error is None or isinstance(error, GeneratorExit) or not self._context.is_active():
+            return
+        if isinstance(error, ModynError):
+            abort(self._context, error)
+        if type(error) is Exception and not error.args:
+            return
+        self._logger.error("call_failed", method=self._method, exc_info=error)
+        abort(
+            self._context,
+            ModynError(f"{self._method} failed: {type(error).__name__}: {error}; the log of the service has the details"),
+        )
+
+
+def _parts(handler: Any) -> tuple[Any, Any]:
+    if handler.request_streaming and handler.response_streaming:
+        return grpc.stream_stream_rpc_method_handler, handler.stream_stream
+    if handler.request_streaming:
+        return grpc.stream_unary_rpc_method_handler, handler.stream_unary
+    if handler.response_streaming:
+        return grpc.unary_stream_rpc_method_handler, handler.unary_stream
+    return grpc.unary_unary_rpc_method_handler, handler.unary_unary

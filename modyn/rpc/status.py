@@ -1,0 +1,81 @@
+"""The one translation between our errors and gRPC statuses."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import grpc
+
+from modyn.errors import (
+    BY_REASON,
+    AlreadyExistsError,
+    CancelledError,
+    ConfigError,
+    ConflictError,
+    CorruptStateError,
+    DataError,
+    DeadlineError,
+    InvalidArgumentError,
+    ModynError,
+    NotFoundError,
+    SecurityError,
+    UnavailableError,
+    UserCodeError,
+)
+
+REASON_KEY = "modyn-reason"
+TOKEN_KEY = "authorization"
+
+_MAX_DETAILS = 4000
+"""Details travel in HTTP/2 headers, which are 8 KiB at most by default."""
+
+_CODES: dict[type[ModynError], grpc.StatusCode] = {
+    ConfigError: grpc.StatusCode.INVALID_ARGUMENT,
+    InvalidArgumentError: grpc.StatusCode.INVALID_ARGUMENT,
+    NotFoundError: grpc.StatusCode.NOT_FOUND,
+    AlreadyExistsError: grpc.StatusCode.ALREADY_EXISTS,
+    ConflictError: grpc.StatusCode.FAILED_PRECONDITION,
+    DeadlineError: grpc.StatusCode.DEADLINE_EXCEEDED,
+    UnavailableError: grpc.StatusCode.UNAVAILABLE,
+    CancelledError: grpc.StatusCode.CANCELLED,
+    DataError: grpc.StatusCode.DATA_LOSS,
+    CorruptStateError: grpc.StatusCode.DATA_LOSS,
+    UserCodeError: grpc.StatusCode.ABORTED,
+    SecurityError: grpc.StatusCode.PERMISSION_DENIED,
+}
+
+_BY_CODE: dict[grpc.StatusCode, type[ModynError]] = {
+    grpc.StatusCode.UNAVAILABLE: UnavailableError,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineError,
+    grpc.StatusCode.CANCELLED: CancelledError,
+    grpc.StatusCode.NOT_FOUND: NotFoundError,
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidArgumentError,
+    grpc.StatusCode.PERMISSION_DENIED: SecurityError,
+    grpc.StatusCode.UNAUTHENTICATED: SecurityError,
+}
+"""For statuses that gRPC makes by itself, without a reason of ours."""
+
+
+def abort(context: grpc.ServicerContext, error: ModynError) -> NoReturn:
+    """Ends a call with the status that stands for `error`."""
+    code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
+    context.set_trailing_metadata(((REASON_KEY, error.reason),))
+    context.abort(code, error.message[:_MAX_DETAILS])
+    raise AssertionError("abort raises")
+
+
+def from_rpc(error: grpc.RpcError, peer: str) -> ModynError:
+    """Our error for what a call to `peer` ended with."""
+    code = error.code() if hasattr(error, "code") else grpc.StatusCode.UNKNOWN
+    details = (error.details() if hasattr(error, "details") else None) or str(error)
+    metadata = dict(error.trailing_metadata() or ()) if hasattr(error, "trailing_metadata") else {}
+    reason = metadata.get(REASON_KEY)
+    if reason is not None:
+        return BY_REASON.get(str(reason), ModynError)(details)
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return UnavailableError(
+            f"{peer} cannot be reached ({details}); is it running? `modyn status` tells, `modyn up` starts it"
+        )
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return DeadlineError(f"{peer} did not answer in time; `modyn logs` tells what it is doing")
+    return _BY_CODE.get(code, ModynError)(f"{peer}: {details}")
