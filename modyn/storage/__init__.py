@@ -1,0 +1,1 @@
+"""Storage: the dataset catalogue, the columnar sample index and payloads by key."""

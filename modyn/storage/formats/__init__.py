@@ -1,0 +1,23 @@
+"""File formats: what a user's data file holds, found by the id that a dataset names as its `file_wrapper`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from modyn.config.base import load_section
+from modyn.registry import Registry
+from modyn.storage.formats.base import FileFormat
+
+FILE_FORMATS: dict[str, str] = {
+    "SingleSampleFileWrapper": "modyn.storage.formats.single_sample:SingleSampleFormat",
+    "BinaryFileWrapper": "modyn.storage.formats.binary:BinaryFormat",
+    "CsvFileWrapper": "modyn.storage.formats.csv:CsvFormat",
+}
+
+REGISTRY: Registry[type[FileFormat]] = Registry("modyn.file_formats", "file format", FILE_FORMATS)
+
+
+def build_format(id_: str, config: Mapping[str, object], timestamp_source: str = "", path: str = "file_wrapper_config") -> FileFormat:
+    """The format `id_` with its checked configuration. `path` is where the configuration stands, for messages. Raises ConfigError."""
+    found = REGISTRY.get(id_)
+    return found(load_section(found.Config, config, path), timestamp_source)

@@ -1,0 +1,168 @@
+"""What every file format does: say where the samples of one file are, in bounded chunks of columns, without keeping their bytes.
+
+A format never writes, and never decides which files belong to a dataset beyond their names: that is ingestion's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from modyn.config.base import Section
+from modyn.errors import DataError
+from modyn.records import Int64Array, LabelArray
+from modyn.storage.formats.timestamps import TimestampSource, parse_timestamp_source
+
+CHUNK_ROWS = 1 << 18
+"""A format yields at most this many samples at once."""
+
+_FINGERPRINT_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IndexedSamples:
+    """Where a run of consecutive samples of one file is. Arrays have shape (n,), n >= 1.
+
+    offsets: int64 bytes from the start of the file. lengths: int64 bytes, or one int when all payloads are equally long.
+    labels: int64 or float64. timestamps: int64 seconds, or one int when all are equal.
+    end: bytes of the file that are indexed once this chunk is.
+    """
+
+    offsets: Int64Array
+    lengths: Int64Array | int
+    labels: LabelArray
+    timestamps: Int64Array | int
+    end: int
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+
+@dataclass(frozen=True, slots=True)
+class FormatResume:
+    """How far a file was indexed: continue after byte `end`, after `num_samples` samples, if the bytes before are still the same."""
+
+    end: int
+    num_samples: int
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IndexedFiles:
+    """Files of one sample each, in the order asked; file i's payload is its bytes [0, lengths[i]). Arrays have shape (n,).
+
+    lengths: int64. labels: int64 or float64. timestamps: int64 seconds. problems: position -> why that file cannot be used; the other
+    columns mean nothing at these positions.
+    """
+
+    lengths: Int64Array
+    labels: LabelArray
+    timestamps: Int64Array
+    problems: Mapping[int, DataError] = field(default_factory=dict)
+
+    def good(self) -> Int64Array:
+        """Positions of the files without a problem, ascending: int64 (m,)."""
+        good = np.ones(len(self.lengths), np.bool_)
+        good[list(self.problems)] = False
+        return np.flatnonzero(good).astype(np.int64)
+
+
+class FormatConfig(Section):
+    """Options that every format has."""
+
+    label_type: Literal["int", "float"] = "int"
+    """Labels are int64 or float64."""
+
+
+class FileFormat(ABC):
+    """A kind of data file. Built from its own configuration; `timestamp_source` says where a sample's time stands (see `timestamps`).
+
+    Errors in a file are DataError and name the file, the byte offset and what to do; OSError never leaves a format.
+    """
+
+    Config: ClassVar[type[FormatConfig]]
+    """The format's own section."""
+    can_grow: ClassVar[bool] = False
+    """Samples that are appended to an indexed file can be indexed alone, from a FormatResume."""
+
+    def __init__(self, config: FormatConfig, timestamp_source: str = "") -> None:
+        self.config = config
+        self.timestamps: TimestampSource = parse_timestamp_source(timestamp_source)
+
+    @property
+    def float_labels(self) -> bool:
+        """Labels are float64, not int64."""
+        return self.config.label_type == "float"
+
+    @abstractmethod
+    def holds_samples(self, path: str) -> bool:
+        """Whether a file of this name holds samples (and is not, for example, a label file). Looks at the name only."""
+
+    @abstractmethod
+    def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
+        """Yield the samples of `path` in file order, at most CHUNK_ROWS at once; an empty file yields nothing.
+
+        With `resume`, only the samples after it. Raises DataError; chunks that were yielded before it are not to be used.
+        """
+
+    def companions(self, path: str) -> tuple[str, ...]:
+        """Files that must stand beside `path` before it can be indexed, e.g. its label file."""
+        return ()
+
+    def resume_point(self, path: str, end: int, num_samples: int) -> FormatResume:
+        """What to remember of a file of which `num_samples` samples in the first `end` bytes are indexed. Raises DataError."""
+        return FormatResume(end, num_samples, fingerprint(path, end))
+
+    def check_unchanged(self, path: str, resume: FormatResume) -> None:
+        """Raise DataError if the bytes of `path` that `resume` speaks of are no longer there or no longer the same."""
+        size = file_size(path)
+        if size < resume.end:
+            raise DataError(
+                f"{path} was cut: {resume.end} bytes of it are indexed, it has {size} now. Samples in it can no longer be read; "
+                f"restore the file, or delete its samples and add the data under a new name"
+            )
+        if fingerprint(path, resume.end) != resume.fingerprint:
+            raise DataError(
+                f"{path} was rewritten: its first {resume.end} bytes, which are indexed, are not the same any more. "
+                f"Restore the file, or delete its samples and add the data under a new name"
+            )
+
+
+class WholeFileFormat(FileFormat):
+    """A format with one sample in each file, so that many files are indexed with one call."""
+
+    @abstractmethod
+    def index_files(self, paths: Sequence[str]) -> IndexedFiles:
+        """Index all `paths`; a file that cannot be used is in `problems` and does not disturb the others."""
+
+
+def unreadable(path: str, error: OSError, offset: int = 0) -> DataError:
+    """The DataError for an OSError on a file of the user."""
+    return DataError(f"cannot read {path} at byte {offset}: {error.strerror or error}; make the file readable for the storage service")
+
+
+def file_size(path: str) -> int:
+    """Bytes in `path`. Raises DataError."""
+    try:
+        return os.stat(path).st_size
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def fingerprint(path: str, num_bytes: int) -> str:
+    """Hash of the first and the last 64 KiB of the first `num_bytes` bytes of `path`. Raises DataError."""
+    digest = hashlib.sha256(num_bytes.to_bytes(8, "little"))
+    try:
+        with open(path, "rb") as file:
+            digest.update(file.read(min(num_bytes, _FINGERPRINT_BYTES)))
+            file.seek(max(0, num_bytes - _FINGERPRINT_BYTES))
+            digest.update(file.read(min(num_bytes, _FINGERPRINT_BYTES)))
+    except OSError as error:
+        raise unreadable(path, error) from error
+    return digest.hexdigest()

@@ -1,0 +1,109 @@
+"""Where a sample's time stands: `timestamp_source` of a dataset.
+
+| source | meaning |
+|---|---|
+| `` | modification time of the file, whole seconds |
+| `name:REGEX` | group 1 of REGEX, searched in the file's name: ISO 8601, or whole seconds if it is all digits; `(?P<date>...)` is always ISO 8601 |
+| `column:N` | column N (from 0) of a CSV row: whole seconds or ISO 8601 |
+| `field:OFFSET` or `field:OFFSET:SIZE` | signed integer of SIZE (default 8) bytes at byte OFFSET of a binary record: seconds |
+
+All times are seconds since 1970; a time without a zone is UTC.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from modyn.errors import ConfigError, DataError
+from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP
+
+
+@dataclass(frozen=True, slots=True)
+class FromModificationTime:
+    """Every sample of a file has the file's modification time."""
+
+
+@dataclass(frozen=True, slots=True)
+class FromName:
+    """Every sample of a file has the time that stands in the file's name."""
+
+    pattern: re.Pattern[str]
+
+
+@dataclass(frozen=True, slots=True)
+class FromColumn:
+    """A CSV row has its time in this column, counted from 0."""
+
+    column: int
+
+
+@dataclass(frozen=True, slots=True)
+class FromField:
+    """A binary record has its time at this byte offset, as a signed integer of `size` bytes."""
+
+    offset: int
+    size: int
+
+
+TimestampSource = FromModificationTime | FromName | FromColumn | FromField
+
+_SOURCES = "allowed are '' (modification time), 'name:REGEX', 'column:N' and 'field:OFFSET[:SIZE]'"
+
+
+def parse_timestamp_source(text: str) -> TimestampSource:
+    """Read a `timestamp_source`. Raises ConfigError."""
+    kind, _, rest = text.partition(":")
+    if not text:
+        return FromModificationTime()
+    if kind == "name" and rest:
+        return FromName(_pattern(text, rest))
+    if kind == "column" and rest.isdecimal():
+        return FromColumn(int(rest))
+    if kind == "field" and (match := re.fullmatch(r"(\d+)(?::([1-8]))?", rest)):
+        return FromField(int(match[1]), int(match[2] or 8))
+    raise ConfigError(f"timestamp_source '{text}' is not known; {_SOURCES}")
+
+
+def _pattern(text: str, regex: str) -> re.Pattern[str]:
+    try:
+        pattern = re.compile(regex)
+    except re.error as error:
+        raise ConfigError(f"timestamp_source '{text}' is not a regular expression: {error}") from error
+    if pattern.groups < 1:
+        raise ConfigError(f"timestamp_source '{text}' has no group; put the part of the file's name that is the time in parentheses")
+    return pattern
+
+
+def timestamp_of_file(path: str, mtime_ns: int, source: TimestampSource) -> int | None:
+    """The time that all samples of a file share, in seconds since 1970; None if each sample has its own. Raises DataError."""
+    if isinstance(source, FromModificationTime):
+        return mtime_ns // 1_000_000_000
+    if isinstance(source, FromName):
+        return _timestamp_in_name(path, source.pattern)
+    return None
+
+
+def _timestamp_in_name(path: str, pattern: re.Pattern[str]) -> int:
+    name = os.path.basename(path)
+    match = pattern.search(name)
+    if match is None:
+        raise DataError(f"the name of {path} holds no time: '{pattern.pattern}' does not match '{name}'; rename it or change timestamp_source")
+    text = match.groupdict().get("date")
+    if text is None:
+        text = match[1]
+        if text is not None and re.fullmatch(r"-?\d+", text):
+            return _in_range(path, int(text))
+    try:
+        moment = datetime.fromisoformat(text or "")
+    except ValueError as error:
+        raise DataError(f"the name of {path} holds no time: '{text}' is neither whole seconds nor ISO 8601; rename the file") from error
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() // 1)
+
+
+def _in_range(path: str, seconds: int) -> int:
+    if not MIN_TIMESTAMP <= seconds <= MAX_TIMESTAMP:
+        raise DataError(f"the time in the name of {path} is not within int64 seconds: {seconds}; rename the file")
+    return seconds
