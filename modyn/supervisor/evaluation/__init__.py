@@ -1,0 +1,65 @@
+"""Evaluation strategies, one a file, found by the `type` of a handler's `strategy`; and the handlers of the `evaluation` section."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from modyn.config.base import Problem, check_section, load_section
+from modyn.errors import ConfigError
+from modyn.registry import Registry
+from modyn.supervisor.evaluation.base import EvaluationStrategy, IntervalContext
+
+__all__ = [
+    "EVALUATION_STRATEGIES",
+    "NOT_YET",
+    "EvaluationStrategy",
+    "IntervalContext",
+    "build_strategy",
+    "check_strategy_section",
+]
+
+EVALUATION_STRATEGIES: Final[Registry[type[EvaluationStrategy]]] = Registry(
+    group="modyn.evaluation_strategies",
+    kind="evaluation strategy",
+    builtin={
+        "BetweenTwoTriggersEvalStrategy": "modyn.supervisor.evaluation.between_two_triggers:BetweenTwoTriggersEvalStrategy",
+        "PeriodicEvalStrategy": "modyn.supervisor.evaluation.periodic:PeriodicEvalStrategy",
+        "SlicingEvalStrategy": "modyn.supervisor.evaluation.slicing:SlicingEvalStrategy",
+        "StaticEvalStrategy": "modyn.supervisor.evaluation.static:StaticEvalStrategy",
+    },
+)
+
+NOT_YET: Final = ("OffsetEvalStrategy",)
+"""Names of the format whose strategies are still to come."""
+
+
+def check_strategy_section(section: Mapping[str, Any], path: str) -> list[Problem]:
+    """Every mistake of a `strategy` section, with paths below `path`; empty if there is none."""
+    type_ = section.get("type")
+    if not isinstance(type_, str):
+        return [Problem(f"{path}.type", f"is required: the name of a strategy, one of {', '.join(EVALUATION_STRATEGIES)}")]
+    if type_ in NOT_YET and type_ not in EVALUATION_STRATEGIES:
+        return [Problem(f"{path}.type", f"'{type_}' is not available yet; available: {', '.join(EVALUATION_STRATEGIES)}")]
+    try:
+        strategy = EVALUATION_STRATEGIES.get(type_)
+    except ConfigError as error:
+        return [Problem(f"{path}.type", error.message)]
+    return check_section(strategy.Config, _options(section), path)
+
+
+def build_strategy(section: Mapping[str, Any], path: str = "strategy") -> EvaluationStrategy:
+    """The strategy that a section describes. Raises ConfigError that lists every mistake.
+
+    >>> strategy = build_strategy({"type": "StaticEvalStrategy", "intervals": [[0, 100]]})
+    >>> list(strategy.intervals(IntervalContext()))
+    [EvalInterval(start=0, end=100, anchor=0)]
+    """
+    if found := check_strategy_section(section, path):
+        raise ConfigError("\n".join(str(problem) for problem in found))
+    strategy = EVALUATION_STRATEGIES.get(section["type"])
+    return strategy(load_section(strategy.Config, _options(section), path))
+
+
+def _options(section: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in section.items() if name != "type"}

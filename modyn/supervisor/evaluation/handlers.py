@@ -1,0 +1,78 @@
+"""Evaluation handlers: when to evaluate which models on which datasets and intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from modyn.config.base import Problem, Section, check_section, load_section
+from modyn.errors import ConfigError
+from modyn.registry import nearest
+from modyn.supervisor.evaluation import EvaluationStrategy, build_strategy, check_strategy_section
+
+ExecutionTime = Literal["after_training", "after_pipeline", "manual"]
+ModelChoice = Literal["matrix", "active", "train"]
+
+
+class EvaluationHandler(Section):
+    """One entry of `evaluation.handlers`."""
+
+    name: str = Field(
+        "Modyn EvalHandler", min_length=1, max_length=200, description="names the results of this handler", examples=["slices"]
+    )
+    execution_time: ExecutionTime = Field(
+        description="`after_training`: each model as soon as it is trained; `after_pipeline`: all of them at the end of the run; "
+        "`manual`: on request"
+    )
+    models: ModelChoice = Field(
+        "matrix",
+        description="`matrix`: every model on every interval; `active`: on each interval the newest model from before its anchor; "
+        "`train`: the one that follows the active one",
+    )
+    datasets: list[str] = Field(
+        min_length=1, description="`dataset_id`s out of `evaluation.datasets`", examples=[["digits_test"]]
+    )
+    strategy: dict[str, Any] = Field(description="where evaluation data is taken from; chosen by `type`")
+
+    def build(self) -> EvaluationStrategy:
+        return build_strategy(self.strategy)
+
+
+def check_handlers(handlers: Iterable[object], dataset_ids: Iterable[str], path: str = "evaluation.handlers") -> list[Problem]:
+    """Every mistake in a list of handlers: each alone, names used twice, datasets that `evaluation.datasets` does not hold."""
+    known, found, names = sorted(set(dataset_ids)), list[Problem](), dict[str, int]()
+    for index, section in enumerate(handlers):
+        here = f"{path}.{index}"
+        mistakes = check_section(EvaluationHandler, section, here)
+        found += mistakes
+        if not isinstance(section, Mapping):
+            continue
+        if isinstance(strategy := section.get("strategy"), Mapping):
+            found += check_strategy_section(strategy, f"{here}.strategy")
+        if not mistakes:
+            handler = EvaluationHandler.model_validate(section)
+            if (first := names.setdefault(handler.name, index)) != index:
+                found.append(Problem(f"{here}.name", f"'{handler.name}' names handler {first} already; give each its own name"))
+            found += [
+                Problem(
+                    f"{here}.datasets.{position}",
+                    f"'{dataset}' is not a dataset_id in evaluation.datasets{nearest(dataset, known) or '.'} "
+                    f"There: {', '.join(known) or 'none'}",
+                )
+                for position, dataset in enumerate(handler.datasets)
+                if dataset not in known
+            ]
+    return found
+
+
+def load_handlers(evaluation: Mapping[str, Any]) -> tuple[EvaluationHandler, ...]:
+    """The handlers of an `evaluation` section. Raises ConfigError that lists every mistake."""
+    datasets = [str(dataset.get("dataset_id")) for dataset in evaluation.get("datasets", []) if isinstance(dataset, Mapping)]
+    handlers = evaluation.get("handlers", [])
+    if found := check_handlers(handlers, datasets):
+        raise ConfigError("\n".join(str(problem) for problem in found))
+    return tuple(
+        load_section(EvaluationHandler, handler, f"evaluation.handlers.{index}") for index, handler in enumerate(handlers)
+    )

@@ -1,0 +1,105 @@
+"""Sliding windows around points in time that follow a fixed schedule."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from modyn.config.base import Section
+from modyn.config.durations import SECONDS, Duration, Timestamp
+from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, EvalInterval
+from modyn.supervisor.evaluation.base import EvaluationStrategy, IntervalContext
+from modyn.supervisor.evaluation.slicing import MAX_INTERVALS
+
+_END = r"([+-]?)\s*(\d+)\s*([smhdwy])|{inf}"
+_WINDOW = re.compile(rf"\s*([\[(])\s*(?:{_END.format(inf='-inf')})\s*[;,]\s*(?:{_END.format(inf=r'[+]?inf')})\s*([\])])\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Seconds [left, right) relative to an anchor; none = without end on that side."""
+
+    left: int | None
+    right: int | None
+
+
+def parse_window(value: object) -> Window:
+    """`[-2d; +0d]`: two offsets with a unit (or -inf, +inf); `[ ]` include their end, `( )` leave it out. Time counts in whole seconds.
+
+    >>> parse_window("[-2d; +0d]")
+    Window(left=-172800, right=1)
+    >>> parse_window("(-inf; 1h)")
+    Window(left=None, right=3600)
+    """
+    if isinstance(value, Window):
+        return value
+    match = _WINDOW.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(
+            f"{value!r} is not an interval; write two offsets with units s m h d w y in brackets, for example '[-2d; +0d]' "
+            "or '(-inf; 0d]'"
+        )
+    opening, left_sign, left, left_unit, right_sign, right, right_unit, closing = match.groups()
+    window = Window(
+        None if left is None else _seconds(left_sign, left, left_unit) + (opening == "("),
+        None if right is None else _seconds(right_sign, right, right_unit) + (closing == "]"),
+    )
+    if window.left is not None and window.right is not None and window.left >= window.right:
+        raise ValueError(f"{value!r} holds no second; its left end must be before its right end")
+    return window
+
+
+def _seconds(sign: str, number: str, unit: str) -> int:
+    return int(number) * SECONDS[unit] * (-1 if sign == "-" else 1)
+
+
+class PeriodicConfig(Section):
+    """A window around start_timestamp, start_timestamp + every, … until end_timestamp (inclusive)."""
+
+    every: Duration = Field(ge=1, description="time between two anchors", examples=["1y"])
+    start_timestamp: Timestamp = Field(description="first anchor", examples=["2010-01-01"])
+    end_timestamp: Timestamp = Field(description="no anchor after this", examples=["2020-01-01"])
+    interval: Annotated[Any, BeforeValidator(parse_window)] = Field(
+        description="the window around each anchor, as offsets: `[ ]` include their end, `( )` leave it out, ±inf allowed",
+        examples=["[-2d; +0d]"],
+        json_schema_extra={"type": "string"},
+    )
+
+    @model_validator(mode="after")
+    def _range(self) -> PeriodicConfig:
+        if self.start_timestamp > self.end_timestamp:
+            raise ValueError(f"end_timestamp ({self.end_timestamp}) must not be before start_timestamp ({self.start_timestamp})")
+        if (number := (self.end_timestamp - self.start_timestamp) // self.every + 1) > MAX_INTERVALS:
+            raise ValueError(f"every gives {number} anchors; at most {MAX_INTERVALS} are allowed")
+        return self
+
+    @property
+    def window(self) -> Window:
+        return parse_window(self.interval)
+
+
+class PeriodicEvalStrategy(EvaluationStrategy):
+    """A window around each point of a fixed schedule; the point is the anchor. Windows may overlap.
+
+    >>> config = PeriodicConfig(every=10, start_timestamp=0, end_timestamp=20, interval="[-5s; +5s)")
+    >>> [(i.start, i.end, i.anchor) for i in PeriodicEvalStrategy(config).intervals(IntervalContext())]
+    [(-5, 5, 0), (5, 15, 10), (15, 25, 20)]
+    """
+
+    Config: ClassVar[type[Section]] = PeriodicConfig
+    config: PeriodicConfig
+
+    def __init__(self, config: PeriodicConfig) -> None:
+        super().__init__(config)
+
+    def intervals(self, context: IntervalContext) -> Iterator[EvalInterval]:
+        window = self.config.window
+        for anchor in range(self.config.start_timestamp, self.config.end_timestamp + 1, self.config.every):
+            start = MIN_TIMESTAMP if window.left is None else max(anchor + window.left, MIN_TIMESTAMP)
+            end = MAX_TIMESTAMP if window.right is None else min(anchor + window.right, MAX_TIMESTAMP)
+            if start < end:
+                yield EvalInterval(start, end, anchor)

@@ -1,0 +1,52 @@
+"""Tumbling windows over a fixed range of time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from pydantic import Field, model_validator
+
+from modyn.config.base import Section
+from modyn.config.durations import Duration, Timestamp
+from modyn.records import EvalInterval
+from modyn.supervisor.evaluation.base import EvaluationStrategy, IntervalContext
+
+MAX_INTERVALS = 100_000
+"""More of them than anybody looks at: a slip of the unit, most likely."""
+
+
+class SlicingConfig(Section):
+    """Cuts [eval_start_from, eval_end_at) into windows of `eval_every`."""
+
+    eval_every: Duration = Field(ge=1, description="length of a window", examples=["1y"])
+    eval_start_from: Timestamp = Field(description="start of the first window", examples=["2010-01-01"])
+    eval_end_at: Timestamp = Field(description="end of the last window (exclusive)", examples=["2020-01-01"])
+
+    @model_validator(mode="after")
+    def _range(self) -> SlicingConfig:
+        if self.eval_start_from >= self.eval_end_at:
+            raise ValueError(f"eval_end_at ({self.eval_end_at}) must be later than eval_start_from ({self.eval_start_from})")
+        if (number := -(-(self.eval_end_at - self.eval_start_from) // self.eval_every)) > MAX_INTERVALS:
+            raise ValueError(f"eval_every cuts the range into {number} windows; at most {MAX_INTERVALS} are allowed")
+        return self
+
+
+class SlicingEvalStrategy(EvaluationStrategy):
+    """Windows [start, start + every), side by side, the last one shorter if the range is not a multiple. The anchor is the start.
+
+    >>> strategy = SlicingEvalStrategy(SlicingConfig(eval_every=10, eval_start_from=0, eval_end_at=25))
+    >>> [(i.start, i.end) for i in strategy.intervals(IntervalContext())]
+    [(0, 10), (10, 20), (20, 25)]
+    """
+
+    Config: ClassVar[type[Section]] = SlicingConfig
+    config: SlicingConfig
+
+    def __init__(self, config: SlicingConfig) -> None:
+        super().__init__(config)
+
+    def intervals(self, context: IntervalContext) -> Iterator[EvalInterval]:
+        every, end = self.config.eval_every, self.config.eval_end_at
+        for start in range(self.config.eval_start_from, end, every):
+            yield EvalInterval(start, min(start + every, end), anchor=start)
