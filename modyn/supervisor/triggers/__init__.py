@@ -54,7 +54,7 @@ def build_trigger(section: Mapping[str, Any], context: TriggerContext | None = N
     if found := check_trigger_section(section, path):
         raise ConfigError("\n".join(str(problem) for problem in found))
     policy = TRIGGERS.get(section["id"])
-    return policy(load_section(policy.Config, _options(section), path), context or TriggerContext())
+    return policy(load_section(policy.Config, _options(section), path), context)
 
 
 def _options(section: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class DataAmountTrigger(Trigger):
 
     Config: ClassVar[type[Section]] = DataAmountConfig
 
-    def __init__(self, config: DataAmountConfig, context: TriggerContext = TriggerContext()) -> None:
+    def __init__(self, config: DataAmountConfig, context: TriggerContext | None = None) -> None:
         super().__init__(config, context)
         self._num_samples = config.num_samples
         self._pending = 0

@@ -33,8 +33,8 @@ class Trigger(ABC):
     Config: ClassVar[type[Section]]
     """Options of the policy: the keys of the `trigger` section beside `id`."""
 
-    def __init__(self, config: Section, context: TriggerContext) -> None:
-        self.context = context
+    def __init__(self, config: Section, context: TriggerContext | None = None) -> None:
+        self.context = context or TriggerContext()
 
     @abstractmethod
     def cuts(self, batch: SampleBatch) -> Iterator[int]:

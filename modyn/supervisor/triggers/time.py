@@ -39,7 +39,7 @@ class TimeTrigger(Trigger):
 
     Config: ClassVar[type[Section]] = TimeConfig
 
-    def __init__(self, config: TimeConfig, context: TriggerContext = TriggerContext()) -> None:
+    def __init__(self, config: TimeConfig, context: TriggerContext | None = None) -> None:
         super().__init__(config, context)
         self._every = config.every
         self._start = config.start_timestamp

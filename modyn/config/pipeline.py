@@ -1,0 +1,208 @@
+"""The frame of a pipeline file: its sections, and the few values that the supervisor itself acts on.
+
+Each other section is checked by the service that acts on it, so that a plug-in is installed only where it runs.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field
+
+from modyn.config.base import Problem, Section, check_section
+from modyn.config.yaml_source import YamlSource, load_yaml, with_lines
+from modyn.errors import ConfigError
+
+__all__ = ["NOT_YET", "Pipeline", "PipelineFrame", "check_frame", "load_pipeline", "with_lines"]
+
+NOT_YET: Final = ("cache", "lineage", "online", "publish", "serving", "tracking")
+"""Sections of the format that are still to come."""
+
+
+def _number_as_text(value: object) -> object:
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+class Identity(Section):
+    """What the pipeline is called."""
+
+    name: str = Field(
+        min_length=1, max_length=200, description="name of the pipeline; runs are named after it", examples=["digits"]
+    )
+    description: str | None = Field(None, description="what it is for")
+    version: Annotated[str | None, BeforeValidator(_number_as_text)] = Field(None, description="your version", examples=["1.0.0"])
+
+
+class ModelReference(Section):
+    """Which model is trained."""
+
+    id: str = Field(min_length=1, description="registered name of the model, see `modyn plugins`", examples=["ResNet18"])
+    config: dict[str, Any] = Field(
+        default_factory=dict, description="arguments of the model's constructor", examples=[{"num_classes": 10}]
+    )
+
+
+class _View(Section):
+    """The part of somebody else's section that is read here; its owner refuses unknown keys."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class TrainingView(_View):
+    """What the supervisor reads of `training`."""
+
+    use_previous_model: bool
+    initial_model: Literal["random", "pretrained"] = "random"
+    initial_model_id: int | None = Field(None, ge=0)
+    num_samples_to_pass: list[Annotated[int, Field(ge=1)]] | None = None
+    seed: int | None = Field(None, ge=0)
+
+
+class DataView(_View):
+    """What the supervisor reads of `data`."""
+
+    dataset_id: str = Field(min_length=1)
+
+
+class EvaluationDatasetView(_View):
+    """What the supervisor reads of an entry of `evaluation.datasets`."""
+
+    dataset_id: str = Field(min_length=1)
+
+
+class EvaluationFrame(Section):
+    """How models are evaluated."""
+
+    device: str = Field("cpu", description="where models are evaluated: `cpu` or `cuda:N`", examples=["cuda:0"])
+    datasets: list[EvaluationDatasetView] = Field(
+        min_length=1,
+        description="datasets to evaluate on: a `data` section each, with `batch_size`, `dataloader_workers`, `metrics`",
+    )
+    handlers: list[dict[str, Any]] = Field(
+        default_factory=list, description="when to evaluate which models on which datasets and intervals"
+    )
+    after_training_evaluation_workers: int = Field(5, ge=1, le=1000, description="evaluations at once while the run goes on")
+    after_pipeline_evaluation_workers: int = Field(5, ge=1, le=1000, description="evaluations at once after the run")
+
+
+class PipelineFrame(Section):
+    """The sections of a pipeline file."""
+
+    pipeline: Identity = Field(description="what the pipeline is called")
+    model: ModelReference = Field(description="which model is trained")
+    model_storage: dict[str, Any] = Field(default_factory=dict, description="how models are stored")
+    training: TrainingView = Field(description="how a model is trained")
+    data: DataView = Field(description="which dataset is trained on, and how its bytes become tensors")
+    trigger: dict[str, Any] = Field(description="when to train; chosen by `id`")
+    selection_strategy: dict[str, Any] = Field(description="which samples to train on; chosen by `name`")
+    evaluation: EvaluationFrame | None = Field(None, description="how models are evaluated; none = not at all")
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A pipeline file whose frame is right. Sections of other services are still to be checked by these."""
+
+    frame: PipelineFrame
+    source: YamlSource
+
+    @property
+    def name(self) -> str:
+        return self.frame.pipeline.name
+
+    @property
+    def dataset_id(self) -> str:
+        """The dataset whose samples stream in."""
+        return self.frame.data.dataset_id
+
+    @property
+    def use_previous_model(self) -> bool:
+        """Whether each training starts from the model of the trigger before."""
+        return self.frame.training.use_previous_model
+
+    @property
+    def initial_model_id(self) -> int | None:
+        """The stored model that the first training starts from; none = random or pretrained weights."""
+        return self.frame.training.initial_model_id
+
+    @property
+    def seed(self) -> int | None:
+        return self.frame.training.seed
+
+    def num_samples_to_pass(self, trigger_id: int) -> int | None:
+        """How many samples the training of a trigger sees; none = as many as its epochs give."""
+        bounds = self.frame.training.num_samples_to_pass or []
+        return bounds[trigger_id] if trigger_id < len(bounds) else None
+
+    @property
+    def trigger(self) -> dict[str, Any]:
+        return self.section("trigger")
+
+    @property
+    def selection_strategy(self) -> dict[str, Any]:
+        return self.section("selection_strategy")
+
+    @property
+    def evaluation(self) -> dict[str, Any] | None:
+        """The section as written, or none when nothing is to be evaluated."""
+        return self.section("evaluation") or None
+
+    def evaluation_dataset(self, dataset_id: str) -> dict[str, Any]:
+        """The entry of `evaluation.datasets` of that name. Raises KeyError if there is none."""
+        for dataset in (self.evaluation or {}).get("datasets", []):
+            if dataset["dataset_id"] == dataset_id:
+                return dict(dataset)
+        raise KeyError(dataset_id)
+
+    def section(self, name: str) -> dict[str, Any]:
+        """A section as the user wrote it; empty when it is absent."""
+        return copy.deepcopy(dict(self._data.get(name, {})))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The whole file as plain data, as it is sent to services."""
+        return copy.deepcopy(self._data)
+
+    @cached_property
+    def _data(self) -> dict[str, Any]:
+        return _present(self.source.data)
+
+
+def check_frame(data: Mapping[str, Any]) -> list[Problem]:
+    """Every mistake in the frame of a pipeline: sections that are missing or unknown, and the values that are read here."""
+    coming = [Problem(name, "this section is not available yet; remove it") for name in NOT_YET if data.get(name) is not None]
+    known = {name: value for name, value in _present(data).items() if name not in NOT_YET}
+    return coming + check_section(PipelineFrame, known, "") + _cross_checks(known)
+
+
+def load_pipeline(text: str, file_name: str) -> Pipeline:
+    """The pipeline in `text`. Raises ConfigError that lists every mistake as `file:line: path: what, allowed, did you mean`."""
+    source = load_yaml(text, file_name)
+    if found := check_frame(source.data):
+        raise ConfigError("\n".join(with_lines(found, source)))
+    return Pipeline(PipelineFrame.model_validate(_present(source.data)), source)
+
+
+def _present(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the sections that are left empty: `evaluation:` and nothing after it is no section."""
+    return {name: value for name, value in data.items() if value is not None}
+
+
+def _cross_checks(data: Mapping[str, Any]) -> list[Problem]:
+    found = []
+    training = data.get("training")
+    if isinstance(training, Mapping):
+        pretrained, model_id = training.get("initial_model") == "pretrained", training.get("initial_model_id")
+        if model_id is not None and not pretrained:
+            found.append(Problem("training.initial_model_id", "needs `initial_model: pretrained`"))
+    evaluation = data.get("evaluation")
+    datasets = evaluation.get("datasets") if isinstance(evaluation, Mapping) else None
+    names = [d.get("dataset_id") for d in datasets if isinstance(d, Mapping)] if isinstance(datasets, list) else []
+    found += [
+        Problem(f"evaluation.datasets.{index}.dataset_id", f"'{name}' is listed twice; list each dataset once")
+        for index, name in enumerate(names)
+        if name is not None and name in names[:index]
+    ]
+    return found

@@ -1,0 +1,156 @@
+"""Reads a YAML file into plain data and remembers on which line each value stands. Executes nothing; size, depth and aliases are bounded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from modyn.config.base import Problem
+from modyn.errors import ConfigError
+
+MAX_CHARACTERS = 2**20
+MAX_DEPTH = 50
+MAX_VALUES = 100_000
+"""Counted after aliases are expanded: a few lines of nested aliases can stand for billions of values."""
+EXACT_INTEGERS = 2**53
+"""Sections travel between services as protobuf Struct, whose numbers are doubles."""
+
+_TAG = "tag:yaml.org,2002:"
+_TEXT_TAGS = {_TAG + "str", _TAG + "timestamp"}
+"""Dates stay text here: who expects a timestamp parses it, and a description may look like a date."""
+_SCALAR_TAGS = _TEXT_TAGS | {_TAG + name for name in ("int", "float", "bool", "null")}
+
+
+@dataclass(frozen=True)
+class YamlSource:
+    """What stands in a YAML file, and where."""
+
+    file_name: str
+    data: Mapping[str, Any]
+    """Plain data that JSON can express: dict, list, str, int, float, bool, None."""
+    lines: Mapping[str, int] = field(repr=False)
+    """Line, from 1, of each dotted path: of the key where there is one, of the item in a list."""
+
+    def locate(self, path: str) -> int:
+        """The line of `path`, or of what comes closest above it when the file has no such value."""
+        while path and path not in self.lines:
+            path = path.rpartition(".")[0]
+        return self.lines.get(path, 1)
+
+
+def load_yaml(text: str, file_name: str) -> YamlSource:
+    """The mapping that `text` holds. Raises ConfigError that lists every mistake as `file:line: path: what`.
+
+    >>> source = load_yaml("training:\\n  batch_size: 64", "pipeline.yaml")
+    >>> source.data["training"]["batch_size"], source.locate("training.batch_size")
+    (64, 2)
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise ConfigError(f"{file_name}: has {len(text)} characters; at most {MAX_CHARACTERS} are read")
+    root = _compose(text, file_name)
+    if root is None:
+        raise ConfigError(f"{file_name}: is empty; a pipeline is a mapping of sections")
+    reader = _Reader()
+    data = reader.value(root, "", 0)
+    source = YamlSource(file_name, data if isinstance(data, dict) else {}, reader.lines)
+    if not isinstance(data, dict):
+        reader.problems.insert(0, Problem("", "is not a mapping of sections such as `training:` and `data:`"))
+    if reader.problems:
+        raise ConfigError("\n".join(with_lines(reader.problems, source)))
+    return source
+
+
+def with_lines(problems: Iterable[Problem], source: YamlSource) -> list[str]:
+    """`file:line: path: message` for each problem, by line, each said once."""
+    located = {(source.locate(problem.path), str(problem)): None for problem in problems}
+    return [f"{source.file_name}:{line}: {text}" for line, text in sorted(located, key=lambda item: item[0])]
+
+
+def _compose(text: str, file_name: str) -> Node | None:
+    yaml = YAML(typ="safe", pure=True)
+    try:
+        root: Node | None = yaml.compose(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{file_name}:{mark.line + 1}: column {mark.column + 1}" if mark is not None else file_name
+        raise ConfigError(f"{where}: not valid YAML: {error.problem or error.context}") from error
+    except YAMLError as error:
+        raise ConfigError(f"{file_name}: not valid YAML: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{file_name}: is nested too deeply; at most {MAX_DEPTH} levels are read") from error
+    return root
+
+
+class _Reader:
+    """Turns nodes into data, collecting lines and mistakes."""
+
+    def __init__(self) -> None:
+        self.lines: dict[str, int] = {}
+        self.problems: list[Problem] = []
+        self._scalars = YAML(typ="safe", pure=True).constructor
+        self._num_values = 0
+
+    def value(self, node: Node, path: str, depth: int) -> Any:
+        self.lines.setdefault(path, node.start_mark.line + 1)
+        self._num_values += 1
+        if depth > MAX_DEPTH:
+            return self._problem(path, f"is nested too deeply; at most {MAX_DEPTH} levels are read")
+        if self._num_values > MAX_VALUES:
+            if self._num_values == MAX_VALUES + 1:
+                self._problem(path, f"the file has more than {MAX_VALUES} values with its aliases expanded")
+            return None
+        if isinstance(node, MappingNode) and node.tag == _TAG + "map":
+            return self._mapping(node, path, depth)
+        if isinstance(node, SequenceNode) and node.tag == _TAG + "seq":
+            return [self.value(item, _join(path, str(index)), depth + 1) for index, item in enumerate(node.value)]
+        if isinstance(node, ScalarNode) and node.tag in _SCALAR_TAGS:
+            return self._scalar(node, path)
+        return self._problem(path, f"the tag '{node.tag}' is not allowed; write plain values, nothing is built or run from YAML")
+
+    def _mapping(self, node: MappingNode, path: str, depth: int) -> dict[str, Any]:
+        merged: dict[str, Any] = {}
+        own: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag == _TAG + "merge":
+                # `<<: *anchor`: keys of the mapping itself win over merged ones, earlier merged ones over later.
+                for source in value_node.value if isinstance(value_node, SequenceNode) else [value_node]:
+                    inner = self.value(source, path, depth + 1)
+                    merged = {**inner, **merged} if isinstance(inner, dict) else merged
+                continue
+            if key_node.tag not in _TEXT_TAGS:
+                self._problem(path, f"the key {key_node.value!r} is not text; put it into quotes")
+                continue
+            here = _join(path, key_node.value)
+            line = key_node.start_mark.line + 1
+            if key_node.value in own:
+                self._problem(here, f"stands twice, on lines {self.lines[here]} and {line}; remove one")
+                continue
+            self.lines[here] = line
+            own[key_node.value] = self.value(value_node, here, depth + 1)
+        return {**merged, **own}
+
+    def _scalar(self, node: ScalarNode, path: str) -> Any:
+        if node.tag in _TEXT_TAGS:
+            return node.value
+        try:
+            value = self._scalars.construct_object(node)
+        except (YAMLError, ValueError) as error:
+            return self._problem(path, f"{node.value!r} cannot be read as {node.tag.removeprefix(_TAG)}: {error}")
+        if isinstance(value, float) and not math.isfinite(value):
+            return self._problem(path, f"{node.value} is not a finite number")
+        if isinstance(value, int) and abs(value) > EXACT_INTEGERS:
+            return self._problem(path, f"{node.value} is too large to be kept exactly; at most ±2^53")
+        return value
+
+    def _problem(self, path: str, message: str) -> None:
+        self.problems.append(Problem(path, message))
+
+
+def _join(path: str, part: str) -> str:
+    return f"{path}.{part}" if path else part
