@@ -88,7 +88,7 @@ class _Channel(grpc.Channel):
     def stream_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return self._streaming(self._inner.stream_stream(method, *args, **kwargs))
 
-    def subscribe(self, callback: Any, try_to_connect: bool | None = False) -> None:
+    def subscribe(self, callback: Any, try_to_connect: bool = False) -> None:
         self._inner.subscribe(callback, try_to_connect)
 
     def unsubscribe(self, callback: Any) -> None:

@@ -95,7 +95,7 @@ def start_server(name: str, endpoint: Endpoint, registrations: Sequence[Registra
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ]
     logger = get_logger("rpc")
-    interceptors = [_Translation(logger, endpoint.security.secret())]
+    interceptors: list[grpc.ServerInterceptor] = [_Translation(logger, endpoint.security.secret())]
     server = grpc.server(
         futures.ThreadPoolExecutor(max_threads, thread_name_prefix=name), interceptors=interceptors, options=options
     )
@@ -179,10 +179,9 @@ def _lock(path: Path, name: str) -> TextIO:
 def _bind(server: grpc.Server, name: str, endpoint: Endpoint) -> str:
     credentials = server_credentials(endpoint)
     try:
-        if credentials is None:
-            port = server.add_insecure_port(endpoint.address)
-        else:
-            port = server.add_secure_port(endpoint.address, credentials)
+        port = (
+            server.add_secure_port(endpoint.address, credentials) if credentials else server.add_insecure_port(endpoint.address)
+        )
     except RuntimeError as error:
         raise _taken(name, endpoint) from error
     if port == 0:
@@ -205,18 +204,20 @@ def _serve_metrics(context: ServiceContext) -> None:
         raise SecurityError(
             f"{context.name} will not serve metrics on {endpoint.address} without TLS; set security.tls_cert and tls_key"
         )
-    tls = (
-        {}
-        if endpoint.is_local or security.tls_cert is None
-        else {"certfile": str(security.tls_cert), "keyfile": str(security.tls_key)}
-    )
+    certificate, key = (None, None) if endpoint.is_local else (security.tls_cert, security.tls_key)
     try:
-        server, _ = start_http_server(settings.metrics_port, settings.metrics_host, **tls)
+        server, _ = start_http_server(
+            settings.metrics_port,
+            settings.metrics_host,
+            certfile=str(certificate) if certificate else None,
+            keyfile=str(key) if key else None,
+        )
     except OSError as error:
         raise UnavailableError(
-            f"{context.name} cannot serve metrics on {endpoint.address}: {error.strerror}; set {context.name}.metrics_port in the system file"
+            f"{context.name} cannot serve metrics on {endpoint.address}: {error.strerror}; "
+            f"set {context.name}.metrics_port in the system file"
         ) from error
-    scheme = "https" if tls else "http"
+    scheme = "https" if certificate else "http"
     (context.directory / "metrics_url").write_text(f"{scheme}://{settings.metrics_host}:{server.server_port}/metrics\n")
     context.on_shutdown(server.shutdown)
 

