@@ -87,7 +87,7 @@ class Registry(Generic[T]):
         """The object registered under `id_`, imported now."""
         if id_ not in self.plugins:
             raise ConfigError(
-                f"there is no {self.kind} '{id_}'{nearest(id_, self.ids())} Registered: {', '.join(self.ids())}. "
+                f"there is no {self.kind} '{id_}'{nearest(id_, self.ids()) or '.'} Registered: {', '.join(self.ids())}. "
                 f"A package of yours adds one through the entry-point group '{self.group}'"
             )
         return load_object(self.plugins[id_].path)  # type: ignore[return-value]

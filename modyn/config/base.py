@@ -15,7 +15,9 @@ from modyn.registry import nearest
 class Section(BaseModel):
     """A part of a configuration file: frozen, unknown keys refused, defaults checked too."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, protected_namespaces=(), ser_json_inf_nan="constants")
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, protected_namespaces=(), ser_json_inf_nan="constants"
+    )
 
 
 S = TypeVar("S", bound=BaseModel)
@@ -59,7 +61,7 @@ def _problem(item: dict[str, Any], prefix: str, model: type[BaseModel]) -> Probl
     path = ".".join([*([prefix] if prefix else []), *(str(part) for part in location)])
     if item["type"] == "extra_forbidden":
         names = _field_names(model, location[:-1])
-        return Problem(path, f"there is no such key{nearest(str(location[-1]), names)} Allowed: {', '.join(names) or 'none'}")
+        return Problem(path, f"there is no such key{nearest(str(location[-1]), names) or '.'} Allowed: {', '.join(names) or 'none'}")
     if item["type"] == "missing":
         return Problem(path, "is required")
     if item["type"] == "value_error":

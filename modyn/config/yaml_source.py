@@ -1,4 +1,7 @@
-"""Reads a YAML file into plain data and remembers on which line each value stands. Executes nothing; size, depth and aliases are bounded."""
+"""Reads a YAML file into plain data and remembers on which line each value stands.
+
+Executes nothing; size, depth and the expansion of aliases are bounded.
+"""
 
 from __future__ import annotations
 
@@ -124,7 +127,7 @@ class _Reader:
                     merged = {**inner, **merged} if isinstance(inner, dict) else merged
                 continue
             if key_node.tag not in _TEXT_TAGS:
-                self._problem(path, f"the key {key_node.value!r} is not text; put it into quotes")
+                self._problem(path, f"the key {_shown(key_node)} is not text; put it into quotes")
                 continue
             here = _join(path, key_node.value)
             line = key_node.start_mark.line + 1
@@ -141,7 +144,7 @@ class _Reader:
         try:
             value = self._scalars.construct_object(node)
         except (YAMLError, ValueError) as error:
-            return self._problem(path, f"{node.value!r} cannot be read as {node.tag.removeprefix(_TAG)}: {error}")
+            return self._problem(path, f"{node.value!r} cannot be read as {str(node.tag).removeprefix(_TAG)}: {error}")
         if isinstance(value, float) and not math.isfinite(value):
             return self._problem(path, f"{node.value} is not a finite number")
         if isinstance(value, int) and abs(value) > EXACT_INTEGERS:
@@ -150,6 +153,10 @@ class _Reader:
 
     def _problem(self, path: str, message: str) -> None:
         self.problems.append(Problem(path, message))
+
+
+def _shown(node: Node) -> str:
+    return repr(node.value) if isinstance(node, ScalarNode) else "that is a list or mapping"
 
 
 def _join(path: str, part: str) -> str:
