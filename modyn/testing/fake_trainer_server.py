@@ -1,0 +1,103 @@
+"""A trainer server in memory: finishes every training at once with a model of its own making, or as a test tells it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count
+from types import TracebackType
+from typing import Any, Self
+
+from modyn.config.base import Problem
+from modyn.errors import ModynError, NotFoundError
+from modyn.records import RunId
+from modyn.registry import Plugin
+from modyn.trainer_server.client import TrainingRequest, TrainingState, TrainingStatus
+
+Train = Callable[[TrainingRequest], tuple[int, Mapping[str, Any]]]
+"""What stands for the training: returns (model id, training result) or raises one of our errors."""
+
+
+class FakeTrainerServer:
+    """Has the methods of TrainerServerClient.
+
+    `train` makes the model of a request; by default ids count up from 1 and nothing is stored. Requests are kept in `requests`, one for
+    each training that really ran. `problems` is what `validate` answers. A training whose (run, trigger) is in `held` stays running
+    until `release` or `stop`.
+    """
+
+    def __init__(self, train: Train | None = None, problems: list[Problem] | None = None) -> None:
+        ids = count(1)
+        self.train: Train = train or (lambda request: (next(ids), {"num_samples": 0, "num_batches": 0, "num_epochs": 0}))
+        self.problems = problems or []
+        self.requests: list[TrainingRequest] = []
+        self.held: set[tuple[str, int]] = set()
+        self.closed = False
+        self._statuses: dict[tuple[str, int], TrainingStatus] = {}
+        self._waiting: dict[tuple[str, int], TrainingRequest] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.closed = True
+
+    def validate(self, pipeline: Mapping[str, Any]) -> list[Problem]:
+        return list(self.problems)
+
+    def plugins(self) -> list[Plugin]:
+        return []
+
+    def start(self, request: TrainingRequest) -> TrainingStatus:
+        key = (str(request.run_id), request.trigger_id)
+        known = self._statuses.get(key)
+        if known is not None and known.state in (TrainingState.RUNNING, TrainingState.FINISHED):
+            return known
+        self._statuses[key] = TrainingStatus(RunId(request.run_id), request.trigger_id, TrainingState.RUNNING)
+        if key in self.held:
+            self._waiting[key] = request
+        else:
+            self._finish(request)
+        return self._statuses[key]
+
+    def release(self, run_id: str, trigger_id: int) -> None:
+        """Let a held training finish."""
+        self.held.discard((run_id, trigger_id))
+        self._finish(self._waiting.pop((run_id, trigger_id)))
+
+    def watch(self, run_id: str, trigger_id: int) -> Iterator[TrainingStatus]:
+        """The status now; a held training is released by whoever asks for its next one."""
+        status = self._status(run_id, trigger_id)
+        yield status
+        if not status.state.final:
+            if (run_id, trigger_id) in self._waiting:
+                self.release(run_id, trigger_id)
+            yield self._status(run_id, trigger_id)
+
+    def stop(self, run_id: str, trigger_id: int) -> None:
+        status = self._status(run_id, trigger_id)
+        self._waiting.pop((run_id, trigger_id), None)
+        if not status.state.final:
+            self._statuses[run_id, trigger_id] = TrainingStatus(
+                status.run_id, trigger_id, TrainingState.STOPPED, error="stopped on request", error_reason="CANCELLED"
+            )
+
+    def _status(self, run_id: str, trigger_id: int) -> TrainingStatus:
+        if (run_id, trigger_id) not in self._statuses:
+            raise NotFoundError(f"there is no training of run {run_id}, trigger {trigger_id}; start it first")
+        return self._statuses[run_id, trigger_id]
+
+    def _finish(self, request: TrainingRequest) -> None:
+        self.requests.append(request)
+        run_id = RunId(request.run_id)
+        try:
+            model_id, result = self.train(request)
+        except ModynError as error:
+            status = TrainingStatus(
+                run_id, request.trigger_id, TrainingState.FAILED, error=error.message, error_reason=error.reason
+            )
+        else:
+            status = TrainingStatus(run_id, request.trigger_id, TrainingState.FINISHED, model_id=model_id, result=result)
+        self._statuses[str(run_id), request.trigger_id] = status
