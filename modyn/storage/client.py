@@ -1,0 +1,268 @@
+"""Typed client of the storage service's control plane, and the records that it returns. Payloads: `modyn.storage.flight`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+from modyn.config.system import DatasetConfig, Endpoint
+from modyn.errors import CancelledError, UnavailableError
+from modyn.proto import common_pb2, storage_pb2, storage_pb2_grpc
+from modyn.records import Int64Array, Interval, SampleBatch
+from modyn.rpc.channel import open_channel
+from modyn.rpc.columns import batch_from_proto, keys_to_bytes
+from modyn.rpc.structs import from_struct, to_struct
+
+KEYS_PER_CALL = 131_072
+"""Keys in one request message (1 MiB): longer requests are split."""
+RETRY_S = 30.0
+"""For how long a broken stream is opened again without any progress before its error is raised."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetInfo:
+    """A registered dataset and what is indexed of it."""
+
+    config: DatasetConfig
+    num_samples: int
+    """Without deleted ones."""
+    num_files: int
+    num_problems: int
+    next_key: int
+    """The key that the next new sample gets: keys 0 … next_key - 1 exist or were deleted."""
+    min_timestamp: int | None
+    """Seconds since 1970; None while nothing is indexed. Deleted samples still count towards both bounds."""
+    max_timestamp: int | None
+    num_deleted: int
+    float_labels: bool
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+
+@dataclass(frozen=True, slots=True)
+class IngestProgress:
+    """State of one ingestion; numbers count from its start."""
+
+    files_seen: int
+    files_indexed: int
+    samples_indexed: int
+    problems: int
+    finished: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FileProblem:
+    """A file that was set aside; it is tried again when it changes."""
+
+    path: str
+    reason: str
+    found_at: float
+    """Seconds since 1970."""
+
+
+class StorageClient:
+    """Calls of the storage service. Every method raises from `modyn.errors`: NotFoundError for an unknown dataset or key,
+    UnavailableError when the service cannot be reached."""
+
+    def __init__(self, endpoint: Endpoint, retry_s: float = RETRY_S) -> None:
+        self._channel = open_channel(endpoint)
+        self._stub = storage_pb2_grpc.StorageStub(self._channel)  # type: ignore[no-untyped-call]
+        self._retry_s = retry_s
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def register_dataset(self, config: DatasetConfig) -> DatasetInfo:
+        """Makes the dataset known; a no-op if it is known with equal options, AlreadyExistsError if with others."""
+        return info_from_proto(self._stub.RegisterDataset(spec_to_proto(config)))
+
+    def list_datasets(self) -> list[DatasetInfo]:
+        return [info_from_proto(dataset) for dataset in self._stub.ListDatasets(common_pb2.Empty()).datasets]
+
+    def dataset(self, name: str) -> DatasetInfo:
+        return info_from_proto(self._stub.GetDataset(storage_pb2.DatasetName(name=name)))
+
+    def delete_dataset(self, name: str) -> None:
+        """Forgets the index of the dataset. The user's files stay."""
+        self._stub.DeleteDataset(storage_pb2.DatasetName(name=name))
+
+    def ingest(self, name: str) -> Iterator[IngestProgress]:
+        """Indexes what is new in the dataset's folder, now. The last message has `finished`."""
+        for progress in self._stub.Ingest(storage_pb2.DatasetName(name=name)):
+            yield IngestProgress(
+                progress.files_seen, progress.files_indexed, progress.samples_indexed, progress.problems, progress.finished
+            )
+
+    def problems(self, name: str) -> list[FileProblem]:
+        reply = self._stub.ListProblems(storage_pb2.DatasetName(name=name))
+        return [FileProblem(problem.path, problem.reason, problem.found_at) for problem in reply.problems]
+
+    def count_samples(self, name: str, interval: Interval) -> int:
+        """Samples with a timestamp in [start, end), without deleted ones."""
+        reply = self._stub.CountSamples(storage_pb2.IntervalRequest(dataset=name, interval=interval_to_proto(interval)))
+        return int(reply.num_samples)
+
+    def samples_in_interval(
+        self, name: str, interval: Interval, batch_size: int, after: tuple[int, int] | None = None
+    ) -> Iterator[SampleBatch]:
+        """Samples of [start, end) in the order (timestamp, key), only those after the (timestamp, key) `after`.
+
+        A stream that breaks is opened again behind the last sample received, for at most `retry_s` without progress.
+        """
+
+        def start(last: tuple[int, int] | None) -> Iterator[common_pb2.SampleColumns]:
+            request = storage_pb2.IntervalRequest(dataset=name, interval=interval_to_proto(interval), batch_size=batch_size)
+            if last is not None:
+                request.resume, request.after_timestamp, request.after_key = True, *last
+            columns: Iterator[common_pb2.SampleColumns] = self._stub.SamplesInInterval(request)
+            return columns
+
+        stream = _Resuming(start, after, self._retry_s)
+        for columns in stream:
+            batch = batch_from_proto(columns)
+            stream.position = (int(batch.timestamps[-1]), int(batch.keys[-1]))
+            yield batch
+
+    def new_samples(self, name: str, first_key: int, batch_size: int) -> NewSamples:
+        """Samples from key `first_key` on in the order of arrival; waits for new ones until cancelled."""
+        return NewSamples(self._stub, name, first_key, batch_size, self._retry_s)
+
+    def samples_by_key(self, name: str, keys: Int64Array) -> SampleBatch:
+        """Labels and timestamps of the keys, in the order asked. NotFoundError if one does not exist or was deleted."""
+        batches: list[SampleBatch] = []
+        for first in range(0, len(keys), KEYS_PER_CALL):
+            request = storage_pb2.KeysRequest(dataset=name, keys=keys_to_bytes(keys[first : first + KEYS_PER_CALL]))
+            batches.extend(batch_from_proto(columns) for columns in self._stub.SamplesByKey(request))
+        return SampleBatch.concatenate(batches)
+
+    def delete_samples(self, name: str, keys: Int64Array) -> int:
+        """Deletes these samples for good; the number of those that existed. Their keys are never used again."""
+        deleted = 0
+        for first in range(0, len(keys), KEYS_PER_CALL):
+            request = storage_pb2.KeysRequest(dataset=name, keys=keys_to_bytes(keys[first : first + KEYS_PER_CALL]))
+            deleted += int(self._stub.DeleteSamples(request).num_deleted)
+        return deleted
+
+
+class NewSamples(Iterator[SampleBatch]):
+    """The samples of a dataset as they arrive. `cancel` may be called from another thread: iteration then ends."""
+
+    def __init__(
+        self, stub: storage_pb2_grpc.StorageStub, dataset: str, first_key: int, batch_size: int, retry_s: float = RETRY_S
+    ) -> None:
+        def start(next_key: int | None) -> Iterator[common_pb2.SampleColumns]:
+            request = storage_pb2.NewSamplesRequest(dataset=dataset, first_key=next_key, batch_size=batch_size)
+            columns: Iterator[common_pb2.SampleColumns] = stub.NewSamples(request)
+            return columns
+
+        self._stream = _Resuming(start, first_key, retry_s)
+
+    def __next__(self) -> SampleBatch:
+        batch = batch_from_proto(next(self._stream))
+        self._stream.position = int(batch.keys[-1]) + 1
+        return batch
+
+    def cancel(self) -> None:
+        self._stream.cancel()
+
+
+class _Resuming(Iterator[common_pb2.SampleColumns], Generic[T]):
+    """A server stream that is opened again at `position` when the server goes away. The reader moves `position` on."""
+
+    def __init__(
+        self, start: Callable[[T | None], Iterator[common_pb2.SampleColumns]], position: T | None, retry_s: float
+    ) -> None:
+        self.position = position
+        self._start = start
+        self._retry_s = retry_s
+        self._call: Iterator[common_pb2.SampleColumns] | None = None
+        self._cancelled = False
+
+    def __next__(self) -> common_pb2.SampleColumns:
+        give_up = time.monotonic() + self._retry_s
+        pause = 0.05
+        while True:
+            if self._is_cancelled():
+                raise StopIteration
+            try:
+                if self._call is None:
+                    self._call = self._start(self.position)
+                    if self._is_cancelled():
+                        self.cancel()
+                return next(self._call)
+            except CancelledError:
+                if self._is_cancelled():
+                    raise StopIteration from None
+                raise
+            except UnavailableError:
+                self._call = None
+                if time.monotonic() + pause > give_up:
+                    raise
+                time.sleep(pause)
+                pause = min(2 * pause, 1.0)
+
+    def _is_cancelled(self) -> bool:
+        return self._cancelled
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        call = self._call
+        if call is not None:
+            call.cancel()  # type: ignore[attr-defined]  # a gRPC call is an iterator with more to it
+
+
+def spec_to_proto(config: DatasetConfig) -> storage_pb2.DatasetSpec:
+    return storage_pb2.DatasetSpec(
+        name=config.name,
+        base_path=str(config.base_path),
+        file_wrapper=config.file_wrapper,
+        file_wrapper_config=to_struct(config.file_wrapper_config),
+        filesystem_wrapper=config.filesystem_wrapper,
+        timestamp_source=config.timestamp_source,
+        watch=config.watch,
+    )
+
+
+def spec_from_proto(spec: storage_pb2.DatasetSpec) -> DatasetConfig:
+    """Fields that were left empty get their defaults."""
+    fields = {
+        "name": spec.name,
+        "base_path": spec.base_path,
+        "file_wrapper": spec.file_wrapper,
+        "file_wrapper_config": from_struct(spec.file_wrapper_config),
+        "filesystem_wrapper": spec.filesystem_wrapper,
+        "timestamp_source": spec.timestamp_source,
+    }
+    return DatasetConfig.model_validate({name: value for name, value in fields.items() if value} | {"watch": spec.watch})
+
+
+def info_from_proto(dataset: storage_pb2.Dataset) -> DatasetInfo:
+    indexed = dataset.next_key > 0
+    return DatasetInfo(
+        config=spec_from_proto(dataset.spec),
+        num_samples=dataset.num_samples,
+        num_files=dataset.num_files,
+        num_problems=dataset.num_problems,
+        next_key=dataset.next_key,
+        min_timestamp=dataset.min_timestamp if indexed else None,
+        max_timestamp=dataset.max_timestamp if indexed else None,
+        num_deleted=dataset.num_deleted,
+        float_labels=dataset.float_labels,
+    )
+
+
+def interval_to_proto(interval: Interval) -> common_pb2.Interval:
+    return common_pb2.Interval(start=interval.start, end=interval.end)

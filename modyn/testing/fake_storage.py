@@ -1,0 +1,236 @@
+"""Storage in memory: the same calls as the real clients, for tests of what stands above storage.
+
+storage = FakeStorage()
+storage.add_dataset("digits")
+storage.add_samples("digits", timestamps=[1, 2], labels=[0, 1], payloads=[b"a", b"b"])
+client, payloads = storage.client(), storage.payload_client()
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from modyn.config.system import DatasetConfig
+from modyn.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from modyn.records import Int64Array, Interval, LabelArray, SampleBatch
+from modyn.storage.client import DatasetInfo, FileProblem, IngestProgress, NewSamples, StorageClient
+from modyn.storage.flight import OnMissing, PayloadClient, Payloads
+
+
+@dataclass
+class _Dataset:
+    config: DatasetConfig
+    float_labels: bool
+    timestamps: list[int] = field(default_factory=list)
+    labels: list[float] = field(default_factory=list)
+    payloads: list[bytes] = field(default_factory=list)
+    deleted: set[int] = field(default_factory=set)
+    problems: list[FileProblem] = field(default_factory=list)
+
+    def batch(self, keys: Int64Array) -> SampleBatch:
+        chosen = [self.labels[key] for key in keys]
+        labels: LabelArray = np.asarray(chosen, np.float64) if self.float_labels else np.asarray(chosen, np.int64)
+        return SampleBatch(keys, np.asarray([self.timestamps[key] for key in keys], np.int64), labels)
+
+    def has(self, key: int) -> bool:
+        return 0 <= key < len(self.timestamps) and key not in self.deleted
+
+
+class FakeStorage:
+    """What the storage service would hold. `before_fetch`, if set, is called with the keys of each payload request and may raise."""
+
+    def __init__(self) -> None:
+        self.arrived = threading.Condition(threading.RLock())
+        self.datasets: dict[str, _Dataset] = {}
+        self.before_fetch: Callable[[Int64Array], None] | None = None
+
+    def client(self) -> FakeStorageClient:
+        return FakeStorageClient(self)
+
+    def payload_client(self) -> FakePayloadClient:
+        return FakePayloadClient(self)
+
+    def add_dataset(self, name: str, float_labels: bool = False) -> None:
+        with self.arrived:
+            config = DatasetConfig(name=name, base_path=Path("/fake") / name, file_wrapper="BinaryFileWrapper")
+            self.datasets[name] = _Dataset(config, float_labels)
+
+    def add_samples(
+        self,
+        name: str,
+        timestamps: Sequence[int] | Int64Array,
+        labels: Sequence[float] | LabelArray | None = None,
+        payloads: Sequence[bytes] | None = None,
+    ) -> Int64Array:
+        """New samples, with labels 0 and payloads `<key>` unless given; they are pushed to open streams. Returns their keys."""
+        with self.arrived:
+            dataset = self.find(name)
+            first = len(dataset.timestamps)
+            keys = np.arange(first, first + len(timestamps), dtype=np.int64)
+            dataset.timestamps.extend(int(t) for t in timestamps)
+            dataset.labels.extend([0] * len(timestamps) if labels is None else list(labels))
+            dataset.payloads.extend([str(key).encode() for key in keys] if payloads is None else payloads)
+            if not len(dataset.timestamps) == len(dataset.labels) == len(dataset.payloads):
+                raise ValueError("timestamps, labels and payloads differ in length")
+            self.arrived.notify_all()
+            return keys
+
+    def find(self, name: str) -> _Dataset:
+        if name not in self.datasets:
+            raise NotFoundError(f"there is no dataset '{name}'; register it with `modyn data register`")
+        return self.datasets[name]
+
+
+class FakeStorageClient(StorageClient):
+    """A StorageClient whose service is a FakeStorage."""
+
+    def __init__(self, storage: FakeStorage) -> None:
+        self._storage = storage
+
+    def close(self) -> None:
+        pass
+
+    def register_dataset(self, config: DatasetConfig) -> DatasetInfo:
+        with self._storage.arrived:
+            known = self._storage.datasets.get(config.name)
+            if known is not None and known.config != config:
+                raise AlreadyExistsError(
+                    f"dataset '{config.name}' is registered with other options; delete it first or use another name"
+                )
+            if known is None:
+                self._storage.datasets[config.name] = _Dataset(config, float_labels=False)
+            return self.dataset(config.name)
+
+    def list_datasets(self) -> list[DatasetInfo]:
+        with self._storage.arrived:
+            return [self.dataset(name) for name in sorted(self._storage.datasets)]
+
+    def dataset(self, name: str) -> DatasetInfo:
+        with self._storage.arrived:
+            found = self._storage.find(name)
+            return DatasetInfo(
+                config=found.config,
+                num_samples=len(found.timestamps) - len(found.deleted),
+                num_files=1 if found.timestamps else 0,
+                num_problems=len(found.problems),
+                next_key=len(found.timestamps),
+                min_timestamp=min(found.timestamps, default=None),
+                max_timestamp=max(found.timestamps, default=None),
+                num_deleted=len(found.deleted),
+                float_labels=found.float_labels,
+            )
+
+    def delete_dataset(self, name: str) -> None:
+        with self._storage.arrived:
+            self._storage.find(name)
+            del self._storage.datasets[name]
+            self._storage.arrived.notify_all()
+
+    def ingest(self, name: str) -> Iterator[IngestProgress]:
+        self._storage.find(name)
+        yield IngestProgress(files_seen=0, files_indexed=0, samples_indexed=0, problems=0, finished=True)
+
+    def problems(self, name: str) -> list[FileProblem]:
+        return list(self._storage.find(name).problems)
+
+    def count_samples(self, name: str, interval: Interval) -> int:
+        return len(self._in_interval(name, interval, None))
+
+    def samples_in_interval(
+        self, name: str, interval: Interval, batch_size: int, after: tuple[int, int] | None = None
+    ) -> Iterator[SampleBatch]:
+        keys = self._in_interval(name, interval, after)
+        for first in range(0, len(keys), batch_size):
+            yield self._storage.find(name).batch(keys[first : first + batch_size])
+
+    def _in_interval(self, name: str, interval: Interval, after: tuple[int, int] | None) -> Int64Array:
+        with self._storage.arrived:
+            dataset = self._storage.find(name)
+            found = [(t, key) for key, t in enumerate(dataset.timestamps) if t in interval and key not in dataset.deleted]
+        return np.asarray([key for t, key in sorted(found) if after is None or (t, key) > after], np.int64)
+
+    def new_samples(self, name: str, first_key: int, batch_size: int) -> FakeNewSamples:
+        self._storage.find(name)
+        return FakeNewSamples(self._storage, name, first_key, batch_size)
+
+    def samples_by_key(self, name: str, keys: Int64Array) -> SampleBatch:
+        with self._storage.arrived:
+            dataset = self._storage.find(name)
+            _refuse_missing(name, dataset, keys)
+            return dataset.batch(np.asarray(keys, np.int64))
+
+    def delete_samples(self, name: str, keys: Int64Array) -> int:
+        with self._storage.arrived:
+            dataset = self._storage.find(name)
+            existing = {int(key) for key in keys if dataset.has(int(key))}
+            dataset.deleted |= existing
+            return len(existing)
+
+
+class FakeNewSamples(NewSamples):
+    """The pushed stream of a FakeStorage."""
+
+    def __init__(self, storage: FakeStorage, name: str, first_key: int, batch_size: int) -> None:
+        self._storage, self._name, self._next, self._batch_size = storage, name, first_key, batch_size
+        self._stopped = False
+
+    def __next__(self) -> SampleBatch:
+        with self._storage.arrived:
+            while not self._stopped:
+                dataset = self._storage.find(self._name)
+                stop = min(len(dataset.timestamps), self._next + self._batch_size)
+                keys = np.asarray([key for key in range(self._next, stop) if key not in dataset.deleted], np.int64)
+                self._next = max(stop, self._next)
+                if len(keys):
+                    return dataset.batch(keys)
+                if stop >= len(dataset.timestamps):
+                    self._storage.arrived.wait()
+        raise StopIteration
+
+    def cancel(self) -> None:
+        with self._storage.arrived:
+            self._stopped = True
+            self._storage.arrived.notify_all()
+
+
+class FakePayloadClient(PayloadClient):
+    """A PayloadClient whose server is a FakeStorage. Answers in batches of `batch_size` samples."""
+
+    def __init__(self, storage: FakeStorage, batch_size: int = 1000) -> None:
+        self._storage = storage
+        self._batch_size = batch_size
+
+    def close(self) -> None:
+        pass
+
+    def fetch(self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise") -> Iterator[Payloads]:
+        if on_missing not in ("raise", "skip"):
+            raise InvalidArgumentError(f"on_missing is 'raise' or 'skip', not {on_missing!r}")
+        keys = np.asarray(keys, np.int64)
+        if self._storage.before_fetch is not None:
+            self._storage.before_fetch(keys)
+        for first in range(0, len(keys), self._batch_size):
+            with self._storage.arrived:
+                found = self._storage.find(dataset)
+                part = keys[first : first + self._batch_size]
+                if on_missing == "raise":
+                    _refuse_missing(dataset, found, part)
+                part = np.asarray([key for key in part if found.has(int(key))], np.int64)
+                payloads = [found.payloads[key] for key in part]
+                labels = found.batch(part).labels
+            if len(part):
+                offsets = np.concatenate([[0], np.cumsum([len(payload) for payload in payloads])]).astype(np.int64)
+                data: npt.NDArray[np.uint8] = np.frombuffer(b"".join(payloads), np.uint8)
+                yield Payloads(part, labels, data, offsets)
+
+
+def _refuse_missing(name: str, dataset: _Dataset, keys: Int64Array) -> None:
+    missing = [int(key) for key in keys if not dataset.has(int(key))]
+    if missing:
+        raise NotFoundError(f"dataset '{name}' has no samples with {len(missing)} of the keys asked for: {missing[:5]}")
