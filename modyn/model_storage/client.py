@@ -11,11 +11,13 @@ import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
+
+import stamina
 
 from modyn.config.base import Problem
 from modyn.config.system import Endpoint
-from modyn.errors import CorruptStateError, NotFoundError
+from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
 from modyn.proto import common_pb2, model_storage_pb2, model_storage_pb2_grpc
 from modyn.records import ModelVersion, RunId
 from modyn.registry import Plugin
@@ -23,6 +25,7 @@ from modyn.rpc.channel import open_channel
 from modyn.rpc.structs import from_struct, to_struct
 
 CHUNK_BYTES: Final = 1 << 20
+_WAIT_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +92,24 @@ class ModelStorageClient:
     def put(self, header: ModelHeader, safetensors_path: Path) -> ModelVersion:
         """Store the weights in `safetensors_path`. Visible at once or not at all; idempotent by (run, trigger) if there is a run:
         a second put returns the version that exists."""
-        return info_from_proto(self._stub.Put(_put_requests(header, safetensors_path))).version
+        with safetensors_path.open("rb") as file:
+            # Without a run a repeated put would store the model twice.
+            for attempt in _patiently() if header.run_id else _patiently(attempts=1):
+                with attempt:
+                    return info_from_proto(self._stub.Put(_put_requests(header, file))).version
+        raise AssertionError("retry_context returns or raises")
 
     def get(self, model_id: int, into: Path) -> StoredModel:
         """Fetch the weights of a version into the file `into`, which appears complete and checked or not at all.
 
         Raises NotFoundError for an unknown version, CorruptStateError if what arrived is not what was stored.
         """
+        for attempt in _patiently():
+            with attempt:
+                return self._get(model_id, into)
+        raise AssertionError("retry_context returns or raises")
+
+    def _get(self, model_id: int, into: Path) -> StoredModel:
         info: StoredModelInfo | None = None
         trailer: model_storage_pb2.Trailer | None = None
         digest, num_bytes = hashlib.sha256(), 0
@@ -163,7 +177,14 @@ def info_from_proto(message: model_storage_pb2.ModelInfo) -> StoredModelInfo:
     )
 
 
-def _put_requests(header: ModelHeader, path: Path) -> Iterator[model_storage_pb2.PutRequest]:
+def _patiently(attempts: int | None = None) -> Iterator[stamina.Attempt]:
+    """Attempts for a stream, as unary calls have them: a service that restarts is back within seconds."""
+    return stamina.retry_context(
+        on=UnavailableError, attempts=attempts, timeout=_WAIT_S, wait_initial=0.05, wait_max=1.0, wait_jitter=0.05
+    )
+
+
+def _put_requests(header: ModelHeader, file: BinaryIO) -> Iterator[model_storage_pb2.PutRequest]:
     yield model_storage_pb2.PutRequest(
         header=model_storage_pb2.ModelHeader(
             run_id=header.run_id,
@@ -176,9 +197,9 @@ def _put_requests(header: ModelHeader, path: Path) -> Iterator[model_storage_pb2
         )
     )
     digest, num_bytes = hashlib.sha256(), 0
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-            num_bytes += len(chunk)
-            yield model_storage_pb2.PutRequest(chunk=chunk)
+    file.seek(0)
+    while chunk := file.read(CHUNK_BYTES):
+        digest.update(chunk)
+        num_bytes += len(chunk)
+        yield model_storage_pb2.PutRequest(chunk=chunk)
     yield model_storage_pb2.PutRequest(trailer=model_storage_pb2.Trailer(num_bytes=num_bytes, sha256=digest.hexdigest()))

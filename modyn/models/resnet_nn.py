@@ -1,0 +1,101 @@
+"""The networks of `resnet`. Names and shapes of parameters are the customary ones, so that weights trained elsewhere can be loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from modyn.models.resnet import ResNetConfig
+
+
+def _convolution(in_channels: int, out_channels: int, size: int, stride: int = 1) -> nn.Conv2d:
+    """Without bias: batch normalisation follows and has its own."""
+    return nn.Conv2d(in_channels, out_channels, size, stride=stride, padding=size // 2, bias=False)
+
+
+def _shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Sequential | None:
+    """A projection where the shape changes (option B of the paper), else none: the identity."""
+    if stride == 1 and in_channels == out_channels:
+        return None
+    return nn.Sequential(_convolution(in_channels, out_channels, 1, stride), nn.BatchNorm2d(out_channels))
+
+
+class BasicBlock(nn.Module):
+    """relu(x + f(x)) with f two 3×3 convolutions; the first one strides. Figure 5, left."""
+
+    expansion = 1
+
+    def __init__(self, in_channels: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = _convolution(in_channels, channels, 3, stride)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = _convolution(channels, channels, 3)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.downsample = _shortcut(in_channels, channels, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        residual = self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x)))))
+        return torch.relu(residual + (x if self.downsample is None else self.downsample(x)))
+
+
+class Bottleneck(nn.Module):
+    """relu(x + f(x)) with f a 1×1, a 3×3 and a 1×1 convolution. Figure 5, right; the stride is in the 3×3, as became customary."""
+
+    expansion = 4
+
+    def __init__(self, in_channels: int, channels: int, stride: int) -> None:
+        super().__init__()
+        out_channels = self.expansion * channels
+        self.conv1 = _convolution(in_channels, channels, 1)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = _convolution(channels, channels, 3, stride)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.conv3 = _convolution(channels, out_channels, 1)
+        self.bn3 = nn.BatchNorm2d(out_channels)
+        self.downsample = _shortcut(in_channels, out_channels, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        residual = torch.relu(self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x))))))
+        return torch.relu(self.bn3(self.conv3(residual)) + (x if self.downsample is None else self.downsample(x)))
+
+
+class ResNetNetwork(nn.Module):
+    """Stem, four stages of blocks with 64, 128, 256 and 512 channels, mean over the image, last layer `fc`."""
+
+    def __init__(self, config: ResNetConfig, blocks: Sequence[int], *, bottleneck: bool) -> None:
+        super().__init__()
+        block: type[BasicBlock] | type[Bottleneck] = Bottleneck if bottleneck else BasicBlock
+        self.conv1 = _convolution(config.in_channels, 64, 3) if config.small_input else _convolution(config.in_channels, 64, 7, 2)
+        self.bn1 = nn.BatchNorm2d(64)
+        self.maxpool = nn.Identity() if config.small_input else nn.MaxPool2d(3, stride=2, padding=1)
+        in_channels, stages = 64, []
+        for stage, num_blocks in enumerate(blocks):
+            channels = 64 << stage
+            layer = nn.Sequential()
+            for index in range(num_blocks):
+                layer.append(block(in_channels, channels, stride=2 if stage > 0 and index == 0 else 1))
+                in_channels = block.expansion * channels
+            stages.append(layer)
+        self.layer1, self.layer2, self.layer3, self.layer4 = stages
+        self.fc = nn.Linear(in_channels, config.num_classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):  # He et al.: Delving Deep into Rectifiers, 2015, equation 14
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    @property
+    def last_layer(self) -> nn.Linear:
+        """The layer that turns an embedding into logits."""
+        return self.fc
+
+    def embedding(self, x: Tensor) -> Tensor:
+        """x (batch, in_channels, height, width) → (batch, 512) or, with bottlenecks, (batch, 2048)."""
+        x = self.maxpool(torch.relu(self.bn1(self.conv1(x))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return x.mean(dim=(2, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (batch, in_channels, height, width) → logits (batch, num_classes)."""
+        logits: Tensor = self.fc(self.embedding(x))
+        return logits

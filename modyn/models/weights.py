@@ -1,0 +1,93 @@
+"""Weights of a module to and from safetensors files, and the hash that tells whether two models are equal.
+
+Only `save_weights`, `load_weights` and hashing a state dict need torch, and import it when called.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from modyn.errors import CorruptStateError, InvalidArgumentError
+from modyn.models.safetensors_file import TensorSpec, file_weights_sha256, hash_prefix
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_DTYPE_NAMES = {
+    f"torch.{ours}": theirs
+    for ours, theirs in (
+        pair.split(":")
+        for pair in (
+            "bool:BOOL uint8:U8 int8:I8 uint16:U16 int16:I16 uint32:U32 int32:I32 uint64:U64 int64:I64 "
+            "float16:F16 bfloat16:BF16 float32:F32 float64:F64 complex64:C64 float8_e4m3fn:F8_E4M3 float8_e5m2:F8_E5M2 "
+            "float8_e8m0fnu:F8_E8M0 float8_e4m3fnuz:F8_E4M3FNUZ float8_e5m2fnuz:F8_E5M2FNUZ"
+        ).split()
+    )
+}
+"""What safetensors calls torch's dtypes."""
+
+
+def save_weights(module: nn.Module, path: Path) -> None:
+    """All parameters and persistent buffers of the module as a safetensors file; the module's device and mode do not matter.
+
+    Tensors that share memory (tied weights) are written once each, so that every name can be read alone. The same weights give the
+    same bytes. Raises InvalidArgumentError for state that is no tensor.
+    """
+    from safetensors.torch import save_file
+
+    save_file(_plain(module.state_dict()), path)
+
+
+def load_weights(module: nn.Module, path: Path, *, strict: bool = True) -> None:
+    """Copy the weights in the file into the module, where names agree; dtypes and devices are the module's.
+
+    strict: every name must be in both. Raises InvalidArgumentError naming tensors that are missing, unexpected or of another shape,
+    CorruptStateError if the file is not a safetensors file.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        weights = load_file(path)
+    except SafetensorError as error:
+        raise CorruptStateError(f"{path} is not a readable safetensors file: {error}") from error
+    try:
+        module.load_state_dict(weights, strict=strict)
+    except RuntimeError as error:
+        raise InvalidArgumentError(
+            f"the weights in {path} do not fit {type(module).__name__}; use the model and model.config they were trained with: {error}"
+        ) from error
+
+
+def weights_sha256(weights: Path | Mapping[str, Tensor]) -> str:
+    """SHA-256 over (name, dtype, shape, bytes) of each tensor, in order of name.
+
+    Of a safetensors file (without torch) or of a state dict: the same weights have the same hash, whatever they are in.
+    """
+    if isinstance(weights, Path):
+        return file_weights_sha256(weights)
+    from torch import uint8
+
+    digest = hashlib.sha256()
+    for name, tensor in sorted(_plain(weights).items()):
+        digest.update(hash_prefix(TensorSpec(name, _DTYPE_NAMES[str(tensor.dtype)], tuple(tensor.shape))))
+        # A view as bytes has every dtype, numpy (which knows no bfloat16) does not.
+        digest.update(tensor.reshape(-1).view(uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _plain(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each tensor contiguous, on the CPU, in memory of its own."""
+    from torch import Tensor, contiguous_format
+
+    found: dict[str, Tensor] = {}
+    for name, value in weights.items():
+        if not isinstance(value, Tensor):
+            raise InvalidArgumentError(
+                f"'{name}' in the model's state is a {type(value).__name__}; only tensors can be stored, as buffers or parameters"
+            )
+        found[name] = value.detach().to("cpu").clone(memory_format=contiguous_format)
+    return found
