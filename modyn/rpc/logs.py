@@ -36,7 +36,7 @@ def configure_logs(service: str, level: str = "info") -> None:
 
 def get_logger(name: str) -> FilteringBoundLogger:
     """A logger; `logger.info("event", key=value)`."""
-    return cast("FilteringBoundLogger", structlog.get_logger(logger=name))
+    return cast("FilteringBoundLogger", structlog.get_logger(component=name))
 
 
 def bind(**ids: object) -> AbstractContextManager[None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from google.protobuf.json_format import MessageToDict, ParseDict
+from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 from google.protobuf.struct_pb2 import Struct
 
 from modyn.errors import InvalidArgumentError
@@ -20,7 +20,7 @@ def to_struct(data: Mapping[str, Any]) -> Struct:
     """`data` (JSON-able, string keys) as a Struct. Integers beyond 2^53 travel as marked text, so that none loses digits."""
     try:
         return ParseDict(_out(data), Struct())
-    except (TypeError, ValueError) as error:
+    except (ParseError, TypeError, ValueError) as error:
         raise InvalidArgumentError(f"a configuration section holds something that cannot be sent: {error}") from error
 
 

@@ -32,9 +32,10 @@ def test_postgres_keeps_its_data_over_a_restart_and_a_kill(tmp_path: Path) -> No
     server.start()
     query(server.url, "CREATE TABLE kept (x int)")
     query(server.url, "INSERT INTO kept VALUES (7)")
-    assert server.pid is not None
-    os.kill(server.pid, signal.SIGKILL)
-    while server.pid is not None:
+    killed = server.pid
+    assert killed is not None
+    os.kill(killed, signal.SIGKILL)
+    while server.pid == killed:
         time.sleep(0.01)
     again = PostgresServer(server.folder)
     again.start()

@@ -1,0 +1,234 @@
+"""Servers and channels: one translation of errors, safe addresses, and a clean end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import trustme
+from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
+from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
+
+from modyn.config.system import Endpoint, SecurityConfig, SystemConfig
+from modyn.errors import BY_REASON, ModynError, SecurityError, UnavailableError
+from modyn.proto import selector_pb2 as pb
+from modyn.proto import selector_pb2_grpc as pb_grpc
+from modyn.rpc.channel import Stream, is_serving, open_channel
+from modyn.rpc.server import Registration, RunningServer, start_server
+
+TOKEN = "correct horse battery"
+
+
+class Servicer(pb_grpc.SelectorServicer):
+    """`Trigger` raises what the run is named after; `GetKeys` streams two messages and then does the same."""
+
+    def Trigger(self, request: Any, context: grpc.ServicerContext) -> pb.TriggerSet:
+        if request.run_id in BY_REASON:
+            raise BY_REASON[request.run_id](f"about {request.run_id} — ünïcode")
+        if request.run_id == "bug":
+            raise ZeroDivisionError("oops")
+        return pb.TriggerSet(run_id=request.run_id)
+
+    def GetKeys(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        from modyn.proto.common_pb2 import KeyColumns
+
+        yield KeyColumns()
+        yield KeyColumns()
+        raise BY_REASON[request.run_id]("in the middle")
+
+
+def serve(endpoint: Endpoint) -> RunningServer:
+    return start_server(
+        "selector", endpoint, [Registration(pb_grpc.add_SelectorServicer_to_server, Servicer(), "modyn.Selector")], max_threads=8
+    )
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> Iterator[Endpoint]:
+    where = Endpoint(address=f"unix:{tmp_path}/s.sock")
+    server = serve(where)
+    yield where
+    server.stop(0.1)
+
+
+@pytest.mark.parametrize("reason", sorted(BY_REASON))
+def test_an_error_is_the_same_on_both_sides(endpoint: Endpoint, reason: str) -> None:
+    with open_channel(endpoint, wait_s=0) as channel:
+        stub = pb_grpc.SelectorStub(channel)
+        with pytest.raises(ModynError) as caught:
+            stub.Trigger(pb.TriggerRequest(run_id=reason))
+        assert type(caught.value) is BY_REASON[reason]
+        assert caught.value.message == f"about {reason} — ünïcode"
+        received = []
+        with pytest.raises(ModynError) as caught:
+            received.extend(stub.GetKeys(pb.KeysShareRequest(run_id=reason)))
+        assert type(caught.value) is BY_REASON[reason]
+
+
+def test_a_bug_is_an_internal_error_that_names_the_call(endpoint: Endpoint) -> None:
+    with open_channel(endpoint) as channel, pytest.raises(ModynError, match="Trigger failed: ZeroDivisionError: oops"):
+        pb_grpc.SelectorStub(channel).Trigger(pb.TriggerRequest(run_id="bug"))
+
+
+def test_health_and_reflection(endpoint: Endpoint) -> None:
+    assert is_serving(endpoint)
+    with open_channel(endpoint) as channel:
+        answers = ServerReflectionStub(channel).ServerReflectionInfo(iter([ServerReflectionRequest(list_services="")]))
+        names = {service.name for service in next(answers).list_services_response.service}
+    assert "modyn.Selector" in names
+
+
+def test_a_call_waits_for_a_server_that_comes_back(tmp_path: Path) -> None:
+    where = Endpoint(address=f"unix:{tmp_path}/late.sock")
+    servers: list[RunningServer] = []
+    threading.Timer(0.5, lambda: servers.append(serve(where))).start()
+    with open_channel(where, wait_s=10) as channel:
+        assert pb_grpc.SelectorStub(channel).Trigger(pb.TriggerRequest(run_id="ok")).run_id == "ok"
+    servers[0].stop(0.1)
+
+
+def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
+    where = Endpoint(address=f"unix:{tmp_path}/none.sock")
+    with (
+        open_channel(where, wait_s=0.2) as channel,
+        pytest.raises(UnavailableError, match=r"none\.sock cannot be reached.*modyn up"),
+    ):
+        pb_grpc.SelectorStub(channel).Trigger(pb.TriggerRequest())
+    assert not is_serving(where)
+
+
+def test_a_stream_can_be_cancelled_from_another_thread(endpoint: Endpoint) -> None:
+    with open_channel(endpoint) as channel:
+        stream: Stream[Any] = pb_grpc.SelectorStub(channel).GetKeys(pb.KeysShareRequest(run_id="CONFLICT"))
+        threading.Timer(0.05, stream.cancel).start()
+        with pytest.raises(ModynError):
+            for _ in range(3):
+                next(stream)
+
+
+def test_a_message_over_the_limit_is_refused(tmp_path: Path) -> None:
+    where = Endpoint(address=f"unix:{tmp_path}/small.sock", max_message_bytes=2**16)
+    server = serve(where)
+    generous = where.model_copy(update={"max_message_bytes": 2**24})
+    with open_channel(generous, wait_s=0) as channel, pytest.raises(ModynError, match="larger than max"):
+        pb_grpc.SelectorStub(channel).Trigger(pb.TriggerRequest(run_id="x" * 2**17))
+    server.stop(0.1)
+
+
+def test_a_taken_port_is_named() -> None:
+    first = serve(Endpoint(address="127.0.0.1:0"))
+    with pytest.raises(UnavailableError, match=rf"cannot listen on {first.address}.*selector\.address"):
+        serve(Endpoint(address=first.address))
+    first.stop(0.1)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "10.1.2.3:0"])
+def test_off_loopback_it_refuses_without_tls_and_token(address: str) -> None:
+    with pytest.raises(SecurityError, match="tls_cert and tls_key and token"):
+        serve(Endpoint(address=address))
+    with pytest.raises(SecurityError, match="without tls_cert and tls_key"):
+        serve(Endpoint(address=address, security=SecurityConfig(token=TOKEN)))
+
+
+@pytest.fixture
+def security(tmp_path: Path) -> SecurityConfig:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    issued = authority.issue_cert("localhost", "127.0.0.1")
+    issued.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
+    issued.cert_chain_pems[0].write_to_path(str(tmp_path / "cert.pem"))
+    (tmp_path / "token").write_text(TOKEN + "\n")
+    return SecurityConfig(
+        tls_cert=tmp_path / "cert.pem", tls_key=tmp_path / "key.pem", tls_ca=tmp_path / "ca.pem", token_file=tmp_path / "token"
+    )
+
+
+def test_tls_and_token_let_in_who_has_them_and_nobody_else(security: SecurityConfig) -> None:
+    server = serve(Endpoint(address="0.0.0.0:0", security=security))
+    address = f"127.0.0.1:{server.address.rsplit(':', 1)[1]}"
+    with open_channel(Endpoint(address=address, security=security)) as channel:
+        assert pb_grpc.SelectorStub(channel).Trigger(pb.TriggerRequest(run_id="ok")).run_id == "ok"
+    wrong = SecurityConfig(tls_ca=security.tls_ca, token="x" * 20)
+    with open_channel(Endpoint(address=address, security=wrong)) as channel, pytest.raises(SecurityError, match="no valid token"):
+        pb_grpc.SelectorStub(channel).Trigger(pb.TriggerRequest(run_id="ok"))
+    with open_channel(Endpoint(address=address), wait_s=0) as channel, pytest.raises(UnavailableError):
+        pb_grpc.SelectorStub(channel).Trigger(pb.TriggerRequest(run_id="ok"))
+    assert is_serving(Endpoint(address=address, security=wrong))
+    server.stop(0.1)
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from modyn.config.system import SystemConfig
+from modyn.proto import selector_pb2_grpc as pb_grpc
+from modyn.rpc.server import Registration, run_service
+
+def build(context):
+    context.on_shutdown(lambda: print("closed", flush=True))
+    context.when_healthy.append(lambda: print("healthy", flush=True))
+    return [Registration(pb_grpc.add_SelectorServicer_to_server, pb_grpc.SelectorServicer(), "modyn.Selector")]
+
+sys.exit(run_service("selector", SystemConfig(state_dir=Path(sys.argv[1])), build))
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+    running: list[subprocess.Popen[str]] = []
+
+    def launch() -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        running.append(process)
+        return process
+
+    yield launch
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def test_a_service_serves_metrics_and_ends_cleanly_on_sigterm(tmp_path: Path, start: Callable[[], subprocess.Popen[str]]) -> None:
+    process = start()
+    assert process.stdout is not None
+    assert process.stdout.readline() == "healthy\n"
+    config = SystemConfig(state_dir=tmp_path)
+    assert is_serving(config.endpoint("selector"))
+    assert oct(config.run_dir.stat().st_mode)[-3:] == "700"
+    url = (tmp_path / "selector" / "metrics_url").read_text().strip()
+    assert b"modyn_call_seconds_count" in urllib.request.urlopen(url).read()
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=10)
+    assert process.returncode == 0
+    assert out == "closed\n"
+    assert '"event": "stopped"' in err
+
+
+def test_a_second_service_on_the_same_folder_is_refused_until_the_first_is_killed(
+    start: Callable[[], subprocess.Popen[str]],
+) -> None:
+    first = start()
+    assert first.stdout is not None
+    first.stdout.readline()
+    second = start()
+    assert second.wait(10) == 1
+    assert second.stderr is not None
+    assert "another selector service works on" in second.stderr.read()
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    time.sleep(0.01)
+    third = start()
+    assert third.stdout is not None
+    assert third.stdout.readline() == "healthy\n"

@@ -1,0 +1,54 @@
+"""What is sent is what arrives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modyn.errors import InvalidArgumentError
+from modyn.proto.common_pb2 import SampleColumns
+from modyn.records import SampleBatch
+from modyn.rpc.columns import batch_from_proto, batch_to_proto, from_bytes, to_bytes
+from modyn.rpc.structs import from_struct, to_struct
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+JSON = st.recursive(
+    st.none() | st.booleans() | INT64 | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.text(max_size=6), JSON, max_size=5))
+def test_a_section_survives_the_wire(section: dict[str, object]) -> None:
+    back = from_struct(to_struct(section))
+    assert back == section
+
+
+@given(st.lists(st.tuples(INT64, INT64, INT64), max_size=20), st.booleans())
+def test_a_batch_survives_the_wire(rows: list[tuple[int, int, int]], float_labels: bool) -> None:
+    keys, timestamps, labels = (np.array(column, np.int64) for column in (zip(*rows, strict=True) if rows else ([], [], [])))
+    batch = SampleBatch(keys, timestamps, labels.astype(np.float64) if float_labels else labels)
+    back = batch_from_proto(batch_to_proto(batch))
+    for name in ("keys", "timestamps", "labels"):
+        sent, received = getattr(batch, name), getattr(back, name)
+        assert sent.dtype == received.dtype
+        np.testing.assert_array_equal(sent, received)
+
+
+def test_big_endian_arrays_are_sent_little_endian() -> None:
+    assert from_bytes(to_bytes(np.array([1, 2], ">i8")), np.int64).tolist() == [1, 2]
+
+
+def test_broken_columns_are_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="7 bytes"):
+        from_bytes(b"1234567", np.int64)
+    with pytest.raises(InvalidArgumentError, match="differ in length"):
+        batch_from_proto(SampleColumns(keys=bytes(8), timestamps=bytes(16), labels=bytes(8)))
+
+
+def test_what_cannot_be_sent_is_named() -> None:
+    with pytest.raises(InvalidArgumentError, match="cannot be sent"):
+        to_struct({"a": object()})
