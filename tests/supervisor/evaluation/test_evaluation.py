@@ -1,0 +1,224 @@
+"""Evaluation strategies and handlers: the registry, golden intervals, properties, and what each mistake is told as."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modyn.errors import ConfigError
+from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, EvalInterval, Interval
+from modyn.supervisor.evaluation import EVALUATION_STRATEGIES, NOT_YET, IntervalContext, build_strategy, check_strategy_section
+from modyn.supervisor.evaluation.handlers import EvaluationHandler, check_handlers, load_handlers
+from modyn.supervisor.evaluation.periodic import Window, parse_window
+from modyn.testing.checks import check_evaluation_strategy
+
+CONFIGS: list[tuple[str, dict[str, Any]]] = [
+    ("SlicingEvalStrategy", {"eval_every": "100s", "eval_start_from": -250, "eval_end_at": 1000}),
+    ("PeriodicEvalStrategy", {"every": "1d", "start_timestamp": 0, "end_timestamp": "1970-02-01", "interval": "[-2d; +0d]"}),
+    ("PeriodicEvalStrategy", {"every": "1d", "start_timestamp": 0, "end_timestamp": "1970-02-01", "interval": "(-inf; +inf)"}),
+    ("StaticEvalStrategy", {"intervals": [[50, 60], [-10, 20], [0, None]]}),
+    ("BetweenTwoTriggersEvalStrategy", {}),
+]
+
+
+def _intervals(section: dict[str, Any], context: IntervalContext | None = None) -> list[EvalInterval]:
+    return list(build_strategy(section).intervals(context or IntervalContext()))
+
+
+def test_the_registry_holds_what_we_mean_it_to() -> None:
+    assert set(EVALUATION_STRATEGIES.builtin) == {
+        "SlicingEvalStrategy",
+        "PeriodicEvalStrategy",
+        "StaticEvalStrategy",
+        "BetweenTwoTriggersEvalStrategy",
+    }
+    assert {type_ for type_, _ in CONFIGS} == set(EVALUATION_STRATEGIES.builtin), "every strategy is checked below"
+
+
+@pytest.mark.parametrize(("type_", "config"), CONFIGS, ids=str)
+def test_every_strategy_passes_the_checks(type_: str, config: dict[str, Any]) -> None:
+    check_evaluation_strategy(EVALUATION_STRATEGIES.get(type_), config)
+
+
+@given(st.integers(-(10**6), 10**6), st.integers(1, 10**5), st.integers(1, 5000), st.lists(st.integers(-(2 * 10**6), 2 * 10**6)))
+def test_tumbling_windows_partition_the_range(start: int, length: int, every: int, times: list[int]) -> None:
+    end = start + min(length, every * 200)
+    windows = _intervals({"type": "SlicingEvalStrategy", "eval_every": every, "eval_start_from": start, "eval_end_at": end})
+    assert windows[0].start == start
+    assert windows[-1].end == end
+    assert all(left.end == right.start for left, right in pairwise(windows))
+    assert all(w.end - w.start == every for w in windows[:-1])
+    assert all(w.anchor == w.start for w in windows)
+    for time in [start, end - 1, end, *times]:
+        assert sum(w.start <= time < w.end for w in windows) == (start <= time < end), "each time lies in one window only"
+
+
+@pytest.mark.parametrize(
+    ("text", "window"),
+    [
+        ("[-2d; +0d]", Window(-172_800, 1)),
+        ("[-2d, 0d]", Window(-172_800, 1)),
+        ("(-2d; 0d)", Window(-172_799, 0)),
+        (" ( -20s ; -15s ] ", Window(-19, -14)),
+        ("[0s; 0s]", Window(0, 1)),
+        ("[+10s;+20m)", Window(10, 1200)),
+        ("[-inf; +inf]", Window(None, None)),
+        ("(-inf; inf)", Window(None, None)),
+        ("[-inf, -0d]", Window(None, 1)),
+        ("[1h; +inf)", Window(3600, None)),
+        ("[-1y; +1w)", Window(-31_536_000, 604_800)),
+    ],
+)
+def test_windows_as_users_write_them(text: str, window: Window) -> None:
+    assert parse_window(text) == window
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[0s; 0s)",
+        "[+3d; +1d]",
+        "[+inf; -inf]",
+        "[+inf; 3d]",
+        "[3d; -inf]",
+        "{-1d; 1d}",
+        "[-1; 1]",
+        "[-1d]",
+        "-1d; 1d",
+        "",
+        "[-1d; 1d",
+        None,
+        3,
+    ],
+)
+def test_windows_that_hold_nothing_or_make_no_sense(text: object) -> None:
+    problems = check_strategy_section(
+        {"type": "PeriodicEvalStrategy", "every": "1d", "start_timestamp": 0, "end_timestamp": 10, "interval": text}, "s"
+    )
+    assert [problem.path for problem in problems] == ["s.interval"]
+    assert repr(text) in problems[0].message
+
+
+@given(st.integers(-1000, 1000), st.integers(1, 50), st.integers(0, 20), st.integers(-60, 60), st.integers(1, 90))
+def test_sliding_windows_lie_around_their_anchors(start: int, every: int, steps: int, left: int, width: int) -> None:
+    right = left + width
+    text = f"[{left:+d}s; {right:+d}s)"
+    section = {"type": "PeriodicEvalStrategy", "every": every, "start_timestamp": start, "end_timestamp": start + every * steps}
+    intervals = _intervals({**section, "interval": text})
+    assert intervals == [EvalInterval(a + left, a + right, a) for a in (start + i * every for i in range(steps + 1))]
+
+
+def test_sliding_windows_without_end_reach_the_ends_of_time() -> None:
+    section = {"type": "PeriodicEvalStrategy", "every": "1d", "start_timestamp": 5, "end_timestamp": 5}
+    assert _intervals({**section, "interval": "[-inf; +0s]"}) == [EvalInterval(MIN_TIMESTAMP, 6, 5)]
+    assert _intervals({**section, "interval": "(+0s; +inf]"}) == [EvalInterval(6, MAX_TIMESTAMP, 5)]
+
+
+def test_static_intervals_come_in_order_each_once() -> None:
+    section = {"type": "StaticEvalStrategy", "intervals": [["1970-01-02", None], [0, 10], [0, 10]]}
+    assert _intervals(section) == [EvalInterval(0, 10, 0), EvalInterval(86_400, MAX_TIMESTAMP, 86_400)]
+
+
+BETWEEN = {"type": "BetweenTwoTriggersEvalStrategy"}
+
+
+def test_between_two_triggers_before_the_first_there_is_nothing() -> None:
+    assert _intervals(BETWEEN) == []
+    assert _intervals(BETWEEN, IntervalContext((), stream_end=100)) == []
+
+
+def test_between_two_triggers_follows_the_data_of_each() -> None:
+    triggers = (Interval(0, 10), Interval(12, 30), Interval(5, 25), Interval(31, 40))
+    expected = [EvalInterval(0, 10, 0), EvalInterval(10, 30, 10), EvalInterval(30, 40, 30)]
+    assert _intervals(BETWEEN, IntervalContext(triggers)) == expected, (
+        "late data of the third trigger gives no interval of its own"
+    )
+    assert _intervals(BETWEEN, IntervalContext(triggers, stream_end=40)) == expected
+    assert _intervals(BETWEEN, IntervalContext(triggers, stream_end=41)) == [*expected, EvalInterval(40, 41, 40)]
+
+
+@given(st.lists(st.tuples(st.integers(-100, 100), st.integers(1, 50)), min_size=1, max_size=8), st.integers(-100, 200))
+def test_between_two_triggers_leaves_no_hole(triggers: list[tuple[int, int]], end: int) -> None:
+    context = IntervalContext(tuple(Interval(start, start + length) for start, length in triggers), stream_end=end)
+    found = _intervals(BETWEEN, context)
+    assert all(left.end == right.start for left, right in pairwise(found))
+    assert found[0].start == triggers[0][0]
+    assert found[-1].end == max(end, *(start + length for start, length in triggers))
+
+
+@pytest.mark.parametrize(
+    ("section", "path", "message"),
+    [
+        ({}, "s.type", "is required: the name of a strategy, one of BetweenTwoTriggersEvalStrategy,"),
+        ({"type": "SlicingStrategy"}, "s.type", "did you mean 'SlicingEvalStrategy'?"),
+        ({"type": "OffsetEvalStrategy", "offsets": ["1d"]}, "s.type", "not available yet"),
+        ({"type": "BetweenTwoTriggersEvalStrategy", "every": 3}, "s.every", "there is no such key"),
+        ({"type": "StaticEvalStrategy", "intervals": []}, "s.intervals", "at least 1 item"),
+        ({"type": "StaticEvalStrategy", "intervals": [[0, 1], [5, 5]]}, "s.intervals.1", "[5, 5) is empty"),
+        ({"type": "SlicingEvalStrategy", "eval_every": "1d", "eval_start_from": 9, "eval_end_at": 9}, "s", "must be later than"),
+        ({"type": "SlicingEvalStrategy", "eval_every": 1, "eval_start_from": 0, "eval_end_at": 10**9}, "s", "1000000000 windows"),
+        (
+            {"type": "PeriodicEvalStrategy", "every": 1, "start_timestamp": 5, "end_timestamp": 4, "interval": "[0s; 1s]"},
+            "s",
+            "must not be before",
+        ),
+    ],
+)
+def test_mistakes_in_a_strategy(section: dict[str, Any], path: str, message: str) -> None:
+    problems = check_strategy_section(section, "s")
+    assert [problem.path for problem in problems] == [path]
+    assert message in problems[0].message
+    with pytest.raises(ConfigError, match="s"):
+        build_strategy(section, "s")
+
+
+@pytest.mark.parametrize("type_", NOT_YET)
+def test_strategies_that_are_still_to_come_say_so(type_: str) -> None:
+    assert type_ not in EVALUATION_STRATEGIES.builtin
+    assert "not available yet" in check_strategy_section({"type": type_}, "s")[0].message
+
+
+def _handler(**changes: Any) -> dict[str, Any]:
+    strategy = {"type": "SlicingEvalStrategy", "eval_every": "100s", "eval_start_from": 0, "eval_end_at": 300}
+    return {"name": "h", "execution_time": "after_training", "datasets": ["test"], "strategy": strategy} | changes
+
+
+def test_handlers() -> None:
+    section = {"datasets": [{"dataset_id": "test"}], "handlers": [_handler(), _handler(name="all", models="active")]}
+    first, second = load_handlers(section)
+    assert (first.models, second.models) == ("matrix", "active")
+    assert [i.start for i in first.build().intervals(IntervalContext())] == [0, 100, 200]
+    assert load_handlers({"datasets": [{"dataset_id": "test"}]}) == ()
+
+
+@pytest.mark.parametrize(
+    ("handlers", "path", "message"),
+    [
+        ([_handler(execution_time="later")], "0.execution_time", "'later' is wrong"),
+        ([_handler(models="most_recent")], "0.models", "'most_recent' is wrong: input should be 'matrix', 'active' or 'train'"),
+        (
+            [_handler(datasets=["tset"])],
+            "0.datasets.0",
+            "'tset' is not a dataset_id in evaluation.datasets, did you mean 'test'? There: test",
+        ),
+        ([_handler(datasets=[])], "0.datasets", "at least 1 item"),
+        ([_handler(dataset="test")], "0.dataset", "did you mean 'datasets'?"),
+        ([_handler(), _handler()], "1.name", "'h' names handler 0 already"),
+        ([_handler(strategy={"type": "StaticEvalStrategy", "intervals": [[2, 1]]})], "0.strategy.intervals.0", "is empty"),
+        (["nothing"], "0", "'nothing' is wrong"),
+    ],
+)
+def test_mistakes_in_handlers(handlers: list[Any], path: str, message: str) -> None:
+    problems = check_handlers(handlers, ["test"])
+    assert [problem.path for problem in problems] == [f"evaluation.handlers.{path}"]
+    assert message in problems[0].message
+
+
+def test_a_handler_is_frozen_and_has_a_name_by_default() -> None:
+    section = _handler()
+    del section["name"]
+    assert EvaluationHandler.model_validate(section).name == "Modyn EvalHandler"

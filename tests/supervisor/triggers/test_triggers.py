@@ -1,0 +1,236 @@
+"""Triggering policies: the registry, the checks that all of them pass, and golden decisions on fixed streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modyn.errors import ConfigError, CorruptStateError
+from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, SampleBatch
+from modyn.supervisor.triggers import NOT_YET, TRIGGERS, Trigger, TriggerContext, build_trigger, check_trigger_section
+from modyn.supervisor.triggers.amount import DataAmountTrigger
+from modyn.testing.checks import check_trigger
+
+CONFIGS: list[tuple[str, dict[str, Any]]] = [
+    ("DataAmountTrigger", {"num_samples": 1}),
+    ("DataAmountTrigger", {"num_samples": 37}),
+    ("DataAmountTrigger", {"num_samples": 400}),
+    ("DataAmountTrigger", {"num_samples": 10**9}),
+    ("TimeTrigger", {"every": "1s"}),
+    ("TimeTrigger", {"every": "1d"}),
+    ("TimeTrigger", {"every": "1w", "start_timestamp": "1970-01-03"}),
+    ("TimeTrigger", {"every": "1y", "start_timestamp": -(10**9)}),
+    ("TimeTrigger", {"every": 86400, "start_timestamp": 0}),
+]
+
+
+def _batch(*timestamps: int) -> SampleBatch:
+    times = np.array(timestamps, np.int64)
+    return SampleBatch(np.arange(len(times)), times, np.zeros(len(times), np.int64))
+
+
+def _cuts(section: Mapping[str, Any], *timestamps: int) -> list[int]:
+    return list(build_trigger(section).cuts(_batch(*timestamps)))
+
+
+def test_the_registry_holds_what_we_mean_it_to() -> None:
+    assert set(TRIGGERS.builtin) == {"DataAmountTrigger", "TimeTrigger"}
+    assert {id_ for id_, _ in CONFIGS} == set(TRIGGERS.builtin), "every policy is checked below"
+    assert not set(NOT_YET) & set(TRIGGERS.builtin)
+
+
+@pytest.mark.parametrize(("id_", "config"), CONFIGS, ids=str)
+def test_every_policy_passes_the_checks(id_: str, config: dict[str, Any]) -> None:
+    check_trigger(TRIGGERS.get(id_), config)
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "count", "expected"),
+    [(1, 3, [1, 2, 3]), (3, 7, [3, 6]), (3, 3, [3]), (4, 3, []), (5, 0, [])],
+)
+def test_amount(num_samples: int, count: int, expected: list[int]) -> None:
+    assert _cuts({"id": "DataAmountTrigger", "num_samples": num_samples}, *range(count)) == expected
+
+
+@pytest.mark.parametrize(
+    ("timestamps", "expected"),
+    [
+        pytest.param([0, 5, 9], [], id="one period does not fire before it is over"),
+        pytest.param([0, 9, 10], [2], id="a sample on the boundary belongs to the next period"),
+        pytest.param([0, 9, 11, 20], [2, 3], id="fires before the first sample past the boundary"),
+        pytest.param([0, 45, 46, 50], [1, 3], id="a gap over several periods fires once, and boundaries stay on the grid"),
+        pytest.param([0, 12, 3, 9, 12, 20], [1, 5], id="late samples never fire"),
+        pytest.param([0, 10, 10, 10, 20, 20], [1, 4], id="equal timestamps fire once"),
+        pytest.param([0, 1000, 11, 25, 1001, 1010], [1, 5], id="a timestamp from the future is taken at its word"),
+        pytest.param([-25, -20, -5, 5], [2, 3], id="time before 1970"),
+        pytest.param([], [], id="no sample"),
+    ],
+)
+def test_time_from_the_first_sample(timestamps: list[int], expected: list[int]) -> None:
+    assert _cuts({"id": "TimeTrigger", "every": "10s"}, *timestamps) == expected
+
+
+@pytest.mark.parametrize(
+    ("start", "timestamps", "expected"),
+    [
+        pytest.param(5, [6, 14, 15], [2], id="boundaries are start + k * every"),
+        pytest.param(0, [57, 59, 60], [2], id="periods before the first sample are empty and fire nothing"),
+        pytest.param(100, [3, 50, 99, 109, 110], [4], id="samples before the start belong to the first period"),
+        pytest.param("1970-01-01T00:01:00", [60, 69, 70], [2], id="a date"),
+    ],
+)
+def test_time_from_a_given_start(start: int | str, timestamps: list[int], expected: list[int]) -> None:
+    assert _cuts({"id": "TimeTrigger", "every": "10s", "start_timestamp": start}, *timestamps) == expected
+
+
+def test_time_at_the_ends_of_int64() -> None:
+    section = {"id": "TimeTrigger", "every": 1}
+    assert _cuts(section, MIN_TIMESTAMP, 0, MAX_TIMESTAMP) == [1, 2]
+    assert _cuts({**section, "start_timestamp": MAX_TIMESTAMP}, MIN_TIMESTAMP, 0, MAX_TIMESTAMP) == []
+
+
+def _time_oracle(timestamps: list[int], every: int, start: int | None) -> Iterator[int]:
+    """The rule, sample by sample."""
+    boundary: int | None = None
+    for position, time in enumerate(timestamps):
+        start = time if start is None else start
+        if boundary is None:
+            boundary = start + every
+            fires = False
+        else:
+            fires = time >= boundary
+        while time >= boundary:
+            boundary += every
+        if fires:
+            yield position
+
+
+@given(st.lists(st.integers(-50, 200), max_size=40), st.integers(1, 30), st.none() | st.integers(-60, 210))
+def test_time_decides_as_the_rule_says(timestamps: list[int], every: int, start: int | None) -> None:
+    section = {"id": "TimeTrigger", "every": every, "start_timestamp": start}
+    assert _cuts(section, *timestamps) == list(_time_oracle(timestamps, every, start))
+
+
+@pytest.mark.parametrize(
+    ("section", "path", "message"),
+    [
+        ({}, "trigger.id", "is required: the name of a trigger, one of DataAmountTrigger, TimeTrigger"),
+        ({"id": 3}, "trigger.id", "is required"),
+        ({"id": "DataAmountTriger", "num_samples": 3}, "trigger.id", "did you mean 'DataAmountTrigger'?"),
+        (
+            {"id": "DataDriftTrigger"},
+            "trigger.id",
+            "'DataDriftTrigger' is not available yet; available: DataAmountTrigger, TimeTrigger",
+        ),
+        ({"id": "DataAmountTrigger"}, "trigger.num_samples", "is required"),
+        (
+            {"id": "DataAmountTrigger", "num_samples": 0},
+            "trigger.num_samples",
+            "0 is wrong: input should be greater than or equal to 1",
+        ),
+        ({"id": "DataAmountTrigger", "num_samples": 1, "num_sample": 2}, "trigger.num_sample", "did you mean 'num_samples'?"),
+        ({"id": "TimeTrigger", "every": "3 fortnights"}, "trigger.every", "is not a duration"),
+        ({"id": "TimeTrigger", "every": "0d"}, "trigger.every", "is wrong: input should be greater than or equal to 1"),
+        ({"id": "TimeTrigger", "every": "1d", "start_timestamp": "soon"}, "trigger.start_timestamp", "is not a timestamp"),
+    ],
+)
+def test_mistakes_in_the_section(section: dict[str, Any], path: str, message: str) -> None:
+    problems = check_trigger_section(section)
+    assert [problem.path for problem in problems] == [path]
+    assert message in problems[0].message
+    with pytest.raises(ConfigError) as caught:
+        build_trigger(section)
+    assert message in caught.value.message
+
+
+@pytest.mark.parametrize("id_", NOT_YET)
+def test_triggers_that_are_still_to_come_say_so(id_: str) -> None:
+    assert "not available yet" in check_trigger_section({"id": id_})[0].message
+
+
+@pytest.mark.parametrize(
+    "state", [{"version": 1, "pending": "3"}, {"version": 1, "pending": True}, {"version": 1}, {"pending": 3}]
+)
+def test_a_state_that_cannot_be_read_is_refused(state: dict[str, Any]) -> None:
+    with pytest.raises(CorruptStateError, match="saved state of DataAmountTrigger"):
+        build_trigger({"id": "DataAmountTrigger", "num_samples": 5}).load_state(state)
+
+
+class _Wrong(DataAmountTrigger):
+    """Breaks one rule, named by the test."""
+
+
+class _CountsBatches(_Wrong):
+    """Fires once per batch."""
+
+    def cuts(self, batch: SampleBatch) -> Iterator[int]:
+        if len(batch):
+            yield len(batch)
+
+
+class _ChangesItsInput(_Wrong):
+    """Writes into the batch."""
+
+    def cuts(self, batch: SampleBatch) -> Iterator[int]:
+        batch.labels[:] = 0
+        yield from super().cuts(batch)
+
+
+class _FiresBeforeAnything(_Wrong):
+    """Fires before the first sample."""
+
+    def cuts(self, batch: SampleBatch) -> Iterator[int]:
+        if len(batch):
+            yield 0
+        yield from super().cuts(batch)
+
+
+class _Forgets(_Wrong):
+    """Loses its count."""
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        super().load_state({**state, "pending": 0} if state.get("pending") else state)
+
+
+class _ReadsAnything(_Wrong):
+    """Takes any state."""
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._pending = state.get("pending", 0)
+
+
+class _Remembers(_Wrong):
+    """Shares its count between instances, as state in a class does."""
+
+    shared = 0
+
+    def cuts(self, batch: SampleBatch) -> Iterator[int]:
+        self._pending = self._pending or type(self).shared
+        yield from super().cuts(batch)
+        type(self).shared = self._pending
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (_CountsBatches, "in batches of"),
+        (_ChangesItsInput, "changes the samples"),
+        (_FiresBeforeAnything, "although no sample came"),
+        (_Forgets, "after load_state"),
+        (_ReadsAnything, "load_state accepts"),
+        (_Remembers, "in batches of"),
+    ],
+)
+def test_the_checks_can_fail(policy: type[Trigger], message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        check_trigger(policy, {"num_samples": 7})
+
+
+def test_context_reaches_the_policy() -> None:
+    trigger = build_trigger({"id": "DataAmountTrigger", "num_samples": 5}, TriggerContext(seed=9))
+    assert trigger.context.seed == 9
