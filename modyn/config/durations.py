@@ -6,9 +6,12 @@ import datetime as dt
 import re
 from typing import Annotated
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400, "y": 365 * 86_400}
+DURATION_PATTERN = r"^\s*\d+\s*[smhdwy]\s*$"
+TIMESTAMP_PATTERN = r"^\s*([+-]?\d+|\d{4}-?\d{2}-?\d{2}([T ].+)?)\s*$"
+"""What editors accept as text; parse_duration and parse_timestamp decide."""
 _DURATION = re.compile(r"\s*(\d+)\s*([smhdwy])\s*")
 _INT64 = range(-(2**63), 2**63)
 
@@ -60,8 +63,12 @@ def _seconds(when: dt.datetime) -> int:
     return int((aware - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(seconds=1))
 
 
-Duration = Annotated[int, BeforeValidator(parse_duration)]
+Duration = Annotated[
+    int, BeforeValidator(parse_duration, json_schema_input_type=int | Annotated[str, Field(pattern=DURATION_PATTERN)])
+]
 """Seconds; written as `3d`."""
 
-Timestamp = Annotated[int, BeforeValidator(parse_timestamp)]
+Timestamp = Annotated[
+    int, BeforeValidator(parse_timestamp, json_schema_input_type=int | Annotated[str, Field(pattern=TIMESTAMP_PATTERN)])
+]
 """Seconds since 1970; written as an int or an ISO 8601 date."""
