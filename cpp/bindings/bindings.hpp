@@ -1,0 +1,56 @@
+// What the registering functions share: conversions between Python and the core.
+#pragma once
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace modyn::bindings {
+
+namespace py = pybind11;
+
+// A str, bytes or os.PathLike as the bytes of a path, also when the name is not valid UTF-8.
+inline std::string to_path(const py::handle& object) {
+  PyObject* encoded = nullptr;
+  if (PyUnicode_FSConverter(object.ptr(), &encoded) == 0) throw py::error_already_set();
+  const auto bytes = py::reinterpret_steal<py::bytes>(encoded);
+  return std::string(bytes);
+}
+
+inline std::vector<std::string> to_paths(const py::sequence& objects) {
+  std::vector<std::string> paths;
+  paths.reserve(objects.size());
+  for (const auto& object : objects) paths.push_back(to_path(object));
+  return paths;
+}
+
+inline py::str from_path(const std::string& path) {
+  return py::reinterpret_steal<py::str>(PyUnicode_DecodeFSDefaultAndSize(path.data(), static_cast<Py_ssize_t>(path.size())));
+}
+
+// Text of unknown encoding for a person to read.
+inline py::str from_text(const std::string& text) {
+  return py::reinterpret_steal<py::str>(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "backslashreplace"));
+}
+
+// An array that owns the vector: no copy.
+template <typename T>
+py::array_t<T> to_array(std::vector<T>&& values) {
+  auto owned = std::make_unique<std::vector<T>>(std::move(values));
+  const T* data = owned->data();
+  const auto size = static_cast<py::ssize_t>(owned->size());
+  const py::capsule owner(owned.get(), [](void* vector) { delete static_cast<std::vector<T>*>(vector); });
+  owned.release();
+  return py::array_t<T>(size, data, owner);
+}
+
+void register_csv(py::module_& module);
+void register_errors(py::module_& module);
+void register_files(py::module_& module);
+void register_gather(py::module_& module);
+
+}  // namespace modyn::bindings

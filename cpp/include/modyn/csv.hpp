@@ -1,0 +1,87 @@
+// Where the rows of a CSV file are, and what their label and time columns say.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "modyn/file.hpp"
+
+namespace modyn {
+
+struct CsvOptions {
+  char separator = ',';
+  char quote = '"';
+  bool quoting = true;         // false: `quote` is an ordinary character
+  std::size_t label_column = 0;
+  bool float_labels = false;
+  bool timestamps = false;     // read timestamp_column
+  std::size_t timestamp_column = 0;
+  bool skip_first_line = false;  // only where reading starts at byte 0
+};
+
+// Columns of some rows, each of the same length. A row's bytes are [offset, offset + length), without its line break.
+struct CsvRows {
+  std::vector<std::int64_t> offsets;
+  std::vector<std::int64_t> lengths;
+  std::vector<std::int64_t> int_labels;    // one of the two label columns is filled
+  std::vector<double> float_labels;
+  std::vector<std::int64_t> timestamps;    // filled if asked for
+};
+
+// Reads a file from byte `start` to its end, in chunks of rows. Rows end with \n or \r\n; within quotes both are ordinary, and a doubled
+// quote is one quote. A quote counts only at the start of a field. Empty lines are no rows. The last row needs no line break. Holds one
+// window of the file: 1 MiB, or the longest row. Not safe to share between threads.
+class CsvIndexer {
+ public:
+  // `start` is where an earlier reader stood at the end of the file; `rows_before` is how many rows it had seen. Throws FileError, and
+  // CsvError if the row before `start` had no line break and was continued since.
+  CsvIndexer(std::string path, std::int64_t start, std::int64_t rows_before, CsvOptions options);
+
+  // Up to `max_rows` rows; none at the end of the file. Throws FileError, CsvError.
+  CsvRows next(std::size_t max_rows);
+  // Bytes of the file that are behind the rows given so far, line breaks included.
+  std::int64_t position() const { return window_offset_ + static_cast<std::int64_t>(cursor_); }
+
+ private:
+  // A field's bytes in the window, with its quotes.
+  struct Field {
+    std::size_t begin = 0;
+    std::size_t end = 0;
+    bool found = false;
+  };
+  // A row in the window: [begin, end), then its line break up to `next`.
+  struct Row {
+    std::size_t begin = 0;
+    std::size_t end = 0;
+    std::size_t next = 0;
+    std::size_t fields = 0;
+    Field label;
+    Field timestamp;
+  };
+  enum class Scan { row, needs_more };
+
+  void skip_start();
+  bool find_row(Row& row);
+  Scan scan_row(Row& row) const;
+  Scan scan_quoted(std::size_t& at) const;
+  // Bytes of the line break at `at`; 0 if there is none. Only asked where more than one byte is in the window, or at the end of the file.
+  std::size_t line_break(std::size_t at) const;
+  bool read_more();
+  void append(const Row& row, CsvRows& rows) const;
+  std::string text_of(const Field& field) const;
+  [[noreturn]] void fail(std::size_t at, const std::string& text, const std::string& problem) const;
+
+  CsvOptions options_;
+  File file_;
+  std::vector<char> window_;
+  std::size_t filled_ = 0;  // bytes of the window that are read
+  std::size_t cursor_ = 0;  // in the window: start of the next row
+  std::int64_t window_offset_;
+  std::int64_t row_;  // rows found so far
+  bool at_end_ = false;
+};
+
+}  // namespace modyn

@@ -1,0 +1,46 @@
+// What can go wrong in the core. The bindings turn each type into one Python exception.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace modyn {
+
+// The caller passed arguments that no state of the files could satisfy.
+class InvalidArgument : public std::invalid_argument {
+ public:
+  using std::invalid_argument::invalid_argument;
+};
+
+enum class FileFault { vanished, truncated, permission, unreadable };
+
+// Bytes of a file that were asked for cannot be read. `available` counts the bytes from `offset` on; -1 if unknown.
+class FileError : public std::runtime_error {
+ public:
+  FileError(FileFault fault, std::string path, std::int64_t offset, std::int64_t wanted, std::int64_t available,
+            int error_number);
+
+  FileFault fault;
+  std::string path;
+  std::int64_t offset;
+  std::int64_t wanted;
+  std::int64_t available;
+  int error_number;
+};
+
+// FileError for the errno of a failed system call on `path`.
+FileError file_error(int error_number, const std::string& path, std::int64_t offset, std::int64_t wanted);
+
+// A row of a CSV file is not what was declared. Rows are counted from 1, without the skipped first line and empty lines.
+class CsvError : public std::runtime_error {
+ public:
+  CsvError(std::string path, std::int64_t row, std::int64_t offset, std::string text, const std::string& problem);
+
+  std::string path;
+  std::int64_t row;
+  std::int64_t offset;
+  std::string text;
+};
+
+}  // namespace modyn

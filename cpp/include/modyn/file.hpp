@@ -1,0 +1,59 @@
+// Reading the user's files: by pread, never by a map, because a map of a file that is cut kills the process.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+namespace modyn {
+
+// An open file. Safe to read from many threads.
+class File {
+ public:
+  // Throws FileError.
+  explicit File(std::string path);
+  ~File();
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+
+  // Reads up to `size` bytes at `offset` into `into`; returns fewer only at the end of the file. Throws FileError.
+  std::size_t read_some(void* into, std::size_t size, std::int64_t offset) const;
+  // Whether `path` still names the file that is open here.
+  bool is_current() const;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+  int descriptor_;
+  std::uint64_t device_;
+  std::uint64_t inode_;
+};
+
+// The most recently used files, kept open. At most `capacity` are kept; a file that a reader still holds closes when it lets go.
+class FileCache {
+ public:
+  explicit FileCache(std::size_t capacity) : capacity_(capacity) {}
+
+  // The file that `path` names now: a kept one is opened anew if the path was removed or replaced since. Throws FileError.
+  std::shared_ptr<const File> open(const std::string& path);
+  std::size_t size() const;
+  void clear();
+
+ private:
+  using Entry = std::pair<std::string, std::shared_ptr<const File>>;
+
+  std::shared_ptr<const File> find(const std::string& path);
+  void keep(const std::string& path, std::shared_ptr<const File> file);
+
+  std::size_t capacity_;
+  mutable std::mutex mutex_;
+  std::list<Entry> entries_;  // most recent first
+  std::unordered_map<std::string, std::list<Entry>::iterator> by_path_;
+};
+
+}  // namespace modyn

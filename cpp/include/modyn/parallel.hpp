@@ -1,0 +1,46 @@
+// Splitting work over a few short-lived threads: nothing survives the call, so that a fork or an exit of the process meets no thread.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <exception>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+namespace modyn {
+
+// Calls work(i) for i in [0, count), each once, on at most `threads` threads of which the caller is one. The first exception stops
+// further calls and is thrown here.
+template <typename Work>
+void parallel_for(std::size_t count, std::size_t threads, const Work& work) {
+  std::atomic<std::size_t> next{0};
+  std::exception_ptr failure;
+  std::mutex failure_mutex;
+  const auto drain = [&] {
+    for (std::size_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) {
+      try {
+        work(i);
+      } catch (...) {
+        const std::lock_guard lock(failure_mutex);
+        if (!failure) failure = std::current_exception();
+        next.store(count);
+      }
+    }
+  };
+  std::vector<std::thread> others;
+  const std::size_t extra = std::min(threads, count) > 1 ? std::min(threads, count) - 1 : 0;
+  others.reserve(extra);
+  try {
+    for (std::size_t i = 0; i < extra; ++i) others.emplace_back(drain);
+  } catch (const std::system_error&) {
+    // No more threads to be had: those that started, and this one, do the work.
+  }
+  drain();
+  for (auto& thread : others) thread.join();
+  if (failure) std::rethrow_exception(failure);
+}
+
+}  // namespace modyn

@@ -1,0 +1,57 @@
+#include "modyn/errors.hpp"
+
+#include <cerrno>
+#include <system_error>
+#include <utility>
+
+namespace modyn {
+namespace {
+
+std::string where(const std::string& path, std::int64_t offset, std::int64_t wanted) {
+  return path + " (" + std::to_string(wanted) + " bytes wanted at byte " + std::to_string(offset) + ")";
+}
+
+std::string message(FileFault fault, const std::string& path, std::int64_t offset, std::int64_t wanted, std::int64_t available,
+                    int error_number) {
+  const std::string place = where(path, offset, wanted);
+  switch (fault) {
+    case FileFault::vanished:
+      return "file vanished: " + place + "; restore it, or delete its samples";
+    case FileFault::truncated:
+      return "file is too short: " + place + ", " + std::to_string(available) + " available; it was cut after it was indexed: restore it, "
+             "or delete its samples";
+    case FileFault::permission:
+      return "no permission to read " + place + "; let the user of the service read it";
+    case FileFault::unreadable:
+      break;
+  }
+  return "cannot read " + place + ": " + std::generic_category().message(error_number) + "; check the disk and the file";
+}
+
+}  // namespace
+
+FileError::FileError(FileFault fault_, std::string path_, std::int64_t offset_, std::int64_t wanted_, std::int64_t available_,
+                     int error_number_)
+    : std::runtime_error(message(fault_, path_, offset_, wanted_, available_, error_number_)),
+      fault(fault_),
+      path(std::move(path_)),
+      offset(offset_),
+      wanted(wanted_),
+      available(available_),
+      error_number(error_number_) {}
+
+FileError file_error(int error_number, const std::string& path, std::int64_t offset, std::int64_t wanted) {
+  FileFault fault = FileFault::unreadable;
+  if (error_number == ENOENT || error_number == ENOTDIR) fault = FileFault::vanished;
+  if (error_number == EACCES || error_number == EPERM) fault = FileFault::permission;
+  return {fault, path, offset, wanted, -1, error_number};
+}
+
+CsvError::CsvError(std::string path_, std::int64_t row_, std::int64_t offset_, std::string text_, const std::string& problem)
+    : std::runtime_error(path_ + ", row " + std::to_string(row_) + " at byte " + std::to_string(offset_) + ": " + problem),
+      path(std::move(path_)),
+      row(row_),
+      offset(offset_),
+      text(std::move(text_)) {}
+
+}  // namespace modyn

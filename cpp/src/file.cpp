@@ -1,0 +1,94 @@
+#include "modyn/file.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "modyn/errors.hpp"
+
+namespace modyn {
+
+File::File(std::string path) : path_(std::move(path)), descriptor_(-1), device_(0), inode_(0) {
+  do {
+    // O_NONBLOCK: opening a named pipe must not wait for a writer. It means nothing for regular files.
+    descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  } while (descriptor_ < 0 && errno == EINTR);
+  if (descriptor_ < 0) throw file_error(errno, path_, 0, 0);
+  struct stat status {};
+  if (::fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode)) {
+    const int error_number = S_ISDIR(status.st_mode) ? EISDIR : EINVAL;
+    ::close(descriptor_);
+    throw file_error(error_number, path_, 0, 0);
+  }
+  device_ = status.st_dev;
+  inode_ = status.st_ino;
+}
+
+File::~File() { ::close(descriptor_); }
+
+std::size_t File::read_some(void* into, std::size_t size, std::int64_t offset) const {
+  std::size_t done = 0;
+  while (done < size) {
+    const ssize_t got = ::pread(descriptor_, static_cast<char*>(into) + done, size - done, offset + static_cast<std::int64_t>(done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw file_error(errno, path_, offset, static_cast<std::int64_t>(size));
+    if (got == 0) break;
+    done += static_cast<std::size_t>(got);
+  }
+  return done;
+}
+
+bool File::is_current() const {
+  struct stat status {};
+  return ::stat(path_.c_str(), &status) == 0 && status.st_dev == device_ && status.st_ino == inode_;
+}
+
+std::shared_ptr<const File> FileCache::open(const std::string& path) {
+  if (auto kept = find(path); kept && kept->is_current()) return kept;
+  // Opened without the lock: a slow disk must not stop readers of other files. Two threads may open one file; the last one is kept.
+  auto file = std::make_shared<const File>(path);
+  keep(path, file);
+  return file;
+}
+
+std::shared_ptr<const File> FileCache::find(const std::string& path) {
+  const std::lock_guard lock(mutex_);
+  const auto found = by_path_.find(path);
+  if (found == by_path_.end()) return nullptr;
+  entries_.splice(entries_.begin(), entries_, found->second);
+  return found->second->second;
+}
+
+void FileCache::keep(const std::string& path, std::shared_ptr<const File> file) {
+  if (capacity_ == 0) return;
+  std::shared_ptr<const File> replaced;
+  std::list<Entry> evicted;  // declared before the lock: files close after it is released
+  const std::lock_guard lock(mutex_);
+  if (const auto found = by_path_.find(path); found != by_path_.end()) {
+    replaced = std::exchange(found->second->second, std::move(file));
+    entries_.splice(entries_.begin(), entries_, found->second);
+    return;
+  }
+  entries_.emplace_front(path, std::move(file));
+  by_path_.emplace(path, entries_.begin());
+  if (entries_.size() > capacity_) {
+    by_path_.erase(entries_.back().first);
+    evicted.splice(evicted.begin(), entries_, std::prev(entries_.end()));
+  }
+}
+
+std::size_t FileCache::size() const {
+  const std::lock_guard lock(mutex_);
+  return entries_.size();
+}
+
+void FileCache::clear() {
+  std::list<Entry> closing;
+  const std::lock_guard lock(mutex_);
+  closing.swap(entries_);
+  by_path_.clear();
+}
+
+}  // namespace modyn

@@ -1,0 +1,125 @@
+#include "modyn/numbers.hpp"
+
+#include <charconv>
+#include <system_error>
+
+namespace modyn {
+namespace {
+
+bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\n'; }
+
+std::string_view trimmed(std::string_view text) {
+  while (!text.empty() && is_blank(text.front())) text.remove_prefix(1);
+  while (!text.empty() && is_blank(text.back())) text.remove_suffix(1);
+  return text;
+}
+
+template <typename Number>
+Parsed parse_number(std::string_view text, Number& value) {
+  text = trimmed(text);
+  if (text.size() > 1 && text[0] == '+' && text[1] != '-') text.remove_prefix(1);  // from_chars knows no plus sign
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (text.empty() || end != text.data() + text.size()) return Parsed::not_a_number;
+  if (error == std::errc::result_out_of_range) return Parsed::out_of_range;
+  return error == std::errc{} ? Parsed::ok : Parsed::not_a_number;
+}
+
+// Takes exactly `digits` digits from the front of `text`.
+bool take_digits(std::string_view& text, std::size_t digits, int& value) {
+  if (text.size() < digits) return false;
+  value = 0;
+  for (std::size_t i = 0; i < digits; ++i) {
+    if (text[i] < '0' || text[i] > '9') return false;
+    value = value * 10 + (text[i] - '0');
+  }
+  text.remove_prefix(digits);
+  return true;
+}
+
+bool take(std::string_view& text, char c) {
+  if (text.empty() || text.front() != c) return false;
+  text.remove_prefix(1);
+  return true;
+}
+
+bool is_leap(int year) { return year % 4 == 0 && (year % 100 != 0 || year % 400 == 0); }
+
+bool is_date(int year, int month, int day) {
+  constexpr int lengths[] = {31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31};
+  if (year < 1 || month < 1 || month > 12) return false;
+  return day >= 1 && day <= lengths[month - 1] + (month == 2 && is_leap(year) ? 1 : 0);
+}
+
+// Days since 1970 in the proleptic Gregorian calendar; the year is counted from March, so that the leap day is its last.
+std::int64_t days_since_1970(int year, int month, int day) {
+  const std::int64_t y = month <= 2 ? year - 1 : year;
+  const std::int64_t months = (month + 9) % 12;
+  const std::int64_t day_of_year = (153 * months + 2) / 5 + day - 1;
+  return y * 365 + y / 4 - y / 100 + y / 400 + day_of_year - 719468;
+}
+
+// HH:MM[:SS[.fraction]] from the front of `text`.
+bool take_time(std::string_view& text, std::int64_t& seconds) {
+  int hour = 0;
+  int minute = 0;
+  int second = 0;
+  if (!take_digits(text, 2, hour) || !take(text, ':') || !take_digits(text, 2, minute)) return false;
+  if (take(text, ':')) {
+    if (!take_digits(text, 2, second)) return false;
+    if (take(text, '.')) {
+      int digit = 0;
+      if (!take_digits(text, 1, digit)) return false;
+      while (take_digits(text, 1, digit)) {
+      }
+    }
+  }
+  seconds = hour * 3600 + minute * 60 + second;
+  return hour < 24 && minute < 60 && second < 60;
+}
+
+// Z, +HH:MM, +HHMM or +HH, as seconds east of UTC.
+bool take_zone(std::string_view& text, std::int64_t& seconds) {
+  seconds = 0;
+  if (text.empty() || take(text, 'Z')) return true;
+  const int sign = text.front() == '-' ? -1 : 1;
+  if (!take(text, '+') && !take(text, '-')) return false;
+  int hours = 0;
+  int minutes = 0;
+  if (!take_digits(text, 2, hours)) return false;
+  const bool colon = take(text, ':');
+  if ((colon || !text.empty()) && !take_digits(text, 2, minutes)) return false;
+  seconds = sign * (hours * 3600 + minutes * 60);
+  return hours < 24 && minutes < 60;
+}
+
+}  // namespace
+
+Parsed parse_int64(std::string_view text, std::int64_t& value) { return parse_number(text, value); }
+
+Parsed parse_float64(std::string_view text, double& value) { return parse_number(text, value); }
+
+Parsed parse_timestamp(std::string_view text, std::int64_t& seconds) {
+  const Parsed whole = parse_int64(text, seconds);
+  if (whole != Parsed::not_a_number) return whole;
+  text = trimmed(text);
+  int year = 0;
+  int month = 0;
+  int day = 0;
+  if (!take_digits(text, 4, year) || !take(text, '-') || !take_digits(text, 2, month) || !take(text, '-') || !take_digits(text, 2, day) ||
+      !is_date(year, month, day)) {
+    return Parsed::not_a_number;
+  }
+  std::int64_t time = 0;
+  std::int64_t zone = 0;
+  if ((take(text, 'T') || take(text, ' ')) && !(take_time(text, time) && take_zone(text, zone))) return Parsed::not_a_number;
+  if (!text.empty()) return Parsed::not_a_number;
+  seconds = days_since_1970(year, month, day) * 86400 + time - zone;
+  return Parsed::ok;
+}
+
+std::string describe(Parsed problem, std::string_view text, std::string_view wanted) {
+  std::string shown = "'" + std::string(text.substr(0, 100)) + (text.size() > 100 ? "...'" : "'");
+  return shown + (problem == Parsed::out_of_range ? " is out of the range of " : " is not ") + std::string(wanted);
+}
+
+}  // namespace modyn
