@@ -8,8 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import uuid
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -18,49 +17,17 @@ import stamina
 from modyn.config.base import Problem
 from modyn.config.system import Endpoint
 from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
+from modyn.model_storage.records import ModelHeader, StoredModel, StoredModelInfo
 from modyn.proto import common_pb2, model_storage_pb2, model_storage_pb2_grpc
 from modyn.records import ModelVersion, RunId
 from modyn.registry import Plugin
 from modyn.rpc.channel import open_channel
 from modyn.rpc.structs import from_struct, to_struct
 
+__all__ = ["ModelHeader", "ModelStorageClient", "StoredModel", "StoredModelInfo"]
+
 CHUNK_BYTES: Final = 1 << 20
 _WAIT_S: Final = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class ModelHeader:
-    """What is told of a model when it is put."""
-
-    run_id: RunId
-    """Empty for a model that a user imports; such a model is put as often as it is sent."""
-    trigger_id: int
-    model_class: str
-    """Registered id in `modyn.models`."""
-    model_config: Mapping[str, Any] = field(default_factory=dict)
-    model_storage: Mapping[str, Any] = field(default_factory=dict)
-    """That section of the pipeline; empty: whole, as safetensors."""
-    training_result: Mapping[str, Any] = field(default_factory=dict)
-    """What the trainer tells of the training: counts, losses, seconds a stage."""
-    parent_id: int | None = None
-    """The version that this one was fine-tuned from."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredModelInfo:
-    """A model version and what is needed to build its network again."""
-
-    version: ModelVersion
-    model_class: str
-    model_config: dict[str, Any]
-    training_result: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class StoredModel(StoredModelInfo):
-    """A model version whose weights have been fetched into the safetensors file `path`."""
-
-    path: Path
 
 
 class ModelStorageClient:
@@ -177,7 +144,7 @@ def info_from_proto(message: model_storage_pb2.ModelInfo) -> StoredModelInfo:
     )
 
 
-def _patiently(attempts: int | None = None) -> Iterator[stamina.Attempt]:
+def _patiently(attempts: int | None = None) -> Iterable[stamina.Attempt]:
     """Attempts for a stream, as unary calls have them: a service that restarts is back within seconds."""
     return stamina.retry_context(
         on=UnavailableError, attempts=attempts, timeout=_WAIT_S, wait_initial=0.05, wait_max=1.0, wait_jitter=0.05

@@ -17,15 +17,25 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 _DTYPE_NAMES = {
-    f"torch.{ours}": theirs
-    for ours, theirs in (
-        pair.split(":")
-        for pair in (
-            "bool:BOOL uint8:U8 int8:I8 uint16:U16 int16:I16 uint32:U32 int32:I32 uint64:U64 int64:I64 "
-            "float16:F16 bfloat16:BF16 float32:F32 float64:F64 complex64:C64 float8_e4m3fn:F8_E4M3 float8_e5m2:F8_E5M2 "
-            "float8_e8m0fnu:F8_E8M0 float8_e4m3fnuz:F8_E4M3FNUZ float8_e5m2fnuz:F8_E5M2FNUZ"
-        ).split()
-    )
+    "torch.bool": "BOOL",
+    "torch.uint8": "U8",
+    "torch.int8": "I8",
+    "torch.uint16": "U16",
+    "torch.int16": "I16",
+    "torch.uint32": "U32",
+    "torch.int32": "I32",
+    "torch.uint64": "U64",
+    "torch.int64": "I64",
+    "torch.float16": "F16",
+    "torch.bfloat16": "BF16",
+    "torch.float32": "F32",
+    "torch.float64": "F64",
+    "torch.complex64": "C64",
+    "torch.float8_e4m3fn": "F8_E4M3",
+    "torch.float8_e5m2": "F8_E5M2",
+    "torch.float8_e8m0fnu": "F8_E8M0",
+    "torch.float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "torch.float8_e5m2fnuz": "F8_E5M2FNUZ",
 }
 """What safetensors calls torch's dtypes."""
 

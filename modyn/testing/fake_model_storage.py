@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from modyn.config.base import Problem
-from modyn.errors import ConflictError, InvalidArgumentError, NotFoundError
+from modyn.errors import ConflictError, NotFoundError
 from modyn.model_storage.client import ModelHeader, StoredModel, StoredModelInfo
 from modyn.models.safetensors_file import file_weights_sha256
 from modyn.records import ModelVersion, RunId
@@ -47,8 +47,6 @@ class FakeModelStorage:
             existing = self.find(header.run_id, header.trigger_id) if header.run_id else None
             if existing is not None:
                 return existing.version
-            if header.parent_id is not None and header.parent_id not in self._models:
-                raise InvalidArgumentError(f"there is no model {header.parent_id} that could be the parent")
             version = ModelVersion(
                 model_id=self._next_id,
                 run_id=header.run_id,

@@ -1,0 +1,46 @@
+"""File formats that hold a model whole, found by id. They run in the service: without torch, and never executing what they read."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import ClassVar
+
+from modyn.config.base import Section
+from modyn.models.safetensors_file import Layout
+from modyn.registry import Registry
+
+
+class NoOptions(Section):
+    """The configuration of a format that has nothing to configure."""
+
+
+class FullModelFormat(ABC):
+    """From the safetensors file that travels to the file that is kept, and back, with bounded memory."""
+
+    Config: ClassVar[type[Section]] = NoOptions
+
+    def __init__(self, config: Section) -> None:
+        self.config = config
+
+    @abstractmethod
+    def encode(self, safetensors: Path, encoded: Path) -> None:
+        """Write the new file `encoded`. Raises InvalidArgumentError for a dtype that the format cannot hold."""
+
+    @abstractmethod
+    def decode(self, encoded: Path, layout: Layout, safetensors: Path) -> None:
+        """Write the new file `safetensors` with the same tensors. `layout` is what the catalogue knows of them, in `wire_order`.
+
+        Raises CorruptStateError if `encoded` does not hold what `layout` promises.
+        """
+
+
+MODEL_FORMATS: Registry[type[FullModelFormat]] = Registry(
+    group="modyn.model_formats",
+    kind="model format",
+    builtin={
+        "BinaryFullModel": "modyn.model_storage.formats.binary:BinaryFullModel",
+        "PyTorchFullModel": "modyn.model_storage.formats.pytorch:PyTorchFullModel",
+        "SafetensorsFullModel": "modyn.model_storage.formats.safetensors:SafetensorsFullModel",
+    },
+)

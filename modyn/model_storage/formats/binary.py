@@ -1,0 +1,45 @@
+"""Raw weights after a small header: the smallest file. Names, dtypes and shapes are not in it but in the catalogue (the architecture)."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Final
+
+from modyn.errors import CorruptStateError
+from modyn.model_storage.formats import FullModelFormat
+from modyn.models.safetensors_file import Layout, chunks, header_bytes, read_entries, wire_order
+
+_MAGIC: Final = b"MODYNRAW"
+_HEADER: Final = struct.Struct("<8sIIQ")
+"""Magic, version of the format, number of tensors, bytes that follow; little-endian."""
+_VERSION: Final = 1
+
+
+class BinaryFullModel(FullModelFormat):
+    """Tensors one after the other in `wire_order`, little-endian, without gaps."""
+
+    def encode(self, safetensors: Path, encoded: Path) -> None:
+        by_name = {entry.spec.name: entry for entry in read_entries(safetensors)}
+        layout = wire_order(entry.spec for entry in by_name.values())
+        with safetensors.open("rb") as source, encoded.open("xb") as target:
+            target.write(_HEADER.pack(_MAGIC, _VERSION, len(layout), sum(spec.num_bytes for spec in layout)))
+            for spec in layout:
+                for piece in chunks(source, by_name[spec.name].start, spec.num_bytes):
+                    target.write(piece)
+
+    def decode(self, encoded: Path, layout: Layout, safetensors: Path) -> None:
+        num_bytes = sum(spec.num_bytes for spec in layout)
+        with encoded.open("rb") as source, safetensors.open("xb") as target:
+            header = source.read(_HEADER.size)
+            if header != _HEADER.pack(_MAGIC, _VERSION, len(layout), num_bytes):
+                raise CorruptStateError(
+                    f"{encoded} does not begin as raw weights of {len(layout)} tensors and {num_bytes} bytes do"
+                )
+            if encoded.stat().st_size != _HEADER.size + num_bytes:
+                raise CorruptStateError(
+                    f"{encoded} has {encoded.stat().st_size} bytes, its header promises {_HEADER.size + num_bytes}"
+                )
+            target.write(header_bytes(layout))
+            for piece in chunks(source, _HEADER.size, num_bytes):
+                target.write(piece)

@@ -1,0 +1,125 @@
+"""A state dict as `torch.save` writes it, so that `torch.load(path, weights_only=True)` reads it. Written and read without torch.
+
+Such a file is a zip archive, uncompressed: a pickle that names the tensors, and one member with the bytes of each. The pickle is written
+here opcode by opcode; it is never read back, because the catalogue knows the layout: so no content of a file can make us run code.
+"""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from modyn.errors import CorruptStateError, InvalidArgumentError
+from modyn.model_storage.formats import FullModelFormat
+from modyn.models.safetensors_file import DTYPE_BITS, Layout, TensorSpec, chunks, header_bytes, read_entries, wire_order
+
+_STORAGES: Final = {
+    **dict(BOOL="BoolStorage", U8="ByteStorage", I8="CharStorage", I16="ShortStorage", I32="IntStorage", I64="LongStorage"),
+    **dict(F16="HalfStorage", BF16="BFloat16Storage", F32="FloatStorage", F64="DoubleStorage", C64="ComplexFloatStorage"),
+}
+"""Dtypes that have a storage class of their own, by which torch has always saved them."""
+_UNTYPED: Final = {
+    **dict(U16="uint16", U32="uint32", U64="uint64", F8_E4M3="float8_e4m3fn", F8_E5M2="float8_e5m2"),
+    **dict(F8_E8M0="float8_e8m0fnu", F8_E4M3FNUZ="float8_e4m3fnuz", F8_E5M2FNUZ="float8_e5m2fnuz"),
+}
+"""Younger dtypes: saved as bytes and the name of the dtype."""
+
+_ROOT: Final = "model"
+_ALIGNMENT: Final = 64
+"""torch maps storages into memory at the place where they are in the file."""
+_ZIP64_BYTES: Final = 20
+
+
+class PyTorchFullModel(FullModelFormat):
+    """{name: tensor}, readable by torch ≥ 2.6 with `weights_only=True`."""
+
+    def encode(self, safetensors: Path, encoded: Path) -> None:
+        by_name = {entry.spec.name: entry for entry in read_entries(safetensors)}
+        layout = wire_order(entry.spec for entry in by_name.values())
+        with safetensors.open("rb") as source, zipfile.ZipFile(encoded, "x", zipfile.ZIP_STORED) as archive:
+            for name, content in (("data.pkl", _pickled(layout)), ("byteorder", b"little"), ("version", b"3\n")):
+                _add(archive, f"{_ROOT}/{name}", len(content), (content,))
+            for index, spec in enumerate(layout):
+                pieces = chunks(source, by_name[spec.name].start, spec.num_bytes)
+                _add(archive, f"{_ROOT}/data/{index}", spec.num_bytes, pieces)
+
+    def decode(self, encoded: Path, layout: Layout, safetensors: Path) -> None:
+        try:
+            with zipfile.ZipFile(encoded) as archive, safetensors.open("xb") as target:
+                target.write(header_bytes(layout))
+                for index, spec in enumerate(layout):
+                    member = archive.getinfo(f"{_ROOT}/data/{index}")
+                    if member.file_size != spec.num_bytes or member.compress_type != zipfile.ZIP_STORED:
+                        raise CorruptStateError(f"{encoded}: '{spec.name}' has {member.file_size} bytes, not {spec.num_bytes}")
+                    with archive.open(member) as source:
+                        while piece := source.read(1 << 20):
+                            target.write(piece)
+        except (zipfile.BadZipFile, KeyError, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
+            raise CorruptStateError(f"{encoded} is not a state dict of ours: {error}") from error
+
+
+def _add(archive: zipfile.ZipFile, name: str, num_bytes: int, pieces: Iterable[bytes]) -> None:
+    """One member, with its bytes at a multiple of the alignment. No dates: equal weights give equal files."""
+    info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
+    info.file_size = num_bytes
+    large = num_bytes * 1.05 > zipfile.ZIP64_LIMIT
+    header = 30 + len(name.encode()) + 4 + (_ZIP64_BYTES if large else 0)
+    assert archive.fp is not None
+    padding = -(archive.fp.tell() + header) % _ALIGNMENT
+    info.extra = b"FB" + padding.to_bytes(2, "little") + b"Z" * padding
+    with archive.open(info, "w", force_zip64=large) as member:
+        for piece in pieces:
+            member.write(piece)
+
+
+def _pickled(layout: Layout) -> bytes:
+    """The pickle of {name: tensor of storage `index`}, protocol 2."""
+    items = b"".join(_text(spec.name) + _tensor(str(index), spec) for index, spec in enumerate(layout))
+    return pickle.PROTO + b"\x02" + pickle.EMPTY_DICT + pickle.MARK + items + pickle.SETITEMS + pickle.STOP
+
+
+def _tensor(key: str, spec: TensorSpec) -> bytes:
+    """`_rebuild_tensor_v2(storage, offset, shape, strides, requires_grad, hooks)`, or v3 of it, which takes the dtype too."""
+    stride, strides = 1, []
+    for size in reversed(spec.shape):
+        strides.append(stride)
+        stride *= max(size, 1)
+    sizes = (_tuple(map(_int, spec.shape)), _tuple(map(_int, reversed(strides))))
+    no_hooks = _global("collections", "OrderedDict") + pickle.EMPTY_TUPLE + pickle.REDUCE
+    if spec.dtype in _STORAGES:
+        storage = _storage(_global("torch", _STORAGES[spec.dtype]), key, spec.num_bytes * 8 // DTYPE_BITS[spec.dtype])
+        arguments = (storage, _int(0), *sizes, pickle.NEWFALSE, no_hooks)
+        return _global("torch._utils", "_rebuild_tensor_v2") + _tuple(arguments) + pickle.REDUCE
+    if spec.dtype in _UNTYPED:
+        storage = _storage(_global("torch.storage", "UntypedStorage"), key, spec.num_bytes)
+        arguments = (storage, _int(0), *sizes, pickle.NEWFALSE, no_hooks, _global("torch", _UNTYPED[spec.dtype]))
+        return _global("torch._utils", "_rebuild_tensor_v3") + _tuple(arguments) + pickle.REDUCE
+    raise InvalidArgumentError(
+        f"PyTorchFullModel cannot hold the dtype {spec.dtype} of tensor '{spec.name}'; choose SafetensorsFullModel in "
+        "model_storage.full_model_strategy"
+    )
+
+
+def _storage(kind: bytes, key: str, num_elements: int) -> bytes:
+    return _tuple((_text("storage"), kind, _text(key), _text("cpu"), _int(num_elements))) + pickle.BINPERSID
+
+
+def _global(module: str, name: str) -> bytes:
+    return pickle.GLOBAL + f"{module}\n{name}\n".encode()
+
+
+def _text(value: str) -> bytes:
+    encoded = value.encode("utf-8", "surrogatepass")
+    return pickle.BINUNICODE + len(encoded).to_bytes(4, "little") + encoded
+
+
+def _int(value: int) -> bytes:
+    encoded = pickle.encode_long(value)
+    return pickle.LONG1 + len(encoded).to_bytes(1, "little") + encoded
+
+
+def _tuple(items: Iterable[bytes]) -> bytes:
+    return pickle.MARK + b"".join(items) + pickle.TUPLE
