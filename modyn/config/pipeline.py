@@ -191,18 +191,11 @@ def _present(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cross_checks(data: Mapping[str, Any]) -> list[Problem]:
-    found = []
-    training = data.get("training")
-    if isinstance(training, Mapping):
-        pretrained, model_id = training.get("initial_model") == "pretrained", training.get("initial_model_id")
-        if model_id is not None and not pretrained:
-            found.append(Problem("training.initial_model_id", "needs `initial_model: pretrained`"))
     evaluation = data.get("evaluation")
     datasets = evaluation.get("datasets") if isinstance(evaluation, Mapping) else None
     names = [d.get("dataset_id") for d in datasets if isinstance(d, Mapping)] if isinstance(datasets, list) else []
-    found += [
+    return [
         Problem(f"evaluation.datasets.{index}.dataset_id", f"'{name}' is listed twice; list each dataset once")
         for index, name in enumerate(names)
         if name is not None and name in names[:index]
     ]
-    return found

@@ -100,11 +100,11 @@ def test_what_is_sent_to_services_is_what_was_written() -> None:
 
 def test_values_that_the_supervisor_reads() -> None:
     data = _figure_4()
-    data["training"] |= {"seed": 0, "num_samples_to_pass": [10, 20], "initial_model": "pretrained", "initial_model_id": 0}
+    data["training"] |= {"seed": 0, "num_samples_to_pass": [10, 20], "initial_model": "pretrained", "initial_model_id": 3}
     data["evaluation"] = EVALUATION
     pipeline = load_pipeline(yaml.safe_dump(data), "p.yaml")
-    assert pipeline.seed == 0
-    assert pipeline.initial_model_id == 0, "0 is a value, not missing"
+    assert pipeline.seed == 0, "0 is a value, not missing"
+    assert pipeline.initial_model_id == 3
     assert [pipeline.num_samples_to_pass(i) for i in range(3)] == [10, 20, None]
     assert pipeline.evaluation == EVALUATION
     assert pipeline.evaluation_dataset("mnist_test")["batch_size"] == 64
@@ -138,11 +138,6 @@ def test_a_version_may_look_like_a_number() -> None:
         ),
         ("  batch_size: 1234", "  seed: -1", "p.yaml:18: training.seed: -1 is wrong: input should be greater than or equal to 0"),
         ("  batch_size: 1234", "  num_samples_to_pass: [5, 0]", "p.yaml:18: training.num_samples_to_pass.1: 0 is wrong"),
-        (
-            "  batch_size: 1234",
-            "  initial_model_id: 3",
-            "p.yaml:18: training.initial_model_id: needs `initial_model: pretrained`",
-        ),
         ("trigger:\n  id: DataAmountTrigger\n  num_samples: 100", "trigger: daily", "p.yaml:13: trigger: 'daily' is wrong"),
         ("evaluation:", "evaluation: {datasets: []}", "p.yaml:37: evaluation.datasets: [] is wrong"),
         (
