@@ -55,7 +55,7 @@ class EvaluationRequest:
         """Equal for equal requests, different for others; safe as a file name."""
         asked = [self.run_id, self.trigger_id, self.model_id, self.handler, self.device, self.dataset]
         asked.append(sorted({(i.start, i.end, i.anchor) for i in self.intervals}))
-        digest = hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()
+        digest = hashlib.sha256(_canonical(asked).encode()).hexdigest()
         return f"{self.run_id}-{self.trigger_id}-{digest[:20]}"
 
 
@@ -94,7 +94,7 @@ class EvaluatorClient:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._channel = open_channel(endpoint)
-        self._stub = evaluator_pb2_grpc.EvaluatorStub(self._channel)  # type: ignore[no-untyped-call]
+        self._stub = evaluator_pb2_grpc.EvaluatorStub(self._channel)
 
     def __enter__(self) -> Self:
         return self
@@ -131,6 +131,14 @@ class EvaluatorClient:
     def results(self, run_id: RunId) -> list[EvaluationResult]:
         """All results of a run, by trigger, handler, dataset, metric and interval."""
         return [result_from_proto(r) for r in self._stub.Results(evaluator_pb2.ResultsRequest(run_id=run_id))]
+
+
+def _canonical(value: object) -> str:
+    """JSON in one form only, before and after the wire: whole numbers come back from there as int."""
+    text = json.dumps(value, sort_keys=True, default=str)
+    return json.dumps(
+        json.loads(text, parse_float=lambda n: int(float(n)) if float(n).is_integer() else float(n)), sort_keys=True
+    )
 
 
 def request_to_proto(request: EvaluationRequest) -> evaluator_pb2.EvaluationRequest:

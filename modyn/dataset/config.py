@@ -1,0 +1,125 @@
+"""The `data` section of a pipeline: which dataset, and how its bytes become tensors. Checking it executes nothing in it."""
+
+from __future__ import annotations
+
+import numpy as np
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from modyn.config.base import Section
+from modyn.dataset.user_code import check_function, check_transformation, imported_name
+
+NUM_ARGUMENTS = {"bytes_parser_function": 1, "batch_parser_function": 2, "label_transformer_function": 1}
+"""With how many arguments the user's functions are called."""
+
+TENSOR_TYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
+"""Element types that NumPy and PyTorch share."""
+
+
+class RecordLayout(Section):
+    """Every payload holds one array at the same place: a whole batch becomes a tensor without a Python loop."""
+
+    dtype: str = Field(description="NumPy type of the elements, with byte order if it matters, e.g. uint8, float32, <f4, >i2")
+    shape: tuple[int, ...] = Field((), description="shape of one sample, e.g. [3, 32, 32]; empty: a number")
+    offset: int = Field(0, ge=0, description="bytes before the array in each payload")
+
+    @field_validator("dtype")
+    @classmethod
+    def _known_type(cls, value: str) -> str:
+        try:
+            name = np.dtype(value).newbyteorder("=").name
+        except (TypeError, ValueError):
+            name = ""
+        if name not in TENSOR_TYPES:
+            raise ValueError(f"{value!r} is no element type; allowed are {', '.join(TENSOR_TYPES)}, also as <f4, >i2 and so on")
+        return value
+
+    @field_validator("shape")
+    @classmethod
+    def _positive(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if any(size < 1 for size in value):
+            raise ValueError(f"{list(value)} is no shape: every size is at least 1")
+        return value
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the array of one sample."""
+        return int(np.dtype(self.dtype).itemsize * np.prod(self.shape, dtype=np.int64))
+
+
+class DataConfig(Section):
+    """How the bytes of a sample become a tensor: exactly one of `bytes_parser_function` (per sample), `batch_parser_function` (whole
+    batches) and `record_layout` (whole batches, no code); then the transformations, per sample and in the order given below."""
+
+    dataset_id: str = Field(min_length=1, description="name of a registered dataset")
+    bytes_parser_function: str | None = Field(
+        None,
+        description="source of `def bytes_parser_function(data: memoryview)`, or package.module:name, called for each sample",
+    )
+    batch_parser_function: str | None = Field(
+        None,
+        description="source of `def batch_parser_function(data, offsets)`, or package.module:name: uint8 array and int64 offsets (n+1,) "
+        "to tensors with n rows",
+    )
+    record_layout: RecordLayout | None = Field(None, description="dtype, shape and offset of an array that every payload holds")
+    transformations: tuple[str, ...] = Field(
+        (),
+        description="expressions such as transforms.Normalize(...), or package.module:name with arguments; may draw random numbers",
+    )
+    deterministic_transformations: tuple[str, ...] = Field(
+        (), description="transformations without randomness, applied before all others; what a cache may keep the outcome of"
+    )
+    random_transformations: tuple[str, ...] = Field(
+        (), description="transformations to draw anew for each use, applied after all others, in training only"
+    )
+    label_transformer_function: str | None = Field(
+        None,
+        description="source of `def label_transformer_function(labels)`, or package.module:name: called with the label tensor of a batch",
+    )
+    tokenizer: str | None = Field(
+        None,
+        description="package.module:name of a factory whose product is called with each parsed sample, before transformations",
+    )
+
+    @field_validator(*NUM_ARGUMENTS)
+    @classmethod
+    def _function(cls, value: str | None, info: ValidationInfo) -> str | None:
+        name = info.field_name or ""
+        return value if value is None else check_function(value, name, NUM_ARGUMENTS[name])
+
+    @field_validator("transformations", "deterministic_transformations", "random_transformations")
+    @classmethod
+    def _transformations(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(check_transformation(text) for text in value)
+
+    @field_validator("tokenizer")
+    @classmethod
+    def _tokenizer(cls, value: str | None) -> str | None:
+        if value is not None and imported_name(value) is None:
+            raise ValueError(f"{value!r} is not an importable name; write 'package.module:name', with arguments if it takes any")
+        return value
+
+    @model_validator(mode="after")
+    def _one_way_to_parse(self) -> DataConfig:
+        ways = [
+            name
+            for name in ("bytes_parser_function", "batch_parser_function", "record_layout")
+            if getattr(self, name) is not None
+        ]
+        if len(ways) != 1:
+            given = f"{' and '.join(ways)} are given" if ways else "none is given"
+            raise ValueError(f"exactly one of bytes_parser_function, batch_parser_function and record_layout is needed; {given}")
+        return self
+
+    @property
+    def all_transformations(self) -> tuple[str, ...]:
+        return (*self.deterministic_transformations, *self.transformations, *self.random_transformations)
+
+    @property
+    def runs_per_sample(self) -> bool:
+        """Whether Python runs for each sample, so that further processes help."""
+        return self.bytes_parser_function is not None or self.tokenizer is not None or bool(self.all_transformations)
+
+    @property
+    def may_draw(self) -> bool:
+        """Whether decoding may draw random numbers (in training)."""
+        return bool(self.transformations or self.random_transformations)

@@ -1,0 +1,134 @@
+"""The user's functions and transformations, made callable. In workers only: this is where code from a pipeline runs.
+
+Source sees torch, numpy (also as np), io, json, struct, PIL and its Image without importing them. Whatever such code raises becomes a
+UserCodeError that names the function, the sample key and the line.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import linecache
+import struct
+import traceback
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import PIL
+import PIL.Image
+import torch
+
+from modyn.dataset.user_code import EXTRAS, imported_name
+from modyn.errors import ConfigError, UserCodeError
+from modyn.registry import load_object
+
+
+class UserFunction:
+    """A callable of the user with the name under which the pipeline knows it.
+
+    `describe` is what the argument belongs to in messages, e.g. `sample 17 of dataset 'digits'`; it is called only when there is an error.
+    """
+
+    __slots__ = ("_call", "_file", "name")
+
+    def __init__(self, name: str, call: Callable[..., Any], file: str | None) -> None:
+        self.name = name
+        self._call = call
+        self._file = file
+
+    def __call__(self, describe: Callable[[], str], *arguments: Any) -> Any:
+        try:
+            return self._call(*arguments)
+        except Exception as error:
+            raise UserCodeError(f"{self.name} failed for {describe()}: {told(error, self._file)}") from error
+
+
+def compile_function(text: str, name: str) -> UserFunction:
+    """The function `name` of the source `text`, or the one that `package.module:name` names.
+
+    Raises UserCodeError if the source raises while it is executed, ConfigError if there is nothing to import.
+    """
+    imported = imported_name(text)
+    if imported is not None:
+        return UserFunction(f"{name} ({imported.path})", _callable(load_object(imported.path), imported.path), None)
+    file = f"<{name}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    scope = _namespace()
+    try:
+        exec(compile(text, file, "exec"), scope)
+    except Exception as error:
+        raise UserCodeError(f"{name} cannot be defined: {told(error, file)}") from error
+    if name not in scope:
+        raise UserCodeError(f"{name} cannot be used: its source defines no function of that name")
+    return UserFunction(name, _callable(scope[name], name), file)
+
+
+def compile_transformation(text: str, name: str) -> UserFunction:
+    """What the expression `text` evaluates to, or the importable object, called first if arguments are given or if it is a class.
+
+    Raises ConfigError that names the extra to install if torchvision is needed and missing, UserCodeError if the expression raises.
+    """
+    shown = f"{name} `{text.strip()}`"
+    imported = imported_name(text)
+    try:
+        if imported is not None:
+            found = load_object(imported.path)
+            if imported.arguments is not None or isinstance(found, type):
+                positional, named = imported.arguments or ((), {})
+                found = _callable(found, imported.path)(*positional, **named)
+        else:
+            code = compile(text.strip(), f"<{name}>", "eval")
+            found = eval(code, _namespace() | _extras(code.co_names, shown))
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise UserCodeError(f"{shown} cannot be made: {told(error, None)}") from error
+    return UserFunction(shown, _callable(found, shown), None)
+
+
+def told(error: BaseException, file: str | None) -> str:
+    """What was raised, and at which line of the user's source (the innermost frame in `file`), or else where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = [frame for frame in frames if frame.filename == file]
+    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if isinstance(error, SyntaxError) and error.filename == file:
+        return f"{what} at line {error.lineno}"
+    if inside:
+        return f"{what} at line {inside[-1].lineno}: `{(inside[-1].line or '').strip()}`"
+    # The first frame is the call in this module.
+    return f"{what} at line {frames[-1].lineno} of {frames[-1].filename}" if len(frames) > 1 else what
+
+
+def _callable(found: object, name: str) -> Callable[..., Any]:
+    if not callable(found):
+        raise ConfigError(f"{name} is a {type(found).__name__}, which cannot be called")
+    return found
+
+
+def _namespace() -> dict[str, Any]:
+    return {
+        "__name__": "modyn_user_code",
+        "torch": torch,
+        "np": np,
+        "numpy": np,
+        "io": io,
+        "json": json,
+        "struct": struct,
+        "PIL": PIL,
+        "Image": PIL.Image,
+    }
+
+
+def _extras(names: tuple[str, ...], shown: str) -> dict[str, Any]:
+    """Modules of optional packages that the expression mentions."""
+    found: dict[str, Any] = {}
+    for name in names:
+        if name in EXTRAS:
+            package, extra = EXTRAS[name]
+            if find_spec(package) is None:
+                raise ConfigError(f"{shown} needs {package}, which is not installed: pip install 'modyn[{extra}]'")
+            found[name] = import_module(package if name == package else f"{package}.{name}")
+    return found
