@@ -1,0 +1,57 @@
+# `make demo` shows what Modyn does; `make test` is the gate. Each installs what it needs into .venv first.
+
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+CONSTRAINTS := constraints.txt
+STAMP := $(VENV)/.installed
+JOBS ?= 2
+
+.PHONY: help setup demo test check lint types unit cpp test-all docs clean
+
+help:  ## Show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+setup: $(STAMP)  ## Create .venv, install pinned dependencies, build the C++ core
+
+# torch first and pinned: resolved any other way, it brings gigabytes of CUDA.
+$(STAMP): pyproject.toml $(CONSTRAINTS) CMakeLists.txt $(shell find cpp protos -type f 2>/dev/null)
+	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is needed and '$(PYTHON)' was not found: apt-get install python3.11 python3.11-venv, or make PYTHON=/path/to/python3.11"; exit 1; }
+	@command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || { echo "A C++17 compiler is needed: apt-get install g++"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) "torch==2.13.0" numpy
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) scikit-build-core pybind11 grpcio-tools cmake ninja
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --no-build-isolation --editable ".[dev,examples]"
+	@touch $@
+
+demo: setup  ## Replay a pipeline on real images through all six services, show the results, write an HTML report
+	$(BIN)/python -m examples.digits.demo
+
+test: check  ## The gate, as CI runs it
+
+check: lint types unit cpp  ## Ruff, mypy (strict), tests with warnings as errors, C++ tests
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy modyn tests benchmark examples
+
+unit: setup
+	$(BIN)/pytest -m "not slow" -n $(JOBS) --dist worksteal
+
+cpp: setup  ## C++ tests
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/tests -G Ninja -DMODYN_BUILD_TESTS=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -Dpybind11_DIR=$$($(BIN)/python -m pybind11 --cmakedir) >/dev/null
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/tests
+	PATH="$(CURDIR)/$(BIN):$$PATH" ctest --test-dir build/tests --output-on-failure
+
+test-all: check  ## The gate, and all that takes longer
+	$(BIN)/pytest -m slow
+
+docs: setup  ## Write the generated pages again
+	$(BIN)/python -m modyn.cli.schema --markdown > docs/pipeline.md
+
+clean:  ## Remove what builds and tests leave behind
+	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis modyn/proto modyn/_core*.so

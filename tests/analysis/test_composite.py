@@ -1,0 +1,78 @@
+"""Composite models and scores, against the definitions of the paper worked out by hand and by brute force."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modyn.analysis.composite import Series, composite_model, composite_performance, evaluation_matrix, pipeline_score, scores
+from modyn.analysis.results import evaluations_table, triggers_table
+from modyn.evaluator.client import EvaluationResult
+from modyn.records import EvalInterval, RunId
+from modyn.supervisor.client import TriggerRecord, TriggerState
+
+
+def trigger(trigger_id: int, last: int, model: int | None = 1, **more: object) -> TriggerRecord:
+    fields = {
+        "position": 0,
+        "first_timestamp": 0,
+        "fired_at_timestamp": last,
+        "state": TriggerState.TRAINED,
+        "started_at": 0.0,
+        **more,
+    }
+    return TriggerRecord(trigger_id=trigger_id, last_timestamp=last, model_id=model, **fields)  # type: ignore[arg-type]
+
+
+def result(trigger_id: int, start: int, value: float | None, metric: str = "Accuracy") -> EvaluationResult:
+    return EvaluationResult(
+        RunId("r"), trigger_id, trigger_id + 1, "h", "d", EvalInterval(start, start + 10, start), metric, value, "", 5
+    )
+
+
+def test_figure_two_of_the_paper() -> None:
+    """Models whose data ends at 10, 20 and 24; intervals anchored at 5, 10, 15, 25 and 30: a model may be active for several or none."""
+    triggers = triggers_table([trigger(0, 10), trigger(1, 20), trigger(2, 24)])
+    anchors = np.array([5, 10, 15, 25, 30])
+    assert composite_model(triggers, anchors, "active") == [None, None, 0, 2, 2]
+    assert composite_model(triggers, anchors, "trained") == [0, 0, 1, 2, 2]
+
+
+def test_a_trigger_without_a_model_answers_nowhere() -> None:
+    triggers = triggers_table([trigger(0, 10), trigger(1, 20, model=None), trigger(2, 30)])
+    assert composite_model(triggers, np.array([25, 35]), "active") == [0, 2]
+    assert composite_model(triggers_table([]), np.array([1]), "trained") == [None]
+
+
+def test_scores_leave_out_what_is_undefined() -> None:
+    triggers = triggers_table([trigger(0, 5), trigger(1, 15)])
+    values = {(0, 0): 0.1, (0, 10): 0.5, (0, 20): None, (1, 0): 0.9, (1, 10): 0.7, (1, 20): 0.8}
+    evaluations = evaluations_table([result(t, s, v) for (t, s), v in values.items()])
+    series = Series("h", "d", "Accuracy")
+    matrix = evaluation_matrix(evaluations, series)
+    assert matrix.shape == (2, 3)
+    active = composite_performance(matrix, triggers, "active")
+    assert active["trigger_id"].tolist() == [pd.NA, 0, 1]
+    np.testing.assert_array_equal(active["value"], [np.nan, 0.5, 0.8])
+    assert pipeline_score(active) == pytest.approx(0.65)
+    assert pipeline_score(composite_performance(matrix, triggers, "trained")) == pytest.approx((0.1 + 0.7 + 0.8) / 3)
+    table = scores(triggers, evaluations)
+    assert (table.loc[0, "scored_intervals"], table.loc[0, "intervals"]) == (2, 3)
+
+
+def test_nothing_evaluated_gives_an_empty_table() -> None:
+    assert scores(triggers_table([]), evaluations_table([])).empty
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=8), st.lists(st.integers(-5, 60), max_size=10))
+def test_active_is_the_newest_model_that_ends_before_the_anchor(steps: list[int], anchors: list[int]) -> None:
+    ends = np.cumsum(steps).tolist()
+    triggers = triggers_table([trigger(i, end) for i, end in enumerate(ends)])
+    active = composite_model(triggers, np.array(anchors, np.int64), "active")
+    trained = composite_model(triggers, np.array(anchors, np.int64), "trained")
+    for anchor, a, t in zip(anchors, active, trained, strict=True):
+        assert a == max((i for i, end in enumerate(ends) if end < anchor), default=None)
+        assert t == min((-1 if a is None else a) + 1, len(ends) - 1)

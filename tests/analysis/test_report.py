@@ -1,0 +1,82 @@
+"""The report holds what it promises, for any state of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from modyn.analysis.cost import cost
+from modyn.analysis.report import render, write_report
+from modyn.analysis.results import RunResults, evaluations_table, triggers_table
+from modyn.evaluator.client import EvaluationResult
+from modyn.records import EvalInterval, RunId
+from modyn.supervisor.client import Run, RunMode, RunState, TriggerRecord, TriggerState
+
+YEAR = 365 * 86_400
+
+
+def run(state: RunState = RunState.FINISHED, **more: object) -> Run:
+    fields = {"submitted_at": 100.0, "finished_at": 130.0, "num_samples": 300, "yaml": "pipeline: {name: <b>demo</b>}", **more}
+    return Run(run_id=RunId("demo-0001"), pipeline_name="demo", mode=RunMode.EXPERIMENT, state=state, **fields)  # type: ignore[arg-type]
+
+
+def results() -> RunResults:
+    triggers = [
+        TriggerRecord(
+            i, i * 100, i * YEAR, (i + 1) * YEAR - 1, (i + 1) * YEAR, TriggerState.TRAINED, 100.0, 110.0, 100, "c", i + 1, i or None, "ab" * 32,
+            {"loss": 0.25}, {"select": 0.1, "train": 2.0, "store": 0.1, "evaluate": 1.0, "total": 3.2},
+        )
+        for i in range(3)
+    ]  # fmt: skip
+    evaluations = [
+        EvaluationResult(
+            RunId("r"), t, t + 1, "h", "d", EvalInterval(i * YEAR, (i + 1) * YEAR, i * YEAR), "Accuracy", 0.1 * (t + i), "", 9
+        )
+        for t in range(3)
+        for i in range(4)
+    ]
+    return RunResults(run(), triggers_table(triggers), evaluations_table(evaluations))
+
+
+def test_costs_are_sums_over_the_triggers() -> None:
+    spent = cost(results())
+    assert (spent.num_triggers, spent.num_samples, spent.wall_s) == (3, 300, 30.0)
+    assert spent.by_stage_s == pytest.approx({"select": 0.3, "train": 6.0, "store": 0.3, "evaluate": 3.0})
+
+
+def test_the_report_has_every_section_and_needs_no_network(tmp_path: Path) -> None:
+    path = write_report(results(), tmp_path / "deep" / "report.html")
+    page = path.read_text()
+    for title in (
+        "Scores",
+        "Evaluation matrix: Accuracy on d",
+        "Over time: Accuracy on d",
+        "Models",
+        "Triggers",
+        "Time by stage",
+        "All triggers",
+    ):
+        assert f"<h2>{title}" in page
+    assert "src=" not in page.split("</script>")[-1]
+    assert "&lt;b&gt;demo" in page
+    assert list(tmp_path.joinpath("deep").iterdir()) == [path]
+
+
+def test_a_run_without_triggers_and_one_that_failed_have_a_report_too() -> None:
+    empty = RunResults(run(message="the stream ended and no trigger fired"), triggers_table([]), evaluations_table([]))
+    assert "the stream ended and no trigger fired" in render(empty)
+    failed = RunResults(
+        run(RunState.FAILED, finished_at=None, error="trigger 0: <disk full>"), triggers_table([]), evaluations_table([])
+    )
+    page = render(failed)
+    assert "trigger 0: &lt;disk full&gt;" in page
+    assert cost(failed).wall_s == 0.0
+
+
+def test_a_trigger_that_is_still_running_has_gaps_and_no_errors() -> None:
+    half = TriggerRecord(0, 10, 0, 9, 9, TriggerState.FIRED, 100.0)
+    page = render(RunResults(run(RunState.TRAINING, finished_at=None), triggers_table([half]), evaluations_table([])))
+    assert "All triggers" in page
+    assert np.isnan(triggers_table([half])["loss"][0])
