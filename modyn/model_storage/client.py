@@ -35,7 +35,7 @@ class ModelStorageClient:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._channel = open_channel(endpoint)
-        self._stub = model_storage_pb2_grpc.ModelStorageStub(self._channel)  # type: ignore[no-untyped-call]
+        self._stub = model_storage_pb2_grpc.ModelStorageStub(self._channel)
 
     def __enter__(self) -> ModelStorageClient:
         return self

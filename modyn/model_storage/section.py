@@ -17,7 +17,8 @@ class FullModelStrategy(Section):
 
     name: str = Field(
         "SafetensorsFullModel",
-        description="SafetensorsFullModel; PyTorchFullModel (a file for torch.load); BinaryFullModel (raw weights, architecture needed to load)",
+        description="SafetensorsFullModel; PyTorchFullModel (a file for torch.load); "
+        "BinaryFullModel (raw weights, architecture needed to load)",
     )
     zip: bool = Field(False, description="compress the file")
     zip_algorithm: Literal["ZIP_DEFLATED", "zstd"] = Field("ZIP_DEFLATED", description="how it is compressed")

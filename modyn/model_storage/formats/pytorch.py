@@ -17,13 +17,28 @@ from modyn.model_storage.formats import FullModelFormat
 from modyn.models.safetensors_file import DTYPE_BITS, Layout, TensorSpec, chunks, header_bytes, read_entries, wire_order
 
 _STORAGES: Final = {
-    **dict(BOOL="BoolStorage", U8="ByteStorage", I8="CharStorage", I16="ShortStorage", I32="IntStorage", I64="LongStorage"),
-    **dict(F16="HalfStorage", BF16="BFloat16Storage", F32="FloatStorage", F64="DoubleStorage", C64="ComplexFloatStorage"),
+    "BOOL": "BoolStorage",
+    "U8": "ByteStorage",
+    "I8": "CharStorage",
+    "I16": "ShortStorage",
+    "I32": "IntStorage",
+    "I64": "LongStorage",
+    "F16": "HalfStorage",
+    "BF16": "BFloat16Storage",
+    "F32": "FloatStorage",
+    "F64": "DoubleStorage",
+    "C64": "ComplexFloatStorage",
 }
 """Dtypes that have a storage class of their own, by which torch has always saved them."""
 _UNTYPED: Final = {
-    **dict(U16="uint16", U32="uint32", U64="uint64", F8_E4M3="float8_e4m3fn", F8_E5M2="float8_e5m2"),
-    **dict(F8_E8M0="float8_e8m0fnu", F8_E4M3FNUZ="float8_e4m3fnuz", F8_E5M2FNUZ="float8_e5m2fnuz"),
+    "U16": "uint16",
+    "U32": "uint32",
+    "U64": "uint64",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
 }
 """Younger dtypes: saved as bytes and the name of the dtype."""
 
@@ -91,11 +106,11 @@ def _tensor(key: str, spec: TensorSpec) -> bytes:
     no_hooks = _global("collections", "OrderedDict") + pickle.EMPTY_TUPLE + pickle.REDUCE
     if spec.dtype in _STORAGES:
         storage = _storage(_global("torch", _STORAGES[spec.dtype]), key, spec.num_bytes * 8 // DTYPE_BITS[spec.dtype])
-        arguments = (storage, _int(0), *sizes, pickle.NEWFALSE, no_hooks)
+        arguments = [storage, _int(0), *sizes, pickle.NEWFALSE, no_hooks]
         return _global("torch._utils", "_rebuild_tensor_v2") + _tuple(arguments) + pickle.REDUCE
     if spec.dtype in _UNTYPED:
         storage = _storage(_global("torch.storage", "UntypedStorage"), key, spec.num_bytes)
-        arguments = (storage, _int(0), *sizes, pickle.NEWFALSE, no_hooks, _global("torch", _UNTYPED[spec.dtype]))
+        arguments = [storage, _int(0), *sizes, pickle.NEWFALSE, no_hooks, _global("torch", _UNTYPED[spec.dtype])]
         return _global("torch._utils", "_rebuild_tensor_v3") + _tuple(arguments) + pickle.REDUCE
     raise InvalidArgumentError(
         f"PyTorchFullModel cannot hold the dtype {spec.dtype} of tensor '{spec.name}'; choose SafetensorsFullModel in "
