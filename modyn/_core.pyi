@@ -30,7 +30,7 @@ class CsvError(DataError):
 
     path: str
     row: int
-    """Counted from 1, from the start of the file, without empty lines."""
+    """Counted from 1, from the start of the file, without the skipped first line and empty lines."""
     offset: int
     text: str
     """The field at fault, at most 100 bytes of it."""

@@ -1,107 +1,45 @@
-"""The sample index: immutable, memory-mapped, columnar files, one entry a sample."""
+"""The sample index of a dataset: all its segments together. Where are the samples of these keys, and which samples are in this interval?
+
+Immutable, so that readers need no lock: a new segment makes a new index over the same open files.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from modyn.errors import CorruptStateError, NotFoundError
 from modyn.records import Int64Array, Interval, LabelArray, SampleBatch
 from modyn.storage.deletions import Deletions
-from modyn.storage.formats.base import IndexedFiles, IndexedSamples
+from modyn.storage.segment_file import (
+    SEGMENT_ROWS,
+    Segment,
+    SegmentBuilder,
+    SegmentColumns,
+    SegmentInfo,
+    UInt32Array,
+    merge_segments,
+    write_segment,
+)
 
-UInt32Array = npt.NDArray[np.uint32]
+__all__ = [
+    "SEGMENT_ROWS",
+    "Locations",
+    "Segment",
+    "SegmentBuilder",
+    "SegmentColumns",
+    "SegmentIndex",
+    "SegmentInfo",
+    "merge_segments",
+    "write_segment",
+]
 
-SEGMENT_ROWS = 1 << 20
-"""Most entries of one segment: bounds the memory that writing one takes (about 40 bytes an entry, twice)."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SegmentColumns:
-    """Entries of one segment, in order of key: arrays of shape (n,).
-
-    file_ids: uint32. offsets, lengths: int64 bytes (lengths may be one int for all). labels: int64 or float64. timestamps: int64 seconds.
-    """
-
-    file_ids: UInt32Array
-    offsets: Int64Array
-    lengths: Int64Array | int
-    labels: LabelArray
-    timestamps: Int64Array
-
-    def __len__(self) -> int:
-        return len(self.file_ids)
-
-
-class SegmentBuilder:
-    """Collects what formats found until there is enough for a segment. `take` never gives more than `rows` entries."""
-
-    def __init__(self, float_labels: bool, rows: int = SEGMENT_ROWS) -> None: ...
-
-    def add(self, file_id: int, samples: IndexedSamples) -> None:
-        """Append the samples of one file."""
-        raise NotImplementedError
-
-    def add_files(self, file_ids: UInt32Array, files: IndexedFiles) -> None:
-        """Append files of one sample each, those with problems left out. file_ids: uint32, one for each of `files.good()`."""
-        raise NotImplementedError
-
-    def __len__(self) -> int:
-        raise NotImplementedError
-
-    def full(self) -> bool:
-        """Whether `take` would give a whole segment."""
-        raise NotImplementedError
-
-    def take(self) -> SegmentColumns:
-        """Remove and return the first min(rows, len) entries."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentInfo:
-    """What the catalogue keeps of a segment. Keys are [first_key, first_key + num_samples)."""
-
-    first_key: int
-    num_samples: int
-    min_timestamp: int
-    max_timestamp: int
-    num_bytes: int
-    checksum: str
-    """Of header and all columns, hex."""
-
-
-def write_segment(path: Path, first_key: int, columns: SegmentColumns) -> SegmentInfo:
-    """Write a segment of at least one entry. `path` is complete and durable when this returns, or does not exist. Raises UnavailableError."""
-    raise NotImplementedError
-
-
-class Segment:
-    """One open segment."""
-
-    path: Path
-    info: SegmentInfo
-
-    @classmethod
-    def open(cls, path: Path) -> Segment:
-        """Map a segment; verifies header and size. Raises CorruptStateError."""
-        raise NotImplementedError
-
-    def verify(self) -> None:
-        """Read everything and compare with the checksums. Raises CorruptStateError."""
-        raise NotImplementedError
-
-    def columns(self, start: int = 0, stop: int | None = None) -> SegmentColumns:
-        """Entries [start, stop) by position in the segment."""
-        raise NotImplementedError
-
-
-def merge_segments(path: Path, segments: Sequence[Segment]) -> SegmentInfo:
-    """Write one segment that holds the entries of neighbouring ones, at most SEGMENT_ROWS. The old files stay. Raises ValueError on a gap."""
-    raise NotImplementedError
+_MERGE_ROWS = 1 << 18
+"""Samples that a query over overlapping segments holds in memory, all segments together."""
+_MIN_BLOCK_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,56 +51,247 @@ class Locations:
     lengths: Int64Array | int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Group:
+    """Keys of one segment among those asked: `where` they stand in the question, and their positions in the segment."""
+
+    segment: Segment
+    where: Int64Array | slice
+    positions: Int64Array
+
+
 class SegmentIndex:
-    """All segments of a dataset. Immutable: `with_segments` gives a new one, so that readers need no lock."""
+    """All segments of a dataset."""
 
     def __init__(self, segments: Sequence[Segment] = (), float_labels: bool = False) -> None:
-        """`segments` in any order; must not overlap. Raises CorruptStateError if they do."""
-        raise NotImplementedError
+        """`segments` in any order. Raises CorruptStateError if two hold the same key or their labels are not what the dataset's are."""
+        self.segments = tuple(sorted(segments, key=lambda segment: segment.info.first_key))
+        self._float_labels = float_labels
+        self._first_keys = np.array([segment.info.first_key for segment in self.segments], np.int64)
+        self._end_keys = np.array([segment.info.end_key for segment in self.segments], np.int64)
+        if len(overlap := np.flatnonzero(self._first_keys[1:] < self._end_keys[:-1])):
+            first, second = self.segments[overlap[0]], self.segments[overlap[0] + 1]
+            raise CorruptStateError(
+                f"segments {first.path} and {second.path} both hold key {second.info.first_key}; remove the newer one"
+            )
+        for segment in self.segments:
+            if segment.float_labels != float_labels:
+                raise CorruptStateError(
+                    f"the labels of segment {segment.path} are not of the dataset's type; ingest the dataset again"
+                )
 
     def with_segments(self, segments: Sequence[Segment]) -> SegmentIndex:
-        """This index and further segments."""
-        raise NotImplementedError
+        """An index of these segments too."""
+        return SegmentIndex([*self.segments, *segments], self._float_labels)
 
     @property
-    def num_samples(self) -> int: ...
+    def num_samples(self) -> int:
+        """Number of samples, deleted ones included."""
+        return int((self._end_keys - self._first_keys).sum())
 
     @property
     def next_key(self) -> int:
         """The key after the last."""
-        ...
+        return self.segments[-1].info.end_key if self.segments else 0
 
     @property
-    def min_timestamp(self) -> int | None: ...
+    def min_timestamp(self) -> int | None:
+        return min((segment.info.min_timestamp for segment in self.segments), default=None)
 
     @property
-    def max_timestamp(self) -> int | None: ...
+    def max_timestamp(self) -> int | None:
+        return max((segment.info.max_timestamp for segment in self.segments), default=None)
 
     def contains(self, keys: Int64Array) -> npt.NDArray[np.bool_]:
-        """For each key, whether it was ever given to a sample: bool (n,)."""
-        raise NotImplementedError
+        """For each key, whether a sample ever had it: bool (n,)."""
+        if not self.segments:
+            return np.zeros(len(keys), np.bool_)
+        slots = np.searchsorted(self._first_keys, keys, "right") - 1
+        return np.logical_and(slots >= 0, keys < self._end_keys[slots])
 
     def locate(self, keys: Int64Array) -> Locations:
-        """Locations of `keys`, any order, duplicates allowed. Raises NotFoundError naming unknown keys. Ignores deletions."""
-        raise NotImplementedError
+        """Locations of `keys`, any order, duplicates allowed. Raises NotFoundError that names unknown keys. Knows nothing of deletions."""
+        n = len(keys)
+        file_ids, offsets = np.empty(n, np.uint32), np.empty(n, np.int64)
+        groups = self._groups(keys)
+        for group in groups:
+            file_ids[group.where] = group.segment.file_ids.take(group.positions)
+            offsets[group.where] = group.segment.offsets.take(group.positions)
+        constants = {group.segment.lengths.at(0) if group.segment.lengths.constant else -1 for group in groups}
+        if len(constants) == 1 and (constant := constants.pop()) >= 0:
+            return Locations(file_ids, offsets, constant)
+        lengths = np.empty(n, np.int64)
+        for group in groups:
+            lengths[group.where] = group.segment.lengths.take(group.positions)
+        return Locations(file_ids, offsets, lengths)
 
     def samples_by_key(self, keys: Int64Array) -> SampleBatch:
-        """Labels and timestamps of `keys` in the order asked. Raises NotFoundError. Ignores deletions."""
-        raise NotImplementedError
+        """Labels and timestamps of `keys` in the order asked. Raises NotFoundError. Knows nothing of deletions."""
+        timestamps = np.empty(len(keys), np.int64)
+        labels: LabelArray = np.empty(len(keys), np.float64) if self._float_labels else np.empty(len(keys), np.int64)
+        for group in self._groups(keys):
+            timestamps[group.where] = group.segment.timestamps.take(group.positions)
+            labels[group.where] = group.segment.labels.take(group.positions)
+        return SampleBatch(keys, timestamps, labels)
+
+    def _groups(self, keys: Int64Array) -> list[_Group]:
+        known = self.contains(keys)
+        if not known.all():
+            unknown = np.unique(keys[~known])
+            shown = ", ".join(str(key) for key in unknown[:5]) + (", ..." if len(unknown) > 5 else "")
+            raise NotFoundError(f"no sample has key {shown}; keys of this dataset are 0 to {self.next_key - 1}")
+        if not len(keys):
+            return []
+        slots = np.searchsorted(self._first_keys, keys, "right") - 1
+        if (slots == slots[0]).all():
+            return [_Group(self.segments[slots[0]], slice(None), keys - self._first_keys[slots[0]])]
+        order = np.argsort(slots, kind="stable")
+        used, starts = np.unique(slots[order], return_index=True)
+        return [
+            _Group(self.segments[slot], where, keys[where] - self._first_keys[slot])
+            for slot, where in zip(used.tolist(), np.split(order, starts[1:]), strict=True)
+        ]
 
     def samples_from(self, first_key: int, batch_size: int, deletions: Deletions | None = None) -> Iterator[SampleBatch]:
-        """Samples with key >= first_key in key order, deleted ones left out, at most batch_size at once."""
-        raise NotImplementedError
+        """Samples with key >= first_key in order of key, deleted ones left out, at most batch_size at once."""
+        return _rebatched(_without_deleted(self._in_key_order(first_key, batch_size), deletions), batch_size)
+
+    def _in_key_order(self, first_key: int, batch_size: int) -> Iterator[SampleBatch]:
+        for segment in self.segments[int(np.searchsorted(self._end_keys, first_key, "right")) :]:
+            begin = max(0, first_key - segment.info.first_key)
+            for start in range(begin, segment.info.num_samples, batch_size):
+                yield segment.samples(start, min(start + batch_size, segment.info.num_samples))
 
     def samples_in_interval(
         self, interval: Interval, batch_size: int, after: tuple[int, int] | None = None, deletions: Deletions | None = None
     ) -> Iterator[SampleBatch]:
         """Samples of the interval in the order (timestamp, key), deleted ones left out, at most batch_size at once.
 
-        `after`: only samples behind this (timestamp, key). Memory is bounded by the batch, not by the dataset.
+        `after`: only samples behind this (timestamp, key). Memory is bounded by batch_size and a constant, not by the dataset.
         """
-        raise NotImplementedError
+        ranges = [_Cursor(segment, *_ranks(segment, interval, after)) for segment in self.segments if _touches(segment, interval)]
+        return _rebatched(
+            _without_deleted(_merged([cursor for cursor in ranges if cursor.rank < cursor.end]), deletions), batch_size
+        )
 
     def count_in_interval(self, interval: Interval, deletions: Deletions | None = None) -> int:
         """Number of samples of the interval that are not deleted."""
-        raise NotImplementedError
+        count = 0
+        for segment in self.segments:
+            if not _touches(segment, interval):
+                continue
+            first, end = _ranks(segment, interval, None)
+            count += end - first
+            if deletions is not None:
+                deleted = deletions.keys_between(segment.info.first_key, segment.info.end_key) - segment.info.first_key
+                times = segment.timestamps.take(deleted)
+                count -= int(np.count_nonzero((times >= interval.start) & (times < interval.end)))
+        return count
+
+
+def _touches(segment: Segment, interval: Interval) -> bool:
+    return segment.info.max_timestamp >= interval.start and segment.info.min_timestamp < interval.end
+
+
+def _ranks(segment: Segment, interval: Interval, after: tuple[int, int] | None) -> tuple[int, int]:
+    """The ranks [first, end) of the segment's samples in the interval and behind `after`."""
+    info = segment.info
+    first = segment.rank(interval.start) if info.min_timestamp < interval.start else 0
+    end = segment.rank(interval.end) if info.max_timestamp >= interval.end else info.num_samples
+    if after is not None and (info.min_timestamp, info.first_key) <= after:
+        first = max(first, segment.rank_behind(*after))
+    return first, max(first, end)
+
+
+@dataclass(slots=True)
+class _Cursor:
+    """Samples of one segment that are still to be merged: a block in memory, then ranks [rank, end)."""
+
+    segment: Segment
+    rank: int
+    end: int
+    block: SampleBatch | None = None
+
+    def load(self, rows: int) -> None:
+        stop = min(self.rank + rows, self.end)
+        self.block = self.segment.samples_by_rank(self.rank, stop)
+        self.rank = stop
+
+    def first(self) -> tuple[int, int]:
+        """(timestamp, key) of the next sample."""
+        head = self.segment.samples_by_rank(self.rank, self.rank + 1)
+        return int(head.timestamps[0]), int(head.keys[0])
+
+
+def _merged(cursors: list[_Cursor]) -> Iterator[SampleBatch]:
+    """The samples of all cursors in the order (timestamp, key), in batches of any size.
+
+    Loads a block of each segment whose turn has come, and gives away everything up to the smallest last sample of the blocks: nothing that
+    is not loaded can come before it. At least one block is used up each time.
+    """
+    waiting = sorted(((cursor.first(), number) for number, cursor in enumerate(cursors)), reverse=True)
+    active: list[_Cursor] = []
+    while active or waiting:
+        rows = max(_MIN_BLOCK_ROWS, _MERGE_ROWS // max(1, len(active)))
+        for cursor in active:
+            if cursor.block is None:
+                cursor.load(rows)
+        bound = min((_last(cursor) for cursor in active), default=None)
+        while waiting and (bound is None or waiting[-1][0] <= bound):
+            cursor = cursors[waiting.pop()[1]]
+            cursor.load(max(_MIN_BLOCK_ROWS, _MERGE_ROWS // (len(active) + 1)))
+            active.append(cursor)
+            bound = _last(cursor) if bound is None else min(bound, _last(cursor))
+        assert bound is not None, "a waiting cursor is taken when none is active"
+        yield _in_time_order([_split(cursor, bound) for cursor in active])
+        active = [cursor for cursor in active if cursor.block is not None or cursor.rank < cursor.end]
+
+
+def _last(cursor: _Cursor) -> tuple[int, int]:
+    assert cursor.block is not None, "blocks are loaded before they are compared"
+    return int(cursor.block.timestamps[-1]), int(cursor.block.keys[-1])
+
+
+def _split(cursor: _Cursor, bound: tuple[int, int]) -> SampleBatch:
+    """Take the samples up to `bound` out of the cursor's block."""
+    block = cursor.block
+    assert block is not None, "blocks are loaded before they are split"
+    low, high = np.searchsorted(block.timestamps, bound[0], "left"), np.searchsorted(block.timestamps, bound[0], "right")
+    cut = int(low + np.searchsorted(block.keys[low:high], bound[1], "right"))
+    cursor.block = block.slice(cut, len(block)) if cut < len(block) else None
+    return block.slice(0, cut)
+
+
+def _in_time_order(parts: list[SampleBatch]) -> SampleBatch:
+    parts = [part for part in parts if len(part)]
+    if len(parts) == 1:
+        return parts[0]
+    together = SampleBatch.concatenate(parts)
+    order = np.lexsort((together.keys, together.timestamps))
+    return SampleBatch(together.keys[order], together.timestamps[order], together.labels[order])
+
+
+def _without_deleted(batches: Iterable[SampleBatch], deletions: Deletions | None) -> Iterator[SampleBatch]:
+    for batch in batches:
+        if deletions is None or not (deleted := deletions.contains(batch.keys)).any():
+            yield batch
+        else:
+            kept = ~deleted
+            yield SampleBatch(batch.keys[kept], batch.timestamps[kept], batch.labels[kept])
+
+
+def _rebatched(batches: Iterable[SampleBatch], batch_size: int) -> Iterator[SampleBatch]:
+    """The same samples in batches of exactly batch_size, but for the last."""
+    held: list[SampleBatch] = []
+    count = 0
+    for batch in batches:
+        start = 0
+        while count + len(batch) - start >= batch_size:
+            stop = start + batch_size - count
+            yield SampleBatch.concatenate([*held, batch.slice(start, stop)])
+            held, count, start = [], 0, stop
+        if start < len(batch):
+            held.append(batch.slice(start, len(batch)))
+            count += len(batch) - start
+    if count:
+        yield SampleBatch.concatenate(held)

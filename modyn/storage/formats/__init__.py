@@ -17,7 +17,9 @@ FILE_FORMATS: dict[str, str] = {
 REGISTRY: Registry[type[FileFormat]] = Registry("modyn.file_formats", "file format", FILE_FORMATS)
 
 
-def build_format(id_: str, config: Mapping[str, object], timestamp_source: str = "", path: str = "file_wrapper_config") -> FileFormat:
+def build_format(
+    id_: str, config: Mapping[str, object], timestamp_source: str = "", path: str = "file_wrapper_config"
+) -> FileFormat:
     """The format `id_` with its checked configuration. `path` is where the configuration stands, for messages. Raises ConfigError."""
     found = REGISTRY.get(id_)
     return found(load_section(found.Config, config, path), timestamp_source)

@@ -144,7 +144,9 @@ class WholeFileFormat(FileFormat):
 
 def unreadable(path: str, error: OSError, offset: int = 0) -> DataError:
     """The DataError for an OSError on a file of the user."""
-    return DataError(f"cannot read {path} at byte {offset}: {error.strerror or error}; make the file readable for the storage service")
+    return DataError(
+        f"cannot read {path} at byte {offset}: {error.strerror or error}; make the file readable for the storage service"
+    )
 
 
 def file_size(path: str) -> int:

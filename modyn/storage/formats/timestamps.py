@@ -73,7 +73,9 @@ def _pattern(text: str, regex: str) -> re.Pattern[str]:
     except re.error as error:
         raise ConfigError(f"timestamp_source '{text}' is not a regular expression: {error}") from error
     if pattern.groups < 1:
-        raise ConfigError(f"timestamp_source '{text}' has no group; put the part of the file's name that is the time in parentheses")
+        raise ConfigError(
+            f"timestamp_source '{text}' has no group; put the part of the file's name that is the time in parentheses"
+        )
     return pattern
 
 
@@ -90,7 +92,9 @@ def _timestamp_in_name(path: str, pattern: re.Pattern[str]) -> int:
     name = os.path.basename(path)
     match = pattern.search(name)
     if match is None:
-        raise DataError(f"the name of {path} holds no time: '{pattern.pattern}' does not match '{name}'; rename it or change timestamp_source")
+        raise DataError(
+            f"the name of {path} holds no time: '{pattern.pattern}' does not match '{name}'; rename it or change timestamp_source"
+        )
     text = match.groupdict().get("date")
     if text is None:
         text = match[1]
@@ -99,7 +103,9 @@ def _timestamp_in_name(path: str, pattern: re.Pattern[str]) -> int:
     try:
         moment = datetime.fromisoformat(text or "")
     except ValueError as error:
-        raise DataError(f"the name of {path} holds no time: '{text}' is neither whole seconds nor ISO 8601; rename the file") from error
+        raise DataError(
+            f"the name of {path} holds no time: '{text}' is neither whole seconds nor ISO 8601; rename the file"
+        ) from error
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() // 1)
 
 

@@ -1,0 +1,162 @@
+"""Fixed-size binary records: the label's bytes, then the payload's, and so on to the end of the file.
+
+Where the samples are is arithmetic; only labels (and times, if they stand in the records) are read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field, model_validator
+
+from modyn import _core
+from modyn.errors import ConfigError, DataError
+from modyn.records import Int64Array, LabelArray
+from modyn.storage.formats.base import CHUNK_ROWS, FileFormat, FormatConfig, FormatResume, IndexedSamples, unreadable
+from modyn.storage.formats.timestamps import FromColumn, FromField, timestamp_of_file
+
+_CHUNK_BYTES = 32 << 20
+_SPARSE_RECORD_BYTES = 4096
+"""From this record size on, reading only the fields costs less than reading everything."""
+
+Bytes2D = npt.NDArray[np.uint8]
+
+
+class BinaryConfig(FormatConfig):
+    """Options of `BinaryFileWrapper`."""
+
+    record_size: int = Field(ge=1)
+    """Bytes of one record, label included."""
+    label_size: int = Field(ge=1, le=8)
+    """Bytes of the label at the start of each record."""
+    byteorder: Literal["little", "big"] = "little"
+    label_signed: bool = True
+    """Whole-number labels are in two's complement."""
+    file_extension: str = ".bin"
+
+    @model_validator(mode="after")
+    def _fits(self) -> BinaryConfig:
+        if self.label_size > self.record_size:
+            raise ValueError(f"label_size {self.label_size} is more than record_size {self.record_size}")
+        if self.label_type == "float" and self.label_size not in {4, 8}:
+            raise ValueError(f"label_size of a float label is 4 or 8, not {self.label_size}")
+        return self
+
+
+class BinaryFormat(FileFormat):
+    """Records of `record_size` bytes; the payload is record[label_size:]. A file whose size is no multiple of it is an error."""
+
+    Config: ClassVar[type[BinaryConfig]] = BinaryConfig
+    config: BinaryConfig
+    can_grow = True
+
+    def __init__(self, config: BinaryConfig, timestamp_source: str = "") -> None:
+        super().__init__(config, timestamp_source)
+        source = self.timestamps
+        if isinstance(source, FromColumn):
+            raise ConfigError(
+                f"timestamp_source '{timestamp_source}' is for CSV; a BinaryFileWrapper allows '', 'name:REGEX', 'field:OFFSET'"
+            )
+        if isinstance(source, FromField) and source.offset + source.size > config.record_size:
+            raise ConfigError(
+                f"timestamp_source '{timestamp_source}' ends at byte {source.offset + source.size} of a record, "
+                f"but record_size is {config.record_size}"
+            )
+
+    def holds_samples(self, path: str) -> bool:
+        return path.endswith(self.config.file_extension)
+
+    def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
+        if resume is not None:
+            self.check_unchanged(path, resume)
+        size = self.config.record_size
+        try:
+            with open(path, "rb") as file:
+                status = os.fstat(file.fileno())
+                self._check_size(path, status.st_size)
+                shared_timestamp = timestamp_of_file(path, status.st_mtime_ns, self.timestamps)
+                first = resume.end // size if resume else 0
+                rows = max(1, min(CHUNK_ROWS, _CHUNK_BYTES // size))
+                for start in range(first, status.st_size // size, rows):
+                    stop = min(start + rows, status.st_size // size)
+                    yield self._chunk(path, file.fileno(), start, stop, shared_timestamp)
+        except OSError as error:
+            raise unreadable(path, error) from error
+
+    def _check_size(self, path: str, num_bytes: int) -> None:
+        size = self.config.record_size
+        if num_bytes % size:
+            raise DataError(
+                f"{path} ends within a record: {num_bytes} bytes are {num_bytes // size} records of {size} bytes and {num_bytes % size} "
+                f"more, from byte {num_bytes - num_bytes % size} on; complete the last record, or check record_size"
+            )
+
+    def _chunk(self, path: str, descriptor: int, start: int, stop: int, shared_timestamp: int | None) -> IndexedSamples:
+        """Records [start, stop) of an open file."""
+        size, label_size = self.config.record_size, self.config.label_size
+        begins = np.arange(start, stop, dtype=np.int64) * size
+        fields = [(0, label_size)]
+        if isinstance(self.timestamps, FromField):
+            fields.append((self.timestamps.offset, self.timestamps.size))
+        if size < _SPARSE_RECORD_BYTES:
+            columns = self._read_dense(path, descriptor, start, stop, fields)
+        else:
+            columns = [_read_field(path, begins + offset, num_bytes) for offset, num_bytes in fields]
+        labels = self._labels(path, columns[0], start)
+        timestamps: Int64Array | int | None = shared_timestamp
+        if timestamps is None:
+            timestamps = _integers(columns[1], self.config.byteorder, signed=True).view(np.int64)
+        return IndexedSamples(begins + label_size, size - label_size, labels, timestamps, stop * size)
+
+    def _read_dense(self, path: str, descriptor: int, start: int, stop: int, fields: list[tuple[int, int]]) -> list[Bytes2D]:
+        """The fields (offset, size) of records [start, stop): uint8 (stop - start, size) each, as views of what was read."""
+        size = self.config.record_size
+        wanted = (stop - start) * size
+        data = bytearray(wanted)
+        done = 0
+        while done < wanted and (got := os.preadv(descriptor, [memoryview(data)[done:]], start * size + done)):
+            done += got
+        if done < wanted:
+            raise DataError(
+                f"{path} was cut while it was read: {wanted} bytes wanted at byte {start * size}, {done} available; index it again"
+            )
+        records = np.frombuffer(data, np.uint8).reshape(-1, size)
+        return [records[:, offset : offset + num_bytes] for offset, num_bytes in fields]
+
+    def _labels(self, path: str, raw: Bytes2D, first_record: int) -> LabelArray:
+        config = self.config
+        if config.label_type == "float":
+            order = "<" if config.byteorder == "little" else ">"
+            values = np.ascontiguousarray(raw).view(f"{order}f{config.label_size}")
+            return values[:, 0].astype(np.float64)
+        integers = _integers(raw, config.byteorder, config.label_signed)
+        if not config.label_signed and len(too_large := np.flatnonzero(integers > np.uint64(2**63 - 1))):
+            record = first_record + int(too_large[0])
+            raise DataError(
+                f"{path}, record {record} at byte {record * config.record_size}: the label {int(integers[too_large[0]])} is out of the "
+                f"range of int64; check label_size, byteorder and label_signed"
+            )
+        return integers.view(np.int64)
+
+
+def _read_field(path: str, offsets: Int64Array, num_bytes: int) -> Bytes2D:
+    """`num_bytes` bytes at each of `offsets`: uint8 (n, num_bytes)."""
+    gatherer = _core.Gatherer(max_open_files=1)
+    data, _ = gatherer.gather([path], np.zeros(len(offsets), np.uint32), offsets, num_bytes)
+    return data.reshape(-1, num_bytes)
+
+
+def _integers(raw: Bytes2D, byteorder: Literal["little", "big"], signed: bool) -> npt.NDArray[np.uint64]:
+    """Integers of 1 to 8 bytes, uint8 (n, size), as uint64 (n,); signed ones in two's complement of 64 bits."""
+    size = raw.shape[1]
+    wide = np.zeros((len(raw), 8), np.uint8)
+    wide[:, :size] = raw if byteorder == "little" else raw[:, ::-1]
+    values = wide.view("<u8")[:, 0]
+    if signed and size < 8:
+        unused_bits = 64 - 8 * size
+        return ((values << np.uint64(unused_bits)).view(np.int64) >> unused_bits).view(np.uint64)
+    return values

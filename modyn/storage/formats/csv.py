@@ -1,0 +1,113 @@
+"""CSV: a row is a sample. Its payload is the row's bytes as they stand in the file, without the line break; one column is the label."""
+
+from __future__ import annotations
+
+import codecs
+import os
+from collections.abc import Iterator
+from typing import ClassVar
+
+from pydantic import Field, field_validator, model_validator
+
+from modyn import _core
+from modyn.errors import ConfigError
+from modyn.records import Int64Array
+from modyn.storage.formats.base import CHUNK_ROWS, FileFormat, FormatConfig, FormatResume, IndexedSamples, unreadable
+from modyn.storage.formats.timestamps import FromColumn, FromField, timestamp_of_file
+
+_ASCII = bytes(range(128))
+
+
+class CsvConfig(FormatConfig):
+    """Options of `CsvFileWrapper`."""
+
+    separator: str = Field(default=",", min_length=1, max_length=1)
+    quote: str = Field(default='"', max_length=1)
+    """Fields that begin with it may hold separators and line breaks; doubled, it stands for itself. Empty: no quoting."""
+    label_index: int = Field(ge=0)
+    """Column of the label, from 0."""
+    ignore_first_line: bool = False
+    """The first line names the columns."""
+    encoding: str = "utf-8"
+    """Of the file and of the payloads. ASCII characters must be single bytes in it, and no part of other characters."""
+    file_extension: str = ".csv"
+
+    @field_validator("encoding")
+    @classmethod
+    def _ascii_is_ascii(cls, encoding: str) -> str:
+        try:
+            name = codecs.lookup(encoding).name
+        except LookupError as error:
+            raise ValueError(f"'{encoding}' is not an encoding that Python knows") from error
+        if name not in {"utf-8", "utf-8-sig", "euc_jp", "euc_kr", "gb2312"} and not _is_ascii_superset(name):
+            raise ValueError(f"rows cannot be found in '{encoding}' by looking at bytes; convert the files to utf-8")
+        return encoding
+
+    @model_validator(mode="after")
+    def _characters(self) -> CsvConfig:
+        for name, character in (("separator", self.separator), ("quote", self.quote)):
+            if not character.isascii() or character in {"\n", "\r"}:
+                raise ValueError(f"{name} must be an ASCII character and no line break, not {character!r}")
+        if self.separator == self.quote:
+            raise ValueError(f"separator and quote are both {self.quote!r}")
+        return self
+
+
+class CsvFormat(FileFormat):
+    """Rows end with \\n or \\r\\n, the last one may end with the file. Empty lines are no rows."""
+
+    Config: ClassVar[type[CsvConfig]] = CsvConfig
+    config: CsvConfig
+    can_grow = True
+
+    def __init__(self, config: CsvConfig, timestamp_source: str = "") -> None:
+        super().__init__(config, timestamp_source)
+        if isinstance(self.timestamps, FromField):
+            raise ConfigError(
+                f"timestamp_source '{timestamp_source}' is for binary records; a CsvFileWrapper allows '', 'name:REGEX', 'column:N'"
+            )
+
+    def holds_samples(self, path: str) -> bool:
+        return path.endswith(self.config.file_extension)
+
+    def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
+        if resume is not None:
+            self.check_unchanged(path, resume)
+        try:
+            shared_timestamp = timestamp_of_file(path, os.stat(path).st_mtime_ns, self.timestamps)
+        except OSError as error:
+            raise unreadable(path, error) from error
+        config = self.config
+        indexer = _core.CsvIndexer(
+            path,
+            start=resume.end if resume else 0,
+            first_row=resume.num_samples if resume else 0,
+            separator=config.separator,
+            quote=config.quote,
+            label_column=config.label_index,
+            float_labels=self.float_labels,
+            timestamp_column=self.timestamps.column if isinstance(self.timestamps, FromColumn) else -1,
+            skip_first_line=config.ignore_first_line,
+        )
+        while (rows := indexer.next(CHUNK_ROWS)) is not None:
+            offsets, lengths, labels, timestamps = rows
+            yield IndexedSamples(offsets, lengths, labels, _timestamps(timestamps, shared_timestamp), indexer.position)
+
+
+def _timestamps(column: Int64Array | None, shared: int | None) -> Int64Array | int:
+    if column is not None:
+        return column
+    assert shared is not None, "a file's rows have a time each or share one"
+    return shared
+
+
+def _is_ascii_superset(encoding: str) -> bool:
+    """Whether every byte alone is one character in `encoding`, and the first 128 are ASCII."""
+    try:
+        if _ASCII.decode(encoding) != _ASCII.decode("ascii"):
+            return False
+        return all(len(bytes([byte]).decode(encoding, "replace")) == 1 for byte in range(128, 256)) and (
+            len(bytes(range(128, 256)).decode(encoding, "replace")) == 128
+        )
+    except (UnicodeError, LookupError):
+        return False

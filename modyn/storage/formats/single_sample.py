@@ -1,0 +1,86 @@
+"""One sample a file: the whole file is the payload, and a file beside it holds the label as one number."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from modyn import _core
+from modyn.errors import ConfigError, DataError
+from modyn.storage.formats.base import FormatConfig, FormatResume, IndexedFiles, IndexedSamples, WholeFileFormat
+from modyn.storage.formats.timestamps import FromModificationTime, FromName, timestamp_of_file
+
+_THREADS = 4
+"""Looking at small files waits for the disk, so that a few threads help on any number of cores."""
+
+
+class SingleSampleConfig(FormatConfig):
+    """Options of `SingleSampleFileWrapper`."""
+
+    file_extension: str = Field(min_length=1)
+    """Ending of the names of sample files, e.g. `.png`."""
+    label_file_extension: str = Field(min_length=1)
+    """Ending of the label file's name, in place of file_extension: `a.png` has its label in `a.label`."""
+
+    @model_validator(mode="after")
+    def _differ(self) -> SingleSampleConfig:
+        if self.label_file_extension.endswith(self.file_extension):
+            raise ValueError(
+                f"label_file_extension '{self.label_file_extension}' ends like file_extension '{self.file_extension}': "
+                f"label files would be taken for samples"
+            )
+        return self
+
+
+class SingleSampleFormat(WholeFileFormat):
+    """A file is one sample. An empty file, or one without a label file, is an error: both are usually still being written."""
+
+    Config: ClassVar[type[SingleSampleConfig]] = SingleSampleConfig
+    config: SingleSampleConfig
+
+    def __init__(self, config: SingleSampleConfig, timestamp_source: str = "") -> None:
+        super().__init__(config, timestamp_source)
+        if not isinstance(self.timestamps, FromModificationTime | FromName):
+            raise ConfigError(
+                f"timestamp_source '{timestamp_source}' needs rows; a SingleSampleFileWrapper allows '' and 'name:REGEX'"
+            )
+
+    def holds_samples(self, path: str) -> bool:
+        return path.endswith(self.config.file_extension)
+
+    def companions(self, path: str) -> tuple[str, ...]:
+        return (path[: len(path) - len(self.config.file_extension)] + self.config.label_file_extension,)
+
+    def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
+        if resume is not None:
+            self.check_unchanged(path, resume)
+            return
+        found = self.index_files([path])
+        if found.problems:
+            raise found.problems[0]
+        length = int(found.lengths[0])
+        yield IndexedSamples(np.zeros(1, np.int64), length, found.labels, int(found.timestamps[0]), length)
+
+    def index_files(self, paths: Sequence[str]) -> IndexedFiles:
+        label_paths = [self.companions(path)[0] for path in paths]
+        sizes, mtimes_ns, labels, failed = _core.stat_and_read_numbers(paths, label_paths, self.float_labels, _THREADS)
+        problems = {i: self._problem(paths[i], at_fault, reason) for i, (at_fault, reason) in failed.items()}
+        if isinstance(self.timestamps, FromModificationTime):
+            return IndexedFiles(sizes, labels, mtimes_ns // 1_000_000_000, problems)
+        timestamps = np.zeros(len(paths), np.int64)
+        for i, path in enumerate(paths):
+            if i not in problems:
+                try:
+                    timestamps[i] = timestamp_of_file(path, 0, self.timestamps) or 0
+                except DataError as error:
+                    problems[i] = error
+        return IndexedFiles(sizes, labels, timestamps, problems)
+
+    def _problem(self, path: str, at_fault: str, reason: str) -> DataError:
+        if at_fault == path:
+            return DataError(f"cannot use {path}: {reason}; correct or remove it")
+        return DataError(f"cannot use {path}: its label file {os.path.basename(at_fault)} has a problem: {reason}")
