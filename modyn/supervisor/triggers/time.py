@@ -18,7 +18,7 @@ from modyn.supervisor.triggers.base import Trigger, TriggerContext, read_state
 class TimeConfig(Section):
     """Fires once per period of `every`, by the samples' own timestamps."""
 
-    every: Duration = Field(ge=1, le=2**62, description="length of a period", examples=["1d"])
+    every: Duration = Field(ge=1, description="length of a period", examples=["1d"])
     start_timestamp: Timestamp | None = Field(
         None, description="start of the first period; none: the timestamp of the stream's first sample", examples=["2020-01-01"]
     )
@@ -41,7 +41,8 @@ class TimeTrigger(Trigger):
 
     def __init__(self, config: TimeConfig, context: TriggerContext | None = None) -> None:
         super().__init__(config, context)
-        self._every = config.every
+        # No two timestamps are further apart than 2^64 - 1 seconds.
+        self._every = min(config.every, 2**64 - 1)
         self._start = config.start_timestamp
         self._period: int | None = None
         """Number of the newest period seen, from 0; none before the first sample."""

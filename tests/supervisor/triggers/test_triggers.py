@@ -92,6 +92,7 @@ def test_time_at_the_ends_of_int64() -> None:
     section = {"id": "TimeTrigger", "every": 1}
     assert _cuts(section, MIN_TIMESTAMP, 0, MAX_TIMESTAMP) == [1, 2]
     assert _cuts({**section, "start_timestamp": MAX_TIMESTAMP}, MIN_TIMESTAMP, 0, MAX_TIMESTAMP) == []
+    assert _cuts({**section, "every": "99999999999999y"}, MIN_TIMESTAMP, 0, MAX_TIMESTAMP) == [2]
 
 
 def _time_oracle(timestamps: list[int], every: int, start: int | None) -> Iterator[int]:

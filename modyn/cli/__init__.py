@@ -1,0 +1,1 @@
+"""The command line: a face, with no logic of its own."""
