@@ -9,11 +9,12 @@ from typing import Any, Self
 import numpy as np
 
 from modyn.config.base import Problem
+from modyn.config.system import Endpoint
 from modyn.proto import common_pb2, selector_pb2, selector_pb2_grpc
 from modyn.records import KeysAndWeights, RunId, SampleBatch, TriggerSetInfo
 from modyn.registry import Plugin
-from modyn.rpc.channel import Endpoint, open_channel
-from modyn.rpc.columns import batch_to_proto
+from modyn.rpc.channel import open_channel
+from modyn.rpc.columns import batch_to_proto, from_bytes, keys_from_bytes
 from modyn.rpc.structs import to_struct
 
 SAMPLES_PER_CALL = 131_072
@@ -86,8 +87,8 @@ class SelectorClient:
         )
         columns = list(self._stub.GetKeys(request))
         return KeysAndWeights(
-            np.frombuffer(b"".join(part.keys for part in columns), "<i8").astype(np.int64, copy=False),
-            np.frombuffer(b"".join(part.weights for part in columns), "<f4").astype(np.float32, copy=False),
+            keys_from_bytes(b"".join(part.keys for part in columns)),
+            from_bytes(b"".join(part.weights for part in columns), np.float32),
         )
 
     def delete_run(self, run_id: RunId) -> None:

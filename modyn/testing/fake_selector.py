@@ -1,4 +1,4 @@
-"""The selector's client over memory: same methods, same errors, no service behind it."""
+"""The selector's client over memory: same methods, same errors, same trigger sets as the service, and no service behind it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,14 @@ from typing import Any, Self
 import numpy as np
 
 from modyn.config.base import Problem
-from modyn.errors import AlreadyExistsError, ConflictError, InvalidArgumentError, NotFoundError
-from modyn.records import KeysAndWeights, RunId, SampleBatch, TriggerSetInfo
+from modyn.errors import AlreadyExistsError, ConflictError, NotFoundError
+from modyn.records import Int64Array, KeysAndWeights, RunId, SampleBatch, TriggerSetInfo
 from modyn.registry import Plugin
+from modyn.selector.presampling import PRESAMPLING
+from modyn.selector.rules import check_next, trigger_starts, unseen
+from modyn.selector.selection import SELECTION, SelectionPolicy, build_strategy, check_strategy
+from modyn.selector.trigger_set import share_bounds
+from modyn.selector.window import SelectionContext, Window, piece_size
 
 
 @dataclass
@@ -21,13 +26,20 @@ class _Run:
     dataset: str
     strategy: dict[str, Any]
     seed: int
+    policy: SelectionPolicy
     samples: SampleBatch = field(default_factory=SampleBatch.empty)
     boundaries: list[int] = field(default_factory=list)
     sets: list[KeysAndWeights] = field(default_factory=list)
 
+    def read(self, start: int, end: int) -> SampleBatch:
+        return self.samples.slice(start, end)
+
+    def read_keys(self, start: int, end: int) -> Int64Array:
+        return self.samples.keys[start:end]
+
 
 class FakeSelectorClient:
-    """Keeps everything it was told: `runs[run_id].samples` is the stream as informed."""
+    """Keeps everything it was told: `runs[run_id].samples` is the stream as informed, `.sets` are the trigger sets."""
 
     def __init__(self) -> None:
         self.runs: dict[RunId, _Run] = {}
@@ -42,66 +54,65 @@ class FakeSelectorClient:
         pass
 
     def validate(self, pipeline: Mapping[str, Any]) -> list[Problem]:
-        return [] if "selection_strategy" in pipeline else [Problem("selection_strategy", "is required")]
+        return check_strategy(pipeline.get("selection_strategy", {}))
 
     def plugins(self) -> list[Plugin]:
-        return []
+        return [*SELECTION.plugins.values(), *PRESAMPLING.plugins.values()]
 
     def register_run(self, run_id: RunId, dataset: str, selection_strategy: Mapping[str, Any], seed: int) -> None:
-        run = self.runs.setdefault(run_id, _Run(dataset, dict(selection_strategy), seed))
-        if (run.dataset, run.strategy, run.seed) != (dataset, dict(selection_strategy), seed):
-            raise AlreadyExistsError(f"run {run_id} is registered with other arguments; choose another run id")
+        section = dict(selection_strategy)
+        run = self.runs.setdefault(run_id, _Run(dataset, section, seed, build_strategy(section)))
+        if (run.dataset, run.strategy, run.seed) != (dataset, section, seed):
+            raise AlreadyExistsError(f"run '{run_id}' is registered with other arguments; choose another run id")
 
     def inform(self, run_id: RunId, position: int, samples: SampleBatch) -> int:
         run = self._run(run_id)
-        held = len(run.samples)
-        if position > held:
-            raise ConflictError(f"run {run_id} holds {held} samples, so position {position} leaves a gap")
-        run.samples = SampleBatch.concatenate(
-            [part for part in (run.samples, samples.slice(held - position, len(samples))) if len(part)]
-        )
+        new = unseen(run_id, len(run.samples), position, samples)
+        if len(new):
+            run.samples = SampleBatch.concatenate([run.samples, new]) if len(run.samples) else new
         return len(run.samples)
 
     def trigger(self, run_id: RunId, trigger_id: int, num_samples: int) -> TriggerSetInfo:
         run = self._run(run_id)
-        if trigger_id < len(run.boundaries):
-            if run.boundaries[trigger_id] != num_samples:
-                raise ConflictError(f"trigger {trigger_id} of run {run_id} covers {run.boundaries[trigger_id]} samples")
-            return self.trigger_set(run_id, trigger_id)
-        if trigger_id > len(run.boundaries) or num_samples > len(run.samples):
-            raise ConflictError(f"run {run_id} is not ready for trigger {trigger_id} over {num_samples} samples")
-        tail, limit = run.strategy.get("tail_triggers"), run.strategy.get("limit", -1)
-        first = trigger_id - 1 - tail if tail is not None else -1
-        keys = run.samples.keys[run.boundaries[first] if first >= 0 else 0 : num_samples]
-        keys = keys[-limit:] if limit > 0 else keys
-        run.boundaries.append(num_samples)
-        run.sets.append(KeysAndWeights(keys, np.ones(len(keys), np.float32)))
+        if not 0 <= trigger_id < len(run.boundaries):
+            check_next(run_id, len(run.samples), run.boundaries, trigger_id, num_samples)
+            run.sets.append(_select(run, trigger_id, num_samples))
+            run.boundaries.append(num_samples)
+        if run.boundaries[trigger_id] != num_samples:
+            raise ConflictError(f"trigger {trigger_id} of run '{run_id}' covers the first {run.boundaries[trigger_id]} samples")
         return self.trigger_set(run_id, trigger_id)
 
     def trigger_set(self, run_id: RunId, trigger_id: int) -> TriggerSetInfo:
         keys = self._set(run_id, trigger_id).keys
-        size = self.runs[run_id].strategy.get("maximum_keys_in_memory", 1000)
+        size = self.runs[run_id].policy.shared.maximum_keys_in_memory
         return TriggerSetInfo(run_id, trigger_id, len(keys), size, hashlib.sha256(keys.astype("<i8").tobytes()).hexdigest())
 
     def keys(self, run_id: RunId, trigger_id: int, partition: int, worker: int = 0, num_workers: int = 1) -> KeysAndWeights:
-        info, whole = self.trigger_set(run_id, trigger_id), self._set(run_id, trigger_id)
-        if not (0 <= partition < info.num_partitions and 0 <= worker < num_workers):
-            raise InvalidArgumentError(f"no partition {partition} of worker {worker} of {num_workers} in trigger {trigger_id}")
-        start = partition * info.partition_size
-        length = min(info.num_keys - start, info.partition_size)
-        share = slice(start + length * worker // num_workers, start + length * (worker + 1) // num_workers)
-        return KeysAndWeights(whole.keys[share], whole.weights[share])
+        info, found = self.trigger_set(run_id, trigger_id), self._set(run_id, trigger_id)
+        start, stop = share_bounds(info.num_keys, info.partition_size, partition, worker, num_workers)
+        return KeysAndWeights(found.keys[start:stop], found.weights[start:stop])
 
     def delete_run(self, run_id: RunId) -> None:
         self.runs.pop(run_id, None)
 
     def _run(self, run_id: RunId) -> _Run:
         if run_id not in self.runs:
-            raise NotFoundError(f"the selector knows no run {run_id}; register it first")
+            raise NotFoundError(f"the selector knows no run '{run_id}'; register it first")
         return self.runs[run_id]
 
     def _set(self, run_id: RunId, trigger_id: int) -> KeysAndWeights:
         run = self._run(run_id)
         if not 0 <= trigger_id < len(run.sets):
-            raise NotFoundError(f"run {run_id} has no trigger {trigger_id}")
+            raise NotFoundError(f"run '{run_id}' has no trigger {trigger_id}; trigger it first")
         return run.sets[trigger_id]
+
+
+def _select(run: _Run, trigger_id: int, num_samples: int) -> KeysAndWeights:
+    shared = run.policy.shared
+    starts = trigger_starts(run.boundaries, trigger_id, shared.tail_triggers)
+    window = Window(run, starts[0], num_samples, piece_size(shared.maximum_keys_in_memory), starts)
+    parts = list(run.policy.select(window, SelectionContext(run.seed, trigger_id)).parts)
+    return KeysAndWeights(
+        np.concatenate([np.empty(0, np.int64), *(part.keys for part in parts)]),
+        np.concatenate([np.empty(0, np.float32), *(part.weights for part in parts)]),
+    )

@@ -1,0 +1,109 @@
+"""What PostgreSQL knows of runs and triggers. Every function works inside the caller's transaction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import delete, insert, select, update
+from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy.orm import Session
+
+from modyn.errors import NotFoundError
+from modyn.records import RunId, TriggerSetInfo
+from modyn.selector.tables import RUNS, TRIGGERS
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """One row of `runs`."""
+
+    number: int
+    run_id: RunId
+    dataset: str
+    selection_strategy: dict[str, Any]
+    seed: int
+    num_samples: int
+    float_labels: bool | None
+    deleting: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerRecord:
+    """One row of `triggers`."""
+
+    trigger_id: int
+    num_samples: int
+    num_keys: int
+    partition_size: int
+    keys_checksum: str
+    policy_state: dict[str, Any]
+
+    def info(self, run_id: RunId) -> TriggerSetInfo:
+        return TriggerSetInfo(run_id, self.trigger_id, self.num_keys, self.partition_size, self.keys_checksum)
+
+
+def add_run(session: Session, run_id: RunId, dataset: str, selection_strategy: dict[str, Any], seed: int) -> bool:
+    """Whether the run is new. One of two that register the same run at once waits for the other."""
+    row = {"run_id": run_id, "dataset": dataset, "selection_strategy": selection_strategy, "seed": seed}
+    added = session.execute(upsert(RUNS).values(row).on_conflict_do_nothing().returning(RUNS.c.number)).all()
+    return bool(added)
+
+
+def find_run(session: Session, run_id: RunId, *, lock: bool = False) -> RunRecord | None:
+    """The run, if it is known. `lock`: nobody else changes it until the transaction ends."""
+    query = select(RUNS).where(RUNS.c.run_id == run_id)
+    row = session.execute(query.with_for_update() if lock else query).one_or_none()
+    return None if row is None else RunRecord(**row._mapping)
+
+
+def get_run(session: Session, run_id: RunId, *, lock: bool = False) -> RunRecord:
+    """The run. Raises NotFoundError if it is not known, or is being deleted."""
+    run = find_run(session, run_id, lock=lock)
+    if run is None or run.deleting:
+        raise NotFoundError(f"the selector knows no run '{run_id}'; register it first")
+    return run
+
+
+def run_ids(session: Session) -> list[RunId]:
+    return [RunId(run_id) for run_id in session.scalars(select(RUNS.c.run_id).order_by(RUNS.c.number))]
+
+
+def extend_run(session: Session, run: RunRecord, num_samples: int, float_labels: bool | None) -> None:
+    """From the end of the transaction on, the run holds `num_samples` samples."""
+    values = {"num_samples": num_samples, "float_labels": float_labels}
+    session.execute(update(RUNS).where(RUNS.c.number == run.number).values(values))
+
+
+def mark_deleting(session: Session, run: RunRecord) -> None:
+    session.execute(update(RUNS).where(RUNS.c.number == run.number).values(deleting=True))
+
+
+def remove_run(session: Session, run: RunRecord) -> None:
+    session.execute(delete(RUNS).where(RUNS.c.number == run.number))
+
+
+def add_trigger(session: Session, run: RunRecord, trigger: TriggerRecord) -> None:
+    row = {
+        "run_number": run.number,
+        "trigger_id": trigger.trigger_id,
+        "num_samples": trigger.num_samples,
+        "num_keys": trigger.num_keys,
+        "partition_size": trigger.partition_size,
+        "keys_checksum": trigger.keys_checksum,
+        "policy_state": trigger.policy_state,
+    }
+    session.execute(insert(TRIGGERS).values(row))
+
+
+def find_trigger(session: Session, run: RunRecord, trigger_id: int) -> TriggerRecord | None:
+    columns = [column for column in TRIGGERS.c if column is not TRIGGERS.c.run_number]
+    query = select(*columns).where(TRIGGERS.c.run_number == run.number, TRIGGERS.c.trigger_id == trigger_id)
+    row = session.execute(query).one_or_none()
+    return None if row is None else TriggerRecord(**row._mapping)
+
+
+def boundaries(session: Session, run: RunRecord) -> list[int]:
+    """How many samples triggers 0, 1, 2, … of the run covered."""
+    query = select(TRIGGERS.c.num_samples).where(TRIGGERS.c.run_number == run.number).order_by(TRIGGERS.c.trigger_id)
+    return list(session.scalars(query))

@@ -1,0 +1,66 @@
+"""What a presampling policy is: it picks the candidates of a trigger set without knowing the model."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from modyn.config.base import Section
+from modyn.errors import CorruptStateError
+from modyn.selector.window import Selection, SelectionContext, Window
+
+
+class PresamplingConfig(Section):
+    """What all presampling policies share: keys of `presampling_config` beside `strategy`."""
+
+    ratio_max: int = Field(100, ge=1, description="what `ratio` is a part of")
+    ratio: int = Field(ge=1, description="share of the window to keep, in units of 1 / `ratio_max`")
+    force_column_balancing: bool = Field(
+        False, description="give every value of the balanced column the same share, even if the target size is missed"
+    )
+    force_required_target_size: bool = Field(
+        False, description="meet the target size exactly, even if the balance suffers; policies without a balance always do"
+    )
+
+    @field_validator("ratio")
+    @classmethod
+    def _part_of_whole(cls, value: int, info: ValidationInfo) -> int:
+        if value > info.data.get("ratio_max", value):
+            raise ValueError(f"{value} is more than the whole; it must be at most ratio_max, {info.data['ratio_max']}")
+        return value
+
+    def target_size(self, num_samples: int) -> int:
+        """num_samples · ratio / ratio_max rounded down, but at least one sample of a window that holds any.
+
+        >>> [PresamplingConfig(ratio=30).target_size(n) for n in (0, 1, 3, 4, 10)]
+        [0, 1, 1, 1, 3]
+        """
+        return max(num_samples * self.ratio // self.ratio_max, min(num_samples, 1))
+
+
+class PresamplingPolicy(ABC):
+    """A presampling policy. The rules of `SelectionPolicy` hold: same seed, window and state give the same keys."""
+
+    Config: ClassVar[type[PresamplingConfig]]
+
+    def __init__(self, config: PresamplingConfig) -> None:
+        self.config = config
+
+    @abstractmethod
+    def select(self, window: Window, limit: int, context: SelectionContext) -> Selection:
+        """At most `limit` candidates of the window, in stream order."""
+
+    def state(self) -> dict[str, Any]:
+        """What the next trigger of the run needs to know, as JSON, with a `version`."""
+        return {"version": 1}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from the `state()` after the previous trigger. Raises CorruptStateError if this version cannot read it."""
+        if dict(state) != {"version": 1}:
+            raise CorruptStateError(
+                f"the saved state of {type(self).__name__} is {dict(state)}, but it keeps none; "
+                "resume the run with the release that started it"
+            )

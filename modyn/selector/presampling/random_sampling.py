@@ -1,0 +1,15 @@
+"""Candidates drawn uniformly at random, anew for each trigger."""
+
+from __future__ import annotations
+
+from modyn.selector.presampling.base import PresamplingConfig, PresamplingPolicy
+from modyn.selector.window import Selection, SelectionContext, Window, uniform
+
+
+class RandomPresampling(PresamplingPolicy):
+    """Keeps `ratio` of the window, uniformly at random without replacement; a sample may be drawn again by a later trigger."""
+
+    Config = PresamplingConfig
+
+    def select(self, window: Window, limit: int, context: SelectionContext) -> Selection:
+        return uniform(window, min(self.config.target_size(len(window)), limit), context.generator())

@@ -1,0 +1,79 @@
+"""What a selection policy is: from the window of a trigger to the keys and weights that it trains on."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from modyn.config.base import Problem, Section, check_section
+from modyn.errors import CorruptStateError
+from modyn.selector.window import Selection, SelectionContext, Window
+
+
+class SelectionConfig(Section):
+    """What all selection strategies share: keys of `selection_strategy` beside `name`."""
+
+    maximum_keys_in_memory: int = Field(
+        ge=1, le=2**31 - 1, description="keys that the selector holds at once; also the size of a partition of a trigger set"
+    )
+    limit: int = Field(-1, ge=-1, description="samples in a trigger set at most; -1 = no limit")
+    storage_backend: Literal["database", "local"] = Field(
+        "local", description="where informed samples are kept: columnar files, or rows in PostgreSQL"
+    )
+    uses_weights: bool = Field(False, description="multiply the loss of each sample by its weight")
+    tail_triggers: int | None = Field(
+        None,
+        ge=0,
+        description="earlier triggers whose samples are selected from too; none = all history, 0 = since the last trigger",
+    )
+
+    @field_validator("limit")
+    @classmethod
+    def _not_zero(cls, value: int) -> int:
+        if value == 0:
+            raise ValueError("0 would select nothing; write -1 for no limit, or a number of samples")
+        return value
+
+    def capped(self, size: int) -> int:
+        """`size`, or `limit` where that is less."""
+        return size if self.limit < 0 else min(size, self.limit)
+
+
+class SelectionPolicy(ABC):
+    """A selection strategy, built anew from its `Config` for each trigger of a run.
+
+    A selection depends on the configuration, the window, the context and the saved state, and on nothing else: no clock, no global
+    generator, not on how the stream was cut into batches. Selecting for a trigger twice gives the same keys.
+    """
+
+    Config: ClassVar[type[SelectionConfig]]
+
+    def __init__(self, config: SelectionConfig) -> None:
+        self.shared = config
+
+    @classmethod
+    def check(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
+        """Every mistake of the section without its `name`, with paths below `path`."""
+        return check_section(cls.Config, dict(options), path)
+
+    @abstractmethod
+    def select(self, window: Window, context: SelectionContext) -> Selection:
+        """Keys of the window in stream order, each at most once, with float32 weights; at most `limit` of them.
+
+        `num_keys` must be known before the parts are read; each part should hold at most `window.piece` keys.
+        """
+
+    def state(self) -> dict[str, Any]:
+        """What the next trigger of the run needs to know, as JSON, once all parts were read: small, with a `version`."""
+        return {"version": 1}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from the `state()` after the previous trigger. Raises CorruptStateError if this version cannot read it."""
+        if dict(state) != {"version": 1}:
+            raise CorruptStateError(
+                f"the saved state of {type(self).__name__} is {dict(state)}, but it keeps none; "
+                "resume the run with the release that started it"
+            )

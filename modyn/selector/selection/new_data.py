@@ -1,0 +1,35 @@
+"""Train on all samples of the window, or on the newest, or on random ones of them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from modyn.selector.selection.base import SelectionConfig, SelectionPolicy
+from modyn.selector.window import Selection, SelectionContext, Window, uniform, whole
+
+
+class NewDataConfig(SelectionConfig):
+    limit_reset: Literal["lastX", "sampleUAR"] = Field(
+        "lastX", description="what `limit` keeps: the newest samples, or samples drawn uniformly at random"
+    )
+
+
+class NewDataStrategy(SelectionPolicy):
+    """Selects the whole window; beyond `limit` samples, the newest ones (`lastX`) or a uniform sample (`sampleUAR`).
+
+    The newest are those at the end of the stream: highest (timestamp, key) in a replay, last arrived in production.
+    """
+
+    Config = NewDataConfig
+
+    def __init__(self, config: NewDataConfig) -> None:
+        super().__init__(config)
+        self.config = config
+
+    def select(self, window: Window, context: SelectionContext) -> Selection:
+        size = self.config.capped(len(window))
+        if self.config.limit_reset == "lastX":
+            return whole(window.last(size))
+        return uniform(window, size, context.generator())
