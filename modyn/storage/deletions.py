@@ -48,7 +48,8 @@ class _Bits:
         chunks = keys >> 16
         rows = np.minimum(np.searchsorted(self.ids, chunks), len(self.ids) - 1)
         bits = (self.bits[rows, (keys >> 3) & (_CHUNK_BYTES - 1)] >> (keys & 7).astype(np.uint8)) & 1
-        return np.logical_and(self.ids[rows] == chunks, bits)
+        found: BoolArray = np.logical_and(self.ids[rows] == chunks, bits)
+        return found
 
     def with_keys(self, keys: Int64Array) -> _Bits:
         """A copy in which `keys` (none of them set here, no duplicates) are set."""

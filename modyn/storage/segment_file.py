@@ -178,13 +178,13 @@ def write_segment(path: Path, first_key: int, columns: SegmentColumns) -> Segmen
             "dtype": stored.dtype.str,
             "offset": position,
             "num_bytes": stored.nbytes,
-            "crc32": zlib.crc32(stored),
+            "crc32": zlib.crc32(stored.data),
         }
         if len(stored) != len(values):
             entry["constant"] = True
         described[name] = entry
         padding = -stored.nbytes % _ALIGNMENT
-        parts += [memoryview(stored).cast("B"), memoryview(bytes(padding))]
+        parts += [stored.data.cast("B"), memoryview(bytes(padding))]
         position += stored.nbytes + padding
     header = json.dumps(
         {
@@ -236,7 +236,8 @@ class _Column:
     def take(self, positions: npt.NDArray[np.integer[Any]]) -> npt.NDArray[Any]:
         if self.constant:
             return np.full(len(positions), self.stored[0], self.dtype)
-        return self.stored[positions].astype(self.dtype, copy=False)
+        taken: npt.NDArray[Any] = self.stored[positions].astype(self.dtype, copy=False)
+        return taken
 
     def slice(self, start: int, stop: int) -> npt.NDArray[Any]:
         if self.constant:
@@ -285,15 +286,21 @@ class Segment:
         num_bytes = data_start + max(_aligned(entry["offset"] + entry["num_bytes"]) for entry in header["columns"].values())
         if len(content) != num_bytes:
             raise CorruptStateError(f"segment {path} has {len(content)} bytes, but its header promises {num_bytes}; {_ADVICE}")
-        bounds = [header[name] for name in ("first_key", "num_samples", "min_timestamp", "max_timestamp")]
-        info = SegmentInfo(*bounds, num_bytes, hashlib.sha256(raw).hexdigest())
+        info = SegmentInfo(
+            header["first_key"],
+            header["num_samples"],
+            header["min_timestamp"],
+            header["max_timestamp"],
+            num_bytes,
+            hashlib.sha256(raw).hexdigest(),
+        )
         return cls(path, info, header, content, data_start)
 
     def verify(self) -> None:
         """Read everything and compare with the checksums. Raises CorruptStateError."""
         for name, entry in self._described.items():
             start = self._data_start + int(entry["offset"])
-            if zlib.crc32(self._content[start : start + int(entry["num_bytes"])]) != entry["crc32"]:
+            if zlib.crc32(self._content[start : start + int(entry["num_bytes"])].data) != entry["crc32"]:
                 raise CorruptStateError(f"column {name} of segment {self.path} is damaged; {_ADVICE}")
 
     def _column(self, name: str, dtype: npt.DTypeLike) -> _Column:
@@ -346,13 +353,13 @@ class Segment:
 
     def rank(self, timestamp: int) -> int:
         """How many samples are before `timestamp`."""
-        return bisect_left(range(self.info.num_samples), (timestamp,), key=self._order_at)
+        return self.rank_behind(timestamp, -1)
 
     def rank_behind(self, timestamp: int, key: int) -> int:
         """How many samples are before or at (timestamp, key) in the order (timestamp, key)."""
         return bisect_left(range(self.info.num_samples), (timestamp, key + 1), key=self._order_at)
 
-    def _order_at(self, rank: int) -> tuple[int, ...]:
+    def _order_at(self, rank: int) -> tuple[int, int]:
         position = rank if self._time_order is None else self._time_order.at(rank)
         return self.timestamps.at(position), position + self.info.first_key
 

@@ -107,7 +107,8 @@ class SegmentIndex:
         if not self.segments:
             return np.zeros(len(keys), np.bool_)
         slots = np.searchsorted(self._first_keys, keys, "right") - 1
-        return np.logical_and(slots >= 0, keys < self._end_keys[slots])
+        known: npt.NDArray[np.bool_] = np.logical_and(slots >= 0, keys < self._end_keys[slots])
+        return known
 
     def locate(self, keys: Int64Array) -> Locations:
         """Locations of `keys`, any order, duplicates allowed. Raises NotFoundError that names unknown keys. Knows nothing of deletions."""
