@@ -20,6 +20,7 @@ class LogisticRegressionConfig(Section):
 class LogisticRegression:
     """logits = W x + b, with x flattened to (batch, input_size).
 
+    >>> import torch
     >>> LogisticRegression(LogisticRegression.Config(input_size=64, num_classes=10)).build()(torch.zeros(3, 8, 8)).shape
     torch.Size([3, 10])
     """

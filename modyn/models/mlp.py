@@ -22,6 +22,7 @@ class MLPConfig(Section):
 class MLP:
     """Linear layers with ReLU (and dropout) in between, on x flattened to (batch, input_size).
 
+    >>> import torch
     >>> MLP(MLP.Config(input_size=64, hidden_sizes=[32, 16], num_classes=10)).build()(torch.zeros(3, 8, 8)).shape
     torch.Size([3, 10])
     """

@@ -41,8 +41,9 @@ class _ResNet:
 class ResNet18(_ResNet):
     """Basic blocks 2, 2, 2, 2; 11.7 million parameters at 1000 classes.
 
-    >>> ResNet18(ResNet18.Config(num_classes=10, small_input=True)).build()(torch.zeros(1, 3, 8, 8)).shape
-    torch.Size([1, 10])
+    >>> import torch
+    >>> ResNet18(ResNet18.Config(num_classes=10, small_input=True)).build()(torch.zeros(2, 3, 8, 8)).shape
+    torch.Size([2, 10])
     """
 
     blocks = (2, 2, 2, 2)

@@ -24,6 +24,7 @@ class SmallCNNConfig(Section):
 class SmallCNN:
     """Two 3×3 convolutions, each with ReLU and 2×2 max pooling, a hidden linear layer, a last linear layer (after LeNet-5, 1998).
 
+    >>> import torch
     >>> SmallCNN(SmallCNN.Config(image_size=8)).build()(torch.zeros(3, 1, 8, 8)).shape
     torch.Size([3, 10])
     """
