@@ -33,7 +33,7 @@ def explain(path: str, schema: JsonSchema | None = None) -> str:
     """
     schema = pipeline_json_schema() if schema is None else schema
     fields = list(walk(schema))
-    titles = {variant["title"] for field in fields for variant in _variants(field.schema)}
+    titles = {variant["title"] for field in fields for variant in variants_of(field.schema)}
     parts = [part for part in path.strip().split(".") if part and not part.isdigit()]
     policies = [part for part in parts if part in titles]
     wanted = ".".join(part for part in parts if part not in titles)
@@ -41,7 +41,7 @@ def explain(path: str, schema: JsonSchema | None = None) -> str:
         return "\n".join(["A pipeline file has these sections:", *_children(schema)])
     if parts[-1] in titles:
         told = [
-            _policy(field, variant) for field in fields for variant in _variants(field.schema) if variant["title"] == parts[-1]
+            _policy(field, variant) for field in fields for variant in variants_of(field.schema) if variant["title"] == parts[-1]
         ]
         return "\n\n".join(text for text in dict.fromkeys(told) if text.startswith(wanted))
     found = [field for field in fields if field.path == wanted and (not policies or field.variant in policies)]
@@ -86,7 +86,7 @@ def reference() -> str:
 
 def _tables(schema: JsonSchema, heading: str, path: str) -> Iterator[str]:
     """The fields of one mapping as a table; policies and nested mappings as headings below."""
-    variants = _variants(schema)
+    variants = variants_of(schema)
     deeper = heading + "#" if variants else heading
     for mapping in variants or [m for m in _alternatives(schema) if m.get("properties")]:
         if variants:
@@ -187,7 +187,7 @@ def _policy(field: Field, variant: JsonSchema) -> str:
 
 def _children(schema: JsonSchema) -> list[str]:
     """One line for each key, or for each policy to choose from."""
-    variants = _variants(schema)
+    variants = variants_of(schema)
     if variants:
         entries = {variant["title"]: variant["description"].split("\n\n")[0].replace("\n", " ") for variant in variants}
         title = "  one of:"
@@ -208,14 +208,14 @@ def _alternatives(schema: JsonSchema) -> list[JsonSchema]:
     return found + (_alternatives(schema["items"]) if isinstance(schema.get("items"), dict) else [])
 
 
-def _variants(schema: JsonSchema) -> list[JsonSchema]:
+def variants_of(schema: JsonSchema) -> list[JsonSchema]:
     """The policies that may stand at a place."""
     return [mapping for mapping in _alternatives(schema) if "title" in mapping and mapping is not schema]
 
 
 def _not_found(path: str, wanted: str, fields: list[Field]) -> str:
     paths = list(dict.fromkeys(field.path for field in fields))
-    policies = list(dict.fromkeys(variant["title"] for field in fields for variant in _variants(field.schema)))
+    policies = list(dict.fromkeys(variant["title"] for field in fields for variant in variants_of(field.schema)))
     same_name = [known for known in paths if known.rpartition(".")[2] == wanted.rpartition(".")[2]]
     close = (same_name or difflib.get_close_matches(wanted, paths + policies, n=3, cutoff=0.6))[:3]
     hint = f", did you mean {' or '.join(repr(name) for name in close)}?" if close else ". `modyn explain` lists the sections"
