@@ -39,14 +39,14 @@ class Segment:
         if not len(rows):
             return Payloads(payloads.keys[:0], payloads.labels[:0], payloads.data[:0], np.zeros(1, np.int64))
         first, last = int(rows[0]), int(rows[-1])
-        if last - first + 1 == len(rows) and bool((np.diff(rows) == 1).all()):
-            offsets = payloads.offsets[first : last + 2]
-            data = payloads.data[offsets[0] : offsets[-1]]
-            return Payloads(payloads.keys[first : last + 1], payloads.labels[first : last + 1], data, offsets - offsets[0])
+        if last - first + 1 == len(rows) and np.all(np.diff(rows) == 1):
+            bounds = payloads.offsets[first : last + 2]
+            data = payloads.data[bounds[0] : bounds[-1]]
+            return Payloads(payloads.keys[first : last + 1], payloads.labels[first : last + 1], data, bounds - bounds[0])
         lengths = (payloads.offsets[1:] - payloads.offsets[:-1])[rows]
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        if bool((lengths == lengths[0]).all()):
-            taken = (payloads.offsets[rows][:, None] + np.arange(lengths[0])).reshape(-1)
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        if np.all(lengths == lengths[0]):
+            taken: Int64Array = (payloads.offsets[rows][:, None] + np.arange(lengths[0])).reshape(-1)
         else:
             taken = np.repeat(payloads.offsets[rows] - offsets[:-1], lengths) + np.arange(offsets[-1])
         return Payloads(payloads.keys[rows], payloads.labels[rows], payloads.data[taken], offsets)
@@ -61,7 +61,7 @@ def concatenate(parts: Sequence[Payloads]) -> Payloads:
         np.concatenate([part.keys for part in parts]),
         np.concatenate([part.labels for part in parts]),
         np.concatenate([part.data[part.offsets[0] : part.offsets[-1]] for part in parts]),
-        np.concatenate([[0], np.cumsum(lengths)]),
+        np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]),
     )
 
 

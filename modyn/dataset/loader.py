@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from modyn.dataset.batch import Batch
 from modyn.dataset.config import DataConfig
@@ -18,6 +18,7 @@ from modyn.dataset.online_dataset import DECODED_AHEAD, OnlineDataset
 from modyn.dataset.plan import Piece, Unit
 from modyn.dataset.prefetch import in_background
 from modyn.dataset.reader import BatchReader
+from modyn.errors import ModynError
 from modyn.records import Int64Array, KeysAndWeights
 from modyn.storage.flight import OnMissing, PayloadClient
 
@@ -67,8 +68,8 @@ class BatchLoader:
     def _in_processes(self) -> Generator[Batch, None, None]:
         context = get_context("forkserver")
         context.set_forkserver_preload(_PRELOADED)
-        loader: DataLoader[Batch] = DataLoader(
-            self._dataset,
+        loader: DataLoader[Batch | ModynError] = DataLoader(
+            _Shipped(self._dataset),
             batch_size=None,
             num_workers=self._num_workers,
             collate_fn=_unchanged,
@@ -79,11 +80,27 @@ class BatchLoader:
         batches: Any = iter(loader)
         try:
             while (batch := next(batches, None)) is not None:
+                if isinstance(batch, ModynError):
+                    raise batch
                 if len(batch):
                     yield batch
         finally:
             # The workers end when their iterator does; waiting for the garbage collector would leave that to chance.
             batches._shutdown_workers()
+
+
+class _Shipped(IterableDataset[Batch | ModynError]):
+    """The dataset in a worker process. Its errors are sent as they are: DataLoader would put a whole traceback into their message."""
+
+    def __init__(self, dataset: OnlineDataset) -> None:
+        super().__init__()
+        self._dataset = dataset
+
+    def __iter__(self) -> Iterator[Batch | ModynError]:
+        try:
+            yield from self._dataset
+        except ModynError as error:
+            yield error
 
 
 def _unchanged(batch: Any) -> Any:

@@ -1,0 +1,68 @@
+"""A trigger set in memory with its payloads, for tests of what reads batches; may be sent to other processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from modyn.dataset.online_dataset import Clients
+from modyn.records import Int64Array, KeysAndWeights, RunId, TriggerSetInfo
+from modyn.testing.fake_storage import FakePayloadClient, FakeStorage
+
+
+@dataclass
+class FakeTriggerSet:
+    """`keys` in partitions of `partition_size`. Sample k has label k % 10, weight k / 2 and as payload `payload(k)`, by default int64 k.
+
+    deleted: keys that storage no longer has. Call it to connect: it is what OnlineDataset takes as `connect`.
+    """
+
+    keys: Int64Array
+    partition_size: int
+    deleted: frozenset[int] = frozenset()
+    payload: Callable[[int], bytes] | None = None
+    answer_size: int = 7
+    """Samples in one message of the payload server."""
+    before_fetch: Callable[[Int64Array], None] | None = None
+    """Called with the keys of each payload request; may raise."""
+    trigger_id: int = 0
+    dataset_id: str = "fake"
+
+    @property
+    def info(self) -> TriggerSetInfo:
+        return TriggerSetInfo(RunId("fake-run"), self.trigger_id, len(self.keys), self.partition_size, "")
+
+    def storage(self) -> FakeStorage:
+        """Keys 0 … max(keys), at timestamps equal to the keys."""
+        storage = FakeStorage()
+        storage.add_dataset(self.dataset_id)
+        count = int(self.keys.max()) + 1 if len(self.keys) else 0
+        payload = self.payload or int64_payload
+        labels = [key % 10 for key in range(count)]
+        storage.add_samples(self.dataset_id, range(count), labels, [payload(key) for key in range(count)])
+        storage.client().delete_samples(self.dataset_id, np.asarray(sorted(self.deleted), np.int64))
+        storage.before_fetch = self.before_fetch
+        return storage
+
+    def __call__(self) -> Clients:
+        return Clients(_FakeKeys(self), FakePayloadClient(self.storage(), self.answer_size))
+
+
+def int64_payload(key: int) -> bytes:
+    return np.int64(key).tobytes()
+
+
+@dataclass
+class _FakeKeys:
+    trigger_set: FakeTriggerSet
+
+    def keys(self, run_id: RunId, trigger_id: int, partition: int, worker: int = 0, num_workers: int = 1) -> KeysAndWeights:
+        size = self.trigger_set.partition_size
+        keys = self.trigger_set.keys[partition * size : (partition + 1) * size]
+        share = slice(len(keys) * worker // num_workers, len(keys) * (worker + 1) // num_workers)
+        return KeysAndWeights(keys[share], (keys[share] / 2).astype(np.float32))
+
+    def close(self) -> None:
+        """Nothing is held."""

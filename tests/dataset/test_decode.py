@@ -1,0 +1,171 @@
+"""User functions run where they may, and their errors name function, sample and line. Layouts are exact."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modyn.dataset.config import DataConfig, RecordLayout
+from modyn.dataset.decode import Decoder, Segment, concatenate
+from modyn.dataset.functions import compile_function, compile_transformation
+from modyn.dataset.user_code import EXTRAS
+from modyn.errors import ConfigError, DataError, UserCodeError
+from modyn.storage.flight import Payloads
+
+
+def payloads(*parts: bytes, first_key: int = 0, dtype: str = "int64") -> Payloads:
+    offsets = np.cumsum([0, *map(len, parts)]).astype(np.int64)
+    keys = np.arange(first_key, first_key + len(parts))
+    return Payloads(keys, (keys % 3).astype(dtype), np.frombuffer(b"".join(parts), np.uint8), offsets)
+
+
+def segment(arrived: Payloads, *rows: int) -> Segment:
+    return Segment(arrived, np.array(rows, np.int64), np.ones(len(rows), np.float32))
+
+
+def decoder(training: bool = True, **fields: Any) -> Decoder:
+    return Decoder(DataConfig(dataset_id="d", **fields), training=training)
+
+
+@given(st.lists(st.lists(st.integers(0, 4), max_size=6), min_size=1, max_size=3), st.data(), st.booleans())
+def test_contiguous_holds_the_chosen_samples(lengths: list[list[int]], data: st.DataObject, even: bool) -> None:
+    parts = [payloads(*[bytes([i + 10 * j]) * (3 if even else n) for i, n in enumerate(ns)]) for j, ns in enumerate(lengths)]
+    whole = concatenate(parts)
+    assert [bytes(whole.payload(i)) for i in range(len(whole))] == [bytes(p.payload(i)) for p in parts for i in range(len(p))]
+    rows = data.draw(st.permutations(range(len(whole))))[: data.draw(st.integers(0, len(whole)))]
+    for chosen in (rows, sorted(rows)):
+        alone = segment(whole, *chosen).contiguous()
+        assert [bytes(alone.payload(i)) for i in range(len(alone))] == [bytes(whole.payload(row)) for row in chosen]
+        assert alone.keys.tolist() == whole.keys[np.array(chosen, np.int64)].tolist()
+        assert len(alone.data) == alone.offsets[-1]
+        assert alone.offsets[0] == 0
+
+
+@pytest.mark.parametrize("dtype", ["<f4", ">f4", "<i2", ">i8", "u1", "f8", "f2", "bool"])
+@pytest.mark.parametrize("even", [True, False])
+def test_layout_reads_any_type_byte_order_shape_and_offset(dtype: str, even: bool) -> None:
+    expected = np.arange(24).reshape(4, 2, 3).astype(dtype)
+    arrived = payloads(*[b"xyz" + row.tobytes() + b"t" * (1 if even else i) for i, row in enumerate(expected)])
+    decode = decoder(record_layout=RecordLayout(dtype=dtype, shape=(2, 3), offset=3)).decode
+    data, labels = decode([segment(arrived, 0, 2), segment(arrived, 3)])
+    assert isinstance(data, torch.Tensor)
+    assert np.array_equal(data.numpy(), expected[[0, 2, 3]].astype(np.dtype(dtype).newbyteorder("=")))
+    assert labels.tolist() == [0, 2, 0]
+    data[0] = 0  # writable: not a view of the wire's buffer
+
+
+def test_a_record_that_is_too_short_is_named() -> None:
+    with pytest.raises(DataError, match=r"sample 1 of dataset 'd' has 3 bytes.* needs 4"):
+        decoder(record_layout=RecordLayout(dtype="f4")).decode([segment(payloads(b"1234", b"123"), 0, 1)])
+
+
+def test_order_of_parser_and_transformations() -> None:
+    fields: dict[str, Any] = {
+        "bytes_parser_function": "def bytes_parser_function(x: memoryview):\n    return bytes(x).decode()\n",
+        "tokenizer": "operator:methodcaller('split')",
+        "deterministic_transformations": ["lambda words: words[0]"],
+        "transformations": ["lambda x: float(x)", "lambda x: x + 1"],
+        "random_transformations": ["lambda x: x * 10"],
+    }
+    arrived = payloads(b"1 a", b"2 b")
+    assert decoder(**fields).decode([segment(arrived, 0, 1)])[0].tolist() == [20.0, 30.0]  # type: ignore[union-attr]
+    assert decoder(training=False, **fields).decode([segment(arrived, 1, 0)])[0].tolist() == [3.0, 2.0]  # type: ignore[union-attr]
+
+
+def test_tuples_and_dicts_of_tensors() -> None:
+    arrived = payloads(b"\x01", b"\x02")
+    pair = "def bytes_parser_function(x):\n    return torch.tensor(x[0]), np.full(2, x[0])\n"
+    data, _ = decoder(bytes_parser_function=pair).decode([segment(arrived, 0), segment(arrived, 1)])
+    assert isinstance(data, tuple)
+    assert data[0].tolist() == [1, 2]
+    assert data[1].shape == (2, 2)
+    named = "def batch_parser_function(data, offsets):\n    return {'a': torch.tensor(data.tolist())}\n"
+    data, _ = decoder(batch_parser_function=named, transformations=["lambda s: {'b': s['a'] + 1}"]).decode(
+        [segment(arrived, 0), segment(arrived, 1)]
+    )
+    assert isinstance(data, dict)
+    assert data["b"].tolist() == [2, 3]
+
+
+def test_labels_are_transformed_as_a_batch_and_floats_become_float32() -> None:
+    layout = RecordLayout(dtype="u1")
+    source = "def label_transformer_function(labels):\n    return (labels > 0).long()\n"
+    arrived = payloads(b"1", b"2", b"3")
+    assert decoder(record_layout=layout, label_transformer_function=source).decode([segment(arrived, 0, 1, 2)])[1].tolist() == [
+        0,
+        1,
+        1,
+    ]
+    floats = payloads(b"1", b"2", dtype="float64")
+    assert decoder(record_layout=layout).decode([segment(floats, 0, 1)])[1].dtype == torch.float32
+
+
+def test_nothing_to_decode() -> None:
+    data, labels = decoder(record_layout=RecordLayout(dtype="u1")).decode([])
+    assert len(data) == len(labels) == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {
+                "bytes_parser_function": "def helper(x):\n    return 1 / 0\n\ndef bytes_parser_function(x):\n    return helper(x)\n"
+            },
+            r"^bytes_parser_function failed for sample 5 of dataset 'd': ZeroDivisionError: .* at line 2: `return 1 / 0`$",
+        ),
+        (
+            {"bytes_parser_function": "raise ValueError('no')\ndef bytes_parser_function(x): ..."},
+            "cannot be defined: ValueError: no at line 1",
+        ),
+        ({"bytes_parser_function": "json:loads"}, r"bytes_parser_function \(json:loads\) failed for sample 5 .* of .*json"),
+        (
+            {"bytes_parser_function": "def bytes_parser_function(x):\n    return torch.zeros(x[0])\n"},
+            r"sample 6 .* shape \[98\], sample 5",
+        ),
+        ({"bytes_parser_function": "def bytes_parser_function(x):\n    return None\n"}, "a NoneType"),
+        ({"batch_parser_function": "def batch_parser_function(d, o):\n    return d[0]\n"}, r"2 rows .* the first of which is 5"),
+        ({"batch_parser_function": "def batch_parser_function(d, o):\n    return d[9]\n"}, "IndexError.* at line 2"),
+        (
+            {"record_layout": {"dtype": "u1"}, "transformations": ["lambda x: x.nope"]},
+            "transformations.0 `lambda x: x.nope` failed for sample 5",
+        ),
+        (
+            {"record_layout": {"dtype": "u1"}, "transformations": ["1 / 0"]},
+            "transformations.0 `1 / 0` cannot be made: ZeroDivision",
+        ),
+        (
+            {
+                "record_layout": {"dtype": "u1"},
+                "label_transformer_function": "def label_transformer_function(x):\n    return x[:1]\n",
+            },
+            "label_transformer_function must return a tensor with 2 rows",
+        ),
+    ],
+)
+def test_errors_in_user_code_name_function_sample_and_line(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserCodeError, match=message):
+        decoder(**fields).decode([segment(payloads(b"a", b"b", first_key=5), 0, 1)])
+
+
+def test_importable_names_with_and_without_arguments() -> None:
+    assert compile_transformation("builtins:abs", "t")(str, -1) == 1
+    assert compile_transformation("operator:itemgetter(1)", "t")(str, "ab") == "b"
+    assert compile_transformation("datetime:date.fromisoformat", "t")(str, "1970-01-02") == dt.date(1970, 1, 2)
+    assert compile_function("math:sqrt", "f")(str, 4) == 2
+    with pytest.raises(ConfigError, match="cannot import 'no_such_module:f'"):
+        compile_function("no_such_module:f", "f")
+    with pytest.raises(ConfigError, match="cannot be called"):
+        compile_function("math:pi", "f")
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(EXTRAS, "transforms", ("no_such_package", "vision"))
+    with pytest.raises(ConfigError, match=r"`transforms.Resize\(2\)` needs no_such_package.* pip install 'modyn\[vision\]'"):
+        compile_transformation("transforms.Resize(2)", "transformations.0")

@@ -1,0 +1,69 @@
+"""Any list of keys, or a stream of lists, comes back as full batches in the order given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from modyn.dataset import loader
+from modyn.dataset.config import DataConfig, RecordLayout
+from modyn.dataset.loader import serve_keys
+from modyn.errors import NotFoundError
+from modyn.records import Int64Array
+from modyn.storage.flight import PayloadClient
+from modyn.testing.fake_dataset import FakeTriggerSet
+
+DATA = DataConfig(dataset_id="fake", record_layout=RecordLayout(dtype="int64"))
+DRAWING = DataConfig(
+    dataset_id="fake", record_layout=RecordLayout(dtype="int64"), transformations=("lambda x: x + 0 * torch.rand(1).long()",)
+)
+
+
+def payload_client(deleted: frozenset[int] = frozenset()) -> PayloadClient:
+    return FakeTriggerSet(np.arange(60), 60, deleted, answer_size=4)().payloads
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 59), max_size=20), max_size=6),
+    st.integers(1, 12),
+    st.integers(1, 3),
+    st.sampled_from([DATA, DRAWING]),
+)
+def test_batches_are_full_and_in_order(arrays: list[list[int]], batch_size: int, num_threads: int, data: DataConfig) -> None:
+    keys = [key for array in arrays for key in array]
+    stream = (np.array(array, np.int64) for array in arrays)
+    batches = list(serve_keys(stream, data, payload_client(), batch_size, num_threads=num_threads))
+    assert [key for batch in batches for key in batch.keys.tolist()] == keys
+    assert all(len(batch) == batch_size for batch in batches[:-1])
+    for batch in batches:
+        assert batch.data.reshape(-1).tolist() == batch.keys.tolist()  # type: ignore[union-attr]
+        assert batch.labels.tolist() == (batch.keys % 10).tolist()
+
+
+def test_a_long_array_is_asked_for_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "KEYS_PER_UNIT", 10)
+    asked: list[int] = []
+    clients = FakeTriggerSet(np.arange(45), 45, before_fetch=lambda keys: asked.append(len(keys)))()
+    assert [len(batch) for batch in serve_keys(np.arange(45), DATA, clients.payloads, 6)] == [6] * 7 + [3]
+    assert asked == [10, 10, 10, 10, 5, 0]
+
+
+def test_deleted_samples() -> None:
+    client = payload_client(frozenset([3, 4, 5]))
+    assert [batch.keys.tolist() for batch in serve_keys(np.arange(8), DATA, client, 3)] == [[0, 1, 2], [6, 7]]
+    with pytest.raises(NotFoundError, match="3"):
+        list(serve_keys(np.arange(8), DATA, client, 3, on_missing="raise"))
+
+
+def test_an_error_in_the_stream_of_keys_surfaces() -> None:
+    def broken() -> Iterator[Int64Array]:
+        yield np.arange(3)
+        raise NotFoundError("there is no dataset 'x'")
+
+    with pytest.raises(NotFoundError, match="no dataset 'x'"):
+        list(serve_keys(broken(), DATA, payload_client(), 2))
