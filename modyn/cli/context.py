@@ -1,0 +1,79 @@
+"""What every command needs: the options given before it, and a client."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from modyn.client import Client
+    from modyn.config.system import SystemConfig
+    from modyn.local.stack import StackStatus
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+@dataclass
+class Options:
+    """Given before the command."""
+
+    config_file: Path | None = None
+
+
+OPTIONS = Options()
+
+
+def system_config() -> SystemConfig:
+    from modyn.config.system import load_system_config
+
+    return load_system_config(config_file())
+
+
+def config_file() -> Path | None:
+    if OPTIONS.config_file is not None:
+        return OPTIONS.config_file
+    named = os.environ.get("MODYN_CONFIG")
+    return Path(named) if named else None
+
+
+def connect(*, start: bool = False) -> Client:
+    """A client. With `start`, the embedded services are started first unless they run, or unless the system file names addresses."""
+    from modyn.client import Client
+    from modyn.local.stack import stack_status
+
+    client = Client(config_file() or system_config())
+    if start and is_embedded(client.config) and stack_status(client.config).state != "ready":
+        start_services(client)
+    return client
+
+
+def is_embedded(config: SystemConfig) -> bool:
+    """Whether the services are this machine's to start: none has an address on the network."""
+    from modyn.config.system import SERVICES
+
+    return all(config.endpoint(name).is_unix for name in SERVICES)
+
+
+def start_services(client: Client) -> StackStatus:
+    """Starts them and shows what is not healthy yet."""
+    shown: set[str] = set()
+
+    def progress(status: StackStatus) -> None:
+        for part in status.parts:
+            if part.healthy and part.name not in shown:
+                shown.add(part.name)
+                say(f"  {part.name} is up")
+
+    say(f"starting the services in {client.config.state_dir}")
+    return client.up(progress)
+
+
+def say(text: str) -> None:
+    """A line for the person at the terminal; standard output is kept for results."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()

@@ -1,0 +1,166 @@
+"""`modyn data`: datasets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from modyn.cli.context import Json, connect, say
+from modyn.cli.output import clock, date, print_fields, print_json, print_table
+
+if TYPE_CHECKING:
+    from modyn.storage.client import DatasetInfo
+
+app = typer.Typer(no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="Name of the dataset.", show_default=False)]
+
+
+@app.command()
+def register(
+    name: Name,
+    folder: Annotated[Path, typer.Argument(help="Folder of the files, searched recursively.", show_default=False)],
+    wrapper: Annotated[
+        str,
+        typer.Option(
+            "--format", help="File format: SingleSampleFileWrapper, BinaryFileWrapper, CsvFileWrapper, or one of a plug-in."
+        ),
+    ] = "SingleSampleFileWrapper",
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", "-o", help="Option of the format as NAME=VALUE, e.g. -o file_extension=.png. Repeatable."),
+    ] = None,
+    timestamp_source: Annotated[
+        str, typer.Option(help="Where a sample's time stands. Default: modification time of its file.")
+    ] = "",
+    watch: Annotated[bool, typer.Option(help="Index new files as they appear.")] = True,
+    ingest_now: Annotated[bool, typer.Option("--ingest/--no-ingest", help="Index the files that are there now.")] = True,
+) -> None:
+    """Make a folder of files known as a dataset. Repeating it changes nothing."""
+    from modyn.config.base import load_section
+    from modyn.config.system import DatasetConfig
+
+    fields = {
+        "name": name,
+        "base_path": folder.absolute(),
+        "file_wrapper": wrapper,
+        "file_wrapper_config": dict(_option(text) for text in option or []),
+        "timestamp_source": timestamp_source,
+        "watch": watch,
+    }
+    with connect(start=True) as client:
+        client.register_dataset(load_section(DatasetConfig, fields))
+    if ingest_now:
+        ingest(name)
+    else:
+        say(f"registered {name}; `modyn data ingest {name}` indexes its files")
+
+
+@app.command()
+def ingest(name: Name) -> None:
+    """Index the new files of a dataset now, with progress."""
+    from rich.console import Console
+    from rich.status import Status
+
+    with connect(start=True) as client, Status("looking for files", console=Console(stderr=True)) as shown:
+        info = client.ingest(
+            name,
+            lambda p: shown.update(
+                f"{p.files_indexed:,} of {p.files_seen:,} files, {p.samples_indexed:,} new samples, {p.problems} problems"
+            ),
+        )
+    say(f"{name}: {info.num_samples:,} samples in {info.num_files:,} files")
+    if info.num_problems:
+        say(f"{info.num_problems:,} files were set aside; `modyn data problems {name}` tells why")
+
+
+@app.command("ls")
+def list_datasets(json: Json = False) -> None:
+    """List the datasets."""
+    with connect() as client:
+        datasets = client.datasets()
+    if json:
+        return print_json([_fields(info) for info in datasets])
+    return print_table(
+        ["dataset", "samples", "files", "problems", "first", "last", "format"],
+        [
+            [
+                d.name,
+                d.num_samples,
+                d.num_files,
+                d.num_problems,
+                date(d.min_timestamp),
+                date(d.max_timestamp),
+                d.config.file_wrapper,
+            ]
+            for d in datasets
+        ],
+        empty="no datasets; `modyn data register NAME FOLDER` adds one",
+    )
+
+
+@app.command()
+def show(name: Name, json: Json = False) -> None:
+    """Show all that is known of a dataset."""
+    with connect() as client:
+        fields = _fields(client.dataset(name))
+    if json:
+        return print_json(fields)
+    shown = {**fields, "first": date(fields["min_timestamp"]), "last": date(fields["max_timestamp"])}
+    return print_fields({key: value for key, value in shown.items() if key not in ("min_timestamp", "max_timestamp")})
+
+
+@app.command()
+def delete(
+    name: Name,
+    keys: Annotated[list[int] | None, typer.Option("--key", help="Delete only this sample; repeatable.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Forget a dataset's index, or delete single samples from it for good. The files themselves are never touched."""
+    what = f"{len(keys)} samples of {name}" if keys else f"the index of {name}"
+    if not yes:
+        typer.confirm(f"Delete {what}?", abort=True)
+    with connect() as client:
+        if keys:
+            say(f"deleted {client.delete_samples(name, keys)} samples")
+        else:
+            client.delete_dataset(name)
+            say(f"forgot {name}; its files are as they were")
+
+
+@app.command()
+def problems(name: Name, json: Json = False) -> None:
+    """List the files that were set aside, and why."""
+    with connect() as client:
+        found = client.problems(name)
+    if json:
+        return print_json(found)
+    return print_table(["file", "reason", "found"], [[p.path, p.reason, clock(p.found_at)] for p in found], empty="no problems")
+
+
+def _option(text: str) -> tuple[str, Any]:
+    import yaml
+
+    key, separator, value = text.partition("=")
+    if not separator:
+        raise typer.BadParameter(f"'{text}' is not NAME=VALUE")
+    try:
+        return key, yaml.safe_load(value)
+    except yaml.YAMLError:
+        return key, value
+
+
+def _fields(info: DatasetInfo) -> dict[str, Any]:
+    return {
+        **info.config.model_dump(mode="json"),
+        "num_samples": info.num_samples,
+        "num_files": info.num_files,
+        "num_problems": info.num_problems,
+        "num_deleted": info.num_deleted,
+        "next_key": info.next_key,
+        "min_timestamp": info.min_timestamp,
+        "max_timestamp": info.max_timestamp,
+        "float_labels": info.float_labels,
+    }

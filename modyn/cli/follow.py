@@ -1,0 +1,115 @@
+"""Look on at a run: a live view on a terminal, plain lines elsewhere, and what Ctrl-C means."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from modyn.cli.context import say
+from modyn.cli.live import RunView, draw, line_of, progress_line
+from modyn.errors import ModynError
+
+if TYPE_CHECKING:
+    from modyn.client import Client
+    from modyn.supervisor.client import RunEvent
+
+Answer = Literal["detach", "stop", "go on"]
+
+_PROGRESS_EVERY_S = 5.0
+_SECOND_CTRL_C_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """The stream of events has ended, well or with an error."""
+
+    error: ModynError | None = None
+
+
+def follow(client: Client, run_id: str) -> bool:
+    """Watches until the run is at rest (True) or the user detaches (False)."""
+    events: queue.SimpleQueue[RunEvent | _End] = queue.SimpleQueue()
+
+    def receive() -> None:
+        try:
+            for event in client.watch(run_id):
+                events.put(event)
+            events.put(_End())
+        except ModynError as error:
+            events.put(_End(error))
+
+    threading.Thread(target=receive, daemon=True, name="watch").start()
+    view = RunView(run_id)
+    show = _follow_live if sys.stderr.isatty() and sys.stdout.isatty() else _follow_plain
+    while True:
+        try:
+            show(view, events)
+            return True
+        except KeyboardInterrupt:
+            answer = ask()
+        if answer == "detach":
+            return False
+        if answer == "stop":
+            say("stopping the run; it can be resumed")
+            client.stop(run_id)
+
+
+def ask() -> Answer:
+    """What a Ctrl-C is to mean. Another one while we ask stops the run."""
+    try:
+        if not sys.stdin.isatty():
+            say(f"Ctrl-C: detaching; again within {_SECOND_CTRL_C_S:.0f} s stops the run")
+            time.sleep(_SECOND_CTRL_C_S)
+            return "detach"
+        sys.stderr.write("\nDetach and let the run go on? [Y/n]  (Ctrl-C again stops the run) ")
+        sys.stderr.flush()
+        return "go on" if sys.stdin.readline().strip().lower().startswith("n") else "detach"
+    except KeyboardInterrupt:
+        return "stop"
+
+
+def _follow_plain(view: RunView, events: queue.SimpleQueue[RunEvent | _End]) -> None:
+    next_progress = time.monotonic() + _PROGRESS_EVERY_S
+
+    def take(event: RunEvent) -> None:
+        is_new = not event.seq or event.seq > view.last_seq
+        view.apply(event)
+        line = line_of(event) if is_new else None
+        if line is not None:
+            say(f"{time.strftime('%H:%M:%S', time.localtime(event.time))}  {line}")
+
+    while not _drain(events, take, wait_s=0.5):
+        if time.monotonic() >= next_progress:
+            say(f"{time.strftime('%H:%M:%S')}  {progress_line(view)}")
+            next_progress = time.monotonic() + _PROGRESS_EVERY_S
+
+
+def _follow_live(view: RunView, events: queue.SimpleQueue[RunEvent | _End]) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    started = time.monotonic()
+    with Live(draw(view, started), console=Console(stderr=True), refresh_per_second=8, transient=False) as live:
+        while not _drain(events, view.apply, wait_s=0.1):
+            live.update(draw(view, started))
+        live.update(draw(view, started))
+
+
+def _drain(events: queue.SimpleQueue[RunEvent | _End], take: Callable[[RunEvent], None], wait_s: float) -> bool:
+    """Takes what has arrived, waiting a little for the first. Returns whether the stream has ended; raises what ended it."""
+    try:
+        item = events.get(timeout=wait_s)
+        while True:
+            if isinstance(item, _End):
+                if item.error is not None:
+                    raise item.error
+                return True
+            take(item)
+            item = events.get_nowait()
+    except queue.Empty:
+        return False

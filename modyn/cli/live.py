@@ -1,0 +1,185 @@
+"""What a person sees of a run while it goes on. `RunView` gathers events; how it is drawn is decided apart from that."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from modyn.cli.output import date
+from modyn.supervisor.client import EventKind, RunEvent, RunState
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_SHOWN_TRIGGERS = 8
+
+
+@dataclass
+class TriggerView:
+    """One trigger as far as its events tell."""
+
+    fired_at: int | None = None
+    num_keys: int | None = None
+    model_id: int | None = None
+    loss: float | None = None
+    seconds: float | None = None
+    stage: str = "fired"
+
+
+@dataclass
+class RunView:
+    """The state of a run, as its events tell it. `apply` takes them in order; kept events may come twice (after a reconnect)."""
+
+    run_id: str
+    state: str = RunState.SUBMITTED.value
+    message: str = ""
+    error: str = ""
+    num_samples: int = 0
+    total_samples: int = 0
+    stream_time: int | None = None
+    triggers: dict[int, TriggerView] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
+    training_trigger: int | None = None
+    evaluations_done: int = 0
+    evaluations_running: set[tuple[int | None, str, str]] = field(default_factory=set)
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    last_seq: int = 0
+
+    def apply(self, event: RunEvent) -> None:
+        """Takes an event in."""
+        if event.seq and event.seq <= self.last_seq:
+            return
+        self.last_seq = max(self.last_seq, event.seq)
+        detail = event.detail
+        match event.kind:
+            case EventKind.RUN_STATE:
+                self.state, self.error = str(detail["state"]), str(detail.get("error", ""))
+                self.message = str(detail.get("message", "") or self.message)
+            case EventKind.MESSAGE:
+                self.message = str(detail["message"])
+            case EventKind.TRIGGER_FIRED:
+                self._trigger(event).fired_at = detail.get("fired_at_timestamp")
+                self.num_samples = max(self.num_samples, int(detail.get("position", 0)))
+            case EventKind.STEP:
+                self._step(event)
+            case EventKind.STREAM_PROGRESS:
+                self.num_samples, self.stream_time = int(detail["num_samples"]), detail.get("timestamp")
+                self.total_samples = int(detail.get("total_samples") or 0)
+            case EventKind.TRAINING_PROGRESS:
+                self.training, self.training_trigger = detail, event.trigger_id
+            case EventKind.EVALUATION_PROGRESS:
+                self.evaluation = detail
+
+    def _step(self, event: RunEvent) -> None:
+        detail, trigger = event.detail, self._trigger(event)
+        step, state = str(detail["step"]), str(detail["state"])
+        if step == "evaluate":
+            which = (event.trigger_id, str(detail.get("handler", "")), str(detail.get("dataset", "")))
+            if state == "started":
+                self.evaluations_running.add(which)
+            else:
+                self.evaluations_running.discard(which)
+                self.evaluations_done += 1
+            return
+        trigger.stage = {"select": "selecting", "train": "training"}.get(step, step) if state == "started" else f"{step} {state}"
+        trigger.num_keys = detail.get("num_keys", trigger.num_keys)
+        if step == "train" and state == "finished":
+            trigger.model_id, trigger.loss, trigger.seconds = detail.get("model_id"), detail.get("loss"), detail.get("seconds")
+            trigger.stage = "trained"
+            self.training, self.training_trigger = {}, None
+
+    def _trigger(self, event: RunEvent) -> TriggerView:
+        return self.triggers.setdefault(event.trigger_id if event.trigger_id is not None else -1, TriggerView())
+
+
+def line_of(event: RunEvent) -> str | None:
+    """A plain line for an event that is kept; None for those that say nothing new to a reader of lines."""
+    detail = event.detail
+    match event.kind:
+        case EventKind.RUN_STATE if detail["state"] in ("streaming", "selecting", "training"):
+            return None  # triggers and steps tell it better
+        case EventKind.RUN_STATE:
+            error, message = detail.get("error"), detail.get("message")
+            return f"run {detail['state']}" + (f": {error or message}" if error or message else "")
+        case EventKind.MESSAGE:
+            return str(detail["message"])
+        case EventKind.TRIGGER_FIRED:
+            samples = detail.get("num_samples")
+            return f"trigger {event.trigger_id} fired at {date(detail.get('fired_at_timestamp'))}" + (
+                f" after {samples} samples" if samples else ""
+            )
+        case EventKind.STEP if detail["state"] == "finished" and detail["step"] == "train":
+            loss = detail.get("loss")
+            shown = f", loss {loss:.4f}" if isinstance(loss, int | float) else ""
+            return (
+                f"trigger {event.trigger_id} trained in {detail.get('seconds', 0):.1f} s{shown}: model {detail.get('model_id')}"
+            )
+        case EventKind.STEP if detail["state"] == "failed":
+            return f"trigger {event.trigger_id} {detail['step']} failed: {detail.get('error', '')}"
+        case EventKind.STEP if detail["state"] == "finished" and detail["step"] == "evaluate":
+            return f"trigger {event.trigger_id} evaluated on {detail.get('dataset')} ({detail.get('handler')}) in {detail.get('seconds', 0):.1f} s"
+    return None
+
+
+def progress_line(view: RunView) -> str:
+    """One plain line about what goes on now, for those who have no terminal."""
+    parts = [f"{view.state}: {view.num_samples:,}" + (f" of {view.total_samples:,}" if view.total_samples else "") + " samples"]
+    if view.training:
+        parts.append(
+            f"training trigger {view.training_trigger}: {view.training['samples_seen']:,} samples, {view.training['samples_per_s']:,.0f}/s, "
+            f"loss {view.training['loss']:.4f}"
+        )
+    if view.evaluations_running:
+        parts.append(f"{len(view.evaluations_running)} evaluations running")
+    return "; ".join(parts)
+
+
+def draw(view: RunView, started: float, note: str = "") -> RenderableType:
+    """The live view: stage, stream, training, evaluation, the latest triggers."""
+    from rich.console import Group
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    head = Text.assemble((view.run_id, "bold"), "  ", (view.state, "green" if view.state == "finished" else "cyan"))
+    head.append(f"  {time.monotonic() - started:.0f} s", "dim")
+    bars = Table.grid(padding=(0, 1))
+    total = view.total_samples or None
+    bars.add_row(
+        "stream",
+        ProgressBar(total=total, completed=view.num_samples, width=30, pulse=total is None and view.state == "streaming"),
+        f"{view.num_samples:,}" + (f" / {total:,}" if total else "") + " samples",
+        date(view.stream_time) if view.stream_time is not None else "",
+    )
+    if view.training:
+        seen, of = view.training["samples_seen"], view.training["samples_total"] or None
+        bars.add_row(
+            f"training {view.training_trigger}",
+            ProgressBar(total=of, completed=seen, width=30, pulse=of is None),
+            f"{view.training['samples_per_s']:,.0f} samples/s",
+            f"loss {view.training['loss']:.4f}",
+        )
+    if view.evaluations_running or view.evaluations_done:
+        seen, of = view.evaluation.get("samples_seen", 0), view.evaluation.get("samples_total") or None
+        done = not view.evaluations_running
+        bars.add_row(
+            "evaluation",
+            ProgressBar(total=1 if done else of, completed=1 if done else seen, width=30, pulse=not done and of is None),
+            f"{view.evaluations_done} done, {len(view.evaluations_running)} running",
+        )
+    table = Table("trigger", "fired at", "keys", "stage", "loss", "seconds", box=None, padding=(0, 2), header_style="dim")
+    known = sorted(number for number in view.triggers if number >= 0)
+    if len(known) > _SHOWN_TRIGGERS:
+        table.add_row(f"… {len(known) - _SHOWN_TRIGGERS} more", style="dim")
+    for number in known[-_SHOWN_TRIGGERS:]:
+        trigger = view.triggers[number]
+        table.add_row(
+            str(number),
+            date(trigger.fired_at),
+            "–" if trigger.num_keys is None else f"{trigger.num_keys:,}",
+            trigger.stage,
+            "–" if trigger.loss is None else f"{trigger.loss:.4f}",
+            "–" if trigger.seconds is None else f"{trigger.seconds:.1f}",
+        )
+    return Group(head, bars, *([table] if known else []), *([Text(note, "yellow")] if note else []))

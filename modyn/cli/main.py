@@ -1,0 +1,74 @@
+"""The command line `modyn`. Commands import what they need when they run, so that `--help` answers at once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from modyn.cli import data, models, pipelines, runs, services
+from modyn.cli.context import OPTIONS
+
+app = typer.Typer(
+    name="modyn",
+    help="Decide when to retrain and on which samples, and see what it was worth.\n\n"
+    "Start with: modyn check pipeline.yaml, then modyn run pipeline.yaml. The services start by themselves.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(data.app, name="data", help="Datasets: register, ingest, list, show, delete, problems.")
+app.add_typer(models.app, name="models", help="Model versions: list, show, export.")
+for module in (runs, pipelines, services):
+    module.add_to(app)
+
+
+@app.callback()
+def root(
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", "-c", help="System configuration file. Default: $MODYN_CONFIG, else built-in defaults.", dir_okay=False
+        ),
+    ] = None,
+    state_dir: Annotated[
+        Path | None,
+        typer.Option("--state-dir", help="Folder for all that the services keep. Default: .modyn here, or as the file says."),
+    ] = None,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)] = False,
+) -> None:
+    if version:
+        from modyn import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+    OPTIONS.config_file = config.absolute() if config else None
+    if state_dir is not None:
+        # Services are processes of their own: the environment is how they are told.
+        os.environ["MODYN_STATE_DIR"] = str(state_dir.absolute())
+
+
+def main() -> None:
+    """Entry point. Exit codes: 0 done, 1 an error (printed), 2 wrong usage, 3 the run was stopped, 130 interrupted."""
+    from modyn.errors import ModynError
+
+    try:
+        app()
+    except ModynError as error:
+        sys.stderr.write(f"error: {error.message}\n")
+        raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        raise SystemExit(130) from None
+    except BrokenPipeError:
+        # The reader of our output has left (`modyn ps | head`); there is nobody to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()

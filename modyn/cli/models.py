@@ -1,0 +1,74 @@
+"""`modyn models`: model versions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from modyn.cli.context import Json, connect, say
+from modyn.cli.output import clock, print_fields, print_json, print_table, size
+
+app = typer.Typer(no_args_is_help=True)
+
+ModelIdArgument = Annotated[
+    int, typer.Argument(metavar="MODEL", help="Number of the model version; `modyn models ls` lists them.")
+]
+
+
+@app.command("ls")
+def list_models(run: Annotated[str | None, typer.Argument(help="Only those of this run.")] = None, json: Json = False) -> None:
+    """List model versions."""
+    with connect() as client:
+        found = client.models(run)
+    if json:
+        return print_json(found)
+    return print_table(
+        ["model", "run", "trigger", "parent", "class", "size", "created", "weights (SHA-256)", ""],
+        [
+            [
+                str(m.version.model_id), m.version.run_id or "imported", str(m.version.trigger_id), str(m.version.parent_id or "–"), m.model_class,
+                size(m.version.num_bytes), clock(m.version.created_at), m.version.weights_sha256[:12], "promoted" if m.version.promoted else "",
+            ]
+            for m in found
+        ],
+        empty="no models yet",
+    )  # fmt: skip
+
+
+@app.command()
+def show(model: ModelIdArgument, json: Json = False) -> None:
+    """Show all that is known of a model version, the result of its training included."""
+    with connect() as client:
+        found = client.model(model)
+    if json:
+        return print_json(found)
+    version = found.version
+    return print_fields(
+        {
+            "model": str(version.model_id), "run": version.run_id or "imported", "trigger": str(version.trigger_id),
+            "parent": str(version.parent_id or "–"), "class": found.model_class, "config": str(found.model_config), "format": version.strategy,
+            "size": size(version.num_bytes), "weights sha256": version.weights_sha256, "created": clock(version.created_at),
+            **{f"training {key}": str(value) for key, value in found.training_result.items()},
+        }
+    )  # fmt: skip
+
+
+@app.command()
+def export(
+    model: ModelIdArgument,
+    path: Annotated[Path | None, typer.Argument(help="File to write. Default: model-<number>.safetensors here.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+) -> None:
+    """Write a model's weights as a safetensors file; its class and configuration go beside it as JSON."""
+    import json as json_module
+
+    target = path or Path(f"model-{model}.safetensors")
+    if target.exists() and not force:
+        raise typer.BadParameter(f"{target} exists; give another name or --force", param_hint="PATH")
+    with connect() as client:
+        stored = client.export_model(model, target)
+    about = target.with_suffix(".json")
+    about.write_text(json_module.dumps({"model": {"id": stored.model_class, "config": stored.model_config}}, indent=2) + "\n")
+    say(f"wrote {target} and {about}")

@@ -1,0 +1,108 @@
+"""How commands print: tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import enum
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def print_json(value: object) -> None:
+    """`value` (records, tables, paths among them) as JSON on standard output; numbers that JSON lacks become null."""
+    json.dump(_plain(value), sys.stdout, indent=2, ensure_ascii=False)
+    sys.stdout.write("\n")
+
+
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None, empty: str = "nothing there"
+) -> None:
+    """A table on a terminal, tab-separated lines elsewhere: easy to read there, easy to cut here."""
+    cells = [[cell if isinstance(cell, str) else _cell(cell) for cell in row] for row in rows]
+    if not sys.stdout.isatty():
+        for line in [list(columns), *cells]:
+            sys.stdout.write("\t".join(line) + "\n")
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    if not cells:
+        sys.stdout.write(f"{empty}\n")
+        return
+    table = Table(*columns, title=title, title_justify="left", box=SIMPLE_HEAD)
+    for line in cells:
+        table.add_row(*(Text(cell) for cell in line))
+    Console().print(table)
+
+
+def print_fields(fields: Mapping[str, object]) -> None:
+    """Names and values, one a line."""
+    width = max(map(len, fields), default=0)
+    for name, value in fields.items():
+        sys.stdout.write(f"{name:<{width}}  {value if isinstance(value, str) else _cell(value)}\n")
+
+
+def date(timestamp: int | None) -> str:
+    """A stream time, UTC; the bare number where the calendar ends."""
+    if timestamp is None:
+        return "–"
+    try:
+        return (dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(seconds=int(timestamp))).strftime("%Y-%m-%d %H:%M:%S")
+    except OverflowError:
+        return str(timestamp)
+
+
+def clock(seconds: float | None) -> str:
+    """A moment of the wall clock, local time."""
+    return "–" if not seconds else dt.datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def size(num_bytes: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} TiB"
+
+
+def _cell(value: object) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)) or str(value) == "<NA>":
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return str(value)
+
+
+def _plain(value: object) -> Any:
+    match value:
+        case enum.Enum():
+            return value.value
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else None
+        case Path():
+            return str(value)
+        case Mapping():
+            return {str(key): _plain(item) for key, item in value.items()}
+        case list() | tuple() | set():
+            return [_plain(item) for item in value]
+    if dataclasses.is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if hasattr(value, "model_dump"):
+        return _plain(value.model_dump(mode="json"))
+    if hasattr(value, "to_dict"):  # a table
+        return [_plain(row) for row in value.astype(object).where(value.notna(), None).to_dict("records")]  # type: ignore[attr-defined]
+    if hasattr(value, "item"):
+        return _plain(value.item())
+    return str(value)

@@ -1,0 +1,71 @@
+"""`modyn check`, `schema`, `explain`, `plugins`: everything about the pipeline file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from modyn.cli.context import Json, connect, say
+from modyn.cli.output import print_json, print_table
+
+
+def add_to(app: typer.Typer) -> None:
+    for command in (check, schema, explain, plugins):
+        app.command()(command)
+
+
+def check(
+    file: Annotated[Path, typer.Argument(help="Pipeline file.", show_default=False)],
+    json: Json = False,
+) -> None:
+    """Validate a pipeline file without running anything in it. Exit code 1 if it has mistakes, each with its line."""
+    from modyn.client import read_pipeline
+    from modyn.config.pipeline import check_frame
+    from modyn.config.yaml_source import load_yaml, with_lines
+
+    text = read_pipeline(file)
+    source = load_yaml(text, str(file))
+    found = check_frame(source.data)
+    if not found:
+        with connect(start=True) as client:
+            found = client.check(file)
+    lines = with_lines(found, source)
+    if json:
+        print_json([{"path": p.path, "line": source.locate(p.path), "message": p.message} for p in found])
+    else:
+        for line in lines:
+            typer.echo(line)
+    if found:
+        say(f"{len(found)} problem{'s' if len(found) != 1 else ''}")
+        raise typer.Exit(1)
+    if not json:
+        say(f"{file} is valid")
+
+
+def schema() -> None:
+    """Print the JSON schema of the pipeline file. Editors complete and check with it."""
+    from modyn.cli.schema import pipeline_json_schema
+
+    print_json(pipeline_json_schema())
+
+
+def explain(
+    field: Annotated[str, typer.Argument(help="Dotted path, e.g. training.batch_size or trigger.", show_default=False)],
+) -> None:
+    """Tell what a field of the pipeline file means, what it may be, and its default."""
+    from modyn.cli.explain import explain as explain_field
+
+    typer.echo(explain_field(field))
+
+
+def plugins(json: Json = False) -> None:
+    """List every registered trigger, policy, model, metric and format, and the package that brings it."""
+    with connect(start=True) as client:
+        found = client.plugins()
+    if json:
+        return print_json(found)
+    return print_table(
+        ["kind", "id", "package", "from"], [[p.group.removeprefix("modyn."), p.id, p.distribution, p.path] for p in found]
+    )

@@ -1,0 +1,222 @@
+"""`modyn run`, `ps`, `watch`, `show`, `stop`, `resume`, `evaluate`, `report`: runs of pipelines."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from modyn.cli.context import Json, connect, say
+from modyn.cli.output import clock, date, print_fields, print_json, print_table
+
+if TYPE_CHECKING:
+    from modyn.client import Client
+    from modyn.supervisor.client import Run
+
+
+class Mode(enum.StrEnum):
+    EXPERIMENT = "experiment"
+    PRODUCTION = "production"
+
+
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Name of the run; `modyn ps` lists them.", show_default=False)]
+Detach = Annotated[bool, typer.Option("--detach", "-d", help="Return at once; `modyn watch RUN` looks on later.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    for command in (run, ps, watch, show, stop, resume, evaluate, report):
+        app.command()(command)
+
+
+def run(
+    file: Annotated[Path, typer.Argument(help="Pipeline file.", show_default=False)],
+    production: Annotated[
+        bool, typer.Option("--production/--experiment", help="Follow live data, or replay what is there (the default).")
+    ] = False,
+    from_: Annotated[
+        str | None, typer.Option("--from", help="Only samples from this time on: a date, or seconds since 1970.")
+    ] = None,
+    to: Annotated[str | None, typer.Option("--to", help="Only samples before this time.")] = None,
+    max_triggers: Annotated[int | None, typer.Option(min=1, help="End after so many triggers.")] = None,
+    detach: Detach = False,
+    report_file: Annotated[
+        Path | None, typer.Option("--report", help="Write the HTML report here when the run has ended.")
+    ] = None,
+) -> None:
+    """Run a pipeline and watch it. Services start by themselves. Ctrl-C asks whether to detach; a second one stops the run."""
+    mode = Mode.PRODUCTION if production else Mode.EXPERIMENT
+    with connect(start=True) as client:
+        submitted = client.run(file, mode.value, from_timestamp=from_, to_timestamp=to, max_triggers=max_triggers)
+        say(f"run {submitted.run_id} is submitted in {mode.value} mode")
+        if detach:
+            typer.echo(submitted.run_id)
+            return
+        _follow_to_the_end(client, submitted.run_id, report_file)
+
+
+def ps(json: Json = False) -> None:
+    """List all runs."""
+    with connect() as client:
+        if json:
+            return print_json(client.runs())
+        found = client.supervisor.runs()
+    return print_table(
+        ["run", "mode", "state", "samples", "triggers", "submitted", "finished"],
+        [
+            [r.run_id, r.mode.value, r.state.value, r.num_samples, r.num_triggers, clock(r.submitted_at), clock(r.finished_at)]
+            for r in found
+        ],
+        empty="no runs yet; `modyn run pipeline.yaml` starts one",
+    )
+
+
+def watch(run: RunArgument) -> None:
+    """Look on at a run until it is at rest. Ctrl-C detaches."""
+    with connect() as client:
+        client.show(run)
+        _follow_to_the_end(client, run, None)
+
+
+def show(run: RunArgument, json: Json = False) -> None:
+    """Show a run: where it stands, its triggers, scores and evaluation matrix."""
+    from modyn.analysis.composite import scores
+
+    with connect() as client:
+        results = client.results(run)
+    if json:
+        return print_json(
+            {
+                "run": results.run,
+                "triggers": results.triggers,
+                "evaluations": results.evaluations,
+                "scores": scores(results.triggers, results.evaluations),
+            }
+        )
+    _print_run(results.run)
+    return _print_results(results)
+
+
+def stop(run: RunArgument) -> None:
+    """Stop a run cleanly. `modyn resume` goes on from there."""
+    with connect() as client:
+        say(f"{run} is {client.stop(run).state}")
+
+
+def resume(run: RunArgument, detach: Detach = False) -> None:
+    """Go on with a run that was stopped, failed or was interrupted. What is done is not done again."""
+    with connect(start=True) as client:
+        client.resume(run)
+        say(f"{run} goes on")
+        if not detach:
+            _follow_to_the_end(client, run, None)
+
+
+def evaluate(
+    run: RunArgument,
+    handler: Annotated[
+        list[str] | None, typer.Option("--handler", help="Only this evaluation handler; repeatable. Default: all manual ones.")
+    ] = None,
+) -> None:
+    """Make the manual evaluations of a finished run."""
+    with connect(start=True) as client:
+        client.evaluate(run, handler or [])
+        _follow_to_the_end(client, run, None)
+
+
+def report(
+    run: RunArgument,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write. Default: modyn-report-RUN.html here.")
+    ] = None,
+) -> None:
+    """Write the HTML report of a run: matrix, composite accuracy, models, triggers, time by stage."""
+    with connect() as client:
+        typer.echo(client.report(run, output))
+
+
+def _follow_to_the_end(client: Client, run_id: str, report_file: Path | None) -> None:
+    """Watches, then prints what came out. Leaves with 1 if the run failed or was interrupted, with 3 if it was stopped."""
+    from modyn.cli.follow import follow
+    from modyn.supervisor.client import RunState
+
+    if not follow(client, run_id):
+        say(f"detached; the run goes on. `modyn watch {run_id}` looks on, `modyn stop {run_id}` ends it")
+        return
+    results = client.results(run_id)
+    _print_run(results.run)
+    _print_results(results)
+    if report_file is not None:
+        say(f"report: {client.report(run_id, report_file)}")
+    if results.run.state is not RunState.FINISHED:
+        raise typer.Exit(3 if results.run.state is RunState.STOPPED else 1)
+
+
+def _print_run(run: Run) -> None:
+    of = f" of {run.total_samples:,}" if run.total_samples else ""
+    print_fields(
+        {
+            "run": run.run_id,
+            "pipeline": run.pipeline_name,
+            "mode": run.mode.value,
+            "state": run.state.value,
+            "samples": f"{run.num_samples:,}{of}",
+            "triggers": run.num_triggers,
+            "submitted": clock(run.submitted_at),
+            "finished": clock(run.finished_at),
+            **({"message": run.message} if run.message else {}),
+            **({"error": run.error} if run.error else {}),
+        }
+    )
+
+
+def _print_results(results: object) -> None:
+    from modyn.analysis.composite import composite_performance, evaluation_matrix, scores, series_of
+    from modyn.analysis.cost import cost
+    from modyn.analysis.results import RunResults
+
+    assert isinstance(results, RunResults)
+    triggers = results.triggers
+    if triggers.empty:
+        return
+    typer.echo()
+    print_table(
+        ["trigger", "fired at", "keys", "model", "loss", "train s", "total s", "weights"],
+        [
+            [
+                str(t["trigger_id"]), date(t["fired_at"]), t["num_keys"], str(t["model_id"]), t["loss"], t["train_s"], t["total_s"],
+                (t["weights_sha256"] or "–")[:12],
+            ]
+            for t in triggers.to_dict("records")
+        ],
+        title="Triggers",
+    )  # fmt: skip
+    for series in series_of(results.evaluations):
+        matrix = evaluation_matrix(results.evaluations, series)
+        performance = composite_performance(matrix, triggers, "active")
+        active = performance["trigger_id"].to_list()
+        print_table(
+            ["model \\ from", *(date(start)[:10] for start in performance["start"])],
+            [
+                [
+                    f"trigger {trigger}",
+                    *(
+                        f"{value:.3f}{'*' if active[column] == trigger else ''}"
+                        for column, value in enumerate(matrix.loc[trigger])
+                    ),
+                ]
+                for trigger in matrix.index
+            ],
+            title=f"{series.metric} on {series.dataset} ({series.handler}); * = currently active model",
+        )
+    table = scores(triggers, results.evaluations)
+    print_table(
+        ["metric", "dataset", "handler", "currently active", "currently trained"],
+        [[r["metric"], r["dataset"], r["handler"], r["active"], r["trained"]] for r in table.to_dict("records")],
+        title="Pipeline scores",
+        empty="no evaluation results",
+    )
+    spent = cost(results)
+    stages = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in spent.by_stage_s.items())
+    typer.echo(f"cost: {spent.num_triggers} triggers, {spent.num_samples:,} samples, {spent.wall_s:.1f} s wall ({stages})")

@@ -1,0 +1,280 @@
+"""`modyn.Client`: everything that the command line can do, from Python, with results as pandas DataFrames."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from modyn.config.base import Problem
+from modyn.config.durations import parse_timestamp
+from modyn.config.system import DatasetConfig, SystemConfig, load_system_config
+from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError, UnavailableError
+from modyn.evaluator.client import EvaluatorClient
+from modyn.local.stack import StackStatus, stack_status, start_stack, stop_stack
+from modyn.model_storage.client import ModelStorageClient, StoredModel, StoredModelInfo
+from modyn.registry import Plugin
+from modyn.selector.client import SelectorClient
+from modyn.storage.client import DatasetInfo, FileProblem, IngestProgress, StorageClient
+from modyn.supervisor.client import Run, RunEvent, RunMode, SupervisorClient
+from modyn.trainer_server.client import TrainerServerClient
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from modyn.analysis.results import RunResults
+
+_RECONNECT_FOR_S = 120.0
+
+
+class Client:
+    """Talks to the services of one installation.
+
+    config: a SystemConfig, the path of a system file, or nothing for the defaults (embedded services under `.modyn`).
+    start: start the embedded services if they do not run.
+
+        >>> client = Client(start=True)                             # doctest: +SKIP
+        >>> run = client.wait(client.run("pipeline.yaml").run_id)   # doctest: +SKIP
+        >>> client.scores(run.run_id)                               # doctest: +SKIP
+
+    Every method raises errors of `modyn.errors` only.
+    """
+
+    def __init__(self, config: SystemConfig | Path | str | None = None, *, start: bool = False) -> None:
+        self._config_file = Path(config) if isinstance(config, str | Path) else None
+        self.config = config if isinstance(config, SystemConfig) else load_system_config(self._config_file)
+        if start:
+            self.up()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections. The services go on."""
+        for name in ("supervisor", "storage", "model_storage"):
+            if name in self.__dict__:
+                self.__dict__.pop(name).close()
+
+    # --- Connections, opened when they are first used ---------------------------------------------------------------------------
+
+    @cached_property
+    def supervisor(self) -> SupervisorClient:
+        return SupervisorClient(self.config.endpoint("supervisor"))
+
+    @cached_property
+    def storage(self) -> StorageClient:
+        return StorageClient(self.config.endpoint("storage"))
+
+    @cached_property
+    def model_storage(self) -> ModelStorageClient:
+        return ModelStorageClient(self.config.endpoint("model_storage"))
+
+    # --- Services ---------------------------------------------------------------------------------------------------------------
+
+    def up(self, progress: Callable[[StackStatus], None] | None = None) -> StackStatus:
+        """Starts the embedded services, or those of them that died, and waits until they are healthy."""
+        return start_stack(self.config, self._config_file, progress)
+
+    def down(self) -> bool:
+        """Stops the embedded services. Returns whether any ran."""
+        return stop_stack(self.config)
+
+    def status(self) -> StackStatus:
+        """The embedded services as they are now."""
+        return stack_status(self.config)
+
+    # --- Runs -------------------------------------------------------------------------------------------------------------------
+
+    def check(self, pipeline: Path | str) -> list[Problem]:
+        """Every mistake of a pipeline file, found by all services that act on it. Runs nothing."""
+        path = Path(pipeline)
+        return self.supervisor.validate(read_pipeline(path), str(path))
+
+    def run(
+        self,
+        pipeline: Path | str,
+        mode: RunMode | str = RunMode.EXPERIMENT,
+        *,
+        from_timestamp: int | str | None = None,
+        to_timestamp: int | str | None = None,
+        max_triggers: int | None = None,
+    ) -> Run:
+        """Starts a pipeline file over samples of [from, to) and returns at once. `wait` or `watch` follow it."""
+        path = Path(pipeline)
+        return self.supervisor.submit(
+            read_pipeline(path),
+            str(path),
+            RunMode(mode),
+            from_timestamp=_timestamp(from_timestamp),
+            to_timestamp=_timestamp(to_timestamp),
+            max_triggers=max_triggers,
+        )
+
+    def watch(self, run_id: str, after_seq: int = 0) -> Iterator[RunEvent]:
+        """Events of a run until it is at rest. A supervisor that restarts in between costs nothing but a pause."""
+        gone_since = None
+        while True:
+            try:
+                for event in self.supervisor.watch(run_id, after_seq):
+                    gone_since = None
+                    after_seq = max(after_seq, event.seq)
+                    yield event
+            except UnavailableError:
+                gone_since = gone_since or time.monotonic()
+                if time.monotonic() - gone_since > _RECONNECT_FOR_S:
+                    raise
+                time.sleep(0.3)
+            else:
+                return
+
+    def wait(self, run_id: str) -> Run:
+        """Returns when the run is at rest."""
+        for _ in self.watch(run_id):
+            continue
+        return self.supervisor.run(run_id)
+
+    def runs(self) -> pd.DataFrame:
+        """All runs, oldest first; columns as the fields of `Run`, without the pipeline itself."""
+        import pandas as pd
+
+        rows = [
+            {key: value for key, value in asdict(run).items() if key not in ("yaml", "pipeline")}
+            for run in self.supervisor.runs()
+        ]
+        return pd.DataFrame(rows)
+
+    def show(self, run_id: str) -> Run:
+        return self.supervisor.run(run_id)
+
+    def stop(self, run_id: str) -> Run:
+        """Asks a run to end soon; `resume` goes on from there."""
+        return self.supervisor.stop(run_id)
+
+    def resume(self, run_id: str) -> Run:
+        """Goes on with a run that was stopped, failed or was interrupted. What is done is not done again."""
+        return self.supervisor.resume(run_id)
+
+    def evaluate(self, run_id: str, handlers: Sequence[str] = ()) -> Run:
+        """Makes the manual evaluations of a finished run, or those of the handlers named."""
+        return self.supervisor.evaluate(run_id, handlers)
+
+    def results(self, run_id: str) -> RunResults:
+        """All that a run left behind, as tables."""
+        from modyn.analysis.results import read_results
+
+        return read_results(self.supervisor, run_id)
+
+    def triggers(self, run_id: str) -> pd.DataFrame:
+        """One row a trigger."""
+        return self.results(run_id).triggers
+
+    def evaluations(self, run_id: str) -> pd.DataFrame:
+        """One row for each model, interval and metric."""
+        return self.results(run_id).evaluations
+
+    def scores(self, run_id: str) -> pd.DataFrame:
+        """Pipeline scores of the composite models, one row for each handler, dataset and metric."""
+        from modyn.analysis.composite import scores
+
+        results = self.results(run_id)
+        return scores(results.triggers, results.evaluations)
+
+    def report(self, run_id: str, path: Path | str | None = None) -> Path:
+        """Writes the HTML report of a run, by default to `modyn-report-<run>.html` here, and returns where it is."""
+        from modyn.analysis.report import write_report
+
+        return write_report(self.results(run_id), Path(path or f"modyn-report-{run_id}.html"))
+
+    # --- Data -------------------------------------------------------------------------------------------------------------------
+
+    def register_dataset(self, dataset: DatasetConfig) -> DatasetInfo:
+        """Makes a folder of files known. Repeating it changes nothing."""
+        return self.storage.register_dataset(dataset)
+
+    def ingest(self, name: str, progress: Callable[[IngestProgress], None] | None = None) -> DatasetInfo:
+        """Indexes the new files of a dataset now, and returns what it holds then."""
+        for step in self.storage.ingest(name):
+            if progress is not None:
+                progress(step)
+        return self.storage.dataset(name)
+
+    def datasets(self) -> list[DatasetInfo]:
+        return self.storage.list_datasets()
+
+    def dataset(self, name: str) -> DatasetInfo:
+        return self.storage.dataset(name)
+
+    def delete_dataset(self, name: str) -> None:
+        """Forgets a dataset's index. The files stay as they are."""
+        self.storage.delete_dataset(name)
+
+    def delete_samples(self, name: str, keys: Sequence[int]) -> int:
+        """Deletes samples from the index for good. Returns how many were there."""
+        import numpy as np
+
+        return self.storage.delete_samples(name, np.asarray(keys, np.int64))
+
+    def problems(self, name: str) -> list[FileProblem]:
+        """Files of a dataset that were set aside, and why."""
+        return self.storage.problems(name)
+
+    # --- Models -----------------------------------------------------------------------------------------------------------------
+
+    def models(self, run_id: str | None = None) -> list[StoredModelInfo]:
+        from modyn.records import RunId
+
+        return self.model_storage.list(RunId(run_id) if run_id else None)
+
+    def model(self, model_id: int) -> StoredModelInfo:
+        return self.model_storage.describe(model_id)
+
+    def export_model(self, model_id: int, path: Path | str) -> StoredModel:
+        """Writes a model's weights as a safetensors file."""
+        return self.model_storage.get(model_id, Path(path))
+
+    def load_model(self, model_id: int) -> Any:
+        """The model as a `torch.nn.Module` with its weights, in evaluation mode."""
+        import tempfile
+
+        from modyn.models.build import build_model
+        from modyn.models.weights import load_weights
+
+        with tempfile.TemporaryDirectory() as folder:
+            stored = self.export_model(model_id, Path(folder) / "model.safetensors")
+            module = build_model(stored.model_class, stored.model_config)
+            load_weights(module, stored.path)
+        return module.eval()
+
+    # --- Plug-ins ---------------------------------------------------------------------------------------------------------------
+
+    def plugins(self) -> list[Plugin]:
+        """Everything that is registered with the services, ours and that of installed packages."""
+        found: list[Plugin] = [*self.supervisor.plugins(), *self.model_storage.plugins()]
+        for kind, name in ((SelectorClient, "selector"), (TrainerServerClient, "trainer_server"), (EvaluatorClient, "evaluator")):
+            client = kind(self.config.endpoint(name))
+            found += client.plugins()
+            client.close()
+        return sorted(set(found), key=lambda plugin: (plugin.group, plugin.id))
+
+
+def read_pipeline(path: Path) -> str:
+    """The text of a pipeline file. Raises NotFoundError or ConfigError that name it."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise NotFoundError(f"there is no pipeline file {path}; give the path of a YAML file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the pipeline file {path}: {error}") from error
+
+
+def _timestamp(value: int | str | None) -> int | None:
+    try:
+        return None if value is None else parse_timestamp(value)
+    except ValueError as error:
+        raise InvalidArgumentError(str(error)) from error
