@@ -189,8 +189,9 @@ class WorkerPool:
             self._warm_up()
 
     def _warm_up(self) -> None:
-        # OpenBLAS starts its threads on import; PyTorch brings its own linear algebra.
+        # OpenBLAS (PyTorch brings its own linear algebra) and Arrow's allocator start threads when they are imported.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
         get_context("forkserver").set_forkserver_preload(self._preload)
         forkserver.ensure_running()
 

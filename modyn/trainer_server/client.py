@@ -81,7 +81,7 @@ class TrainerServerClient:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._channel = open_channel(endpoint)
-        self._stub = trainer_server_pb2_grpc.TrainerServerStub(self._channel)  # type: ignore[no-untyped-call]
+        self._stub = trainer_server_pb2_grpc.TrainerServerStub(self._channel)
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,68 @@
+"""What is wrong in the sections that the trainer server acts on. Runs in a worker: it imports torch and the packages of users.
+
+Nothing of the pipeline is executed: the model is built and the optimizers, the loss and the schedulers are made for it, on the `meta`
+device, where tensors have no values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from modyn.config.base import Problem, check_section
+from modyn.dataset.config import DataConfig
+from modyn.errors import ConfigError
+from modyn.models.build import build_model, check_here
+from modyn.trainer_server.components import build_criterion, build_optimizers, build_schedulers
+from modyn.trainer_server.config import TrainingConfig
+from modyn.trainer_server.downsampling import check_downsampling
+from modyn.workers import Report
+
+
+def check(pipeline: Mapping[str, Any], _: Report) -> list[Problem]:
+    """Task of a worker process: every mistake that can be found without data, with its path."""
+    model, training = _section(pipeline, "model"), _section(pipeline, "training")
+    found = [Problem(name, "is required") for name in ("model", "training", "data") if name not in pipeline]
+    found += check_here(str(model.get("id", "")), model.get("config") or {}) if "model" in pipeline else []
+    found += check_section(TrainingConfig, pipeline["training"], "training") if "training" in pipeline else []
+    found += check_section(DataConfig, pipeline["data"], "data") if "data" in pipeline else []
+    found += check_downsampling(_section(pipeline, "selection_strategy"))
+    if not any(problem.path.split(".")[0] in ("model", "training") for problem in found):
+        found += check_components(model, TrainingConfig.model_validate(training), _section(pipeline, "selection_strategy"))
+    return sorted(set(found))
+
+
+def check_components(model: Mapping[str, Any], config: TrainingConfig, selection: Mapping[str, Any]) -> list[Problem]:
+    """What PyTorch refuses: names of classes, their options, paths to modules."""
+    found: list[Problem] = []
+    try:
+        with torch.device("meta"):
+            network = build_model(str(model["id"]), model.get("config") or {})
+    except Exception as error:  # noqa: BLE001  (a model of a user, on a device that it may not expect)
+        try:
+            network = build_model(str(model["id"]), model.get("config") or {})
+        except Exception:  # noqa: BLE001
+            return [Problem("model.config", f"'{model['id']}' cannot be built with it: {type(error).__name__}: {error}")]
+    try:
+        build_criterion(config.optimization_criterion, weighted=bool(selection.get("uses_weights", False)))
+    except ConfigError as error:
+        found.append(_problem(error))
+    try:
+        optimizers = build_optimizers(network, config.optimizers)
+        build_schedulers(config.lr_scheduler, optimizers, num_batches=100, num_epochs=config.epochs_per_trigger)
+    except ConfigError as error:
+        found.append(_problem(error))
+    return found
+
+
+def _section(pipeline: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = pipeline.get(name)
+    return section if isinstance(section, Mapping) else {}
+
+
+def _problem(error: ConfigError) -> Problem:
+    """Errors of components begin with the path that they are about."""
+    path, separator, message = error.message.partition(": ")
+    return Problem(path, message) if separator and path.startswith("training.") else Problem("training", error.message)

@@ -1,0 +1,179 @@
+"""Snapshots of a training on disk: complete or not there, and loaded without running anything (`weights_only`).
+
+A training that goes on from one has, on CPU, bit for bit the weights that it would have had without the interruption.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch.optim import Optimizer
+
+from modyn.errors import ConfigError, CorruptStateError, TrainingError
+from modyn.rpc.logs import get_logger
+from modyn.trainer_server.loop import Hook, Training
+
+VERSION: Final = 1
+
+_logger = get_logger("checkpoint")
+
+
+class Checkpoints(Hook):
+    """Writes a checkpoint every `interval` batches, at the next moment at which nothing is half done."""
+
+    def __init__(self, path: Path, interval: int, identity: Mapping[str, Any], seed: int) -> None:
+        self._path = path
+        self._interval = interval
+        self._header = {"version": VERSION, "identity": dict(identity), "seed": seed}
+        self._last = 0
+
+    def on_begin(self, training: Training) -> None:
+        """Raises ConfigError, now and not when it is needed, if something keeps state that a checkpoint cannot hold."""
+        self._last = training.progress.batches
+        _check_readable({"optimizers": _states(training.parts.optimizers), "schedulers": _scheduler_states(training)})
+
+    def on_boundary(self, training: Training) -> None:
+        if training.progress.batches - self._last < self._interval:
+            return
+        self._last = training.progress.batches
+        write_state(self._path, {**self._header, **snapshot(training)})
+
+
+def snapshot(training: Training) -> dict[str, Any]:
+    """Everything that the rest of the training depends on. Only between two steps: gradients are not part of it."""
+    return {
+        "progress": training.progress.to_state(),
+        "epoch_loss": training.epoch_loss,
+        "seconds": dict(training.clock.seconds),
+        "model": training.parts.model.state_dict(),
+        "optimizers": _states(training.parts.optimizers),
+        "schedulers": _scheduler_states(training),
+        "scaler": training.parts.scaler.state_dict(),
+        "hooks": {hook.name: hook.state() for hook in training.hooks if hook.name},
+        "random": random_state(),
+    }
+
+
+def restore(training: Training, state: Mapping[str, Any]) -> None:
+    """Bring a training that was just built to where the snapshot was taken. Random numbers last: building draws some."""
+    for name, value in state["progress"].items():
+        setattr(training.progress, name, value)
+    training.epoch_loss = state["epoch_loss"].to(training.parts.device)
+    training.clock.seconds.update(state["seconds"])
+    training.parts.model.load_state_dict(state["model"])
+    for name, optimizer in training.parts.optimizers.items():
+        optimizer.load_state_dict(state["optimizers"][name])
+    for scheduler, saved in zip(training.parts.schedulers, state["schedulers"], strict=True):
+        scheduler.load_state_dict(saved)
+    training.parts.scaler.load_state_dict(state["scaler"])
+    for hook in training.hooks:
+        if hook.name:
+            hook.load_state(state["hooks"][hook.name])
+    set_random_state(state["random"])
+
+
+def load_checkpoint(path: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The checkpoint at `path`, if there is one of the same training. One that cannot be used is told in the log, and the training starts
+    over: the result is the same, only later."""
+    if not path.exists():
+        return None
+    try:
+        state = read_state(path)
+    except CorruptStateError as error:
+        _logger.warning("checkpoint_ignored", reason=error.message)
+        return None
+    if state.get("version") != VERSION or state.get("identity") != dict(identity):
+        _logger.warning("checkpoint_ignored", path=str(path), reason="it was written by another version or for another training")
+        return None
+    return state
+
+
+def write_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Write `state` as the file `path`: after a crash the file is the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            torch.save(dict(state), file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise TrainingError(
+            f"cannot write {path}: {error.strerror}; free space there, or set training.checkpointing.path"
+        ) from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """What `write_state` wrote. Raises CorruptStateError for anything else."""
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, UnpicklingError, EOFError, ValueError, KeyError) as error:
+        raise CorruptStateError(f"{path} cannot be read: {error}") from error
+    if not isinstance(state, dict):
+        raise CorruptStateError(f"{path} holds a {type(state).__name__}, not a dictionary")
+    return state
+
+
+def random_state() -> dict[str, Any]:
+    """The state of every global random generator."""
+    version, words, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],  # type: ignore[no-untyped-call]
+        "python": random.getstate(),
+        "numpy": (str(version), torch.from_numpy(np.asarray(words, np.int64)), int(position), int(has_gauss), float(gauss)),
+    }
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    if state["cuda"]:
+        torch.cuda.set_rng_state_all(state["cuda"])
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    name, numpy_words, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((name, numpy_words.numpy().astype(np.uint32), position, has_gauss, cached))
+
+
+def seed_everything(seed: int) -> None:
+    """Seed every global random generator. seed: 63 bits."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+def _states(optimizers: Mapping[str, Optimizer]) -> dict[str, Any]:
+    return {name: optimizer.state_dict() for name, optimizer in optimizers.items()}
+
+
+def _scheduler_states(training: Training) -> list[Any]:
+    return [scheduler.state_dict() for scheduler in training.parts.schedulers]
+
+
+def _check_readable(state: Mapping[str, Any]) -> None:
+    buffer = io.BytesIO()
+    try:
+        torch.save(dict(state), buffer)
+        buffer.seek(0)
+        torch.load(buffer, weights_only=True)
+    except Exception as error:
+        raise ConfigError(
+            "training.checkpointing: an optimizer or scheduler keeps state that is not made of numbers, texts, tensors and collections "
+            f"of these, so it cannot be restored safely: {error}; choose another, or switch checkpointing off"
+        ) from error

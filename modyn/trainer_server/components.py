@@ -1,0 +1,230 @@
+"""From the names in `training` to the optimizers, schedulers and loss that they mean. Imports torch: for workers only."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from modyn.errors import ConfigError, ModynError
+from modyn.registry import load_object, nearest
+from modyn.trainer_server.config import CriterionConfig, OptimizerConfig, SchedulerConfig, TrainingConfig
+from modyn.trainer_server.registries import OPTIMIZERS, SCHEDULERS
+
+Loss = Callable[[Any, Tensor, Tensor], Tensor]
+"""(model output, labels, weights (n,)) → one number."""
+
+_OPERATORS: Final[Mapping[type[ast.operator], Callable[[Any, Any], Any]]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+
+def build_optimizers(model: nn.Module, configs: Sequence[OptimizerConfig]) -> dict[str, Optimizer]:
+    """The optimizers by name, in order. Raises ConfigError, naming the path, for a class, module or option that does not exist."""
+    owner: dict[int, str] = {}
+    found: dict[str, Optimizer] = {}
+    for i, config in enumerate(configs):
+        path = f"training.optimizers.{i}"
+        groups: list[dict[str, Any]] = []
+        for j, group in enumerate(config.param_groups):
+            where = f"{path}.param_groups.{j}.module"
+            parameters = list(_parameters(model, group.module, where))
+            for parameter in parameters:
+                other = owner.setdefault(id(parameter), where)
+                if other != where:
+                    raise ConfigError(f"{where}: '{group.module}' holds parameters that {other} has already; groups are disjoint")
+            groups.append({"params": parameters, **group.config})
+        found[config.name] = _constructed(_optimizer_class(config, path), path, "param_groups.*.config", groups)
+    return found
+
+
+def build_criterion(config: CriterionConfig, *, weighted: bool) -> Loss:
+    """The loss of a batch. Weighted: the mean of the samples' losses with their weights, as ∑ wᵢ·lᵢ / ∑ wᵢ (or ∑ wᵢ·lᵢ with reduction
+    `sum`), so that equal weights, whatever their size, are no weights. Not weighted: what the class does by itself."""
+    path = "training.optimization_criterion"
+    kind = getattr(nn, config.name, None)
+    if not (inspect.isclass(kind) and issubclass(kind, nn.Module) and config.name.endswith("Loss")):
+        losses = [name for name in dir(nn) if name.endswith("Loss")]
+        raise ConfigError(f"{path}.name: torch.nn has no loss '{config.name}'{nearest(config.name, losses)}")
+    options = {name: _as_tensor(name, value) for name, value in config.config.items()}
+    if not weighted:
+        plain: nn.Module = _constructed(kind, path, "config", **options)
+
+        def mean_loss(output: Any, labels: Tensor, _: Tensor) -> Tensor:
+            loss: Tensor = plain.to(labels.device)(output, labels) if options else plain(output, labels)
+            return loss
+
+        return mean_loss
+    single: nn.Module = _constructed(kind, path, "config", **{**options, "reduction": "none"})
+    total = config.config.get("reduction", "mean") == "sum"
+
+    def weighted_loss(output: Any, labels: Tensor, weights: Tensor) -> Tensor:
+        losses = single.to(labels.device)(output, labels) if options else single(output, labels)
+        if losses.dim() == 0 or len(losses) != len(weights):
+            raise ConfigError(
+                f"{path}.name: {config.name} gives no loss per sample, which selection_strategy.uses_weights needs; "
+                "choose another loss or set uses_weights: false"
+            )
+        losses = losses if losses.dim() == 1 else losses.flatten(1).mean(1)
+        summed: Tensor = torch.dot(losses, weights.to(losses.dtype))
+        # All weights 0: a loss of 0. The clamp keeps the device busy, where a test would wait for it.
+        return summed if total else summed / weights.to(losses.dtype).sum().clamp_min(torch.finfo(losses.dtype).tiny)
+
+    return weighted_loss
+
+
+def build_schedulers(
+    config: SchedulerConfig | None, optimizers: Mapping[str, Optimizer], *, num_batches: int, num_epochs: int
+) -> list[Any]:
+    """A scheduler for each optimizer that the configuration names. `num_batches`: steps of the optimizers in this training."""
+    if config is None:
+        return []
+    path = "training.lr_scheduler"
+    if config.source == "Custom":
+        kind: Any = SCHEDULERS.get(config.name)
+    else:
+        kind = getattr(torch.optim.lr_scheduler, config.name, None)
+        if not (inspect.isclass(kind) and issubclass(kind, LRScheduler) and kind is not LRScheduler):
+            names = [name for name in dir(torch.optim.lr_scheduler) if name.endswith(("LR", "Restarts", "Plateau"))]
+            raise ConfigError(f"{path}.name: torch.optim.lr_scheduler has no '{config.name}'{nearest(config.name, names)}")
+    # Classes refuse totals of 0, but a trigger set smaller than a batch is legal: nothing will step.
+    numbers = {"MODYN_NUM_BATCHES": max(1, num_batches), "MODYN_NUM_EPOCHS": max(1, num_epochs)}
+    options = {name: resolve(value, numbers, f"{path}.config.{name}") for name, value in config.config.items()}
+    if "lr_lambda" in options:
+        options["lr_lambda"] = _lambdas(options["lr_lambda"], numbers, f"{path}.config.lr_lambda")
+    return [_constructed(kind, path, "config", optimizers[name], **options) for name in config.optimizers or optimizers]
+
+
+def build_scaler(config: TrainingConfig) -> torch.amp.GradScaler:
+    """Loss scaling; switched off, and then without effect, unless training is in float16."""
+    options = config.grad_scaler_config.model_dump() if config.grad_scaler_config else {}
+    enabled = config.amp and config.on_gpu and options.pop("enabled", True)
+    return torch.amp.GradScaler("cuda" if config.on_gpu else "cpu", **options, enabled=enabled)
+
+
+def resolve(value: Any, numbers: Mapping[str, int], path: str) -> Any:
+    """`value` with arithmetic on the names in `numbers` worked out, at any depth. Text without these names is left as it is.
+
+    >>> resolve({"T_max": "MODYN_NUM_BATCHES * 2", "mode": "min"}, {"MODYN_NUM_BATCHES": 50}, "config")
+    {'T_max': 100, 'mode': 'min'}
+    """
+    match value:
+        case str() if "MODYN_" in value and "lambda" not in value:
+            try:
+                return _calculate(ast.parse(value.strip(), mode="eval").body, numbers)
+            except (SyntaxError, ValueError, ZeroDivisionError) as error:
+                raise ConfigError(
+                    f"{path}: cannot work out {value!r}: {error}; write numbers, + - * / // % and {', '.join(numbers)}"
+                ) from error
+        case Mapping():
+            return {key: resolve(item, numbers, f"{path}.{key}") for key, item in value.items()}
+        case list():
+            return [resolve(item, numbers, f"{path}.{i}") for i, item in enumerate(value)]
+    return value
+
+
+def _calculate(node: ast.expr, numbers: Mapping[str, int]) -> Any:
+    match node:
+        case ast.Constant(value=int() | float() as number):
+            return number
+        case ast.Name(id=name) if name in numbers:
+            return numbers[name]
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_calculate(operand, numbers)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)](_calculate(left, numbers), _calculate(right, numbers))
+        case ast.Name(id=name):
+            raise ValueError(f"there is no number '{name}'{nearest(name, list(numbers))}")
+    raise ValueError(f"'{ast.unparse(node)}' is not arithmetic")
+
+
+def _lambdas(value: Any, numbers: Mapping[str, int], path: str) -> Any:
+    """The user's functions of LambdaLR and MultiplicativeLR: Python expressions or importable names, one or a list of them."""
+    if isinstance(value, list):
+        return [_lambdas(item, numbers, path) for item in value]
+    text = str(value)
+    if not text.lstrip().startswith("lambda"):
+        return load_object(text)
+    try:
+        return eval(compile(text, f"<{path}>", "eval"), dict(numbers))  # the user's code, in the user's worker
+    except SyntaxError as error:
+        raise ConfigError(f"{path}: {text!r} is not a Python expression: {error.msg}") from error
+
+
+def _parameters(model: nn.Module, module: str, path: str) -> Iterator[nn.Parameter]:
+    name = module.removeprefix("model").removeprefix(".")
+    try:
+        found = list(model.get_submodule(name).parameters())
+    except AttributeError:
+        try:
+            found = [model.get_parameter(name)]
+        except AttributeError:
+            names = ["model", *(f"model.{child}" for child, _ in model.named_modules() if child)]
+            raise ConfigError(
+                f"{path}: {type(model).__name__} has no module '{module}'{nearest(module, names)} It has: {', '.join(names[:40])}"
+            ) from None
+    if not found:
+        raise ConfigError(f"{path}: '{module}' has no parameters to optimize; remove the group or name another module")
+    yield from found
+
+
+def _optimizer_class(config: OptimizerConfig, path: str) -> Any:
+    if config.source == "Custom":
+        return OPTIMIZERS.get(config.algorithm)
+    if config.source == "APEX":
+        try:
+            return load_object(f"apex.optimizers:{config.algorithm}")
+        except ConfigError as error:
+            raise ConfigError(f"{path}.algorithm: {error.message} (NVIDIA Apex), or set source to PyTorch") from error
+    kind = getattr(torch.optim, config.algorithm, None)
+    names = [name for name, value in vars(torch.optim).items() if inspect.isclass(value) and issubclass(value, Optimizer)]
+    if config.algorithm not in names or kind is Optimizer:
+        raise ConfigError(
+            f"{path}.algorithm: torch.optim has no optimizer '{config.algorithm}'{nearest(config.algorithm, names)}"
+        )
+    if config.algorithm == "LBFGS":
+        raise ConfigError(
+            f"{path}.algorithm: LBFGS evaluates the model several times a step, which the training loop does not do"
+        )
+    return kind
+
+
+def _constructed(kind: Any, path: str, options_at: str, *arguments: Any, **options: Any) -> Any:
+    """`kind(*arguments, **options)`; whatever it complains of is told with the path of its options."""
+    try:
+        if arguments and isinstance(arguments[0], list):
+            _check_group_options(kind, arguments[0])
+        return kind(*arguments, **options)
+    except ModynError:
+        raise
+    except Exception as error:
+        allowed = ", ".join(list(inspect.signature(kind).parameters)[1 if arguments else 0 :])
+        raise ConfigError(f"{path}.{options_at}: {kind.__name__} refuses its options: {error}. It takes: {allowed}") from error
+
+
+def _check_group_options(kind: Any, groups: list[dict[str, Any]]) -> None:
+    """An optimizer keeps unknown options of a group silently; its constructor knows which there are."""
+    names = list(inspect.signature(kind).parameters)
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in inspect.signature(kind).parameters.values()):
+        return
+    for group in groups:
+        for name in group:
+            if name not in names and name != "params":
+                raise ValueError(f"there is no option '{name}'{nearest(name, names)}")
+
+
+def _as_tensor(name: str, value: Any) -> Any:
+    """Losses take class weights as a tensor."""
+    return torch.tensor(value, dtype=torch.float32) if name in ("weight", "pos_weight") and isinstance(value, list) else value

@@ -1,0 +1,159 @@
+"""What happens around the training loop: schedules, the loss log, early stopping, progress, stop requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import perf_counter
+from typing import Any, Final
+
+from torch import Tensor
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from modyn.trainer_server.config import EarlyStoppingConfig
+from modyn.trainer_server.loop import Hook, Progress, Training
+from modyn.workers import Report
+
+REPORT_INTERVAL_S: Final = 0.3
+MAX_LOSSES: Final = 10_000
+"""Entries in a loss log. Beyond, every second one is dropped and the distance doubled: the log is bounded, whatever the data."""
+
+
+class Schedulers(Hook):
+    """Steps the learning rates, after each step of the optimizers or each epoch."""
+
+    def __init__(self, step_every: str) -> None:
+        self._every_step = step_every == "batch"
+
+    def on_step(self, training: Training) -> None:
+        if self._every_step:
+            for scheduler in training.parts.schedulers:
+                scheduler.step()
+
+    def on_epoch(self, training: Training) -> None:
+        if self._every_step:
+            return
+        for scheduler in training.parts.schedulers:
+            if isinstance(scheduler, ReduceLROnPlateau):
+                scheduler.step(training.mean_epoch_loss())
+            else:
+                scheduler.step()
+
+
+class LossLog(Hook):
+    """Keeps the loss of every n-th batch. Losses stay on the device until somebody reads them."""
+
+    name = "losses"
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+        self._batches: list[int] = []
+        self._losses: list[Tensor | float] = []
+
+    def on_batch(self, training: Training) -> None:
+        if training.progress.batches % self.every or training.loss is None:
+            return
+        self._batches.append(training.progress.batches)
+        self._losses.append(training.loss)
+        if len(self._losses) >= MAX_LOSSES:
+            self.every *= 2
+            kept = [i for i, batch in enumerate(self._batches) if batch % self.every == 0]
+            self._batches = [self._batches[i] for i in kept]
+            self._losses = [float(self._losses[i]) for i in kept]
+
+    def read(self) -> list[list[float]]:
+        """[number of the batch from 1, its loss], in order. Waits for the device."""
+        self._losses = [float(loss) for loss in self._losses]
+        return [[batch, float(loss)] for batch, loss in zip(self._batches, self._losses, strict=True)]
+
+    def state(self) -> dict[str, Any]:
+        return {"every": self.every, "entries": self.read()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.every = state["every"]
+        self._batches = [int(batch) for batch, _ in state["entries"]]
+        self._losses = [loss for _, loss in state["entries"]]
+
+
+class EpochLosses(Hook):
+    """Keeps the mean loss of each epoch, for the result."""
+
+    name = "epoch_losses"
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+
+    def on_epoch(self, training: Training) -> None:
+        if len(self.losses) < MAX_LOSSES:
+            self.losses.append(training.mean_epoch_loss())
+
+    def state(self) -> dict[str, Any]:
+        return {"losses": self.losses}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.losses = list(state["losses"])
+
+
+class EarlyStopping(Hook):
+    """Ends the training when the mean loss of an epoch has not improved for a while."""
+
+    name = "early_stopping"
+
+    def __init__(self, config: EarlyStoppingConfig) -> None:
+        self._config = config
+        self._best: float | None = None
+        self._waited = 0
+
+    def on_epoch(self, training: Training) -> None:
+        loss = training.mean_epoch_loss()
+        if self._best is None or loss < self._best - self._config.min_delta:
+            self._best, self._waited = loss, 0
+        else:
+            self._waited += 1
+            training.finished = self._waited >= self._config.patience
+
+    def state(self) -> dict[str, Any]:
+        return {"best": self._best, "waited": self._waited}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._best, self._waited = state["best"], state["waited"]
+
+
+class StopRequests(Hook):
+    """Raises CancelledError once the service asks to stop."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+
+    def on_batch(self, training: Training) -> None:
+        self._report.check()
+
+
+class ProgressReports(Hook):
+    """Pushes progress a few times a second. Only then is the loss read, which waits for the device."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._last = 0.0
+        self._last_samples = 0
+
+    def on_begin(self, training: Training) -> None:
+        self._last, self._last_samples = perf_counter(), training.progress.samples
+        self._send(training, 0.0)
+
+    def on_batch(self, training: Training) -> None:
+        now = perf_counter()
+        if now - self._last >= REPORT_INTERVAL_S:
+            self._send(training, (training.progress.samples - self._last_samples) / (now - self._last))
+            self._last, self._last_samples = now, training.progress.samples
+
+    def _send(self, training: Training, samples_per_s: float) -> None:
+        progress: Progress = training.progress
+        self._report.send(
+            {
+                "samples_seen": progress.samples,
+                "samples_total": training.plan.num_samples,
+                "batches_seen": progress.batches,
+                "loss": None if training.loss is None else float(training.loss),
+                "samples_per_s": samples_per_s,
+            }
+        )

@@ -1,0 +1,260 @@
+"""The training loop. It asks nothing but the batches' iterator, waits for no device and no queue, and tells its hooks what has happened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from modyn.dataset.batch import Batch, map_tensors
+from modyn.errors import DataError, ModynError, TrainingError
+from modyn.trainer_server.components import Loss
+from modyn.trainer_server.downsampling.policy import Downsampling
+from modyn.trainer_server.plan import TrainingPlan
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a training is: `batches` of all, of them `batches_in_epoch` in `epoch`; `steps` of the optimizers; `samples` seen."""
+
+    epoch: int = 0
+    batches_in_epoch: int = 0
+    batches: int = 0
+    samples: int = 0
+    steps: int = 0
+
+    def to_state(self) -> dict[str, int]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+class Clock:
+    """Seconds by stage: `lap` books the time since the lap before. `device`: wait for it before each look at the clock."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.seconds: dict[str, float] = dict.fromkeys(("load", "forward", "backward", "step", "hooks"), 0.0)
+        self._device = device
+        self._last = perf_counter()
+
+    def lap(self, stage: str) -> None:
+        if self._device is not None:
+            torch.cuda.synchronize(self._device)
+        now = perf_counter()
+        self.seconds[stage] += now - self._last
+        self._last = now
+
+
+class Hook:
+    """Something that happens around the training. Hooks are called in their order; those that keep state have a name for it."""
+
+    name = ""
+
+    def on_begin(self, training: Training) -> None:
+        """Before the first batch of this process, after a checkpoint was loaded."""
+
+    def on_batch(self, training: Training) -> None:
+        """After each batch. Must not wait for the device."""
+
+    def on_step(self, training: Training) -> None:
+        """After each step of the optimizers."""
+
+    def on_epoch(self, training: Training) -> None:
+        """After the last batch of an epoch."""
+
+    def on_boundary(self, training: Training) -> None:
+        """After all that belongs to a step: nothing is half done, the state as it is now can be gone on from."""
+
+    def on_end(self, training: Training) -> None:
+        """After the last batch."""
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` returned in the process before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What is trained, and with what."""
+
+    model: nn.Module
+    optimizers: Mapping[str, Optimizer]
+    schedulers: Sequence[Any]
+    scaler: torch.amp.GradScaler
+    criterion: Loss
+    downsampling: Downsampling
+    device: torch.device
+    amp: bool = False
+    clip_norm: float | None = None
+    compiled: nn.Module | None = None
+    """What is called in place of the model, with the same parameters."""
+
+
+class Training:
+    """One training as it goes on."""
+
+    def __init__(self, parts: Parts, plan: TrainingPlan, hooks: Sequence[Hook], clock: Clock | None = None) -> None:
+        self.parts = parts
+        self.plan = plan
+        self.hooks = hooks
+        self.clock = clock or Clock()
+        self.progress = Progress()
+        self.loss: Tensor | None = None
+        """Of the newest batch, on the device: reading it waits for the device."""
+        self.epoch_loss = torch.zeros((), device=parts.device)
+        """Sum over the batches of this epoch, on the device."""
+        self.finished = False
+        """Set by a hook that wants the training to end after this epoch."""
+        self._pending = False
+        self._network = parts.compiled if parts.compiled is not None else parts.model
+        self._autocast_dtype = torch.float16 if parts.device.type == "cuda" else torch.bfloat16
+        # Most hooks care for one event: calling the others on each batch would cost more than it tells.
+        self._on_batch = [hook.on_batch for hook in hooks if type(hook).on_batch is not Hook.on_batch]
+        self._on_step = [hook.on_step for hook in hooks if type(hook).on_step is not Hook.on_step]
+        self._on_boundary = [hook.on_boundary for hook in hooks if type(hook).on_boundary is not Hook.on_boundary]
+
+    def run(self, batches: Iterator[Batch]) -> None:
+        """Train on `batches`, which go on behind `progress`, until the plan is fulfilled or they end."""
+        self.parts.model.train()
+        for hook in self.hooks:
+            hook.on_begin(self)
+        self.clock.lap("hooks")
+        while not self.finished and self.progress.epoch < self.plan.num_epochs:
+            batch = next(batches, None)
+            self.clock.lap("load")
+            if batch is None:
+                self._end_epoch()
+                break
+            while batch.epoch > self.progress.epoch:  # the last batches held nothing: samples may be deleted after the selection
+                self._end_epoch()
+            self._train_on(batch)
+            if self.plan.ends_epoch(batch.epoch, batch.index):
+                self._end_epoch()
+            if not self._pending:
+                self._call(self._on_boundary)
+                self.clock.lap("hooks")
+        for hook in self.hooks:
+            hook.on_end(self)
+        self.clock.lap("hooks")
+
+    def _train_on(self, batch: Batch) -> None:
+        batch = self._within_bound(batch)
+        num_samples = len(batch)
+        try:
+            loss = self._forward(batch)
+            self.clock.lap("forward")
+            group_size = self.plan.group_size(batch.epoch, batch.index)
+            self.parts.scaler.scale(loss / group_size if group_size > 1 else loss).backward()  # type: ignore[no-untyped-call]
+            self.clock.lap("backward")
+        except ModynError:
+            raise
+        except Exception as error:
+            raise _explained(error, batch, self.parts.model) from error
+        self.loss = loss.detach()
+        self.epoch_loss += self.loss
+        self._pending = True
+        self.progress.batches += 1
+        self.progress.batches_in_epoch = batch.index + 1
+        self.progress.samples += num_samples
+        if self.plan.steps_after(batch.epoch, batch.index):
+            self._step()
+        self._call(self._on_batch)
+        self.clock.lap("hooks")
+
+    def _forward(self, batch: Batch) -> Tensor:
+        parts = self.parts
+        batch = parts.downsampling.select(parts.model, batch.to(parts.device))
+        if not parts.amp:
+            return parts.criterion(self._network(batch.data), batch.labels, batch.weights)
+        with torch.autocast(parts.device.type, self._autocast_dtype):
+            return parts.criterion(self._network(batch.data), batch.labels, batch.weights)
+
+    def _step(self) -> None:
+        parts = self.parts
+        if parts.clip_norm is not None:
+            for optimizer in parts.optimizers.values():
+                parts.scaler.unscale_(optimizer)
+            groups = (group["params"] for optimizer in parts.optimizers.values() for group in optimizer.param_groups)
+            nn.utils.clip_grad_norm_([parameter for group in groups for parameter in group], parts.clip_norm)
+        for optimizer in parts.optimizers.values():
+            parts.scaler.step(optimizer)
+        parts.scaler.update()
+        for optimizer in parts.optimizers.values():
+            optimizer.zero_grad(set_to_none=True)
+        self._pending = False
+        self.progress.steps += 1
+        self._call(self._on_step)
+        self.clock.lap("step")
+
+    def _end_epoch(self) -> None:
+        if self._pending:
+            self._step()
+        for hook in self.hooks:
+            hook.on_epoch(self)
+        self.progress.epoch += 1
+        self.progress.batches_in_epoch = 0
+        self.epoch_loss = torch.zeros((), device=self.parts.device)
+
+    def mean_epoch_loss(self) -> float:
+        """Mean over the batches of the epoch that ends now. Waits for the device: once an epoch."""
+        return float(self.epoch_loss) / max(1, self.progress.batches_in_epoch)
+
+    def _within_bound(self, batch: Batch) -> Batch:
+        """The last batch of a training over a number of samples is cut to what is left."""
+        left = self.plan.num_samples - self.progress.samples
+        if len(batch) <= left:
+            return batch
+        data = map_tensors(batch.data, lambda tensor: tensor[:left])
+        return replace(batch, keys=batch.keys[:left], data=data, labels=batch.labels[:left], weights=batch.weights[:left])
+
+    def _call(self, listeners: Sequence[Any]) -> None:
+        for listener in listeners:
+            listener(self)
+
+
+def _explained(error: Exception, batch: Batch, model: nn.Module) -> ModynError:
+    """The error of a batch, with the batch's name and what can be told of the cause."""
+    where = f"batch {batch.index} of epoch {batch.epoch} (sample keys {_shortened(batch.keys.tolist())})"
+    labels = batch.labels.cpu()
+    if not labels.dtype.is_floating_point and labels.dim() == 1 and len(labels):
+        negative = labels < 0
+        if bool(negative.any()) and "ignore" not in str(error):
+            i = int(negative.nonzero()[0])
+            return DataError(
+                f"{where}: sample key {int(batch.keys[i])} has the label {int(labels[i])}; classes count from 0. {error}"
+            )
+        num_classes = _num_outputs(model, batch)
+        if num_classes is not None and int(labels.max()) >= num_classes:
+            i = int(labels.argmax())
+            return DataError(
+                f"{where}: sample key {int(batch.keys[i])} has the label {int(labels[i])}, but the model has {num_classes} classes "
+                f"(0 to {num_classes - 1}): set model.config.num_classes, or map labels with data.label_transformer_function"
+            )
+    shapes = map_tensors(batch.data, lambda tensor: f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}")
+    kind = str(labels.dtype).removeprefix("torch.")
+    return TrainingError(
+        f"{where}: {type(error).__name__}: {error}; the model was given {shapes} and labels {kind}{list(labels.shape)}: "
+        "see that data, model and training.optimization_criterion fit together"
+    )
+
+
+def _num_outputs(model: nn.Module, batch: Batch) -> int | None:
+    """Columns of the model's output, if it still answers: after an error on a GPU it may not."""
+    training = model.training
+    try:
+        with torch.no_grad():
+            output = model.eval()(map_tensors(batch.data, lambda tensor: tensor[:1].to(next(model.parameters()).device)))
+        return int(output.shape[1]) if output.dim() == 2 else None
+    except Exception:  # noqa: BLE001  (the first error is the one to tell)
+        return None
+    finally:
+        model.train(training)
+
+
+def _shortened(keys: list[int]) -> str:
+    return ", ".join(map(str, keys)) if len(keys) <= 6 else f"{', '.join(map(str, keys[:3]))}, … {keys[-1]}"

@@ -1,0 +1,91 @@
+"""How many batches, steps and epochs a training has: arithmetic on the trigger set's size, known before the first sample is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from modyn.dataset.plan import num_batches, samples_per_epoch
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """A training over `num_keys` samples: either `epochs` passes, or as many as it takes to see `max_samples`, and no sample more.
+
+    The optimizers step after every `accumulation` batches and at the end of an epoch.
+    """
+
+    num_keys: int
+    batch_size: int
+    drop_last: bool = False
+    epochs: int = 1
+    max_samples: int | None = None
+    accumulation: int = 1
+
+    @cached_property
+    def batches_per_epoch(self) -> int:
+        return num_batches(self.num_keys, self.batch_size, self.drop_last)
+
+    @cached_property
+    def samples_per_epoch(self) -> int:
+        return samples_per_epoch(self.num_keys, self.batch_size, self.drop_last)
+
+    @cached_property
+    def num_epochs(self) -> int:
+        """Epochs, the last perhaps not to its end; 0 if there is no batch at all."""
+        if self.num_batches == 0:
+            return 0
+        return -(-self.num_batches // self.batches_per_epoch)
+
+    @cached_property
+    def num_samples(self) -> int:
+        """Samples that the training sees, each as often as it is seen.
+
+        >>> TrainingPlan(10, 4, drop_last=True, epochs=3).num_samples, TrainingPlan(10, 4, max_samples=25).num_samples
+        (24, 25)
+        """
+        if self.max_samples is None:
+            return self.epochs * self.samples_per_epoch
+        if not self.samples_per_epoch:
+            return 0
+        passes, rest = divmod(self.max_samples, self.samples_per_epoch)
+        return passes * self.samples_per_epoch + samples_per_epoch(rest, self.batch_size, self.drop_last)
+
+    @cached_property
+    def num_batches(self) -> int:
+        """Batches of the whole training. The last one is cut to the bound on samples, or left out with `drop_last`.
+
+        >>> TrainingPlan(10, 4, max_samples=25).num_batches, TrainingPlan(10, 4, drop_last=True, max_samples=25).num_batches
+        (8, 6)
+        """
+        if self.max_samples is None:
+            return self.epochs * self.batches_per_epoch
+        if not self.samples_per_epoch:
+            return 0
+        passes, rest = divmod(self.max_samples, self.samples_per_epoch)
+        return passes * self.batches_per_epoch + num_batches(rest, self.batch_size, self.drop_last)
+
+    @cached_property
+    def num_steps(self) -> int:
+        """Steps of each optimizer: what a scheduler that steps every batch counts."""
+        if not self.num_batches:
+            return 0
+        whole, rest = divmod(self.num_batches, self.batches_per_epoch)
+        return whole * -(-self.batches_per_epoch // self.accumulation) + -(-rest // self.accumulation)
+
+    def batches_in(self, epoch: int) -> int:
+        """Batches of one epoch: fewer in the last one if the bound on samples ends it."""
+        return max(0, min(self.batches_per_epoch, self.num_batches - epoch * self.batches_per_epoch))
+
+    def ends_epoch(self, epoch: int, index: int) -> bool:
+        """Whether batch `index` is the last one of this epoch."""
+        return index + 1 >= self.batches_in(epoch)
+
+    def steps_after(self, epoch: int, index: int) -> bool:
+        """Whether the optimizers step after this batch."""
+        return (index + 1) % self.accumulation == 0 or self.ends_epoch(epoch, index)
+
+    def group_size(self, epoch: int, index: int) -> int:
+        """Over how many batches the gradients that this batch adds to are averaged."""
+        first = index - index % self.accumulation
+        return max(1, min(self.accumulation, self.batches_in(epoch) - first))

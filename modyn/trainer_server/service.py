@@ -1,0 +1,94 @@
+"""The trainer server over gRPC: decode, call, encode."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import grpc
+
+from modyn.model_storage.client import ModelStorageClient
+from modyn.models import MODELS
+from modyn.proto import common_pb2, trainer_server_pb2, trainer_server_pb2_grpc
+from modyn.rpc.server import Registration, ServiceContext
+from modyn.rpc.structs import from_struct
+from modyn.trainer_server.client import TrainingRequest, request_from_proto, status_to_proto
+from modyn.trainer_server.downsampling import DOWNSAMPLING
+from modyn.trainer_server.jobs import TrainingJob
+from modyn.trainer_server.registries import OPTIMIZERS, SCHEDULERS
+from modyn.trainer_server.trainings import Trainings
+from modyn.workers import WorkerPool
+
+PRELOAD: Final = ("torch", "safetensors.torch", "modyn.trainer_server.train", "modyn.trainer_server.check")
+"""What workers find imported."""
+
+FULL_NAME: Final = "modyn.TrainerServer"
+
+
+class TrainerServicer(trainer_server_pb2_grpc.TrainerServerServicer):
+    """Thin: what is done stands in `trainings.py`."""
+
+    def __init__(self, trainings: Trainings) -> None:
+        self._trainings = trainings
+
+    def ValidateSection(self, request: common_pb2.SectionRequest, context: grpc.ServicerContext) -> common_pb2.SectionReply:
+        found = self._trainings.validate(from_struct(request.pipeline))
+        return common_pb2.SectionReply(
+            problems=[common_pb2.ConfigProblem(path=problem.path, message=problem.message) for problem in found]
+        )
+
+    def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> trainer_server_pb2.TrainerPluginList:
+        found = [plugin for registry in (MODELS, OPTIMIZERS, SCHEDULERS, DOWNSAMPLING) for plugin in registry.plugins.values()]
+        return trainer_server_pb2.TrainerPluginList(
+            plugins=[common_pb2.Plugin(group=p.group, id=p.id, path=p.path, distribution=p.distribution) for p in found]
+        )
+
+    def Start(
+        self, request: trainer_server_pb2.TrainingRequest, context: grpc.ServicerContext
+    ) -> trainer_server_pb2.TrainingStatus:
+        return status_to_proto(self._trainings.start(request_from_proto(request)))
+
+    def Watch(
+        self, request: trainer_server_pb2.TrainingId, context: grpc.ServicerContext
+    ) -> Iterator[trainer_server_pb2.TrainingStatus]:
+        gone = threading.Event()
+
+        def client_has_gone() -> None:
+            gone.set()
+            self._trainings.wake()
+
+        context.add_callback(client_has_gone)
+        for status in self._trainings.watch(request.run_id, request.trigger_id, gone):
+            yield status_to_proto(status)
+
+    def Stop(self, request: trainer_server_pb2.TrainingId, context: grpc.ServicerContext) -> common_pb2.Empty:
+        self._trainings.stop(request.run_id, request.trigger_id)
+        return common_pb2.Empty()
+
+
+def build(context: ServiceContext) -> Sequence[Registration]:
+    """The service, from its configuration. Workers are warmed up once it answers."""
+    config = context.config
+    settings = config.trainer_server
+    pool = WorkerPool(settings.max_workers, num_threads=settings.num_threads, preload=PRELOAD)
+    checks = WorkerPool(1, num_threads=1, preload=PRELOAD)
+    models = ModelStorageClient(config.endpoint("model_storage"))
+
+    def job(request: TrainingRequest) -> TrainingJob:
+        return TrainingJob(request, config)
+
+    trainings = Trainings(
+        pool,
+        checks,
+        task="modyn.trainer_server.train:train",
+        check_task="modyn.trainer_server.check:check",
+        make_request=job,
+        find_model=models.find,
+        log_dir=config.log_dir / "runs",
+    )
+    context.when_healthy.append(pool.warm_up)
+    context.on_shutdown(models.close)
+    context.on_shutdown(checks.close)
+    context.on_shutdown(pool.close)
+    return [Registration(trainer_server_pb2_grpc.add_TrainerServerServicer_to_server, TrainerServicer(trainings), FULL_NAME)]
