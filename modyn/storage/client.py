@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
@@ -15,6 +14,9 @@ from modyn.records import Int64Array, Interval, SampleBatch
 from modyn.rpc.channel import open_channel
 from modyn.rpc.columns import batch_from_proto, keys_to_bytes
 from modyn.rpc.structs import from_struct, to_struct
+from modyn.storage.records import DatasetInfo, FileProblem, IngestProgress
+
+__all__ = ["DatasetInfo", "FileProblem", "IngestProgress", "NewSamples", "StorageClient"]
 
 KEYS_PER_CALL = 131_072
 """Keys in one request message (1 MiB): longer requests are split."""
@@ -24,56 +26,13 @@ RETRY_S = 30.0
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class DatasetInfo:
-    """A registered dataset and what is indexed of it."""
-
-    config: DatasetConfig
-    num_samples: int
-    """Without deleted ones."""
-    num_files: int
-    num_problems: int
-    next_key: int
-    """The key that the next new sample gets: keys 0 … next_key - 1 exist or were deleted."""
-    min_timestamp: int | None
-    """Seconds since 1970; None while nothing is indexed. Deleted samples still count towards both bounds."""
-    max_timestamp: int | None
-    num_deleted: int
-    float_labels: bool
-
-    @property
-    def name(self) -> str:
-        return self.config.name
-
-
-@dataclass(frozen=True, slots=True)
-class IngestProgress:
-    """State of one ingestion; numbers count from its start."""
-
-    files_seen: int
-    files_indexed: int
-    samples_indexed: int
-    problems: int
-    finished: bool
-
-
-@dataclass(frozen=True, slots=True)
-class FileProblem:
-    """A file that was set aside; it is tried again when it changes."""
-
-    path: str
-    reason: str
-    found_at: float
-    """Seconds since 1970."""
-
-
 class StorageClient:
     """Calls of the storage service. Every method raises from `modyn.errors`: NotFoundError for an unknown dataset or key,
     UnavailableError when the service cannot be reached."""
 
     def __init__(self, endpoint: Endpoint, retry_s: float = RETRY_S) -> None:
         self._channel = open_channel(endpoint)
-        self._stub = storage_pb2_grpc.StorageStub(self._channel)  # type: ignore[no-untyped-call]
+        self._stub = storage_pb2_grpc.StorageStub(self._channel)
         self._retry_s = retry_s
 
     def __enter__(self) -> Self:

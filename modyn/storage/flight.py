@@ -23,13 +23,14 @@ from modyn.config.system import Endpoint, SecurityConfig
 from modyn.errors import (
     BY_REASON,
     CancelledError,
-    ConfigError,
     InvalidArgumentError,
     ModynError,
     SecurityError,
     UnavailableError,
 )
 from modyn.records import Int64Array, LabelArray
+from modyn.rpc.security import root_certificates
+from modyn.rpc.status import TOKEN_KEY
 
 OnMissing = Literal["raise", "skip"]
 
@@ -40,7 +41,10 @@ RETRY_S = 30.0
 STALL_S = 120.0
 """A stream of one request that is not at its end after so many seconds is opened again behind the last batch received."""
 
+# One channel for each client: a client made after a restart must not inherit the back-off of an older one.
 _RECONNECT = [
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 500),
@@ -243,22 +247,14 @@ class PayloadClient:
     def _connected(self) -> flight.FlightClient:
         with self._lock:
             if self._client is None:
-                security = self._endpoint.security
-                trusted = security.tls_ca or security.tls_cert
                 options: dict[str, Any] = {"generic_options": _RECONNECT}
-                if trusted is not None and not self._endpoint.is_unix:
-                    options["tls_root_certs"] = _read(trusted)
+                trusted = root_certificates(self._endpoint)
+                if trusted is not None:
+                    options["tls_root_certs"] = trusted
                 self._client = flight.FlightClient(location(self._endpoint), **options)
             return self._client
 
 
 def _headers(security: SecurityConfig) -> list[tuple[bytes, bytes]]:
     secret = security.secret()
-    return [] if secret is None else [(b"authorization", b"Bearer " + secret.encode())]
-
-
-def _read(path: Any) -> bytes:
-    try:
-        return cast("bytes", path.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"security: cannot read {path}: {error.strerror}") from error
+    return [] if secret is None else [(TOKEN_KEY.encode(), b"Bearer " + secret.encode())]

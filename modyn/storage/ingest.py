@@ -1,0 +1,369 @@
+"""Ingestion: what is new in a dataset's folder becomes samples, exactly once, whatever is killed and whoever else ingests too.
+
+Order of work: hold the locks, look at the folder, decide what to do with each file (`decide`), index, write segments, commit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from prometheus_client import Counter
+
+from modyn.errors import ConflictError, DataError, ModynError, NotFoundError, SecurityError, UnavailableError
+from modyn.rpc.logs import get_logger
+from modyn.storage.catalogue import FileRow, ProblemRow
+from modyn.storage.files import FileTable, Roots, SeenFile, list_files, signature
+from modyn.storage.formats.base import CHUNK_ROWS, FormatResume, IndexedSamples, WholeFileFormat
+from modyn.storage.open_dataset import OpenDataset
+from modyn.storage.records import IngestProgress
+from modyn.storage.segment_writer import SegmentWriter
+
+SAMPLES_INGESTED = Counter("modyn_storage_samples_ingested_total", "Samples that were indexed", ["dataset"])
+
+FILES_AT_ONCE = 4096
+"""Files of one sample that are indexed with one call."""
+LOCK_PATIENCE_S = 600.0
+"""For how long an ingestion on request waits for another process that ingests the same dataset."""
+
+_ATTEMPTS = 3
+_FOLDER = ""
+"""The path under which a problem of the whole folder stands."""
+
+OnProgress = Callable[[IngestProgress], None]
+
+
+class Todo(Enum):
+    """What is to be done with a file that lies in the folder."""
+
+    NOTHING = "nothing"
+    INDEX = "index"
+    RECHECK = "recheck"
+    """It is indexed, and has another size or time now."""
+
+
+def decide(seen: SeenFile, files: FileTable) -> Todo:
+    file_id = files.id_of(seen.path)
+    if file_id is None:
+        return Todo.INDEX
+    if files.is_unchanged(file_id, seen) and file_id not in files.altered:
+        return Todo.NOTHING
+    return Todo.RECHECK
+
+
+def ingest(
+    dataset: OpenDataset, roots: Roots, num_threads: int, *, patient: bool = True, on_progress: OnProgress = lambda _: None
+) -> IngestProgress:
+    """Indexes what is new in the dataset's folder. `patient`: waits for other ingestions and for files that are still being written;
+    otherwise leaves both to the next call.
+
+    Raises NotFoundError if there is no such folder, UnavailableError if the database or the disk cannot be used.
+    """
+    progress = IngestProgress()
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            with _locks(dataset, patient) as held:
+                if not held:
+                    return replace(progress, finished=True)
+                dataset.refresh()
+                return _Ingestion(dataset, roots, num_threads, on_progress).run(patient)
+        except ConflictError as error:
+            # The lock went with its connection, and somebody else was faster: what he did is not done again.
+            if attempt == _ATTEMPTS:
+                raise UnavailableError(f"dataset '{dataset.name}' cannot be ingested: {error.message}") from error
+    raise AssertionError("the loop returns or raises")
+
+
+@contextmanager
+def _locks(dataset: OpenDataset, patient: bool) -> Iterator[bool]:
+    """The right to change the dataset, among the threads and the processes."""
+    if not dataset.writing.acquire(timeout=LOCK_PATIENCE_S if patient else 0.0):
+        yield False
+        return
+    try:
+        give_up = time.monotonic() + LOCK_PATIENCE_S
+        while True:
+            with dataset.catalogue.database.advisory_lock(f"dataset/{dataset.row.id}") as held:
+                if held or not patient:
+                    yield held
+                    return
+            if time.monotonic() > give_up:
+                raise UnavailableError(f"another process has been ingesting dataset '{dataset.name}' for {LOCK_PATIENCE_S:.0f} s")
+            time.sleep(0.05)
+    finally:
+        dataset.writing.release()
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A file to index: new, or the rest of one that grew."""
+
+    seen: SeenFile
+    path: str
+    row: FileRow | None = None
+
+    @property
+    def resume(self) -> FormatResume | None:
+        return None if self.row is None else FormatResume(self.row.indexed_end, self.row.num_samples, self.row.fingerprint)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What is in a file: all of it in `chunks`, or the beginning, and `rest` gives what follows."""
+
+    chunks: Sequence[IndexedSamples] = ()
+    rest: Iterator[IndexedSamples] | None = None
+    resume: FormatResume | None = None
+    """Of the whole file, if there is no rest."""
+    error: DataError | None = None
+
+
+class _Ingestion:
+    def __init__(self, dataset: OpenDataset, roots: Roots, num_threads: int, on_progress: OnProgress) -> None:
+        self._dataset = dataset
+        self._roots = roots
+        self._num_threads = num_threads
+        self._on_progress = on_progress
+        self._format = dataset.format
+        self._writer = SegmentWriter(dataset)
+        self._progress = IngestProgress()
+
+    def run(self, patient: bool) -> IngestProgress:
+        settle_until = time.monotonic() + 10 * self._dataset.settling.settle_s + 1
+        while True:
+            self._look()
+            if not patient or not self._dataset.settling.num_unsettled or time.monotonic() > settle_until:
+                break
+            time.sleep(max(0.02, self._dataset.settling.settle_s / 4))
+        self._writer.merge()
+        self._tell(finished=True)
+        return self._progress
+
+    def _look(self) -> None:
+        """One look at the folder, and everything that follows from it."""
+        try:
+            listing = list_files(self._dataset.base_path, self._format, self._roots)
+        except (NotFoundError, SecurityError) as error:
+            if self._dataset.problems.get(_FOLDER) != error.message:
+                self._report(_FOLDER, error.message, error.message)
+                self._writer.flush()
+            raise
+        self._writer.solve(_FOLDER)
+        self._tell(files_seen=len(listing.files))
+        self._report_absent(listing.files, listing.refused)
+        todo = {Todo.NOTHING: list[SeenFile](), Todo.INDEX: list[SeenFile](), Todo.RECHECK: list[SeenFile]()}
+        for seen in listing.files:
+            todo[decide(seen, self._dataset.files)].append(seen)
+        for seen in todo[Todo.NOTHING] if self._dataset.problems else ():
+            self._writer.solve(seen.path)
+        ready = self._settled(todo[Todo.INDEX] + todo[Todo.RECHECK])
+        jobs: list[_Job] = []
+        for seen in ready:
+            if self._dataset.files.id_of(seen.path) is None:
+                jobs.append(_Job(seen, os.path.join(self._dataset.base_path, seen.path)))
+            elif job := self._recheck(seen):
+                jobs.append(job)
+        if isinstance(self._format, WholeFileFormat):
+            self._index_whole_files(self._format, jobs)
+        else:
+            self._index_files(jobs)
+        self._flush()
+
+    def _settled(self, files: list[SeenFile]) -> list[SeenFile]:
+        """Those of `files` that are not being written and were not set aside in this very state before, in their order."""
+        base, problems = self._dataset.base_path, self._dataset.problems
+        fresh = [
+            file for file in files if file.path not in problems or problems[file.path] != signature(base, file, self._format)
+        ]
+        ready, late = self._dataset.settling.ripe(
+            base, sorted(fresh, key=lambda file: file.order), self._format, time.time(), time.monotonic()
+        )
+        for path, reason in late.items():
+            self._report_once(path, "waiting", reason)
+        return ready
+
+    def _report_absent(self, seen: Sequence[SeenFile], refused: dict[str, str]) -> None:
+        """Problems of indexed files that are gone and of files that may not be read; those of other files that are gone are solved."""
+        present = {file.path for file in seen}
+        for path, reason in refused.items():
+            self._report_once(path, "refused", reason)
+        for path in self._dataset.files.paths:
+            if path not in present and path not in refused:
+                self._report_once(
+                    path, "gone", "the file is indexed but gone: its samples cannot be read; put it back or delete its samples"
+                )
+        for path in self._dataset.problems:
+            if path not in present and path not in refused and self._dataset.files.id_of(path) is None:
+                self._writer.solve(path)
+
+    def _recheck(self, seen: SeenFile) -> _Job | None:
+        """An indexed file with another size or time: noted, and handed on if samples were appended to it."""
+        file_id = self._dataset.files.id_of(seen.path)
+        assert file_id is not None
+        row = self._dataset.catalogue.file(self._dataset.row.id, file_id)
+        path = os.path.join(self._dataset.base_path, seen.path)
+        try:
+            self._check_unchanged(row, seen, path)
+        except DataError as error:
+            self._set_aside(seen, error)
+            if not row.altered:
+                self._writer.change_file(replace(row, altered=True))
+            return None
+        if self._format.can_grow and seen.size > row.indexed_end:
+            return _Job(seen, path, replace(row, altered=False))
+        if (row.size, row.mtime_ns) == (seen.size, seen.mtime_ns) or not isinstance(self._format, WholeFileFormat):
+            self._writer.change_file(replace(row, size=seen.size, mtime_ns=seen.mtime_ns, altered=False))
+            self._writer.solve(seen.path)
+        else:
+            self._set_aside(
+                seen, DataError(f"{path} was written again after it was indexed; its samples are read as they are now")
+            )
+            if row.altered:
+                self._writer.change_file(replace(row, altered=False))
+        return None
+
+    def _check_unchanged(self, row: FileRow, seen: SeenFile, path: str) -> None:
+        if not self._format.can_grow and seen.size != row.size:
+            raise DataError(
+                f"{path} was rewritten: it had {row.size} bytes when it was indexed and has {seen.size} now. "
+                f"Restore the file, or delete its samples and add the data under a new name"
+            )
+        if not isinstance(self._format, WholeFileFormat):
+            self._format.check_unchanged(path, FormatResume(row.indexed_end, row.num_samples, row.fingerprint))
+
+    def _index_whole_files(self, file_format: WholeFileFormat, jobs: Sequence[_Job]) -> None:
+        for first in range(0, len(jobs), FILES_AT_ONCE):
+            part = jobs[first : first + FILES_AT_ONCE]
+            found = file_format.index_files([job.path for job in part])
+            moved = {
+                i: DataError(f"{job.path} changed while it was being indexed")
+                for i, job in enumerate(part)
+                if i not in found.problems and found.lengths[i] != job.seen.size
+            }
+            found = replace(found, problems={**found.problems, **moved})
+            for i, error in found.problems.items():
+                self._set_aside(part[i].seen, error)
+            good = [part[i].seen for i in found.good()]
+            first_id = self._writer.next_file_id
+            rows = [FileRow(first_id + i, f.path, f.size, f.mtime_ns, f.size, 1, "") for i, f in enumerate(good)]
+            if rows:
+                self._writer.add_files(rows, found)
+            self._tell(files_indexed=self._progress.files_indexed + len(rows))
+            self._flush_if_due()
+
+    def _index_files(self, jobs: Sequence[_Job]) -> None:
+        """Files are indexed by several threads and added in their order."""
+        with ThreadPoolExecutor(self._num_threads, thread_name_prefix="index") as pool:
+            remaining, running = iter(jobs), deque[tuple[_Job, Future[_Found]]]()
+            try:
+                while True:
+                    for job in itertools.islice(remaining, 2 * self._num_threads - len(running)):
+                        running.append((job, pool.submit(self._find, job)))
+                    if not running:
+                        return
+                    job, future = running.popleft()
+                    self._add(job, future.result())
+                    self._flush_if_due()
+            finally:
+                for _, future in running:
+                    future.cancel()
+
+    def _find(self, job: _Job) -> _Found:
+        """What is in one file, held in memory unless it is large. Runs in a thread of its own."""
+        chunks: list[IndexedSamples] = []
+        try:
+            samples = self._guarded(job)
+            for chunk in samples:
+                chunks.append(chunk)
+                if sum(len(chunk) for chunk in chunks) >= CHUNK_ROWS:
+                    return _Found(chunks, rest=samples)
+            return _Found(chunks, resume=self._resume_point(job, chunks[-1:], sum(len(chunk) for chunk in chunks)))
+        except DataError as error:
+            return _Found(error=error)
+
+    def _guarded(self, job: _Job) -> Iterator[IndexedSamples]:
+        """The samples of a file. What a user's own format raises is told like any other bad file."""
+        try:
+            yield from self._format.index(job.path, job.resume)
+        except (ModynError, GeneratorExit):
+            raise
+        except Exception as error:
+            get_logger("storage").exception("format_failed", path=job.path)
+            raise DataError(
+                f"{type(self._format).__name__} failed on {job.path}: {type(error).__name__}: {error}; the log of storage has the details"
+            ) from error
+
+    def _resume_point(self, job: _Job, last: Sequence[IndexedSamples], num_samples: int) -> FormatResume:
+        before = job.resume or FormatResume(0, 0, "")
+        end = last[-1].end if last else before.end
+        return self._format.resume_point(job.path, end, before.num_samples + num_samples)
+
+    def _add(self, job: _Job, found: _Found) -> None:
+        if found.error is not None:
+            self._set_aside(job.seen, found.error)
+            return
+        file_id = self._writer.next_file_id if job.row is None else job.row.file_id
+        try:
+            if found.rest is None:
+                resume = found.resume
+                self._writer.add(file_id, found.chunks)
+            else:
+                resume = self._add_large(job, file_id, found)
+            assert resume is not None
+        except DataError as error:
+            # A small file is refused as a whole. A large one stands alone since the last flush.
+            if found.rest is not None:
+                self._writer.discard()
+            self._set_aside(job.seen, error)
+            return
+        self._writer.complete(
+            FileRow(file_id, job.seen.path, job.seen.size, job.seen.mtime_ns, resume.end, resume.num_samples, resume.fingerprint)
+        )
+        self._tell(files_indexed=self._progress.files_indexed + 1)
+        if found.rest is not None:
+            self._flush()
+
+    def _add_large(self, job: _Job, file_id: int, found: _Found) -> FormatResume:
+        """A file that is not held in memory: its segments are written as they fill, and become visible when all of it was good."""
+        self._flush()
+        file_id = self._writer.next_file_id if job.row is None else file_id
+        num_samples, last = 0, found.chunks[-1]
+        for chunk in itertools.chain(found.chunks, found.rest or ()):
+            self._writer.add(file_id, [chunk])
+            self._writer.spill()
+            num_samples, last = num_samples + len(chunk), chunk
+        return self._resume_point(job, [last], num_samples)
+
+    def _set_aside(self, seen: SeenFile, error: DataError) -> None:
+        state = signature(self._dataset.base_path, seen, self._format)
+        self._report(seen.path, state, error.message)
+
+    def _report_once(self, path: str, state: str, reason: str) -> None:
+        if self._dataset.problems.get(path) != state:
+            self._report(path, state, reason)
+
+    def _report(self, path: str, state: str, reason: str) -> None:
+        get_logger("storage").warning("file_problem", dataset=self._dataset.name, path=path, reason=reason)
+        self._writer.report(ProblemRow(path, state, reason))
+        self._tell(problems=self._progress.problems + 1)
+
+    def _flush(self) -> None:
+        added = self._writer.num_pending_samples
+        self._writer.flush()
+        SAMPLES_INGESTED.labels(self._dataset.name).inc(added)
+        self._tell(samples_indexed=self._progress.samples_indexed + added)
+
+    def _flush_if_due(self) -> None:
+        if self._writer.is_due():
+            self._flush()
+
+    def _tell(self, **changes: int | bool) -> None:
+        self._progress = replace(self._progress, **changes)  # type: ignore[arg-type]  # every field is an int or a bool
+        self._on_progress(self._progress)

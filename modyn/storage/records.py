@@ -1,0 +1,50 @@
+"""What storage says of a dataset; other rooms find these records in `modyn.storage.client`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from modyn.config.system import DatasetConfig
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetInfo:
+    """A registered dataset and what is indexed of it."""
+
+    config: DatasetConfig
+    num_samples: int
+    """Without deleted ones."""
+    num_files: int
+    num_problems: int
+    next_key: int
+    """The key that the next new sample gets: keys 0 … next_key - 1 exist or were deleted."""
+    min_timestamp: int | None
+    """Seconds since 1970; None while nothing is indexed. Deleted samples still count towards both bounds."""
+    max_timestamp: int | None
+    num_deleted: int
+    float_labels: bool
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+
+@dataclass(frozen=True, slots=True)
+class IngestProgress:
+    """State of one ingestion; numbers count from its start."""
+
+    files_seen: int = 0
+    files_indexed: int = 0
+    samples_indexed: int = 0
+    problems: int = 0
+    finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FileProblem:
+    """A file that was set aside, or that changed after it was indexed; it is looked at again when it changes."""
+
+    path: str
+    reason: str
+    found_at: float
+    """Seconds since 1970."""

@@ -1,0 +1,117 @@
+"""The gRPC face of storage: decode, call, encode."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+
+import grpc
+
+from modyn.proto import common_pb2, storage_pb2, storage_pb2_grpc
+from modyn.records import Interval, SampleBatch
+from modyn.rpc.columns import batch_to_proto, keys_from_bytes
+from modyn.storage.client import spec_from_proto, spec_to_proto
+from modyn.storage.records import DatasetInfo
+from modyn.storage.store import Store
+
+FULL_NAME = "modyn.Storage"
+
+_KEYS_PER_MESSAGE = 65_536
+
+
+class StorageService(storage_pb2_grpc.StorageServicer):
+    """Serves a Store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def RegisterDataset(self, request: storage_pb2.DatasetSpec, context: grpc.ServicerContext) -> storage_pb2.Dataset:
+        return _info(self._store.register(spec_from_proto(request)))
+
+    def ListDatasets(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> storage_pb2.DatasetList:
+        return storage_pb2.DatasetList(datasets=[_info(info) for info in self._store.infos()])
+
+    def GetDataset(self, request: storage_pb2.DatasetName, context: grpc.ServicerContext) -> storage_pb2.Dataset:
+        return _info(self._store.dataset(request.name).info())
+
+    def DeleteDataset(self, request: storage_pb2.DatasetName, context: grpc.ServicerContext) -> common_pb2.Empty:
+        self._store.delete(request.name)
+        return common_pb2.Empty()
+
+    def Ingest(self, request: storage_pb2.DatasetName, context: grpc.ServicerContext) -> Iterator[storage_pb2.IngestProgress]:
+        for progress in self._store.ingest(request.name):
+            yield storage_pb2.IngestProgress(
+                files_seen=progress.files_seen,
+                files_indexed=progress.files_indexed,
+                samples_indexed=progress.samples_indexed,
+                problems=progress.problems,
+                finished=progress.finished,
+            )
+
+    def ListProblems(self, request: storage_pb2.DatasetName, context: grpc.ServicerContext) -> storage_pb2.ProblemList:
+        problems = [
+            # A path may hold bytes that are no text.
+            storage_pb2.Problem(path=_text(problem.path), reason=_text(problem.reason), found_at=problem.found_at)
+            for problem in self._store.problems(request.name)
+        ]
+        return storage_pb2.ProblemList(problems=problems)
+
+    def CountSamples(self, request: storage_pb2.IntervalRequest, context: grpc.ServicerContext) -> storage_pb2.SampleCount:
+        return storage_pb2.SampleCount(num_samples=self._store.dataset(request.dataset).count(_interval(request)))
+
+    def SamplesInInterval(
+        self, request: storage_pb2.IntervalRequest, context: grpc.ServicerContext
+    ) -> Iterator[common_pb2.SampleColumns]:
+        after = (request.after_timestamp, request.after_key) if request.resume else None
+        dataset = self._store.dataset(request.dataset)
+        yield from _columns(dataset.samples_in_interval(_interval(request), request.batch_size, after))
+
+    def NewSamples(
+        self, request: storage_pb2.NewSamplesRequest, context: grpc.ServicerContext
+    ) -> Iterator[common_pb2.SampleColumns]:
+        dataset = self._store.dataset(request.dataset)
+        ended = threading.Event()
+
+        def end() -> None:
+            ended.set()
+            dataset.wake()
+
+        if not context.add_callback(end):
+            return
+        yield from _columns(dataset.new_samples(request.first_key, request.batch_size, lambda: not ended.is_set()))
+
+    def SamplesByKey(self, request: storage_pb2.KeysRequest, context: grpc.ServicerContext) -> Iterator[common_pb2.SampleColumns]:
+        dataset, keys = self._store.dataset(request.dataset), keys_from_bytes(request.keys)
+        dataset.refuse_missing(keys)
+        for first in range(0, len(keys), _KEYS_PER_MESSAGE):
+            yield batch_to_proto(dataset.samples_by_key(keys[first : first + _KEYS_PER_MESSAGE]))
+
+    def DeleteSamples(self, request: storage_pb2.KeysRequest, context: grpc.ServicerContext) -> storage_pb2.DeleteReply:
+        deleted = self._store.dataset(request.dataset).delete_samples(keys_from_bytes(request.keys))
+        return storage_pb2.DeleteReply(num_deleted=deleted)
+
+
+def _columns(batches: Iterable[SampleBatch]) -> Iterator[common_pb2.SampleColumns]:
+    return (batch_to_proto(batch) for batch in batches if len(batch))
+
+
+def _interval(request: storage_pb2.IntervalRequest) -> Interval:
+    return Interval(request.interval.start, request.interval.end)
+
+
+def _info(info: DatasetInfo) -> storage_pb2.Dataset:
+    return storage_pb2.Dataset(
+        spec=spec_to_proto(info.config),
+        num_samples=info.num_samples,
+        num_files=info.num_files,
+        num_problems=info.num_problems,
+        next_key=info.next_key,
+        min_timestamp=info.min_timestamp or 0,
+        max_timestamp=info.max_timestamp or 0,
+        num_deleted=info.num_deleted,
+        float_labels=info.float_labels,
+    )
+
+
+def _text(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()

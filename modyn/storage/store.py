@@ -1,0 +1,192 @@
+"""All datasets of the service: registering, opening, watching and forgetting them. Knows no gRPC."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from queue import SimpleQueue
+
+from modyn.config.system import DatasetConfig, SystemConfig
+from modyn.errors import AlreadyExistsError, ConfigError, InvalidArgumentError, ModynError, NotFoundError, UnavailableError
+from modyn.rpc.logs import get_logger
+from modyn.storage.catalogue import Catalogue, DatasetRow
+from modyn.storage.files import Roots, check_folder
+from modyn.storage.formats import build_format
+from modyn.storage.ingest import ingest
+from modyn.storage.open_dataset import OpenDataset
+from modyn.storage.records import DatasetInfo, FileProblem, IngestProgress
+from modyn.storage.watch import Watcher
+
+
+class Store:
+    """The datasets in the catalogue. Methods may be called from any thread and raise from `modyn.errors`."""
+
+    def __init__(self, config: SystemConfig, catalogue: Catalogue) -> None:
+        self._settings = config.storage
+        self._folder = config.service_dir("storage") / "datasets"
+        self._roots = Roots.of(config.storage.dataset_roots)
+        self._catalogue = catalogue
+        self._lock = threading.RLock()
+        self._open: dict[str, OpenDataset] = {}
+        self._watchers: dict[str, Watcher] = {}
+        self._closing = False
+
+    def start(self) -> None:
+        """Ends deletions that were begun, opens what is registered, registers what the system file names. A dataset that cannot be
+        opened keeps the others from nothing: it raises its error when it is asked for."""
+        for row in self._catalogue.deleting():
+            self._forget(row)
+        for config in self._settings.datasets:
+            try:
+                self.register(config, may_be_absent=True)
+            except ModynError as error:
+                raise type(error)(f"storage.datasets: {config.name}: {error.message}") from error
+        for row in self._catalogue.datasets():
+            try:
+                self.dataset(row.config.name)
+            except ModynError as error:
+                get_logger("storage").error("dataset_not_opened", dataset=row.config.name, error=error.message)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closing = True
+            watchers, datasets = list(self._watchers.values()), list(self._open.values())
+            self._watchers.clear()
+        for watcher in watchers:
+            watcher.stop()
+        for dataset in datasets:
+            dataset.close(UnavailableError("storage is stopping; its streams go on when it is back"))
+        self._catalogue.close()
+
+    def register(self, config: DatasetConfig, *, may_be_absent: bool = False) -> DatasetInfo:
+        """Makes a dataset known and watches its folder if it is to be. `may_be_absent`: the folder may appear later."""
+        base = str(config.base_path)
+        if not os.path.isabs(base):
+            raise InvalidArgumentError(f"base_path '{base}' of dataset '{config.name}' is not absolute; write it from the root")
+        try:
+            base.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgumentError(
+                f"base_path {base!r} of dataset '{config.name}' is not valid UTF-8; rename the folder"
+            ) from error
+        config = config.model_copy(update={"base_path": type(config.base_path)(os.path.normpath(base))})
+        file_format = build_format(config.file_wrapper, config.file_wrapper_config, config.timestamp_source)
+        self._roots.check(base)
+        if not may_be_absent:
+            check_folder(base, self._roots)
+        with self._lock:
+            row = self._catalogue.dataset(config.name) or self._catalogue.add(config, file_format.float_labels)
+            difference = _difference(row.config, config)
+            if difference:
+                raise AlreadyExistsError(
+                    f"dataset '{config.name}' is registered with other options: {difference}; delete it first or take another name"
+                )
+            return self.dataset(config.name).info()
+
+    def dataset(self, name: str) -> OpenDataset:
+        """Raises NotFoundError if there is none of this name."""
+        found = self._open.get(name)
+        if found is not None:
+            return found
+        with self._lock:
+            found = self._open.get(name)
+            if found is not None:
+                return found
+            if self._closing:
+                raise UnavailableError("storage is stopping")
+            contents = self._catalogue.contents(name)
+            if contents is None:
+                raise NotFoundError(f"there is no dataset '{name}'; `modyn data ls` lists them, `modyn data register` adds one")
+            found = OpenDataset(self._catalogue, self._folder / contents.row.folder, contents, self._settings.settle_s)
+            self._sweep(found)
+            self._open[name] = found
+            if found.row.config.watch:
+                self._watchers[name] = Watcher(found, self._look, self._settings.poll_interval_s)
+            return found
+
+    def infos(self) -> list[DatasetInfo]:
+        """By name; datasets that cannot be opened are left out, which the log tells."""
+        infos = []
+        for row in self._catalogue.datasets():
+            try:
+                infos.append(self.dataset(row.config.name).info())
+            except ModynError as error:
+                get_logger("storage").error("dataset_not_opened", dataset=row.config.name, error=error.message)
+        return infos
+
+    def delete(self, name: str) -> None:
+        """Forgets the dataset and removes its index. The user's files stay."""
+        with self._lock:
+            row = self._catalogue.dataset(name)
+            if row is None:
+                raise NotFoundError(f"there is no dataset '{name}'; `modyn data ls` lists them")
+            watcher, dataset = self._watchers.pop(name, None), self._open.pop(name, None)
+            self._catalogue.begin_delete(row.id)
+        if dataset is not None:
+            dataset.close(NotFoundError(f"dataset '{name}' was deleted"))
+        if watcher is not None:
+            watcher.stop()
+        if dataset is not None:
+            # An ingestion that still runs fails at its next commit; its files must not appear after the folder is gone.
+            with dataset.writing:
+                self._forget(row)
+        else:
+            self._forget(row)
+
+    def problems(self, name: str) -> list[FileProblem]:
+        dataset = self.dataset(name)
+        return self._catalogue.problems(dataset.row.id, dataset.base_path)
+
+    def ingest(self, name: str) -> Iterator[IngestProgress]:
+        """Ingests now. The work goes on when nobody listens any more, and does not wait for a slow listener."""
+        dataset = self.dataset(name)
+        news: SimpleQueue[IngestProgress | BaseException] = SimpleQueue()
+
+        def work() -> None:
+            try:
+                ingest(dataset, self._roots, self._settings.num_threads, on_progress=news.put)
+            except BaseException as error:  # noqa: BLE001  (raised again where it is waited for)
+                news.put(error)
+
+        threading.Thread(target=work, name=f"ingest-{name}", daemon=True).start()
+        while True:
+            item = news.get()
+            while not news.empty():  # Only the newest is of interest.
+                item = news.get()
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+            if item.finished:
+                return
+
+    def _look(self, dataset: OpenDataset) -> None:
+        ingest(dataset, self._roots, self._settings.num_threads, patient=False)
+
+    def _sweep(self, dataset: OpenDataset) -> None:
+        """Removes what a crash left in the dataset's folder, unless somebody ingests: then he does it."""
+        with self._catalogue.database.advisory_lock(f"dataset/{dataset.row.id}") as held:
+            if held:
+                dataset.refresh()
+
+    def _forget(self, row: DatasetRow) -> None:
+        shutil.rmtree(self._folder / row.folder, ignore_errors=True)
+        self._catalogue.end_delete(row.id)
+
+
+def _difference(known: DatasetConfig, asked: DatasetConfig) -> str:
+    """What differs between two ways to register one name, with the defaults of the file format filled in; empty if nothing does."""
+    found = [
+        f"{field} is {getattr(known, field)!s}, not {getattr(asked, field)!s}"
+        for field in ("base_path", "file_wrapper", "filesystem_wrapper", "timestamp_source", "watch")
+        if getattr(known, field) != getattr(asked, field)
+    ]
+    if known.file_wrapper == asked.file_wrapper and known.file_wrapper_config != asked.file_wrapper_config:
+        try:
+            options = [build_format(c.file_wrapper, c.file_wrapper_config, c.timestamp_source).config for c in (known, asked)]
+        except ConfigError:
+            options = []
+        if not options or options[0] != options[1]:
+            found.append(f"file_wrapper_config is {known.file_wrapper_config}, not {asked.file_wrapper_config}")
+    return "; ".join(found)
