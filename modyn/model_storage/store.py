@@ -239,6 +239,8 @@ class ModelStore:
         layout = tuple(TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in row["layout"])
         unpacked = self._scratch() if strategy.zip else path
         try:
+            if (num_bytes := path.stat().st_size) != row["num_bytes"]:
+                raise CorruptStateError(f"the file has {num_bytes} bytes, {row['num_bytes']} were written")
             if strategy.zip:
                 compression.decompress(path, unpacked, strategy.zip_algorithm, row["unpacked_bytes"])
             _format(strategy).decode(unpacked, layout, wire)

@@ -1,0 +1,48 @@
+"""The section `model_storage`: what is allowed, and how mistakes are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from modyn.model_storage.section import ModelStorageSection, validate_section
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        None,
+        {},
+        {"full_model_strategy": {"name": "PyTorchFullModel", "zip": True, "zip_algorithm": "zstd"}},
+        {"full_model_strategy": {"name": "BinaryFullModel", "zip": True}, "full_model_interval": 5},
+        {"incremental_model_strategy": None},
+    ],
+)
+def test_valid(section: dict[str, Any] | None) -> None:
+    assert validate_section({"pipeline": {"name": "p"}, "model_storage": section}) == []
+    assert validate_section({}) == []
+
+
+def test_default_is_safetensors_without_compression() -> None:
+    strategy = ModelStorageSection().full_model_strategy
+    assert (strategy.name, strategy.zip) == ("SafetensorsFullModel", False)
+
+
+@pytest.mark.parametrize(
+    ("section", "path", "told"),
+    [
+        ({"full_model_strategy": {"name": "PytorchFullModel"}}, "full_model_strategy.name", "did you mean 'PyTorchFullModel'?"),
+        ({"full_model_strategy": {"zipp": True}}, "full_model_strategy.zipp", "did you mean 'zip'?"),
+        ({"full_model_strategy": {"zip_algorithm": "ZIP_DEFLATE"}}, "full_model_strategy.zip_algorithm", "'ZIP_DEFLATED'"),
+        ({"full_model_strategy": {"config": {"a": 1}}}, "full_model_strategy.config.a", "there is no such key"),
+        ({"full_model_interval": 0}, "full_model_interval", "greater than or equal to 1"),
+        ({"incremental_model_strategy": {"name": "WeightsDifference"}}, "incremental_model_strategy", "not available yet"),
+        ({"full_model": {}}, "full_model", "did you mean 'full_model"),
+        ([1], None, "dictionary"),
+    ],
+)
+def test_wrong(section: Any, path: str | None, told: str) -> None:
+    (problem,) = validate_section({"model_storage": section})
+    assert problem.path == ("model_storage" if path is None else f"model_storage.{path}")
+    assert told in problem.message

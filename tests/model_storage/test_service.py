@@ -1,0 +1,276 @@
+"""The service through its client, also while it is killed; the fake keeps the same rules."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+import yaml
+from safetensors.numpy import save_file
+
+from modyn.config.system import SystemConfig
+from modyn.errors import ConfigError, ConflictError, CorruptStateError, InvalidArgumentError, ModynError, NotFoundError
+from modyn.model_storage.client import ModelHeader, ModelStorageClient
+from modyn.model_storage.service import build
+from modyn.models.weights import weights_sha256
+from modyn.proto import model_storage_pb2 as pb
+from modyn.proto import model_storage_pb2_grpc as pb_grpc
+from modyn.records import RunId
+from modyn.rpc.channel import is_serving, open_channel
+from modyn.rpc.logs import get_logger
+from modyn.rpc.server import ServiceContext, prepare_run_dir, start_server
+from modyn.testing.fake_model_storage import FakeModelStorage
+
+RUN = RunId("run-1")
+Client = ModelStorageClient | FakeModelStorage
+
+
+@pytest.fixture
+def served(system_config: SystemConfig) -> Iterator[SystemConfig]:
+    context = ServiceContext("model_storage", system_config, get_logger("model_storage"))
+    prepare_run_dir(system_config.run_dir)
+    server = start_server("model_storage", system_config.endpoint("model_storage"), build(context), max_threads=8)
+    yield system_config
+    server.stop(0)
+    context.shut_down()
+
+
+@pytest.fixture
+def real(served: SystemConfig) -> Iterator[ModelStorageClient]:
+    with ModelStorageClient(served.endpoint("model_storage")) as client:
+        yield client
+
+
+@pytest.fixture(params=["real", "fake"])
+def client(request: pytest.FixtureRequest) -> Iterator[Client]:
+    if request.param == "real":
+        yield request.getfixturevalue("real")
+    else:
+        with FakeModelStorage() as fake:
+            yield fake
+
+
+def model_file(path: Path, seed: int = 0, size: int = 700_000) -> Path:
+    save_file({"w": np.random.default_rng(seed).random(size, np.float32), "n": np.array(seed)}, path)
+    return path
+
+
+def header(trigger_id: int = 0, **fields: object) -> ModelHeader:
+    given = {"model_config": {"input_size": 3}, "training_result": {"num_batches": 4, "loss": 0.25}, **fields}
+    return ModelHeader(RUN, trigger_id, "MLP", **given)  # type: ignore[arg-type]
+
+
+def test_put_get_find_list_promote_delete(client: Client, tmp_path: Path) -> None:
+    put = model_file(tmp_path / "put")
+    version = client.put(header(parent_id=None), put)
+    assert (version.run_id, version.trigger_id, version.parent_id, version.promoted) == (RUN, 0, None, False)
+    assert version.weights_sha256 == weights_sha256(put)
+    assert abs(version.created_at - time.time()) < 60
+    child = client.put(header(1, parent_id=version.model_id), model_file(tmp_path / "put2", 1))
+    assert child.parent_id == version.model_id
+    got = client.get(version.model_id, tmp_path / "got")
+    assert got.path == tmp_path / "got"
+    assert got.path.read_bytes() == put.read_bytes()
+    assert (got.version, got.model_class, got.model_config) == (version, "MLP", {"input_size": 3})
+    assert got.training_result == {"num_batches": 4, "loss": 0.25}
+    found = client.find(RUN, 1)
+    assert found is not None
+    assert found == client.describe(child.model_id)
+    assert client.find(RUN, 7) is None
+    assert [info.version for info in client.list(RUN)] == [info.version for info in client.list()] == [version, child]
+    assert client.list(RunId("other")) == []
+    assert client.promote(version.model_id).version.promoted
+    with pytest.raises(ConflictError):
+        client.delete(version.model_id)
+    assert client.promote(child.model_id).version.promoted
+    assert not client.describe(version.model_id).version.promoted
+    client.delete(version.model_id)
+    assert client.find(RUN, 0) is None
+    with pytest.raises(NotFoundError):
+        client.get(version.model_id, tmp_path / "gone")
+    assert not (tmp_path / "gone").exists()
+
+
+def test_put_is_idempotent_by_run_and_trigger(client: Client, tmp_path: Path) -> None:
+    first = client.put(header(), model_file(tmp_path / "a"))
+    assert client.put(header(), model_file(tmp_path / "b", 1)) == first
+    imported = [client.put(ModelHeader(RunId(""), 0, "MLP"), tmp_path / "a").model_id for _ in range(2)]
+    assert len({first.model_id, *imported}) == 3
+
+
+def test_only_models_are_taken(client: Client, tmp_path: Path) -> None:
+    (tmp_path / "no").write_bytes(b"no model")
+    with pytest.raises((InvalidArgumentError, CorruptStateError), match="not a safetensors file"):
+        client.put(header(), tmp_path / "no")
+    with pytest.raises(FileNotFoundError):
+        client.put(header(), tmp_path / "missing")
+    assert client.list() == []
+
+
+def test_validate_and_plugins(real: ModelStorageClient, tmp_path: Path) -> None:
+    assert real.validate({"model_storage": {"full_model_strategy": {"name": "PyTorchFullModel"}}}) == []
+    (problem,) = real.validate({"model_storage": {"full_model_strategy": {"name": "Pytorch"}}})
+    assert problem.path == "model_storage.full_model_strategy.name"
+    assert {"BinaryFullModel", "PyTorchFullModel", "SafetensorsFullModel"} <= {plugin.id for plugin in real.plugins()}
+    with pytest.raises(ConfigError, match="not available yet"):
+        real.put(header(model_storage={"incremental_model_strategy": {"name": "WeightsDifference"}}), model_file(tmp_path / "a"))
+
+
+def test_a_corrupt_file_is_an_error_at_the_client_and_leaves_no_file(
+    real: ModelStorageClient, served: SystemConfig, tmp_path: Path
+) -> None:
+    version = real.put(header(), model_file(tmp_path / "put"))
+    (stored,) = (served.service_dir("model_storage") / "models").iterdir()
+    damaged = bytearray(stored.read_bytes())
+    damaged[-1] ^= 1
+    stored.write_bytes(damaged)
+    (tmp_path / "into").mkdir()
+    with pytest.raises(CorruptStateError, match=rf"model {version.model_id} .*{stored.name}"):
+        real.get(version.model_id, tmp_path / "into" / "got")
+    assert list((tmp_path / "into").iterdir()) == []
+
+
+HEADER = pb.PutRequest(header=pb.ModelHeader(run_id=RUN, model_class="MLP"))
+CHUNK = pb.PutRequest(chunk=b"abc")
+TRAILER = pb.PutRequest(trailer=pb.Trailer(num_bytes=3, sha256="0" * 64))
+
+
+@pytest.mark.parametrize(
+    ("requests", "told"),
+    [
+        ([], "begins with a header"),
+        ([CHUNK], "begins with a header"),
+        ([HEADER], "without a trailer"),
+        ([HEADER, CHUNK], "without a trailer"),
+        ([HEADER, CHUNK, HEADER], "one header, then chunks"),
+        ([HEADER, CHUNK, TRAILER], "changed or cut on its way"),
+    ],
+)
+def test_an_incomplete_put_stores_nothing(
+    real: ModelStorageClient, served: SystemConfig, requests: list[pb.PutRequest], told: str
+) -> None:
+    with open_channel(served.endpoint("model_storage")) as channel, pytest.raises(InvalidArgumentError, match=told):
+        pb_grpc.ModelStorageStub(channel).Put(iter(requests))
+    assert real.list() == []
+    folder = served.service_dir("model_storage")
+    assert [*(folder / "models").iterdir(), *(folder / "incoming").iterdir()] == []
+
+
+class Process:
+    """Model storage as a process of its own, which can be killed and started again."""
+
+    def __init__(self, config: SystemConfig, folder: Path) -> None:
+        self.config = config
+        self._file = folder / "system.yaml"
+        self._file.write_text(yaml.safe_dump({"state_dir": str(config.state_dir), "database_url": config.database_url}))
+        self._log = folder / "log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen([sys.executable, "-m", "modyn.model_storage", "--config", self._file], stderr=log)
+        deadline = time.monotonic() + 30
+        while not is_serving(self.config.endpoint("model_storage"), 0.3):
+            assert self._process.poll() is None, self._log.read_text()
+            assert time.monotonic() < deadline, self._log.read_text()
+            time.sleep(0.02)
+
+    def end(self, number: int) -> int:
+        assert self._process is not None
+        self._process.send_signal(number)
+        return self._process.wait(30)
+
+
+@pytest.fixture
+def process(system_config: SystemConfig, tmp_path: Path) -> Iterator[Process]:
+    made = Process(system_config, tmp_path)
+    made.start()
+    yield made
+    made.end(signal.SIGKILL)
+
+
+def test_killed_at_random_moments_a_put_is_whole_or_not_there(process: Process, tmp_path: Path) -> None:
+    """Ten kills while models are being put: the clients' puts all succeed in the end, each trigger has one whole version."""
+    random = Random(20)
+    folder = process.config.service_dir("model_storage")
+    strategies = ["SafetensorsFullModel", "PyTorchFullModel", "BinaryFullModel"]
+    hashes: dict[int, str] = {}
+    failures: list[ModynError] = []
+
+    def put_all() -> None:
+        trigger_id = 0
+        with ModelStorageClient(process.config.endpoint("model_storage")) as client:
+            while not stop.is_set():
+                section = {"full_model_strategy": {"name": strategies[trigger_id % 3], "zip": trigger_id % 2 == 1}}
+                path = model_file(tmp_path / "put", trigger_id, 2_000_000)
+                try:
+                    version = client.put(header(trigger_id, model_storage=section), path)
+                except ModynError as error:
+                    failures.append(error)
+                    return
+                hashes[trigger_id] = version.weights_sha256
+                assert version.weights_sha256 == weights_sha256(path)
+                trigger_id += 1
+
+    stop = threading.Event()
+    putting = threading.Thread(target=put_all)
+    putting.start()
+    try:
+        for _ in range(10):
+            time.sleep(random.uniform(0, 0.4))
+            process.end(signal.SIGKILL)
+            process.start()
+    finally:
+        stop.set()
+        putting.join(60)
+    assert failures == []
+    process.end(signal.SIGKILL)
+    process.start()
+    with ModelStorageClient(process.config.endpoint("model_storage")) as client:
+        listed = client.list(RUN)
+        assert [info.version.trigger_id for info in listed] == sorted(hashes) == list(range(len(hashes)))
+        for info in listed:
+            got = client.get(info.version.model_id, tmp_path / "got")
+            assert weights_sha256(got.path) == hashes[info.version.trigger_id] == info.version.weights_sha256
+    assert len(list((folder / "models").iterdir())) == len(hashes)
+    assert list((folder / "incoming").iterdir()) == []
+
+
+def test_process_serves_metrics_and_ends_cleanly_without_torch(process: Process, tmp_path: Path) -> None:
+    with ModelStorageClient(process.config.endpoint("model_storage")) as client:
+        client.put(header(), model_file(tmp_path / "put"))
+    url = (process.config.service_dir("model_storage") / "metrics_url").read_text().strip()
+    with urllib.request.urlopen(url, timeout=5) as reply:
+        assert b'modyn_models_stored_total{strategy="SafetensorsFullModel"} 1.0' in reply.read()
+    assert process.end(signal.SIGTERM) == 0
+    process.start()
+
+
+def test_the_service_imports_nothing_heavy() -> None:
+    check = (
+        "import sys; import modyn.model_storage.__main__; from modyn.model_storage.formats import MODEL_FORMATS; "
+        "[MODEL_FORMATS.get(id_) for id_ in MODEL_FORMATS.builtin]; "
+        "found = {'torch', 'pandas', 'plotly'} & set(sys.modules); assert not found, found"
+    )
+    subprocess.run([sys.executable, "-c", check], check=True, timeout=60, env={**os.environ})
+
+
+def test_get_waits_for_a_service_that_restarts(process: Process, tmp_path: Path) -> None:
+    with ModelStorageClient(process.config.endpoint("model_storage")) as client:
+        version = client.put(header(), model_file(tmp_path / "put"))
+        process.end(signal.SIGKILL)
+        restart = threading.Thread(target=process.start)
+        restart.start()
+        got = client.get(version.model_id, tmp_path / "got")
+        restart.join()
+    assert got.path.read_bytes() == (tmp_path / "put").read_bytes()

@@ -1,0 +1,261 @@
+"""A version is there at once and complete, or not at all; what is wrong on the disk is told with file and version."""
+
+from __future__ import annotations
+
+import hashlib
+import resource
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psycopg2
+import pytest
+from safetensors.numpy import save_file
+
+from modyn.config.system import SystemConfig
+from modyn.db.engine import open_database
+from modyn.errors import ConfigError, ConflictError, CorruptStateError, InvalidArgumentError, NotFoundError, UnavailableError
+from modyn.model_storage.records import ModelHeader, StoredModelInfo
+from modyn.model_storage.store import ModelStore
+from modyn.models.safetensors_file import file_weights_sha256
+from modyn.records import RunId
+from modyn.rpc.logs import get_logger
+
+
+@contextmanager
+def opened(config: SystemConfig) -> Iterator[ModelStore]:
+    database = open_database(config, "model_storage", "modyn.model_storage.migrations")
+    try:
+        yield ModelStore(database, config.service_dir("model_storage"), get_logger("test"))
+    finally:
+        database.close()
+
+
+@pytest.fixture
+def models(system_config: SystemConfig) -> Path:
+    return system_config.service_dir("model_storage") / "models"
+
+
+@pytest.fixture
+def store(system_config: SystemConfig) -> Iterator[ModelStore]:
+    with opened(system_config) as made:
+        yield made
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Callable[[float], Path]:
+    def make(value: float = 1.0) -> Path:
+        path = tmp_path / f"{value}.safetensors"
+        save_file({"layer.weight": np.full(5000, value, np.float32), "steps": np.array(7)}, path)
+        return path
+
+    return make
+
+
+def header(trigger_id: int = 0, run_id: str = "run-1", strategy: dict[str, Any] | None = None, **fields: Any) -> ModelHeader:
+    section = {"full_model_strategy": strategy} if strategy else {}
+    return ModelHeader(RunId(run_id), trigger_id, "MLP", {"input_size": 3}, section, **fields)
+
+
+def content(store: ModelStore, model_id: int) -> bytes:
+    with store.fetch(model_id) as (_, path):
+        return path.read_bytes()
+
+
+def leftovers(models: Path) -> list[Path]:
+    return list((models.parent / "incoming").iterdir())
+
+
+STRATEGIES: list[dict[str, Any]] = [
+    {"name": name, "zip": algorithm is not None, **({"zip_algorithm": algorithm} if algorithm else {})}
+    for name in ("SafetensorsFullModel", "PyTorchFullModel", "BinaryFullModel")
+    for algorithm in (None, "ZIP_DEFLATED", "zstd")
+]
+
+
+def test_every_strategy_gives_the_same_weights_and_hash(store: ModelStore, models: Path, weights: Callable[[], Path]) -> None:
+    put = weights()
+    for index, strategy in enumerate(STRATEGIES):
+        info = store.publish(header(index, strategy=strategy, training_result={"loss": float("inf"), "batches": 4}), put)
+        assert info == store.describe(info.version.model_id) == store.find(RunId("run-1"), index)
+        assert info.version.weights_sha256 == file_weights_sha256(put)
+        assert info.version.strategy == strategy["name"]
+        assert info.training_result == {"loss": float("inf"), "batches": 4}
+        with store.fetch(info.version.model_id) as (_, path):
+            assert file_weights_sha256(path) == file_weights_sha256(put)
+        assert info.version.num_bytes in [path.stat().st_size for path in models.iterdir()]
+        assert (info.version.num_bytes < 5000) == strategy["zip"]
+    assert len(store.list(RunId("run-1"))) == len(STRATEGIES) == len(list(models.iterdir()))
+    assert leftovers(models) == []
+
+
+def test_a_second_put_of_a_trigger_returns_the_first_version(
+    store: ModelStore, models: Path, weights: Callable[[float], Path]
+) -> None:
+    first = store.publish(header(3), weights(1.0))
+    assert store.publish(header(3), weights(2.0)) == first
+    assert store.publish(header(4), weights(2.0)).version.model_id != first.version.model_id
+    assert store.publish(header(3, "run-2"), weights(2.0)).version.run_id == "run-2"
+    assert len(list(models.iterdir())) == 3
+
+
+def test_puts_of_one_trigger_at_once_store_one_version(store: ModelStore, models: Path, weights: Callable[[float], Path]) -> None:
+    found: list[StoredModelInfo] = []
+    paths = [weights(float(index)) for index in range(6)]
+    threads = [threading.Thread(target=lambda path=path: found.append(store.publish(header(0), path))) for path in paths]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({info.version.model_id for info in found}) == 1
+    assert len(found) == 6
+    assert len(list(models.iterdir())) == len(store.list(None)) == 1
+
+
+def test_imported_models_belong_to_no_run(store: ModelStore, weights: Callable[[], Path]) -> None:
+    first, second = (store.publish(header(0, ""), weights()) for _ in range(2))
+    assert first.version.model_id != second.version.model_id
+    assert store.find(RunId(""), 0) is None
+    store.promote(first.version.model_id)
+    store.promote(second.version.model_id)
+    assert store.describe(first.version.model_id).version.promoted
+
+
+def test_list_is_by_run_in_order_of_arrival(store: ModelStore, weights: Callable[[], Path]) -> None:
+    for run_id, trigger_id in (("a", 1), ("b", 0), ("a", 0)):
+        store.publish(header(trigger_id, run_id), weights())
+    assert [info.version.trigger_id for info in store.list(RunId("a"))] == [1, 0]
+    assert [info.version.run_id for info in store.list(None)] == ["a", "b", "a"]
+
+
+def test_one_promoted_version_a_run(store: ModelStore, weights: Callable[[], Path]) -> None:
+    ids = [store.publish(header(*of), weights()).version.model_id for of in ((0, "a"), (1, "a"), (0, "b"))]
+    for model_id in (ids[0], ids[2], ids[1]):
+        assert store.promote(model_id).version.promoted
+    assert [store.describe(model_id).version.promoted for model_id in ids] == [False, True, True]
+
+
+def test_delete_spares_promoted_versions_and_children(store: ModelStore, models: Path, weights: Callable[[float], Path]) -> None:
+    parent = store.publish(header(0), weights(1.0)).version.model_id
+    child = store.publish(header(1, parent_id=parent), weights(2.0)).version.model_id
+    store.promote(parent)
+    with pytest.raises(ConflictError, match=f"model {parent} is promoted"):
+        store.delete(parent)
+    store.promote(child)
+    store.delete(parent)
+    assert store.describe(child).version.parent_id == parent
+    assert content(store, child)
+    assert len(list(models.iterdir())) == 1
+    store.publish(header(0), weights(1.0))
+    assert store.describe(child).version.parent_id == parent
+
+
+@pytest.mark.parametrize("call", ["describe", "delete", "promote"])
+def test_an_unknown_version_is_not_found(store: ModelStore, call: str) -> None:
+    with pytest.raises(NotFoundError, match="no model 99"):
+        getattr(store, call)(99)
+    with pytest.raises(NotFoundError, match="no model 99"):
+        content(store, 99)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: "-".join(map(str, strategy.values())))
+def test_a_damaged_file_is_named_with_its_version(
+    store: ModelStore, models: Path, weights: Callable[[], Path], strategy: dict[str, Any]
+) -> None:
+    info = store.publish(header(0, strategy=strategy), weights())
+    (path,) = models.iterdir()
+    whole = path.read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 4
+    for damaged in (bytes(flipped), whole[:-1], whole + b"x", whole[: len(whole) // 2], b""):
+        path.write_bytes(damaged)
+        with pytest.raises(CorruptStateError, match=rf"model {info.version.model_id} .*trigger 0.*{path.name}"):
+            content(store, info.version.model_id)
+    path.unlink()
+    with pytest.raises(CorruptStateError, match="the file is missing"):
+        content(store, info.version.model_id)
+    path.write_bytes(whole)
+    assert content(store, info.version.model_id)
+    assert leftovers(models) == []
+
+
+def test_what_is_put_must_be_a_model(store: ModelStore, models: Path, tmp_path: Path, weights: Callable[[], Path]) -> None:
+    (tmp_path / "no").write_bytes(b"no model")
+    with pytest.raises(InvalidArgumentError, match="cannot be read"):
+        store.publish(header(), tmp_path / "no")
+    with pytest.raises(ConfigError, match="did you mean 'BinaryFullModel'"):
+        store.publish(header(strategy={"name": "BinaryFulModel"}), weights())
+    assert store.list(None) == []
+    assert list(models.iterdir()) == leftovers(models) == []
+
+
+def test_what_arrives_changed_or_cut_is_refused(store: ModelStore, models: Path) -> None:
+    for num_bytes, sha256 in ((3, hashlib.sha256(b"abc").hexdigest()), (4, hashlib.sha256(b"abcx").hexdigest())):
+        with store.receive() as incoming:
+            incoming.write(b"ab")
+            incoming.write(b"d" if num_bytes == 3 else b"c")
+            with pytest.raises(InvalidArgumentError, match="put it again"):
+                incoming.finish(num_bytes, sha256)
+    assert leftovers(models) == []
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES[2:5])
+def test_a_full_disk_is_told_and_leaves_nothing(
+    store: ModelStore, models: Path, tmp_path: Path, strategy: dict[str, Any]
+) -> None:
+    put = tmp_path / "put"
+    save_file({"w": np.random.default_rng(0).random(100_000)}, put)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        with pytest.raises(UnavailableError, match="no space is left"):
+            store.publish(header(strategy=strategy), put)
+        with pytest.raises(UnavailableError, match="no space is left"), store.receive() as incoming:
+            incoming.write(bytes(20_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert store.list(None) == []
+    assert list(models.iterdir()) == leftovers(models) == []
+    assert store.publish(header(strategy=strategy), put)
+
+
+def test_a_restart_removes_what_an_interrupted_put_left(
+    system_config: SystemConfig, models: Path, weights: Callable[[], Path]
+) -> None:
+    with opened(system_config) as store:
+        info = store.publish(header(), weights())
+    (models / "orphan.model").write_bytes(b"not committed")
+    (models.parent / "incoming" / "half").write_bytes(b"half")
+    with opened(system_config) as store:
+        assert store.list(None) == [info]
+        assert content(store, info.version.model_id) == weights().read_bytes()
+    assert len(list(models.iterdir())) == 1
+    assert leftovers(models) == []
+
+
+def test_a_folder_of_another_database_is_left_alone(
+    system_config: SystemConfig, models: Path, weights: Callable[[], Path], postgres_url: str
+) -> None:
+    with opened(system_config) as store:
+        store.publish(header(), weights())
+    connection = psycopg2.connect(postgres_url)
+    with connection, connection.cursor() as cursor:
+        cursor.execute("DROP SCHEMA model_storage CASCADE")
+    connection.close()
+    with pytest.raises(ConflictError, match="belongs to another database"), opened(system_config):
+        pass
+    assert len(list(models.iterdir())) == 1
+    (models.parent / "store_id").unlink()
+    with pytest.raises(ConflictError, match="belongs to another database"), opened(system_config):
+        pass
+    assert len(list(models.iterdir())) == 1
+
+
+def test_a_version_that_is_deleted_while_it_is_read_stays_readable(store: ModelStore, weights: Callable[[], Path]) -> None:
+    info = store.publish(header(), weights())
+    with store.fetch(info.version.model_id) as (_, path):
+        store.delete(info.version.model_id)
+        assert path.read_bytes() == weights().read_bytes()
