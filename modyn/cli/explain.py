@@ -66,8 +66,8 @@ def walk(schema: JsonSchema, path: str = "", variant: str = "") -> Iterator[Fiel
 
 
 def reference() -> str:
-    """`docs/pipeline.md`: the whole format as Markdown."""
-    schema = pipeline_json_schema()
+    """`docs/pipeline.md`: the whole format as Markdown, without plug-ins."""
+    schema = pipeline_json_schema(plugins=False)
     lines = [
         "# The pipeline file",
         "",
@@ -137,7 +137,7 @@ def type_text(schema: JsonSchema) -> str:
 
 def _list_text(schema: JsonSchema) -> str:
     if "prefixItems" in schema:
-        return "list of " + " and ".join(type_text(item) for item in schema["prefixItems"])
+        return "list of " + " and ".join(f"({type_text(item)})" for item in schema["prefixItems"])
     item = type_text(schema.get("items", {}))
     count = f", at least {schema['minItems']}" if schema.get("minItems") else ""
     return f"list of {f'({item})' if ', ' in item else item}{count}"
@@ -145,7 +145,8 @@ def _list_text(schema: JsonSchema) -> str:
 
 def _scalar_text(schema: JsonSchema) -> str:
     if "enum" in schema:
-        return "one of " + ", ".join(_value(value) for value in schema["enum"])
+        values = [_value(value) for value in schema["enum"]]
+        return "one of " + ", ".join(values if len(values) <= 20 else [*values[:5], f"… ({len(values)})"])
     if "const" in schema:
         return _value(schema["const"])
     times = {DURATION_PATTERN: "duration", TIMESTAMP_PATTERN: "timestamp or date"}
@@ -165,9 +166,9 @@ def _bounds(schema: JsonSchema) -> str:
         "exclusiveMinimum": "above",
         "maximum": "at most",
         "exclusiveMaximum": "below",
-        "maxLength": "characters at most",
     }
-    return "".join(f", {text} {_value(schema[keyword])}" for keyword, text in words.items() if keyword in schema)
+    limits = "".join(f", {text} {_value(schema[keyword])}" for keyword, text in words.items() if keyword in schema)
+    return limits + (f", at most {schema['maxLength']} characters" if "maxLength" in schema else "")
 
 
 def _text(field: Field) -> str:
@@ -244,7 +245,9 @@ def _sentence(text: str) -> str:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+    parts = text.replace("|", "\\|").replace("\n", " ").split("`")
+    # Between backticks Markdown leaves `<` alone; elsewhere it would start a tag.
+    return "`".join(part if index % 2 else part.replace("<", "&lt;") for index, part in enumerate(parts))
 
 
 def _value(value: Any) -> str:

@@ -22,10 +22,10 @@ JsonSchema = dict[str, Any]
 _BOUNDS = {Ge: ("ge", "minimum"), Gt: ("gt", "exclusiveMinimum"), Le: ("le", "maximum"), Lt: ("lt", "exclusiveMaximum")}
 
 
-def pipeline_json_schema() -> JsonSchema:
-    """JSON Schema 2020-12 of a pipeline file. Policies of installed plug-ins are in it, as far as they are installed here."""
-    sections: dict[str, Callable[[], JsonSchema]] = {
-        "pipeline": lambda: of_model(Identity),
+def pipeline_json_schema(plugins: bool = True) -> JsonSchema:
+    """JSON Schema 2020-12 of a pipeline file. With `plugins`, policies of other packages are in it, as far as they are installed here."""
+    sections: dict[str, Callable[[bool], JsonSchema]] = {
+        "pipeline": lambda _: of_model(Identity),
         "model": _model,
         "model_storage": _model_storage,
         "training": _training,
@@ -36,7 +36,7 @@ def pipeline_json_schema() -> JsonSchema:
     }
     fields = PipelineFrame.model_fields
     assert sections.keys() == fields.keys()
-    properties = {name: {**make(), "description": fields[name].description} for name, make in sections.items()}
+    properties = {name: {**make(plugins), "description": fields[name].description} for name, make in sections.items()}
     properties["evaluation"] = {
         "anyOf": [properties["evaluation"], {"type": "null"}],
         "description": fields["evaluation"].description,
@@ -52,68 +52,73 @@ def pipeline_json_schema() -> JsonSchema:
     }
 
 
-def _model() -> JsonSchema:
+def _model(plugins: bool) -> JsonSchema:
     from modyn.models import MODELS
 
-    def constructor(_: str, options: JsonSchema) -> JsonSchema:
+    def constructor(options: JsonSchema) -> JsonSchema:
         config = {**options, "description": "arguments of the model's constructor"}
         needed = {"required": ["config"]} if options.get("required") else {}
         return {"properties": {"config": config}, **needed}
 
-    return one_of(MODELS, "id", constructor)
+    return one_of(_policies(MODELS, plugins), "id", constructor)
 
 
-def _model_storage() -> JsonSchema:
+def _model_storage(plugins: bool) -> JsonSchema:
     from modyn.model_storage.formats import MODEL_FORMATS
     from modyn.model_storage.section import ModelStorageSection
 
     schema = of_model(ModelStorageSection)
-    schema["properties"]["full_model_strategy"]["properties"]["name"]["enum"] = MODEL_FORMATS.ids()
+    schema["properties"]["full_model_strategy"]["properties"]["name"]["enum"] = list(_policies(MODEL_FORMATS, plugins))
     return schema
 
 
-def _training() -> JsonSchema:
+def _training(_: bool) -> JsonSchema:
     from modyn.trainer_server.config import TrainingConfig
 
     return of_model(TrainingConfig)
 
 
-def _data() -> JsonSchema:
+def _data(_: bool) -> JsonSchema:
     from modyn.dataset.config import DataConfig
 
     return of_model(DataConfig)
 
 
-def _trigger() -> JsonSchema:
+def _trigger(plugins: bool) -> JsonSchema:
     from modyn.supervisor.triggers import TRIGGERS
 
-    return one_of(TRIGGERS, "id")
+    return one_of(_policies(TRIGGERS, plugins), "id")
 
 
-def _selection_strategy() -> JsonSchema:
+def _selection_strategy(plugins: bool) -> JsonSchema:
     from modyn.selector.presampling import PRESAMPLING
     from modyn.selector.selection import SELECTION
     from modyn.trainer_server.downsampling import DOWNSAMPLING
 
-    def nested(_: str, options: JsonSchema) -> JsonSchema:
+    def nested(options: JsonSchema) -> JsonSchema:
         if "presampling_config" in options["properties"]:
-            _replace(options, "presampling_config", one_of(PRESAMPLING, "strategy"))
-            _replace(options, "downsampling_config", one_of(DOWNSAMPLING, "strategy"))
+            _replace(options, "presampling_config", one_of(_policies(PRESAMPLING, plugins), "strategy"))
+            _replace(options, "downsampling_config", one_of(_policies(DOWNSAMPLING, plugins), "strategy"))
         return options
 
-    return one_of(SELECTION, "name", nested)
+    return one_of(_policies(SELECTION, plugins), "name", nested)
 
 
-def _evaluation() -> JsonSchema:
+def _evaluation(plugins: bool) -> JsonSchema:
     from modyn.evaluator.config import EvaluationDatasetConfig
-    from modyn.evaluator.metrics import METRICS
+    from modyn.evaluator.metrics import METRICS, torchmetrics_names
+    from modyn.evaluator.metrics.torch_metric import TorchMetric, TorchMetricConfig
     from modyn.supervisor.evaluation import EVALUATION_STRATEGIES
     from modyn.supervisor.evaluation.handlers import EvaluationHandler
 
     handler = of_model(EvaluationHandler)
-    _replace(handler, "strategy", one_of(EVALUATION_STRATEGIES, "type"))
+    _replace(handler, "strategy", one_of(_policies(EVALUATION_STRATEGIES, plugins), "type"))
     dataset = of_model(EvaluationDatasetConfig)
-    dataset["properties"]["metrics"]["items"] = one_of(METRICS, "name")
+    metrics = one_of(_policies(METRICS, plugins), "name")
+    metrics["oneOf"].append(_variant("torchmetrics", "name", TorchMetric, of_model(TorchMetricConfig)))
+    others = sorted(torchmetrics_names() - set(METRICS))
+    metrics["oneOf"][-1]["properties"]["name"] = {"enum": others, "description": "a class of torchmetrics"}
+    dataset["properties"]["metrics"]["items"] = metrics
     schema = of_model(EvaluationFrame)
     schema["properties"]["datasets"]["items"] = dataset
     schema["properties"]["handlers"]["items"] = handler
@@ -152,27 +157,30 @@ def of_model(model: type[BaseModel]) -> JsonSchema:
 
 
 def one_of(
-    registry: Registry[Any], key: str, change: Callable[[str, JsonSchema], JsonSchema] = lambda _, options: options
+    policies: Mapping[str, Any], key: str, change: Callable[[JsonSchema], JsonSchema] = lambda options: options
 ) -> JsonSchema:
-    """A mapping whose `key` names a policy and whose other keys are the options of that policy."""
-    variants = []
-    for id_ in registry:
-        policy = registry.get(id_)
-        options = change(id_, of_model(policy.Config))
-        variants.append(
-            {
-                "title": id_,
-                "description": _rule(policy),
-                "type": "object",
-                "properties": {
-                    key: {"const": id_, "description": f"chooses this {registry.kind}"},
-                    **options.get("properties", {}),
-                },
-                "required": [key, *options.get("required", [])],
-                "additionalProperties": options.get("additionalProperties", False),
-            }
-        )
+    """A mapping whose `key` names one of `policies` and whose other keys are the options of that policy."""
+    variants = [_variant(id_, key, policy, change(of_model(policy.Config))) for id_, policy in policies.items()]
     return {"type": "object", "required": [key], "oneOf": variants}
+
+
+def _policies(registry: Registry[Any], plugins: bool) -> dict[str, Any]:
+    return {id_: registry.get(id_) for id_ in (registry if plugins else sorted(registry.builtin))}
+
+
+def _variant(id_: str, key: str, policy: object, options: JsonSchema) -> JsonSchema:
+    return {
+        "title": id_,
+        "description": _rule(policy),
+        "type": "object",
+        "properties": {key: {"const": id_, "description": "chooses this one"}, **_without(options.get("properties", {}), key)},
+        "required": list(dict.fromkeys([key, *options.get("required", [])])),
+        "additionalProperties": options.get("additionalProperties", False),
+    }
+
+
+def _without(properties: JsonSchema, name: str) -> JsonSchema:
+    return {other: value for other, value in properties.items() if other != name}
 
 
 def _rule(policy: object) -> str:

@@ -94,6 +94,7 @@ def test_nothing_near(schema: JsonSchema) -> None:
     ("schema", "text"),
     [
         ({"type": "string"}, "text"),
+        ({"type": "string", "maxLength": 5}, "text, at most 5 characters"),
         ({"type": "number", "exclusiveMinimum": 0, "maximum": 1}, "number, above 0, at most 1"),
         ({"enum": ["a", 3, None]}, "one of a, 3, null"),
         ({"const": False}, "false"),
@@ -101,7 +102,7 @@ def test_nothing_near(schema: JsonSchema) -> None:
             {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 2},
             "list of (integer, at least 1), at least 2",
         ),
-        ({"type": "array", "prefixItems": [{"type": "integer"}, {"type": "string"}]}, "list of integer and text"),
+        ({"type": "array", "prefixItems": [{"type": "integer"}, {"type": "string"}]}, "list of (integer) and (text)"),
         ({}, "any value"),
     ],
 )
