@@ -174,6 +174,7 @@ class SupervisorClient:
         yaml: str,
         file_name: str,
         mode: RunMode,
+        *,
         from_timestamp: int | None = None,
         to_timestamp: int | None = None,
         max_triggers: int | None = None,

@@ -55,6 +55,7 @@ class FakeSupervisor:
         yaml: str,
         file_name: str,
         mode: RunMode,
+        *,
         from_timestamp: int | None = None,
         to_timestamp: int | None = None,
         max_triggers: int | None = None,
@@ -103,7 +104,8 @@ class FakeSupervisor:
         position = 0
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: len(self._events[run_id]) > position or self._runs[run_id].is_at_rest)
+                while len(self._events[run_id]) <= position and not self._runs[run_id].is_at_rest:
+                    self._changed.wait()
                 new = self._events[run_id][position:]
                 at_rest = self._runs[run_id].is_at_rest
             position += len(new)

@@ -1,0 +1,42 @@
+"""The other services, as the supervisor reaches them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from modyn.config.system import SystemConfig
+from modyn.evaluator.client import EvaluatorClient
+from modyn.model_storage.client import ModelStorageClient
+from modyn.selector.client import SelectorClient
+from modyn.storage.client import StorageClient
+from modyn.trainer_server.client import TrainerServerClient
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """One connection to each. A run has its own, so that closing them ends all that it waits for."""
+
+    storage: StorageClient
+    selector: SelectorClient
+    model_storage: ModelStorageClient
+    trainer_server: TrainerServerClient
+    evaluator: EvaluatorClient
+
+    def close(self) -> None:
+        for client in (self.storage, self.selector, self.model_storage, self.trainer_server, self.evaluator):
+            client.close()
+
+
+OpenClients = Callable[[], Clients]
+
+
+def open_clients(config: SystemConfig) -> Clients:
+    return Clients(
+        # A run has patience of its own, which also listens for its end.
+        storage=StorageClient(config.endpoint("storage"), retry_s=1.0),
+        selector=SelectorClient(config.endpoint("selector")),
+        model_storage=ModelStorageClient(config.endpoint("model_storage")),
+        trainer_server=TrainerServerClient(config.endpoint("trainer_server")),
+        evaluator=EvaluatorClient(config.endpoint("evaluator")),
+    )

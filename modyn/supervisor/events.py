@@ -1,0 +1,141 @@
+"""Events on their way to those who watch. Kept ones are read from the journal; progress passes through bounded queues and may get lost."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from modyn.errors import UnavailableError
+from modyn.supervisor.client import EventKind, RunEvent
+from modyn.supervisor.journal import EVENTS_PER_PAGE, Journal
+
+PROGRESS_PER_S = 5
+"""Of each kind and trigger."""
+PROGRESS_KEPT = 100
+"""For a watcher that does not keep up; older progress is dropped."""
+LOOK_AGAIN_S = 5.0
+"""A run may be driven by another supervisor, which cannot wake our watchers."""
+
+
+class Watcher:
+    """One who watches one run."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._progress: deque[RunEvent] = deque(maxlen=PROGRESS_KEPT)
+        self._woken = False
+        self._closed = False
+
+    def close(self) -> None:
+        """Ends the wait, from any thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def wake(self) -> None:
+        with self._changed:
+            self._woken = True
+            self._changed.notify_all()
+
+    def offer(self, event: RunEvent) -> None:
+        with self._changed:
+            self._progress.append(event)
+            self._changed.notify_all()
+
+    def wait(self, timeout_s: float) -> list[RunEvent]:
+        """Progress that has come, as soon as there is some or the journal has news."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._woken or self._closed or len(self._progress) > 0, timeout_s)
+            self._woken = False
+            progress = list(self._progress)
+            self._progress.clear()
+            return progress
+
+
+class EventHub:
+    """Hands events of the runs that this process drives to their watchers."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lock = threading.Lock()
+        self._watchers: dict[str, list[Watcher]] = {}
+        self._clock = clock
+        self._last: dict[str, dict[tuple[str, int | None, str], float]] = {}
+
+    def committed(self, run_id: str) -> None:
+        """The journal has news of the run."""
+        for watcher in self._of(run_id):
+            watcher.wake()
+
+    def progress(self, run_id: str, kind: EventKind, detail: Mapping[str, Any], trigger_id: int | None = None) -> None:
+        """At most PROGRESS_PER_S a second of each kind, trigger and dataset reach the watchers."""
+        watchers = self._of(run_id)
+        if not watchers:
+            return
+        now = self._clock()
+        about = (str(kind), trigger_id, str(detail.get("dataset", "")))
+        with self._lock:
+            last = self._last.setdefault(run_id, {})
+            if now - last.get(about, -1.0) < 1 / PROGRESS_PER_S:
+                return
+            last[about] = now
+            for old in [key for key, when in last.items() if now - when > 60]:
+                del last[old]
+        event = RunEvent(0, time.time(), kind, trigger_id, dict(detail))
+        for watcher in watchers:
+            watcher.offer(event)
+
+    def add(self, run_id: str) -> Watcher:
+        watcher = Watcher()
+        with self._lock:
+            self._watchers.setdefault(run_id, []).append(watcher)
+        return watcher
+
+    def remove(self, run_id: str, watcher: Watcher) -> None:
+        with self._lock:
+            self._watchers[run_id].remove(watcher)
+            if not self._watchers[run_id]:
+                del self._watchers[run_id]
+                self._last.pop(run_id, None)
+
+    def close(self) -> None:
+        """Ends all watching."""
+        with self._lock:
+            watchers = [watcher for of_run in self._watchers.values() for watcher in of_run]
+        for watcher in watchers:
+            watcher.close()
+
+    def _of(self, run_id: str) -> list[Watcher]:
+        with self._lock:
+            return list(self._watchers.get(run_id, ()))
+
+
+def watch(
+    journal: Journal, hub: EventHub, run_id: str, after_seq: int, opened: Callable[[Watcher], None] = lambda _: None
+) -> Iterator[RunEvent]:
+    """Kept events after `after_seq` without a gap, and progress in between, until the run is at rest. `opened` gets the watcher, so
+    that somebody else can close it; the stream then ends with UnavailableError."""
+    watcher = hub.add(run_id)
+    opened(watcher)
+    try:
+        while True:
+            events, complete = journal.events(run_id, after_seq)
+            yield from events
+            if events:
+                after_seq = events[-1].seq
+            if complete:
+                return
+            if len(events) == EVENTS_PER_PAGE:
+                continue
+            progress = watcher.wait(LOOK_AGAIN_S)
+            if watcher.closed:
+                raise UnavailableError(f"the supervisor is stopping; watch {run_id} again when it is back")
+            yield from progress
+    finally:
+        hub.remove(run_id, watcher)

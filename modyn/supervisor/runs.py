@@ -1,0 +1,297 @@
+"""All runs: accepts them, drives a bounded number at once, each in a thread of its own, and brings each to rest."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from modyn.config.base import Problem
+from modyn.config.system import SupervisorConfig
+from modyn.errors import CancelledError, ConflictError, InvalidArgumentError, ModynError, UnavailableError
+from modyn.records import RunId
+from modyn.registry import nearest
+from modyn.rpc.logs import bind, get_logger
+from modyn.supervisor.client import EvaluationResult, Run, TriggerRecord
+from modyn.supervisor.clients import Clients, OpenClients
+from modyn.supervisor.evaluation.handlers import load_handlers
+from modyn.supervisor.events import EventHub
+from modyn.supervisor.journal import Journal, NewRun
+from modyn.supervisor.patience import LONGEST_PAUSE_S, Patience, Signals
+from modyn.supervisor.run import Driver
+from modyn.supervisor.run_journal import RunJournal
+from modyn.supervisor.states import AT_REST, RESUMABLE, RunState
+from modyn.supervisor.validation import RunOptions, check_pipeline, checked_pipeline, count_stream
+
+SHUTDOWN_S = 5.0
+"""Threads get so long to bring their runs to rest when the supervisor stops."""
+OWNER_GONE_S = 2.0
+"""PostgreSQL needs a moment to notice that the supervisor who drove a run has been killed."""
+
+_LOG = get_logger("supervisor")
+
+
+@dataclass
+class _Driven:
+    """A run in line or in a thread."""
+
+    run_id: RunId
+    signals: Signals = field(default_factory=Signals)
+    thread: threading.Thread | None = None
+    clients: Clients | None = None
+
+
+class Runs:
+    """The verbs of the supervisor. Safe to call from any thread."""
+
+    def __init__(self, journal: Journal, hub: EventHub, open_clients: OpenClients, config: SupervisorConfig) -> None:
+        self._journal = journal
+        self._hub = hub
+        self._open_clients = open_clients
+        self._config = config
+        self._clients = open_clients()
+        self._lock = threading.RLock()
+        self._line: deque[_Driven] = deque()
+        self._driven: dict[str, _Driven] = {}
+        self._closing = False
+        self._closed = Signals()
+
+    def recover(self) -> None:
+        """Marks runs as interrupted that an earlier supervisor left behind; resumes them if so configured."""
+        for run in self._journal.runs():
+            if run.is_at_rest:
+                if run.state is RunState.INTERRUPTED and self._config.resume_on_start:
+                    self.resume(run.run_id)
+                continue
+            give_up = time.monotonic() + OWNER_GONE_S
+            while not self._interrupt_if_abandoned(run.run_id):
+                if time.monotonic() > give_up:
+                    _LOG.info("driven_elsewhere", run_id=run.run_id)
+                    break
+                time.sleep(0.05)
+            else:
+                if self._config.resume_on_start:
+                    self.resume(run.run_id)
+
+    def validate(self, yaml: str, file_name: str) -> list[Problem]:
+        return check_pipeline(yaml, file_name, self._clients)
+
+    def submit(self, yaml: str, file_name: str, options: RunOptions) -> Run:
+        """Checks everything that can be checked, and puts the run into line."""
+        options.check()
+        pipeline = checked_pipeline(yaml, file_name, self._clients)
+        total_samples = count_stream(pipeline, options, self._clients)
+        run = self._journal.create(
+            NewRun(
+                pipeline_name=pipeline.name,
+                mode=options.mode,
+                yaml=yaml,
+                file_name=file_name,
+                pipeline=pipeline.as_dict(),
+                selection_seed=random.getrandbits(31) if pipeline.seed is None else pipeline.seed,
+                from_timestamp=options.from_timestamp,
+                to_timestamp=options.to_timestamp,
+                max_triggers=options.max_triggers,
+                total_samples=total_samples,
+            )
+        )
+        _LOG.info("submitted", run_id=run.run_id, mode=str(run.mode))
+        self._enqueue(run.run_id)
+        return run
+
+    def runs(self) -> list[Run]:
+        return self._journal.runs()
+
+    def run(self, run_id: str) -> Run:
+        return self._journal.run(run_id)
+
+    def triggers(self, run_id: str) -> Sequence[TriggerRecord]:
+        return self._journal.triggers(run_id)
+
+    def results(self, run_id: str) -> Iterator[EvaluationResult]:
+        return iter(self._clients.evaluator.results(self._journal.run(run_id).run_id))
+
+    def stop(self, run_id: str) -> Run:
+        """Asks a run to end; it does so within moments. One that is at rest is left there."""
+        run = self._journal.run(run_id)
+        with self._lock:
+            driven = self._driven.get(run_id)
+            waiting = next((waiting for waiting in self._line if waiting.run_id == run_id), None)
+            if waiting is not None:
+                self._line.remove(waiting)
+        if waiting is not None:
+            return self._journal.become(run_id, RunState.STOPPED)
+        if run.state is RunState.INTERRUPTED:
+            return self._journal.become(run_id, RunState.STOPPED)
+        if run.state in AT_REST:
+            return run
+        if driven is None:
+            if self._interrupt_if_abandoned(run_id):
+                return self._journal.become(run_id, RunState.STOPPED)
+            raise self._elsewhere(run_id)
+        try:
+            self._journal.become(run_id, RunState.STOPPING)
+        except ConflictError as error:
+            # It is only just starting or has come to rest meanwhile; its thread knows.
+            _LOG.info("stopping_unannounced", run_id=run_id, reason=error.message)
+        driven.signals.end(CancelledError(f"run {run_id} was stopped on request"))
+        return self._journal.run(run_id)
+
+    def resume(self, run_id: str) -> Run:
+        """Puts a run back into line. One that is active is left alone."""
+        run = self._journal.run(run_id)
+        if run.state not in AT_REST and not self._is_ours(run_id) and not self._interrupt_if_abandoned(run_id):
+            raise self._elsewhere(run_id)
+        run = self._journal.run(run_id)
+        if run.state not in AT_REST:
+            return run
+        if run.state not in RESUMABLE:
+            raise ConflictError(f"run {run_id} is {run.state}; there is nothing to resume. Submit the pipeline to run it again")
+        run = self._journal.submit_again(run_id)
+        self._enqueue(run.run_id)
+        return run
+
+    def evaluate(self, run_id: str, handlers: Sequence[str]) -> Run:
+        """Makes manual evaluations of a finished run. InvalidArgumentError for handlers that its pipeline does not have."""
+        run = self._journal.run(run_id)
+        evaluation = run.pipeline.get("evaluation")
+        known = load_handlers(evaluation) if evaluation else ()
+        names = [handler.name for handler in known]
+        for name in handlers:
+            if name not in names:
+                raise InvalidArgumentError(
+                    f"run {run_id} has no evaluation handler '{name}'{nearest(name, names) or ';'} it has: {', '.join(names) or 'none'}"
+                )
+        if not handlers and not any(handler.execution_time == "manual" for handler in known):
+            raise InvalidArgumentError(
+                f"run {run_id} has no handler with `execution_time: manual`; name those to evaluate: {', '.join(names) or 'none'}"
+            )
+        run = self._journal.submit_again(run_id, manual_handlers=list(handlers))
+        self._enqueue(run.run_id)
+        return run
+
+    def close(self) -> None:
+        """Brings all runs to rest as interrupted, so that they can be resumed, and ends all watching."""
+        cause = UnavailableError("the supervisor was stopped; start it again (`modyn up`), then resume the run")
+        with self._lock:
+            self._closing = True
+            waiting, driven = list(self._line), list(self._driven.values())
+            self._line.clear()
+        for in_line in waiting:
+            try:
+                self._journal.become(in_line.run_id, RunState.INTERRUPTED, error=cause.message, error_reason=cause.reason)
+            except ModynError as error:
+                _LOG.warning("not_marked_interrupted", run_id=in_line.run_id, error=error.message)
+        for one in driven:
+            one.signals.end(cause)
+            if one.clients is not None:
+                one.clients.close()
+        give_up = time.monotonic() + SHUTDOWN_S
+        for one in driven:
+            if one.thread is not None:
+                one.thread.join(max(give_up - time.monotonic(), 0.0))
+        self._closed.end(cause)
+        self._hub.close()
+        self._clients.close()
+
+    def _enqueue(self, run_id: RunId) -> None:
+        with self._lock:
+            self._line.append(_Driven(run_id))
+        self._start_next()
+
+    def _start_next(self) -> None:
+        with self._lock:
+            if self._closing:
+                return
+            for driven in list(self._line):
+                if len(self._driven) >= self._config.max_runs:
+                    return
+                if driven.run_id in self._driven:
+                    continue  # Its last thread is just ending and calls this method then.
+                self._line.remove(driven)
+                self._driven[driven.run_id] = driven
+                driven.thread = threading.Thread(target=self._drive, args=(driven,), name=driven.run_id, daemon=True)
+                driven.thread.start()
+
+    def _drive(self, driven: _Driven) -> None:
+        with bind(run_id=driven.run_id):
+            try:
+                self._drive_locked(driven)
+            except ModynError as error:
+                # Somebody else took the run over, or we are closing: what the journal says is found at the next start.
+                _LOG.error("run_given_up", error=error.message, reason=error.reason)
+            except Exception:  # noqa: BLE001 - it would end a thread unseen
+                _LOG.exception("run_thread_crashed")
+            finally:
+                with self._lock:
+                    del self._driven[driven.run_id]
+                self._start_next()
+
+    def _drive_locked(self, driven: _Driven) -> None:
+        """Drives the run while no other supervisor on this database can, once PostgreSQL can be reached."""
+        done = False
+        while not done:
+            try:
+                with self._journal.database.advisory_lock(f"run/{driven.run_id}") as held:
+                    if not held:
+                        raise self._elsewhere(driven.run_id)
+                    attempt = self._journal.claim(driven.run_id)
+                    done = True
+                    self._bring_to_rest(driven, RunJournal(self._journal, driven.run_id, attempt))
+            except UnavailableError as error:
+                _LOG.warning("postgres_unavailable", error=error.message)
+                self._closed.wait(LONGEST_PAUSE_S)
+
+    def _bring_to_rest(self, driven: _Driven, journal: RunJournal) -> None:
+        """Drives the run and writes down how it ended, however long PostgreSQL stays away."""
+        run_id, signals = driven.run_id, driven.signals
+        error: ModynError | None = None
+        message = ""
+        driven.clients = self._open_clients()
+        try:
+            recorded = Patience(self._config.patience_s, signals).call(lambda: self._journal.recorded(run_id))
+            message = Driver(recorded, journal, driven.clients, self._hub, self._config, signals).drive()
+        except ModynError as raised:
+            error = signals.cause or raised
+        except Exception as raised:  # noqa: BLE001 - the user sees it as the end of the run
+            _LOG.exception("run_crashed")
+            text = f"run {run_id} failed: {type(raised).__name__}: {raised}; the supervisor's log has the details"
+            error = signals.cause or ModynError(text)
+        finally:
+            driven.clients.close()
+        state = _end_of(error)
+        _LOG.info("at_rest", state=str(state), error=error.message if error else "", message=message)
+        told = (
+            {"error": error.message, "error_reason": error.reason} if error is not None and state is not RunState.STOPPED else {}
+        )
+        Patience(float("inf"), self._closed).call(lambda: journal.end(state, message=message, **told))
+
+    def _is_ours(self, run_id: str) -> bool:
+        with self._lock:
+            return run_id in self._driven or any(driven.run_id == run_id for driven in self._line)
+
+    def _interrupt_if_abandoned(self, run_id: str) -> bool:
+        """Whether the run, active by the journal, turned out to be driven by nobody; it is interrupted then."""
+        with self._journal.database.advisory_lock(f"run/{run_id}") as held:
+            if not held:
+                return False
+            if self._journal.run(run_id).state not in AT_REST:
+                error = UnavailableError(f"the supervisor that drove run {run_id} went away; resume the run")
+                self._journal.claim(run_id)
+                self._journal.become(run_id, RunState.INTERRUPTED, error=error.message, error_reason=error.reason)
+            return True
+
+    @staticmethod
+    def _elsewhere(run_id: str) -> ConflictError:
+        return ConflictError(f"run {run_id} is driven by another supervisor on the same database; ask that one")
+
+
+def _end_of(error: ModynError | None) -> RunState:
+    if error is None:
+        return RunState.FINISHED
+    if isinstance(error, CancelledError):
+        return RunState.STOPPED
+    return RunState.INTERRUPTED if isinstance(error, UnavailableError) else RunState.FAILED

@@ -1,0 +1,152 @@
+"""The samples of a run: history replayed in the order (timestamp, key), or live data in the order of arrival.
+
+A thread reads ahead by a few batches, so that the next batch is there when a training ends.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from modyn.errors import UnavailableError
+from modyn.records import Interval, SampleBatch
+from modyn.storage.client import NewSamples, StorageClient
+from modyn.supervisor.client import RunMode
+from modyn.supervisor.patience import Patience, Signals
+
+READ_AHEAD = 2
+"""Batches."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSource:
+    """Which samples, and in which order."""
+
+    dataset: str
+    mode: RunMode
+    interval: Interval
+    batch_size: int
+
+
+class SampleStream:
+    """The batches of a source after a position. Survives storage being away, for as long as `patience` lasts."""
+
+    def __init__(
+        self, storage: StorageClient, source: StreamSource, after: tuple[int, int] | None, patience: Patience, signals: Signals
+    ) -> None:
+        self._storage = storage
+        self._source = source
+        self._last = after
+        self._outage = patience.outage()
+        self._signals = signals
+        self._reader = _Reader(self._open())
+        signals.on_end(lambda _: self._reader.close())
+
+    def read(self, idle: Callable[[], None]) -> SampleBatch | None:
+        """The next batch, never empty; None at the end. Calls `idle` once when it has to wait for data to arrive."""
+        while True:
+            try:
+                batch = self._reader.take(0.5)
+                if batch is _NOTHING_YET:
+                    self._signals.check()
+                    if self._source.mode is RunMode.PRODUCTION:
+                        idle()
+                    batch = self._reader.take(None)
+                self._signals.check()
+            except UnavailableError as error:
+                self._outage.wait(error)
+                self._reader.close()
+                self._reader = _Reader(self._open())
+                continue
+            if isinstance(batch, SampleBatch):
+                self._outage.over()
+                self._last = (int(batch.timestamps[-1]), int(batch.keys[-1]))
+                batch = _within(batch, self._source.interval)
+                if len(batch):
+                    return batch
+                continue
+            return None
+
+    def close(self) -> None:
+        self._reader.close()
+
+    def _open(self) -> Callable[[], Iterator[SampleBatch]]:
+        source, last = self._source, self._last
+        if source.mode is RunMode.EXPERIMENT:
+            return lambda: self._storage.samples_in_interval(source.dataset, source.interval, source.batch_size, last)
+        first_key = 0 if last is None else last[1] + 1
+        return lambda: self._storage.new_samples(source.dataset, first_key, source.batch_size)
+
+
+def _within(batch: SampleBatch, interval: Interval) -> SampleBatch:
+    """The samples of the batch whose timestamp lies in the interval. Live data is not filtered by storage."""
+    wanted = (batch.timestamps >= interval.start) & (batch.timestamps < interval.end)
+    return batch if wanted.all() else SampleBatch(batch.keys[wanted], batch.timestamps[wanted], batch.labels[wanted])
+
+
+class _Nothing:
+    """No batch has come in time."""
+
+
+_NOTHING_YET = _Nothing()
+
+
+class _Reader:
+    """Reads ahead in a thread. `close` may be called from any thread."""
+
+    def __init__(self, open_source: Callable[[], Iterator[SampleBatch]]) -> None:
+        self._open_source = open_source
+        self._changed = threading.Condition()
+        self._batches: deque[SampleBatch] = deque()
+        self._source: Iterator[SampleBatch] | None = None
+        self._error: Exception | None = None
+        self._ended = False
+        self._closed = False
+        threading.Thread(target=self._read, name="sample-stream", daemon=True).start()
+
+    def take(self, timeout_s: float | None) -> SampleBatch | _Nothing | None:
+        """The next batch; None at the end or once closed; _NOTHING_YET after `timeout_s`. Raises what the source raised."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._batches) > 0 or self._ended or self._closed, timeout_s)
+            if self._batches:
+                self._changed.notify_all()
+                return self._batches.popleft()
+            if self._error is not None and not self._closed:
+                raise self._error
+            return None if self._ended or self._closed else _NOTHING_YET
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            source = self._source
+        if isinstance(source, NewSamples):
+            source.cancel()
+
+    def _read(self) -> None:
+        try:
+            source = self._open_source()
+            with self._changed:
+                self._source = source
+                closed = self._closed
+            if closed and isinstance(source, NewSamples):
+                source.cancel()
+            for batch in source:
+                if not self._offer(batch):
+                    return
+        except Exception as error:  # noqa: BLE001 - raised in the thread that takes the batches
+            self._error = error
+        finally:
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+
+    def _offer(self, batch: SampleBatch) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._batches) < READ_AHEAD or self._closed)
+            if not self._closed and len(batch):
+                self._batches.append(batch)
+                self._changed.notify_all()
+            return not self._closed

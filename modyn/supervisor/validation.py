@@ -1,0 +1,125 @@
+"""Checks a pipeline before it runs: the frame and our own sections here, each other section by the service that acts on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from modyn.config.base import Problem
+from modyn.config.pipeline import Pipeline, check_frame, load_pipeline, with_lines
+from modyn.config.yaml_source import YamlSource, load_yaml
+from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError
+from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, Interval
+from modyn.registry import nearest
+from modyn.storage.client import DatasetInfo, StorageClient
+from modyn.supervisor.client import RunMode
+from modyn.supervisor.clients import Clients
+from modyn.supervisor.evaluation.handlers import check_handlers
+from modyn.supervisor.triggers import check_trigger_section
+
+
+def check_pipeline(yaml: str, file_name: str, clients: Clients) -> list[Problem]:
+    """Every mistake in a pipeline file, each once, in the order of the file. Runs nothing of it."""
+    try:
+        source = load_yaml(yaml, file_name)
+    except ConfigError as error:
+        return [Problem("", error.message)]
+    return [
+        Problem(problem.path, f"{problem.message} (line {source.locate(problem.path)})") for problem in _problems(source, clients)
+    ]
+
+
+def checked_pipeline(yaml: str, file_name: str, clients: Clients) -> Pipeline:
+    """The pipeline, valid in all its parts. Raises ConfigError that lists every mistake with its line."""
+    source = load_yaml(yaml, file_name)
+    if found := _problems(source, clients):
+        raise ConfigError("\n".join(with_lines(found, source)))
+    return load_pipeline(yaml, file_name)
+
+
+def _problems(source: YamlSource, clients: Clients) -> list[Problem]:
+    data = dict(source.data)
+    found = check_frame(data)
+    if isinstance(trigger := data.get("trigger"), Mapping):
+        found += check_trigger_section(trigger)
+    if isinstance(evaluation := data.get("evaluation"), Mapping):
+        found += _check_handlers(evaluation)
+    for service in (clients.selector, clients.trainer_server, clients.model_storage, clients.evaluator):
+        found += service.validate(data)
+    return sorted(set(found), key=lambda problem: (source.locate(problem.path), problem))
+
+
+def _check_handlers(evaluation: Mapping[str, Any]) -> list[Problem]:
+    handlers, datasets = evaluation.get("handlers"), evaluation.get("datasets")
+    if not isinstance(handlers, list):
+        return []
+    entries = datasets if isinstance(datasets, list) else []
+    return check_handlers(handlers, [str(entry.get("dataset_id")) for entry in entries if isinstance(entry, Mapping)])
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How a pipeline is to be run: over which samples, and how often it may trigger."""
+
+    mode: RunMode
+    from_timestamp: int | None = None
+    to_timestamp: int | None = None
+    max_triggers: int | None = None
+
+    @property
+    def interval(self) -> Interval:
+        return Interval(
+            MIN_TIMESTAMP if self.from_timestamp is None else self.from_timestamp,
+            MAX_TIMESTAMP if self.to_timestamp is None else self.to_timestamp,
+        )
+
+    def check(self) -> None:
+        """Raises InvalidArgumentError for options that make no sense together."""
+        if self.mode is RunMode.PRODUCTION and self.to_timestamp is not None:
+            raise InvalidArgumentError(
+                "a production run follows live data and has no end time; stop it, or set a number of triggers"
+            )
+        if self.from_timestamp is not None and self.to_timestamp is not None and self.from_timestamp >= self.to_timestamp:
+            raise InvalidArgumentError(
+                f"the interval [{self.from_timestamp}, {self.to_timestamp}) is empty; its end must be later"
+            )
+        if self.max_triggers is not None and self.max_triggers < 1:
+            raise InvalidArgumentError(f"at most {self.max_triggers} triggers is no run; ask for 1 or more")
+
+
+def count_stream(pipeline: Pipeline, options: RunOptions, clients: Clients) -> int | None:
+    """Samples that the run will see; None if that is not known. Raises NotFoundError for a dataset or initial model that does not
+    exist, InvalidArgumentError when there is nothing to replay."""
+    dataset = pipeline.dataset_id
+    info = _dataset(clients.storage, dataset, "data.dataset_id")
+    for index, entry in enumerate((pipeline.evaluation or {}).get("datasets", [])):
+        _dataset(clients.storage, entry["dataset_id"], f"evaluation.datasets.{index}.dataset_id")
+    if pipeline.initial_model_id is not None:
+        try:
+            clients.model_storage.describe(pipeline.initial_model_id)
+        except NotFoundError as error:
+            raise NotFoundError(f"training.initial_model_id: {error.message}") from error
+    if options.mode is RunMode.PRODUCTION:
+        return None
+    num_samples = clients.storage.count_samples(dataset, options.interval)
+    if num_samples == 0:
+        advice = f"`modyn data ingest {dataset}` indexes its files, `modyn data problems {dataset}` lists those set aside"
+        if info.num_samples:
+            advice = (
+                f"its samples lie in [{info.min_timestamp}, {info.max_timestamp}], in seconds since 1970: choose another interval"
+            )
+        where = "" if options.interval == Interval() else f" in [{options.interval.start}, {options.interval.end})"
+        raise InvalidArgumentError(f"dataset '{dataset}' holds no samples{where}, so there is nothing to replay; {advice}")
+    return num_samples
+
+
+def _dataset(storage: StorageClient, name: str, path: str) -> DatasetInfo:
+    try:
+        return storage.dataset(name)
+    except NotFoundError:
+        known = [info.name for info in storage.list_datasets()]
+        raise NotFoundError(
+            f"{path}: there is no dataset '{name}'{nearest(name, known) or ';'} registered: {', '.join(known) or 'none'}; "
+            f"`modyn data register` adds one"
+        ) from None
