@@ -200,8 +200,8 @@ def process(system_config: SystemConfig, tmp_path: Path) -> Iterator[Process]:
 
 
 def test_killed_at_random_moments_a_put_is_whole_or_not_there(process: Process, tmp_path: Path) -> None:
-    """Ten kills while models are being put: the clients' puts all succeed in the end, each trigger has one whole version."""
-    random = Random(20)
+    """Twelve kills and stops while models are being put: the clients' puts all succeed in the end, each trigger has one whole version."""
+    random = Random(3)
     folder = process.config.service_dir("model_storage")
     strategies = ["SafetensorsFullModel", "PyTorchFullModel", "BinaryFullModel"]
     hashes: dict[int, str] = {}
@@ -212,7 +212,7 @@ def test_killed_at_random_moments_a_put_is_whole_or_not_there(process: Process, 
         with ModelStorageClient(process.config.endpoint("model_storage")) as client:
             while not stop.is_set():
                 section = {"full_model_strategy": {"name": strategies[trigger_id % 3], "zip": trigger_id % 2 == 1}}
-                path = model_file(tmp_path / "put", trigger_id, 2_000_000)
+                path = model_file(tmp_path / "put", trigger_id, 2_000_000 if trigger_id % 8 == 0 else 1000)
                 try:
                     version = client.put(header(trigger_id, model_storage=section), path)
                 except ModynError as error:
@@ -226,9 +226,9 @@ def test_killed_at_random_moments_a_put_is_whole_or_not_there(process: Process, 
     putting = threading.Thread(target=put_all)
     putting.start()
     try:
-        for _ in range(10):
+        for _ in range(12):
             time.sleep(random.uniform(0, 0.4))
-            process.end(signal.SIGKILL)
+            process.end(random.choice([signal.SIGKILL] * 5 + [signal.SIGTERM]))
             process.start()
     finally:
         stop.set()
