@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 
 from modyn.cli.explain import reference, variants_of, walk
 from modyn.cli.schema import JsonSchema, main, pipeline_json_schema
-from modyn.config.pipeline import NOT_YET, check_frame
+from modyn.config.pipeline import NOT_YET, check_frame, load_pipeline
 from modyn.config.yaml_source import load_yaml
 from modyn.supervisor.evaluation import EVALUATION_STRATEGIES
 from modyn.supervisor.evaluation.handlers import check_handlers
@@ -88,6 +88,15 @@ def test_a_whole_pipeline_passes(schema: JsonSchema) -> None:
     assert check_frame(data) == []
     assert check_trigger_section(data["trigger"]) == []
     assert check_handlers(data["evaluation"]["handlers"], ["mnist_test"]) == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*pipeline*.yaml")), ids=lambda path: path.parent.name)
+def test_examples_are_right(schema: JsonSchema, path: Path) -> None:
+    pipeline = load_pipeline(path.read_text(), path.name)
+    evaluation = pipeline.evaluation or {}
+    assert check_trigger_section(pipeline.trigger) == []
+    assert check_handlers(evaluation.get("handlers", []), [d["dataset_id"] for d in evaluation.get("datasets", [])]) == []
+    assert _errors(schema, pipeline.as_dict()) == []
 
 
 def test_every_registered_policy_is_in_it(schema: JsonSchema) -> None:

@@ -12,7 +12,6 @@ from modyn.supervisor.evaluation.base import EvaluationStrategy, IntervalContext
 
 __all__ = [
     "EVALUATION_STRATEGIES",
-    "NOT_YET",
     "EvaluationStrategy",
     "IntervalContext",
     "build_strategy",
@@ -24,14 +23,12 @@ EVALUATION_STRATEGIES: Final[Registry[type[EvaluationStrategy]]] = Registry(
     kind="evaluation strategy",
     builtin={
         "BetweenTwoTriggersEvalStrategy": "modyn.supervisor.evaluation.between_two_triggers:BetweenTwoTriggersEvalStrategy",
+        "OffsetEvalStrategy": "modyn.supervisor.evaluation.offset:OffsetEvalStrategy",
         "PeriodicEvalStrategy": "modyn.supervisor.evaluation.periodic:PeriodicEvalStrategy",
         "SlicingEvalStrategy": "modyn.supervisor.evaluation.slicing:SlicingEvalStrategy",
         "StaticEvalStrategy": "modyn.supervisor.evaluation.static:StaticEvalStrategy",
     },
 )
-
-NOT_YET: Final = ("OffsetEvalStrategy",)
-"""Names of the format whose strategies are still to come."""
 
 
 def check_strategy_section(section: Mapping[str, Any], path: str) -> list[Problem]:
@@ -39,8 +36,6 @@ def check_strategy_section(section: Mapping[str, Any], path: str) -> list[Proble
     type_ = section.get("type")
     if not isinstance(type_, str):
         return [Problem(f"{path}.type", f"is required: the name of a strategy, one of {', '.join(EVALUATION_STRATEGIES)}")]
-    if type_ in NOT_YET and type_ not in EVALUATION_STRATEGIES:
-        return [Problem(f"{path}.type", f"'{type_}' is not available yet; available: {', '.join(EVALUATION_STRATEGIES)}")]
     try:
         strategy = EVALUATION_STRATEGIES.get(type_)
     except ConfigError as error:

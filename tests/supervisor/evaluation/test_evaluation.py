@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from modyn.config.base import Section
 from modyn.errors import ConfigError
 from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, EvalInterval, Interval
-from modyn.supervisor.evaluation import EVALUATION_STRATEGIES, NOT_YET, IntervalContext, build_strategy, check_strategy_section
+from modyn.supervisor.evaluation import (
+    EVALUATION_STRATEGIES,
+    EvaluationStrategy,
+    IntervalContext,
+    build_strategy,
+    check_strategy_section,
+)
+from modyn.supervisor.evaluation.between_two_triggers import BetweenTwoTriggersConfig
 from modyn.supervisor.evaluation.handlers import EvaluationHandler, check_handlers, load_handlers
 from modyn.supervisor.evaluation.periodic import Window, parse_window
 from modyn.testing.checks import check_evaluation_strategy
@@ -21,6 +30,7 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("PeriodicEvalStrategy", {"every": "1d", "start_timestamp": 0, "end_timestamp": "1970-02-01", "interval": "[-2d; +0d]"}),
     ("PeriodicEvalStrategy", {"every": "1d", "start_timestamp": 0, "end_timestamp": "1970-02-01", "interval": "(-inf; +inf)"}),
     ("StaticEvalStrategy", {"intervals": [[50, 60], [-10, 20], [0, None]]}),
+    ("OffsetEvalStrategy", {"offsets": ["-inf", "-1d", "0d", "1d", "+1d", "inf"]}),
     ("BetweenTwoTriggersEvalStrategy", {}),
 ]
 
@@ -34,6 +44,7 @@ def test_the_registry_holds_what_we_mean_it_to() -> None:
         "SlicingEvalStrategy",
         "PeriodicEvalStrategy",
         "StaticEvalStrategy",
+        "OffsetEvalStrategy",
         "BetweenTwoTriggersEvalStrategy",
     }
     assert {type_ for type_, _ in CONFIGS} == set(EVALUATION_STRATEGIES.builtin), "every strategy is checked below"
@@ -123,6 +134,23 @@ def test_static_intervals_come_in_order_each_once() -> None:
     assert _intervals(section) == [EvalInterval(0, 10, 0), EvalInterval(86_400, MAX_TIMESTAMP, 86_400)]
 
 
+def test_offsets_lie_around_the_data_of_each_training() -> None:
+    section = {"type": "OffsetEvalStrategy", "offsets": ["-inf", "-3s", "0d", "2s", "inf"]}
+    assert _intervals(section) == []
+    assert _intervals(section, IntervalContext((Interval(10, 20), Interval(5, 15)))) == [
+        EvalInterval(MIN_TIMESTAMP, 10, 20),
+        EvalInterval(7, 10, 20),
+        EvalInterval(10, 20, 20),
+        EvalInterval(20, 22, 20),
+        EvalInterval(20, MAX_TIMESTAMP, 20),
+        EvalInterval(MIN_TIMESTAMP, 5, 20),
+        EvalInterval(2, 5, 20),
+        EvalInterval(5, 15, 20),
+        EvalInterval(15, 17, 20),
+        EvalInterval(15, MAX_TIMESTAMP, 20),
+    ], "late data does not make the second model older than the first"
+
+
 BETWEEN = {"type": "BetweenTwoTriggersEvalStrategy"}
 
 
@@ -155,7 +183,11 @@ def test_between_two_triggers_leaves_no_hole(triggers: list[tuple[int, int]], en
     [
         ({}, "s.type", "is required: the name of a strategy, one of BetweenTwoTriggersEvalStrategy,"),
         ({"type": "SlicingStrategy"}, "s.type", "did you mean 'SlicingEvalStrategy'?"),
-        ({"type": "OffsetEvalStrategy", "offsets": ["1d"]}, "s.type", "not available yet"),
+        (
+            {"type": "OffsetEvalStrategy", "offsets": ["1d", "soon"]},
+            "s.offsets.1",
+            "'soon' is not an offset; write -inf, inf, or",
+        ),
         ({"type": "BetweenTwoTriggersEvalStrategy", "every": 3}, "s.every", "there is no such key"),
         ({"type": "StaticEvalStrategy", "intervals": []}, "s.intervals", "at least 1 item"),
         ({"type": "StaticEvalStrategy", "intervals": [[0, 1], [5, 5]]}, "s.intervals.1", "[5, 5) is empty"),
@@ -174,12 +206,6 @@ def test_mistakes_in_a_strategy(section: dict[str, Any], path: str, message: str
     assert message in problems[0].message
     with pytest.raises(ConfigError, match="s"):
         build_strategy(section, "s")
-
-
-@pytest.mark.parametrize("type_", NOT_YET)
-def test_strategies_that_are_still_to_come_say_so(type_: str) -> None:
-    assert type_ not in EVALUATION_STRATEGIES.builtin
-    assert "not available yet" in check_strategy_section({"type": type_}, "s")[0].message
 
 
 def _handler(**changes: Any) -> dict[str, Any]:
@@ -222,3 +248,25 @@ def test_a_handler_is_frozen_and_has_a_name_by_default() -> None:
     section = _handler()
     del section["name"]
     assert EvaluationHandler.model_validate(section).name == "Modyn EvalHandler"
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (lambda context: [EvalInterval(5, 5, 5)], "gives empty intervals"),
+        (lambda context: [EvalInterval(0, 1, 7), EvalInterval(0, 1, 6)], "anchors do not ascend"),
+        (lambda context: [EvalInterval(0, 1, 0)] * 2, "gives an interval twice"),
+        (lambda context: [EvalInterval(0, 1 + len(context.training_intervals), 0)], "depends on the run"),
+    ],
+)
+def test_the_checks_can_fail(found: Callable[[IntervalContext], list[EvalInterval]], message: str) -> None:
+    class Breaks(EvaluationStrategy):
+        """Breaks one rule."""
+
+        Config: ClassVar[type[Section]] = BetweenTwoTriggersConfig
+
+        def intervals(self, context: IntervalContext) -> Iterator[EvalInterval]:
+            yield from found(context)
+
+    with pytest.raises(AssertionError, match=message):
+        check_evaluation_strategy(Breaks, {})
