@@ -1,3 +1,4 @@
+#include <cerrno>
 #include <filesystem>
 
 #include "doctest/doctest.h"
@@ -57,4 +58,11 @@ TEST_CASE("maps") {
   CHECK(mapping.data()[2] == 'c');
   CHECK(modyn::Mapping(folder.write("empty", "")).size() == 0);
   CHECK_THROWS_AS(modyn::Mapping(folder.at("none")), modyn::FileError);
+}
+
+TEST_CASE("system errors are told apart") {
+  CHECK(modyn::file_error(ENOENT, "a", 1, 2).fault == modyn::FileFault::vanished);
+  CHECK(modyn::file_error(EACCES, "a", 1, 2).fault == modyn::FileFault::permission);
+  CHECK(modyn::file_error(EIO, "a", 1, 2).fault == modyn::FileFault::unreadable);
+  CHECK(std::string(modyn::file_error(EIO, "a", 1, 2).what()).find("a (2 bytes wanted at byte 1)") != std::string::npos);
 }

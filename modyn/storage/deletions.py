@@ -52,13 +52,15 @@ class _Bits:
         return found
 
     def with_keys(self, keys: Int64Array) -> _Bits:
-        """A copy in which `keys` (none of them set here, no duplicates) are set."""
+        """A copy in which `keys` (ascending, not empty, none of them set here) are set."""
         ids = np.union1d(self.ids, keys >> 16)
         bits = np.zeros((len(ids), _CHUNK_BYTES), np.uint8)
         bits[np.searchsorted(ids, self.ids)] = self.bits
-        rows = np.searchsorted(ids, keys >> 16)
-        # ufunc.at: two keys may share a byte.
-        np.bitwise_or.at(bits, (rows, (keys >> 3) & (_CHUNK_BYTES - 1)), np.left_shift(1, keys & 7).astype(np.uint8))
+        # Ascending keys that share a byte are neighbours.
+        starts = np.flatnonzero(np.diff(keys >> 3, prepend=-1))
+        values = np.bitwise_or.reduceat(np.left_shift(1, keys & 7).astype(np.uint8), starts)
+        first = keys[starts]
+        bits[np.searchsorted(ids, first >> 16), (first >> 3) & (_CHUNK_BYTES - 1)] |= values
         return _Bits(ids, bits, self.count + len(keys))
 
     def keys_between(self, first: int, end: int) -> Int64Array:

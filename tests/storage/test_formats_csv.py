@@ -1,0 +1,221 @@
+"""CSV rows, against Python's csv module."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from modyn import _core
+from modyn.errors import ConfigError, DataError
+from modyn.storage.formats import build_format
+from modyn.storage.formats.base import FileFormat, FormatResume
+
+
+def csv_format(timestamp_source: str = "", **config: object) -> FileFormat:
+    return build_format("CsvFileWrapper", {"label_index": 0, **config}, timestamp_source)
+
+
+def rows_of(format_: FileFormat, path: Path, resume: FormatResume | None = None) -> list[tuple[bytes, float]]:
+    """Payload and label of each sample."""
+    content = path.read_bytes()
+    rows: list[tuple[bytes, float]] = []
+    for chunk in format_.index(str(path), resume):
+        lengths = np.broadcast_to(chunk.lengths, len(chunk)).tolist()
+        for offset, length, label in zip(chunk.offsets.tolist(), lengths, chunk.labels.tolist(), strict=True):
+            rows.append((content[offset : offset + length], label))
+        assert chunk.end <= len(content)
+    return rows
+
+
+field_text = st.text(st.sampled_from("ab ,;\"'\n\r\tü數"), max_size=8)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    rows=st.lists(
+        st.tuples(st.lists(field_text, max_size=3), st.integers(-(2**63), 2**63 - 1), st.lists(field_text, max_size=3))
+    ),
+    separator=st.sampled_from([",", ";", "\t"]),
+    quote=st.sampled_from(['"', "'"]),
+    line_break=st.sampled_from(["\n", "\r\n"]),
+    quoting=st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
+    header=st.booleans(),
+    last_line_break=st.booleans(),
+)
+def test_rows_and_labels_are_those_that_python_reads(
+    tmp_path_factory: pytest.TempPathFactory,
+    rows: list[tuple[list[str], int, list[str]]],
+    separator: str,
+    quote: str,
+    line_break: str,
+    quoting: int,
+    header: bool,
+    last_line_break: bool,
+) -> None:
+    width = max((len(before) for before, _, _ in rows), default=0)
+    if (
+        quoting == csv.QUOTE_MINIMAL and line_break == "\n"
+    ):  # Python's writer then leaves \r unquoted, and reads it as a line break
+        rows = [
+            ([text.replace("\r", "") for text in before], label, [text.replace("\r", "") for text in after])
+            for before, label, after in rows
+        ]
+    table = [[*before, *[""] * (width - len(before)), str(label), *after] for before, label, after in rows]
+    text = io.StringIO()
+    writer = csv.writer(text, delimiter=separator, quotechar=quote, lineterminator=line_break, quoting=quoting)  # type: ignore[arg-type]
+    if header:
+        writer.writerow(["head\ner", "x"])
+    writer.writerows(table)
+    content = text.getvalue()
+    if not last_line_break:
+        content = content.removesuffix(line_break)
+    path = tmp_path_factory.mktemp("csv") / "data.csv"
+    path.write_bytes(content.encode())
+    format_ = csv_format(separator=separator, quote=quote, label_index=width, ignore_first_line=header)
+    found = rows_of(format_, path)
+    assert [label for _, label in found] == [label for _, label, _ in rows]
+    reread = [
+        next(csv.reader(io.StringIO(payload.decode(), newline=""), delimiter=separator, quotechar=quote)) for payload, _ in found
+    ]
+    assert reread == table
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(st.sampled_from('01",\n'), max_size=30), newline=st.sampled_from(["\n", "\r\n"]))
+def test_any_text_is_read_as_python_reads_it(tmp_path_factory: pytest.TempPathFactory, text: str, newline: str) -> None:
+    text = text.replace("\n", newline)
+    path = tmp_path_factory.mktemp("csv") / "data.csv"
+    path.write_bytes(text.encode())
+    # A row behind the text is read as a row, unless a quote is still open there.
+    open_quote = list(csv.reader(io.StringIO(text + "\n9", newline="")))[-1] != ["9"]
+    try:
+        expected = None if open_quote else [int(row[0]) for row in csv.reader(io.StringIO(text, newline="")) if row]
+    except ValueError:
+        expected = None
+    if expected is None:
+        with pytest.raises(_core.CsvError):
+            rows_of(csv_format(), path)
+    else:
+        assert [label for _, label in rows_of(csv_format(), path)] == expected
+
+
+def test_payloads_are_the_bytes_of_the_row_in_any_encoding(tmp_path: Path) -> None:
+    path = tmp_path / "daten.csv"
+    path.write_bytes('1;Grüße\r\n2;"Käse;\n"\r\n'.encode("latin-1"))
+    found = rows_of(csv_format(separator=";", encoding="latin-1"), path)
+    assert found == [("1;Grüße".encode("latin-1"), 1), ('2;"Käse;\n"'.encode("latin-1"), 2)]
+
+
+def test_float_labels_and_times_in_a_column(tmp_path: Path) -> None:
+    path = tmp_path / "data.csv"
+    path.write_text('0.5,2020-01-01\n-1e3,"1970-01-01 00:00:10+00:00"\n7,-5\n')
+    (chunk,) = csv_format("column:1", label_type="float").index(str(path))
+    assert chunk.labels.tolist() == [0.5, -1000.0, 7.0]
+    assert np.asarray(chunk.timestamps).tolist() == [1577836800, 10, -5]
+
+
+@pytest.mark.parametrize(
+    ("content", "config", "source", "message"),
+    [
+        ("1,a\nx7,b\n", {}, "", r"row 2 at byte 4: 'x7' is not an int64 label"),
+        ("1,a\n1.5,b\n", {}, "", r"row 2 at byte 4: '1.5' is not an int64 label"),
+        ("a,9223372036854775808\n", {"label_index": 1}, "", "row 1 at byte 2: '9223372036854775808' is out of the range"),
+        ("1,5\n\n2\n", {"label_index": 0}, "column:1", "row 2 at byte 5: there is no column 1 for the time"),
+        ("1,soon\n", {}, "column:1", "'soon' is not a time"),
+        ("a\n", {"label_index": 3}, "", "no column 3 for the label, only 1 column"),
+        ('1,"a\n2,b\n', {}, "", "row 1 at byte 2: the quote that opens here is never closed"),
+    ],
+)
+def test_errors_name_file_row_byte_and_text(
+    tmp_path: Path, content: str, config: dict[str, object], source: str, message: str
+) -> None:
+    path = tmp_path / "bad file.csv"
+    path.write_text(content)
+    with pytest.raises(DataError, match=message) as caught:
+        rows_of(csv_format(source, **config), path)
+    assert str(path) in caught.value.message
+
+
+def test_bad_bytes_in_a_label_do_not_hide_the_error(tmp_path: Path) -> None:
+    path = tmp_path / "data.csv"
+    path.write_bytes(b"\xff\xfe,1\n")
+    with pytest.raises(_core.CsvError) as caught:
+        rows_of(csv_format(), path)
+    assert (caught.value.row, caught.value.offset, caught.value.text) == (1, 0, "\\xff\\xfe")
+
+
+def test_files_that_are_empty_missing_or_only_a_header(tmp_path: Path) -> None:
+    path = tmp_path / "data.csv"
+    path.touch()
+    assert rows_of(csv_format(ignore_first_line=True), path) == []
+    path.write_text("a,b")
+    assert rows_of(csv_format(ignore_first_line=True), path) == []
+    with pytest.raises(DataError, match="cannot read"):
+        list(csv_format().index(str(tmp_path / "missing.csv")))
+
+
+@pytest.mark.parametrize("line_break", ["\n", "\r\n"])
+def test_a_file_that_grows_is_indexed_once(tmp_path: Path, line_break: str) -> None:
+    path = tmp_path / "data.csv"
+    format_ = csv_format(ignore_first_line=True)
+    content = line_break.join(["label,text", "1,a", "2,b"])  # no line break at the end yet
+    path.write_bytes(content.encode())
+    assert rows_of(format_, path) == [(b"1,a", 1), (b"2,b", 2)]
+    resume = format_.resume_point(str(path), len(content), 2)
+    assert rows_of(format_, path, resume) == []
+    grown = content + line_break + "3,c" + line_break
+    path.write_bytes(grown.encode())
+    assert rows_of(format_, path, resume) == [(b"3,c", 3)]
+    path.write_bytes((grown + "x,d").encode())
+    with pytest.raises(_core.CsvError) as caught:
+        rows_of(format_, path, resume)
+    assert caught.value.row == 4
+    path.write_bytes((content + "c" + line_break).encode())
+    with pytest.raises(DataError, match="was continued since"):
+        rows_of(format_, path, resume)
+
+
+def test_a_file_of_which_nothing_was_indexed_keeps_its_header(tmp_path: Path) -> None:
+    path = tmp_path / "data.csv"
+    path.write_text("label,text\n")
+    format_ = csv_format(ignore_first_line=True)
+    resume = format_.resume_point(str(path), 0, 0)
+    path.write_text("label,text\n1,a\n")
+    assert rows_of(format_, path, resume) == [(b"1,a", 1)]
+
+
+def test_chunks_together_are_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("modyn.storage.formats.csv.CHUNK_ROWS", 7)
+    path = tmp_path / "data.csv"
+    path.write_text("".join(f"{i},{'x' * (i % 5)}\n" for i in range(100)))
+    chunks = list(csv_format().index(str(path)))
+    assert [len(chunk) for chunk in chunks] == [7] * 14 + [2]
+    assert [label for chunk in chunks for label in chunk.labels.tolist()] == list(range(100))
+    ends = [chunk.end for chunk in chunks]
+    assert ends == sorted(ends)
+    assert ends[-1] == os.path.getsize(path)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"separator": ",", "quote": ","},
+        {"separator": "ü"},
+        {"separator": ";;"},
+        {"quote": "\n"},
+        {"encoding": "utf-16"},
+        {"encoding": "shift_jis"},
+        {"encoding": "klingon"},
+        {"label_index": -1},
+    ],
+)
+def test_wrong_options_are_refused(config: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        build_format("CsvFileWrapper", {"label_index": 0, **config})
