@@ -1,0 +1,249 @@
+"""Selection and presampling policies: the registry, the checks that all must pass, and what they decide on a fixed stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from modyn.errors import ConfigError
+from modyn.records import RunId, SampleBatch
+from modyn.selector.presampling import NOT_YET as PRESAMPLING_NOT_YET
+from modyn.selector.presampling import PRESAMPLING
+from modyn.selector.presampling.base import PresamplingConfig
+from modyn.selector.selection import NOT_YET, SELECTION, build_strategy, check_strategy
+from modyn.selector.window import Selection, SelectionContext, Window, uniform
+from modyn.testing.fake_selector import FakeSelectorClient
+from modyn.testing.selection_checks import MemoryReader, check_presampling, check_selection
+
+SELECTION_OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "NewDataStrategy": [
+        {},
+        {"tail_triggers": 0},
+        {"tail_triggers": 2, "limit": 17},
+        {"limit": 17, "limit_reset": "sampleUAR"},
+    ],
+    "CoresetStrategy": [
+        {},
+        {"presampling_config": {"strategy": "Random", "ratio": 30}},
+        {"presampling_config": {"strategy": "Random", "ratio": 30}, "tail_triggers": 1, "limit": 20, "warmup_triggers": 2},
+    ],
+}
+PRESAMPLING_OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "No": [{}],
+    "Random": [{"ratio": 1}, {"ratio": 100}, {"ratio": 333, "ratio_max": 1000}],
+}
+
+
+def test_the_registries_hold_exactly_these() -> None:
+    """A policy that is dropped or added without its checks fails here."""
+    ours = {id_ for id_, plugin in SELECTION.plugins.items() if plugin.distribution == "modyn"}
+    assert ours == SELECTION_OPTIONS.keys() == {"CoresetStrategy", "NewDataStrategy"}
+    ours = {id_ for id_, plugin in PRESAMPLING.plugins.items() if plugin.distribution == "modyn"}
+    assert ours == PRESAMPLING_OPTIONS.keys() == {"No", "Random"}
+
+
+@pytest.mark.parametrize("name", SELECTION_OPTIONS)
+def test_selection_strategies_keep_the_rules(name: str) -> None:
+    for options in SELECTION_OPTIONS[name]:
+        check_selection(SELECTION.get(name), {"maximum_keys_in_memory": 100, **options})
+
+
+@pytest.mark.parametrize("name", PRESAMPLING_OPTIONS)
+def test_presampling_policies_keep_the_rules(name: str) -> None:
+    for options in PRESAMPLING_OPTIONS[name]:
+        check_presampling(PRESAMPLING.get(name), options)
+
+
+def test_the_checks_find_a_policy_that_depends_on_pieces() -> None:
+    base = SELECTION.get("NewDataStrategy")
+
+    class FirstPiece(base):  # type: ignore[misc, valid-type]
+        """Selects the first piece."""
+
+        def select(self, window: Window, context: SelectionContext) -> Selection:
+            return uniform(
+                Window(window.reader, window.start, min(window.start + window.piece, window.end), 9), 10**6, context.generator()
+            )
+
+    with pytest.raises(AssertionError, match="read 1 samples at a time"):
+        check_selection(FirstPiece, {"maximum_keys_in_memory": 100})
+
+
+def run(strategy: dict[str, Any], boundaries: tuple[int, ...] = (10, 25, 30, 50), seed: int = 3) -> list[list[int]]:
+    """Keys of each trigger over a stream of keys 100, 101, …"""
+    run_id = RunId("r")
+    with FakeSelectorClient() as client:
+        client.register_run(run_id, "d", {"maximum_keys_in_memory": 4, **strategy}, seed)
+        positions = np.arange(boundaries[-1])
+        client.inform(run_id, 0, SampleBatch(positions + 100, positions, positions % 3))
+        for trigger_id, boundary in enumerate(boundaries):
+            client.trigger(run_id, trigger_id, boundary)
+        return [found.keys.tolist() for found in client.runs[run_id].sets]
+
+
+def span(start: int, end: int) -> list[int]:
+    return list(range(100 + start, 100 + end))
+
+
+@pytest.mark.parametrize(
+    ("tail_triggers", "starts"),
+    [(None, (0, 0, 0, 0)), (0, (0, 10, 25, 30)), (1, (0, 0, 10, 25)), (2, (0, 0, 0, 10)), (9, (0, 0, 0, 0))],
+)
+def test_windows_reach_back_as_many_triggers(tail_triggers: int | None, starts: tuple[int, ...]) -> None:
+    found = run({"name": "NewDataStrategy", "tail_triggers": tail_triggers})
+    assert found == [span(start, end) for start, end in zip(starts, (10, 25, 30, 50), strict=True)]
+
+
+def test_limit_holds_per_trigger_not_per_partition_and_last_x_is_the_newest() -> None:
+    """Partitions hold 4 keys here, and the limit is 6: a limit per partition would let all pass."""
+    found = run({"name": "NewDataStrategy", "tail_triggers": 0, "limit": 6})
+    assert found == [span(4, 10), span(19, 25), span(25, 30), span(44, 50)]
+
+
+def test_golden_decisions() -> None:
+    """What these seeds have always selected. A change here changes every user's results: say so in the changelog."""
+    assert run({"name": "NewDataStrategy", "limit": 5, "limit_reset": "sampleUAR"}) == GOLDEN_UAR
+    coreset = {"name": "CoresetStrategy", "tail_triggers": 0, "presampling_config": {"strategy": "Random", "ratio": 25}}
+    assert run(coreset) == GOLDEN_RANDOM
+    assert run({**coreset, "warmup_triggers": 2, "limit": 3}) == GOLDEN_WARMUP
+    assert run({**coreset, "warmup_triggers": 1})[:1] == [span(0, 10)]
+
+
+def test_coreset_limit_and_ratio_the_smaller_one_counts() -> None:
+    coreset = {"name": "CoresetStrategy", "presampling_config": {"strategy": "Random", "ratio": 50}}
+    assert [len(keys) for keys in run(coreset)] == [5, 12, 15, 25]
+    assert [len(keys) for keys in run({**coreset, "limit": 13})] == [5, 12, 13, 13]
+    assert [len(keys) for keys in run({"name": "CoresetStrategy", "limit": 13})] == [10, 13, 13, 13]
+
+
+def test_seeds_and_triggers_draw_differently_and_negative_seeds_work() -> None:
+    strategy = {"name": "NewDataStrategy", "limit": 5, "limit_reset": "sampleUAR"}
+    assert run(strategy, seed=3) != run(strategy, seed=4)
+    same_window = run(strategy, (50, 50))
+    assert same_window[0] != same_window[1]
+    assert run(strategy, seed=-1) == run(strategy, seed=-1)
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "ratio", "ratio_max", "size"), [(99, 1, 100, 1), (1000, 33, 100, 330), (7, 1, 1000, 1), (0, 5, 10, 0)]
+)
+def test_target_size_is_rounded_down_but_not_to_nothing(num_samples: int, ratio: int, ratio_max: int, size: int) -> None:
+    assert PresamplingConfig(ratio=ratio, ratio_max=ratio_max).target_size(num_samples) == size
+
+
+def test_a_window_spanning_many_blocks_yields_what_it_was_asked_for() -> None:
+    keys = np.arange(200_000) * 5
+    window = Window(MemoryReader(SampleBatch(keys, keys, keys)), 1000, 199_000, 65_536)
+    blocks = iter([np.array([0, 70_000]), np.array([150_000, 197_999])])
+    assert np.concatenate(list(window.keys_at(blocks))).tolist() == [5000, 355_000, 755_000, 994_995]
+
+
+@pytest.mark.parametrize(
+    ("section", "path", "says"),
+    [
+        ({}, "name", "is required"),
+        ({"name": 3}, "name", "is required"),
+        ({"name": "NewDataStrateg"}, "name", "did you mean 'NewDataStrategy'?"),
+        ({"name": "NewDataStrategy"}, "maximum_keys_in_memory", "is required"),
+        ({"name": "NewDataStrategy", "maximum_keys_in_memory": 0}, "maximum_keys_in_memory", "greater than or equal to 1"),
+        ({"name": "NewDataStrategy", "maximum_keys_in_memory": 9, "limit": 0}, "limit", "0 would select nothing"),
+        ({"name": "NewDataStrategy", "maximum_keys_in_memory": 9, "limit": -2}, "limit", "greater than or equal to -1"),
+        (
+            {"name": "NewDataStrategy", "maximum_keys_in_memory": 9, "tail_triggers": -1},
+            "tail_triggers",
+            "greater than or equal to 0",
+        ),
+        (
+            {"name": "NewDataStrategy", "maximum_keys_in_memory": 9, "storage_backend": "redis"},
+            "storage_backend",
+            "'database' or 'local'",
+        ),
+        (
+            {"name": "NewDataStrategy", "maximum_keys_in_memory": 9, "limit_reset": "lastY"},
+            "limit_reset",
+            "'lastX' or 'sampleUAR'",
+        ),
+        (
+            {"name": "NewDataStrategy", "maximum_keys_in_memory": 9, "tail_trigger": 1},
+            "tail_trigger",
+            "did you mean 'tail_triggers'?",
+        ),
+        (
+            {"name": "CoresetStrategy", "maximum_keys_in_memory": 9, "warmup_triggers": -1},
+            "warmup_triggers",
+            "greater than or equal to 0",
+        ),
+        (
+            {"name": "CoresetStrategy", "maximum_keys_in_memory": 9, "presampling_config": {}},
+            "presampling_config.strategy",
+            "is required",
+        ),
+        (
+            {"name": "CoresetStrategy", "maximum_keys_in_memory": 9, "presampling_config": {"strategy": "Randon"}},
+            "presampling_config.strategy",
+            "did you mean 'Random'?",
+        ),
+        (
+            {"name": "CoresetStrategy", "maximum_keys_in_memory": 9, "presampling_config": {"strategy": "Random", "ratio": 101}},
+            "presampling_config.ratio",
+            "at most ratio_max, 100",
+        ),
+        (
+            {"name": "CoresetStrategy", "maximum_keys_in_memory": 9, "presampling_config": {"strategy": "Random", "ratio": 0}},
+            "presampling_config.ratio",
+            "greater than or equal to 1",
+        ),
+        (
+            {"name": "CoresetStrategy", "maximum_keys_in_memory": 9, "presampling_config": {"strategy": "No", "ratio": 50}},
+            "presampling_config.ratio",
+            "choose Random",
+        ),
+    ],
+)
+def test_a_wrong_section_names_its_place(section: dict[str, Any], path: str, says: str) -> None:
+    (problem,) = check_strategy(section)
+    assert problem.path == f"selection_strategy.{path}"
+    assert says in problem.message
+    with pytest.raises(ConfigError, match=problem.path):
+        build_strategy(section)
+
+
+def test_several_mistakes_are_told_at_once() -> None:
+    section = {"name": "CoresetStrategy", "limit": 0, "presampling_config": {"strategy": "Random", "ratoi": 5}}
+    assert sorted(problem.path.removeprefix("selection_strategy.") for problem in check_strategy(section)) == [
+        "limit",
+        "maximum_keys_in_memory",
+        "presampling_config.ratio",
+        "presampling_config.ratoi",
+    ]
+
+
+def test_names_of_the_format_that_are_still_to_come_say_so() -> None:
+    for name in NOT_YET:
+        assert "not available yet" in check_strategy({"name": name})[0].message
+    for name in PRESAMPLING_NOT_YET:
+        section = {"name": "CoresetStrategy", "maximum_keys_in_memory": 9, "presampling_config": {"strategy": name}}
+        assert "not available yet" in check_strategy(section)[0].message
+
+
+def test_sections_of_the_published_format_are_accepted() -> None:
+    published: dict[str, Any] = {
+        "name": "CoresetStrategy",
+        "maximum_keys_in_memory": 100_000,
+        "storage_backend": "database",
+        "tail_triggers": 0,
+        "limit": -1,
+        "uses_weights": True,
+        "warmup_triggers": 1,
+        "presampling_config": {"strategy": "No", "ratio": 100, "force_column_balancing": False},
+        "downsampling_config": {"strategy": "Loss", "sample_then_batch": False, "ratio": 50},
+    }
+    assert check_strategy(published) == []
+    assert build_strategy(published).shared.uses_weights
+
+
+GOLDEN_UAR = [[100, 101, 105, 106, 108], [103, 107, 108, 110, 116], [100, 102, 103, 118, 123], [107, 109, 111, 141, 145]]
+GOLDEN_RANDOM = [[101, 108], [115, 120, 124], [128], [132, 133, 134, 140, 146]]
+GOLDEN_WARMUP = [[101, 107, 108], [115, 120, 124], [128], [133, 141, 148]]

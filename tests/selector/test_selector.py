@@ -1,0 +1,390 @@
+"""The selector over real files and a real PostgreSQL: what it keeps, what it refuses, and what it repairs."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psycopg2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import text
+
+from modyn.config.system import SystemConfig
+from modyn.db.engine import Database, open_database
+from modyn.errors import (
+    AlreadyExistsError,
+    ConfigError,
+    ConflictError,
+    CorruptStateError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+)
+from modyn.records import RunId, SampleBatch
+from modyn.selector.rules import unseen
+from modyn.selector.selector import Selector
+from modyn.testing.fake_selector import FakeSelectorClient
+
+BACKENDS = ("local", "database")
+RUN = RunId("run-1")
+
+
+def stream(start: int, end: int, dtype: type[np.generic] = np.int64) -> SampleBatch:
+    """Positions [start, end) of a stream with keys, times and labels that tell which position they belong to."""
+    positions = np.arange(start, end)
+    return SampleBatch(positions * 3 + 1, positions - 50, (positions * 7 % 1000).astype(dtype) + np.array(0.5).astype(dtype))
+
+
+def strategy(backend: str = "local", **options: Any) -> dict[str, Any]:
+    return {"name": "NewDataStrategy", "maximum_keys_in_memory": 10, "storage_backend": backend, **options}
+
+
+def trigger_keys(selector: Selector | FakeSelectorClient, run_id: RunId, trigger_id: int) -> list[int]:
+    """All keys of a trigger set, by its partitions."""
+    found: list[int] = []
+    for partition in range(selector.trigger_set(run_id, trigger_id).num_partitions):
+        if isinstance(selector, FakeSelectorClient):
+            found += selector.keys(run_id, trigger_id, partition).keys.tolist()
+        else:
+            found += [key for part in selector.keys(run_id, trigger_id, partition, 0, 1) for key in part.keys.tolist()]
+    return found
+
+
+@pytest.fixture
+def database(system_config: SystemConfig) -> Iterator[Database]:
+    opened = open_database(system_config, "selector", "modyn.selector.migrations")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "selector"
+
+
+@pytest.fixture
+def selector(database: Database, directory: Path) -> Selector:
+    made = Selector(database, directory)
+    made.recover()
+    return made
+
+
+@given(cuts=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12)), max_size=30))
+def test_whatever_is_repeated_the_stream_stays_the_same(cuts: list[tuple[int, int]]) -> None:
+    held: list[int] = []
+    for position, length in cuts:
+        batch = stream(position, position + length)
+        if position > len(held):
+            with pytest.raises(ConflictError, match="gap"):
+                unseen(RUN, len(held), position, batch)
+        else:
+            held += unseen(RUN, len(held), position, batch).keys.tolist()
+    assert held == stream(0, len(held)).keys.tolist()
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.float64])
+def test_both_backends_and_the_fake_select_the_same(selector: Selector, dtype: type[np.generic]) -> None:
+    """However the stream was cut and repeated on its way in."""
+    options = {
+        "name": "CoresetStrategy",
+        "maximum_keys_in_memory": 37,
+        "tail_triggers": 1,
+        "presampling_config": {"strategy": "Random", "ratio": 40},
+    }
+    fake, found = FakeSelectorClient(), {}
+    for backend, one, step in (("local", selector, 50), ("database", selector, 333), ("fake", fake, 1000)):
+        run_id = RunId(f"run-{backend}")
+        section = {**options, "storage_backend": backend if backend != "fake" else "local"}
+        one.register_run(run_id, "d", section, 5)
+        for first in range(0, 1000, step):
+            assert one.inform(run_id, max(first - 7, 0), stream(max(first - 7, 0), min(first + step, 1000), dtype)) == min(
+                first + step, 1000
+            )
+        infos = [one.trigger(run_id, trigger_id, end) for trigger_id, end in enumerate((0, 400, 400, 1000))]
+        assert [info.num_keys for info in infos] == [0, 160, 160, 240]
+        found[backend] = [(info.keys_checksum, trigger_keys(one, run_id, info.trigger_id)) for info in infos]
+    assert found["local"] == found["database"] == found["fake"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [np.int64, np.float64])
+def test_every_column_comes_back_as_it_was(selector: Selector, database: Database, backend: str, dtype: type[np.generic]) -> None:
+    from modyn.selector import catalogue
+    from modyn.selector.backends import open_log
+
+    selector.register_run(RUN, "d", strategy(backend), 1)
+    extremes = np.array([0, 2**62, 5])
+    labels = np.array([-1, 0, 3]).astype(dtype) if dtype is np.int64 else np.array([np.inf, -0.5, 1e-300])
+    selector.inform(RUN, 0, SampleBatch(extremes, np.array([-(2**63), 2**63 - 1, 0]), labels))
+    selector.inform(RUN, 3, stream(3, 100, dtype))
+    with database.session() as session:
+        run = catalogue.get_run(session, RUN)
+        log = open_log(run, session, selector._directory(run))
+        first, rest, keys = log.read(0, 3), log.read(90, 100), log.read_keys(1, 4)
+        assert len(log.read(5, 5)) == 0
+    assert first.keys.tolist() == extremes.tolist()
+    assert first.timestamps.tolist() == [-(2**63), 2**63 - 1, 0]
+    assert first.labels.tolist() == labels.tolist()
+    assert first.labels.dtype == dtype
+    assert rest.labels.tolist() == stream(90, 100, dtype).labels.tolist()
+    assert keys.tolist() == [2**62, 5, 10]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_inform_refuses_what_does_not_fit_and_changes_nothing(selector: Selector, backend: str) -> None:
+    selector.register_run(RUN, "d", strategy(backend), 1)
+    assert selector.inform(RUN, 0, SampleBatch.empty()) == 0
+    assert selector.inform(RUN, 0, stream(0, 20, np.float64)) == 20
+    with pytest.raises(ConflictError, match="gap"):
+        selector.inform(RUN, 21, stream(21, 30, np.float64))
+    with pytest.raises(InvalidArgumentError, match="float64 labels"):
+        selector.inform(RUN, 20, stream(20, 30))
+    with pytest.raises(ConflictError, match="other samples at positions 10 to 20"):
+        selector.inform(RUN, 10, stream(11, 25, np.float64))
+    with pytest.raises(InvalidArgumentError, match="negative"):
+        selector.inform(RUN, -1, stream(0, 5))
+    with pytest.raises(NotFoundError, match="no run 'other'"):
+        selector.inform(RunId("other"), 0, stream(0, 5))
+    assert selector.inform(RUN, 20, SampleBatch.empty()) == 20
+    assert selector.inform(RUN, 20, stream(20, 22, np.float64)) == 22
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_trigger_is_fixed_once_and_comes_in_order(selector: Selector, backend: str) -> None:
+    selector.register_run(RUN, "d", strategy(backend), 1)
+    selector.inform(RUN, 0, stream(0, 30))
+    first = selector.trigger(RUN, 0, 20)
+    selector.inform(RUN, 30, stream(30, 40))
+    assert selector.trigger(RUN, 0, 20) == first == selector.trigger_set(RUN, 0)
+    for trigger_id, num_samples, says in (
+        (0, 21, "does not change"),
+        (2, 30, "next trigger"),
+        (1, 41, "40 are held"),
+        (1, 19, "fewer"),
+    ):
+        with pytest.raises(ConflictError, match=says):
+            selector.trigger(RUN, trigger_id, num_samples)
+    for trigger_id, num_samples in ((-1, 5), (1, -5)):
+        with pytest.raises(InvalidArgumentError):
+            selector.trigger(RUN, trigger_id, num_samples)
+    with pytest.raises(NotFoundError, match="no trigger 1"):
+        selector.trigger_set(RUN, 1)
+    assert trigger_keys(selector, RUN, 0) == stream(0, 20).keys.tolist()
+
+
+def test_registering_again_is_a_no_op_only_with_equal_arguments(selector: Selector) -> None:
+    selector.register_run(RUN, "d", strategy(), 1)
+    selector.inform(RUN, 0, stream(0, 3))
+    selector.register_run(RUN, "d", strategy(), 1)
+    assert selector.inform(RUN, 3, SampleBatch.empty()) == 3
+    for dataset, section, seed in (("e", strategy(), 1), ("d", strategy(limit=3), 1), ("d", strategy(), 2)):
+        with pytest.raises(AlreadyExistsError, match=RUN):
+            selector.register_run(RUN, dataset, section, seed)
+    with pytest.raises(ConfigError, match="selection_strategy.limt"):
+        selector.register_run(RunId("other"), "d", strategy(limt=3), 1)
+    for name in ("", "../up", ".hidden", "a/b", "x" * 201, "a\nb"):
+        with pytest.raises(InvalidArgumentError, match="cannot name a run"):
+            selector.register_run(RunId(name), "d", strategy(), 1)
+
+
+def test_runs_on_one_dataset_do_not_disturb_each_other(selector: Selector) -> None:
+    """Eight at once, on both backends, in small interleaved batches, while others come and go."""
+
+    def drive(number: int) -> list[int]:
+        run_id = RunId(f"run-{number}")
+        selector.register_run(run_id, "d", strategy(BACKENDS[number % 2], tail_triggers=0), number)
+        for first in range(0, 200, 20):
+            selector.inform(run_id, first, stream(first + 1000 * number, first + 20 + 1000 * number))
+            selector.trigger(run_id, first // 20, first + 20 - number)
+        if number >= 6:
+            selector.delete_run(run_id)
+            return []
+        return [key for trigger_id in range(10) for key in trigger_keys(selector, run_id, trigger_id)]
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(drive, range(8)))
+    assert found[:6] == [stream(1000 * number, 1000 * number + 200 - number).keys.tolist() for number in range(6)]
+
+
+def test_one_run_informed_by_two_callers_at_once_holds_each_sample_once(selector: Selector) -> None:
+    selector.register_run(RUN, "d", strategy("database"), 1)
+
+    def send(first: int) -> int:
+        return selector.inform(RUN, 0, stream(0, first))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(send, [10, 40, 20, 30, 40, 10, 25, 40]))
+    selector.trigger(RUN, 0, 40)
+    assert trigger_keys(selector, RUN, 0) == stream(0, 40).keys.tolist()
+
+
+def test_what_a_crash_leaves_is_repaired(selector: Selector, database: Database, directory: Path) -> None:
+    selector.register_run(RUN, "d", strategy(), 1)
+    selector.inform(RUN, 0, stream(0, 20))
+    done = selector.trigger(RUN, 0, 20)
+    (folder,) = (directory / "runs").iterdir()
+    with open(folder / "keys", "ab") as torn:
+        torn.write(b"torn!" * 7)
+    (folder / "triggers" / "000000.set.tmp").write_bytes(b"half")
+    (folder / "triggers" / "000001.set").write_bytes(b"written, but its row was not")
+    again = Selector(database, directory)
+    again.recover()
+    assert (folder / "keys").stat().st_size == 20 * 8
+    assert [path.name for path in (folder / "triggers").iterdir()] == ["000000.set"]
+    again.inform(RUN, 20, stream(20, 30))
+    again.trigger(RUN, 1, 30)
+    assert again.trigger(RUN, 0, 20) == done
+    assert trigger_keys(again, RUN, 1) == stream(0, 30).keys.tolist()
+
+
+def test_without_a_restart_a_torn_tail_is_overwritten(selector: Selector, directory: Path) -> None:
+    """The database went away after the samples were written: the call fails, and is repeated with other cuts."""
+    selector.register_run(RUN, "d", strategy(), 1)
+    selector.inform(RUN, 0, stream(0, 5))
+    (folder,) = (directory / "runs").iterdir()
+    for name in ("keys", "timestamps", "labels"):
+        with open(folder / name, "ab") as file:
+            file.write(np.arange(1000).tobytes())
+    selector.inform(RUN, 5, stream(5, 9))
+    selector.trigger(RUN, 0, 9)
+    assert trigger_keys(selector, RUN, 0) == stream(0, 9).keys.tolist()
+
+
+@pytest.mark.parametrize("column", ["keys", "timestamps", "labels"])
+def test_a_log_that_lost_its_tail_is_corrupt_and_not_filled_with_zeros(selector: Selector, directory: Path, column: str) -> None:
+    selector.register_run(RUN, "d", strategy(), 1)
+    selector.inform(RUN, 0, stream(0, 20))
+    (folder,) = (directory / "runs").iterdir()
+    with open(folder / column, "r+b") as file:
+        file.truncate(100)
+    with pytest.raises(CorruptStateError, match=f"{folder / column}"):
+        selector.inform(RUN, 20, stream(20, 30))
+    if column == "keys":
+        with pytest.raises(CorruptStateError, match=f"{folder / column}"):
+            selector.trigger(RUN, 0, 20)
+    (folder / column).unlink()
+    with pytest.raises((CorruptStateError, UnavailableError), match=str(folder)):
+        selector.inform(RUN, 20, stream(20, 30))
+
+
+def test_a_trigger_set_that_is_not_what_was_written_is_corrupt(selector: Selector, directory: Path) -> None:
+    selector.register_run(RUN, "d", strategy(), 1)
+    selector.inform(RUN, 0, stream(0, 20))
+    selector.trigger(RUN, 0, 10)
+    selector.trigger(RUN, 1, 20)
+    first, second = sorted((directory / "runs").glob("*/triggers/*"))
+    first.write_bytes(second.read_bytes())
+    with pytest.raises(CorruptStateError, match="is not the one of trigger 0"):
+        selector.keys(RUN, 0, 0, 0, 1)
+    first.unlink()
+    with pytest.raises(CorruptStateError, match="is missing"):
+        selector.keys(RUN, 0, 0, 0, 1)
+
+
+def test_a_failed_insert_fails_the_call_and_counts_nothing(selector: Selector, database: Database, directory: Path) -> None:
+    selector.register_run(RUN, "d", strategy("database"), 1)
+    selector.inform(RUN, 0, stream(0, 5))
+    with database.session() as session:
+        session.execute(text("ALTER TABLE selector.samples ADD CONSTRAINT full_disk CHECK (position < 7)"))
+    with pytest.raises(psycopg2.errors.CheckViolation):
+        selector.inform(RUN, 5, stream(5, 15))
+    with database.session() as session:
+        session.execute(text("ALTER TABLE selector.samples DROP CONSTRAINT full_disk"))
+    assert selector.inform(RUN, 5, SampleBatch.empty()) == 5
+    local = RunId("local")
+    selector.register_run(local, "d", strategy(), 1)
+    with database.session() as session:
+        number = session.scalar(text("SELECT number FROM selector.runs WHERE run_id = 'local'"))
+    (directory / "runs" / f"local.{number}").touch()
+    with pytest.raises(UnavailableError, match="cannot write the samples of run 'local'"):
+        selector.inform(local, 0, stream(0, 5))
+    (directory / "runs" / f"local.{number}").unlink()
+    assert selector.inform(local, 0, stream(0, 5)) == 5
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_database_that_drops_its_connections_loses_nothing(selector: Selector, database: Database, backend: str) -> None:
+    selector.register_run(RUN, "d", strategy(backend), 1)
+    held = 0
+    for first in range(0, 100, 10):
+        with database.session() as session:
+            session.execute(
+                text(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = current_database()"
+                )
+            )
+        try:
+            held = selector.inform(RUN, first, stream(first, first + 10))
+        except UnavailableError:
+            held = selector.inform(RUN, first, stream(first, first + 10))
+    assert held == 100
+    selector.trigger(RUN, 0, 100)
+    assert trigger_keys(selector, RUN, 0) == stream(0, 100).keys.tolist()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_deleting_a_run_deletes_it_and_nothing_else(
+    selector: Selector, database: Database, directory: Path, backend: str
+) -> None:
+    other = RunId("run-2")
+    for run_id in (RUN, other):
+        selector.register_run(run_id, "d", strategy(backend), 1)
+        selector.inform(run_id, 0, stream(0, 20))
+        selector.trigger(run_id, 0, 20)
+    selector.delete_run(RUN)
+    selector.delete_run(RUN)
+    for call in (lambda: selector.trigger_set(RUN, 0), lambda: selector.keys(RUN, 0, 0, 0, 1)):
+        with pytest.raises(NotFoundError):
+            call()
+    assert trigger_keys(selector, other, 0) == stream(0, 20).keys.tolist()
+    assert [path.name.split(".")[0] for path in (directory / "runs").iterdir()] == ["run-2"]
+    with database.session() as session:
+        assert session.scalar(
+            text("SELECT count(*) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhparent WHERE c.relname = 'samples'")
+        ) == (backend == "database")
+    selector.register_run(RUN, "another", strategy(backend), 2)
+    assert selector.inform(RUN, 0, SampleBatch.empty()) == 0
+
+
+@pytest.mark.parametrize("by", ["recover", "register"])
+def test_a_deletion_that_was_cut_off_is_finished(selector: Selector, database: Database, directory: Path, by: str) -> None:
+    selector.register_run(RUN, "d", strategy("database"), 1)
+    selector.inform(RUN, 0, stream(0, 20))
+    selector.trigger(RUN, 0, 20)
+    with database.session() as session:
+        session.execute(text("UPDATE selector.runs SET deleting = true"))
+    with pytest.raises(NotFoundError):
+        selector.inform(RUN, 20, stream(20, 21))
+    if by == "recover":
+        selector.recover()
+        assert not list((directory / "runs").iterdir())
+    selector.register_run(RUN, "other", strategy(), 1)
+    assert selector.inform(RUN, 0, SampleBatch.empty()) == 0
+
+
+def test_memory_is_bounded_by_the_keys_configured_not_by_the_data(selector: Selector) -> None:
+    """Three million samples, 24 MB a column, of which 65,536 keys are held at once."""
+    section = {
+        "name": "CoresetStrategy",
+        "maximum_keys_in_memory": 65_536,
+        "presampling_config": {"strategy": "Random", "ratio": 60},
+    }
+    selector.register_run(RUN, "d", section, 1)
+    for first in range(0, 3_000_000, 500_000):
+        selector.inform(RUN, first, stream(first, first + 500_000))
+    tracemalloc.start()
+    try:
+        info = selector.trigger(RUN, 0, 3_000_000)
+        pieces = [len(piece) for piece in selector.keys(RUN, 0, 3, 0, 1)]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert info.num_keys == 1_800_000
+    assert pieces == [65_536]
+    assert peak < 8 * 2**20

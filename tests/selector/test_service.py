@@ -1,0 +1,226 @@
+"""The selector behind gRPC: one call each, errors that arrive as they left, and processes that are killed while they work."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import yaml
+
+from modyn.config.base import Problem
+from modyn.config.system import SystemConfig
+from modyn.errors import AlreadyExistsError, ConflictError, InvalidArgumentError, NotFoundError
+from modyn.proto import selector_pb2, selector_pb2_grpc
+from modyn.records import RunId, SampleBatch
+from modyn.rpc.channel import is_serving
+from modyn.rpc.logs import get_logger
+from modyn.rpc.server import ServiceContext, prepare_run_dir, start_server
+from modyn.selector.client import SelectorClient
+from modyn.selector.service import build
+from modyn.testing.fake_selector import FakeSelectorClient
+
+RUN = RunId("run-1")
+SECTION: dict[str, Any] = {"name": "NewDataStrategy", "maximum_keys_in_memory": 300_000}
+
+
+def stream(start: int, end: int) -> SampleBatch:
+    positions = np.arange(start, end)
+    return SampleBatch(positions * 3 + 1, positions - 50, positions % 10)
+
+
+@pytest.fixture
+def client(system_config: SystemConfig) -> Iterator[SelectorClient]:
+    context = ServiceContext("selector", system_config, get_logger("selector"))
+    prepare_run_dir(system_config.run_dir)
+    server = start_server("selector", system_config.endpoint("selector"), build(context))
+    with SelectorClient(system_config.endpoint("selector")) as opened:
+        yield opened
+    server.stop()
+    context.shut_down()
+
+
+def test_a_run_over_the_wire(client: SelectorClient) -> None:
+    client.register_run(RUN, "d", {**SECTION, "uses_weights": True}, seed=2**62 + 1)
+    client.register_run(RUN, "d", {**SECTION, "uses_weights": True}, seed=2**62 + 1)
+    assert client.inform(RUN, 0, stream(0, 300_001)) == 300_001
+    assert client.inform(RUN, 0, stream(0, 300_002)) == 300_002
+    assert client.inform(RUN, 300_002, SampleBatch.empty()) == 300_002
+    info = client.trigger(RUN, 0, 300_002)
+    assert (info.run_id, info.trigger_id, info.num_keys, info.num_partitions) == (RUN, 0, 300_002, 2)
+    assert client.trigger_set(RUN, 0) == info
+    shares = [client.keys(RUN, 0, 0, worker, 3) for worker in range(3)]
+    assert [len(share) for share in shares] == [100_000] * 3
+    keys = np.concatenate([*(share.keys for share in shares), client.keys(RUN, 0, 1).keys])
+    assert np.array_equal(keys, stream(0, 300_002).keys)
+    assert shares[0].weights.dtype == np.float32
+    assert set(shares[0].weights.tolist()) == {1.0}
+    client.delete_run(RUN)
+    with pytest.raises(NotFoundError, match="no run 'run-1'"):
+        client.trigger_set(RUN, 0)
+
+
+def test_errors_arrive_as_they_left(client: SelectorClient) -> None:
+    client.register_run(RUN, "d", SECTION, 1)
+    client.inform(RUN, 0, stream(0, 10))
+    client.trigger(RUN, 0, 10)
+    with pytest.raises(ConflictError, match="gap"):
+        client.inform(RUN, 11, stream(11, 12))
+    with pytest.raises(ConflictError, match="does not change"):
+        client.trigger(RUN, 0, 9)
+    with pytest.raises(AlreadyExistsError, match="choose another run id"):
+        client.register_run(RUN, "d", SECTION, 2)
+    with pytest.raises(NotFoundError, match="no trigger 7"):
+        client.keys(RUN, 7, 0)
+    with pytest.raises(InvalidArgumentError, match="no partition 1"):
+        client.keys(RUN, 0, 1)
+    with pytest.raises(InvalidArgumentError, match="no worker 2 of 2"):
+        client.keys(RUN, 0, 0, worker=2, num_workers=2)
+
+
+def test_sections_are_validated_and_plugins_listed(client: SelectorClient) -> None:
+    assert client.validate({"selection_strategy": SECTION}) == []
+    (missing,) = client.validate({"pipeline": {"name": "p"}})
+    assert missing.path == "selection_strategy"
+    (no_mapping,) = client.validate({"selection_strategy": [1]})
+    assert "write a mapping" in no_mapping.message
+    (wrong,) = client.validate({"selection_strategy": {**SECTION, "limit": 0.5}})
+    assert isinstance(wrong, Problem)
+    assert wrong.path == "selection_strategy.limit"
+    ids = {(plugin.group, plugin.id) for plugin in client.plugins()}
+    assert {("modyn.selection", "NewDataStrategy"), ("modyn.presampling", "Random")} <= ids
+
+
+def test_keys_come_in_messages_of_at_most_a_mebibyte(client: SelectorClient, system_config: SystemConfig) -> None:
+    client.register_run(RUN, "d", SECTION, 1)
+    client.inform(RUN, 0, stream(0, 300_000))
+    client.trigger(RUN, 0, 300_000)
+    with grpc.insecure_channel(system_config.endpoint("selector").address) as channel:
+        request = selector_pb2.KeysShareRequest(run_id=RUN, num_workers=1)
+        sizes = [reply.ByteSize() for reply in selector_pb2_grpc.SelectorStub(channel).GetKeys(request)]
+    assert len(sizes) > 1
+    assert max(sizes) <= 2**20
+
+
+def test_the_service_starts_without_heavy_imports() -> None:
+    program = "import sys, modyn.selector.service; print([m for m in ('torch', 'pandas', 'plotly') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+class Process:
+    """A real selector process that can be killed and started again."""
+
+    def __init__(self, config: SystemConfig, folder: Path) -> None:
+        self.config, self.log = config, folder / "selector.log"
+        self.file = folder / "system.yaml"
+        self.file.write_text(yaml.safe_dump({"state_dir": str(config.state_dir), "database_url": config.database_url}))
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "modyn.selector", "--config", str(self.file)]
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+        give_up = time.monotonic() + 30
+        while not is_serving(self.config.endpoint("selector"), 0.2):
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < give_up, self.log.read_text()
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def drive(client: SelectorClient | FakeSelectorClient, number: int, answered: Callable[[], object] = int) -> list[str]:
+    """One run: samples in small batches, a trigger now and then. The checksums of its trigger sets."""
+    run_id = RunId(f"run-{number}")
+    section = {
+        "name": "CoresetStrategy",
+        "maximum_keys_in_memory": 500,
+        "tail_triggers": 1,
+        "storage_backend": ("local", "database")[number % 2],
+        "presampling_config": {"strategy": "Random", "ratio": 50},
+    }
+    client.register_run(run_id, "d", section, number)
+    checksums = []
+    for step in range(12):
+        held = client.inform(run_id, step * 700, stream(step * 700, step * 700 + 700))
+        assert held == step * 700 + 700
+        answered()
+        if step % 3 == 2:
+            checksums.append(client.trigger(run_id, step // 3, held - 100).keys_checksum)
+            answered()
+    return checksums
+
+
+def whole_sets(client: SelectorClient | FakeSelectorClient, number: int) -> list[list[int]]:
+    """The keys of every trigger set of a run, as they are handed out."""
+    run_id, found = RunId(f"run-{number}"), []
+    for trigger_id in range(4):
+        partitions = range(client.trigger_set(run_id, trigger_id).num_partitions)
+        found.append([key for p in partitions for key in client.keys(run_id, trigger_id, p).keys.tolist()])
+    return found
+
+
+def test_killed_at_any_moment_it_goes_on_with_the_same_result(system_config: SystemConfig, tmp_path: Path) -> None:
+    """Ten times kill -9 while runs on both backends are informed and triggered: every trigger set is that of an undisturbed run."""
+    process, moments = Process(system_config, tmp_path), random.Random(7)
+    results: dict[int, list[str]] = {}
+    errors: list[BaseException] = []
+    enough, answers = threading.Event(), threading.Semaphore(0)
+
+    def keep_driving(parity: int) -> None:
+        try:
+            with SelectorClient(system_config.endpoint("selector")) as client:
+                number = parity
+                while number < 2 or not enough.is_set():
+                    results[number] = drive(client, number, answers.release)
+                    number += 2
+        except BaseException as error:  # noqa: BLE001 - handed to the main thread
+            errors.append(error)
+
+    drivers = [threading.Thread(target=keep_driving, args=(parity,)) for parity in (0, 1)]
+    for driver in drivers:
+        driver.start()
+    try:
+        for _ in range(10):
+            # In the middle of work: after some answers, a random moment into the next calls.
+            for _ in range(moments.randrange(1, 12)):
+                assert answers.acquire(timeout=30), errors
+            time.sleep(moments.uniform(0, 0.02))
+            process.kill()
+            while answers.acquire(blocking=False):
+                pass
+            process.start()
+        enough.set()
+        for driver in drivers:
+            driver.join(60)
+        assert not errors, errors
+        assert {number % 2 for number in results} == {0, 1}
+        with SelectorClient(system_config.endpoint("selector")) as client:
+            for number, checksums in results.items():
+                fake = FakeSelectorClient()
+                assert checksums == drive(fake, number)
+                assert whole_sets(client, number) == whole_sets(fake, number)
+    finally:
+        enough.set()
+        process.kill()
+    leftovers = [path for path in system_config.service_dir("selector").glob("runs/*/triggers/*") if path.suffix != ".set"]
+    assert not leftovers
+
+
+def test_sigterm_ends_it_cleanly(system_config: SystemConfig, tmp_path: Path) -> None:
+    process = Process(system_config, tmp_path)
+    process.process.terminate()
+    assert process.process.wait(10) == 0

@@ -1,0 +1,143 @@
+"""Trigger sets on disk: shares by arithmetic, whole or not at all, damage noticed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modyn.errors import CorruptStateError, InvalidArgumentError, ModynError, NotFoundError, UnavailableError
+from modyn.records import KeysAndWeights
+from modyn.selector.trigger_set import TriggerSet, share_bounds, temporary_path, write_trigger_set
+from modyn.selector.window import Selection
+
+
+def selection(num_keys: int, part: int = 3, promised: int | None = None) -> Selection:
+    """Keys 5, 12, 19, … with weights 0.5, 1.5, …, in parts."""
+
+    def parts() -> Iterator[KeysAndWeights]:
+        for first in range(0, num_keys, part):
+            positions = np.arange(first, min(first + part, num_keys))
+            yield KeysAndWeights(positions * 7 + 5, (positions + 0.5).astype(np.float32))
+
+    return Selection(num_keys if promised is None else promised, parts())
+
+
+@given(num_keys=st.integers(1, 10_000), partition_size=st.integers(1, 2000), num_workers=st.integers(1, 40), data=st.data())
+def test_shares_make_up_the_partition_and_differ_by_at_most_one(
+    num_keys: int, partition_size: int, num_workers: int, data: st.DataObject
+) -> None:
+    num_partitions = -(-num_keys // partition_size)
+    partition = data.draw(st.integers(0, num_partitions - 1))
+    shares = [share_bounds(num_keys, partition_size, partition, worker, num_workers) for worker in range(num_workers)]
+    covered = [position for start, stop in shares for position in range(start, stop)]
+    first = partition * partition_size
+    assert covered == list(range(first, min(first + partition_size, num_keys)))
+    sizes = [stop - start for start, stop in shares]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize(("partition", "worker", "num_workers"), [(-1, 0, 1), (4, 0, 1), (0, 1, 1), (0, -1, 2), (0, 0, 0)])
+def test_a_share_that_does_not_exist_is_refused(partition: int, worker: int, num_workers: int) -> None:
+    with pytest.raises(InvalidArgumentError):
+        share_bounds(10, 3, partition, worker, num_workers)
+
+
+def test_an_empty_set_has_no_partition(tmp_path: Path) -> None:
+    header = write_trigger_set(tmp_path / "e.set", 3, selection(0))
+    found = TriggerSet(tmp_path / "e.set")
+    assert (header.num_keys, len(found.keys), len(found.weights)) == (0, 0, 0)
+    with pytest.raises(InvalidArgumentError, match="no partition 0"):
+        found.share(0, 0, 1, 10)
+
+
+@pytest.mark.parametrize("part", [1, 3, 100])
+def test_what_was_written_is_read_however_it_came(tmp_path: Path, part: int) -> None:
+    path = tmp_path / "deeper" / "t.set"
+    header = write_trigger_set(path, 4, selection(10, part))
+    found = TriggerSet(path)
+    keys = np.arange(10) * 7 + 5
+    assert found.keys.tolist() == keys.tolist()
+    assert found.weights.tolist() == [i + 0.5 for i in range(10)]
+    assert header.keys_sha256 == hashlib.sha256(keys.astype("<i8").tobytes()).digest()
+    pieces = list(found.share(2, 0, 1, num_at_once=1))
+    assert [piece.keys.tolist() for piece in pieces] == [[61], [68]]
+    assert [piece.weights.tolist() for piece in pieces] == [[8.5], [9.5]]
+    assert [p.name for p in path.parent.iterdir()] == ["t.set"]
+
+
+def flip(at: int) -> Callable[[bytearray], bytes]:
+    def damage(data: bytearray) -> bytes:
+        data[at] ^= 1
+        return bytes(data)
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (flip(0), "no trigger set"),
+        (flip(8), "header does not match"),
+        (flip(16), "header does not match"),
+        (flip(100), "header does not match"),
+        (flip(128), "keys do not match"),
+        (flip(128 + 8 * 10), "weights do not match"),
+        (flip(-1), "weights do not match"),
+        (lambda data: bytes(data[:-1]), "247 bytes, its header promises 248"),
+        (lambda data: bytes(data) + b"\0", "249 bytes"),
+        (lambda data: b"", "no trigger set"),
+        (lambda data: bytes(data[:100]), "no trigger set"),
+    ],
+)
+def test_damage_is_noticed_and_the_file_named(tmp_path: Path, damage: Callable[[bytearray], bytes], says: str) -> None:
+    path = tmp_path / "t.set"
+    write_trigger_set(path, 4, selection(10))
+    path.write_bytes(damage(bytearray(path.read_bytes())))
+    with pytest.raises(CorruptStateError, match=says) as raised:
+        TriggerSet(path)
+    assert str(path) in raised.value.message
+
+
+def test_damage_after_a_first_look_is_noticed(tmp_path: Path) -> None:
+    """Checksums are verified once a file, but a file that changed is another one."""
+    path = tmp_path / "t.set"
+    write_trigger_set(path, 4, selection(10))
+    TriggerSet(path)
+    path.write_bytes(flip(130)(bytearray(path.read_bytes())))
+    with pytest.raises(CorruptStateError):
+        TriggerSet(path)
+
+
+def test_a_missing_set_is_not_found(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError):
+        TriggerSet(tmp_path / "t.set")
+
+
+@pytest.mark.parametrize("promised", [9, 11])
+def test_a_policy_that_breaks_its_promise_leaves_the_old_set(tmp_path: Path, promised: int) -> None:
+    path = tmp_path / "t.set"
+    write_trigger_set(path, 4, selection(10))
+    before = path.read_bytes()
+    with pytest.raises(ModynError, match=f"promised {promised} keys"):
+        write_trigger_set(path, 4, selection(10, promised=promised))
+    assert path.read_bytes() == before
+
+
+def test_an_unfinished_write_is_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "t.set"
+    temporary_path(path).write_bytes(b"x" * 10_000)
+    write_trigger_set(path, 4, selection(10))
+    assert len(TriggerSet(path).keys) == 10
+    assert not temporary_path(path).exists()
+
+
+def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UnavailableError, match="cannot write the trigger set"):
+        write_trigger_set(tmp_path / "file" / "t.set", 4, selection(10))
