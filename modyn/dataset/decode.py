@@ -43,12 +43,13 @@ class Segment:
             bounds = payloads.offsets[first : last + 2]
             data = payloads.data[bounds[0] : bounds[-1]]
             return Payloads(payloads.keys[first : last + 1], payloads.labels[first : last + 1], data, bounds - bounds[0])
-        lengths = (payloads.offsets[1:] - payloads.offsets[:-1])[rows]
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        starts: Int64Array = payloads.offsets[rows]
+        lengths: Int64Array = payloads.offsets[rows + 1] - starts
+        offsets: Int64Array = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         if np.all(lengths == lengths[0]):
-            taken: Int64Array = (payloads.offsets[rows][:, None] + np.arange(lengths[0])).reshape(-1)
+            taken: Int64Array = (starts[:, None] + np.arange(lengths[0])).reshape(-1)
         else:
-            taken = np.repeat(payloads.offsets[rows] - offsets[:-1], lengths) + np.arange(offsets[-1])
+            taken = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
         return Payloads(payloads.keys[rows], payloads.labels[rows], payloads.data[taken], offsets)
 
 

@@ -1,0 +1,95 @@
+"""The sections of a pipeline that the evaluator acts on: `evaluation.device` and `evaluation.datasets`. Checked without torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from modyn.config.base import Problem, Section, check_section, load_section
+from modyn.dataset.config import DataConfig
+from modyn.dataset.user_code import missing_extras
+from modyn.errors import ConfigError
+from modyn.evaluator.metrics import check_metric, metric_class
+
+_DEVICE = re.compile(r"cpu|cuda(:\d+)?")
+
+
+class EvaluationDatasetConfig(DataConfig):
+    """One entry of `evaluation.datasets`: a `data` section and how models are evaluated on it. Random transformations are left out."""
+
+    batch_size: int = Field(ge=1, le=2**24, description="samples in one forward pass")
+    dataloader_workers: int = Field(1, ge=1, le=256, description="threads that fetch and decode samples")
+    metrics: tuple[dict[str, Any], ...] = Field(min_length=1, description="what is measured; each by its `name` and its options")
+
+    @field_validator("metrics", mode="before")
+    @classmethod
+    def _a_list(cls, value: object) -> object:
+        return tuple(value) if isinstance(value, list) else value
+
+    def metric_labels(self) -> list[str]:
+        """The names that results carry, in order. The metrics must have been checked."""
+        return [_label(section) for section in self.metrics]
+
+
+class DeviceSection(Section):
+    """`evaluation.device`."""
+
+    device: str = Field("cpu", description="where models are evaluated: cpu, cuda or cuda:N")
+
+    @field_validator("device")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if not _DEVICE.fullmatch(value):
+            raise ValueError(f"{value!r} is no device; write cpu, cuda or cuda:N")
+        return value
+
+
+def check_dataset(section: object, path: str) -> list[Problem]:
+    """Every mistake of one entry of `evaluation.datasets`; empty if there is none."""
+    found = check_section(EvaluationDatasetConfig, section, path)
+    if not isinstance(section, Mapping) or not isinstance(section.get("metrics"), list | tuple):
+        return found
+    metrics = section["metrics"]
+    in_metrics = [problem for i, metric in enumerate(metrics) for problem in check_metric(metric, f"{path}.metrics.{i}")]
+    if found or in_metrics:
+        # What `metrics` lacks is told in detail by the metrics themselves.
+        return [*(p for p in found if not re.fullmatch(rf"{re.escape(path)}\.metrics\.\d+.*", p.path)), *in_metrics]
+    labels: list[str] = []
+    for i, metric in enumerate(metrics):
+        label = _label(metric)
+        if label in labels:
+            message = f"two metrics would both be called '{label}'; give one of them a `label`"
+            found.append(Problem(f"{path}.metrics.{i}", message))
+        labels.append(label)
+    needed = missing_extras(load_section(EvaluationDatasetConfig, section, path).all_transformations)
+    return found + [Problem(path, message) for message in needed]
+
+
+def check_evaluation(pipeline: Mapping[str, Any]) -> list[Problem]:
+    """Every mistake in what a whole pipeline asks of the evaluator; empty if there is none, or no evaluation."""
+    evaluation = pipeline.get("evaluation")
+    if not evaluation:
+        return []
+    if not isinstance(evaluation, Mapping):
+        return [Problem("evaluation", f"{evaluation!r} is wrong: a section with device, datasets and handlers is expected")]
+    found = check_section(DeviceSection, {"device": evaluation["device"]}, "evaluation") if "device" in evaluation else []
+    datasets = evaluation.get("datasets")
+    if not isinstance(datasets, list) or not datasets:
+        return [*found, Problem("evaluation.datasets", "is required: at least one dataset to evaluate on")]
+    return found + [problem for i, d in enumerate(datasets) for problem in check_dataset(d, f"evaluation.datasets.{i}")]
+
+
+def load_dataset(section: Mapping[str, Any], path: str = "evaluation.datasets") -> EvaluationDatasetConfig:
+    """Raises ConfigError that lists every mistake."""
+    if found := check_dataset(section, path):
+        raise ConfigError("\n".join(str(problem) for problem in found))
+    return load_section(EvaluationDatasetConfig, section, path)
+
+
+def _label(section: Mapping[str, Any]) -> str:
+    """What the results of a checked metric are called."""
+    metric = metric_class(section["name"])
+    return metric.label_of(load_section(metric.Config, section))

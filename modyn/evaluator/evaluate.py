@@ -1,0 +1,173 @@
+"""The evaluation loop: one model, one dataset, many intervals, one forward pass a sample. Knows clients, and nothing of gRPC or jobs."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from modyn.dataset.batch import Batch, Data
+from modyn.dataset.functions import UserFunction, compile_function
+from modyn.dataset.loader import KEYS_PER_UNIT, serve_keys
+from modyn.dataset.reader import align
+from modyn.errors import ConfigError, UserCodeError
+from modyn.evaluator.config import EvaluationDatasetConfig
+from modyn.evaluator.intervals import members, union
+from modyn.evaluator.metrics import Metric, MetricValue, build_metric
+from modyn.evaluator.metrics.metric import TRANSFORMER
+from modyn.evaluator.score import Score
+from modyn.records import Int64Array, Interval, SampleBatch
+from modyn.storage.client import StorageClient
+from modyn.storage.flight import PayloadClient
+
+
+def evaluate(
+    model: nn.Module,
+    dataset: EvaluationDatasetConfig,
+    intervals: Sequence[Interval],
+    storage: StorageClient,
+    payloads: PayloadClient,
+    *,
+    device: str = "cpu",
+    progress: Callable[[int, int], None] = lambda seen, total: None,
+) -> list[Score]:
+    """Every metric of `dataset` on every one of the (distinct) intervals: by interval, then by metric in the order of the section.
+
+    Each sample of the union of the intervals is fetched, decoded and passed through the model once. `progress` is called after each
+    batch with the samples seen and to see; what it raises ends the evaluation. The model is left in evaluation mode on `device`.
+    """
+    tallies = [_Tally(interval, [build_metric(section) for section in dataset.metrics]) for interval in intervals]
+    transform = _Transformers(dataset)
+    merged = union(intervals)
+    total = sum(storage.count_samples(dataset.dataset_id, interval) for interval in merged)
+    samples = _Samples(dataset.dataset_id, intervals, storage)
+    batches = serve_keys(samples.keys(), dataset, payloads, dataset.batch_size, num_threads=dataset.dataloader_workers)
+    seen = 0
+    with closing(batches), _evaluating(model, device):
+        for batch in batches:
+            timestamps = samples.timestamps_of(batch)
+            on_device = batch.to(device)
+            outputs = transform(forward(model, on_device.data), batch)
+            for number, inside in members(intervals, timestamps):
+                tallies[number].update(outputs, on_device.labels, inside)
+            seen += len(batch)
+            progress(seen, total)
+    return [score for tally, listed in zip(tallies, samples.listed, strict=True) for score in tally.scores(listed)]
+
+
+def forward(model: nn.Module, data: Data) -> Any:
+    """The model's output for a batch; a tuple of inputs is passed by position, a dictionary by name."""
+    if isinstance(data, tuple):
+        return model(*data)
+    return model(**data) if isinstance(data, dict) else model(data)
+
+
+class _Tally:
+    """The metrics of one interval and how many samples they have seen."""
+
+    def __init__(self, interval: Interval, metrics: list[Metric]) -> None:
+        self._interval = interval
+        self._metrics = metrics
+        self._seen = 0
+
+    def update(self, outputs: list[Any], labels: torch.Tensor, inside: Int64Array) -> None:
+        self._seen += len(inside)
+        index = None if len(inside) == len(labels) else torch.from_numpy(inside).to(labels.device)
+        for metric, output in zip(self._metrics, outputs, strict=True):
+            if index is None:
+                metric.update(output, labels)
+            else:
+                metric.update(output[index], labels[index])
+
+    def scores(self, num_listed: int) -> Iterator[Score]:
+        for metric in self._metrics:
+            found = metric.value() if self._seen else MetricValue(None, "undefined: there are no samples in the interval")
+            notes = [found.note] if found.note else []
+            if self._seen < num_listed:
+                notes.append(f"{num_listed - self._seen} of {num_listed} samples were deleted before they could be evaluated")
+            yield Score(self._interval, metric.label, found.value, "; ".join(notes), self._seen, num_listed)
+
+
+class _Transformers:
+    """The metrics' evaluation transformers: each distinct one is called once a batch."""
+
+    def __init__(self, dataset: EvaluationDatasetConfig) -> None:
+        self._dataset_id = dataset.dataset_id
+        self._texts = [section.get(TRANSFORMER) for section in dataset.metrics]
+        self._functions: dict[str | None, UserFunction] = {
+            text: compile_function(text, TRANSFORMER) for text in dict.fromkeys(self._texts) if text is not None
+        }
+
+    def __call__(self, output: Any, batch: Batch) -> list[Any]:
+        """What each metric sees of the model's output for `batch`."""
+
+        def named() -> str:
+            return f"the model's output for {len(batch)} samples of dataset '{self._dataset_id}', the first of which is {int(batch.keys[0])}"
+
+        outputs: dict[str | None, Any] = {None: output}
+        for text, function in self._functions.items():
+            outputs[text] = function(named, output)
+        for text in self._texts:
+            found = outputs[text]
+            if not isinstance(found, torch.Tensor) or found.shape[:1] != (len(batch),):
+                what = "the model" if text is None else TRANSFORMER
+                told = (
+                    f"a tensor of shape {list(found.shape)}" if isinstance(found, torch.Tensor) else f"a {type(found).__name__}"
+                )
+                raise UserCodeError(f"metrics need one row a sample: {what} gave {told} in {named()}; use {TRANSFORMER}")
+        return [outputs[text] for text in self._texts]
+
+
+@contextmanager
+def _evaluating(model: nn.Module, device: str) -> Iterator[None]:
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"evaluation.device is '{device}', but the evaluator's machine has no usable GPU; write cpu")
+    model.to(device)
+    model.eval()
+    with torch.inference_mode():
+        yield
+
+
+class _Samples:
+    """The stream of keys in the intervals, and the timestamps of those that come back as batches. Two threads meet here: one pulls the
+    keys, the other asks for timestamps, in the same order."""
+
+    def __init__(self, dataset_id: str, intervals: Sequence[Interval], storage: StorageClient) -> None:
+        self._dataset_id = dataset_id
+        self._intervals = intervals
+        self._storage = storage
+        self._waiting: deque[SampleBatch] = deque()
+        self._done = 0
+        self.listed = [0] * len(intervals)
+        """How many samples storage listed for each interval; complete once the keys are."""
+
+    def keys(self) -> Iterator[Int64Array]:
+        for interval in union(self._intervals):
+            for batch in self._storage.samples_in_interval(self._dataset_id, interval, KEYS_PER_UNIT):
+                for number, inside in members(self._intervals, batch.timestamps):
+                    self.listed[number] += len(inside)
+                self._waiting.append(batch)
+                yield batch.keys
+
+    def timestamps_of(self, batch: Batch) -> Int64Array:
+        """int64 (n,). Each batch is asked for once, in order; samples that did not come back are skipped."""
+        keys = batch.keys.numpy()
+        found: list[Int64Array] = []
+        while len(keys):
+            front = self._waiting[0]
+            # Keys are unique in the stream: those of the front that are in the batch are a beginning of it.
+            rest = front.keys[self._done :]
+            here = int(np.isin(keys, rest).sum())
+            where = align(front.keys, self._done, keys[:here])
+            found.append(front.timestamps[where])
+            keys = keys[here:]
+            self._done = int(where[-1]) + 1 if here else self._done
+            if len(keys) or self._done == len(front):
+                self._waiting.popleft()
+                self._done = 0
+        return np.concatenate([np.empty(0, np.int64), *found])

@@ -1,0 +1,300 @@
+"""Evaluations from request to result: those that share model and dataset become one job, and a bounded number of jobs runs at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
+
+from modyn.errors import CancelledError, ConflictError, InvalidArgumentError, ModynError, NotFoundError, UnavailableError
+from modyn.evaluator.client import EvaluationRequest, EvaluationState, EvaluationStatus
+from modyn.evaluator.config import load_dataset
+from modyn.evaluator.score import Score
+from modyn.evaluator.store import EvaluationStore, ScoreKey, dataset_digest, labelled
+from modyn.records import Interval
+from modyn.rpc.logs import get_logger
+
+COALESCE_S: Final = 0.03
+"""So long a request waits for others with the same model and dataset, so that handlers share one pass over the samples."""
+MAX_WAITING: Final = 10_000
+"""Evaluations in line; further ones are refused until some have ended."""
+
+Progress = Callable[[int, int], None]
+Done = Callable[[list[Score] | ModynError], None]
+
+
+class RunningJob(Protocol):
+    """A job under way."""
+
+    def stop(self) -> None: ...
+
+
+class Run(Protocol):
+    """Starts the evaluation of distinct intervals, for a request that says model, dataset and device. Calls `done` once, from any thread."""
+
+    def __call__(
+        self, request: EvaluationRequest, intervals: Sequence[Interval], name: str, progress: Progress, done: Done
+    ) -> RunningJob: ...
+
+
+@dataclass(eq=False)
+class _Group:
+    """Evaluations that differ in handler and intervals only."""
+
+    created: float
+    requests: dict[str, EvaluationRequest] = field(default_factory=dict)
+    job: RunningJob | None = None
+
+
+class Evaluations:
+    """All evaluations of the service. Thread-safe.
+
+    count_samples(dataset_id, interval): as storage counts them; known scores are used again only while that number has not changed.
+    """
+
+    def __init__(
+        self,
+        store: EvaluationStore,
+        run: Run,
+        count_samples: Callable[[str, Interval], int],
+        max_jobs: int,
+        coalesce_s: float = COALESCE_S,
+    ) -> None:
+        self._store = store
+        self._run = run
+        self._count_samples = count_samples
+        self._max_jobs = max_jobs
+        self._coalesce_s = coalesce_s
+        self._logger = get_logger("evaluations")
+        self._starting = threading.Lock()
+        self._changed = threading.Condition()
+        self._live: dict[str, EvaluationStatus] = {}
+        self._waiting: OrderedDict[str, _Group] = OrderedDict()
+        self._running: dict[str, _Group] = {}
+        self._closed = False
+        abandoned = store.abandon_unfinished()
+        if abandoned:
+            self._logger.warning("abandoned_evaluations", number=abandoned)
+        self._dispatcher = threading.Thread(target=self._dispatch, name="evaluations", daemon=True)
+        self._dispatcher.start()
+
+    def close(self) -> None:
+        """Starts nothing more. Running jobs are the pool's to end."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._dispatcher.join(5)
+
+    def start(self, request: EvaluationRequest) -> EvaluationStatus:
+        """Start an evaluation, or find the one that runs or has finished; one that failed or was stopped is started again.
+
+        Raises ConfigError for a wrong dataset section, InvalidArgumentError for a wrong interval.
+        """
+        load_dataset(request.dataset)
+        for interval in request.intervals:
+            if interval.start > interval.end:
+                raise InvalidArgumentError(f"the interval [{interval.start}, {interval.end}) ends before it starts")
+        id_ = request.evaluation_id
+        with self._starting:
+            with self._changed:
+                if id_ in self._live:
+                    return self._live[id_]
+                if self._closed:
+                    raise ConflictError("the evaluator is shutting down; start the evaluation again when it is back")
+                if len(self._live) >= MAX_WAITING:
+                    raise UnavailableError(f"{len(self._live)} evaluations are in line at the evaluator; try again later")
+            stored = self._store.status(id_)
+            if stored is not None and stored.state is EvaluationState.FINISHED:
+                return stored
+            self._store.queue(request)
+            with self._changed:
+                status = self._live[id_] = EvaluationStatus(id_, EvaluationState.QUEUED)
+                key = f"{request.model_id} {request.device} {dataset_digest(request.dataset)} {labelled(request)}"
+                self._waiting.setdefault(key, _Group(time.monotonic())).requests[id_] = request
+                self._changed.notify_all()
+                return status
+
+    def watch(self, evaluation_id: str, alive: Callable[[], bool] = lambda: True) -> Iterator[EvaluationStatus]:
+        """Its status now and on each change, up to a final one, or until `alive` says no (call `wake` when that may have changed)."""
+        last: EvaluationStatus | None = None
+        while alive() and (last is None or not last.state.is_final):
+            with self._changed:
+                self._changed.wait_for(lambda last=last: not alive() or self._live.get(evaluation_id) != last or last is None)
+                status = self._live.get(evaluation_id)
+            last = status or self._ended(evaluation_id)
+            yield last
+
+    def _ended(self, evaluation_id: str) -> EvaluationStatus:
+        """The status of what is not live: it has ended, and its end is stored, unless the database was gone then."""
+        with self._starting:
+            with self._changed:
+                live = self._live.get(evaluation_id)
+            status = live or self._store.status(evaluation_id)
+        if status is None:
+            raise NotFoundError(f"there is no evaluation '{evaluation_id}'; start it first")
+        if live is None and not status.state.is_final:
+            error = UnavailableError(f"the end of evaluation {evaluation_id} could not be stored; start it again")
+            return replace(status, state=EvaluationState.STOPPED, error=error.message, error_reason=error.reason)
+        return status
+
+    def wake(self) -> None:
+        """Makes watchers look whether they are still wanted."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def stop(self, evaluation_id: str) -> None:
+        """Stop an evaluation; nothing happens if it has ended. Others that share its job go on."""
+        with self._changed:
+            known = evaluation_id in self._live
+            groups = [g for g in (*self._waiting.values(), *self._running.values()) if evaluation_id in g.requests]
+            request = groups[0].requests.pop(evaluation_id) if groups else None
+            job = groups[0].job if groups and not groups[0].requests else None
+        if request is not None:
+            error = CancelledError(f"{_named(request)} was stopped on request")
+            self._end(request, EvaluationState.STOPPED, error)
+            if job is not None:
+                job.stop()
+        elif not known:
+            self._ended(evaluation_id)
+
+    def _dispatch(self) -> None:
+        while True:
+            with self._changed:
+                key = self._ready()
+                while key is None and not self._closed:
+                    self._changed.wait(self._next_ready_s())
+                    key = self._ready()
+                if self._closed or key is None:
+                    return
+                group = self._running[key] = self._waiting.pop(key)
+                names = " and ".join(dict.fromkeys(map(_named, group.requests.values())))
+            try:
+                self._begin(key, group, names)
+            except Exception as error:  # whatever fails here fails these evaluations, not the others
+                self._logger.exception("cannot_begin_evaluation")
+                self._concluded(key, group, {}, _as_error(error, f"{names} cannot begin"))
+
+    def _ready(self) -> str | None:
+        """The first group that may begin now. A job with the same key must end first: its results may be all that is needed."""
+        if len(self._running) >= self._max_jobs:
+            return None
+        now = time.monotonic()
+        return next((k for k, g in self._waiting.items() if k not in self._running and g.created + self._coalesce_s <= now), None)
+
+    def _next_ready_s(self) -> float | None:
+        """Seconds until waiting alone makes a group ready; None: something else has to happen."""
+        if len(self._running) >= self._max_jobs:
+            return None
+        ages = [g.created for k, g in self._waiting.items() if k not in self._running]
+        return max(0.0, min(ages) + self._coalesce_s - time.monotonic()) if ages else None
+
+    def _begin(self, key: str, group: _Group, names: str) -> None:
+        with self._changed:
+            requests = list(group.requests.values())
+        if not requests:
+            self._concluded(key, group, {}, [])
+            return
+        known, missing = self._known(requests)
+        if not missing:
+            self._concluded(key, group, known, [])
+            return
+
+        def progress(seen: int, total: int) -> None:
+            self._set_all(group, EvaluationState.RUNNING, seen, total)
+
+        def done(outcome: list[Score] | ModynError) -> None:
+            self._concluded(key, group, known, outcome)
+
+        self._set_all(group, EvaluationState.RUNNING)
+        job = self._run(requests[0], missing, names, progress, done)
+        with self._changed:
+            group.job = job
+            unwanted = not group.requests
+        if unwanted:
+            job.stop()
+
+    def _known(self, requests: Sequence[EvaluationRequest]) -> tuple[dict[ScoreKey, Score], list[Interval]]:
+        """Scores that need not be computed again, and the distinct intervals of which any is missing."""
+        stored = self._store.known(requests[0].model_id, dataset_digest(requests[0].dataset))
+        digests = [digest for _, digest in labelled(requests[0])]
+        known: dict[ScoreKey, Score] = {}
+        missing: list[Interval] = []
+        for interval in dict.fromkeys(Interval(i.start, i.end) for request in requests for i in request.intervals):
+            keys = [ScoreKey(interval, digest) for digest in digests]
+            if all(key in stored for key in keys):
+                num_listed = self._count_samples(str(requests[0].dataset["dataset_id"]), interval)
+                if all(stored[key].num_listed == stored[key].num_samples == num_listed for key in keys):
+                    known |= {key: stored[key] for key in keys}
+                    continue
+            missing.append(interval)
+        return known, missing
+
+    def _concluded(self, key: str, group: _Group, known: Mapping[ScoreKey, Score], outcome: list[Score] | ModynError) -> None:
+        """The job has ended: keep what it gave, for each evaluation that shares it, and let the next one begin."""
+        with self._changed:
+            requests = list(group.requests.values())
+            group.requests.clear()
+        try:
+            for request in requests:
+                if isinstance(outcome, ModynError):
+                    state = EvaluationState.STOPPED if isinstance(outcome, CancelledError) else EvaluationState.FAILED
+                    self._end(request, state, outcome)
+                else:
+                    self._finish(request, known, outcome)
+        finally:
+            with self._changed:
+                self._running.pop(key, None)
+                self._changed.notify_all()
+
+    def _finish(self, request: EvaluationRequest, known: Mapping[ScoreKey, Score], scores: Sequence[Score]) -> None:
+        with self._changed:
+            status = replace(self._live[request.evaluation_id], state=EvaluationState.FINISHED)
+        try:
+            digests = dict(labelled(request))
+            found = {**known, **{ScoreKey(score.interval, digests[score.metric]): score for score in scores}}
+            self._store.finish(request, status, found)
+        except Exception as error:
+            self._logger.exception("cannot_keep_results", evaluation_id=status.evaluation_id)
+            self._end(request, EvaluationState.FAILED, _as_error(error, f"the results of {_named(request)} cannot be kept"))
+        else:
+            self._settle(status)
+
+    def _end(self, request: EvaluationRequest, state: EvaluationState, error: ModynError) -> None:
+        with self._changed:
+            now = self._live.get(request.evaluation_id, EvaluationStatus(request.evaluation_id, state))
+        status = replace(now, state=state, error=error.message, error_reason=error.reason)
+        self._logger.warning("evaluation_ended", evaluation_id=status.evaluation_id, state=state.value, error=error.message)
+        try:
+            self._store.end(request, status)
+        except ModynError as problem:
+            # Watchers are told; the row stays queued until the next start of the service, which makes it stopped.
+            self._logger.error("cannot_store_end_of_evaluation", evaluation_id=status.evaluation_id, error=problem.message)
+        self._settle(status)
+
+    def _settle(self, status: EvaluationStatus) -> None:
+        with self._changed:
+            self._live.pop(status.evaluation_id, None)
+            self._changed.notify_all()
+
+    def _set_all(self, group: _Group, state: EvaluationState, seen: int = 0, total: int = 0) -> None:
+        with self._changed:
+            for id_ in group.requests:
+                self._live[id_] = EvaluationStatus(id_, state, seen, total)
+            self._changed.notify_all()
+
+
+def _named(request: EvaluationRequest) -> str:
+    return (
+        f"evaluation of run {request.run_id}, trigger {request.trigger_id}, model {request.model_id} "
+        f"on dataset '{request.dataset['dataset_id']}'"
+    )
+
+
+def _as_error(error: Exception, what: str) -> ModynError:
+    """Of the same class, if it is one of ours."""
+    if isinstance(error, ModynError):
+        return type(error)(f"{what}: {error.message}")
+    return ModynError(f"{what}: {type(error).__name__}: {error}")

@@ -1,0 +1,1 @@
+"""Migrations of the evaluator's schema."""

@@ -1,0 +1,182 @@
+"""Evaluations and results in PostgreSQL. An evaluation's results and its state `finished` appear together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.dialects.postgresql import insert
+
+from modyn.db.engine import Database
+from modyn.errors import UnavailableError
+from modyn.evaluator.client import EvaluationRequest, EvaluationResult, EvaluationState, EvaluationStatus
+from modyn.evaluator.config import load_dataset
+from modyn.evaluator.score import Score
+from modyn.evaluator.tables import evaluations, results
+from modyn.records import EvalInterval, Interval, RunId
+
+_NOT_DECODING = ("metrics", "batch_size", "dataloader_workers")
+"""Keys of a dataset's section that do not change what the model sees of a sample."""
+_ROWS_A_FETCH = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreKey:
+    """What a score depends on, besides model and decoding: by equal keys, scores are found again."""
+
+    interval: Interval
+    metric_digest: str
+
+
+def dataset_digest(section: Mapping[str, Any]) -> str:
+    """Equal for sections that decode samples equally."""
+    return _digest({name: value for name, value in section.items() if name not in _NOT_DECODING})
+
+
+def metric_digest(section: Mapping[str, Any]) -> str:
+    """Equal for metrics that give equal values."""
+    return _digest({name: value for name, value in section.items() if name != "label"})
+
+
+class EvaluationStore:
+    """What survives a restart of the evaluator."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def abandon_unfinished(self) -> int:
+        """Evaluations that an ended service has left behind are no longer in line. Returns how many there were."""
+        statement = (
+            update(evaluations)
+            .where(evaluations.c.state == EvaluationState.QUEUED.value)
+            .values(
+                state=EvaluationState.STOPPED.value,
+                error="the evaluator ended before this evaluation did; start it again",
+                error_reason=UnavailableError.reason,
+                changed_at=func.now(),
+            )
+            .returning(evaluations.c.evaluation_id)
+        )
+        with self._database.session() as session:
+            return len(session.execute(statement).all())
+
+    def status(self, evaluation_id: str) -> EvaluationStatus | None:
+        with self._database.session() as session:
+            row = session.execute(select(evaluations).where(evaluations.c.evaluation_id == evaluation_id)).one_or_none()
+        if row is None:
+            return None
+        return EvaluationStatus(
+            row.evaluation_id, EvaluationState(row.state), row.samples_seen, row.samples_total, row.error, row.error_reason
+        )
+
+    def queue(self, request: EvaluationRequest) -> None:
+        """Note that an evaluation has been started, perhaps again."""
+        row = _row(request, EvaluationStatus(request.evaluation_id, EvaluationState.QUEUED))
+        with self._database.session() as session:
+            session.execute(_upsert(row))
+
+    def end(self, request: EvaluationRequest, status: EvaluationStatus) -> None:
+        """Note that an evaluation has failed or was stopped."""
+        with self._database.session() as session:
+            session.execute(_upsert(_row(request, status)))
+
+    def finish(self, request: EvaluationRequest, status: EvaluationStatus, scores: Mapping[ScoreKey, Score]) -> None:
+        """Keep the results of an evaluation: for each of its intervals and metrics one, which `scores` must hold."""
+        rows = [
+            {
+                "evaluation_id": status.evaluation_id,
+                "interval_start": interval.start,
+                "interval_end": interval.end,
+                "interval_anchor": interval.anchor,
+                "metric": label,
+                "model_id": request.model_id,
+                "dataset_digest": dataset_digest(request.dataset),
+                "metric_digest": digest,
+                "value": score.value,
+                "note": score.note,
+                "num_samples": score.num_samples,
+                "num_listed": score.num_listed,
+            }
+            for interval in dict.fromkeys(request.intervals)
+            for label, digest in labelled(request)
+            for score in [scores[ScoreKey(Interval(interval.start, interval.end), digest)]]
+        ]
+        with self._database.session() as session:
+            session.execute(_upsert(_row(request, status)))
+            session.execute(delete(results).where(results.c.evaluation_id == status.evaluation_id))
+            if rows:
+                session.execute(insert(results), rows)
+
+    def known(self, model_id: int, digest: str) -> dict[ScoreKey, Score]:
+        """All scores of this model on samples decoded in this way."""
+        statement = select(results).where(results.c.model_id == model_id, results.c.dataset_digest == digest)
+        with self._database.session() as session:
+            rows = session.execute(statement).all()
+        found: dict[ScoreKey, Score] = {}
+        for row in rows:
+            interval = Interval(row.interval_start, row.interval_end)
+            score = Score(interval, row.metric, row.value, row.note, row.num_samples, row.num_listed)
+            found[ScoreKey(interval, row.metric_digest)] = score
+        return found
+
+    def results(self, run_id: RunId) -> Iterator[EvaluationResult]:
+        """All results of a run, by trigger, handler, dataset, metric and interval; read from the database as they are consumed."""
+        of_evaluation = evaluations.c["trigger_id", "handler", "dataset", "model_id"]
+        of_result = results.c["metric", "interval_start", "interval_end", "interval_anchor"]
+        statement = (
+            select(*of_evaluation, *of_result, *results.c["value", "note", "num_samples"])
+            .join_from(evaluations, results, results.c.evaluation_id == evaluations.c.evaluation_id)
+            .where(evaluations.c.run_id == run_id, evaluations.c.state == EvaluationState.FINISHED.value)
+            # Of two evaluations that cover the same interval, the newer counts.
+            .distinct(*of_evaluation, *of_result)
+            .order_by(*of_evaluation, *of_result, evaluations.c.changed_at.desc())
+        )
+        with self._database.session() as session:
+            for row in session.execute(statement, execution_options={"yield_per": _ROWS_A_FETCH}):
+                yield EvaluationResult(
+                    run_id=run_id,
+                    trigger_id=row.trigger_id,
+                    model_id=row.model_id,
+                    handler=row.handler,
+                    dataset=row.dataset,
+                    interval=EvalInterval(row.interval_start, row.interval_end, row.interval_anchor),
+                    metric=row.metric,
+                    value=row.value,
+                    note=row.note,
+                    num_samples=row.num_samples,
+                )
+
+
+def labelled(request: EvaluationRequest) -> list[tuple[str, str]]:
+    """Label and digest of each metric of the request."""
+    dataset = load_dataset(request.dataset)
+    return list(zip(dataset.metric_labels(), [metric_digest(section) for section in dataset.metrics], strict=True))
+
+
+def _row(request: EvaluationRequest, status: EvaluationStatus) -> dict[str, Any]:
+    return {
+        "evaluation_id": status.evaluation_id,
+        "run_id": request.run_id,
+        "trigger_id": request.trigger_id,
+        "model_id": request.model_id,
+        "handler": request.handler,
+        "dataset": str(request.dataset["dataset_id"]),
+        "state": status.state.value,
+        "samples_seen": status.samples_seen,
+        "samples_total": status.samples_total,
+        "error": status.error,
+        "error_reason": status.error_reason,
+    }
+
+
+def _upsert(row: Mapping[str, Any]) -> Any:
+    statement = insert(evaluations).values(**row)
+    return statement.on_conflict_do_update(index_elements=["evaluation_id"], set_={**row, "changed_at": func.now()})
+
+
+def _digest(section: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(section, sort_keys=True).encode()).hexdigest()

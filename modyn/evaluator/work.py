@@ -1,0 +1,26 @@
+"""One job as it is sent to a worker process; known to the service, which imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from modyn.config.system import Endpoint
+from modyn.records import Interval
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A model, one entry of `evaluation.datasets`, and distinct intervals."""
+
+    model_id: int
+    dataset: Mapping[str, Any]
+    intervals: tuple[Interval, ...]
+    device: str
+    storage: Endpoint
+    flight: Endpoint
+    model_storage: Endpoint
+    scratch: Path
+    """Existing folder for the model's weights; they are removed again."""

@@ -1,0 +1,43 @@
+"""What a worker process does for one job: fetch the model, evaluate it, send the scores back."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from modyn.evaluator.config import load_dataset
+from modyn.evaluator.evaluate import evaluate
+from modyn.evaluator.score import Score
+from modyn.evaluator.work import Work
+from modyn.model_storage.client import ModelStorageClient
+from modyn.models.build import build_model
+from modyn.models.weights import load_weights
+from modyn.storage.client import StorageClient
+from modyn.storage.flight import PayloadClient
+from modyn.workers import Report
+
+PROGRESS_EVERY_S: Final = 0.3
+
+
+def run(work: Work, report: Report) -> list[Score]:
+    """Progress messages are (samples seen, samples in all). Raises CancelledError when the job is asked to stop."""
+    last = 0.0
+
+    def progress(seen: int, total: int) -> None:
+        nonlocal last
+        report.check()
+        if time.monotonic() - last >= PROGRESS_EVERY_S or seen == total:
+            last = time.monotonic()
+            report.send((seen, total))
+
+    dataset = load_dataset(work.dataset)
+    with TemporaryDirectory(dir=work.scratch, prefix=f"model-{work.model_id}-") as folder:
+        with ModelStorageClient(work.model_storage) as models:
+            stored = models.get(work.model_id, Path(folder) / "model.safetensors")
+        model = build_model(stored.model_class, stored.model_config)
+        load_weights(model, stored.path)
+    report.check()
+    with StorageClient(work.storage) as storage, PayloadClient(work.flight) as payloads:
+        return evaluate(model, dataset, work.intervals, storage, payloads, device=work.device, progress=progress)
