@@ -1,0 +1,40 @@
+"""What a figure was measured on, and how a dated report is written."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+REPORTS = Path(__file__).parent / "reports"
+
+
+def describe() -> str:
+    """Processor, cores and software of this machine, one line."""
+    model = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
+    return f"{model}, {os.cpu_count()} cores, {platform.system()} {platform.release()}, Python {platform.python_version()}"
+
+
+def spread(values: Sequence[float], unit: str = "s") -> str:
+    """Median with minimum and maximum."""
+    return f"{statistics.median(values):.2f} {unit} ({min(values):.2f}–{max(values):.2f})"
+
+
+def write_report(name: str, command: str, body: str) -> Path:
+    """Writes `reports/<date>-<name>.md` and returns where it is."""
+    REPORTS.mkdir(exist_ok=True)
+    path = REPORTS / f"{dt.date.today().isoformat()}-{name}.md"
+    path.write_text(
+        f"# {name.replace('-', ' ').capitalize()}\n\n{dt.date.today().isoformat()} · {describe()} · `{command}`\n\n{body.strip()}\n"
+    )
+    return path
