@@ -34,7 +34,7 @@ _CAN_BREAK_OFF = frozenset({RunState.STOPPING, RunState.FAILED, RunState.INTERRU
 
 TRANSITIONS: dict[RunState, frozenset[RunState]] = {
     RunState.SUBMITTED: frozenset(
-        {RunState.STREAMING, RunState.SELECTING, RunState.EVALUATING, RunState.STOPPED, RunState.FAILED, RunState.INTERRUPTED}
+        {RunState.STREAMING, RunState.EVALUATING, RunState.STOPPED, RunState.FAILED, RunState.INTERRUPTED}
     ),
     RunState.STREAMING: _CAN_BREAK_OFF | {RunState.WAITING_FOR_DATA, RunState.SELECTING, RunState.EVALUATING},
     RunState.WAITING_FOR_DATA: _CAN_BREAK_OFF | {RunState.STREAMING},

@@ -1,0 +1,108 @@
+"""All services that a supervisor needs, in memory: a whole run takes milliseconds. For tests of triggers, handlers and of runs.
+
+services = InMemoryServices(tmp_path)
+services.storage.add_dataset("train")
+services.storage.add_samples("train", timestamps=range(100))
+runs = services.supervise(config)           # a real supervisor on a real PostgreSQL
+run = runs.submit(pipeline_yaml(), "pipeline.yaml", RunOptions(RunMode.EXPERIMENT))
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import yaml
+from safetensors.numpy import save_file
+
+from modyn.config.system import SystemConfig
+from modyn.db.engine import open_database
+from modyn.evaluator.client import EvaluatorClient
+from modyn.model_storage.client import ModelHeader, ModelStorageClient
+from modyn.selector.client import SelectorClient
+from modyn.supervisor.client import Run
+from modyn.supervisor.clients import Clients
+from modyn.supervisor.events import EventHub
+from modyn.supervisor.journal import Journal
+from modyn.supervisor.runs import Runs
+from modyn.testing.fake_evaluator import FakeEvaluator
+from modyn.testing.fake_model_storage import FakeModelStorage
+from modyn.testing.fake_selector import FakeSelectorClient
+from modyn.testing.fake_storage import FakeStorage
+from modyn.testing.fake_trainer_server import FakeTrainerServer
+from modyn.trainer_server.client import TrainerServerClient, TrainingRequest
+
+
+class InMemoryServices:
+    """Fakes that know each other: the model of a training is stored, and its weights depend on trigger set, parent and seed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.storage = FakeStorage()
+        self.selector = FakeSelectorClient()
+        self.model_storage = FakeModelStorage()
+        self.trainer_server = FakeTrainerServer(self._train)
+        self.evaluator = FakeEvaluator()
+
+    def clients(self) -> Clients:
+        return Clients(
+            storage=self.storage.client(),
+            selector=cast("SelectorClient", self.selector),
+            model_storage=cast("ModelStorageClient", self.model_storage),
+            trainer_server=cast("TrainerServerClient", self.trainer_server),
+            evaluator=cast("EvaluatorClient", self.evaluator),
+        )
+
+    @contextmanager
+    def supervise(self, config: SystemConfig, open_clients: Callable[[], Clients] | None = None) -> Iterator[Runs]:
+        """A supervisor over these services, without gRPC."""
+        database = open_database(config, "supervisor", "modyn.supervisor.migrations")
+        hub = EventHub()
+        runs = Runs(Journal(database, hub.committed), hub, open_clients or self.clients, config.supervisor)
+        try:
+            runs.recover()
+            yield runs
+        finally:
+            runs.close()
+            database.close()
+
+    def _train(self, request: TrainingRequest) -> tuple[int, Mapping[str, Any]]:
+        trigger_set = self.selector.trigger_set(request.run_id, request.trigger_id)
+        parent = ""
+        if request.parent_model_id is not None:
+            parent = self.model_storage.describe(request.parent_model_id).version.weights_sha256
+        made_of = f"{trigger_set.keys_checksum}/{parent}/{request.seed}"
+        path = self._folder / f"{hashlib.sha256(made_of.encode()).hexdigest()}.safetensors"
+        save_file({"weights": np.frombuffer(hashlib.sha256(made_of.encode()).digest(), np.float32)}, path)
+        result = {"num_samples": trigger_set.num_keys, "num_batches": 1, "num_epochs": 1, "loss": 0.5, "seconds": {"store": 0.001}}
+        header = ModelHeader(
+            request.run_id, request.trigger_id, "Fake", training_result=result, parent_id=request.parent_model_id
+        )
+        return self.model_storage.put(header, path).model_id, result
+
+
+def pipeline_yaml(**sections: object) -> str:
+    """A small valid pipeline on the dataset `train`: a trigger every 10 samples, fine-tuning, no evaluation; `sections` replace its own."""
+    pipeline: dict[str, object] = {
+        "pipeline": {"name": "Test"},
+        "model": {"id": "Fake"},
+        "training": {"use_previous_model": True, "seed": 7, "batch_size": 4},
+        "data": {"dataset_id": "train"},
+        "trigger": {"id": "DataAmountTrigger", "num_samples": 10},
+        "selection_strategy": {"name": "NewDataStrategy", "maximum_keys_in_memory": 100, "tail_triggers": 0},
+    }
+    return yaml.safe_dump({name: value for name, value in {**pipeline, **sections}.items() if value is not None}, sort_keys=False)
+
+
+def wait_until_at_rest(runs: Runs, run_id: str, timeout_s: float = 10.0) -> Run:
+    """The run, once nothing of it runs any more. AssertionError when that takes too long."""
+    give_up = time.monotonic() + timeout_s
+    while not (run := runs.run(run_id)).is_at_rest:
+        assert time.monotonic() < give_up, f"run {run_id} is still {run.state} after {timeout_s} s"
+        time.sleep(0.005)
+    return run

@@ -1,0 +1,465 @@
+"""Whole runs over services in memory and a real journal: what they decide, how they end, and that they go on after any break."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from modyn.config.system import SystemConfig
+from modyn.errors import (
+    ConfigError,
+    ConflictError,
+    InvalidArgumentError,
+    NotFoundError,
+    TrainingError,
+    UnavailableError,
+    UserCodeError,
+)
+from modyn.evaluator.client import EvaluationRequest
+from modyn.supervisor.client import Run, RunMode
+from modyn.supervisor.runs import Runs
+from modyn.supervisor.states import RunState, TriggerState
+from modyn.supervisor.validation import RunOptions
+from modyn.testing.services import InMemoryServices, pipeline_yaml, wait_until_at_rest
+from modyn.trainer_server.client import TrainingRequest
+
+EXPERIMENT = RunOptions(RunMode.EXPERIMENT)
+SLICES = {"type": "SlicingEvalStrategy", "eval_every": "10s", "eval_start_from": 0, "eval_end_at": 40}
+
+
+def evaluation(*handlers: dict[str, Any]) -> dict[str, Any]:
+    metrics = [{"name": "Accuracy"}]
+    named = [{"strategy": SLICES, "datasets": ["test"], **handler} for handler in handlers]
+    return {"datasets": [{"dataset_id": "test", "metrics": metrics}], "handlers": named}
+
+
+AFTER_TRAINING = evaluation({"name": "matrix", "execution_time": "after_training"})
+
+
+@pytest.fixture
+def services(tmp_path: Path) -> InMemoryServices:
+    """35 samples, one a second: three triggers by amount, and 5 samples left over."""
+    services = InMemoryServices(tmp_path)
+    services.storage.add_dataset("train")
+    services.storage.add_dataset("test")
+    services.storage.add_samples("train", timestamps=range(35))
+    services.storage.add_samples("test", timestamps=range(40))
+    return services
+
+
+@pytest.fixture
+def make_runs(services: InMemoryServices, make_config: Callable[..., SystemConfig]) -> Iterator[Callable[..., Runs]]:
+    from contextlib import ExitStack
+
+    with ExitStack() as stack:
+
+        def make(**options: object) -> Runs:
+            config = make_config(supervisor={"stream_batch_size": 8, "patience_s": 0.3, **options})
+            return stack.enter_context(services.supervise(config))
+
+        yield make
+
+
+@pytest.fixture
+def runs(make_runs: Callable[..., Runs]) -> Runs:
+    return make_runs()
+
+
+def finish(runs: Runs, yaml: str, options: RunOptions = EXPERIMENT) -> Run:
+    return wait_until_at_rest(runs, runs.submit(yaml, "pipeline.yaml", options).run_id)
+
+
+def cells(services: InMemoryServices, run: Run, handler: str) -> set[tuple[int, int]]:
+    """(trigger, anchor) of what a handler has evaluated."""
+    results = services.evaluator.results(run.run_id)
+    return {(result.trigger_id, result.interval.anchor) for result in results if result.handler == handler}
+
+
+def test_an_experiment_trains_and_evaluates_every_trigger(runs: Runs, services: InMemoryServices) -> None:
+    run = finish(runs, pipeline_yaml(evaluation=AFTER_TRAINING))
+    assert (run.run_id, run.state, run.error, run.message) == ("test-0001", RunState.FINISHED, "", "")
+    assert (run.num_samples, run.total_samples, run.num_triggers, run.samples_trained) == (35, 35, 3, 30)
+    assert run.finished_at is not None
+    triggers = runs.triggers(run.run_id)
+    assert [(t.position, t.first_timestamp, t.last_timestamp, t.fired_at_timestamp) for t in triggers] == [
+        (10, 0, 9, 9),
+        (20, 10, 19, 19),
+        (30, 20, 29, 29),
+    ]
+    assert [(t.num_keys, t.model_id, t.parent_model_id) for t in triggers] == [(10, 1, None), (10, 2, 1), (10, 3, 2)]
+    assert all(
+        t.state is TriggerState.TRAINED and {"select", "train", "store", "evaluate", "total"} <= set(t.seconds) for t in triggers
+    )
+    assert [t.weights_sha256 for t in triggers] == [m.version.weights_sha256 for m in services.model_storage.list(run.run_id)]
+    assert cells(services, run, "matrix") == {(t, anchor) for t in range(3) for anchor in (0, 10, 20, 30)}
+    assert [r.position for r in triggers] == [10, 20, 30]
+    assert np.array_equal(services.selector.runs[run.run_id].samples.keys, np.arange(35))
+
+
+def test_training_from_scratch_or_from_a_given_model(runs: Runs, services: InMemoryServices) -> None:
+    first = finish(runs, pipeline_yaml())
+    training = {"use_previous_model": False, "seed": 7, "initial_model": "pretrained", "initial_model_id": 2}
+    second = finish(runs, pipeline_yaml(training=training))
+    assert first.state == second.state == RunState.FINISHED
+    assert [t.parent_model_id for t in runs.triggers(second.run_id)] == [2, 2, 2]
+    assert second.run_id == "test-0002"
+
+
+def test_same_seed_same_models(runs: Runs) -> None:
+    first, second = finish(runs, pipeline_yaml()), finish(runs, pipeline_yaml())
+    decided = [[(t.position, t.keys_checksum, t.weights_sha256) for t in runs.triggers(run.run_id)] for run in (first, second)]
+    assert decided[0] == decided[1]
+
+
+def test_handlers(runs: Runs, services: InMemoryServices) -> None:
+    """Data ends at 10, 20, 30; anchors are 0, 10, 20, 30. What is evaluated early and what at the end adds up."""
+    handlers = [
+        {"name": f"{models}-{when}", "execution_time": when, "models": models}
+        for models in ("matrix", "active", "train")
+        for when in ("after_training", "after_pipeline", "manual")
+    ]
+    run = finish(runs, pipeline_yaml(evaluation=evaluation(*handlers)))
+    expected = {
+        "matrix": {(t, anchor) for t in range(3) for anchor in (0, 10, 20, 30)},
+        "active": {(0, 10), (1, 20), (2, 30)},
+        "train": {(0, 0), (1, 10), (2, 20), (2, 30)},
+    }
+    for models, cells_expected in expected.items():
+        assert cells(services, run, f"{models}-after_training") == cells_expected, models
+        assert cells(services, run, f"{models}-after_pipeline") == cells_expected, models
+        assert cells(services, run, f"{models}-manual") == set(), models
+    runs.evaluate(run.run_id, [])
+    run = wait_until_at_rest(runs, run.run_id)
+    assert run.state is RunState.FINISHED
+    for models, cells_expected in expected.items():
+        assert cells(services, run, f"{models}-manual") == cells_expected, models
+    asked = [(r.handler, r.trigger_id, tuple(r.intervals)) for r in services.evaluator.started]
+    assert len(asked) == len(set(asked))
+
+
+def test_intervals_between_triggers_are_complete(runs: Runs, services: InMemoryServices) -> None:
+    strategy = {"type": "BetweenTwoTriggersEvalStrategy"}
+    handler = {"name": "between", "execution_time": "after_training", "strategy": strategy}
+    run = finish(runs, pipeline_yaml(evaluation=evaluation(handler)))
+    assert cells(services, run, "between") == {(t, anchor) for t in range(3) for anchor in (0, 10, 20, 30)}
+
+
+def test_handlers_can_be_evaluated_by_name(runs: Runs, services: InMemoryServices) -> None:
+    run = finish(runs, pipeline_yaml(evaluation=AFTER_TRAINING))
+    with pytest.raises(InvalidArgumentError, match="no evaluation handler 'matirx', did you mean 'matrix'"):
+        runs.evaluate(run.run_id, ["matirx"])
+    with pytest.raises(InvalidArgumentError, match="no handler with `execution_time: manual`"):
+        runs.evaluate(run.run_id, [])
+    runs.evaluate(run.run_id, ["matrix"])
+    assert wait_until_at_rest(runs, run.run_id).state is RunState.FINISHED
+
+
+def test_a_run_that_never_triggers_says_so(runs: Runs) -> None:
+    run = finish(runs, pipeline_yaml(trigger={"id": "DataAmountTrigger", "num_samples": 1000}, evaluation=AFTER_TRAINING))
+    assert run.state is RunState.FINISHED
+    assert "no trigger fired in 35 samples from 1970-01-01 to 1970-01-01" in run.message
+    assert "DataAmountTrigger (num_samples=1000)" in run.message
+
+
+def test_max_triggers_and_interval(runs: Runs) -> None:
+    run = finish(runs, pipeline_yaml(), RunOptions(RunMode.EXPERIMENT, from_timestamp=3, max_triggers=2))
+    assert (run.state, run.total_samples, run.num_triggers) == (RunState.FINISHED, 32, 2)
+    assert [(t.first_timestamp, t.last_timestamp) for t in runs.triggers(run.run_id)] == [(3, 12), (13, 22)]
+
+
+def test_empty_trigger_sets_train_nothing(runs: Runs, services: InMemoryServices, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = services.selector.trigger
+
+    def without_second(run_id: Any, trigger_id: int, num_samples: int) -> Any:
+        info = real(run_id, trigger_id, num_samples)
+        return type(info)(run_id, 1, 0, 100, "none") if trigger_id == 1 else info
+
+    monkeypatch.setattr(services.selector, "trigger", without_second)
+    run = finish(runs, pipeline_yaml(evaluation=AFTER_TRAINING))
+    triggers = runs.triggers(run.run_id)
+    assert [t.state for t in triggers] == [TriggerState.TRAINED, TriggerState.EMPTY, TriggerState.TRAINED]
+    assert triggers[2].parent_model_id == triggers[0].model_id
+    assert {t for t, _ in cells(services, run, "matrix")} == {0, 2}
+
+
+def test_late_equal_and_future_timestamps_take_the_same_decisions_in_both_modes(runs: Runs, services: InMemoryServices) -> None:
+    """What arrives in the order of time, live or replayed, gives the same triggers; what arrives late is not lost."""
+    trigger = {"id": "TimeTrigger", "every": "10s"}
+    times = [0, 0, 0, 5, 9, 9, 10, 10, 31, 31, 32, 2_000_000_000, 2_000_000_000]
+    services.storage.add_dataset("ordered")
+    yaml = pipeline_yaml(trigger=trigger, data={"dataset_id": "ordered"})
+    services.storage.add_samples("ordered", timestamps=times[:4])
+    live = runs.submit(yaml, "p.yaml", RunOptions(RunMode.PRODUCTION))
+    for time in times[4:]:
+        services.storage.add_samples("ordered", timestamps=[time])
+    wait_for(lambda: runs.run(live.run_id).num_samples == len(times))
+    wait_for(lambda: runs.run(live.run_id).state is RunState.WAITING_FOR_DATA)
+    runs.stop(live.run_id)
+    assert wait_until_at_rest(runs, live.run_id).state is RunState.STOPPED
+    replayed = finish(runs, yaml)
+    decisions = [[(t.position, t.keys_checksum, t.weights_sha256) for t in runs.triggers(r.run_id)] for r in (live, replayed)]
+    assert [position for position, _, _ in decisions[0]] == [6, 8, 11]
+    assert decisions[0] == decisions[1]
+
+    runs.resume(live.run_id)
+    services.storage.add_samples("ordered", timestamps=[1, 2_000_000_010])
+    wait_for(lambda: runs.run(live.run_id).num_triggers == 4)
+    assert runs.triggers(live.run_id)[3].first_timestamp == 1
+    assert runs.triggers(live.run_id)[3].position == len(times) + 1
+    runs.stop(live.run_id)
+    wait_until_at_rest(runs, live.run_id)
+
+
+def test_production_takes_only_samples_from_its_start(runs: Runs) -> None:
+    options = RunOptions(RunMode.PRODUCTION, from_timestamp=20, max_triggers=1)
+    run = finish(runs, pipeline_yaml(), options)
+    assert run.state is RunState.FINISHED
+    assert [(t.position, t.first_timestamp) for t in runs.triggers(run.run_id)] == [(10, 20)]
+
+
+def test_a_failed_training_fails_the_run_which_can_be_resumed(runs: Runs, services: InMemoryServices) -> None:
+    train, broken = services.trainer_server.train, [True]
+
+    def sometimes(request: TrainingRequest) -> Any:
+        if request.trigger_id == 1 and broken:
+            raise UserCodeError("bytes_parser_function raised ValueError on sample 12, line 3")
+        return train(request)
+
+    services.trainer_server.train = sometimes
+    run = finish(runs, pipeline_yaml(evaluation=AFTER_TRAINING))
+    assert (run.state, run.error_reason) == (RunState.FAILED, "USER_CODE")
+    assert "on sample 12, line 3" in run.error
+    broken.clear()
+    runs.resume(run.run_id)
+    run = wait_until_at_rest(runs, run.run_id)
+    assert (run.state, run.error, run.num_triggers) == (RunState.FINISHED, "", 3)
+    undisturbed = finish(runs, pipeline_yaml(evaluation=AFTER_TRAINING))
+    assert [t.weights_sha256 for t in runs.triggers(run.run_id)] == [t.weights_sha256 for t in runs.triggers(undisturbed.run_id)]
+    with pytest.raises(ConflictError, match="nothing to resume"):
+        runs.resume(run.run_id)
+
+
+def test_a_failed_evaluation_lets_the_trainings_go_on(runs: Runs, services: InMemoryServices) -> None:
+    broken = [True]
+
+    def fail(request: EvaluationRequest) -> str | None:
+        return "metric Accuracy raised ZeroDivisionError" if request.trigger_id == 1 and broken else None
+
+    services.evaluator.fail = fail
+    run = finish(runs, pipeline_yaml(evaluation=AFTER_TRAINING))
+    assert run.state is RunState.FAILED
+    assert run.num_triggers == 3
+    assert "evaluation of trigger 1 by handler 'matrix' on dataset 'test' failed: metric Accuracy raised" in run.error
+    broken.clear()
+    runs.resume(run.run_id)
+    assert wait_until_at_rest(runs, run.run_id).state is RunState.FINISHED
+    assert [r.trigger_id for r in services.evaluator.started] == [0, 1, 2, 1]
+    assert len(services.trainer_server.requests) == 3
+
+
+def test_a_service_that_comes_back_in_time_is_waited_for(runs: Runs, services: InMemoryServices, monkeypatch: Any) -> None:
+    away = iter([True] * 3)
+    real = services.selector.inform
+
+    def inform(*arguments: Any) -> int:
+        if next(away, False):
+            raise UnavailableError("selector cannot be reached at unix:x")
+        return real(*arguments)
+
+    monkeypatch.setattr(services.selector, "inform", inform)
+    run = finish(runs, pipeline_yaml())
+    assert (run.state, run.num_triggers) == (RunState.FINISHED, 3)
+
+
+@pytest.mark.parametrize(
+    "service", ["selector.inform", "selector.trigger", "trainer_server.start", "model_storage.describe", "evaluator.start"]
+)
+def test_a_service_that_stays_away_interrupts_the_run(
+    runs: Runs, services: InMemoryServices, monkeypatch: pytest.MonkeyPatch, service: str
+) -> None:
+    name, _, method = service.partition(".")
+
+    def unreachable(*arguments: Any, **options: Any) -> Any:
+        raise UnavailableError(f"{name} cannot be reached at unix:x")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(getattr(services, name), method, unreachable)
+        run = finish(runs, pipeline_yaml(evaluation=AFTER_TRAINING))
+    assert (run.state, run.error_reason) == (RunState.INTERRUPTED, "UNAVAILABLE")
+    assert f"{name} cannot be reached at unix:x" in run.error
+    assert "resume the run" in run.error
+    runs.resume(run.run_id)
+    assert wait_until_at_rest(runs, run.run_id).state is RunState.FINISHED
+
+
+def test_a_trainer_that_was_restarted_is_asked_again(runs: Runs, services: InMemoryServices, monkeypatch: Any) -> None:
+    forgotten = [True]
+    real = services.trainer_server.watch
+
+    def watch(run_id: str, trigger_id: int) -> Any:
+        if forgotten:
+            forgotten.clear()
+            services.trainer_server._statuses.clear()
+            raise NotFoundError("no such training")
+        return real(run_id, trigger_id)
+
+    monkeypatch.setattr(services.trainer_server, "watch", watch)
+    services.trainer_server.held = {("test-0001", 1)}
+    assert finish(runs, pipeline_yaml()).state is RunState.FINISHED
+    assert forgotten == []
+
+
+def test_stop_during_a_training_and_resume(runs: Runs, services: InMemoryServices, monkeypatch: pytest.MonkeyPatch) -> None:
+    started, stopped = threading.Event(), threading.Event()
+    real_watch, real_stop = services.trainer_server.watch, services.trainer_server.stop
+
+    def watch(run_id: str, trigger_id: int) -> Any:
+        started.set()
+        assert stopped.wait(5)
+        return real_watch(run_id, trigger_id)
+
+    def stop(run_id: str, trigger_id: int) -> None:
+        real_stop(run_id, trigger_id)
+        stopped.set()
+
+    services.trainer_server.held = {("test-0001", 1)}
+    with monkeypatch.context() as patched:
+        patched.setattr(services.trainer_server, "watch", watch)
+        patched.setattr(services.trainer_server, "stop", stop)
+        run = runs.submit(pipeline_yaml(), "p.yaml", EXPERIMENT)
+        assert started.wait(5)
+        assert runs.stop(run.run_id).state in (RunState.STOPPING, RunState.STOPPED)
+        run = wait_until_at_rest(runs, run.run_id)
+    assert (run.state, run.error) == (RunState.STOPPED, "")
+    assert runs.stop(run.run_id).state is RunState.STOPPED
+    services.trainer_server.held.clear()
+    runs.resume(run.run_id)
+    run = wait_until_at_rest(runs, run.run_id)
+    assert (run.state, run.num_triggers) == (RunState.FINISHED, 3)
+
+
+def test_runs_wait_in_line(make_runs: Callable[..., Runs], services: InMemoryServices) -> None:
+    runs = make_runs(max_runs=1)
+    first = runs.submit(pipeline_yaml(), "p.yaml", RunOptions(RunMode.PRODUCTION))
+    second = runs.submit(pipeline_yaml(), "p.yaml", EXPERIMENT)
+    third = runs.submit(pipeline_yaml(), "p.yaml", EXPERIMENT)
+    wait_for(lambda: runs.run(first.run_id).state is RunState.WAITING_FOR_DATA)
+    assert runs.run(second.run_id).state is RunState.SUBMITTED
+    assert runs.stop(third.run_id).state is RunState.STOPPED
+    runs.stop(first.run_id)
+    assert wait_until_at_rest(runs, second.run_id).state is RunState.FINISHED
+    assert runs.run(third.run_id).state is RunState.STOPPED
+    assert [run.run_id for run in runs.runs()] == ["test-0001", "test-0002", "test-0003"]
+
+
+def test_closing_interrupts_and_the_next_supervisor_resumes(
+    services: InMemoryServices, make_config: Callable[..., SystemConfig]
+) -> None:
+    config = make_config(supervisor={"resume_on_start": True, "max_runs": 1})
+    with services.supervise(config) as runs:
+        live = runs.submit(pipeline_yaml(), "p.yaml", RunOptions(RunMode.PRODUCTION, max_triggers=4))
+        waiting = runs.submit(pipeline_yaml(), "p.yaml", EXPERIMENT)
+        wait_for(lambda: runs.run(live.run_id).state is RunState.WAITING_FOR_DATA)
+    with services.supervise(make_config()) as runs:
+        assert [run.state for run in runs.runs()] == [RunState.INTERRUPTED] * 2
+        assert "the supervisor was stopped" in runs.run(live.run_id).error
+    services.storage.add_samples("train", timestamps=range(35, 45))
+    with services.supervise(config) as runs:
+        assert wait_until_at_rest(runs, live.run_id).state is RunState.FINISHED
+        assert wait_until_at_rest(runs, waiting.run_id).state is RunState.FINISHED
+        assert [t.position for t in runs.triggers(live.run_id)] == [10, 20, 30, 40]
+
+
+def test_two_supervisors_do_not_drive_one_run(make_runs: Callable[..., Runs]) -> None:
+    runs = make_runs()
+    live = runs.submit(pipeline_yaml(), "p.yaml", RunOptions(RunMode.PRODUCTION))
+    wait_for(lambda: runs.run(live.run_id).state is RunState.WAITING_FOR_DATA)
+    other = make_runs()
+    assert other.run(live.run_id).state is RunState.WAITING_FOR_DATA
+    for call in (other.stop, other.resume):
+        with pytest.raises(ConflictError, match="driven by another supervisor"):
+            call(live.run_id)
+    runs.stop(live.run_id)
+    wait_until_at_rest(runs, live.run_id)
+
+
+def test_what_cannot_run_is_refused_with_its_reason(runs: Runs, services: InMemoryServices) -> None:
+    services.storage.add_dataset("empty")
+
+    def submit(options: RunOptions = EXPERIMENT, **sections: object) -> None:
+        runs.submit(pipeline_yaml(**sections), "p.yaml", options)
+
+    with pytest.raises(NotFoundError, match=r"data.dataset_id: there is no dataset 'trian', did you mean 'train'\? registered: "):
+        submit(data={"dataset_id": "trian"})
+    with pytest.raises(
+        InvalidArgumentError, match="dataset 'empty' holds no samples, so there is nothing to replay; .*ingest empty"
+    ):
+        submit(data={"dataset_id": "empty"})
+    with pytest.raises(InvalidArgumentError, match=r"holds no samples in \[100, .*its samples lie in \[0, 34\]"):
+        submit(RunOptions(RunMode.EXPERIMENT, from_timestamp=100))
+    with pytest.raises(InvalidArgumentError, match="no end time"):
+        submit(RunOptions(RunMode.PRODUCTION, to_timestamp=100))
+    with pytest.raises(InvalidArgumentError, match=r"\[5, 5\) is empty"):
+        submit(RunOptions(RunMode.EXPERIMENT, from_timestamp=5, to_timestamp=5))
+    with pytest.raises(InvalidArgumentError, match="ask for 1 or more"):
+        submit(RunOptions(RunMode.EXPERIMENT, max_triggers=0))
+    with pytest.raises(NotFoundError, match="training.initial_model_id: there is no model 77"):
+        submit(training={"use_previous_model": True, "initial_model": "pretrained", "initial_model_id": 77})
+    with pytest.raises(NotFoundError, match="there is no run 'nope-0001'"):
+        runs.resume("nope-0001")
+    assert runs.runs() == []
+
+
+def test_mistakes_of_all_services_are_listed_with_their_lines(runs: Runs, services: InMemoryServices) -> None:
+    from modyn.config.base import Problem
+
+    services.trainer_server.problems = [Problem("training.batch_size", "0 is wrong: it must be at least 1")]
+    yaml = pipeline_yaml(trigger={"id": "DataAmountTriger"}, evaluation=evaluation({"name": "x", "execution_time": "later"}))
+    problems = runs.validate(yaml, "p.yaml")
+    assert [problem.path for problem in problems] == ["training.batch_size", "trigger.id", "evaluation.handlers.0.execution_time"]
+    line = yaml[: yaml.index("batch_size")].count("\n") + 1
+    assert problems[0].message.endswith(f"(line {line})")
+    with pytest.raises(ConfigError, match=f"p.yaml:{line}: training.batch_size: 0 is wrong"):
+        runs.submit(yaml, "p.yaml", EXPERIMENT)
+    assert [problem.path for problem in runs.validate("a: [", "p.yaml")] == [""]
+
+
+def test_a_trigger_that_raises_fails_the_run(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    from modyn.supervisor.triggers.amount import DataAmountTrigger
+
+    monkeypatch.setattr(DataAmountTrigger, "cuts", lambda self, batch: iter([5, 3]))
+    run = finish(runs, pipeline_yaml())
+    assert (run.state, run.error_reason) == (RunState.FAILED, "USER_CODE")
+    assert "DataAmountTrigger fired at position 3" in run.error
+
+    def broken(self: object, batch: object) -> Any:
+        raise ZeroDivisionError("oh")
+
+    monkeypatch.setattr(DataAmountTrigger, "cuts", broken)
+    run = finish(runs, pipeline_yaml())
+    assert (run.state, run.error_reason) == (RunState.FAILED, "INTERNAL")
+    assert "ZeroDivisionError: oh" in run.error
+
+
+def test_a_training_that_breaks_in_the_trainer_is_told_as_it_is(runs: Runs, services: InMemoryServices) -> None:
+    def broken(request: TrainingRequest) -> Any:
+        raise TrainingError("worker 3 was killed for memory; the log is at x.log")
+
+    services.trainer_server.train = broken
+    run = finish(runs, pipeline_yaml())
+    assert (run.state, run.error_reason) == (RunState.FAILED, "TRAINING")
+    assert "worker 3" in run.error
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    import time
+
+    give_up = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < give_up, "it did not happen in time"
+        time.sleep(0.01)
