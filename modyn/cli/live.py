@@ -126,10 +126,8 @@ def progress_line(view: RunView) -> str:
     """One plain line about what goes on now, for those who have no terminal."""
     parts = [f"{view.state}: {view.num_samples:,}" + (f" of {view.total_samples:,}" if view.total_samples else "") + " samples"]
     if view.training:
-        parts.append(
-            f"training trigger {view.training_trigger}: {view.training['samples_seen']:,} samples, {view.training['samples_per_s']:,.0f}/s, "
-            f"loss {view.training['loss']:.4f}"
-        )
+        seen = f"{view.training['samples_seen']:,} samples"
+        parts.append(f"training trigger {view.training_trigger}: {seen}, {_speed(view.training)}, {_loss(view.training)}")
     if view.evaluations_running:
         parts.append(f"{len(view.evaluations_running)} evaluations running")
     return "; ".join(parts)
@@ -157,8 +155,8 @@ def draw(view: RunView, started: float, note: str = "") -> RenderableType:
         bars.add_row(
             f"training {view.training_trigger}",
             ProgressBar(total=of, completed=seen, width=30, pulse=of is None),
-            f"{view.training['samples_per_s']:,.0f} samples/s",
-            f"loss {view.training['loss']:.4f}",
+            _speed(view.training),
+            _loss(view.training),
         )
     if view.evaluations_running or view.evaluations_done:
         seen, of = view.evaluation.get("samples_seen", 0), view.evaluation.get("samples_total") or None
@@ -183,3 +181,13 @@ def draw(view: RunView, started: float, note: str = "") -> RenderableType:
             "–" if trigger.seconds is None else f"{trigger.seconds:.1f}",
         )
     return Group(head, bars, *([table] if known else []), *([Text(note, "yellow")] if note else []))
+
+
+def _speed(training: dict[str, Any]) -> str:
+    speed = training.get("samples_per_s")
+    return "starting" if speed is None else f"{speed:,.0f} samples/s"
+
+
+def _loss(training: dict[str, Any]) -> str:
+    loss = training.get("loss")
+    return "no loss yet" if loss is None else f"loss {loss:.4f}"
