@@ -141,8 +141,8 @@ def location(endpoint: Endpoint) -> str:
 
 
 def error_to_flight(error: ModynError) -> flight.FlightServerError:
-    text = f"{error.reason}|{error.message}"
-    return flight.FlightServerError(text, text.encode())
+    text = f"{error.reason}|{error.message}".encode("utf-8", "backslashreplace")  # A file's name may be no text.
+    return flight.FlightServerError(text.decode(), text)
 
 
 def error_from_flight(error: Exception, address: str) -> ModynError:

@@ -1,0 +1,102 @@
+"""A real storage service in the test's own process, and small data files for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from modyn.config.system import DatasetConfig, SystemConfig
+from modyn.proto.storage_pb2_grpc import add_StorageServicer_to_server
+from modyn.rpc.server import Registration, prepare_run_dir, start_server
+from modyn.storage.catalogue import Catalogue
+from modyn.storage.client import IngestProgress, StorageClient
+from modyn.storage.flight import PayloadClient
+from modyn.storage.flight_server import PayloadServer
+from modyn.storage.service import FULL_NAME, StorageService
+from modyn.storage.store import Store
+
+RECORD = np.dtype([("label", "<i8"), ("data", "<i8")])
+"""Records of these tests: the payload of a sample is its data, which is unique."""
+
+
+def write_records(
+    path: Path, data: Sequence[int] | range, mtime: int, labels: Sequence[int] | None = None, mode: str = "wb"
+) -> None:
+    """A binary file with one record for each number of `data`; labels are data % 10 unless given."""
+    records = np.zeros(len(data), RECORD)
+    records["data"] = list(data)
+    records["label"] = [d % 10 for d in data] if labels is None else list(labels)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open(mode) as file:
+        file.write(records.tobytes())
+    os.utime(path, (mtime, mtime))
+
+
+def binary_dataset(folder: Path, name: str = "numbers", **options: object) -> DatasetConfig:
+    folder.mkdir(parents=True, exist_ok=True)
+    fields: dict[str, object] = {"watch": False, **options}
+    config = {"record_size": 16, "label_size": 8, "byteorder": "little"}
+    return DatasetConfig(name=name, base_path=folder, file_wrapper="BinaryFileWrapper", file_wrapper_config=config, **fields)  # type: ignore[arg-type]
+
+
+def image_dataset(folder: Path, name: str = "images", **options: object) -> DatasetConfig:
+    folder.mkdir(parents=True, exist_ok=True)
+    fields: dict[str, object] = {"watch": False, **options}
+    config = {"file_extension": ".png", "label_file_extension": ".label"}
+    return DatasetConfig(
+        name=name,
+        base_path=folder,
+        file_wrapper="SingleSampleFileWrapper",
+        file_wrapper_config=config,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def write_image(folder: Path, name: str, payload: bytes, label: int, mtime: int) -> None:
+    for ending, content in ((".label", str(label).encode()), (".png", payload)):
+        path = folder / f"{name}{ending}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        os.utime(path, (mtime, mtime))
+
+
+@dataclass
+class RunningStorage:
+    """One storage service with a client of each plane."""
+
+    config: SystemConfig
+    store: Store
+    client: StorageClient
+    payloads: PayloadClient
+
+    def ingest(self, name: str = "numbers") -> IngestProgress:
+        return list(self.client.ingest(name))[-1]
+
+    def data_of(self, keys: Sequence[int] | range, name: str = "numbers") -> list[int]:
+        """The data of the records with these keys, fetched over Flight."""
+        found: list[int] = []
+        for batch in self.payloads.fetch(name, np.asarray(keys, np.int64)):
+            found += [int.from_bytes(batch.payload(i), "little") for i in range(len(batch))]
+        return found
+
+
+def start_storage(config: SystemConfig, stack: ExitStack) -> RunningStorage:
+    """Starts a service and clients; they stop in reverse order when `stack` is closed."""
+    store = Store(config, Catalogue.open(config))
+    stack.callback(store.close)
+    store.start()
+    prepare_run_dir(config.run_dir)
+    flight = PayloadServer(config.endpoint("flight"), store, 2)
+    stack.callback(flight.stop)
+    endpoint = config.endpoint("storage")
+    server = start_server("storage", endpoint, [Registration(add_StorageServicer_to_server, StorageService(store), FULL_NAME)])
+    stack.callback(server.stop)
+    client = stack.enter_context(StorageClient(endpoint.model_copy(update={"address": server.address}), retry_s=5.0))
+    flight_endpoint = config.endpoint("flight").model_copy(update={"address": flight.address})
+    payloads = stack.enter_context(PayloadClient(flight_endpoint, retry_s=5.0))
+    return RunningStorage(config, store, client, payloads)

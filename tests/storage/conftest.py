@@ -1,0 +1,33 @@
+"""Fixtures of the storage tests."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from modyn.config.system import SystemConfig
+from modyn.testing.running_storage import RunningStorage, start_storage
+
+
+@pytest.fixture
+def quick_config(make_config: Callable[..., SystemConfig]) -> Iterator[SystemConfig]:
+    """Looks at watched folders often, and takes files almost at once. Sockets lie in a short folder."""
+    with tempfile.TemporaryDirectory(prefix="modyn-st-") as folder:
+        yield make_config(state_dir=Path(folder), storage={"poll_interval_s": 0.05, "settle_s": 0.05})
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """Closed when the test ends."""
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def storage(quick_config: SystemConfig, stack: ExitStack) -> RunningStorage:
+    """A service without datasets."""
+    return start_storage(quick_config, stack)

@@ -1,0 +1,299 @@
+"""Payloads over Flight: each with its own key, in the order asked, whatever breaks on the way."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import trustme
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import flight
+
+from modyn.config.system import DatasetConfig, Endpoint, SecurityConfig
+from modyn.errors import (
+    CancelledError,
+    DataError,
+    InvalidArgumentError,
+    ModynError,
+    NotFoundError,
+    SecurityError,
+    UnavailableError,
+)
+from modyn.storage.flight import PayloadClient, PayloadRequest, Payloads, from_record_batch, payload_schema, to_record_batch
+from modyn.storage.flight_server import PayloadServer
+from modyn.storage.payloads import cut
+from modyn.testing.running_storage import RunningStorage, binary_dataset, image_dataset, write_image, write_records
+
+
+@pytest.fixture
+def numbers(storage: RunningStorage, tmp_path: Path) -> RunningStorage:
+    """1,000 records in 10 files; the data of a record is 1,000,000 + its key."""
+    for i in range(10):
+        write_records(tmp_path / "data" / f"{i}.bin", range(1_000_000 + 100 * i, 1_000_000 + 100 * (i + 1)), 1000 + i)
+    storage.client.register_dataset(binary_dataset(tmp_path / "data"))
+    storage.ingest()
+    return storage
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many short record batches in one answer, and several requests for one call."""
+    monkeypatch.setattr("modyn.storage.payloads.ROWS", 64)
+    monkeypatch.setattr("modyn.storage.payloads.BYTES", 80)
+    monkeypatch.setattr("modyn.storage.flight.KEYS_PER_REQUEST", 300)
+
+
+def check_paired(batches: Iterator[Payloads], keys: list[int]) -> None:
+    got: list[int] = []
+    for batch in batches:
+        for i, key in enumerate(batch.keys.tolist()):
+            assert int.from_bytes(batch.payload(i), "little") == 1_000_000 + key
+            assert batch.labels[i] == key % 10
+        got += batch.keys.tolist()
+    assert got == keys
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_payloads_are_paired_with_their_keys(numbers: RunningStorage) -> None:
+    keys = np.random.default_rng(1).integers(0, 1000, 2000)
+    check_paired(numbers.payloads.fetch("numbers", keys), keys.tolist())
+
+
+def test_payloads_of_many_lengths(storage: RunningStorage, tmp_path: Path, small_pieces: None) -> None:
+    contents = [bytes([i]) * (1 + i * i % 200) for i in range(100)]
+    for i, content in enumerate(contents):
+        write_image(tmp_path / "d", f"{i:03}", content, i, 1000)
+    storage.client.register_dataset(image_dataset(tmp_path / "d"))
+    storage.ingest("images")
+    keys = np.random.default_rng(2).integers(0, 100, 500)
+    got = [
+        (int(key), bytes(batch.payload(i)), int(batch.labels[i]))
+        for batch in storage.payloads.fetch("images", keys)
+        for i, key in enumerate(batch.keys)
+    ]
+    assert got == [(int(key), contents[key], int(key)) for key in keys]
+
+
+def test_float_labels(storage: RunningStorage, tmp_path: Path) -> None:
+    folder = tmp_path / "d"
+    folder.mkdir()
+    (folder / "a.bin").write_bytes(np.asarray([(0.5, 7), (1.5, 8)], [("label", "<f8"), ("data", "<i8")]).tobytes())
+    options = {"record_size": 16, "label_size": 8, "label_type": "float"}
+    config = DatasetConfig(name="f", base_path=folder, file_wrapper="BinaryFileWrapper", file_wrapper_config=options, watch=False)
+    assert storage.client.register_dataset(config).float_labels
+    storage.ingest("f")
+    batch = next(storage.payloads.fetch("f", np.asarray([1, 0])))
+    assert batch.labels.dtype == np.float64
+    assert batch.labels.tolist() == [1.5, 0.5]
+    assert storage.client.samples_by_key("f", np.asarray([1, 0])).labels.tolist() == [1.5, 0.5]
+
+
+def test_no_keys_no_batches(numbers: RunningStorage) -> None:
+    assert list(numbers.payloads.fetch("numbers", np.empty(0, np.int64))) == []
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_missing_keys_are_named_or_skipped(numbers: RunningStorage) -> None:
+    numbers.client.delete_samples("numbers", np.arange(10, 400))
+    keys = np.asarray([5, 2000, 10, 999, -1, 5])
+    with pytest.raises(NotFoundError, match="2000, 10, -1"):
+        list(numbers.payloads.fetch("numbers", keys))
+    check_paired(numbers.payloads.fetch("numbers", keys, on_missing="skip"), [5, 999, 5])
+    check_paired(numbers.payloads.fetch("numbers", np.arange(1000), "skip"), [*range(10), *range(400, 1000)])
+    assert list(numbers.payloads.fetch("numbers", np.arange(10, 300), "skip")) == []
+
+
+def test_an_unknown_dataset_is_an_error_at_once(numbers: RunningStorage) -> None:
+    with pytest.raises(NotFoundError, match="no dataset 'letters'"):
+        list(numbers.payloads.fetch("letters", np.asarray([0])))
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_an_error_in_the_middle_of_a_stream_is_an_error(numbers: RunningStorage, tmp_path: Path) -> None:
+    (tmp_path / "data" / "5.bin").unlink()
+    stream = numbers.payloads.fetch("numbers", np.arange(1000))
+    got = []
+    with pytest.raises(DataError, match=r"5\.bin"):
+        got.extend(batch for batch in stream)
+    check_paired(iter(got), list(range(sum(len(batch) for batch in got))))
+
+
+def test_a_bug_in_the_server_is_an_error_with_its_name(numbers: RunningStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr("modyn.storage.payloads.PayloadReader.read", broken)
+    with pytest.raises(ModynError, match="KeyError") as caught:
+        list(numbers.payloads.fetch("numbers", np.arange(10)))
+    assert caught.value.reason == "INTERNAL"
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_a_stream_goes_on_after_a_restart_without_loss_or_repetition(numbers: RunningStorage, stack: ExitStack) -> None:
+    endpoint = Endpoint(address=f"unix:{numbers.config.run_dir}/second.sock")
+    server = PayloadServer(endpoint, numbers.store, 1)
+    keys = np.random.default_rng(3).integers(0, 1000, 1000)
+    with PayloadClient(endpoint, retry_s=10) as client:
+        got = []
+        for number, batch in enumerate(client.fetch("numbers", keys)):
+            got.append(batch)
+            if number % 40 == 5:
+                server.stop()
+                server = PayloadServer(endpoint, numbers.store, 1)
+    server.stop()
+    check_paired(iter(got), keys.tolist())
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("on_missing", ["raise", "skip"])
+def test_a_stream_that_breaks_again_and_again(numbers: RunningStorage, monkeypatch: pytest.MonkeyPatch, on_missing: str) -> None:
+    """Also when the break comes as an early end of the stream, which must not look like success."""
+    read = numbers.payloads._stream
+
+    def broken(request: PayloadRequest) -> Iterator[tuple[Payloads, int]]:
+        for number, item in enumerate(read(request)):
+            yield item
+            if number == 2:
+                if len(request.keys) % 2:
+                    raise UnavailableError("the wire was cut")
+                return
+
+    monkeypatch.setattr(numbers.payloads, "_stream", broken)
+    numbers.client.delete_samples("numbers", np.arange(500, 600))
+    keys = np.random.default_rng(4).integers(0, 500 if on_missing == "raise" else 1000, 100)
+    expected = [int(key) for key in keys if not 500 <= key < 600]
+    check_paired(numbers.payloads.fetch("numbers", keys, on_missing), expected)  # type: ignore[arg-type]
+
+
+def test_a_server_that_stays_away_is_an_error_in_bounded_time(tmp_path: Path) -> None:
+    with (
+        PayloadClient(Endpoint(address=f"unix:{tmp_path}/none.sock"), retry_s=0.3) as client,
+        pytest.raises(UnavailableError, match="cannot be reached"),
+    ):
+        list(client.fetch("numbers", np.arange(3)))
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_a_reader_that_stops_early_leaves_the_server_well(numbers: RunningStorage) -> None:
+    for _ in range(20):
+        stream = numbers.payloads.fetch("numbers", np.arange(1000))
+        next(stream)
+        stream.close()  # type: ignore[attr-defined]
+    check_paired(numbers.payloads.fetch("numbers", np.arange(1000)), list(range(1000)))
+
+
+def test_a_ticket_that_is_not_ours_is_refused(numbers: RunningStorage) -> None:
+    uri = "grpc+unix://" + numbers.config.endpoint("flight").address.removeprefix("unix:")
+    for ticket in (
+        b"",
+        b"what",
+        pa.ipc.new_stream(sink := pa.BufferOutputStream(), pa.schema([])) and sink.getvalue().to_pybytes(),
+    ):
+        with flight.FlightClient(uri) as client, pytest.raises(flight.FlightServerError) as caught:
+            client.do_get(flight.Ticket(ticket)).read_all()
+        assert caught.value.extra_info.startswith(b"INVALID_ARGUMENT|")
+    with pytest.raises(InvalidArgumentError, match="ticket"):
+        PayloadRequest.from_ticket(b"x")
+
+
+def test_a_left_over_socket_is_taken_over_and_a_taken_port_is_told(numbers: RunningStorage, tmp_path: Path) -> None:
+    path = numbers.config.run_dir / "left.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    server = PayloadServer(Endpoint(address=f"unix:{path}"), numbers.store, 1)
+    server.stop()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(UnavailableError, match=address):
+            PayloadServer(Endpoint(address=address), numbers.store, 1)
+
+
+TOKEN = "a secret of this test"
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> SecurityConfig:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    issued = authority.issue_cert("localhost", "127.0.0.1")
+    issued.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
+    issued.cert_chain_pems[0].write_to_path(str(tmp_path / "cert.pem"))
+    return SecurityConfig(tls_cert=tmp_path / "cert.pem", tls_key=tmp_path / "key.pem", tls_ca=tmp_path / "ca.pem")
+
+
+def test_token_and_tls(numbers: RunningStorage, certificate: SecurityConfig) -> None:
+    secured = certificate.model_copy(update={"token": TOKEN})
+    server = PayloadServer(Endpoint(address="127.0.0.1:0", security=secured), numbers.store, 1)
+    try:
+        with PayloadClient(Endpoint(address=server.address, security=secured), retry_s=0) as client:
+            check_paired(client.fetch("numbers", np.arange(20)), list(range(20)))
+        for security, expected in (
+            (certificate, SecurityError),
+            (certificate.model_copy(update={"token": TOKEN + "?"}), SecurityError),
+            (SecurityConfig(token=TOKEN), UnavailableError),
+        ):
+            address = server.address
+            with PayloadClient(Endpoint(address=address, security=security), retry_s=0) as client, pytest.raises(expected):
+                list(client.fetch("numbers", np.arange(20)))
+    finally:
+        server.stop()
+
+
+def test_token_without_tls_on_a_socket(numbers: RunningStorage) -> None:
+    endpoint = Endpoint(address=f"unix:{numbers.config.run_dir}/token.sock", security=SecurityConfig(token=TOKEN))
+    server = PayloadServer(endpoint, numbers.store, 1)
+    try:
+        with PayloadClient(endpoint, retry_s=0) as client:
+            check_paired(client.fetch("numbers", np.arange(5)), list(range(5)))
+        with PayloadClient(Endpoint(address=endpoint.address), retry_s=0) as client, pytest.raises(SecurityError):
+            list(client.fetch("numbers", np.arange(5)))
+    finally:
+        server.stop()
+
+
+def test_off_loopback_it_refuses_without_tls_and_token(numbers: RunningStorage) -> None:
+    with pytest.raises(SecurityError, match="token"):
+        PayloadServer(Endpoint(address="0.0.0.0:0"), numbers.store, 1)
+
+
+@given(st.lists(st.integers(0, 50), max_size=60), st.integers(1, 100))
+def test_cut_covers_all_in_pieces_of_bounded_size(lengths: list[int], max_bytes: int) -> None:
+    ranges = cut(np.asarray(lengths, np.int64), len(lengths), max_bytes)
+    assert [i for start, stop in ranges for i in range(start, stop)] == list(range(len(lengths)))
+    for start, stop in ranges:
+        assert stop - start <= 1 or sum(lengths[start:stop]) <= max_bytes
+
+
+@given(st.lists(st.tuples(st.integers(), st.binary(max_size=9)), max_size=20), st.integers(0, 5), st.booleans())
+def test_record_batches_keep_payloads(samples: list[tuple[int, bytes]], skip: int, float_labels: bool) -> None:
+    keys = np.asarray([key % 2**62 for key, _ in samples], np.int64)
+    offsets = np.concatenate([[0], np.cumsum([len(p) for _, p in samples])]).astype(np.int64)
+    data = np.frombuffer(b"".join(p for _, p in samples), np.uint8)
+    labels = keys.astype(np.float64) if float_labels else keys
+    batch = to_record_batch(Payloads(keys, labels, data, offsets), payload_schema(float_labels)).slice(skip)
+    back = from_record_batch(batch)
+    assert [bytes(back.payload(i)) for i in range(len(back))] == [p for _, p in samples[skip:]]
+    assert back.keys.tolist() == keys[skip:].tolist()
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1)), st.text(min_size=1, max_size=20), st.sampled_from(["raise", "skip"]))
+def test_tickets_keep_requests(keys: list[int], dataset: str, on_missing: str) -> None:
+    request = PayloadRequest(dataset, np.asarray(keys, np.int64), on_missing)  # type: ignore[arg-type]
+    back = PayloadRequest.from_ticket(request.to_ticket())
+    assert (back.dataset, back.keys.tolist(), back.on_missing) == (dataset, keys, on_missing)
+
+
+def test_flight_errors_are_translated() -> None:
+    from modyn.storage.flight import error_from_flight, error_to_flight
+
+    for error in (DataError("a|b"), NotFoundError("ünï"), DataError("bad\udcff")):
+        back = error_from_flight(error_to_flight(error), "here")
+        assert type(back) is type(error)
+    assert isinstance(error_from_flight(flight.FlightTimedOutError("x"), "here"), UnavailableError)
+    assert isinstance(error_from_flight(flight.FlightCancelledError("x"), "here"), CancelledError)
