@@ -195,7 +195,7 @@ def _print_results(results: object) -> None:
     for series in series_of(results.evaluations):
         matrix = evaluation_matrix(results.evaluations, series)
         performance = composite_performance(matrix, triggers, "active")
-        active = performance["trigger_id"].to_list()
+        active = performance["trigger_id"].fillna(-1).to_list()
         print_table(
             ["model \\ from", *(date(start)[:10] for start in performance["start"])],
             [
