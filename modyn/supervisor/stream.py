@@ -101,7 +101,7 @@ class _Reader:
         self._changed = threading.Condition()
         self._batches: deque[SampleBatch] = deque()
         self._source: Iterator[SampleBatch] | None = None
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._ended = False
         self._closed = False
         threading.Thread(target=self._read, name="sample-stream", daemon=True).start()
@@ -136,7 +136,7 @@ class _Reader:
             for batch in source:
                 if not self._offer(batch):
                     return
-        except Exception as error:  # noqa: BLE001 - raised in the thread that takes the batches
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that takes the batches; an error is never an end
             self._error = error
         finally:
             with self._changed:

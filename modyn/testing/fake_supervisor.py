@@ -183,9 +183,9 @@ class FakeSupervisor:
         counts = {"num_samples": position, "total_samples": run.total_samples or 0, "timestamp": last}
         self.emit(run_id, EventKind.STREAM_PROGRESS, counts)
         fired = {"position": position, "first_timestamp": first, "last_timestamp": last, "fired_at_timestamp": last}
-        self._become(run_id, RunState.SELECTING)
         self.emit(run_id, EventKind.TRIGGER_FIRED, {**fired, "num_samples": SAMPLES_PER_TRIGGER}, trigger_id)
-        self._step(run_id, trigger_id, "select", num_keys=SAMPLES_PER_TRIGGER)
+        self._become(run_id, RunState.SELECTING)
+        self._step(run_id, trigger_id, "select", num_keys=SAMPLES_PER_TRIGGER, seconds=0.01)
         self._become(run_id, RunState.TRAINING)
         progress = {
             "samples_seen": 50,

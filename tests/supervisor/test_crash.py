@@ -1,0 +1,232 @@
+"""The supervisor dies at any moment, and the run that goes on from the journal ends as an undisturbed one does."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modyn.config.system import SupervisorConfig, SystemConfig
+from modyn.db.engine import Database, open_database
+from modyn.errors import ConflictError
+from modyn.supervisor.client import EventKind, RunMode
+from modyn.supervisor.clients import Clients
+from modyn.supervisor.events import EventHub
+from modyn.supervisor.journal import Journal, NewRun, Write
+from modyn.supervisor.patience import Signals
+from modyn.supervisor.run import Driver
+from modyn.supervisor.run_journal import RunJournal
+from modyn.supervisor.states import AT_REST, RunState
+from modyn.testing.services import InMemoryServices, pipeline_yaml
+
+CONFIG = SupervisorConfig(stream_batch_size=12)
+STRATEGY = {"type": "SlicingEvalStrategy", "eval_every": "10s", "eval_start_from": 0, "eval_end_at": 40}
+YAML = pipeline_yaml(
+    trigger={"id": "TimeTrigger", "every": "10s"},
+    evaluation={
+        "datasets": [{"dataset_id": "test", "metrics": [{"name": "Accuracy"}]}],
+        "handlers": [
+            {"name": "matrix", "execution_time": "after_training", "datasets": ["test"], "strategy": STRATEGY},
+            {
+                "name": "active",
+                "execution_time": "after_pipeline",
+                "models": "active",
+                "datasets": ["test"],
+                "strategy": {"type": "BetweenTwoTriggersEvalStrategy"},
+            },
+        ],
+    },
+)
+
+
+class Crash(BaseException):
+    """Stands for kill -9: nothing catches it."""
+
+
+class Bomb:
+    """Goes off at the n-th boundary: before or after a call to another service, before or after a commit. From then on nothing gets
+    through any more, on any thread."""
+
+    def __init__(self, at: int | None = None) -> None:
+        self.at = at
+        self.count = 0
+        self.gone_off = False
+
+    def tick(self) -> None:
+        self.count += 1
+        if self.gone_off or self.count == self.at:
+            self.gone_off = True
+            raise Crash
+
+    def around(self, target: Any) -> Any:
+        """`target`, with a boundary before and after each of its calls."""
+        bomb = self
+
+        class Wired:
+            def __getattr__(self, name: str) -> Any:
+                method = getattr(target, name)
+
+                def call(*arguments: Any, **options: Any) -> Any:
+                    bomb.tick()
+                    result = method(*arguments, **options)
+                    bomb.tick()
+                    return result
+
+                return method if name == "close" else call
+
+        return Wired()
+
+
+class WiredJournal(Journal):
+    def __init__(self, database: Database, bomb: Bomb) -> None:
+        super().__init__(database)
+        self._bomb = bomb
+
+    @contextmanager
+    def write(self, run_id: str, attempt: int | None = None) -> Iterator[Write]:
+        self._bomb.tick()
+        with super().write(run_id, attempt) as write:
+            yield write
+        self._bomb.tick()
+
+
+def new_run() -> NewRun:
+    return NewRun("Test", RunMode.EXPERIMENT, YAML, "p.yaml", {}, selection_seed=7, total_samples=35)
+
+
+def drive(journal: Journal, services: InMemoryServices, run_id: Any, bomb: Bomb) -> None:
+    """What the supervisor does with a run, in this thread."""
+    attempt = journal.claim(run_id)
+    clients = services.clients()
+    wired = Clients(**{field.name: bomb.around(getattr(clients, field.name)) for field in dataclasses.fields(Clients)})
+    run_journal = RunJournal(journal, run_id, attempt)
+    message = Driver(journal.recorded(run_id), run_journal, wired, EventHub(), CONFIG, Signals()).drive()
+    run_journal.end(RunState.FINISHED, message=message)
+
+
+def outcome(journal: Journal, services: InMemoryServices, run_id: Any) -> tuple[Any, ...]:
+    triggers = [
+        (
+            t.trigger_id,
+            t.position,
+            t.first_timestamp,
+            t.last_timestamp,
+            t.num_keys,
+            t.keys_checksum,
+            t.parent_model_id,
+            t.weights_sha256,
+        )
+        for t in journal.triggers(run_id)
+    ]
+    results = sorted((r.trigger_id, r.handler, r.interval.anchor, r.metric, r.value) for r in services.evaluator.results(run_id))
+    run = journal.run(run_id)
+    return (
+        triggers,
+        results,
+        run.state,
+        run.num_samples,
+        run.samples_trained,
+        services.selector.runs[run_id].samples.keys.tolist(),
+    )
+
+
+def make_services(folder: Path) -> InMemoryServices:
+    folder.mkdir()
+    services = InMemoryServices(folder)
+    services.storage.add_dataset("train")
+    services.storage.add_dataset("test")
+    services.storage.add_samples("train", timestamps=range(35))
+    return services
+
+
+@pytest.fixture
+def database(system_config: SystemConfig) -> Iterator[Database]:
+    database = open_database(system_config, "supervisor", "modyn.supervisor.migrations")
+    with database.session() as session:
+        # This test commits some ten thousand times and never loses power.
+        session.connection().exec_driver_sql("ALTER ROLE CURRENT_USER SET synchronous_commit = off")
+    database.engine.dispose()
+    yield database
+    database.close()
+
+
+@pytest.mark.parametrize("first", range(4))
+def test_killed_at_every_boundary(database: Database, tmp_path: Path, first: int) -> None:
+    """All boundaries, a quarter of them in each test."""
+    quiet = Bomb()
+    services = make_services(tmp_path / "undisturbed")
+    journal = Journal(database)
+    run_id = journal.create(new_run()).run_id
+    drive(WiredJournal(database, quiet), services, run_id, quiet)
+    expected = outcome(journal, services, run_id)
+    assert [t[1] for t in expected[0]] == [10, 20, 30]
+    assert len(expected[1]) == 3 * 4 + 3
+    assert quiet.count > 80
+
+    for at in range(first + 1, quiet.count + 1, 4):
+        services = make_services(tmp_path / str(at))
+        run_id = journal.create(new_run()).run_id
+        bomb = Bomb(at)
+        with pytest.raises(Crash):
+            drive(WiredJournal(database, bomb), services, run_id, bomb)
+        if journal.run(run_id).state not in AT_REST:
+            journal.become(run_id, RunState.INTERRUPTED)
+        if journal.run(run_id).state is not RunState.FINISHED:
+            journal.submit_again(run_id)
+            drive(journal, services, run_id, Bomb())
+        assert outcome(journal, services, run_id) == expected, f"killed at boundary {at}"
+        asked = [request.trigger_id for request in services.trainer_server.requests]
+        assert asked == [0, 1, 2], f"killed at boundary {at}: trained {asked}"
+        events, complete = journal.events(run_id, 0)
+        assert complete
+        assert [event.seq for event in events] == list(range(1, len(events) + 1))
+        assert [event.trigger_id for event in events if event.kind is EventKind.TRIGGER_FIRED] == [0, 1, 2]
+
+
+def test_a_driver_that_was_replaced_can_no_longer_write(database: Database) -> None:
+    journal = Journal(database)
+    run_id = journal.create(new_run()).run_id
+    old = RunJournal(journal, run_id, journal.claim(run_id))
+    old.enter(RunState.STREAMING)
+    new = RunJournal(journal, run_id, journal.claim(run_id))
+    with pytest.raises(ConflictError, match="taken over by another supervisor"):
+        old.enter(RunState.EVALUATING)
+    new.enter(RunState.EVALUATING)
+    assert journal.run(run_id).state is RunState.EVALUATING
+
+
+@pytest.mark.parametrize("change", ["earlier", "later", "never"])
+def test_a_policy_that_decides_otherwise_when_it_goes_on_is_found_out(
+    database: Database, tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from modyn.errors import CorruptStateError
+    from modyn.supervisor.triggers.time import TimeTrigger
+
+    services = make_services(tmp_path / "x")
+    journal = Journal(database)
+    run_id = journal.create(new_run()).run_id
+    train, broken = services.trainer_server.train, True
+
+    def fails_once(request: Any) -> Any:
+        if broken and request.trigger_id == 1:
+            raise CorruptStateError("x")
+        return train(request)
+
+    services.trainer_server.train = fails_once
+    with pytest.raises(CorruptStateError, match="^x$"):
+        drive(journal, services, run_id, Bomb())
+    broken = False
+    journal.become(run_id, RunState.FAILED)
+    journal.submit_again(run_id)
+    cuts: dict[str, Callable[..., Iterator[int]]] = {
+        "earlier": lambda self, batch: iter([2]),
+        "later": lambda self, batch: iter([len(batch)]),
+        "never": lambda self, batch: iter([]),
+    }
+    monkeypatch.setattr(TimeTrigger, "cuts", cuts[change])
+    with pytest.raises(CorruptStateError, match="fired trigger 1 after 20 samples, but does not when it goes on"):
+        drive(journal, services, run_id, Bomb())

@@ -1,0 +1,118 @@
+"""What a run decides by itself: splits of batches, parents, and which evaluations are due when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modyn.errors import UserCodeError
+from modyn.records import EvalInterval, Interval, SampleBatch
+from modyn.supervisor.decisions import Cursor, EvaluationPlan, Pending, TrainedModel, active_model, data_ends, parent_model, split
+from modyn.supervisor.evaluation import build_strategy
+from modyn.supervisor.evaluation.handlers import ModelChoice
+
+
+@given(st.integers(0, 30), st.data())
+def test_parts_cover_the_batch(num_samples: int, data: st.DataObject) -> None:
+    cuts = sorted(data.draw(st.sets(st.integers(0, num_samples))))
+    parts = list(split(num_samples, cuts, "T"))
+    assert [stop for _, stop, fires in parts if fires] == cuts
+    assert [position for start, stop, _ in parts for position in range(start, stop)] == list(range(num_samples))
+    assert [fires for _, _, fires in parts] == [True] * len(cuts) + [False]
+
+
+@pytest.mark.parametrize("cuts", [[-1], [4], [2, 2], [3, 1]])
+def test_positions_must_ascend(cuts: list[int]) -> None:
+    with pytest.raises(UserCodeError, match="positions must ascend"):
+        list(split(3, cuts, "T"))
+
+
+def test_the_policy_is_asked_lazily() -> None:
+    asked = []
+
+    def cuts() -> Iterator[int]:
+        for cut in (1, 2):
+            asked.append(cut)
+            yield cut
+
+    parts = split(3, cuts(), "T")
+    next(parts)
+    assert asked == [1]
+
+
+def test_parent_model() -> None:
+    assert parent_model([], True, None) is None
+    assert parent_model([], True, 9) == 9
+    assert parent_model([3, 5], True, 9) == 5
+    assert parent_model([3, 5], False, 9) == 9
+    assert parent_model([3, 5], False, None) is None
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=20), st.data())
+def test_a_cursor_does_not_depend_on_how_the_stream_is_cut(times: list[int], data: st.DataObject) -> None:
+    keys = np.arange(len(times))
+    whole = SampleBatch(keys, np.array(times, np.int64), keys)
+    at = data.draw(st.integers(0, len(times)))
+    parts = Cursor().plus(whole.slice(0, at)).plus(whole.slice(at, len(times)))
+    assert parts == Cursor().plus(whole)
+    if times:
+        assert parts.last == (times[-1], len(times) - 1)
+        assert parts.pending == Pending(len(times), min(times), max(times))
+        assert parts.max_timestamp == max(times)
+        assert parts.after_trigger().pending == Pending()
+
+
+models_of_runs = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 20)), min_size=1, max_size=6).map(
+    lambda bounds: [TrainedModel(i, 100 + i, Interval(start, start + length)) for i, (start, length) in enumerate(bounds)]
+)
+strategies = st.sampled_from(
+    [
+        {"type": "SlicingEvalStrategy", "eval_every": "7s", "eval_start_from": 0, "eval_end_at": 70},
+        {"type": "BetweenTwoTriggersEvalStrategy"},
+        {"type": "StaticEvalStrategy", "intervals": [[0, 10], [5, 60]]},
+    ]
+)
+
+
+@given(models_of_runs, strategies, st.sampled_from(["matrix", "active", "train"]), st.integers(0, 30))
+def test_what_is_due_early_and_at_the_end_is_the_whole_each_cell_once(
+    models: list[TrainedModel], strategy: dict[str, object], choice: ModelChoice, more: int
+) -> None:
+    """Also with late data, where a model's samples are older than those of the one before."""
+    plan = EvaluationPlan(choice, build_strategy(strategy))
+    stream_end = max(model.training_interval.end for model in models) + more
+    early = [
+        (index, interval)
+        for count in range(1, len(models) + 1)
+        for index, found in plan.after_training(models[:count]).items()
+        for interval in found
+    ]
+    late = [(index, interval) for index, found in plan.rest(models, stream_end).items() for interval in found]
+    whole = [(index, interval) for index, found in plan.whole(models, stream_end).items() for interval in found]
+    assert sorted(early + late, key=repr) == sorted(whole, key=repr)
+    assert len(set(whole)) == len(whole)
+
+
+def test_active_is_the_newest_from_before_the_anchor_and_trained_the_next() -> None:
+    models = [TrainedModel(i, i, Interval(10 * i, 10 * i + 10)) for i in range(3)]
+    strategy = build_strategy({"type": "SlicingEvalStrategy", "eval_every": "5s", "eval_start_from": 0, "eval_end_at": 40})
+    active = EvaluationPlan("active", strategy).whole(models, None)
+    assert {index: [i.anchor for i in found] for index, found in active.items()} == {0: [10, 15], 1: [20, 25], 2: [30, 35]}
+    trained = EvaluationPlan("train", strategy).whole(models, None)
+    assert {index: [i.anchor for i in found] for index, found in trained.items()} == {
+        0: [0, 5],
+        1: [10, 15],
+        2: [20, 25, 30, 35],
+    }
+    assert EvaluationPlan("matrix", strategy).whole(models[:1], None)[0][1] == EvalInterval(5, 10, 5)
+
+
+def test_late_data_does_not_make_a_newer_model_older() -> None:
+    models = [TrainedModel(0, 1, Interval(0, 20)), TrainedModel(1, 2, Interval(5, 10))]
+    assert data_ends(models) == [20, 20]
+    assert active_model(data_ends(models), 19) == -1
+    assert active_model(data_ends(models), 20) == 1

@@ -1,0 +1,126 @@
+"""Watching a run: nothing kept gets lost, progress may, and it ends when the run is at rest."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from modyn.config.system import SystemConfig
+from modyn.db.engine import open_database
+from modyn.errors import UnavailableError
+from modyn.supervisor.client import EventKind, RunEvent, RunMode
+from modyn.supervisor.events import PROGRESS_KEPT, EventHub, Watcher, watch
+from modyn.supervisor.journal import Journal, NewRun
+from modyn.supervisor.run_journal import RunJournal
+from modyn.supervisor.states import RunState
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Watched:
+    """A run that is written to, and its hub."""
+
+    def __init__(self, config: SystemConfig) -> None:
+        self.clock = Clock()
+        self.hub = EventHub(self.clock)
+        self.database = open_database(config, "supervisor", "modyn.supervisor.migrations")
+        self.journal = Journal(self.database, self.hub.committed)
+        self.run_id = self.journal.create(NewRun("Test", RunMode.EXPERIMENT, "", "p.yaml", {}, selection_seed=0)).run_id
+        self.writer = RunJournal(self.journal, self.run_id, self.journal.claim(self.run_id))
+
+    def progress(self, number: int) -> None:
+        self.clock.now += 1.0
+        self.hub.progress(self.run_id, EventKind.TRAINING_PROGRESS, {"samples_seen": number}, 0)
+
+
+@pytest.fixture
+def watched(system_config: SystemConfig) -> Iterator[Watched]:
+    watched = Watched(system_config)
+    yield watched
+    watched.database.close()
+
+
+def test_a_slow_watcher_loses_progress_but_nothing_that_is_kept(watched: Watched) -> None:
+    events = watch(watched.journal, watched.hub, watched.run_id, 0)
+    seen = [next(events)]
+    for number in range(3 * PROGRESS_KEPT):
+        watched.progress(number)
+    for number in range(50):
+        watched.writer.message(str(number))
+    watched.writer.end(RunState.FAILED, error="x")
+    seen += list(events)
+    kept = [event for event in seen if event.seq]
+    assert [event.seq for event in kept] == list(range(1, 53))
+    progress = [event.detail["samples_seen"] for event in seen if not event.seq]
+    assert len(progress) <= PROGRESS_KEPT
+
+
+def test_a_watcher_follows_and_ends_with_the_run(watched: Watched) -> None:
+    seen: list[RunEvent] = []
+    ready = threading.Event()
+
+    def follow() -> None:
+        for event in watch(watched.journal, watched.hub, watched.run_id, 0, lambda _: ready.set()):
+            seen.append(event)
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    assert ready.wait(5)
+    watched.writer.enter(RunState.STREAMING)
+    watched.progress(7)
+    wait_for(lambda: any(event.seq == 0 for event in seen))
+    watched.writer.end(RunState.INTERRUPTED, error="x", error_reason="UNAVAILABLE")
+    thread.join(5)
+    assert not thread.is_alive()
+    assert [event.detail["state"] for event in seen if event.seq] == ["submitted", "streaming", "interrupted"]
+    assert [event.detail for event in seen if not event.seq] == [{"samples_seen": 7}]
+
+
+def test_watching_goes_on_after_an_earlier_rest(watched: Watched) -> None:
+    """A resumed run was at rest before; a watcher from the start does not stop there."""
+    watched.writer.end(RunState.FAILED, error="x")
+    watched.journal.submit_again(watched.run_id)
+    watched.writer.end(RunState.STOPPED)
+    events = list(watch(watched.journal, watched.hub, watched.run_id, 0))
+    assert [event.detail["state"] for event in events] == ["submitted", "failed", "submitted", "stopped"]
+    assert [event.seq for event in watch(watched.journal, watched.hub, watched.run_id, 3)] == [4]
+
+
+def test_progress_is_throttled_by_kind_and_trigger(watched: Watched) -> None:
+    watcher = watched.hub.add(watched.run_id)
+    for _ in range(100):
+        watched.hub.progress(watched.run_id, EventKind.TRAINING_PROGRESS, {}, 0)
+        watched.hub.progress(watched.run_id, EventKind.TRAINING_PROGRESS, {}, 1)
+        watched.clock.now += 0.01
+    events = watcher.wait(0)
+    assert [sum(event.trigger_id == trigger for event in events) for trigger in (0, 1)] == [5, 5]
+    watched.hub.remove(watched.run_id, watcher)
+
+
+def test_closing_ends_the_wait(watched: Watched) -> None:
+    opened: list[Watcher] = []
+    events = watch(watched.journal, watched.hub, watched.run_id, 0, opened.append)
+    next(events)
+    threading.Timer(0.05, watched.hub.close).start()
+    with pytest.raises(UnavailableError, match="the supervisor is stopping"):
+        next(events)
+    assert opened[0].closed
+    watched.progress(1)
+    assert opened[0].wait(0) == []
+
+
+def wait_for(condition: object, timeout_s: float = 5.0) -> None:
+    import time
+
+    give_up = time.monotonic() + timeout_s
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < give_up
+        time.sleep(0.005)

@@ -1,0 +1,215 @@
+"""The journal: what is written is there or not, repeated writes change nothing, and a recorded run can be replayed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sqlalchemy import update
+
+from modyn.config.system import SystemConfig
+from modyn.db.engine import Database, open_database
+from modyn.errors import ConflictError, CorruptStateError, NotFoundError
+from modyn.records import EvalInterval, ModelVersion, RunId, SampleBatch, TriggerSetInfo
+from modyn.supervisor.client import EventKind, RunMode, TriggerRecord
+from modyn.supervisor.decisions import Cursor, EvaluationTask, Pending, split
+from modyn.supervisor.journal import Journal, NewRun, slug
+from modyn.supervisor.run_journal import RunJournal
+from modyn.supervisor.states import RunState, TriggerState, check_transition
+from modyn.supervisor.tables import CURSORS, METADATA
+from modyn.supervisor.triggers import build_trigger
+from modyn.supervisor.validation import RunOptions
+from modyn.testing.services import InMemoryServices, pipeline_yaml, wait_until_at_rest
+
+NEW = NewRun("My Pipeline", RunMode.PRODUCTION, "yaml: text", "p.yaml", {"a": 2**60}, selection_seed=3)
+CURSOR = Cursor(12, (5, 11), 9, Pending(2, -(2**63), 2**63 - 1), 1)
+
+
+@pytest.fixture
+def database(system_config: SystemConfig) -> Iterator[Database]:
+    database = open_database(system_config, "supervisor", "modyn.supervisor.migrations")
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def journal(database: Database) -> Journal:
+    return Journal(database)
+
+
+def record(trigger_id: int = 0) -> TriggerRecord:
+    return TriggerRecord(trigger_id, 10, 0, 9, 9, TriggerState.FIRED, started_at=1.0)
+
+
+def play(run_journal: RunJournal, times: int = 1) -> None:
+    """A trigger's life, each write `times` times, as if it had not been known whether the first one arrived."""
+    run_id = run_journal.run_id
+    keys = TriggerSetInfo(run_id, 0, 10, 100, "abc")
+    model = ModelVersion(4, run_id, 0, None, "sha", 100, 1.0, "SafetensorsFullModel", False)
+    task = EvaluationTask("h", "test", 0, 0, 4, (EvalInterval(0, 1, 0),))
+    for write in (
+        lambda: run_journal.enter(RunState.STREAMING),
+        lambda: run_journal.selecting(record(), 10),
+        lambda: run_journal.training(0, keys, None),
+        lambda: run_journal.trained(0, model, {"loss": 0.5}),
+        lambda: run_journal.evaluating(task),
+        lambda: run_journal.advance(CURSOR, {"version": 1}),
+        lambda: run_journal.evaluated(task),
+        lambda: run_journal.enter(RunState.EVALUATING),
+        lambda: run_journal.end(RunState.FINISHED, message="done"),
+    ):
+        for _ in range(times):
+            write()
+
+
+def test_the_tables_are_what_the_migration_makes(database: Database) -> None:
+    from sqlalchemy import inspect
+
+    found = inspect(database.engine)
+    for table in METADATA.tables.values():
+        columns = {column["name"]: str(column["type"]) for column in found.get_columns(table.name, schema="supervisor")}
+        declared = {column.name: str(column.type) for column in table.columns}
+        assert {name: kind.replace("DOUBLE PRECISION", "FLOAT") for name, kind in columns.items()} == declared
+        key = found.get_pk_constraint(table.name, schema="supervisor")["constrained_columns"]
+        assert key == [column.name for column in table.primary_key]
+
+
+def test_what_is_submitted_comes_back(journal: Journal) -> None:
+    run = journal.create(dataclasses.replace(NEW, from_timestamp=-(2**63), to_timestamp=2**63 - 1, max_triggers=0))
+    assert journal.run(run.run_id) == run == journal.runs()[0]
+    assert (run.run_id, run.state, run.pipeline) == ("my-pipeline-0001", RunState.SUBMITTED, {"a": 2**60})
+    assert (run.from_timestamp, run.to_timestamp, run.max_triggers) == (-(2**63), 2**63 - 1, 0)
+    assert journal.recorded(run.run_id).cursor == Cursor()
+    with pytest.raises(NotFoundError, match="there is no run 'x-0001'"):
+        journal.run("x-0001")
+    with pytest.raises(NotFoundError, match="there is no run 'x-0001'"):
+        journal.events("x-0001", 0)
+
+
+def test_ids_are_unique_when_many_submit_at_once(journal: Journal) -> None:
+    threads = [threading.Thread(target=journal.create, args=(NEW,)) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [run.run_id for run in journal.runs()] == [f"my-pipeline-{number:04d}" for number in range(1, 7)]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("digits", "digits"), ("../../etc", "etc"), ("ÄÖ", "run"), ("a" * 99, "a" * 40), ("A b_c", "a-b-c")]
+)
+def test_ids_are_safe_as_file_names(name: str, expected: str) -> None:
+    assert slug(name) == expected
+
+
+def test_a_life_and_its_repetition_leave_the_same(journal: Journal) -> None:
+    kept: list[tuple[Any, ...]] = []
+    for times in (1, 2):
+        run_id = journal.create(NEW).run_id
+        play(RunJournal(journal, run_id, journal.claim(run_id)), times)
+        recorded = journal.recorded(run_id)
+        trigger = dataclasses.replace(recorded.triggers[0], started_at=0, finished_at=0, seconds={})
+        assert set(recorded.triggers[0].seconds) == {"select", "train", "evaluate", "total"}
+        events, complete = journal.events(run_id, 0)
+        assert complete
+        assert [event.seq for event in events] == list(range(1, len(events) + 1))
+        told = [json.dumps([event.kind, event.trigger_id, event.detail.get("state")]) for event in events]
+        story = list(dict.fromkeys(told))
+        kept.append((story, trigger, recorded.cursor, recorded.policy_state, recorded.evaluated, recorded.run.message))
+    assert kept[0] == kept[1]
+    assert kept[0][2] == CURSOR
+    assert kept[0][4] == {(0, "h/test/0")}
+
+
+def test_an_illegal_step_leaves_no_trace(journal: Journal) -> None:
+    run_id = journal.create(NEW).run_id
+    run_journal = RunJournal(journal, run_id, journal.claim(run_id))
+    before = journal.events(run_id, 0)
+    with pytest.raises(ConflictError, match="is submitted and cannot become selecting"):
+        run_journal.selecting(record(), 10)
+    assert journal.triggers(run_id) == ()
+    assert journal.events(run_id, 0) == before
+
+
+def test_events_come_in_pages(journal: Journal) -> None:
+    run_id = journal.create(NEW).run_id
+    run_journal = RunJournal(journal, run_id, journal.claim(run_id))
+    for number in range(4):
+        run_journal.message(f"message {number}")
+    run_journal.end(RunState.FAILED, error="no", error_reason="DATA")
+    first, complete = journal.events(run_id, 1, limit=3)
+    assert ([event.seq for event in first], complete) == ([2, 3, 4], False)
+    rest, complete = journal.events(run_id, 4, limit=3)
+    assert ([event.seq for event in rest], complete) == ([5, 6], True)
+    assert rest[-1].detail == {"state": "failed", "error": "no", "error_reason": "DATA"}
+
+
+def test_committed_is_called_after_the_commit(database: Database) -> None:
+    seen: list[int] = []
+    journal = Journal(database, lambda run_id: seen.append(len(Journal(database).events(run_id, 0)[0])))
+    run_id = journal.create(NEW).run_id
+    journal.become(run_id, RunState.STOPPED)
+    assert seen == [1, 2]
+
+
+def test_a_cursor_of_another_release_is_refused(journal: Journal, database: Database) -> None:
+    run_id = journal.create(NEW).run_id
+    RunJournal(journal, run_id, journal.claim(run_id)).advance(CURSOR, {})
+    with database.session() as session:
+        session.execute(update(CURSORS).values(version=99))
+    with pytest.raises(CorruptStateError, match="has version 99, this release reads 1"):
+        journal.recorded(run_id)
+
+
+def test_only_finished_runs_are_evaluated_again_and_only_others_resumed(journal: Journal) -> None:
+    run_id = journal.create(NEW).run_id
+    journal.become(run_id, RunState.STOPPED)
+    with pytest.raises(ConflictError, match="resume it first"):
+        journal.submit_again(run_id, manual_handlers=[])
+    assert journal.submit_again(run_id).state is RunState.SUBMITTED
+    journal.become(run_id, RunState.EVALUATING)
+    journal.become(run_id, RunState.FINISHED)
+    with pytest.raises(ConflictError, match="nothing to resume"):
+        journal.submit_again(run_id)
+    journal.submit_again(run_id, manual_handlers=["a"])
+    assert journal.recorded(run_id).manual_handlers == ("a",)
+
+
+def test_a_recorded_journal_replays_to_the_same_decisions(
+    system_config: SystemConfig, tmp_path: Path, database: Database
+) -> None:
+    """From what was journalled alone: every transition is in the table, and policy and stream give the recorded triggers."""
+    services = InMemoryServices(tmp_path)
+    services.storage.add_dataset("train")
+    times = np.sort(np.random.default_rng(5).integers(0, 100, 60))
+    services.storage.add_samples("train", timestamps=times)
+    yaml = pipeline_yaml(trigger={"id": "TimeTrigger", "every": "15s"})
+    with services.supervise(system_config) as runs:
+        run_id = RunId(wait_until_at_rest(runs, runs.submit(yaml, "p.yaml", RunOptions(RunMode.EXPERIMENT)).run_id).run_id)
+    journal = Journal(database)
+
+    state: RunState | None = None
+    fired: dict[int, Any] = {}
+    for event in journal.events(run_id, 0)[0]:
+        if event.kind is EventKind.RUN_STATE:
+            following = RunState(event.detail["state"])
+            if state is not None:
+                check_transition(run_id, state, following)
+            state = following
+        elif event.kind is EventKind.TRIGGER_FIRED and event.trigger_id is not None:
+            fired[event.trigger_id] = event.detail
+    assert state is RunState.FINISHED
+
+    batch = SampleBatch(np.arange(60), times, np.zeros(60, np.int64))
+    policy = build_trigger(journal.run(run_id).pipeline["trigger"])
+    cuts = [stop for _, stop, fires in split(60, policy.cuts(batch), "T") if fires]
+    assert [fired[number]["position"] for number in sorted(fired)] == cuts == [t.position for t in journal.triggers(run_id)]
+    recorded = journal.recorded(run_id)
+    assert recorded.policy_state == policy.state()
+    assert recorded.cursor.position == 60
