@@ -49,7 +49,8 @@ class Segment:
         if np.all(lengths == lengths[0]):
             taken: Int64Array = (starts[:, None] + np.arange(lengths[0])).reshape(-1)
         else:
-            taken = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
+            shifts: Int64Array = np.repeat(starts - offsets[:-1], lengths)
+            taken = shifts + np.arange(len(shifts), dtype=np.int64)
         return Payloads(payloads.keys[rows], payloads.labels[rows], payloads.data[taken], offsets)
 
 

@@ -56,7 +56,8 @@ def check_dataset(section: object, path: str) -> list[Problem]:
     in_metrics = [problem for i, metric in enumerate(metrics) for problem in check_metric(metric, f"{path}.metrics.{i}")]
     if found or in_metrics:
         # What `metrics` lacks is told in detail by the metrics themselves.
-        return [*(p for p in found if not re.fullmatch(rf"{re.escape(path)}\.metrics\.\d+.*", p.path)), *in_metrics]
+        told = re.compile(rf"{re.escape(path)}\.metrics" + (r"(\..*)?" if in_metrics else r"\..*"))
+        return [*(problem for problem in found if not told.fullmatch(problem.path)), *in_metrics]
     labels: list[str] = []
     for i, metric in enumerate(metrics):
         label = _label(metric)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -21,6 +22,8 @@ COALESCE_S: Final = 0.03
 """So long a request waits for others with the same model and dataset, so that handlers share one pass over the samples."""
 MAX_WAITING: Final = 10_000
 """Evaluations in line; further ones are refused until some have ended."""
+
+_RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,199}")
 
 Progress = Callable[[int, int], None]
 Done = Callable[[list[Score] | ModynError], None]
@@ -94,6 +97,8 @@ class Evaluations:
         Raises ConfigError for a wrong dataset section, InvalidArgumentError for a wrong interval.
         """
         load_dataset(request.dataset)
+        if not _RUN_ID.fullmatch(request.run_id):
+            raise InvalidArgumentError(f"{request.run_id!r} is no run id: it must be usable as a file name")
         for interval in request.intervals:
             if interval.start > interval.end:
                 raise InvalidArgumentError(f"the interval [{interval.start}, {interval.end}) ends before it starts")
@@ -122,8 +127,8 @@ class Evaluations:
         last: EvaluationStatus | None = None
         while alive() and (last is None or not last.state.is_final):
             with self._changed:
-                self._changed.wait_for(lambda last=last: not alive() or self._live.get(evaluation_id) != last or last is None)
-                status = self._live.get(evaluation_id)
+                while (status := self._live.get(evaluation_id)) is not None and status == last and alive():
+                    self._changed.wait()
             last = status or self._ended(evaluation_id)
             yield last
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,13 +131,12 @@ class EvaluationStore:
             select(*of_evaluation, *of_result, *results.c["value", "note", "num_samples"])
             .join_from(evaluations, results, results.c.evaluation_id == evaluations.c.evaluation_id)
             .where(evaluations.c.run_id == run_id, evaluations.c.state == EvaluationState.FINISHED.value)
-            # Of two evaluations that cover the same interval, the newer counts.
-            .distinct(*of_evaluation, *of_result)
             .order_by(*of_evaluation, *of_result, evaluations.c.changed_at.desc())
         )
         with self._database.session() as session:
+            last: EvaluationResult | None = None
             for row in session.execute(statement, execution_options={"yield_per": _ROWS_A_FETCH}):
-                yield EvaluationResult(
+                result = EvaluationResult(
                     run_id=run_id,
                     trigger_id=row.trigger_id,
                     model_id=row.model_id,
@@ -149,12 +148,20 @@ class EvaluationStore:
                     note=row.note,
                     num_samples=row.num_samples,
                 )
+                # Of two evaluations that cover the same interval, the newer counts, and comes first.
+                if last is None or _place(result) != _place(last):
+                    yield result
+                last = result
 
 
 def labelled(request: EvaluationRequest) -> list[tuple[str, str]]:
     """Label and digest of each metric of the request."""
     dataset = load_dataset(request.dataset)
     return list(zip(dataset.metric_labels(), [metric_digest(section) for section in dataset.metrics], strict=True))
+
+
+def _place(result: EvaluationResult) -> tuple[Any, ...]:
+    return result.trigger_id, result.handler, result.dataset, result.model_id, result.metric, result.interval
 
 
 def _row(request: EvaluationRequest, status: EvaluationStatus) -> dict[str, Any]:

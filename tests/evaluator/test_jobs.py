@@ -1,0 +1,372 @@
+"""Evaluations from request to result: idempotent, shared, bounded, restartable; on a real PostgreSQL, with jobs that the test ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import psycopg2
+import pytest
+
+from modyn.config.system import SystemConfig
+from modyn.db.engine import Database, open_database
+from modyn.errors import (
+    CancelledError,
+    ConfigError,
+    DataError,
+    InvalidArgumentError,
+    ModynError,
+    NotFoundError,
+    UnavailableError,
+)
+from modyn.evaluator.client import EvaluationRequest, EvaluationResult, EvaluationState, EvaluationStatus
+from modyn.evaluator.jobs import Done, Evaluations, Progress
+from modyn.evaluator.score import Score
+from modyn.evaluator.store import EvaluationStore
+from modyn.records import EvalInterval, Interval, RunId
+
+DATASET: dict[str, Any] = {
+    "dataset_id": "test",
+    "record_layout": {"dtype": "int64"},
+    "batch_size": 4,
+    "metrics": [{"name": "Accuracy"}, {"name": "F1Score", "num_classes": 2}],
+}
+RUN = RunId("digits-0001")
+
+
+def request(
+    handler: str = "matrix", model_id: int = 5, times: Sequence[tuple[int, int]] = ((0, 10), (10, 20)), **fields: Any
+) -> EvaluationRequest:
+    intervals = [EvalInterval(start, end, anchor=start) for start, end in times]
+    return EvaluationRequest(RUN, 3, model_id, handler, **{"dataset": DATASET, "intervals": intervals} | fields)
+
+
+class FakeJob:
+    """A job that ends when the test says so."""
+
+    def __init__(
+        self, asked: EvaluationRequest, intervals: Sequence[Interval], name: str, progress: Progress, done: Done
+    ) -> None:
+        self.request, self.intervals, self.name, self.progress, self._done = asked, list(intervals), name, progress, done
+        self.stopped = False
+
+    def finish(self, value: float = 0.5) -> None:
+        labels = ("Accuracy", "F1Score")
+        self._done([Score(i, label, value, "", i.end - i.start, i.end - i.start) for i in self.intervals for label in labels])
+
+    def fail(self, error: ModynError) -> None:
+        self._done(error)
+
+    def stop(self) -> None:
+        self.stopped = True
+        self._done(CancelledError(f"{self.name}: stopped on request"))
+
+
+class FakeRun:
+    def __init__(self) -> None:
+        self.jobs: list[FakeJob] = []
+        self._changed = threading.Condition()
+
+    def __call__(
+        self, asked: EvaluationRequest, intervals: Sequence[Interval], name: str, progress: Progress, done: Done
+    ) -> FakeJob:
+        with self._changed:
+            self.jobs.append(FakeJob(asked, intervals, name, progress, done))
+            self._changed.notify_all()
+            return self.jobs[-1]
+
+    def job(self, number: int) -> FakeJob:
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.jobs) > number, 10)
+            return self.jobs[number]
+
+
+class House:
+    """The service's parts, without gRPC and workers."""
+
+    def __init__(self, database: Database, max_jobs: int = 2, coalesce_s: float = 0.05) -> None:
+        self.store = EvaluationStore(database)
+        self.run = FakeRun()
+        self.extra_samples = 0
+        self.evaluations = Evaluations(self.store, self.run, self._count, max_jobs, coalesce_s)
+
+    def _count(self, dataset_id: str, interval: Interval) -> int:
+        return interval.end - interval.start + self.extra_samples
+
+    def end(self, status: EvaluationStatus) -> EvaluationStatus:
+        """The final status, once it is there."""
+        return list(self.evaluations.watch(status.evaluation_id))[-1]
+
+    def results(self) -> list[EvaluationResult]:
+        return list(self.store.results(RUN))
+
+
+@pytest.fixture
+def make_house(system_config: SystemConfig) -> Iterator[Callable[..., House]]:
+    database = open_database(system_config, "evaluator", "modyn.evaluator.migrations")
+    houses: list[House] = []
+
+    def make(**options: Any) -> House:
+        houses.append(House(database, **options))
+        return houses[-1]
+
+    yield make
+    for house in houses:
+        house.evaluations.close()
+    database.close()
+
+
+@pytest.fixture
+def house(make_house: Callable[..., House]) -> House:
+    return make_house()
+
+
+def test_from_start_to_results(house: House) -> None:
+    status = house.evaluations.start(request())
+    assert status.state is EvaluationState.QUEUED
+    seen: list[EvaluationStatus] = []
+    watcher = threading.Thread(target=lambda: seen.extend(house.evaluations.watch(status.evaluation_id)))
+    watcher.start()
+    job = house.run.job(0)
+    assert job.name == "evaluation of run digits-0001, trigger 3, model 5 on dataset 'test'"
+    job.progress(7, 20)
+    time.sleep(0.05)
+    job.progress(20, 20)
+    job.finish()
+    watcher.join(10)
+    assert [s.state for s in seen][-1] is EvaluationState.FINISHED
+    assert (7, 20) in [(s.samples_seen, s.samples_total) for s in seen]
+    assert (seen[-1].samples_seen, seen[-1].samples_total) == (20, 20)
+    assert [(r.metric, r.interval, r.value, r.num_samples, r.dataset, r.handler) for r in house.results()] == [
+        (metric, EvalInterval(start, start + 10, start), 0.5, 10, "test", "matrix")
+        for metric in ("Accuracy", "F1Score")
+        for start in (0, 10)
+    ]
+    assert house.end(status) == seen[-1]
+
+
+def test_what_is_evaluated_is_not_evaluated_again(house: House) -> None:
+    first = house.evaluations.start(request())
+    assert house.evaluations.start(request()).evaluation_id == first.evaluation_id
+    house.run.job(0).finish()
+    house.end(first)
+    assert house.evaluations.start(request()).state is EvaluationState.FINISHED
+    assert len(house.run.jobs) == 1
+
+
+def test_handlers_share_one_job_over_their_distinct_intervals(house: House) -> None:
+    one = house.evaluations.start(request("a", times=[(0, 10), (5, 15)]))
+    two = house.evaluations.start(request("b", times=[(5, 15), (8, 30)]))
+    house.run.job(0).finish()
+    assert house.end(one).state is house.end(two).state is EvaluationState.FINISHED
+    assert house.run.jobs[0].intervals == [Interval(0, 10), Interval(5, 15), Interval(8, 30)]
+    assert len(house.run.jobs) == 1
+    assert len(house.results()) == 8
+
+
+def test_known_scores_are_used_again_while_the_data_is_the_same(house: House) -> None:
+    house.end(_finished(house, request("a"), 0))
+    again = house.evaluations.start(request("b", times=[(10, 20), (20, 30)]))
+    house.run.job(1).finish(0.75)
+    house.end(again)
+    assert house.run.jobs[1].intervals == [Interval(20, 30)]
+    same = house.evaluations.start(request("c", dataset=DATASET | {"batch_size": 9}))
+    assert house.end(same).state is EvaluationState.FINISHED
+    assert len(house.run.jobs) == 2
+    assert {(r.interval.start, r.value) for r in house.results() if r.handler == "b"} == {(10, 0.5), (20, 0.75)}
+    house.extra_samples = 1
+    house.evaluations.start(request("d"))
+    assert len(house.run.job(2).intervals) == 2
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        request("b", model_id=6),
+        request("b", dataset=DATASET | {"transformations": ["lambda x: x"]}),
+        request(
+            "b",
+            dataset=DATASET
+            | {"metrics": [{"name": "Accuracy", "topn": 2, "label": "Accuracy"}, {"name": "F1Score", "num_classes": 3}]},
+        ),
+    ],
+)
+def test_other_models_data_or_metrics_are_evaluated(house: House, other: EvaluationRequest) -> None:
+    house.end(_finished(house, request("a"), 0))
+    house.evaluations.start(other)
+    assert house.run.job(1).intervals == [Interval(0, 10), Interval(10, 20)]
+
+
+def _finished(house: House, asked: EvaluationRequest, number: int) -> EvaluationStatus:
+    status = house.evaluations.start(asked)
+    house.run.job(number).finish()
+    return status
+
+
+def test_no_intervals_is_nothing_to_do(house: House) -> None:
+    assert house.end(house.evaluations.start(request(times=[]))).state is EvaluationState.FINISHED
+    assert not house.run.jobs
+
+
+def test_jobs_are_bounded_and_equal_ones_wait_for_each_other(make_house: Callable[..., House]) -> None:
+    house = make_house(max_jobs=2, coalesce_s=0.0)
+    house.evaluations.start(request("a"))
+    house.run.job(0)
+    later = house.evaluations.start(request("b", times=[(10, 20)]))
+    house.evaluations.start(request(model_id=6))
+    house.run.job(1)
+    house.evaluations.start(request(model_id=7))
+    time.sleep(0.1)
+    assert [job.request.model_id for job in house.run.jobs] == [5, 6]
+    house.run.jobs[0].finish()
+    assert house.end(later).state is EvaluationState.FINISHED
+    assert house.run.job(2).request.model_id == 7
+
+
+def test_a_failure_is_a_status_and_can_be_started_again(house: House) -> None:
+    status = house.evaluations.start(request())
+    house.run.job(0).fail(DataError("evaluation of run digits-0001, trigger 3, model 5 on dataset 'test', worker 7: bad record"))
+    end = house.end(status)
+    assert (end.state, end.error_reason) == (EvaluationState.FAILED, "DATA")
+    assert "trigger 3, model 5 on dataset 'test'" in end.error
+    assert house.results() == []
+    assert house.evaluations.start(request()).state is EvaluationState.QUEUED
+    house.run.job(1).finish()
+    assert house.end(status) == replace(end, state=EvaluationState.FINISHED, error="", error_reason="")
+
+
+def test_what_cannot_begin_fails_with_its_reason(house: House) -> None:
+    house.end(_finished(house, request("a"), 0))
+
+    def gone(dataset_id: str, interval: Interval) -> int:
+        raise UnavailableError("storage cannot be reached")
+
+    house.evaluations._count_samples = gone
+    end = house.end(house.evaluations.start(request("b")))
+    assert (end.state, end.error_reason) == (EvaluationState.FAILED, "UNAVAILABLE")
+    assert (
+        end.error == "evaluation of run digits-0001, trigger 3, model 5 on dataset 'test' cannot begin: storage cannot be reached"
+    )
+    house.evaluations._count_samples = house._count
+    assert house.end(house.evaluations.start(request("b"))).state is EvaluationState.FINISHED
+
+
+def test_stopping_one_of_two_that_share_a_job(house: House) -> None:
+    one, two = house.evaluations.start(request("a")), house.evaluations.start(request("b"))
+    job = house.run.job(0)
+    house.evaluations.stop(one.evaluation_id)
+    end = house.end(one)
+    assert (end.state, end.error_reason) == (EvaluationState.STOPPED, "CANCELLED")
+    assert not job.stopped
+    house.evaluations.stop(two.evaluation_id)
+    assert job.stopped
+    assert house.end(two).state is EvaluationState.STOPPED
+    house.evaluations.stop(two.evaluation_id)
+    with pytest.raises(NotFoundError):
+        house.evaluations.stop("nothing")
+
+
+def test_stopping_before_it_begins(make_house: Callable[..., House]) -> None:
+    house = make_house(coalesce_s=0.2)
+    status = house.evaluations.start(request())
+    house.evaluations.stop(status.evaluation_id)
+    assert house.end(status).state is EvaluationState.STOPPED
+    time.sleep(0.3)
+    assert not house.run.jobs
+
+
+def test_after_a_restart_nothing_is_left_running(make_house: Callable[..., House]) -> None:
+    killed = make_house()
+    running = killed.evaluations.start(request("a"))
+    killed.run.job(0)
+    finished = killed.evaluations.start(request("b", model_id=6))
+    killed.run.job(1).finish()
+    killed.end(finished)
+
+    restarted = make_house()
+    end = restarted.end(running)
+    assert (end.state, end.error_reason) == (EvaluationState.STOPPED, "UNAVAILABLE")
+    assert "start it again" in end.error
+    assert restarted.evaluations.start(request("b", model_id=6)).state is EvaluationState.FINISHED
+    assert restarted.evaluations.start(request("a")).state is EvaluationState.QUEUED
+    restarted.run.job(0).finish()
+    assert restarted.end(running).state is EvaluationState.FINISHED
+    assert {r.handler for r in restarted.results()} == {"a", "b"}
+
+
+def test_postgres_gone_when_results_are_to_be_kept(house: House, postgres_url: str) -> None:
+    status = house.evaluations.start(request())
+    job = house.run.job(0)
+    with psycopg2.connect(postgres_url) as connection, connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE evaluator.results RENAME TO hidden")
+    job.finish()
+    end = house.end(status)
+    assert end.state is EvaluationState.FAILED
+    assert end.error.startswith(
+        "the results of evaluation of run digits-0001, trigger 3, model 5 on dataset 'test' cannot be kept"
+    )
+    connection = psycopg2.connect(postgres_url)
+    with connection, connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE evaluator.hidden RENAME TO results")
+    connection.close()
+    house.evaluations.start(request())
+    house.run.job(1).finish()
+    assert house.end(status).state is EvaluationState.FINISHED
+
+
+def test_a_newer_evaluation_of_an_interval_replaces_the_older(house: House) -> None:
+    house.end(_finished(house, request(), 0))
+    house.extra_samples = 5
+    newer = house.evaluations.start(request(times=[(10, 20), (20, 30)]))
+    house.run.job(1).finish(0.9)
+    house.end(newer)
+    values = {(r.interval.start, r.value) for r in house.results() if r.metric == "Accuracy"}
+    assert values == {(0, 0.5), (10, 0.9), (20, 0.9)}
+
+
+def test_watchers_that_are_gone_are_let_go(house: House) -> None:
+    status = house.evaluations.start(request())
+    house.run.job(0)
+    alive = threading.Event()
+    alive.set()
+    watcher = threading.Thread(target=lambda: list(house.evaluations.watch(status.evaluation_id, alive.is_set)))
+    watcher.start()
+    alive.clear()
+    house.evaluations.wake()
+    watcher.join(5)
+    assert not watcher.is_alive()
+    with pytest.raises(NotFoundError, match="no evaluation 'nothing'"):
+        next(house.evaluations.watch("nothing"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "message"),
+    [
+        (request(dataset=DATASET | {"metrics": []}), ConfigError, "metrics"),
+        (request(times=[(5, 4)]), InvalidArgumentError, "ends before it starts"),
+        (replace(request(), run_id=RunId("../../etc")), InvalidArgumentError, "no run id"),
+    ],
+)
+def test_requests_that_cannot_be_served(house: House, asked: EvaluationRequest, error: type[ModynError], message: str) -> None:
+    with pytest.raises(error, match=message):
+        house.evaluations.start(asked)
+
+
+def test_ids_depend_on_what_is_asked_for_and_survive_the_wire() -> None:
+    from modyn.evaluator.client import request_from_proto, request_to_proto
+
+    asked = request(dataset=DATASET | {"dataloader_workers": 2.0})
+    assert request_from_proto(request_to_proto(asked)).evaluation_id == asked.evaluation_id
+    others = [
+        request("other"),
+        request(model_id=6),
+        request(times=[(0, 10)]),
+        request(device="cuda"),
+        replace(asked, trigger_id=4),
+        asked,
+    ]
+    assert len({r.evaluation_id for r in others}) == 6
+    assert request(times=[(10, 20), (0, 10), (0, 10)]).evaluation_id == request().evaluation_id

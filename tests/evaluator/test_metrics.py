@@ -1,0 +1,234 @@
+"""Metrics against scikit-learn and torchmetrics; the checks that every registered metric passes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import sklearn.metrics
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from modyn.config.base import Section
+from modyn.errors import ConfigError, InvalidArgumentError
+from modyn.evaluator.metrics import METRICS, Metric, MetricConfig, build_metric, check_metric, torchmetrics_names
+
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "Accuracy": {"name": "Accuracy"},
+    "F1Score": {"name": "F1Score", "num_classes": 2},
+    "RocAuc": {"name": "RocAuc"},
+    "Precision": {"name": "Precision", "config": {"task": "multiclass", "num_classes": 2, "average": "macro"}},
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def drawn(seed: int, n: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    # Few distinct scores, so that there are ties for RocAuc; a little noise for the others would hide them.
+    scores = torch.randint(0, 6, (n, classes), generator=generator).float() + torch.arange(classes) * 1e-3
+    return scores, torch.randint(0, classes, (n,), generator=generator)
+
+
+def value(section: dict[str, Any], outputs: torch.Tensor, labels: torch.Tensor, cuts: tuple[int, ...] = ()) -> float | None:
+    metric = build_metric(section)
+    for a, b in zip((0, *cuts), (*cuts, len(labels)), strict=True):
+        metric.update(outputs[a:b], labels[a:b])
+    return metric.value().value
+
+
+SIZES = st.tuples(st.integers(0, 10_000), st.integers(1, 60), st.integers(2, 5))
+
+
+@given(SIZES, st.integers(1, 5))
+def test_accuracy_against_sklearn(size: tuple[int, int, int], topn: int) -> None:
+    outputs, labels = drawn(*size)
+    topn = min(topn, size[2])
+    got = value({"name": "Accuracy", "topn": topn}, outputs, labels)
+    if topn == size[2]:
+        assert got == 1
+    elif size[2] > 2:
+        assert got == pytest.approx(sklearn.metrics.top_k_accuracy_score(labels, outputs, k=topn, labels=range(size[2])))
+    if topn == 1:
+        assert got == pytest.approx(sklearn.metrics.accuracy_score(labels, outputs.argmax(1)))
+        assert got == value({"name": "Accuracy"}, outputs.argmax(1), labels)
+
+
+@given(SIZES, st.sampled_from(["macro", "micro", "weighted"]))
+def test_f1_against_sklearn(size: tuple[int, int, int], average: str) -> None:
+    outputs, labels = drawn(*size)
+    expected = sklearn.metrics.f1_score(labels, outputs.argmax(1), average=average, labels=range(size[2]), zero_division=0)
+    section = {"name": "F1Score", "num_classes": size[2], "average": average}
+    assert value(section, outputs, labels) == pytest.approx(expected)
+    assert value(section, outputs.argmax(1), labels) == pytest.approx(expected)
+
+
+@given(st.integers(0, 1000), st.integers(1, 40), st.integers(0, 1))
+def test_binary_f1_against_sklearn(seed: int, n: int, positive: int) -> None:
+    outputs, labels = drawn(seed, n, 2)
+    expected = sklearn.metrics.f1_score(labels, outputs.argmax(1), pos_label=positive, zero_division=0)
+    section = {"name": "F1Score", "num_classes": 2, "average": "binary", "pos_label": positive}
+    assert value(section, outputs, labels) == pytest.approx(expected)
+
+
+@given(st.integers(0, 1000), st.integers(2, 60))
+def test_roc_auc_against_sklearn_with_ties(seed: int, n: int) -> None:
+    outputs, labels = drawn(seed, n, 2)
+    got = value({"name": "RocAuc"}, outputs, labels)
+    if len(labels.unique()) == 1:
+        assert got is None
+    else:
+        assert got == pytest.approx(sklearn.metrics.roc_auc_score(labels, outputs[:, 1] - outputs[:, 0]))
+        assert value({"name": "RocAuc"}, outputs[:, 1:] * 2 + 1, labels) == value({"name": "RocAuc"}, outputs[:, 1], labels)
+
+
+def test_roc_auc_of_one_class_is_undefined_and_says_so() -> None:
+    metric = build_metric({"name": "RocAuc"})
+    metric.update(torch.rand(5), torch.ones(5, dtype=torch.int64))
+    assert metric.value().value is None
+    assert "all 5 samples are of class 1" in metric.value().note
+
+
+def test_roc_auc_beyond_its_bound_is_an_estimate_and_says_so() -> None:
+    outputs, labels = drawn(3, 20_000, 2)
+    metric = build_metric({"name": "RocAuc", "max_samples": 5_000})
+    for part in range(0, 20_000, 777):
+        metric.update(outputs[part : part + 777], labels[part : part + 777])
+    found = metric.value()
+    assert found.note == "estimated from 5000 of 20000 samples, drawn at random"
+    assert found.value == pytest.approx(sklearn.metrics.roc_auc_score(labels, outputs[:, 1] - outputs[:, 0]), abs=0.03)
+
+
+def test_scores_that_are_no_numbers_are_told() -> None:
+    metric = build_metric({"name": "RocAuc"})
+    metric.update(torch.tensor([0.1, float("nan")]), torch.tensor([0, 1]))
+    assert metric.value().value is None
+    assert "1 scores are not a number" in metric.value().note
+
+
+def test_classes_that_do_not_occur_are_told() -> None:
+    metric = build_metric({"name": "F1Score", "num_classes": 3})
+    metric.update(torch.tensor([0, 1]), torch.tensor([0, 1]))
+    assert metric.value().value == pytest.approx(2 / 3)
+    assert metric.value().note == "classes that neither occur nor are predicted count as 0: 2"
+
+
+@pytest.mark.parametrize(
+    ("section", "outputs", "labels", "message"),
+    [
+        (
+            {"name": "Accuracy", "topn": 5},
+            torch.rand(2, 3),
+            torch.tensor([0, 1]),
+            "Top-5-Accuracy needs scores .* at least 5 classes",
+        ),
+        ({"name": "F1Score", "num_classes": 3}, torch.rand(2, 4), torch.tensor([0, 1]), r"scores of shape \(n, 3\)"),
+        ({"name": "F1Score", "num_classes": 3}, torch.rand(2, 3), torch.tensor([0, 3]), "found the label 3"),
+        ({"name": "F1Score", "num_classes": 3}, torch.tensor([0, -1]), torch.tensor([0, 2]), "found the prediction -1"),
+        ({"name": "RocAuc"}, torch.rand(2, 3), torch.tensor([0, 1]), "one score a sample"),
+        ({"name": "RocAuc"}, torch.rand(2), torch.tensor([0, 7]), "labels 0 and 1 and found 7"),
+        ({"name": "Precision", "config": {"task": "binary"}}, torch.rand(2, 3), torch.tensor([0, 1]), "torchmetrics refused"),
+    ],
+)
+def test_outputs_and_labels_that_do_not_fit(
+    section: dict[str, Any], outputs: torch.Tensor, labels: torch.Tensor, message: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        build_metric(section).update(outputs, labels)
+
+
+def test_any_metric_of_torchmetrics_by_name() -> None:
+    outputs, labels = drawn(1, 50, 3)
+    section = {"name": "CohenKappa", "config": {"task": "multiclass", "num_classes": 3}}
+    expected = sklearn.metrics.cohen_kappa_score(labels, outputs.argmax(1))
+    assert value(section, outputs, labels, (20, 20)) == pytest.approx(expected, abs=1e-6)
+    with pytest.raises(ConfigError, match="more than one number"):
+        value({"name": "ConfusionMatrix", "config": {"task": "multiclass", "num_classes": 3}}, outputs, labels)
+    with pytest.raises(ConfigError, match="cannot be made"):
+        build_metric({"name": "Precision", "config": {"task": "nonsense"}})
+
+
+def test_registered_metrics_are_those_that_we_know() -> None:
+    ours = [p.id for p in METRICS.plugins.values() if p.distribution == "modyn"]
+    assert ours == ["Accuracy", "F1Score", "RocAuc"]
+    assert set(ours) <= set(EXAMPLES)
+    assert {"Precision", "CohenKappa", "MeanSquaredError"} <= torchmetrics_names()
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+class TestEveryMetric:
+    """The same checks for all of ours, and for torchmetrics by one of its own."""
+
+    def test_shape(self, name: str) -> None:
+        metric = build_metric(EXAMPLES[name])
+        assert isinstance(metric, Metric)
+        assert issubclass(metric.Config, MetricConfig)
+        assert issubclass(metric.Config, Section)
+        assert type(metric).__doc__
+        assert metric.label == name
+        assert build_metric({**EXAMPLES[name], "label": "mine"}).label == "mine"
+        assert all(field.description for field in metric.Config.model_fields.values())
+
+    @settings(max_examples=15, deadline=None)
+    @given(seed=st.integers(0, 100), n=st.integers(2, 30), data=st.data())
+    def test_one_batch_or_many_give_the_same_value(self, name: str, seed: int, n: int, data: st.DataObject) -> None:
+        outputs, labels = drawn(seed, n, 2)
+        cuts = tuple(sorted(data.draw(st.lists(st.integers(0, n), max_size=4))))
+        assert value(EXAMPLES[name], outputs, labels, cuts) == pytest.approx(value(EXAMPLES[name], outputs, labels))
+
+    def test_inputs_are_left_as_they_are_and_empty_batches_are_legal(self, name: str) -> None:
+        outputs, labels = drawn(0, 20, 2)
+        before = outputs.clone(), labels.clone()
+        assert value(EXAMPLES[name], outputs, labels, (0, 7, 7)) is not None
+        assert torch.equal(outputs, before[0])
+        assert torch.equal(labels, before[1])
+
+    def test_unknown_options_are_refused(self, name: str) -> None:
+        (problem,) = check_metric({**EXAMPLES[name], "lable": "x"}, "m")
+        assert problem.path == "m.lable"
+        assert "did you mean 'label'" in problem.message
+
+
+def test_checking_needs_no_torch() -> None:
+    code = (
+        "import sys\nfrom modyn.evaluator.metrics import check_metric\nimport modyn.evaluator.service\n"
+        f"assert not [p for e in {list(EXAMPLES.values())!r} for p in check_metric(e, 'm')]\nsys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("section", "path", "message"),
+    [
+        ({"name": "Acuracy"}, "m.name", "did you mean 'Accuracy'"),
+        ({}, "m.name", "is required"),
+        ("Accuracy", "m", "name: Accuracy"),
+        ({"name": "Accuracy", "topn": 0}, "m.topn", "greater than or equal to 1"),
+        ({"name": "F1Score"}, "m.num_classes", "is required"),
+        ({"name": "F1Score", "num_classes": 3, "average": "binary"}, "m", "is for num_classes 2"),
+        ({"name": "F1Score", "num_classes": 2, "pos_label": 2}, "m", "pos_label 2"),
+        ({"name": "F1Score", "num_classes": 2, "average": "mean"}, "m.average", "'mean' is wrong"),
+        (
+            {"name": "RocAuc", "evaluation_transformer_function": "def f(x): ..."},
+            "m.evaluation_transformer_function",
+            "it defines f",
+        ),
+    ],
+)
+def test_mistakes_are_named(section: Any, path: str, message: str) -> None:
+    (problem,) = check_metric(section, "m")
+    assert problem.path == path
+    assert message in problem.message
+
+
+def test_numpy_is_not_disturbed() -> None:
+    before = np.random.get_state()[1]
+    value({"name": "RocAuc"}, *drawn(0, 20, 2))
+    assert np.array_equal(before, np.random.get_state()[1])
