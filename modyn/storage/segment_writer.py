@@ -145,19 +145,21 @@ class SegmentWriter:
 def merge_run(sizes: Sequence[int]) -> int:
     """How many of the last segments, of these numbers of samples, are to become one; 0 if none.
 
-    >>> merge_run([10] * 15), merge_run([10] * 16), merge_run([5000] + [10] * 16)
-    (0, 16, 16)
+    Segments of 16^k to 16^(k + 1) samples are of one kind: 16 neighbours of a kind, and smaller ones behind them, become one.
+
+    >>> merge_run([10] * 15), merge_run([10] * 16), merge_run([5000] + [10] * 16), merge_run([20] * 15 + [1])
+    (0, 16, 16, 0)
     """
-    ceiling = MERGE_RUN
-    while ceiling <= SEGMENT_ROWS:
-        run = total = 0
+    floor = 1
+    while floor < SEGMENT_ROWS:
+        run = total = of_kind = 0
         for size in reversed(sizes):
-            if size > ceiling or total + size > SEGMENT_ROWS:
+            if size >= floor * MERGE_RUN or total + size > SEGMENT_ROWS:
                 break
-            run, total = run + 1, total + size
-        if run >= MERGE_RUN:
+            run, total, of_kind = run + 1, total + size, of_kind + (size >= floor)
+        if of_kind >= MERGE_RUN:
             return run
-        ceiling *= MERGE_RUN
+        floor *= MERGE_RUN
     return 0
 
 

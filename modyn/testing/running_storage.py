@@ -41,7 +41,7 @@ def binary_dataset(folder: Path, name: str = "numbers", **options: object) -> Da
     folder.mkdir(parents=True, exist_ok=True)
     fields: dict[str, object] = {"watch": False, **options}
     config = {"record_size": 16, "label_size": 8, "byteorder": "little"}
-    return DatasetConfig(name=name, base_path=folder, file_wrapper="BinaryFileWrapper", file_wrapper_config=config, **fields)  # type: ignore[arg-type]
+    return DatasetConfig(name=name, base_path=folder, file_wrapper="BinaryFileWrapper", file_wrapper_config=config, **fields)
 
 
 def image_dataset(folder: Path, name: str = "images", **options: object) -> DatasetConfig:
@@ -53,7 +53,7 @@ def image_dataset(folder: Path, name: str = "images", **options: object) -> Data
         base_path=folder,
         file_wrapper="SingleSampleFileWrapper",
         file_wrapper_config=config,
-        **fields,  # type: ignore[arg-type]
+        **fields,
     )
 
 

@@ -118,10 +118,11 @@ def test_an_unknown_dataset_is_an_error_at_once(numbers: RunningStorage) -> None
 def test_an_error_in_the_middle_of_a_stream_is_an_error(numbers: RunningStorage, tmp_path: Path) -> None:
     (tmp_path / "data" / "5.bin").unlink()
     stream = numbers.payloads.fetch("numbers", np.arange(1000))
-    got = []
+    got: list[Payloads] = []
     with pytest.raises(DataError, match=r"5\.bin"):
         got.extend(batch for batch in stream)
-    check_paired(iter(got), list(range(sum(len(batch) for batch in got))))
+    num_samples = sum(len(batch) for batch in got)
+    check_paired(iter(got), list(range(num_samples)))
 
 
 def test_a_bug_in_the_server_is_an_error_with_its_name(numbers: RunningStorage, monkeypatch: pytest.MonkeyPatch) -> None:

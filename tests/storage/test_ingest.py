@@ -73,7 +73,7 @@ def test_two_services_at_once_index_once(quick_config: SystemConfig, data: Path)
         write_records(data / f"{i:02}.bin", [i], 1000 + i)
     stores = [Store(quick_config, Catalogue.open(quick_config)) for _ in range(2)]
     stores[0].register(binary_dataset(data))
-    threads = [threading.Thread(target=lambda s=store: list(s.ingest("numbers"))) for store in stores]  # type: ignore[misc]
+    threads = [threading.Thread(target=lambda s=store: list(s.ingest("numbers"))) for store in stores]
     for thread in threads:
         thread.start()
     for thread in threads:

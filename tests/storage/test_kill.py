@@ -1,0 +1,231 @@
+"""`kill -9` in the middle of ingestion, at every step of it, and of the whole service: afterwards each sample is there exactly once."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from modyn.config.system import SystemConfig
+from modyn.errors import UnavailableError
+from modyn.records import Interval, SampleBatch
+from modyn.rpc.channel import is_serving
+from modyn.storage.client import StorageClient
+from modyn.storage.flight import PayloadClient
+from modyn.testing.running_storage import binary_dataset, start_storage, write_records
+
+INGEST_AND_DIE = """
+import os, signal, sys
+from pathlib import Path
+from modyn.config.system import load_system_config
+from modyn.storage import durable, ingest, open_dataset, segment_writer
+from modyn.storage.catalogue import Catalogue
+from modyn.storage.store import Store
+
+point, nth = sys.argv[2], int(sys.argv[3])
+passed = 0
+
+def die_here():
+    global passed
+    passed += 1
+    if passed == nth:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def around(owner, name, before):
+    real = getattr(owner, name)
+    def wrapped(*arguments, **options):
+        if before:
+            die_here()
+        result = real(*arguments, **options)
+        if not before:
+            die_here()
+        return result
+    setattr(owner, name, wrapped)
+
+owner, name, side = {
+    "before_segment": (segment_writer, "write_segment", True),
+    "after_segment": (segment_writer, "write_segment", False),
+    "inside_segment": (durable.os, "replace", True),
+    "before_commit": (Catalogue, "commit", True),
+    "inside_commit": (__import__("modyn.storage.catalogue").storage.catalogue, "_replace_problems", False),
+    "after_commit": (Catalogue, "commit", False),
+    "before_merge": (segment_writer, "merge_segments", True),
+    "after_merge": (segment_writer, "merge_segments", False),
+}[point]
+around(owner, name, side)
+ingest.CHUNK_ROWS = 50                                   # files of more samples are large
+segment_writer.SegmentBuilder.full = lambda builder: len(builder) >= 40
+segment_writer.FLUSH_S = 0.0                             # every file is a commit of its own
+segment_writer.MERGE_RUN = 4
+config = load_system_config(Path(sys.argv[1]))
+store = Store(config, Catalogue.open(config))
+store.start()
+list(store.ingest("numbers"))
+print("survived")
+"""
+
+POINTS = [
+    ("before_segment", 1),
+    ("before_segment", 3),
+    ("inside_segment", 2),
+    ("after_segment", 1),
+    ("after_segment", 4),
+    ("before_commit", 2),
+    ("inside_commit", 1),
+    ("inside_commit", 4),
+    ("after_commit", 1),
+    ("after_commit", 3),
+    ("before_merge", 1),
+    ("after_merge", 1),
+]
+
+
+def write_config(config: SystemConfig, path: Path) -> Path:
+    values = {
+        "state_dir": str(config.state_dir),
+        "database_url": config.database_url,
+        "storage": {"settle_s": 0.05, "poll_interval_s": 0.05},
+    }
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+def test_killed_ingestion_is_exactly_once(quick_config: SystemConfig, tmp_path: Path) -> None:
+    """One dataset through all points one after the other, each with new files: small ones, a large one, and one that grows."""
+    folder, program = tmp_path / "d", tmp_path / "program.py"
+    program.write_text(INGEST_AND_DIE)
+    config_path = write_config(quick_config, tmp_path / "system.yaml")
+    with ExitStack() as stack:
+        start_storage(quick_config, stack).client.register_dataset(binary_dataset(folder))
+    count = 0
+    for round_, (point, nth) in enumerate(POINTS):
+        for name, mode, num_samples in (
+            (f"{round_:02}-a", "wb", 3),
+            (f"{round_:02}-b", "wb", 130),
+            (f"{round_:02}-c", "wb", 1),
+            ("g", "ab", 2),
+        ):
+            write_records(folder / f"{name}.bin", range(count, count + num_samples), 1000 + count, mode=mode)
+            count += num_samples
+        done = subprocess.run(
+            [sys.executable, str(program), str(config_path), point, str(nth)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == -signal.SIGKILL, f"{point} {nth}: {done.stdout}{done.stderr}"
+        if round_ % 3 == 0 or round_ == len(POINTS) - 1:
+            with ExitStack() as stack:
+                storage = start_storage(quick_config, stack)
+                storage.ingest()
+                assert sorted(storage.data_of(range(count))) == list(range(count)), f"after {point} {nth}"
+                assert storage.client.dataset("numbers").num_samples == count
+                assert storage.client.problems("numbers") == []
+                known = {path.name for path in storage.store.dataset("numbers").folder.iterdir()}
+                assert known <= {segment.path.name for segment in storage.store.dataset("numbers").segments()} | {"deletions"}
+                replayed = SampleBatch.concatenate(list(storage.client.samples_in_interval("numbers", Interval(), 1000)))
+                assert sorted(replayed.keys.tolist()) == list(range(count))
+
+
+def start_process(config_path: Path, config: SystemConfig) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen([sys.executable, "-m", "modyn.storage", "--config", str(config_path)], stderr=subprocess.DEVNULL)
+    give_up = time.monotonic() + 20
+    while not is_serving(config.endpoint("storage")):
+        assert process.poll() is None
+        assert time.monotonic() < give_up
+        time.sleep(0.02)
+    return process
+
+
+@pytest.mark.timeout(120)
+def test_clients_outlive_a_killed_service(quick_config: SystemConfig, tmp_path: Path) -> None:
+    """A stream of new samples and payload requests go on while the service is killed at random moments."""
+    random_ = random.Random(7)
+    config_path = write_config(quick_config, tmp_path / "system.yaml")
+    folder = tmp_path / "d"
+    process = start_process(config_path, quick_config)
+    arrived: list[int] = []
+    count = 0
+    try:
+        with (
+            StorageClient(quick_config.endpoint("storage"), retry_s=20) as client,
+            PayloadClient(quick_config.endpoint("flight"), retry_s=20) as payloads,
+        ):
+            client.register_dataset(binary_dataset(folder, watch=True))
+            new = client.new_samples("numbers", 0, 100)
+            for round_ in range(3):
+                for i in range(5):
+                    write_records(folder / f"{round_}-{i}.bin", range(count, count + 100), 1000 + round_)
+                    count += 100
+                time.sleep(random_.uniform(0.0, 0.3))
+                process.kill()
+                process.wait()
+                process = start_process(config_path, quick_config)
+                while len(arrived) < count:
+                    batch = next(new)
+                    arrived += batch.keys.tolist()
+                    (got,) = payloads.fetch("numbers", batch.keys)
+                    assert got.labels.tolist() == batch.labels.tolist()
+            assert arrived == list(range(count))
+            data = [
+                int.from_bytes(batch.payload(i), "little")
+                for batch in payloads.fetch("numbers", np.arange(count))
+                for i in range(len(batch))
+            ]
+            assert sorted(data) == list(range(count))
+            new.cancel()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_the_process_tells_what_is_wrong(quick_config: SystemConfig, tmp_path: Path) -> None:
+    def run(text: str) -> subprocess.CompletedProcess[str]:
+        path = tmp_path / "system.yaml"
+        path.write_text(text)
+        command = [sys.executable, "-m", "modyn.storage", "--config", str(path)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+
+    done = run("storage: {poll_intervall_s: 1}")
+    assert done.returncode != 0
+    assert "poll_interval_s" in done.stderr
+    done = run(yaml.safe_dump({"state_dir": str(tmp_path / "s"), "database_url": "postgresql://nobody@127.0.0.1:1/none"}))
+    assert done.returncode == 1
+    assert "PostgreSQL" in done.stderr
+
+
+def test_services_do_not_import_what_is_heavy() -> None:
+    program = "import sys, modyn.storage.service, modyn.storage.flight_server; print([m for m in ('torch', 'pandas', 'plotly') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_disk_that_cannot_be_written(quick_config: SystemConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is lost or half there; the next ingestion succeeds."""
+    write_records(tmp_path / "d" / "a.bin", range(10), 1000)
+    with ExitStack() as stack:
+        storage = start_storage(quick_config, stack)
+        storage.client.register_dataset(binary_dataset(tmp_path / "d"))
+
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full)
+            with pytest.raises(UnavailableError, match="No space left"):
+                storage.ingest()
+        assert storage.client.dataset("numbers").num_samples == 0
+        assert storage.ingest().samples_indexed == 10
+        assert storage.data_of(range(10)) == list(range(10))
