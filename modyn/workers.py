@@ -73,7 +73,7 @@ class Report:
 
     def check(self) -> None:
         """Raise CancelledError if the job was asked to stop."""
-        if self._stopping.is_set():
+        if self.stopping:
             raise CancelledError(f"{self.name} was stopped on request")
 
     def _listen(self, sentinel: int) -> None:

@@ -51,7 +51,9 @@ def check_components(model: Mapping[str, Any], config: TrainingConfig, selection
         found.append(_problem(error))
     try:
         optimizers = build_optimizers(network, config.optimizers)
-        build_schedulers(config.lr_scheduler, optimizers, num_batches=100, num_epochs=config.epochs_per_trigger)
+        build_schedulers(
+            config.lr_scheduler, optimizers, num_batches=100, num_epochs=config.epochs_per_trigger, run_user_code=False
+        )
     except ConfigError as error:
         found.append(_problem(error))
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -86,9 +87,15 @@ def build_criterion(config: CriterionConfig, *, weighted: bool) -> Loss:
 
 
 def build_schedulers(
-    config: SchedulerConfig | None, optimizers: Mapping[str, Optimizer], *, num_batches: int, num_epochs: int
+    config: SchedulerConfig | None,
+    optimizers: Mapping[str, Optimizer],
+    *,
+    num_batches: int,
+    num_epochs: int,
+    run_user_code: bool = True,
 ) -> list[Any]:
-    """A scheduler for each optimizer that the configuration names. `num_batches`: steps of the optimizers in this training."""
+    """A scheduler for each optimizer that the configuration names. `num_batches`: steps of the optimizers in this training.
+    Without `run_user_code`, functions written in the pipeline are only parsed, and schedulers that would call them are left out."""
     if config is None:
         return []
     path = "training.lr_scheduler"
@@ -103,7 +110,9 @@ def build_schedulers(
     numbers = {"MODYN_NUM_BATCHES": max(1, num_batches), "MODYN_NUM_EPOCHS": max(1, num_epochs)}
     options = {name: resolve(value, numbers, f"{path}.config.{name}") for name, value in config.config.items()}
     if "lr_lambda" in options:
-        options["lr_lambda"] = _lambdas(options["lr_lambda"], numbers, f"{path}.config.lr_lambda")
+        options["lr_lambda"] = _lambdas(options["lr_lambda"], numbers, f"{path}.config.lr_lambda", run_user_code)
+        if not run_user_code:
+            return []
     return [_constructed(kind, path, "config", optimizers[name], **options) for name in config.optimizers or optimizers]
 
 
@@ -150,17 +159,18 @@ def _calculate(node: ast.expr, numbers: Mapping[str, int]) -> Any:
     raise ValueError(f"'{ast.unparse(node)}' is not arithmetic")
 
 
-def _lambdas(value: Any, numbers: Mapping[str, int], path: str) -> Any:
+def _lambdas(value: Any, numbers: Mapping[str, int], path: str, run: bool) -> Any:
     """The user's functions of LambdaLR and MultiplicativeLR: Python expressions or importable names, one or a list of them."""
     if isinstance(value, list):
-        return [_lambdas(item, numbers, path) for item in value]
+        return [_lambdas(item, numbers, path, run) for item in value]
     text = str(value)
     if not text.lstrip().startswith("lambda"):
-        return load_object(text)
+        return load_object(text) if run else None
     try:
-        return eval(compile(text, f"<{path}>", "eval"), dict(numbers))  # the user's code, in the user's worker
+        code = compile(text.strip(), f"<{path}>", "eval")
     except SyntaxError as error:
         raise ConfigError(f"{path}: {text!r} is not a Python expression: {error.msg}") from error
+    return eval(code, {**numbers, "math": math}) if run else None  # the user's code, in the user's worker
 
 
 def _parameters(model: nn.Module, module: str, path: str) -> Iterator[nn.Parameter]:
@@ -215,14 +225,15 @@ def _constructed(kind: Any, path: str, options_at: str, *arguments: Any, **optio
 
 
 def _check_group_options(kind: Any, groups: list[dict[str, Any]]) -> None:
-    """An optimizer keeps unknown options of a group silently; its constructor knows which there are."""
-    names = list(inspect.signature(kind).parameters)
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in inspect.signature(kind).parameters.values()):
-        return
+    """An optimizer takes whatever stands in a group; its constructor knows which options and values there are."""
+    parameters = inspect.signature(kind).parameters
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     for group in groups:
-        for name in group:
-            if name not in names and name != "params":
-                raise ValueError(f"there is no option '{name}'{nearest(name, names)}")
+        options = {name: value for name, value in group.items() if name != "params"}
+        for name in options:
+            if name not in parameters and not takes_all:
+                raise ValueError(f"there is no option '{name}'{nearest(name, list(parameters))}")
+        kind(group["params"], **options)
 
 
 def _as_tensor(name: str, value: Any) -> Any:

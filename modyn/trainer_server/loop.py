@@ -63,7 +63,7 @@ class Hook:
         """After each step of the optimizers."""
 
     def on_epoch(self, training: Training) -> None:
-        """After the last batch of an epoch."""
+        """After the last batch of an epoch that had any."""
 
     def on_boundary(self, training: Training) -> None:
         """After all that belongs to a step: nothing is half done, the state as it is now can be gone on from."""
@@ -194,8 +194,9 @@ class Training:
     def _end_epoch(self) -> None:
         if self._pending:
             self._step()
-        for hook in self.hooks:
-            hook.on_epoch(self)
+        if self.progress.batches_in_epoch:
+            for hook in self.hooks:
+                hook.on_epoch(self)
         self.progress.epoch += 1
         self.progress.batches_in_epoch = 0
         self.epoch_loss = torch.zeros((), device=self.parts.device)

@@ -1,0 +1,155 @@
+"""Run a training in this process, on samples in memory and with model storage in memory: for tests of what takes part in a training.
+
+outcome = train_in_memory(small_pipeline({"batch_size": 8}), MemoryData(num_keys=100), tmp_path)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from modyn.dataset.online_dataset import Clients
+from modyn.models.weights import load_weights
+from modyn.records import Int64Array, RunId, TriggerSetInfo
+from modyn.testing.fake_dataset import FakeTriggerSet
+from modyn.testing.fake_model_storage import FakeModelStorage
+from modyn.trainer_server.client import TrainingRequest
+from modyn.trainer_server.jobs import Trained
+from modyn.trainer_server.train import Surroundings, run_training
+from modyn.workers import Report
+
+NUM_FEATURES, NUM_CLASSES = 6, 10
+
+
+class RecordedReport(Report):
+    """Keeps what a job sends in `messages`. With `stop_after`, the job is asked to stop at that many looks for a request."""
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.name = "training in memory"
+        self.log_path = Path("training.log")
+        self.num_threads = 1
+        self.messages: list[Any] = []
+        self.looks = 0
+        self._stop_after = stop_after
+
+    def send(self, message: object) -> None:
+        self.messages.append(message)
+
+    @property
+    def stopping(self) -> bool:
+        self.looks += 1
+        return self._stop_after is not None and self.looks > self._stop_after
+
+
+@dataclass(frozen=True)
+class MemoryData:
+    """A trigger set of `num_keys` samples: key k has NUM_FEATURES float32 drawn from k, label k % NUM_CLASSES, weight k / 2."""
+
+    num_keys: int = 40
+    partition_size: int = 16
+    deleted: frozenset[int] = frozenset()
+    trigger_id: int = 0
+    before_fetch: Any = None
+
+    def trigger_set(self, run_id: RunId, trigger_id: int) -> TriggerSetInfo:
+        return TriggerSetInfo(run_id, trigger_id, self.num_keys, self.partition_size, f"checksum of {self.num_keys}")
+
+    def __call__(self) -> Clients:
+        keys: Int64Array = np.arange(self.num_keys, dtype=np.int64)
+        return FakeTriggerSet(
+            keys, self.partition_size, self.deleted, payload_of, before_fetch=self.before_fetch, trigger_id=self.trigger_id
+        )()
+
+
+@dataclass
+class Outcome:
+    """What a training left behind."""
+
+    trained: Trained
+    weights: dict[str, Tensor]
+    report: RecordedReport
+
+    @property
+    def result(self) -> Mapping[str, Any]:
+        return self.trained.result
+
+
+@dataclass
+class TrainingRoom:
+    """Model storage and folder that several trainings share."""
+
+    folder: Path
+    models: FakeModelStorage = field(default_factory=FakeModelStorage)
+
+    def train(
+        self,
+        pipeline: Mapping[str, Any],
+        data: MemoryData | None = None,
+        report: RecordedReport | None = None,
+        *,
+        trigger_id: int = 0,
+        parent_model_id: int | None = None,
+        num_samples_to_pass: int | None = None,
+        seed: int | None = None,
+        run_id: str = "memory-0001",
+    ) -> Outcome:
+        """Raises what the training raises."""
+        data, report = data or MemoryData(), report or RecordedReport()
+        request = TrainingRequest(RunId(run_id), trigger_id, pipeline, parent_model_id, num_samples_to_pass, seed)
+        trained = run_training(request, Surroundings(data, self.models, data, self.folder), report)
+        return Outcome(trained, self.weights_of(trained.model_id, pipeline), report)
+
+    def weights_of(self, model_id: int, pipeline: Mapping[str, Any]) -> dict[str, Tensor]:
+        from modyn.models.build import build_model
+
+        path = self.folder / "read.safetensors"
+        self.models.get(model_id, path)
+        random_state = torch.get_rng_state()
+        model = build_model(pipeline["model"]["id"], pipeline["model"].get("config") or {})
+        torch.set_rng_state(random_state)
+        load_weights(model, path)
+        path.unlink()
+        return model.state_dict()
+
+
+def train_in_memory(pipeline: Mapping[str, Any], data: MemoryData, folder: Path, **request: Any) -> Outcome:
+    """One training, with surroundings of its own."""
+    return TrainingRoom(folder).train(pipeline, data, **request)
+
+
+def small_pipeline(training: Mapping[str, Any] | None = None, **sections: Mapping[str, Any]) -> dict[str, Any]:
+    """A pipeline's sections for the trainer: SGD on a small MLP, seeded; `training` changes options, `sections` replaces sections."""
+    return {
+        "model": {
+            "id": "MLP",
+            "config": {"input_size": NUM_FEATURES, "hidden_sizes": [8], "num_classes": NUM_CLASSES},
+        },
+        "data": {"dataset_id": "fake", "record_layout": {"dtype": "float32", "shape": [NUM_FEATURES]}},
+        "selection_strategy": {"name": "NewDataStrategy", "maximum_keys_in_memory": 16},
+        "training": {
+            "batch_size": 8,
+            "use_previous_model": True,
+            "seed": 7,
+            "optimizers": [
+                {"name": "default", "algorithm": "SGD", "param_groups": [{"module": "model", "config": {"lr": 0.1}}]},
+            ],
+            "optimization_criterion": {"name": "CrossEntropyLoss"},
+            **(training or {}),
+        },
+        **sections,
+    }
+
+
+def payload_of(key: int) -> bytes:
+    return features_of(key).tobytes()
+
+
+def features_of(key: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """The sample's inputs: float32 (NUM_FEATURES,)."""
+    return np.random.default_rng(key).standard_normal(NUM_FEATURES).astype(np.float32)

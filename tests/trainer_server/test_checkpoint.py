@@ -1,0 +1,251 @@
+"""Checkpoints: complete or not there, read without running anything, and a killed training ends as an undisturbed one."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from modyn.errors import CancelledError, ConfigError, CorruptStateError, TrainingError
+from modyn.testing.training import MemoryData, Outcome, RecordedReport, TrainingRoom, small_pipeline
+from modyn.trainer_server import registries
+from modyn.trainer_server.checkpoint import load_checkpoint, random_state, read_state, set_random_state, write_state
+from modyn.workers import WorkerPool
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def torch_as_it_was() -> Iterator[None]:
+    torch.set_num_threads(1)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def demanding_pipeline(interval: int = 1, **options: Any) -> dict[str, Any]:
+    """Everything that keeps state: dropout, momenta, schedules, accumulation, early stopping, a loss log, shuffling."""
+    pipeline = small_pipeline(
+        {
+            "epochs_per_trigger": 4,
+            "shuffle": True,
+            "drop_last_batch": False,
+            "checkpointing": {"activated": True, "interval": interval},
+            "optimizers": [
+                {"name": "body", "algorithm": "AdamW", "param_groups": [{"module": "model.hidden", "config": {"lr": 0.01}}]},
+                {
+                    "name": "head",
+                    "algorithm": "SGD",
+                    "param_groups": [{"module": "model.output", "config": {"lr": 0.1, "momentum": 0.9}}],
+                },
+            ],
+            "lr_scheduler": {
+                "name": "OneCycleLR",
+                "step_every": "batch",
+                "config": {"max_lr": 0.2, "total_steps": "MODYN_NUM_BATCHES"},
+            },
+            "gradient_accumulation_steps": 2,
+            "record_loss_every": 2,
+            "early_stopping": {"patience": 3},
+            **options,
+        }
+    )
+    pipeline["model"]["config"]["dropout"] = 0.4
+    return pipeline
+
+
+def interrupted(room: TrainingRoom, pipeline: dict[str, Any], after: int) -> Path:
+    """A training that is stopped after so many batches; its checkpoint."""
+    with pytest.raises(CancelledError):
+        room.train(pipeline, report=RecordedReport(stop_after=after - 1))
+    return room.folder / "checkpoints" / "memory-0001.0.checkpoint"
+
+
+def comparable(outcome: Outcome) -> dict[str, Any]:
+    return {name: value for name, value in outcome.result.items() if name != "seconds"}
+
+
+@pytest.mark.parametrize("after", range(3, 20))
+def test_a_training_that_goes_on_ends_as_an_undisturbed_one(tmp_path: Path, after: int) -> None:
+    pipeline = demanding_pipeline()
+    undisturbed = TrainingRoom(tmp_path / "undisturbed").train(pipeline)
+    room = TrainingRoom(tmp_path / "disturbed")
+    path = interrupted(room, pipeline, after)
+    assert read_state(path)["progress"]["batches"] in (after - 1, after - 2)
+
+    np.random.default_rng().random()
+    torch.rand(3)
+    report = RecordedReport()
+    resumed = room.train(pipeline, report=report)
+    assert report.looks == 20 - read_progress(report)
+    assert resumed.trained.weights_sha256 == undisturbed.trained.weights_sha256
+    assert comparable(resumed) == comparable(undisturbed)
+    assert not path.exists()
+
+
+def read_progress(report: RecordedReport) -> int:
+    """Batches that had been done when the training began."""
+    done: int = report.messages[0]["batches_seen"]
+    assert done > 0
+    return done
+
+
+def test_a_training_with_an_epoch_schedule_goes_on_at_the_border_of_an_epoch(tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "lr_scheduler": {"name": "StepLR", "config": {"step_size": 1, "gamma": 0.5}},
+        "gradient_accumulation_steps": 1,
+    }
+    pipeline = demanding_pipeline(interval=5, **options)
+    undisturbed = TrainingRoom(tmp_path / "undisturbed").train(pipeline)
+    room = TrainingRoom(tmp_path / "disturbed")
+    path = interrupted(room, pipeline, 7)
+    progress = read_state(path)["progress"]
+    assert (progress["epoch"], progress["batches_in_epoch"], progress["batches"]) == (1, 0, 5)
+    assert room.train(pipeline).trained.weights_sha256 == undisturbed.trained.weights_sha256
+
+
+def test_without_a_seed_the_order_of_samples_survives_too(tmp_path: Path) -> None:
+    pipeline = demanding_pipeline(seed=None)
+    room = TrainingRoom(tmp_path)
+    path = interrupted(room, pipeline, 9)
+    seed = read_state(path)["seed"]
+    resumed = room.train(pipeline)
+    undisturbed = TrainingRoom(tmp_path / "other").train(pipeline, seed=seed)
+    assert resumed.trained.weights_sha256 == undisturbed.trained.weights_sha256
+
+
+def test_a_bound_on_samples_holds_across_an_interruption(tmp_path: Path) -> None:
+    pipeline = demanding_pipeline(num_samples_to_pass=[101])
+    undisturbed = TrainingRoom(tmp_path / "undisturbed").train(pipeline)
+    room = TrainingRoom(tmp_path / "disturbed")
+    interrupted(room, pipeline, 8)
+    resumed = room.train(pipeline)
+    assert resumed.result["num_samples"] == 101
+    assert resumed.trained.weights_sha256 == undisturbed.trained.weights_sha256
+
+
+@pytest.mark.parametrize("attempt", range(3))
+def test_a_killed_worker_is_replaced_by_one_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempt: int) -> None:
+    monkeypatch.syspath_prepend(HERE)
+    chosen = random.Random(attempt)
+    pipeline, data = demanding_pipeline(interval=2, epochs_per_trigger=6), MemoryData(96, partition_size=16)
+    undisturbed = TrainingRoom(tmp_path / "undisturbed").train(pipeline, data)
+    pool = WorkerPool(1)
+    folder = tmp_path / "disturbed"
+
+    def submit(delay: float) -> Any:
+        request = (pipeline, data, str(folder), delay)
+        return pool.submit("trainer_tasks:train", request, name="training", log_path=tmp_path / "log")
+
+    job = submit(0.02)
+    path = folder / "checkpoints" / "memory-0001.0.checkpoint"
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert not job.wait(0.005)
+        assert time.monotonic() < deadline
+    time.sleep(chosen.uniform(0, 0.3))
+    assert job.worker_pid is not None
+    os.kill(job.worker_pid, signal.SIGKILL)
+    with pytest.raises(TrainingError, match="ended by SIGKILL"):
+        job.result(60)
+
+    trained = submit(0.0).result(60)
+    pool.close()
+    assert '"resumed"' in (tmp_path / "log").read_text() or "resumed" in (tmp_path / "log").read_text()
+    assert trained.weights_sha256 == undisturbed.trained.weights_sha256
+    assert not path.exists()
+
+
+def test_checkpoints_can_lie_elsewhere_and_come_every_so_many_batches(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    options: dict[str, Any] = {
+        "checkpointing": {"activated": True, "interval": 6, "path": str(elsewhere)},
+        "gradient_accumulation_steps": 1,
+    }
+    room = TrainingRoom(tmp_path / "room")
+    with pytest.raises(CancelledError):
+        room.train(demanding_pipeline(**options), report=RecordedReport(stop_after=16))
+    assert [path.name for path in elsewhere.iterdir()] == ["memory-0001.0.checkpoint"]
+    assert read_state(elsewhere / "memory-0001.0.checkpoint")["progress"]["batches"] == 12
+
+
+def test_no_checkpoint_is_written_unless_activated(tmp_path: Path) -> None:
+    room = TrainingRoom(tmp_path)
+    with pytest.raises(CancelledError):
+        room.train(demanding_pipeline(checkpointing={"activated": False, "interval": 1}), report=RecordedReport(stop_after=9))
+    assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("damage", ["truncated", "of another pipeline", "of another version", "no checkpoint at all"])
+def test_a_checkpoint_that_cannot_be_used_costs_time_only(
+    tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipeline = demanding_pipeline()
+    undisturbed = TrainingRoom(tmp_path / "undisturbed").train(pipeline)
+    room = TrainingRoom(tmp_path / "disturbed")
+    other = {**pipeline, "model": {**pipeline["model"], "config": {**pipeline["model"]["config"], "dropout": 0.1}}}
+    path = interrupted(room, other if damage == "of another pipeline" else pipeline, 9)
+    if damage == "truncated":
+        path.write_bytes(path.read_bytes()[:-100])
+    if damage == "of another version":
+        write_state(path, {**read_state(path), "version": 0})
+    if damage == "no checkpoint at all":
+        path.write_bytes(b"something else")
+    found = room.train(pipeline)
+    assert found.report.messages[0]["batches_seen"] == 0
+    assert found.trained.weights_sha256 == undisturbed.trained.weights_sha256
+    assert "checkpoint_ignored" in capsys.readouterr().out
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return (os.system, ("exit 1",))
+
+
+def test_loading_a_checkpoint_runs_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "evil.checkpoint"
+    torch.save({"version": 1, "identity": {}, "payload": Evil()}, path)
+    with pytest.raises(CorruptStateError, match="evil.checkpoint cannot be read"):
+        read_state(path)
+    assert load_checkpoint(path, {}) is None
+
+
+def test_state_that_could_not_be_read_again_is_refused_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hoarding(torch.optim.lr_scheduler.StepLR):
+        def state_dict(self) -> dict[str, Any]:
+            return {**super().state_dict(), "loot": random.Random(1)}
+
+    monkeypatch.setattr(torch.optim.lr_scheduler, "Hoarding", Hoarding, raising=False)
+    scheduler = {"name": "Hoarding", "config": {"step_size": 1}}
+    with pytest.raises(ConfigError, match=r"training\.checkpointing: an optimizer or scheduler keeps state"):
+        TrainingRoom(tmp_path).train(demanding_pipeline(lr_scheduler=scheduler))
+    assert registries.SCHEDULERS.ids() == []
+
+
+def test_a_file_is_the_old_or_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "state"
+    write_state(path, {"number": 1})
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(TrainingError, match="No space left on device"):
+        write_state(path, {"number": 2})
+    assert read_state(path) == {"number": 1}
+    assert [file.name for file in tmp_path.iterdir()] == ["state"]
+
+
+def test_random_generators_go_on_where_they_were() -> None:
+    np.random.standard_normal()
+    state = random_state()
+    drawn = (torch.rand(1).item(), random.random(), np.random.standard_normal(), np.random.random())
+    set_random_state(state)
+    assert (torch.rand(1).item(), random.random(), np.random.standard_normal(), np.random.random()) == drawn

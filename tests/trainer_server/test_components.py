@@ -1,0 +1,312 @@
+"""From names to optimizers, schedulers, losses; the registries; and what the check of a pipeline tells of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+
+from modyn.dataset.batch import Batch
+from modyn.errors import ConfigError
+from modyn.registry import Registry
+from modyn.testing.training import MemoryData, RecordedReport, small_pipeline, train_in_memory
+from modyn.trainer_server import downsampling
+from modyn.trainer_server.check import check
+from modyn.trainer_server.components import build_criterion, build_optimizers, build_schedulers, resolve
+from modyn.trainer_server.config import CriterionConfig, OptimizerConfig, SchedulerConfig
+from modyn.trainer_server.downsampling import DOWNSAMPLING, build_downsampling
+from modyn.trainer_server.downsampling.policy import Downsampling
+from modyn.trainer_server.hooks import MAX_LOSSES, LossLog
+from modyn.trainer_server.registries import OPTIMIZERS, SCHEDULERS
+
+
+class Scaled(SGD):
+    """An optimizer of a user's package."""
+
+    def __init__(self, params: Any, lr: float = 1.0, scale: float = 0.1) -> None:
+        super().__init__(params, lr=lr * scale)
+
+
+class Halving:
+    """A scheduler of a user's package: not a class of PyTorch."""
+
+    def __init__(self, optimizer: SGD, every: int) -> None:
+        self.optimizer, self.every, self.steps = optimizer, every, 0
+
+    def step(self) -> None:
+        self.steps += 1
+        if self.steps % self.every == 0:
+            for group in self.optimizer.param_groups:
+                group["lr"] /= 2
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps = state["steps"]
+
+
+class FirstHalf(Downsampling):
+    """A downsampling policy of a user's package."""
+
+    def select(self, model: nn.Module, batch: Batch) -> Batch:
+        half = len(batch) // 2
+        assert isinstance(batch.data, torch.Tensor)
+        return Batch(batch.keys[:half], batch.data[:half], batch.labels[:half], batch.weights[:half], batch.epoch, batch.index)
+
+
+def register(monkeypatch: pytest.MonkeyPatch, registry: Registry[Any], name: str, kind: type) -> None:
+    """As if an installed package had brought it."""
+    monkeypatch.setitem(sys.modules, "users_package", sys.modules[__name__])
+    entry = EntryPoint(name, f"users_package:{kind.__name__}", registry.group)
+    monkeypatch.setattr("modyn.registry.entry_points", lambda group: [entry] if group == registry.group else [])
+    registry.__dict__.pop("plugins", None)
+    assert registry.ids()
+
+
+@pytest.fixture(autouse=True)
+def registries_as_they_were() -> Any:
+    yield
+    for registry in (OPTIMIZERS, SCHEDULERS, DOWNSAMPLING):
+        registry.__dict__.pop("plugins", None)
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+
+
+def optimizer(**fields: Any) -> OptimizerConfig:
+    return OptimizerConfig(
+        **{"name": "default", "algorithm": "SGD", "param_groups": [{"module": "model", "config": {"lr": 0.1}}], **fields}
+    )
+
+
+def test_every_optimizer_of_torch_can_be_named() -> None:
+    for name in ("SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "NAdam", "RAdam", "Adadelta", "Adamax", "ASGD", "Rprop"):
+        assert type(build_optimizers(network(), [optimizer(algorithm=name)])["default"]).__name__ == name
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"algorithm": "Adamm"}, r"optimizers\.0\.algorithm: torch\.optim has no optimizer 'Adamm', did you mean 'Adam'"),
+        ({"algorithm": "Optimizer"}, "torch.optim has no optimizer 'Optimizer'"),
+        ({"algorithm": "LBFGS"}, "LBFGS evaluates the model several times"),
+        ({"algorithm": "FusedAdam", "source": "APEX"}, r"optimizers\.0\.algorithm: cannot import 'apex\.optimizers:FusedAdam'"),
+        ({"algorithm": "Mine", "source": "Custom"}, "there is no optimizer 'Mine'"),
+        ({"param_groups": [{"module": "model.7"}]}, r"param_groups\.0\.module: Sequential has no module 'model\.7'.*model\.0"),
+        ({"param_groups": [{"module": "model.1"}]}, "has no parameters to optimize"),
+        ({"param_groups": [{"module": "model"}, {"module": "model.0"}]}, r"param_groups\.1\.module: .*groups are disjoint"),
+        ({"param_groups": [{"config": {"lrate": 1}}]}, "there is no option 'lrate', did you mean 'lr'"),
+        ({"param_groups": [{"config": {"lr": -1}}]}, "SGD refuses its options: Invalid learning rate"),
+    ],
+)
+def test_a_wrong_optimizer_is_named_with_its_path(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_optimizers(network(), [optimizer(**fields)])
+
+
+def test_two_optimizers_cannot_share_parameters() -> None:
+    both = [optimizer(), optimizer(name="other", param_groups=[{"module": "model.0.weight"}])]
+    with pytest.raises(
+        ConfigError, match=r"optimizers\.1\.param_groups\.0\.module: 'model\.0\.weight' holds parameters that .*optimizers\.0"
+    ):
+        build_optimizers(network(), both)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"name": "CrossEntropy"}, "torch.nn has no loss 'CrossEntropy', did you mean 'CrossEntropyLoss'"),
+        ({"name": "Linear"}, "torch.nn has no loss 'Linear'"),
+        ({"name": "CrossEntropyLoss", "config": {"smoothing": 0.1}}, r"optimization_criterion\.config: CrossEntropyLoss refuses"),
+    ],
+)
+@pytest.mark.parametrize("weighted", [True, False])
+def test_a_wrong_loss_is_named_with_its_path(fields: dict[str, Any], message: str, weighted: bool) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_criterion(CriterionConfig(**fields), weighted=weighted)
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_a_loss_takes_weights_of_classes_as_a_list(weighted: bool) -> None:
+    loss = build_criterion(CriterionConfig(name="CrossEntropyLoss", config={"weight": [1.0, 3.0]}), weighted=weighted)
+    assert loss(torch.zeros(1, 2), torch.tensor([1]), torch.ones(1)).item() == pytest.approx(
+        0.6931 * (3 if weighted else 1), abs=1e-3
+    )
+
+
+def test_equal_weights_are_no_weights_and_weights_of_nothing_are_no_loss() -> None:
+    config = CriterionConfig(name="MSELoss")
+    output, labels = torch.randn(5, 3), torch.randn(5, 3)
+    plain, weighted = build_criterion(config, weighted=False), build_criterion(config, weighted=True)
+    assert torch.allclose(plain(output, labels, torch.ones(5)), weighted(output, labels, torch.full((5,), 17.0)))
+    assert weighted(output, labels, torch.zeros(5)).item() == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"name": "CosineAnealingLR"}, "has no 'CosineAnealingLR', did you mean 'CosineAnnealingLR'"),
+        ({"name": "LRScheduler"}, "has no 'LRScheduler'"),
+        ({"name": "StepLR"}, r"lr_scheduler\.config: StepLR refuses its options: .*step_size"),
+        ({"name": "Mine", "source": "Custom"}, "there is no learning rate scheduler 'Mine'"),
+        ({"name": "StepLR", "config": {"step_size": "MODYN_NUM_BATCH"}}, r"config\.step_size: cannot work out .* did you mean 'MODYN_NUM_BATCHES'"),
+        ({"name": "StepLR", "config": {"step_size": "MODYN_NUM_BATCHES // 0"}}, "cannot work out"),
+        ({"name": "StepLR", "config": {"step_size": "MODYN_NUM_BATCHES.__class__"}}, "is not arithmetic"),
+        ({"name": "LambdaLR", "config": {"lr_lambda": "lambda epoch: ("}}, r"config\.lr_lambda: .* is not a Python expression"),
+    ],
+)  # fmt: skip
+def test_a_wrong_scheduler_is_named_with_its_path(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_schedulers(SchedulerConfig(**fields), {"default": SGD(network().parameters(), lr=1.0)}, num_batches=5, num_epochs=2)
+
+
+def test_numbers_known_at_run_time_are_filled_in_at_any_depth() -> None:
+    numbers = {"MODYN_NUM_BATCHES": 12, "MODYN_NUM_EPOCHS": 3}
+    given = {
+        "milestones": ["MODYN_NUM_BATCHES * 0.5", "-MODYN_NUM_EPOCHS + 10 % 4"],
+        "mode": "min",
+        "nested": {"x": "MODYN_NUM_EPOCHS"},
+    }
+    assert resolve(given, numbers, "config") == {"milestones": [6.0, -1], "mode": "min", "nested": {"x": 3}}
+
+
+def test_functions_of_the_user_drive_a_lambda_scheduler() -> None:
+    sgd = SGD(network().parameters(), lr=1.0)
+    config = SchedulerConfig(name="LambdaLR", config={"lr_lambda": ["lambda step: 1 - step / MODYN_NUM_BATCHES"]})
+    (scheduler,) = build_schedulers(config, {"default": sgd}, num_batches=4, num_epochs=1)
+    sgd.step()
+    scheduler.step()
+    assert sgd.param_groups[0]["lr"] == 0.75
+
+
+def test_an_optimizer_of_another_package_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch, OPTIMIZERS, "Scaled", Scaled)
+    own = [{"name": "default", "algorithm": "Scaled", "source": "Custom", "param_groups": [{}]}]
+    found = train_in_memory(small_pipeline({"optimizers": own}), MemoryData(), tmp_path)
+    assert found.trained.weights_sha256 == train_in_memory(small_pipeline(), MemoryData(), tmp_path).trained.weights_sha256
+
+
+def test_a_scheduler_of_another_package_schedules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch, SCHEDULERS, "Halving", Halving)
+    own = {"name": "Halving", "source": "Custom", "step_every": "batch", "config": {"every": 2}}
+    torchs = {"name": "StepLR", "step_every": "batch", "config": {"step_size": 2, "gamma": 0.5}}
+    found, expected = (train_in_memory(small_pipeline({"lr_scheduler": one}), MemoryData(), tmp_path) for one in (own, torchs))
+    assert found.trained.weights_sha256 == expected.trained.weights_sha256
+
+
+def test_a_downsampling_policy_of_another_package_chooses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch, DOWNSAMPLING, "FirstHalf", FirstHalf)
+    selection = {"name": "CoresetStrategy", "downsampling_config": {"strategy": "FirstHalf", "ratio": 50}}
+    found = train_in_memory(small_pipeline(selection_strategy=selection), MemoryData(8), tmp_path)
+    half = train_in_memory(small_pipeline({"batch_size": 4}), MemoryData(4), tmp_path)
+    assert found.trained.weights_sha256 == half.trained.weights_sha256
+
+
+@pytest.mark.parametrize("config", [None, {"strategy": "No"}, {"strategy": "No", "ratio": 100}])
+def test_no_downsampling_changes_nothing(tmp_path: Path, config: dict[str, Any] | None) -> None:
+    selection = {"name": "CoresetStrategy", **({"downsampling_config": config} if config else {})}
+    found = train_in_memory(small_pipeline(selection_strategy=selection), MemoryData(), tmp_path)
+    assert found.trained.weights_sha256 == train_in_memory(small_pipeline(), MemoryData(), tmp_path).trained.weights_sha256
+
+
+@pytest.mark.parametrize(
+    ("selection", "message"),
+    [
+        *(
+            ({"downsampling_config": {"strategy": name}}, f"downsampling_config.strategy: '{name}' is not available yet")
+            for name in downsampling.NOT_YET
+        ),
+        ({"downsampling_config": {"strategy": "Lost"}}, "there is no downsampling strategy 'Lost'"),
+        ({"downsampling_config": {"strategy": "No", "ratio": 50}}, "selection_strategy.downsampling_config.ratio"),
+        ({"downsampling_config": "No"}, "this is a mapping with the key `strategy`"),
+        ({"downsampling_list": []}, "not available yet"),
+    ],
+)
+def test_other_downsampling_is_refused(selection: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_downsampling(selection)
+
+
+def test_a_loss_log_is_bounded() -> None:
+    log = LossLog(1)
+
+    class At:
+        class progress:  # noqa: N801
+            batches = 0
+
+        loss = torch.tensor(1.0)
+
+    for batch in range(1, 3 * MAX_LOSSES):
+        At.progress.batches = batch
+        log.on_batch(At)  # type: ignore[arg-type]
+    entries = log.read()
+    assert len(entries) < MAX_LOSSES
+    assert [int(batch) % log.every for batch, _ in entries] == [0] * len(entries)
+    assert entries[-1][0] > 3 * MAX_LOSSES - 2 * log.every
+
+
+def problems(pipeline: dict[str, Any]) -> dict[str, str]:
+    return {problem.path: problem.message for problem in check(pipeline, RecordedReport())}
+
+
+def test_a_right_pipeline_has_no_problems() -> None:
+    assert problems(small_pipeline()) == {}
+
+
+@pytest.mark.parametrize("name", ["model", "training", "data"])
+def test_a_section_that_is_missing_is_told(name: str) -> None:
+    pipeline = small_pipeline()
+    del pipeline[name]
+    assert problems(pipeline) == {name: "is required"}
+
+
+def test_all_mistakes_are_told_at_once_with_their_paths() -> None:
+    pipeline = small_pipeline({"batch_size": 0, "amp": "perhaps"}, data={"dataset_id": "d"})
+    pipeline["model"]["id"] = "MPL"
+    pipeline["selection_strategy"]["downsampling_config"] = {"strategy": "Craig"}
+    assert set(problems(pipeline)) == {
+        "model.id",
+        "training.batch_size",
+        "training.amp",
+        "data",
+        "selection_strategy.downsampling_config.strategy",
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "path"),
+    [
+        ({"optimization_criterion": {"name": "CrossEntropyLos"}}, "training.optimization_criterion.name"),
+        ({"optimizers": [{"name": "a", "algorithm": "Sdg", "param_groups": [{}]}]}, "training.optimizers.0.algorithm"),
+        (
+            {"optimizers": [{"name": "a", "algorithm": "SGD", "param_groups": [{"module": "model.hiden"}]}]},
+            "training.optimizers.0.param_groups.0.module",
+        ),
+        ({"lr_scheduler": {"name": "StepLR", "config": {}}}, "training.lr_scheduler.config"),
+    ],
+)
+def test_what_only_torch_knows_is_checked_too(options: dict[str, Any], path: str) -> None:
+    assert list(problems(small_pipeline(options))) == [path]
+
+
+def test_checking_executes_nothing_of_the_pipeline(tmp_path: Path) -> None:
+    mark = tmp_path / "executed"
+    code = f"__import__('pathlib').Path({str(mark)!r}).touch()"
+    scheduler = {"name": "LambdaLR", "config": {"lr_lambda": f"lambda epoch, x={code}: 1.0"}}
+    parser = f"def bytes_parser_function(data, x={code}):\n    {code}\n    return data\n"
+    problems(small_pipeline({"lr_scheduler": scheduler}, data={"dataset_id": "d", "bytes_parser_function": parser}))
+    assert not mark.exists()
+
+
+def test_the_service_does_not_import_torch() -> None:
+    code = "import sys, modyn.trainer_server.service, modyn.trainer_server.config; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,297 @@
+"""Trainings as the supervisor sees them: started once, watched, stopped, tried again; over gRPC and with real worker processes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modyn.config.system import Endpoint
+from modyn.errors import (
+    ConfigError,
+    ConflictError,
+    DataError,
+    InvalidArgumentError,
+    NotFoundError,
+    TrainingError,
+    UnavailableError,
+)
+from modyn.model_storage.client import StoredModelInfo
+from modyn.proto import trainer_server_pb2, trainer_server_pb2_grpc
+from modyn.records import ModelVersion, RunId
+from modyn.rpc.server import Registration, start_server
+from modyn.testing.fake_trainer_server import FakeTrainerServer
+from modyn.testing.training import small_pipeline
+from modyn.trainer_server.client import (
+    TrainerServerClient,
+    TrainingRequest,
+    TrainingState,
+    TrainingStatus,
+    request_from_proto,
+    request_to_proto,
+    status_from_proto,
+    status_to_proto,
+)
+from modyn.trainer_server.service import FULL_NAME, TrainerServicer
+from modyn.trainer_server.trainings import Trainings
+from modyn.workers import WorkerPool
+
+HERE = Path(__file__).parent
+RUN = RunId("digits-0001")
+
+
+@dataclass
+class Stored:
+    """What model storage knows."""
+
+    models: dict[tuple[str, int], StoredModelInfo] = field(default_factory=dict)
+    reachable: bool = True
+
+    def find(self, run_id: RunId, trigger_id: int) -> StoredModelInfo | None:
+        if not self.reachable:
+            raise UnavailableError("model storage cannot be reached")
+        return self.models.get((run_id, trigger_id))
+
+    def add(self, trigger_id: int, model_id: int) -> None:
+        version = ModelVersion(model_id, RUN, trigger_id, None, "0" * 64, 1, 0.0, "SafetensorsFullModel", False)
+        result = {"num_samples": 10, "num_batches": 2, "loss": 0.25}
+        self.models[RUN, trigger_id] = StoredModelInfo(version, "MLP", {}, result)
+
+
+@dataclass
+class Room:
+    """A trainer server whose trainings only pretend."""
+
+    client: TrainerServerClient
+    trainings: Trainings
+    stored: Stored
+    folder: Path
+    pool: WorkerPool
+
+    def request(self, trigger_id: int = 0, act: str = "succeed", **options: Any) -> TrainingRequest:
+        training = {"act": act, "mark": str(self.folder / "marks"), **options}
+        return TrainingRequest(RUN, trigger_id, {"model": {}, "training": training, "data": {}})
+
+    def marks(self) -> list[int]:
+        """The triggers whose training a worker began."""
+        path = self.folder / "marks"
+        return [int(line.split()[0]) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def final(self, trigger_id: int = 0) -> TrainingStatus:
+        *_, last = self.client.watch(RUN, trigger_id)
+        return last
+
+
+@pytest.fixture
+def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Room]:
+    monkeypatch.syspath_prepend(HERE)
+    pool, checks, stored = WorkerPool(1), WorkerPool(1), Stored()
+    trainings = Trainings(
+        pool,
+        checks,
+        task="trainer_tasks:pretend",
+        check_task="modyn.trainer_server.check:check",
+        make_request=lambda request: request,
+        find_model=stored.find,
+        log_dir=tmp_path / "logs",
+    )
+    endpoint = Endpoint(address=f"unix:{tmp_path}/t.sock")
+    add = trainer_server_pb2_grpc.add_TrainerServerServicer_to_server
+    server = start_server("trainer_server", endpoint, [Registration(add, TrainerServicer(trainings), FULL_NAME)], max_threads=8)
+    with TrainerServerClient(endpoint) as client:
+        yield Room(client, trainings, stored, tmp_path, pool)
+    pool.close(0.5)
+    checks.close(0.5)
+    server.stop(0.1)
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def test_a_training_is_watched_to_its_end(room: Room) -> None:
+    begun = room.client.start(room.request(trigger_id=3))
+    assert (begun.state, begun.run_id, begun.trigger_id) == (TrainingState.QUEUED, RUN, 3)
+    seen = list(room.client.watch(RUN, 3))
+    states = [status.state for status in seen]
+    assert states == sorted(states)
+    assert [state for state in states if state.final] == [TrainingState.FINISHED]
+    last = seen[-1]
+    assert (last.model_id, last.samples_seen, last.samples_total, last.batches_seen, last.loss) == (103, 10, 10, 2, 0.25)
+    assert last.result == {"num_samples": 10, "num_batches": 2, "loss": 0.25, "losses": [[1, 0.75]], "seconds": {"load": 0.1}}
+    assert room.final(3) == last
+
+
+def test_a_training_that_runs_is_not_started_again(room: Room) -> None:
+    room.client.start(room.request(act="wait", until=str(room.folder / "go")))
+    wait_until(room.marks)
+    assert room.client.start(room.request()).state is TrainingState.RUNNING
+    (room.folder / "go").touch()
+    assert room.final().state is TrainingState.FINISHED
+    assert room.marks() == [0]
+
+
+def test_a_training_whose_model_is_stored_is_finished_at_once(room: Room) -> None:
+    room.stored.add(trigger_id=0, model_id=42)
+    status = room.client.start(room.request())
+    assert (status.state, status.model_id, status.loss) == (TrainingState.FINISHED, 42, 0.25)
+    assert list(room.client.watch(RUN, 0)) == [status]
+    assert room.marks() == []
+
+
+def test_a_failed_training_names_run_trigger_worker_and_log_and_can_be_tried_again(room: Room) -> None:
+    room.client.start(room.request(act="fail"))
+    failed = room.final()
+    assert (failed.state, failed.error_reason) == (TrainingState.FAILED, "DATA")
+    assert failed.error.startswith("training of run digits-0001, trigger 0, worker ")
+    assert "record 3 is short" in failed.error
+    log = room.trainings.log_path(RUN, 0)
+    assert str(log) in failed.error
+    assert "DataError: record 3 is short" in log.read_text()
+    assert type(failed.to_error()) is DataError
+
+    assert room.client.start(room.request()).state is TrainingState.QUEUED
+    assert room.final().state is TrainingState.FINISHED
+    assert room.marks() == [0, 0]
+
+
+def test_a_worker_that_dies_is_a_failed_training(room: Room) -> None:
+    room.client.start(room.request(act="die"))
+    failed = room.final()
+    assert failed.state is TrainingState.FAILED
+    assert "SIGKILL" in failed.error
+    assert type(failed.to_error()) is TrainingError
+
+
+def test_trainings_wait_in_line_and_stop(room: Room) -> None:
+    room.client.start(room.request(0, act="wait"))
+    room.client.start(room.request(1, act="wait"))
+    wait_until(room.marks)
+    room.client.stop(RUN, 1)
+    assert (room.final(1).state, room.final(1).error_reason) == (TrainingState.STOPPED, "CANCELLED")
+    room.client.stop(RUN, 0)
+    assert room.final(0).state is TrainingState.STOPPED
+    assert room.marks() == [0]
+    room.client.stop(RUN, 0)
+    assert room.final(0).state is TrainingState.STOPPED
+
+
+def test_what_was_not_started_cannot_be_watched_or_stopped(room: Room) -> None:
+    with pytest.raises(NotFoundError, match="no training of run digits-0001, trigger 5"):
+        room.final(5)
+    with pytest.raises(NotFoundError, match="start it first"):
+        room.client.stop(RUN, 5)
+
+
+@pytest.mark.parametrize(("run_id", "trigger_id"), [("", 0), ("../x", 0), (".x", 0), ("ok", -1)])
+def test_a_request_that_names_no_training_is_refused(room: Room, run_id: str, trigger_id: int) -> None:
+    with pytest.raises(InvalidArgumentError, match="names no training"):
+        room.client.start(TrainingRequest(RunId(run_id), trigger_id, room.request().pipeline))
+
+
+def test_a_pipeline_without_sections_is_refused(room: Room) -> None:
+    with pytest.raises(ConfigError, match="no section model and no section data"):
+        room.client.start(TrainingRequest(RUN, 0, {"training": {}}))
+
+
+def test_without_model_storage_nothing_starts_and_nothing_hangs(room: Room) -> None:
+    room.stored.reachable = False
+    with pytest.raises(UnavailableError, match="model storage"):
+        room.trainings.start(room.request())
+    room.stored.reachable = True
+    room.client.start(room.request())
+    assert room.final().state is TrainingState.FINISHED
+
+
+def test_a_server_that_shuts_down_starts_nothing(room: Room) -> None:
+    room.pool.close()
+    with pytest.raises(ConflictError, match="shutting down"):
+        room.client.start(room.request())
+    assert room.final().state is TrainingState.FAILED
+
+
+def test_a_watcher_that_goes_leaves_no_thread_behind(room: Room) -> None:
+    room.client.start(room.request(act="wait"))
+    for _ in range(12):  # more than the server has threads
+        watcher: Any = room.client.watch(RUN, 0)
+        next(watcher)
+        watcher.close()
+    room.client.stop(RUN, 0)
+    assert room.final().state is TrainingState.STOPPED
+
+
+def test_many_starts_at_once_begin_one_training(room: Room) -> None:
+    threads = [threading.Thread(target=room.trainings.start, args=(room.request(),)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert room.final().state is TrainingState.FINISHED
+    assert room.marks() == [0]
+
+
+def test_a_pipeline_is_checked_by_a_worker_also_while_a_training_runs(room: Room) -> None:
+    room.client.start(room.request(act="wait"))
+    assert room.client.validate(small_pipeline()) == []
+    (problem,) = room.client.validate(small_pipeline({"batch_sice": 1}))
+    assert (problem.path, problem.message.split(" Allowed")[0]) == (
+        "training.batch_sice",
+        "there is no such key, did you mean 'batch_size'?",
+    )
+    (problem,) = room.client.validate(small_pipeline({"optimization_criterion": {"name": "Loss"}}))
+    assert problem.path == "training.optimization_criterion.name"
+
+
+def test_plugins_are_listed_with_where_they_come_from(room: Room) -> None:
+    found = {(plugin.group, plugin.id): plugin.distribution for plugin in room.client.plugins()}
+    assert found["modyn.downsampling", "No"] == "modyn"
+    assert found["modyn.models", "ResNet18"] == "modyn"
+
+
+def test_records_survive_the_wire() -> None:
+    request = TrainingRequest(RUN, 7, {"training": {"seed": 2**60 + 1}}, 3, 100, 0)
+    assert request_from_proto(request_to_proto(request)) == request
+    bare = TrainingRequest(RUN, 0, {})
+    assert request_from_proto(request_to_proto(bare)) == bare
+    for state in TrainingState:
+        status = TrainingStatus(RUN, 7, state, 5, 10, 2, 0.0, 99.5, 4, "broken", "DATA", {"losses": [[1, 0.5]]})
+        assert status_from_proto(status_to_proto(status)) == status
+    fresh = TrainingStatus(RUN, 0, TrainingState.QUEUED)
+    assert status_from_proto(status_to_proto(fresh)) == fresh
+
+
+def test_states_have_the_numbers_of_the_protocol() -> None:
+    numbers = {name.removeprefix("TRAINING_STATE_"): number for name, number in trainer_server_pb2.TrainingState.items()}
+    assert {state.name: state.value for state in TrainingState} == {k: v for k, v in numbers.items() if v}
+
+
+def test_the_fake_has_the_same_calls_and_rules() -> None:
+    public = {name for name in vars(TrainerServerClient) if not name.startswith("_")}
+    assert public <= set(dir(FakeTrainerServer))
+    fake = FakeTrainerServer()
+    request = TrainingRequest(RUN, 0, {})
+    assert fake.start(request).state is TrainingState.FINISHED
+    assert fake.start(request).model_id == 1
+    assert len(fake.requests) == 1
+    fake.held.add((RUN, 1))
+    held = TrainingRequest(RUN, 1, {})
+    assert fake.start(held).state is TrainingState.RUNNING
+    assert [status.state for status in fake.watch(RUN, 1)] == [TrainingState.RUNNING, TrainingState.FINISHED]
+    with pytest.raises(NotFoundError, match="start it first"):
+        fake.stop(RUN, 2)
+
+    def fails(_: TrainingRequest) -> tuple[int, dict[str, Any]]:
+        raise DataError("short")
+
+    failing = FakeTrainerServer(fails)
+    assert type(failing.start(request).to_error()) is DataError
+    failing.train = lambda _: (5, {})
+    assert failing.start(request).model_id == 5

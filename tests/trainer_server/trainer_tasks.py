@@ -1,0 +1,57 @@
+"""Trainings that the tests run in worker processes, on samples in memory."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from modyn.errors import DataError
+from modyn.testing.training import MemoryData, RecordedReport, TrainingRoom
+from modyn.trainer_server.client import TrainingRequest
+from modyn.trainer_server.jobs import Trained
+from modyn.workers import Report
+
+
+class PassedOn(RecordedReport):
+    """Lets a training in memory talk to the worker's real service."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__()
+        self._report = report
+
+    def send(self, message: object) -> None:
+        self._report.send(message)
+
+    @property
+    def stopping(self) -> bool:
+        return self._report.stopping
+
+
+def train(request: tuple[dict[str, Any], MemoryData, str, float], report: Report) -> Trained:
+    """Train `pipeline` on `data` below `folder`; each payload request takes `delay` seconds."""
+    pipeline, data, folder, delay = request
+    if delay:
+        data = MemoryData(data.num_keys, data.partition_size, before_fetch=lambda keys: time.sleep(delay))
+    return TrainingRoom(Path(folder)).train(pipeline, data, PassedOn(report)).trained
+
+
+def pretend(request: TrainingRequest, report: Report) -> Trained:
+    """What a training looks like from outside, without one. `pipeline.training.act` says what happens."""
+    act = request.pipeline["training"]["act"]
+    report.send({"samples_seen": 0, "samples_total": 10, "batches_seen": 0, "loss": None, "samples_per_s": 0.0})
+    mark = request.pipeline["training"].get("mark")
+    if mark:
+        with Path(mark).open("a") as file:
+            file.write(f"{request.trigger_id} {os.getpid()}\n")
+    if act == "fail":
+        raise DataError("record 3 is short")
+    if act == "die":
+        os.kill(os.getpid(), 9)
+    while act == "wait" and not Path(request.pipeline["training"].get("until", "/nowhere")).exists():
+        report.check()
+        time.sleep(0.01)
+    report.send({"samples_seen": 10, "samples_total": 10, "batches_seen": 2, "loss": 0.5, "samples_per_s": 20.0})
+    result = {"num_samples": 10, "num_batches": 2, "loss": 0.25, "losses": [[1, 0.75]], "seconds": {"load": 0.1}}
+    return Trained(100 + request.trigger_id, "0" * 64, result)

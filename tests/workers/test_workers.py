@@ -1,0 +1,278 @@
+"""Worker processes: what they report, how they end, and that none outlives its service."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import modyn.workers
+from modyn.errors import CancelledError, ConfigError, ConflictError, DataError, TrainingError, UnavailableError
+from modyn.workers import Job, JobState, WorkerPool
+
+HERE = Path(__file__).parent
+WAIT_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def tasks_are_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(HERE)
+
+
+@pytest.fixture
+def pool() -> Iterator[WorkerPool]:
+    with_two = WorkerPool(2, num_threads=1)
+    yield with_two
+    with_two.close(1.0)
+
+
+Submit = Callable[..., Job]
+
+
+@pytest.fixture
+def submit(pool: WorkerPool, tmp_path: Path) -> Submit:
+    def run(task: str, request: object = None, **options: Any) -> Job:
+        return pool.submit(f"worker_tasks:{task}", request, name=f"job {task}", log_path=tmp_path / "logs" / task, **options)
+
+    return run
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = WAIT_S) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def test_a_result_comes_after_all_messages_in_order(submit: Submit, tmp_path: Path) -> None:
+    heard: list[object] = []
+    ended: list[Job] = []
+    job = submit("count", 50, on_message=heard.append, on_done=ended.append)
+    assert job.result(WAIT_S) == 50
+    wait_until(lambda: bool(ended))
+    assert heard == list(range(50))
+    assert (job.state, ended, job.error) == (JobState.FINISHED, [job], None)
+    assert (tmp_path / "logs" / "count").read_text() == "counted to 50\n"
+
+
+def test_a_worker_is_warm_and_has_the_configured_threads(tmp_path: Path) -> None:
+    pool = WorkerPool(1, num_threads=2)
+    pool.warm_up()
+    first, second = (
+        pool.submit("worker_tasks:surroundings", None, name=name, log_path=tmp_path / name).result(WAIT_S) for name in ("a", "b")
+    )
+    pool.close()
+    assert first["torch"]
+    assert first["threads"] == 2
+    assert (first["name"], second["name"]) == ("a", "b")
+    assert first["fork_server"] == second["fork_server"] != os.getpid()
+
+
+def test_an_error_of_ours_keeps_its_class(submit: Submit, tmp_path: Path) -> None:
+    job = submit("our_error")
+    with pytest.raises(DataError, match=r"job our_error, worker \d+: record 7 is short \(job our_error\) \(log: .*our_error\)"):
+        job.result(WAIT_S)
+    assert job.state is JobState.FAILED
+    assert "Traceback" in (tmp_path / "logs" / "our_error").read_text()
+
+
+def test_another_error_becomes_a_training_error_and_its_traceback_is_in_the_log(submit: Submit, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"job foreign_error, worker \d+: ZeroDivisionError: of all things \(log: "):
+        submit("foreign_error").result(WAIT_S)
+    assert 'raise ZeroDivisionError("of all things")' in (tmp_path / "logs" / "foreign_error").read_text()
+
+
+def test_the_class_of_other_errors_can_be_chosen(tmp_path: Path) -> None:
+    pool = WorkerPool(1, failure=UnavailableError)
+    with pytest.raises(UnavailableError, match="ZeroDivisionError"):
+        pool.submit("worker_tasks:foreign_error", None, name="job", log_path=tmp_path / "log").result(WAIT_S)
+    pool.close()
+
+
+@pytest.mark.parametrize(
+    ("task", "request_", "told"),
+    [
+        ("end_by_signal", signal.SIGKILL, r"ended by SIGKILL, which is what the kernel sends when memory runs out \(log: "),
+        ("end_by_signal", signal.SIGSEGV, r"ended by SIGSEGV \(log: "),
+        ("leave", 7, r"ended by exit code 7 \(log: "),
+        ("not_picklable", None, r"the result of worker_tasks:not_picklable cannot be sent"),
+    ],
+)
+def test_a_worker_that_ends_without_a_word_is_an_error(submit: Submit, task: str, request_: object, told: str) -> None:
+    job = submit(task, request_)
+    with pytest.raises(TrainingError, match=told):
+        job.result(WAIT_S)
+    assert job.state is JobState.FAILED
+
+
+def test_an_unknown_task_is_an_error(submit: Submit) -> None:
+    with pytest.raises(ConfigError, match="cannot import 'worker_tasks:nothing'"):
+        submit("nothing").result(WAIT_S)
+
+
+def test_a_request_that_cannot_be_sent_is_an_error(submit: Submit) -> None:
+    job = submit("count", threading.Lock())
+    with pytest.raises(TrainingError, match="no worker can be started"):
+        job.result(WAIT_S)
+
+
+def test_a_job_stops_on_request(submit: Submit) -> None:
+    started = threading.Event()
+    job = submit("until_stopped", on_message=lambda _: started.set())
+    assert started.wait(WAIT_S)
+    states = [job.state]
+    job.stop()
+    with pytest.raises(CancelledError, match="stopped on request"):
+        job.result(WAIT_S)
+    states.append(job.state)
+    assert states == [JobState.RUNNING, JobState.STOPPED]
+    job.stop()  # of a job that has ended: nothing happens
+
+
+@pytest.mark.parametrize(("also_to_sigterm", "by"), [(False, "SIGTERM"), (True, "SIGKILL")])
+def test_a_job_that_does_not_listen_is_ended(
+    submit: Submit, monkeypatch: pytest.MonkeyPatch, also_to_sigterm: bool, by: str
+) -> None:
+    monkeypatch.setattr(modyn.workers, "TERMINATE_TO_KILL_S", 0.1)
+    started = threading.Event()
+    job = submit("deaf", also_to_sigterm, on_message=lambda _: started.set())
+    assert started.wait(WAIT_S)
+    job.stop(grace_s=0.1)
+    with pytest.raises(CancelledError, match=by):
+        job.result(WAIT_S)
+    assert job.state is JobState.STOPPED
+
+
+def test_a_queued_job_stops_without_ever_running(submit: Submit, tmp_path: Path) -> None:
+    running = [submit("until_stopped"), submit("until_stopped")]
+    queued = submit("count", 3)
+    queued.stop()
+    assert queued.wait(0)
+    assert queued.state is JobState.STOPPED
+    with pytest.raises(CancelledError, match="before it began"):
+        queued.result()
+    for job in running:
+        job.stop()
+        assert job.wait(WAIT_S)
+    assert not (tmp_path / "logs" / "count").exists()
+
+
+def test_jobs_are_bounded_and_begin_in_order(pool: WorkerPool, tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    begun: list[str] = []
+    jobs = [
+        pool.submit(
+            "worker_tasks:for_a_while",
+            (str(marks), str(i), 0.1),
+            name=str(i),
+            log_path=tmp_path / "log",
+            on_done=lambda job: begun.append(job.name),
+        )
+        for i in range(5)
+    ]
+    at_once = [job.result(WAIT_S) for job in jobs]
+    assert max(at_once) == 2
+    wait_until(lambda: len(begun) == 5)
+    assert [abs(int(name) - position) <= 1 for position, name in enumerate(begun)] == [True] * 5
+
+
+def test_a_callback_that_raises_ends_the_job_and_its_worker(submit: Submit, caplog: pytest.LogCaptureFixture) -> None:
+    pids: list[int] = []
+
+    def listener(pid: int) -> None:
+        pids.append(pid)
+        raise RuntimeError("listener")
+
+    job = submit("until_stopped", on_message=listener)
+    with pytest.raises(TrainingError, match="cannot be watched: RuntimeError"):
+        job.result(WAIT_S)
+    wait_until(lambda: not alive(pids[0]))
+    assert "the watcher of job until_stopped failed" in caplog.text
+
+
+def test_a_closed_pool_has_no_workers_and_takes_no_jobs(tmp_path: Path) -> None:
+    pool = WorkerPool(1)
+    pids: list[int] = []
+    jobs = [
+        pool.submit("worker_tasks:until_stopped", None, name=name, log_path=tmp_path / name, on_message=pids.append)
+        for name in ("running", "queued")
+    ]
+    wait_until(lambda: bool(pids))
+    pool.close()
+    assert [job.state for job in jobs] == [JobState.STOPPED, JobState.STOPPED]
+    assert not alive(pids[0])
+    with pytest.raises(ConflictError, match="shutting down"):
+        pool.submit("worker_tasks:count", 1, name="late", log_path=tmp_path / "late")
+
+
+SERVICE = """
+    import sys, time
+    sys.path.insert(0, {here!r})
+    from pathlib import Path
+    from modyn.workers import WorkerPool
+
+    if __name__ == "__main__":
+        pool = WorkerPool(2, preload={preload!r})
+        pool.warm_up()
+        seen = pool.submit("worker_tasks:surroundings", None, name="first", log_path=Path({log!r}) / "first").result(60)
+        print(seen["fork_server"], seen["threads_of_fork_server"], flush=True)
+        job = pool.submit("worker_tasks:{task}", {request!r}, name="spin", log_path=Path({log!r}) / "spin",
+                          on_message=lambda pid: print(pid, flush=True))
+        time.sleep({seconds})
+"""
+
+
+def service(tmp_path: Path, task: str, request: object, seconds: float, preload: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    path = tmp_path / "service.py"
+    path.write_text(
+        textwrap.dedent(SERVICE).format(
+            here=str(HERE), log=str(tmp_path), task=task, request=request, seconds=seconds, preload=preload
+        )
+    )
+    return subprocess.Popen([sys.executable, str(path)], stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize(("task", "request_"), [("until_stopped", None), ("deaf", True)])
+def test_workers_die_with_a_killed_service(tmp_path: Path, task: str, request_: object) -> None:
+    with service(tmp_path, task, request_, 600) as process:
+        assert process.stdout is not None
+        fork_server = int(process.stdout.readline().split()[0])
+        worker = int(process.stdout.readline())
+        assert alive(fork_server)
+        assert alive(worker)
+        process.kill()
+    wait_until(lambda: not alive(worker) and not alive(fork_server), 10)
+
+
+def test_a_service_that_ends_does_not_wait_for_its_workers(tmp_path: Path) -> None:
+    started = time.monotonic()
+    with service(tmp_path, "until_stopped", None, 1.0) as process:
+        output, _ = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert time.monotonic() - started < 20
+    wait_until(lambda: not alive(int(output.split()[-1])), 10)
+
+
+def test_what_the_trainer_server_preloads_starts_no_threads(tmp_path: Path) -> None:
+    from modyn.trainer_server.service import PRELOAD
+
+    with service(tmp_path, "count", 1, 0, PRELOAD) as process:
+        output, _ = process.communicate(timeout=60)
+    assert output.split()[1] == "1"

@@ -1,0 +1,85 @@
+"""Tasks that the tests send to worker processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from modyn.errors import DataError
+from modyn.workers import Report
+
+
+def surroundings(_: object, report: Report) -> dict[str, Any]:
+    torch = sys.modules.get("torch")
+    return {
+        "torch": torch is not None,
+        "threads": torch.get_num_threads() if torch else 0,
+        "fork_server": os.getppid(),
+        "threads_of_fork_server": len(os.listdir(f"/proc/{os.getppid()}/task")),
+        "name": report.name,
+    }
+
+
+def count(up_to: int, report: Report) -> int:
+    for i in range(up_to):
+        report.send(i)
+    print("counted to", up_to)
+    return up_to
+
+
+def our_error(_: object, report: Report) -> None:
+    raise DataError(f"record 7 is short ({report.name})")
+
+
+def foreign_error(_: object, report: Report) -> None:
+    raise ZeroDivisionError("of all things")
+
+
+def end_by_signal(number: int, report: Report) -> None:
+    os.kill(os.getpid(), number)
+
+
+def leave(code: int, report: Report) -> None:
+    sys.exit(code)
+
+
+def not_picklable(_: object, report: Report) -> object:
+    return lambda: None
+
+
+def until_stopped(folder: str | None, report: Report) -> None:
+    """Writes down that it runs, and looks for a stop request as a training does."""
+    report.send(os.getpid())
+    mark = Path(folder) / str(os.getpid()) if folder else None
+    if mark:
+        mark.touch()
+    try:
+        while True:
+            time.sleep(0.01)
+            report.check()
+    finally:
+        if mark:
+            mark.unlink()
+
+
+def deaf(also_to_sigterm: bool, report: Report) -> None:
+    if also_to_sigterm:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    report.send(os.getpid())
+    while True:
+        time.sleep(1)
+
+
+def for_a_while(request: tuple[str, str, float], report: Report) -> int:
+    """Marks itself as running in a folder, for some seconds. Returns how many run at the same time."""
+    folder, name, seconds = request
+    mark = Path(folder) / name
+    mark.touch()
+    running = len(os.listdir(folder))
+    time.sleep(seconds)
+    mark.unlink()
+    return running
