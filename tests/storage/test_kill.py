@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,8 +16,9 @@ import numpy as np
 import pytest
 import yaml
 
-from modyn.config.system import SystemConfig
+from modyn.config.system import StorageConfig, SystemConfig
 from modyn.errors import UnavailableError
+from modyn.local.postgres import PostgresServer
 from modyn.records import Interval, SampleBatch
 from modyn.rpc.channel import is_serving
 from modyn.storage.client import StorageClient
@@ -229,3 +231,29 @@ def test_a_disk_that_cannot_be_written(quick_config: SystemConfig, tmp_path: Pat
         assert storage.client.dataset("numbers").num_samples == 0
         assert storage.ingest().samples_indexed == 10
         assert storage.data_of(range(10)) == list(range(10))
+
+
+def test_postgres_gone_in_the_middle(tmp_path: Path) -> None:
+    """What is indexed is served on, what needs the catalogue says what is wrong, and nothing is lost when it is back."""
+    write_records(tmp_path / "d" / "a.bin", range(10), 1000)
+    with tempfile.TemporaryDirectory(prefix="modyn-pg-") as folder, ExitStack() as stack:
+        server = PostgresServer(Path(folder))
+        server.start()
+        stack.callback(server.stop)
+        config = SystemConfig(
+            state_dir=Path(folder) / "state", database_url=server.url, storage=StorageConfig(settle_s=0.05, poll_interval_s=0.05)
+        )
+        storage = start_storage(config, stack)
+        storage.client.register_dataset(binary_dataset(tmp_path / "d", watch=True))
+        storage.ingest()
+        new = storage.client.new_samples("numbers", 0, 100)
+        assert len(next(new)) == 10
+        server.stop()
+        write_records(tmp_path / "d" / "b.bin", range(10, 15), 2000)
+        with pytest.raises(UnavailableError, match="PostgreSQL"):
+            storage.ingest()
+        assert storage.data_of(range(10)) == list(range(10))
+        server.start()
+        assert next(new).keys.tolist() == list(range(10, 15))
+        new.cancel()
+        assert storage.data_of(range(15)) == list(range(15))
