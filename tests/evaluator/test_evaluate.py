@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -69,7 +70,7 @@ def scores(fake: FakeStorage, intervals: list[Interval], model: nn.Module | None
 @given(INTERVALS, st.lists(st.integers(-4, 26), max_size=30))
 def test_union_holds_the_same_times(intervals: list[Interval], times: list[int]) -> None:
     merged = union(intervals)
-    assert all(a.end < b.start for a, b in zip(merged, merged[1:], strict=False))
+    assert all(a.end < b.start for a, b in pairwise(merged))
     assert all(i.start < i.end for i in merged)
     for time in times:
         assert (time in _Any(intervals)) == (time in _Any(merged))
@@ -112,7 +113,8 @@ def test_overlapping_intervals_pass_each_sample_once_and_score_as_if_alone(
 
 def test_infinite_bounds_and_an_empty_interval() -> None:
     everything, nothing = scores(storage([5, 6, 7]), [Interval(), Interval(50, 60)])
-    assert (everything.num_samples, everything.value) == (3, pytest.approx(1 / 3))
+    assert everything.num_samples == 3
+    assert everything.value == pytest.approx(1 / 3)
     assert (nothing.value, nothing.note) == (None, "undefined: there are no samples in the interval")
 
 

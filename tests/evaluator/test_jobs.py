@@ -71,10 +71,10 @@ class FakeRun:
         self._changed = threading.Condition()
 
     def __call__(
-        self, asked: EvaluationRequest, intervals: Sequence[Interval], name: str, progress: Progress, done: Done
+        self, request: EvaluationRequest, intervals: Sequence[Interval], name: str, progress: Progress, done: Done
     ) -> FakeJob:
         with self._changed:
-            self.jobs.append(FakeJob(asked, intervals, name, progress, done))
+            self.jobs.append(FakeJob(request, intervals, name, progress, done))
             self._changed.notify_all()
             return self.jobs[-1]
 
@@ -260,9 +260,9 @@ def test_stopping_one_of_two_that_share_a_job(house: House) -> None:
     house.evaluations.stop(one.evaluation_id)
     end = house.end(one)
     assert (end.state, end.error_reason) == (EvaluationState.STOPPED, "CANCELLED")
-    assert not job.stopped
+    stopped = [job.stopped]
     house.evaluations.stop(two.evaluation_id)
-    assert job.stopped
+    assert [*stopped, job.stopped] == [False, True]
     assert house.end(two).state is EvaluationState.STOPPED
     house.evaluations.stop(two.evaluation_id)
     with pytest.raises(NotFoundError):
@@ -332,12 +332,12 @@ def test_watchers_that_are_gone_are_let_go(house: House) -> None:
     house.run.job(0)
     alive = threading.Event()
     alive.set()
-    watcher = threading.Thread(target=lambda: list(house.evaluations.watch(status.evaluation_id, alive.is_set)))
+    watcher = threading.Thread(target=lambda: list(house.evaluations.watch(status.evaluation_id, alive.is_set)), name="watcher")
     watcher.start()
     alive.clear()
     house.evaluations.wake()
     watcher.join(5)
-    assert not watcher.is_alive()
+    assert "watcher" not in {thread.name for thread in threading.enumerate()}
     with pytest.raises(NotFoundError, match="no evaluation 'nothing'"):
         next(house.evaluations.watch("nothing"))
 

@@ -1,0 +1,204 @@
+"""The evaluator as it is deployed: gRPC, warm workers, real storage and model storage, PostgreSQL."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from modyn.config.system import SystemConfig
+from modyn.errors import ConfigError, NotFoundError
+from modyn.evaluator import service
+from modyn.evaluator.client import EvaluationRequest, EvaluationState, EvaluatorClient
+from modyn.model_storage import service as model_storage_service
+from modyn.model_storage.client import ModelHeader, ModelStorageClient
+from modyn.models.build import build_model
+from modyn.models.weights import save_weights
+from modyn.records import EvalInterval, RunId
+from modyn.rpc.logs import get_logger
+from modyn.rpc.server import ServiceContext, start_server
+from modyn.testing.running_storage import RunningStorage, binary_dataset, start_storage, write_records
+
+RUN = RunId("numbers-0001")
+DATASET: dict[str, Any] = {
+    "dataset_id": "numbers",
+    "batch_parser_function": (
+        "def batch_parser_function(data, offsets):\n    return torch.from_numpy(data.copy()).view(torch.int64).reshape(-1, 1).float()\n"
+    ),
+    "batch_size": 16,
+    "metrics": [{"name": "Accuracy"}, {"name": "RocAuc"}],
+}
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def storage(system_config: SystemConfig, stack: ExitStack, tmp_path: Path) -> RunningStorage:
+    """60 samples at time 100, 40 at time 200. Sample n holds the number n; its label says whether n is at least 50."""
+    running = start_storage(system_config, stack)
+    write_records(tmp_path / "data" / "a.bin", range(60), 100, [int(n >= 50) for n in range(60)])
+    write_records(tmp_path / "data" / "b.bin", range(60, 100), 200, [1] * 40)
+    running.client.register_dataset(binary_dataset(tmp_path / "data"))
+    assert running.ingest().samples_indexed == 100
+    return running
+
+
+@pytest.fixture
+def model_id(system_config: SystemConfig, stack: ExitStack, tmp_path: Path) -> int:
+    """A model that says class 1 for numbers over 39.5."""
+    context = ServiceContext("model_storage", system_config, get_logger("test"))
+    stack.callback(context.shut_down)
+    endpoint = system_config.endpoint("model_storage")
+    system_config.run_dir.mkdir(parents=True, exist_ok=True)
+    stack.callback(start_server("model_storage", endpoint, model_storage_service.build(context)).stop)
+    header = ModelHeader(RUN, 0, "LogisticRegression", {"input_size": 1, "num_classes": 2})
+    model = build_model(header.model_class, header.model_config)
+    weight, bias = model.parameters()
+    with torch.no_grad():
+        weight.copy_(torch.tensor([[0.0], [1.0]]))
+        bias.copy_(torch.tensor([0.0, -39.5]))
+    save_weights(model, tmp_path / "weights.safetensors")
+    with ModelStorageClient(endpoint) as models:
+        return models.put(header, tmp_path / "weights.safetensors").model_id
+
+
+@pytest.fixture
+def evaluator(system_config: SystemConfig, stack: ExitStack, storage: RunningStorage, model_id: int) -> EvaluatorClient:
+    context = ServiceContext("evaluator", system_config, get_logger("test"))
+    stack.callback(context.shut_down)
+    endpoint = system_config.endpoint("evaluator")
+    stack.callback(start_server("evaluator", endpoint, service.build(context)).stop)
+    return stack.enter_context(EvaluatorClient(endpoint))
+
+
+def request(model_id: int, **fields: Any) -> EvaluationRequest:
+    intervals = [
+        EvalInterval(100, 200, 100),
+        EvalInterval(100, 300, 150),
+        EvalInterval(150, 250, 200),
+        EvalInterval(300, 400, 300),
+    ]
+    return EvaluationRequest(RUN, 0, model_id, "matrix", **{"dataset": DATASET, "intervals": intervals} | fields)
+
+
+def test_a_model_is_evaluated_in_a_worker(evaluator: EvaluatorClient, model_id: int, system_config: SystemConfig) -> None:
+    started = evaluator.start(request(model_id))
+    states = list(evaluator.watch(started.evaluation_id))
+    assert states[-1].state is EvaluationState.FINISHED, states[-1].error
+    assert (states[-1].samples_seen, states[-1].samples_total) == (100, 100)
+    found = {(r.metric, r.interval.anchor): (r.value, r.num_samples) for r in evaluator.results(RUN)}
+    assert found["Accuracy", 100] == (50 / 60, 60)
+    assert found["Accuracy", 150] == (0.9, 100)
+    assert found["Accuracy", 200] == (1.0, 40)
+    assert found["Accuracy", 300] == (None, 0)
+    assert found["RocAuc", 150] == (1.0, 100)
+    assert found["RocAuc", 200] == (None, 40)
+    notes = {(r.metric, r.interval.anchor): r.note for r in evaluator.results(RUN)}
+    assert "all 40 samples are of class 1" in notes["RocAuc", 200]
+    assert not list((system_config.service_dir("evaluator") / "scratch").iterdir())
+    assert evaluator.start(request(model_id)) == states[-1]
+    assert list(evaluator.watch(started.evaluation_id)) == [states[-1]]
+
+
+def test_failures_name_run_trigger_model_and_dataset(evaluator: EvaluatorClient, model_id: int) -> None:
+    broken = DATASET | {"batch_parser_function": "def batch_parser_function(data, offsets):\n    return data['x']\n"}
+    end = list(evaluator.watch(evaluator.start(request(model_id, dataset=broken)).evaluation_id))[-1]
+    assert (end.state, end.error_reason) == (EvaluationState.FAILED, "USER_CODE")
+    assert end.error.startswith(f"evaluation of run {RUN}, trigger 0, model {model_id} on dataset 'numbers', worker ")
+    assert "at line 2: `return data['x']`" in end.error
+    assert "evaluation-0.log" in end.error
+    for wrong, reason in (
+        (request(999), "NOT_FOUND"),
+        (request(model_id, dataset=DATASET | {"dataset_id": "none"}), "NOT_FOUND"),
+    ):
+        end = list(evaluator.watch(evaluator.start(wrong).evaluation_id))[-1]
+        assert (end.state, end.error_reason) == (EvaluationState.FAILED, reason)
+    assert evaluator.results(RUN) == []
+
+
+def test_stopping_ends_the_worker(evaluator: EvaluatorClient, model_id: int) -> None:
+    slow = DATASET | {"batch_size": 1, "transformations": ["lambda x: (__import__('time').sleep(0.05), x)[1]"]}
+    started = evaluator.start(request(model_id, dataset=slow))
+    watching = evaluator.watch(started.evaluation_id)
+    while next(watching).samples_seen == 0:
+        continue
+    evaluator.stop(started.evaluation_id)
+    assert list(watching)[-1].state is EvaluationState.STOPPED
+
+
+def test_edges_of_the_protocol(evaluator: EvaluatorClient) -> None:
+    assert [plugin.id for plugin in evaluator.plugins()] == ["Accuracy", "F1Score", "RocAuc"]
+    assert evaluator.validate({"evaluation": {"datasets": [DATASET]}}) == []
+    (problem,) = evaluator.validate({"evaluation": {"datasets": [DATASET | {"batch_size": 0}]}})
+    assert problem.path == "evaluation.datasets.0.batch_size"
+    assert evaluator.results(RunId("unknown")) == []
+    with pytest.raises(NotFoundError):
+        list(evaluator.watch("unknown"))
+    with pytest.raises(NotFoundError):
+        evaluator.stop("unknown")
+    with pytest.raises(ConfigError, match="metrics"):
+        evaluator.start(request(1, dataset={"dataset_id": "x"}))
+
+
+def test_killed_and_started_again(
+    system_config: SystemConfig, stack: ExitStack, storage: RunningStorage, model_id: int, tmp_path: Path
+) -> None:
+    system_file = tmp_path / "system.yaml"
+    system_file.write_text(f"state_dir: {system_config.state_dir}\ndatabase_url: {system_config.database_url}\n")
+    command = [sys.executable, "-m", "modyn.evaluator", "--config", str(system_file)]
+    slow = DATASET | {"batch_size": 1, "transformations": ["lambda x: (__import__('time').sleep(0.02), x)[1]"]}
+
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    stack.callback(process.wait)
+    stack.callback(process.kill)
+    evaluator = stack.enter_context(EvaluatorClient(system_config.endpoint("evaluator")))
+    started = evaluator.start(request(model_id, dataset=slow))
+    watching = evaluator.watch(started.evaluation_id)
+    while next(watching).samples_seen == 0:
+        continue
+    workers = _children_of(process.pid)
+    assert workers
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait(10)
+    give_up = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() and "Z" not in _state(pid) for pid in workers):
+        assert time.monotonic() < give_up, "workers outlive their service"
+        time.sleep(0.05)
+
+    again = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    stack.callback(again.wait)
+    stack.callback(again.terminate)
+    evaluator = stack.enter_context(EvaluatorClient(system_config.endpoint("evaluator")))
+    evaluator.plugins()  # waits until it answers, which a stream does not
+    left = list(evaluator.watch(started.evaluation_id))
+    assert [status.state for status in left] == [EvaluationState.STOPPED]
+    assert not list((system_config.service_dir("evaluator") / "scratch").iterdir())
+    evaluator.start(request(model_id, dataset=slow))
+    assert list(evaluator.watch(started.evaluation_id))[-1].state is EvaluationState.FINISHED
+    assert len(evaluator.results(RUN)) == 8
+
+
+def _children_of(pid: int) -> list[int]:
+    """The fork server and the workers."""
+    direct = [int(child) for thread in Path(f"/proc/{pid}/task").iterdir() for child in (thread / "children").read_text().split()]
+    return [found for child in direct for found in (child, *_children_of(child))]
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "Z"
