@@ -191,7 +191,7 @@ class Evaluations:
             with self._lock:
                 self._running.discard(id_)
 
-    def _tell_progress(self, task: EvaluationTask, status: EvaluationStatus) -> None:
+    def _tell_progress(self, task: EvaluationTask, status: EvaluationStatus) -> int:
         detail = {
             "handler": task.handler,
             "dataset": task.dataset,
@@ -199,6 +199,7 @@ class Evaluations:
             "samples_total": status.samples_total,
         }
         self._hub.progress(self._run_id, EventKind.EVALUATION_PROGRESS, detail, task.trigger_id)
+        return status.samples_seen
 
     def _call_off(self, cause: ModynError) -> None:
         """On the user's request only: evaluations of a run that was interrupted may as well go on."""

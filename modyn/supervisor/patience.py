@@ -14,6 +14,8 @@ S = TypeVar("S")
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
+FRUITLESS_ATTEMPTS = 20
+"""After so many starts of one piece of work in a row that did not get further than those before, it is given up."""
 
 
 class Signals:
@@ -113,38 +115,43 @@ class Patience:
         watch: Callable[[], Iterator[S]],
         is_final: Callable[[S], bool],
         failure: Callable[[S], ModynError | None],
-        progress: Callable[[S], None],
+        progress: Callable[[S], int],
     ) -> S:
         """Starts work at another service and follows it to its end; starts it again when the service forgot it or went away.
 
-        Returns the final status, or raises its `failure`, unless that is an UnavailableError.
+        `progress` is told of every status and returns how far the work is. Returns the final status or raises its `failure`;
+        one that is an UnavailableError is an outage like others, unless the work breaks at the same place again and again.
         """
         outage = self.outage()
+        furthest, attempts = -1, 0
         while True:
             self._signals.check()
             try:
                 status = start()
+                attempts += 1
                 self._signals.check()
-                if not is_final(status):
-                    status = self._watched(status, watch, progress, outage)
+                ended = is_final(status)
+                for status in () if ended else _watched(watch):
+                    self._signals.check()
+                    outage.over()
+                    if (reached := progress(status)) > furthest:
+                        furthest, attempts = reached, 0
                 if not is_final(status):
                     raise UnavailableError("the service ended its answer before the work was done")
                 error = failure(status)
                 if error is None:
                     return status
-                if not isinstance(error, UnavailableError):
-                    self._signals.check()
-                    raise error
+                self._signals.check()
                 raise error
             except UnavailableError as error:
+                if attempts >= FRUITLESS_ATTEMPTS:
+                    raise UnavailableError(f"gave up after {attempts} attempts without progress: {error.message}") from error
                 outage.wait(error)
 
-    def _watched(self, status: S, watch: Callable[[], Iterator[S]], progress: Callable[[S], None], outage: Outage) -> S:
-        try:
-            for status in watch():  # noqa: PLR1704 - the newest status is what is asked for
-                self._signals.check()
-                outage.over()
-                progress(status)
-        except NotFoundError as error:
-            raise UnavailableError(f"the service was restarted: {error.message}") from error
-        return status
+
+def _watched(watch: Callable[[], Iterator[S]]) -> Iterator[S]:
+    """What `watch` yields. A service that was restarted does not know the work any more: that is an outage."""
+    try:
+        yield from watch()
+    except NotFoundError as error:
+        raise UnavailableError(f"the service was restarted: {error.message}") from error

@@ -13,6 +13,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TypeVar
 
+from prometheus_client import Counter
+
 from modyn.config.pipeline import Pipeline, load_pipeline
 from modyn.config.system import SupervisorConfig
 from modyn.errors import CancelledError, CorruptStateError, ModynError, UnavailableError
@@ -32,6 +34,9 @@ from modyn.supervisor.triggers import TriggerContext, build_trigger
 from modyn.trainer_server.client import TrainingRequest, TrainingState, TrainingStatus
 
 T = TypeVar("T")
+
+MODELS_TRAINED = Counter("modyn_supervisor_models_trained", "Trainings that ended with a stored model")
+SAMPLES_SEEN = Counter("modyn_supervisor_samples_seen", "Samples of streams that were processed")
 
 _LOG = get_logger("supervisor")
 
@@ -127,6 +132,7 @@ class Driver:
             if len(part):
                 self._do(lambda part=part: self._clients.selector.inform(self.run.run_id, self._cursor.position, part))  # type: ignore[misc]
                 self._cursor = self._cursor.plus(part)
+                SAMPLES_SEEN.inc(len(part))
             if fires and self._cursor.pending.num_samples:
                 self._trigger()
                 if self._has_enough():
@@ -197,6 +203,7 @@ class Driver:
         model_id = status.model_id
         model = self._do(lambda: self._clients.model_storage.describe(model_id)).version
         self._do(lambda: journal.trained(trigger_id, model, status.result))
+        MODELS_TRAINED.inc()
         return replace(record, state=TriggerState.TRAINED, num_keys=trigger_set.num_keys, model_id=model.model_id)
 
     def _follow_training(self, request: TrainingRequest) -> TrainingStatus:
@@ -309,7 +316,7 @@ class Driver:
         }
         self._hub.progress(self.run.run_id, EventKind.STREAM_PROGRESS, detail)
 
-    def _tell_training_progress(self, status: TrainingStatus) -> None:
+    def _tell_training_progress(self, status: TrainingStatus) -> int:
         detail = {
             "samples_seen": status.samples_seen,
             "samples_total": status.samples_total or 0,
@@ -318,6 +325,7 @@ class Driver:
             "samples_per_s": status.samples_per_s,
         }
         self._hub.progress(self.run.run_id, EventKind.TRAINING_PROGRESS, detail, status.trigger_id)
+        return status.samples_seen
 
 
 def trained_models(triggers: list[TriggerRecord] | tuple[TriggerRecord, ...]) -> list[TrainedModel]:

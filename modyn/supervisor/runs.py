@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from prometheus_client import Counter, Gauge
+
 from modyn.config.base import Problem
 from modyn.config.system import SupervisorConfig
 from modyn.errors import CancelledError, ConflictError, InvalidArgumentError, ModynError, UnavailableError
@@ -30,6 +32,9 @@ SHUTDOWN_S = 5.0
 """Threads get so long to bring their runs to rest when the supervisor stops."""
 OWNER_GONE_S = 2.0
 """PostgreSQL needs a moment to notice that the supervisor who drove a run has been killed."""
+
+RUNS_DRIVEN = Gauge("modyn_supervisor_runs_driven", "Runs that are driven now")
+RUNS_ENDED = Counter("modyn_supervisor_runs_ended", "Runs that came to rest, by state", ["state"])
 
 _LOG = get_logger("supervisor")
 
@@ -219,7 +224,8 @@ class Runs:
     def _drive(self, driven: _Driven) -> None:
         with bind(run_id=driven.run_id):
             try:
-                self._drive_locked(driven)
+                with RUNS_DRIVEN.track_inprogress():
+                    self._drive_locked(driven)
             except ModynError as error:
                 # Somebody else took the run over, or we are closing: what the journal says is found at the next start.
                 _LOG.error("run_given_up", error=error.message, reason=error.reason)
@@ -263,6 +269,7 @@ class Runs:
         finally:
             driven.clients.close()
         state = _end_of(error)
+        RUNS_ENDED.labels(str(state)).inc()
         _LOG.info("at_rest", state=str(state), error=error.message if error else "", message=message)
         told = (
             {"error": error.message, "error_reason": error.reason} if error is not None and state is not RunState.STOPPED else {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def play(run_journal: RunJournal, times: int = 1) -> None:
     keys = TriggerSetInfo(run_id, 0, 10, 100, "abc")
     model = ModelVersion(4, run_id, 0, None, "sha", 100, 1.0, "SafetensorsFullModel", False)
     task = EvaluationTask("h", "test", 0, 0, 4, (EvalInterval(0, 1, 0),))
-    for write in (
+    writes: list[Callable[[], None]] = [
         lambda: run_journal.enter(RunState.STREAMING),
         lambda: run_journal.selecting(record(), 10),
         lambda: run_journal.training(0, keys, None),
@@ -63,7 +63,8 @@ def play(run_journal: RunJournal, times: int = 1) -> None:
         lambda: run_journal.evaluated(task),
         lambda: run_journal.enter(RunState.EVALUATING),
         lambda: run_journal.end(RunState.FINISHED, message="done"),
-    ):
+    ]
+    for write in writes:
         for _ in range(times):
             write()
 

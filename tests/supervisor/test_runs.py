@@ -456,6 +456,76 @@ def test_a_training_that_breaks_in_the_trainer_is_told_as_it_is(runs: Runs, serv
     assert "worker 3" in run.error
 
 
+def test_evaluation_overlaps_the_next_training(runs: Runs, services: InMemoryServices) -> None:
+    train, second_training = services.trainer_server.train, threading.Event()
+
+    def train_and_tell(request: TrainingRequest) -> Any:
+        if request.trigger_id == 1:
+            second_training.set()
+        return train(request)
+
+    def score(request: EvaluationRequest, interval: Any, metric: str) -> tuple[float, int]:
+        assert second_training.wait(5), "the next training waits for this evaluation"
+        return 0.5, 1
+
+    services.trainer_server.train, services.evaluator.score = train_and_tell, score
+    assert finish(runs, pipeline_yaml(evaluation=AFTER_TRAINING)).state is RunState.FINISHED
+
+
+def test_a_run_that_trains_faster_than_it_evaluates_is_held_back(runs: Runs, services: InMemoryServices) -> None:
+    release = threading.Event()
+    score = services.evaluator.score
+
+    def slow(request: EvaluationRequest, interval: Any, metric: str) -> tuple[float | None, int]:
+        assert release.wait(10)
+        return score(request, interval, metric)
+
+    services.evaluator.score = slow
+    section = {**AFTER_TRAINING, "after_training_evaluation_workers": 1}
+    yaml = pipeline_yaml(trigger={"id": "DataAmountTrigger", "num_samples": 1}, evaluation=section)
+    run = runs.submit(yaml, "p.yaml", EXPERIMENT)
+    wait_for(lambda: len(services.trainer_server.requests) >= 9)
+    assert len(services.trainer_server.requests) <= 11
+    release.set()
+    assert wait_until_at_rest(runs, run.run_id).num_triggers == 35
+
+
+def test_postgres_may_go_away_for_a_while(runs: Runs, services: InMemoryServices, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within the run's patience it goes on; beyond it the run is interrupted as soon as that can be written down."""
+    from modyn.db.engine import Database
+
+    real, calls, away = Database.session, [0], [range(12, 15)]
+
+    def session(self: Database) -> Any:
+        calls[0] += threading.current_thread().name.startswith("test-")
+        if calls[0] in away[0] and threading.current_thread().name.startswith("test-"):
+            raise UnavailableError("PostgreSQL cannot be used")
+        return real(self)
+
+    monkeypatch.setattr(Database, "session", session)
+    run = finish(runs, pipeline_yaml(evaluation=AFTER_TRAINING))
+    assert (run.state, run.num_triggers) == (RunState.FINISHED, 3)
+    assert calls[0] > 15
+    calls[0], away[0] = 0, range(12, 21)
+    run = finish(runs, pipeline_yaml(evaluation=AFTER_TRAINING))
+    assert (run.state, run.error_reason) == (RunState.INTERRUPTED, "UNAVAILABLE")
+    runs.resume(run.run_id)
+    run = wait_until_at_rest(runs, run.run_id)
+    assert (run.state, run.num_triggers, len(services.trainer_server.requests)) == (RunState.FINISHED, 3, 6)
+
+
+def test_a_training_that_never_gets_further_is_given_up(runs: Runs, services: InMemoryServices, monkeypatch: Any) -> None:
+    monkeypatch.setattr("modyn.supervisor.patience.FRUITLESS_ATTEMPTS", 3)
+
+    def breaks(request: TrainingRequest) -> Any:
+        raise UnavailableError("storage cannot be reached at unix:x")
+
+    services.trainer_server.train = breaks
+    run = finish(runs, pipeline_yaml())
+    assert run.state is RunState.INTERRUPTED
+    assert "gave up after 3 attempts without progress: storage cannot be reached" in run.error
+
+
 def wait_for(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
     import time
 
