@@ -163,6 +163,17 @@ def test_a_killed_worker_is_replaced_by_one_that_goes_on(tmp_path: Path, monkeyp
     assert not path.exists()
 
 
+def test_workers_that_load_data_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(HERE)
+    one, two = demanding_pipeline(), demanding_pipeline(dataloader_workers=2)
+    here = TrainingRoom(tmp_path / "here").train(one)
+    pool = WorkerPool(1)
+    request = (two, MemoryData(), str(tmp_path / "there"), 0.0)
+    there = pool.submit("trainer_tasks:train", request, name="training", log_path=tmp_path / "log").result(60)
+    pool.close()
+    assert there.weights_sha256 == here.trained.weights_sha256
+
+
 def test_checkpoints_can_lie_elsewhere_and_come_every_so_many_batches(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     options: dict[str, Any] = {

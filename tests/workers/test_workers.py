@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-import modyn.workers
+import modyn.workers.pool
 from modyn.errors import CancelledError, ConfigError, ConflictError, DataError, TrainingError, UnavailableError
 from modyn.workers import Job, JobState, WorkerPool
 
@@ -149,7 +149,7 @@ def test_a_job_stops_on_request(submit: Submit) -> None:
 def test_a_job_that_does_not_listen_is_ended(
     submit: Submit, monkeypatch: pytest.MonkeyPatch, also_to_sigterm: bool, by: str
 ) -> None:
-    monkeypatch.setattr(modyn.workers, "TERMINATE_TO_KILL_S", 0.1)
+    monkeypatch.setattr(modyn.workers.pool, "TERMINATE_TO_KILL_S", 0.1)
     started = threading.Event()
     job = submit("deaf", also_to_sigterm, on_message=lambda _: started.set())
     assert started.wait(WAIT_S)
@@ -220,6 +220,18 @@ def test_a_closed_pool_has_no_workers_and_takes_no_jobs(tmp_path: Path) -> None:
     assert not alive(pids[0])
     with pytest.raises(ConflictError, match="shutting down"):
         pool.submit("worker_tasks:count", 1, name="late", log_path=tmp_path / "late")
+
+
+def test_children_of_workers_come_from_the_same_server_and_die_with_their_worker(submit: Submit) -> None:
+    told: list[tuple[int, int, int, int]] = []
+    job = submit("with_child", on_message=told.append)
+    wait_until(lambda: bool(told))
+    worker, server, child, parent_of_child = told[0]
+    assert parent_of_child == server
+    os.kill(worker, signal.SIGKILL)
+    assert job.wait(WAIT_S)
+    wait_until(lambda: not alive(child), 10)
+    assert alive(server)
 
 
 SERVICE = """

@@ -6,11 +6,12 @@ import os
 import signal
 import sys
 import time
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from modyn.errors import DataError
-from modyn.workers import Report
+from modyn.workers import Report, die_with_parent
 
 
 def surroundings(_: object, report: Report) -> dict[str, Any]:
@@ -22,6 +23,22 @@ def surroundings(_: object, report: Report) -> dict[str, Any]:
         "threads_of_fork_server": len(os.listdir(f"/proc/{os.getppid()}/task")),
         "name": report.name,
     }
+
+
+def with_child(_: object, report: Report) -> None:
+    """Starts a process of its own and tells (its own pid, its parent's, the child's, the child's parent's), then waits."""
+    ours, theirs = get_context("forkserver").Pipe()
+    child = get_context("forkserver").Process(target=_child, args=(theirs,))
+    child.start()
+    report.send((os.getpid(), os.getppid(), *ours.recv()))
+    while True:
+        time.sleep(1)
+
+
+def _child(connection: Any) -> None:
+    die_with_parent()
+    connection.send((os.getpid(), os.getppid()))
+    time.sleep(600)
 
 
 def count(up_to: int, report: Report) -> int:

@@ -1,0 +1,128 @@
+"""The worker's side: a process of the fork server that runs one job, tells its service how it goes, and dies with it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import traceback
+from multiprocessing import forkserver, parent_process
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Final
+
+from modyn.errors import CancelledError, ModynError
+from modyn.registry import load_object
+
+_PR_SET_PDEATHSIG: Final = 1
+_ORPHANED: Final = 86
+
+
+class Report:
+    """A job's line to its service."""
+
+    def __init__(self, connection: Connection[Any, Any], name: str, log_path: Path, num_threads: int) -> None:
+        self.name = name
+        self.log_path = log_path
+        self.num_threads = num_threads
+        self._connection = connection
+        self._stopping = threading.Event()
+
+    def send(self, message: object) -> None:
+        """Push one picklable progress message. A few a second, not one a batch: each costs a system call."""
+        self._connection.send(("message", message))
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the job was asked to stop. Costs nothing: look at it once a batch and raise CancelledError."""
+        return self._stopping.is_set()
+
+    def check(self) -> None:
+        """Raise CancelledError if the job was asked to stop."""
+        if self.stopping:
+            raise CancelledError(f"{self.name} was stopped on request")
+
+    def _listen(self, sentinel: int) -> None:
+        while True:
+            ready = wait([self._connection, sentinel])
+            try:
+                if sentinel in ready or self._connection.recv() is None:
+                    os._exit(_ORPHANED)
+            except (EOFError, OSError):
+                os._exit(_ORPHANED)
+            self._stopping.set()
+
+
+def die_with_parent() -> None:
+    """Make this process of the fork server end when the process that asked for it ends, however that happens. For worker processes
+    that start further ones: the parent in the kernel's sense is the fork server, which lives on."""
+    parent = parent_process()
+    assert parent is not None
+    threading.Thread(target=_exit_after, args=(parent.sentinel,), name="die-with-parent", daemon=True).start()
+
+
+def _exit_after(sentinel: int) -> None:
+    wait([sentinel])
+    os._exit(_ORPHANED)
+
+
+def run_worker(
+    task: str, request: object, connection: Connection[Any, Any], *, name: str, log_path: str, num_threads: int
+) -> None:
+    """Main function of a worker process."""
+    _redirect_output(log_path)
+    # Ctrl-C reaches the whole group; the service decides what becomes of its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _die_with_fork_server()
+    parent = parent_process()
+    assert parent is not None
+    report = Report(connection, name, Path(log_path), num_threads)
+    threading.Thread(target=report._listen, args=(parent.sentinel,), name="listener", daemon=True).start()
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(num_threads)
+    end: tuple[Any, ...]
+    try:
+        function: Any = load_object(task)
+        end = ("result", function(request, report))
+    except ModynError as error:
+        traceback.print_exc()
+        end = ("error", error.reason, error.message)
+    except Exception as error:  # noqa: BLE001  (whatever it is, the service hears of it)
+        traceback.print_exc()
+        end = ("error", "", f"{type(error).__name__}: {error}")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        connection.send(end)
+    except OSError:
+        os._exit(_ORPHANED)
+    except Exception as error:  # noqa: BLE001  (a result that cannot be pickled)
+        traceback.print_exc()
+        connection.send(("error", "", f"the result of {task} cannot be sent: {error!r}"))
+
+
+def _redirect_output(log_path: str) -> None:
+    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+
+
+def _die_with_fork_server() -> None:
+    """The fork server lives while somebody holds the writing end of its pipe. The standard library gives that end to each worker too,
+    so that workers would keep it, and themselves, alive after the service was killed. Put something else in its place.
+
+    A worker that forks in its turn would start a server of its own and wait for its imports: let it use the one that is there."""
+    alive = getattr(forkserver._forkserver, "_forkserver_alive_fd", None)
+    if alive is not None:
+        nothing = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        os.dup2(nothing, alive, inheritable=False)
+        os.close(nothing)
+        forkserver._forkserver.ensure_running = _nothing_to_do  # type: ignore[method-assign]
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _nothing_to_do() -> None:
+    """The fork server runs, else this process would not."""
