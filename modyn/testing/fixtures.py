@@ -12,6 +12,7 @@ import pytest
 
 from modyn.config.system import SystemConfig
 from modyn.local.postgres import PostgresServer
+from modyn.testing.stack import RunningStack, stack_on
 
 
 @pytest.fixture(scope="session")
@@ -47,6 +48,16 @@ def make_config(tmp_path: Path, postgres_url: str) -> Callable[..., SystemConfig
 def system_config(make_config: Callable[..., SystemConfig]) -> SystemConfig:
     """A system configuration with defaults, an empty state folder and an empty database."""
     return make_config()
+
+
+@pytest.fixture(scope="session")
+def running_stack() -> Iterator[RunningStack]:
+    """All services with embedded databases, as real processes, one stack for the session (one for each xdist worker).
+
+    Tests share it: they name their datasets after themselves, stop the runs that they start, and leave every service running.
+    """
+    with tempfile.TemporaryDirectory(prefix="modyn-", ignore_cleanup_errors=True) as folder, stack_on(Path(folder)) as stack:
+        yield stack
 
 
 def _administer(server: PostgresServer, statement: str) -> None:

@@ -1,0 +1,192 @@
+"""A whole embedded stack for tests: PostgreSQL, Redis and all six services as real processes, and data small enough for runs of a second or two.
+
+def test_it(running_stack):
+    running_stack.tiny_dataset("numbers")
+    run = running_stack.run(tiny_pipeline("numbers"))
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from modyn.client import Client
+from modyn.config.system import DatasetConfig, SystemConfig, load_system_config
+from modyn.supervisor.client import Run
+
+DAY = 86_400
+NUM_FEATURES, NUM_CLASSES = 4, 3
+RECORD = np.dtype([("label", "<i8"), ("features", "<f4", (NUM_FEATURES,))])
+
+TINY_PARSER = """\
+import torch
+
+def bytes_parser_function(data: memoryview) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.float32)
+"""
+
+
+@dataclass(frozen=True)
+class RunningStack:
+    """One embedded installation. `config_file` is what `modyn --config` takes; `folder` is for whatever belongs to it."""
+
+    folder: Path
+    config_file: Path
+    config: SystemConfig
+
+    def command(self, *arguments: str) -> list[str]:
+        """The command line as a user would type it."""
+        return [sys.executable, "-m", "modyn.cli.main", "--config", str(self.config_file), *arguments]
+
+    def modyn(
+        self,
+        *arguments: str | Path,
+        timeout_s: float = 90,
+        cwd: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a command to its end, without a terminal."""
+        return subprocess.run(
+            self.command(*map(str, arguments)),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            cwd=cwd or self.folder,
+            env=clean_environment(environment),
+            check=False,
+        )
+
+    def client(self) -> Client:
+        return Client(self.config_file)
+
+    def tiny_dataset(self, name: str, num_samples: int = 100, num_files: int = 2, **options: object) -> Path:
+        """Registers and indexes a dataset of `write_tiny_files` under `name`. Returns the folder of its files."""
+        folder = self.folder / "data" / name
+        write_tiny_files(folder, num_samples, num_files)
+        with self.client() as client:
+            client.register_dataset(tiny_dataset_config(name, folder, **options))
+            client.ingest(name)
+        return folder
+
+    def pipeline_file(self, dataset: str, **sections: object) -> Path:
+        """Writes `tiny_pipeline(dataset, **sections)` to a file of its own."""
+        handle, path = tempfile.mkstemp(suffix=".yaml", prefix="pipeline-", dir=self.folder)
+        with os.fdopen(handle, "w") as file:
+            file.write(tiny_pipeline(dataset, **sections))
+        return Path(path)
+
+    def run(self, pipeline: str | Path, **options: Any) -> Run:
+        """Runs a pipeline (its text, or its file) to the end."""
+        path = pipeline if isinstance(pipeline, Path) else self.folder / "pipeline.yaml"
+        if isinstance(pipeline, str):
+            path.write_text(pipeline)
+        with self.client() as client:
+            return client.wait(client.run(path, **options).run_id)
+
+
+def write_tiny_files(folder: Path, num_samples: int = 100, num_files: int = 2, first_day: int = 0, seed: int = 0) -> None:
+    """Binary files of equal size, one a day, modified at noon of the days from `first_day` on; the label can be read from the features."""
+    folder.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng([seed, first_day])
+    for day, share in enumerate(np.array_split(np.arange(num_samples), num_files), first_day):
+        records = np.zeros(len(share), RECORD)
+        records["label"] = random.integers(0, NUM_CLASSES, len(share))
+        records["features"] = np.eye(NUM_FEATURES, dtype=np.float32)[records["label"]]
+        records["features"] += random.normal(0, 0.1, records["features"].shape)
+        path = folder / f"day-{day:04d}.bin"
+        path.write_bytes(records.tobytes())
+        os.utime(path, (day * DAY + DAY // 2,) * 2)
+
+
+def tiny_dataset_config(name: str, folder: Path, **options: object) -> DatasetConfig:
+    """The dataset of `write_tiny_files`; not watched unless `options` say so."""
+    layout = {"record_size": RECORD.itemsize, "label_size": 8, "byteorder": "little"}
+    fields: dict[str, Any] = {"file_wrapper_config": layout, "watch": False, **options}
+    return DatasetConfig(name=name, base_path=folder, file_wrapper="BinaryFileWrapper", **fields)
+
+
+def tiny_pipeline(dataset: str, **sections: object) -> str:
+    """A pipeline on `write_tiny_files`: a trigger every 50 samples, logistic regression, no evaluation. `sections` replace its own; None removes."""
+    pipeline: dict[str, object] = {
+        "pipeline": {"name": "tiny"},
+        "model": {"id": "LogisticRegression", "config": {"input_size": NUM_FEATURES, "num_classes": NUM_CLASSES}},
+        "data": {"dataset_id": dataset, "bytes_parser_function": TINY_PARSER},
+        "trigger": {"id": "DataAmountTrigger", "num_samples": 50},
+        "selection_strategy": {"name": "NewDataStrategy", "maximum_keys_in_memory": 1000, "tail_triggers": 0},
+        "training": tiny_training(),
+    }
+    return yaml.safe_dump({name: value for name, value in {**pipeline, **sections}.items() if value is not None}, sort_keys=False)
+
+
+def tiny_training(**options: object) -> dict[str, object]:
+    """A `training` section that takes milliseconds; `options` replace its own."""
+    return {
+        "use_previous_model": True,
+        "batch_size": 10,
+        "seed": 1,
+        "optimizers": [
+            {"name": "default", "algorithm": "SGD", "param_groups": [{"module": "model", "config": {"lr": 0.5}}]},
+        ],
+        "optimization_criterion": {"name": "CrossEntropyLoss"},
+        **options,
+    }
+
+
+def tiny_evaluation(dataset: str, *, handler: str = "daily", days: int = 2, execution_time: str = "after_training") -> dict[str, object]:
+    """An `evaluation` section: accuracy of every model on each day of `dataset`."""
+    return {
+        "datasets": [
+            {
+                "dataset_id": dataset,
+                "bytes_parser_function": TINY_PARSER,
+                "batch_size": 64,
+                "metrics": [{"name": "Accuracy", "topn": 1}],
+            }
+        ],
+        "handlers": [
+            {
+                "name": handler,
+                "execution_time": execution_time,
+                "models": "matrix",
+                "datasets": [dataset],
+                "strategy": {"type": "SlicingEvalStrategy", "eval_every": "1d", "eval_start_from": 0, "eval_end_at": days * DAY},
+            }
+        ],
+    }
+
+
+@contextmanager
+def stack_on(folder: Path, *, start: bool = True, **sections: object) -> Iterator[RunningStack]:
+    """An installation with its state below `folder`, stopped at the end. `sections` go into its system file.
+
+    Storage looks at watched folders ten times a second, and a file counts as complete after a tenth of a second.
+    """
+    storage = {"poll_interval_s": 0.1, "settle_s": 0.1}
+    values: dict[str, Any] = {"state_dir": str(folder / "state"), "storage": storage, **sections}
+    config_file = folder / "modyn.yaml"
+    config_file.write_text(yaml.safe_dump(values))
+    stack = RunningStack(folder, config_file, load_system_config(config_file))
+    with stack.client() as client:
+        try:
+            if start:
+                client.up()
+            yield stack
+        finally:
+            client.down()
+
+
+def clean_environment(more: Mapping[str, str] | None = None, *, without: Sequence[str] = ("MODYN_CONFIG", "MODYN_STATE_DIR")) -> dict[str, str]:
+    """This process's environment without what would lead a command to another installation, and with wide lines."""
+    kept = {name: value for name, value in os.environ.items() if name not in without}
+    return {**kept, "COLUMNS": "200", "NO_COLOR": "1", **(more or {})}
