@@ -1,0 +1,128 @@
+"""Streams neither lose nor double a sample, whatever happens to storage, and end when they are told to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from modyn.errors import CancelledError, ModynError, NotFoundError, UnavailableError
+from modyn.records import Interval, SampleBatch
+from modyn.supervisor.client import RunMode
+from modyn.supervisor.patience import Patience, Signals
+from modyn.supervisor.stream import SampleStream, StreamSource
+from modyn.testing.fake_storage import FakeStorage, FakeStorageClient
+
+EVERYTHING = Interval()
+
+
+class Flaky(FakeStorageClient):
+    """Breaks a stream off after so many batches, once for each number in `breaks`."""
+
+    def __init__(self, storage: FakeStorage, breaks: list[int], error: ModynError | None = None) -> None:
+        super().__init__(storage)
+        self.breaks = breaks
+        self.error = error or UnavailableError("storage cannot be reached at unix:x")
+
+    def samples_in_interval(
+        self, name: str, interval: Interval, batch_size: int, after: tuple[int, int] | None = None
+    ) -> Iterator[SampleBatch]:
+        left = self.breaks.pop(0) if self.breaks else None
+        for batch in super().samples_in_interval(name, interval, batch_size, after):
+            if left == 0:
+                raise self.error
+            left = None if left is None else left - 1
+            yield batch
+
+
+def open_stream(
+    client: FakeStorageClient,
+    mode: RunMode,
+    *,
+    interval: Interval = EVERYTHING,
+    after: tuple[int, int] | None = None,
+    signals: Signals | None = None,
+) -> SampleStream:
+    signals = signals or Signals()
+    return SampleStream(client, StreamSource("d", mode, interval, 3), after, Patience(5, signals), signals)
+
+
+def make_storage(times: list[int]) -> FakeStorage:
+    storage = FakeStorage()
+    storage.add_dataset("d")
+    storage.add_samples("d", timestamps=times)
+    return storage
+
+
+def read_all(stream: SampleStream) -> list[tuple[int, int]]:
+    found = []
+    while (batch := stream.read(lambda: None)) is not None:
+        assert len(batch) > 0
+        found += list(zip(batch.timestamps.tolist(), batch.keys.tolist(), strict=True))
+    return found
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 5), max_size=20), st.lists(st.integers(0, 3), max_size=3), st.integers(0, 20))
+def test_a_replay_that_breaks_or_is_resumed_gives_every_sample_once(times: list[int], breaks: list[int], done: int) -> None:
+    ordered = sorted((t, key) for key, t in enumerate(times))
+    after = ordered[min(done, len(ordered)) - 1] if ordered and done else None
+    stream = open_stream(Flaky(make_storage(times), breaks), RunMode.EXPERIMENT, after=after)
+    assert read_all(stream) == ordered[done if after else 0 :]
+
+
+def test_live_data_comes_in_order_of_arrival_within_the_interval() -> None:
+    storage = make_storage([5, 1, 9, 9, 2])
+    stream = open_stream(storage.client(), RunMode.PRODUCTION, interval=Interval(start=5), after=(5, 0))
+    batch = stream.read(lambda: None)
+    assert batch is not None
+    assert batch.keys.tolist() == [2, 3]
+    waiting = threading.Event()
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(stream.read(waiting.set)))
+    thread.start()
+    assert waiting.wait(5)
+    storage.add_samples("d", timestamps=[3, 7])
+    thread.join(5)
+    assert found[0].keys.tolist() == [6]
+    stream.close()
+
+
+def test_the_end_wakes_a_stream_that_waits() -> None:
+    signals = Signals()
+    stream = open_stream(make_storage([]).client(), RunMode.PRODUCTION, signals=signals)
+    threading.Timer(0.05, lambda: signals.end(CancelledError("stopped"))).start()
+    with pytest.raises(CancelledError, match="stopped"):
+        stream.read(lambda: None)
+
+
+def test_errors_other_than_outages_are_raised_behind_the_batches_before_them() -> None:
+    stream = open_stream(Flaky(make_storage([1] * 6), [1], NotFoundError("no dataset d")), RunMode.EXPERIMENT)
+    batch = stream.read(lambda: None)
+    assert batch is not None
+    assert batch.keys.tolist() == [0, 1, 2]
+    with pytest.raises(NotFoundError, match="no dataset d"):
+        stream.read(lambda: None)
+
+
+def test_patience_ends() -> None:
+    signals, told = Signals(), list[str]()
+    patience = Patience(0.1, signals, told.append)
+
+    def unreachable() -> None:
+        raise UnavailableError("x cannot be reached")
+
+    with pytest.raises(UnavailableError, match=r"gave up after 0 s: x cannot be reached; start the service again"):
+        patience.call(unreachable)
+    assert told == ["x cannot be reached (trying again for 0 s)"]
+    signals.end(CancelledError("first"))
+    signals.end(CancelledError("second"))
+    with pytest.raises(CancelledError, match="first"):
+        patience.call(lambda: None)
+    seen: list[ModynError] = []
+    signals.on_end(seen.append)
+    assert [error.message for error in seen] == ["first"]
