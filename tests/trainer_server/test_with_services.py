@@ -1,0 +1,126 @@
+"""A training through the real services: samples from storage, keys from the selector, the model into model storage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from modyn.config.system import DatasetConfig, SystemConfig
+from modyn.errors import DataError, UserCodeError
+from modyn.model_storage.client import ModelStorageClient
+from modyn.records import Interval, RunId
+from modyn.rpc.logs import get_logger
+from modyn.rpc.server import ServiceContext, prepare_run_dir, start_server
+from modyn.selector.client import SelectorClient
+from modyn.storage.client import StorageClient
+from modyn.testing.running_storage import start_storage
+from modyn.testing.training import NUM_FEATURES, small_pipeline
+from modyn.trainer_server.client import TrainerServerClient, TrainingRequest, TrainingState, TrainingStatus
+
+RUN = RunId("numbers-0001")
+RECORD = np.dtype([("label", "<i8"), ("features", "<f4", (NUM_FEATURES,))])
+NUM_SAMPLES = 100
+
+
+@pytest.fixture
+def config(make_config: Callable[..., SystemConfig], tmp_path: Path) -> Iterator[SystemConfig]:
+    """Storage with a dataset, selector, model storage and trainer server, all in this process."""
+    config = make_config()
+    prepare_run_dir(config.run_dir)
+    with ExitStack() as stack:
+        running = start_storage(config, stack)
+        for name in ("selector", "model_storage", "trainer_server"):
+            context = ServiceContext(name, config, get_logger(name))
+            registrations = import_module(f"modyn.{name}.service").build(context)
+            server = start_server(name, config.endpoint(name), registrations)
+            stack.callback(context.shut_down)
+            stack.callback(server.stop, 0.1)
+        write_samples(tmp_path / "data" / "numbers.bin")
+        options = {"record_size": RECORD.itemsize, "label_size": 8, "byteorder": "little"}
+        running.client.register_dataset(
+            DatasetConfig(
+                name="numbers",
+                base_path=tmp_path / "data",
+                file_wrapper="BinaryFileWrapper",
+                file_wrapper_config=options,
+                watch=False,
+            )
+        )
+        assert running.ingest().samples_indexed == NUM_SAMPLES
+        with closing(SelectorClient(config.endpoint("selector"))) as selector:
+            select_all(running.client, selector)
+        yield config
+
+
+def write_samples(path: Path) -> None:
+    records = np.zeros(NUM_SAMPLES, RECORD)
+    records["label"] = np.arange(NUM_SAMPLES) % 10
+    records["features"] = np.random.default_rng(1).standard_normal((NUM_SAMPLES, NUM_FEATURES)).astype(np.float32)
+    path.parent.mkdir()
+    path.write_bytes(records.tobytes())
+
+
+def select_all(storage: StorageClient, selector: SelectorClient) -> None:
+    strategy = {"name": "NewDataStrategy", "maximum_keys_in_memory": 30, "storage_backend": "local", "tail_triggers": None}
+    selector.register_run(RUN, "numbers", strategy, 7)
+    position = 0
+    for batch in storage.samples_in_interval("numbers", Interval(), 1000):
+        selector.inform(RUN, position, batch)
+        position += len(batch)
+    selector.trigger(RUN, 0, position)
+
+
+def pipeline(**sections: Any) -> dict[str, Any]:
+    data = {"dataset_id": "numbers", "record_layout": {"dtype": "<f4", "shape": [NUM_FEATURES]}}
+    training = {"epochs_per_trigger": 2, "shuffle": True, "drop_last_batch": False}
+    return small_pipeline(training, **{"data": data, **sections})
+
+
+def trained(config: SystemConfig, pipeline: dict[str, Any]) -> TrainingStatus:
+    with closing(TrainerServerClient(config.endpoint("trainer_server"))) as trainer:
+        trainer.start(TrainingRequest(RUN, 0, pipeline))
+        *_, status = trainer.watch(RUN, 0)
+        return status
+
+
+def test_a_training_ends_with_its_model_in_model_storage(config: SystemConfig, tmp_path: Path) -> None:
+    status = trained(config, pipeline())
+    assert status.state is TrainingState.FINISHED, status.error
+    assert status.samples_seen == 2 * NUM_SAMPLES
+    with closing(ModelStorageClient(config.endpoint("model_storage"))) as models:
+        found = models.find(RUN, 0)
+        assert found is not None
+        assert found.version.model_id == status.model_id
+        assert found.training_result == status.result
+        first = found.version.weights_sha256
+        models.delete(found.version.model_id)
+        again = trained(config, pipeline())  # its model is gone, so it is trained again
+        assert again.model_id != status.model_id
+        assert again.model_id is not None
+        assert models.describe(again.model_id).version.weights_sha256 == first
+    log = config.log_dir / "runs" / RUN / "training-0.log"
+    assert '"run_id": "numbers-0001"' in log.read_text()
+    assert list((config.service_dir("trainer_server")).glob("*.safetensors")) == []
+
+
+def test_a_parser_that_raises_fails_the_training_and_is_named(config: SystemConfig) -> None:
+    parser = "def bytes_parser_function(data):\n    raise ValueError('no such thing')\n"
+    status = trained(config, pipeline(data={"dataset_id": "numbers", "bytes_parser_function": parser}))
+    assert status.state is TrainingState.FAILED
+    assert type(status.to_error()) is UserCodeError
+    for told in ("run numbers-0001, trigger 0, worker", "bytes_parser_function", "no such thing", "training-0.log"):
+        assert told in status.error
+
+
+def test_a_label_out_of_range_fails_the_training_and_is_named(config: SystemConfig) -> None:
+    model = {"id": "LogisticRegression", "config": {"input_size": NUM_FEATURES, "num_classes": 3}}
+    status = trained(config, pipeline(model=model))
+    assert status.state is TrainingState.FAILED
+    assert type(status.to_error()) is DataError
+    assert "the model has 3 classes" in status.error
