@@ -1,0 +1,46 @@
+# One image for all six services and the command line. docs/deployment.md says how to build and run it.
+# PIP_INDEX_URL, PIP_EXTRA_INDEX_URL and PIP_FIND_LINKS are pip's own variables: name an index with CPU wheels of torch to get a small image.
+# An index that wants a password goes into a pip.conf, passed as `--secret id=pip,src=pip.conf`: build arguments stay in the image's history.
+ARG BASE=debian:bookworm-slim
+
+FROM ${BASE} AS build
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends ca-certificates g++ python3.11 python3.11-dev python3.11-venv \
+ && rm -rf /var/lib/apt/lists/*
+ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS PIP_CERT PIP_TRUSTED_HOST
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+WORKDIR /src
+RUN python3.11 -m venv /opt/modyn && python3.11 -m venv /opt/build
+# Before the sources: a change of code rebuilds none of these layers. torch comes first, as resolving it together with others may choose another build.
+COPY constraints.txt pyproject.toml ./
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf /opt/modyn/bin/pip install --constraint constraints.txt torch numpy
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    python3.11 -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' > requirements.txt \
+ && /opt/modyn/bin/pip install --constraint constraints.txt --requirement requirements.txt
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    /opt/build/bin/pip install --constraint constraints.txt scikit-build-core pybind11 grpcio-tools cmake ninja
+COPY README.md CMakeLists.txt ./
+COPY cpp cpp
+COPY protos protos
+COPY modyn modyn
+RUN PATH=/opt/build/bin:$PATH /opt/build/bin/pip wheel --no-build-isolation --no-deps --wheel-dir /wheels . \
+ && /opt/modyn/bin/pip install --no-index --no-deps /wheels/*.whl \
+ && cp constraints.txt /opt/modyn/constraints.txt
+
+FROM ${BASE}
+# openssl makes the certificates of the installation (deploy/make-secrets.sh).
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends ca-certificates libstdc++6 openssl python3.11 \
+ && rm -rf /var/lib/apt/lists/* \
+ && groupadd --gid 10001 modyn \
+ && useradd --uid 10001 --gid modyn --home-dir /var/lib/modyn --no-create-home --shell /usr/sbin/nologin modyn \
+ && install -d -o modyn -g modyn -m 0750 /var/lib/modyn /etc/modyn/secrets
+COPY --from=build /opt/modyn /opt/modyn
+COPY --chmod=0755 deploy/make-secrets.sh /usr/local/bin/modyn-make-secrets
+ENV PATH=/opt/modyn/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    MODYN_STATE_DIR=/var/lib/modyn
+USER modyn
+WORKDIR /var/lib/modyn
+CMD ["modyn", "--help"]
