@@ -84,7 +84,7 @@ class PayloadRequest:
         schema = pa.schema([pa.field("key", pa.int64(), nullable=False)], metadata=metadata)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, schema) as writer:
-            writer.write_batch(pa.record_batch([pa.array(self.keys)], schema=schema))
+            writer.write_batch(pa.record_batch([_column(self.keys)], schema=schema))
         return cast("bytes", sink.getvalue().to_pybytes())
 
     @staticmethod
@@ -102,7 +102,21 @@ class PayloadRequest:
             raise InvalidArgumentError(
                 f"the ticket of a payload request cannot be read ({error}); use PayloadClient of the same version as the storage service"
             ) from error
-        return PayloadRequest(dataset, keys.to_numpy(), cast("OnMissing", on_missing))
+        return PayloadRequest(dataset, _values(keys, np.int64), cast("OnMissing", on_missing))
+
+
+def _column(values: Int64Array | LabelArray) -> pa.Array:
+    """The numbers as an Arrow column over the same memory. Not `pa.array`, which imports pandas (0.3 s in every worker) to look at its input."""
+    kind = pa.float64() if values.dtype.kind == "f" else pa.int64()
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
+
+
+def _values(column: pa.Array, dtype: type[np.int64] | type[np.float64]) -> Any:
+    """The numbers of a column without nulls, over the same memory. Not `to_numpy`, for the same reason."""
+    data = column.buffers()[1]
+    if data is None:
+        return np.empty(0, dtype)
+    return np.frombuffer(data, dtype, count=len(column), offset=column.offset * 8)
 
 
 def payload_schema(float_labels: bool) -> pa.Schema:
@@ -115,19 +129,23 @@ def to_record_batch(payloads: Payloads, schema: pa.Schema) -> pa.RecordBatch:
     """The samples as one record batch over the same memory."""
     buffers = [None, pa.py_buffer(payloads.offsets), pa.py_buffer(payloads.data)]
     column = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(payloads), buffers)
-    return pa.record_batch([pa.array(payloads.keys), pa.array(payloads.labels), column], schema=schema)
+    return pa.record_batch([_column(payloads.keys), _column(payloads.labels), column], schema=schema)
 
 
 def from_record_batch(batch: pa.RecordBatch) -> Payloads:
     """The samples of a record batch, over the same memory."""
+    keys, labels = (
+        _values(batch.column(0), np.int64),
+        _values(batch.column(1), np.float64 if batch.schema.field(1).type == pa.float64() else np.int64),
+    )
     if len(batch) == 0:
-        return Payloads(batch.column(0).to_numpy(), batch.column(1).to_numpy(), np.empty(0, np.uint8), np.zeros(1, np.int64))
+        return Payloads(keys, labels, np.empty(0, np.uint8), np.zeros(1, np.int64))
     column = batch.column(2)
     _, offsets, data = column.buffers()
     first = column.offset
     return Payloads(
-        batch.column(0).to_numpy(),
-        batch.column(1).to_numpy(),
+        keys,
+        labels,
         np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8),
         np.frombuffer(offsets, np.int64)[first : first + len(batch) + 1],
     )
