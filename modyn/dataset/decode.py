@@ -39,19 +39,19 @@ class Segment:
         if not len(rows):
             return Payloads(payloads.keys[:0], payloads.labels[:0], payloads.data[:0], np.zeros(1, np.int64))
         first, last = int(rows[0]), int(rows[-1])
-        if last - first + 1 == len(rows) and np.all(np.diff(rows) == 1):
+        if _neighbours(rows):
             bounds = payloads.offsets[first : last + 2]
             data = payloads.data[bounds[0] : bounds[-1]]
             return Payloads(payloads.keys[first : last + 1], payloads.labels[first : last + 1], data, bounds - bounds[0])
-        starts: Int64Array = payloads.offsets[rows]
-        lengths: Int64Array = payloads.offsets[rows + 1] - starts
+        all_lengths: Int64Array = payloads.offsets[1:] - payloads.offsets[:-1]
+        lengths: Int64Array = all_lengths[rows]
         offsets: Int64Array = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-        if np.all(lengths == lengths[0]):
-            taken: Int64Array = (starts[:, None] + np.arange(lengths[0])).reshape(-1)
-        else:
-            shifts: Int64Array = np.repeat(starts - offsets[:-1], lengths)
-            taken = shifts + np.arange(len(shifts), dtype=np.int64)
-        return Payloads(payloads.keys[rows], payloads.labels[rows], payloads.data[taken], offsets)
+        if np.all(all_lengths == all_lengths[0]):
+            # Whole rows are moved, not single bytes: that is what shuffled records of fixed size cost.
+            records = payloads.data[payloads.offsets[0] : payloads.offsets[-1]].reshape(len(payloads), -1)
+            return Payloads(payloads.keys[rows], payloads.labels[rows], records[rows].reshape(-1), offsets)
+        shifts: Int64Array = np.repeat(payloads.offsets[rows] - offsets[:-1], lengths)
+        return Payloads(payloads.keys[rows], payloads.labels[rows], payloads.data[shifts + np.arange(len(shifts))], offsets)
 
 
 def concatenate(parts: Sequence[Payloads]) -> Payloads:
@@ -104,8 +104,7 @@ class Decoder:
             ]
             data = self._stack(self._transform(samples, keys), keys)
         else:
-            parts = [self._whole(segment.contiguous()) for segment in segments]
-            data = _join(parts)
+            data = self._whole(segments)
             if self._steps:
                 data = self._stack(self._transform(_rows(data, len(keys)), keys), keys)
         return data, self._labels(np.concatenate([segment.payloads.labels[segment.rows] for segment in segments]), keys)
@@ -116,10 +115,13 @@ class Decoder:
     def _named_batch(self, keys: Int64Array) -> str:
         return f"{len(keys)} samples of dataset '{self._dataset}', the first of which is {keys[0]}"
 
-    def _whole(self, payloads: Payloads) -> Data:
-        """A batch without a Python loop: the user's batch parser, or the declared layout."""
+    def _whole(self, segments: Sequence[Segment]) -> Data:
+        """A batch without a Python loop: the declared layout, or the user's batch parser, which is called for each segment."""
         if self._layout is not None:
-            return from_layout(self._layout, payloads, self._named)
+            return from_layout(self._layout, segments, self._named)
+        return _join([self._parsed(segment.contiguous()) for segment in segments])
+
+    def _parsed(self, payloads: Payloads) -> Data:
         assert self._parse_batch
         data = self._parse_batch(lambda: self._named_batch(payloads.keys), payloads.data, payloads.offsets)
         data = _as_tensor(data) if isinstance(data, np.ndarray) else data
@@ -165,25 +167,44 @@ class Decoder:
         return changed
 
 
-def from_layout(layout: RecordLayout, payloads: Payloads, named: Callable[[int], str]) -> torch.Tensor:
-    """The array that `layout` declares, of each payload: (n, *shape), in native byte order. DataError for a payload that is too short."""
-    n, size, stop = len(payloads), layout.num_bytes, layout.offset + layout.num_bytes
-    lengths = payloads.offsets[1:] - payloads.offsets[:-1]
-    if bool((lengths < stop).any()):
-        short = int(np.argmax(lengths < stop))
-        raise DataError(
-            f"{named(int(payloads.keys[short]))} has {lengths[short]} bytes, but record_layout (dtype {layout.dtype}, "
-            f"shape {list(layout.shape)}, offset {layout.offset}) needs {stop}; correct record_layout or the data"
-        )
-    if n and bool((lengths == lengths[0]).all()):
-        begin = payloads.offsets[0]
-        records = payloads.data[begin : payloads.offsets[-1]].reshape(n, int(lengths[0]))[:, layout.offset : stop]
-    else:
-        records = payloads.data[(payloads.offsets[:-1, None] + layout.offset) + np.arange(size)]
+def from_layout(layout: RecordLayout, segments: Sequence[Segment], named: Callable[[int], str]) -> torch.Tensor:
+    """The array that `layout` declares, of each sample of all segments: (n, *shape), in native byte order, copied once.
+
+    Raises DataError for a payload that is too short.
+    """
+    stop = layout.offset + layout.num_bytes
+    array = np.empty((sum(map(len, segments)), layout.num_bytes), np.uint8)
+    begin = 0
+    for segment in segments:
+        payloads, rows = segment.payloads, segment.rows
+        target = array[begin : begin + len(rows)]
+        begin += len(rows)
+        lengths = payloads.offsets[1:] - payloads.offsets[:-1]
+        short = np.flatnonzero(lengths[rows] < stop)
+        if len(short):
+            row = rows[short[0]]
+            raise DataError(
+                f"{named(int(payloads.keys[row]))} has {lengths[row]} bytes, but record_layout (dtype {layout.dtype}, "
+                f"shape {list(layout.shape)}, offset {layout.offset}) needs {stop}; correct record_layout or the data"
+            )
+        if np.all(lengths == lengths[0]):
+            records = payloads.data[payloads.offsets[0] : payloads.offsets[-1]].reshape(len(payloads), -1)
+            if _neighbours(rows):
+                target[:] = records[rows[0] : rows[-1] + 1, layout.offset : stop]
+            elif records.shape[1] == layout.num_bytes:
+                np.take(records, rows, axis=0, out=target, mode="clip")
+            else:
+                target[:] = records[rows, layout.offset : stop]
+        else:
+            target[:] = payloads.data[(payloads.offsets[rows, None] + layout.offset) + np.arange(layout.num_bytes)]
     kind = np.dtype(layout.dtype)
-    # A copy: the payloads are read-only views of the wire's buffer, tensors are writable.
-    array = np.array(records, order="C").view(kind).reshape(n, *layout.shape)
-    return torch.from_numpy(array.astype(kind.newbyteorder("="), copy=False))
+    shaped = array.view(kind).reshape(len(array), *layout.shape)
+    return torch.from_numpy(shaped.astype(kind.newbyteorder("="), copy=False))
+
+
+def _neighbours(rows: Int64Array) -> bool:
+    """Whether rows (at least one) follow one another without a gap."""
+    return bool(rows[-1] - rows[0] + 1 == len(rows) and np.all(rows[1:] - rows[:-1] == 1))
 
 
 def _as_tensor(value: Any) -> torch.Tensor:

@@ -140,19 +140,29 @@ class BatchReader:
             yield Chunk(nothing, nothing, wanted.weights[:0], _no_payloads(), len(wanted))
 
     def _load_sorted(self, unit: Unit, wanted: KeysAndWeights) -> Iterator[Chunk]:
-        order = np.argsort(unit.rows)
+        order = _inverse(unit.rows)[1]
         asked = wanted.keys[order]
-        parts, present, done = [], [], 0
+        parts, present, done = [], [np.empty(0, np.int64)], 0
         for arrived in self._payloads.fetch(self._dataset, asked, self._on_missing):
             where = align(asked, done, arrived.keys)
             done = int(where[-1]) + 1 if len(where) else done
             parts.append(arrived)
             present.append(where)
         # Row k of the answer belongs to position order[present[k]] of the unit.
-        positions = order[np.concatenate([np.empty(0, np.int64), *present])]
-        rows = np.argsort(positions)
-        where = positions[rows]
+        where, rows = _inverse(order[np.concatenate(present)])
         yield Chunk(where, rows, wanted.weights[where], concatenate(parts) if parts else _no_payloads(), len(wanted))
+
+
+def _inverse(values: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """The distinct, non-negative `values` in ascending order, and the index at which each stands: a sort in linear time.
+
+    >>> [column.tolist() for column in _inverse(np.array([3, 0, 2]))]
+    [[0, 2, 3], [1, 2, 0]]
+    """
+    index = np.full(int(values.max(initial=-1)) + 1, -1, np.int64)
+    index[values] = np.arange(len(values))
+    present = np.flatnonzero(index >= 0)
+    return present, index[present]
 
 
 def _no_payloads() -> Payloads:
