@@ -20,7 +20,8 @@ from modyn.trainer_server.registries import OPTIMIZERS, SCHEDULERS
 from modyn.trainer_server.trainings import Trainings
 from modyn.workers import WorkerPool
 
-PRELOAD: Final = ("torch", "safetensors.torch", "modyn.trainer_server.train", "modyn.trainer_server.check")
+# PyTorch imports the configuration of its compiler when deterministic algorithms are switched on: a second in every worker otherwise.
+PRELOAD: Final = ("torch", "torch._inductor.config", "safetensors.torch", "modyn.trainer_server.train", "modyn.trainer_server.check")
 """What workers find imported."""
 
 FULL_NAME: Final = "modyn.TrainerServer"
