@@ -31,6 +31,12 @@ START_PATIENCE_S = 90.0
 _LOOK_EVERY_S = 0.05
 _PAUSES_S = (0.0, 0.2, 1.0, 3.0, 10.0)
 """Before the first, second, … restart of a part that keeps dying; one that has lived for a minute starts over at the first."""
+_LONGEST_PAUSE_WHEN_HEALTHY = 2
+"""Index of the longest pause before the restart of a part that was healthy when it died: runs wait for it."""
+_LEFTOVER_PATIENCE_S = 20.0
+
+_detached: list[subprocess.Popen[bytes]] = []
+"""Stacks that this process has started and that may outlive it. Asked for their exit code now and then, so that none stays a zombie."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +141,7 @@ class Stack:
 
         self._write("starting")
         prepare_run_dir(self._config.run_dir)
+        self._await_leftovers()
         for part in self._databases:
             self._start_part(part)
             part.healthy = True
@@ -148,6 +155,14 @@ class Stack:
                 self._check_start(part, deadline)
             time.sleep(_LOOK_EVERY_S)
         self._write("ready")
+
+    def _await_leftovers(self) -> None:
+        """Services of a stack that was killed have been sent their death signal; they need a moment to end."""
+        give_up = time.monotonic() + _LEFTOVER_PATIENCE_S
+        while any(_is_locked(self._config.service_dir(name) / "lock") for name in SERVICES):
+            if self._stopping or time.monotonic() > give_up:
+                return  # The service that meets the lock tells who holds it.
+            time.sleep(_LOOK_EVERY_S)
 
     def _check_start(self, part: _Part, deadline: float) -> None:
         if part.server.pid is None:
@@ -173,7 +188,8 @@ class Stack:
 
     def _bring_back(self, part: _Part, now: float) -> bool:
         if part.restart_at == 0.0:
-            part.recent_deaths = 0 if now - part.started_at > 60 else min(part.recent_deaths + 1, len(_PAUSES_S) - 1)
+            most = _LONGEST_PAUSE_WHEN_HEALTHY if part.healthy else len(_PAUSES_S) - 1
+            part.recent_deaths = 0 if now - part.started_at > 60 else min(part.recent_deaths + 1, most)
             part.restart_at = now + _PAUSES_S[part.recent_deaths]
             part.healthy = False
         if now < part.restart_at:
@@ -257,6 +273,7 @@ def start_stack(
                 start_new_session=True,
                 env={**os.environ, "MODYN_STATE_DIR": str(config.state_dir)},
             )
+        _detached[:] = [*(one for one in _detached if one.poll() is None), process]
     deadline = time.monotonic() + START_PATIENCE_S + 60
     while time.monotonic() < deadline:
         status = stack_status(config)
@@ -284,6 +301,7 @@ def stop_stack(config: SystemConfig, patience_s: float = 40.0) -> bool:
                 f"the stack (process {status.pid}) did not stop within {patience_s:.0f} s; `kill -9 {status.pid}` ends it"
             )
         time.sleep(0.03)
+    _detached[:] = [one for one in _detached if one.poll() is None]
     return True
 
 
@@ -313,6 +331,17 @@ def _last_words(config: SystemConfig, part: str) -> str:
     except OSError:
         return f"it left no log in {path}"
     return f"{lines[-1] if lines else 'it ended without a word'} (log: {path})"
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        with path.open() as handle:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
 
 
 def _lock(config: SystemConfig) -> TextIO:
