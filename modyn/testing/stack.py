@@ -143,7 +143,9 @@ def tiny_training(**options: object) -> dict[str, object]:
     }
 
 
-def tiny_evaluation(dataset: str, *, handler: str = "daily", days: int = 2, execution_time: str = "after_training") -> dict[str, object]:
+def tiny_evaluation(
+    dataset: str, *, handler: str = "daily", days: int = 2, execution_time: str = "after_training"
+) -> dict[str, object]:
     """An `evaluation` section: accuracy of every model on each day of `dataset`."""
     return {
         "datasets": [
@@ -186,7 +188,9 @@ def stack_on(folder: Path, *, start: bool = True, **sections: object) -> Iterato
             client.down()
 
 
-def clean_environment(more: Mapping[str, str] | None = None, *, without: Sequence[str] = ("MODYN_CONFIG", "MODYN_STATE_DIR")) -> dict[str, str]:
+def clean_environment(
+    more: Mapping[str, str] | None = None, *, without: Sequence[str] = ("MODYN_CONFIG", "MODYN_STATE_DIR")
+) -> dict[str, str]:
     """This process's environment without what would lead a command to another installation, and with wide lines."""
     kept = {name: value for name, value in os.environ.items() if name not in without}
     return {**kept, "COLUMNS": "200", "NO_COLOR": "1", **(more or {})}

@@ -1,0 +1,114 @@
+"""Mistakes in a section name the place, what is wrong and what is allowed."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import Field, ValidationError, field_validator
+
+from modyn.config.base import Problem, Section, check_section, load_section
+from modyn.errors import ConfigError
+
+
+class Circle(Section):
+    kind: Literal["circle"]
+    radius: float = Field(gt=0)
+
+
+class Square(Section):
+    kind: Literal["square"]
+    side_length: float = Field(gt=0)
+
+
+class Drawing(Section):
+    title: str = Field("untitled", max_length=20)
+    shapes: list[Annotated[Circle | Square, Field(discriminator="kind")]] = Field(default_factory=list)
+    frame: Square | None = None
+    line_width: int = Field(1, ge=1, le=10, alias="width")
+
+    @field_validator("title")
+    @classmethod
+    def _says_something(cls, value: str) -> str:
+        if not value.strip():
+            raise ValueError("a drawing needs a title; give it a word")
+        return value
+
+
+def problem(data: object) -> Problem:
+    (found,) = check_section(Drawing, data, "drawing")
+    return found
+
+
+def test_a_correct_section_has_no_problems_and_cannot_be_changed() -> None:
+    data = {"title": "a", "shapes": [{"kind": "circle", "radius": 1}], "width": 3}
+    assert check_section(Drawing, data, "drawing") == []
+    drawing = load_section(Drawing, data)
+    with pytest.raises(ValidationError, match="frozen"):
+        drawing.title = "b"  # type: ignore[misc]
+
+
+def test_an_unknown_key_names_the_nearest_one_and_all_that_are_allowed() -> None:
+    found = problem({"titel": "a"})
+    assert found.path == "drawing.titel"
+    assert found.message == "there is no such key, did you mean 'title'? Allowed: frame, shapes, title, width"
+
+
+def test_an_unknown_key_that_resembles_none_lists_them() -> None:
+    assert problem({"zzz": 1}).message == "there is no such key. Allowed: frame, shapes, title, width"
+
+
+def test_keys_are_known_below_lists_unions_and_options() -> None:
+    found = problem({"shapes": [{"kind": "circle", "radius": 1}, {"kind": "square", "side_length": 1, "side_lenght": 1}]})
+    assert found.path == "drawing.shapes.1.square.side_lenght"
+    assert "did you mean 'side_length'?" in found.message
+    found = problem({"frame": {"kind": "square", "side_length": 1, "sid": 2}})
+    assert found.message.endswith("Allowed: kind, side_length")
+    assert found.path == "drawing.frame.sid"
+
+
+def test_an_unknown_kind_of_a_union_lists_the_kinds() -> None:
+    found = problem({"shapes": [{"kind": "circel", "radius": 1}]})
+    assert found.path == "drawing.shapes.0"
+    assert "'circle'" in found.message
+    assert "'square'" in found.message
+
+
+def test_a_missing_key_says_so() -> None:
+    assert problem({"frame": {"kind": "square"}}) == Problem("drawing.frame.side_length", "is required")
+
+
+def test_wrong_type_and_out_of_range_show_the_value_and_the_bound() -> None:
+    assert problem({"width": "wide"}).message.startswith("'wide' is wrong: input should be a valid integer")
+    found = problem({"width": 11})
+    assert (found.path, found.message) == ("drawing.width", "11 is wrong: input should be less than or equal to 10")
+
+
+def test_a_rule_of_our_own_speaks_for_itself() -> None:
+    assert problem({"title": " "}).message == "a drawing needs a title; give it a word"
+
+
+def test_a_long_value_is_cut() -> None:
+    assert len(problem({"width": "x" * 1000}).message) < 200
+
+
+def test_every_mistake_is_told_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_section(Drawing, {"width": 0, "titel": 1, "frame": {}}, "drawing")
+    lines = caught.value.message.splitlines()
+    assert sorted(line.split(":")[0] for line in lines) == [
+        "drawing.frame.kind",
+        "drawing.frame.side_length",
+        "drawing.titel",
+        "drawing.width",
+    ]
+
+
+def test_without_a_prefix_the_path_starts_at_the_root() -> None:
+    with pytest.raises(ConfigError, match=r"^width: 0 is wrong"):
+        load_section(Drawing, {"width": 0})
+    assert str(Problem("", "the whole is wrong")) == "the whole is wrong"
+
+
+def test_what_is_no_mapping_is_a_problem_too() -> None:
+    assert problem(7).path == "drawing"

@@ -1,0 +1,157 @@
+"""One file, overridden by the environment, and every mistake in it named with its place."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modyn.config.system import SERVICES, DatasetConfig, SecurityConfig, SystemConfig, is_loopback, load_system_config
+from modyn.errors import ConfigError, UnavailableError
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("MODYN_")]:
+        monkeypatch.delenv(name)
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "modyn.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_without_a_file_everything_is_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = load_system_config()
+    assert config.state_dir == tmp_path / ".modyn"
+    assert all(config.endpoint(name).is_unix and config.endpoint(name).is_local for name in (*SERVICES, "flight"))
+    assert len({config.endpoint(name).address for name in (*SERVICES, "flight")}) == 7
+
+
+def test_values_come_from_the_file_and_the_environment_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(
+        tmp_path, "state_dir: /s\nstorage: {num_threads: 3, address: '127.0.0.1:1'}\ntrainer_server: {max_workers: 2}\n"
+    )
+    monkeypatch.setenv("MODYN_STORAGE__ADDRESS", "127.0.0.1:2")
+    monkeypatch.setenv("MODYN_DATABASE_URL", "postgresql://u@h/d")
+    config = load_system_config(path)
+    assert config.state_dir == Path("/s")
+    assert (config.storage.num_threads, config.storage.address, config.trainer_server.max_workers) == (3, "127.0.0.1:2", 2)
+    assert config.resolved_database_url() == "postgresql://u@h/d"
+    assert config.endpoint("storage").address == "127.0.0.1:2"
+
+
+def test_the_environment_may_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODYN_CONFIG", str(written(tmp_path, "selector: {log_level: debug}\n")))
+    assert load_system_config().selector.log_level == "debug"
+
+
+def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
+    assert load_system_config(written(tmp_path, "")).storage == SystemConfig().storage
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("storge: {}", r"storge: there is no such key, did you mean 'storage'\? Allowed: database_url"),
+        ("storage: {num_thread: 1}", r"storage\.num_thread: there is no such key, did you mean 'num_threads'"),
+        ("storage: {num_threads: 0}", r"storage\.num_threads: 0 is wrong: input should be greater than or equal to 1"),
+        ("storage: {num_threads: many}", r"storage\.num_threads: 'many' is wrong"),
+        ("storage: {address: localhost}", r"storage\.address: 'localhost' is not an address; write host:port"),
+        ("storage: {address: 'h:70000'}", r"storage\.address: 'h:70000' is not an address"),
+        ("storage: {datasets: [{name: 'a b', base_path: /x, file_wrapper: F}]}", r"storage\.datasets\.0\.name: 'a b' is wrong"),
+        ("security: {token: short}", r"security\.token"),
+        ("security: {tls_cert: /c}", r"security: tls_cert and tls_key belong together"),
+        ("security: {token: 0123456789abcdef, token_file: /t}", r"security: set token or token_file, not both"),
+        ("[1, 2]", r"a system configuration is a mapping of sections, this is a list"),
+        ("a: [1", r"is not valid YAML"),
+    ],
+)
+def test_a_mistake_names_file_place_and_what_is_allowed(tmp_path: Path, text: str, message: str) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_system_config(path)
+    assert str(path) in caught.value.message
+
+
+def test_a_token_is_never_shown(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_system_config(written(tmp_path, "security: {token: hush-hush}"))
+    assert "hush-hush" not in caught.value.message
+    assert "0123456789abcdef" not in repr(SecurityConfig(token="0123456789abcdef"))
+
+
+def test_a_mistake_in_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODYN_STORAGE__NUM_THREADS", "0")
+    with pytest.raises(ConfigError, match=r"storage\.num_threads: '0' is wrong"):
+        load_system_config()
+
+
+@pytest.mark.parametrize("name", ["missing.yaml", "folder"])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ConfigError, match=rf"cannot read the system configuration {tmp_path / name}"):
+        load_system_config(tmp_path / name)
+
+
+def test_a_file_that_is_not_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00\x80")
+    with pytest.raises(ConfigError, match=r"b\.yaml"):
+        load_system_config(tmp_path / "b.yaml")
+
+
+@given(st.lists(st.text("abcü", min_size=1, max_size=40), max_size=12))
+def test_socket_paths_are_short_however_deep_the_state_lies(parts: list[str]) -> None:
+    config = SystemConfig(state_dir=Path("/", *parts))
+    for name in (*SERVICES, "flight"):
+        # 107 bytes are what the kernel allows.
+        assert len(os.fsencode(config.endpoint(name).address.removeprefix("unix:"))) <= 107
+
+
+def test_two_deep_state_folders_do_not_share_sockets() -> None:
+    deep = Path("/", *["x" * 30] * 5)
+    assert SystemConfig(state_dir=deep / "a").run_dir != SystemConfig(state_dir=deep / "b").run_dir
+
+
+def test_the_embedded_databases_are_found_where_they_wrote_it_down(tmp_path: Path) -> None:
+    config = SystemConfig(state_dir=tmp_path)
+    with pytest.raises(UnavailableError, match=r"no postgres is running.*modyn up.*database_url"):
+        config.resolved_database_url()
+    (tmp_path / "postgres").mkdir()
+    (tmp_path / "postgres" / "url").write_text("postgresql://here\n")
+    assert config.resolved_database_url() == "postgresql://here"
+    with pytest.raises(UnavailableError, match=r"no redis is running.*redis_url"):
+        config.resolved_redis_url()
+
+
+def test_a_token_file_is_read_when_it_is_needed(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    security = SecurityConfig(token_file=path)
+    with pytest.raises(ConfigError, match=rf"cannot read {path}"):
+        security.secret()
+    path.write_text("short\n")
+    with pytest.raises(ConfigError, match="fewer than 16 characters"):
+        security.secret()
+    path.write_text("0123456789abcdef\n")
+    assert security.secret() == "0123456789abcdef"
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.8.8.8:1", "localhost:1", "[::1]:1"])
+def test_loopback_is_this_machine(address: str) -> None:
+    assert is_loopback(address)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:1", "10.0.0.1:1", "[::]:1", "example.org:1", "localhost.example.org:1"])
+def test_anything_else_is_not(address: str) -> None:
+    assert not is_loopback(address)
+
+
+def test_dataset_names_are_safe_as_file_names() -> None:
+    for name in ("../x", "a/b", "", ".hidden", "a" * 101):
+        with pytest.raises(ValueError, match="name"):
+            DatasetConfig(name=name, base_path=Path("/x"), file_wrapper="F")

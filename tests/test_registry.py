@@ -1,0 +1,95 @@
+"""Policies are found by id, ours and those of installed packages, and nothing is imported before it is used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from modyn.errors import ConfigError
+from modyn.registry import Plugin, Registry, load_object, nearest
+
+
+def registry(**builtin: str) -> Registry[object]:
+    return Registry("modyn.tests", "colour", builtin)
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on the path with one installed distribution that brings the colour `Green`."""
+    info = tmp_path / "paint-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: paint\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[modyn.tests]\nGreen = paint:Green\n")
+    (tmp_path / "paint.py").write_text("class Green: pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def test_ours_and_installed_ones_are_found_alike(installed: Path) -> None:
+    colours = registry(Red="fractions:Fraction")
+    assert colours.ids() == ["Green", "Red"]
+    assert colours.get("Green").__name__ == "Green"  # type: ignore[attr-defined]
+    assert colours.plugins["Green"] == Plugin("modyn.tests", "Green", "paint:Green", "paint")
+    assert colours.plugins["Red"].distribution == "modyn"
+    assert "Green" in colours
+    assert "Blue" not in colours
+
+
+def test_an_id_that_is_taken_names_both_sides(installed: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"colour 'Green' is registered twice, by modyn \(decimal:Decimal\) and paint \(paint:Green\)"
+    ):
+        registry(Green="decimal:Decimal").ids()
+
+
+def test_two_packages_with_one_id_are_told(
+    installed: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path_factory.mktemp("other")
+    (other / "dye-1.0.dist-info").mkdir()
+    (other / "dye-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: dye\nVersion: 1.0\n")
+    (other / "dye-1.0.dist-info" / "entry_points.txt").write_text("[modyn.tests]\nGreen = dye:Green\n")
+    monkeypatch.syspath_prepend(str(other))
+    with pytest.raises(ConfigError, match=r"registered twice.*(dye.*paint|paint.*dye)"):
+        registry().ids()
+
+
+def test_an_unknown_id_names_the_nearest_all_and_how_to_add_one() -> None:
+    colours = registry(Red="fractions:Fraction", Yellow="decimal:Decimal")
+    with pytest.raises(ConfigError) as caught:
+        colours.get("Yelow")
+    assert caught.value.message == (
+        "there is no colour 'Yelow', did you mean 'Yellow'? Registered: Red, Yellow. "
+        "A package of yours adds one through the entry-point group 'modyn.tests'"
+    )
+
+
+def test_what_cannot_be_imported_says_what_to_do() -> None:
+    with pytest.raises(
+        ConfigError, match=r"cannot import 'no_such_package:X'.*install the package in the environment of the service"
+    ):
+        registry(X="no_such_package:X").get("X")
+    with pytest.raises(ConfigError, match=r"cannot import 'decimal:NoSuchName'"):
+        load_object("decimal:NoSuchName")
+    with pytest.raises(ConfigError, match="write 'package.module:name'"):
+        load_object("decimal")
+
+
+def test_both_spellings_of_a_path_work() -> None:
+    assert load_object("decimal:Decimal") is load_object("decimal.Decimal")
+
+
+@pytest.mark.parametrize(("name", "expected"), [("Adm", ", did you mean 'Adam'?"), ("zzz", "")])
+def test_nearest(name: str, expected: str) -> None:
+    assert nearest(name, ["Adam", "SGD"]) == expected
+
+
+def test_listing_imports_nothing() -> None:
+    program = (
+        "import sys; from modyn.registry import Registry; "
+        "r = Registry('modyn.tests', 'x', {'A': 'sqlite3:connect'}); r.ids(); print('sqlite3' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "False\n"
