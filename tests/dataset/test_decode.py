@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import io
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from modyn.dataset.config import DataConfig, RecordLayout
 from modyn.dataset.decode import Decoder, Segment, concatenate
@@ -169,3 +171,16 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(EXTRAS, "transforms", ("no_such_package", "vision"))
     with pytest.raises(ConfigError, match=r"`transforms.Resize\(2\)` needs no_such_package.* pip install 'modyn\[vision\]'"):
         compile_transformation("transforms.Resize(2)", "transformations.0")
+
+
+def test_images_are_parsed_with_names_that_need_no_import() -> None:
+    files = []
+    for shade in (10, 200):
+        file = io.BytesIO()
+        Image.fromarray(np.full((4, 5), shade, np.uint8)).save(file, "PNG")
+        files.append(file.getvalue())
+    source = "def bytes_parser_function(data):\n    return np.array(Image.open(io.BytesIO(data)), np.float32)[None] / 255\n"
+    data, _ = decoder(bytes_parser_function=source).decode([segment(payloads(*files), 1, 0)])
+    assert isinstance(data, torch.Tensor)
+    assert data.shape == (2, 1, 4, 5)
+    assert (data[:, 0, 0, 0] * 255).round().tolist() == [200, 10]
