@@ -74,6 +74,7 @@ strategies = st.sampled_from(
         {"type": "SlicingEvalStrategy", "eval_every": "7s", "eval_start_from": 0, "eval_end_at": 70},
         {"type": "BetweenTwoTriggersEvalStrategy"},
         {"type": "StaticEvalStrategy", "intervals": [[0, 10], [5, 60]]},
+        {"type": "OffsetEvalStrategy", "offsets": ["-5s", "0s", "inf"]},
     ]
 )
 
