@@ -61,7 +61,9 @@ def _problem(item: dict[str, Any], prefix: str, model: type[BaseModel]) -> Probl
     path = ".".join([*([prefix] if prefix else []), *(str(part) for part in location)])
     if item["type"] == "extra_forbidden":
         names = _field_names(model, location[:-1])
-        return Problem(path, f"there is no such key{nearest(str(location[-1]), names) or '.'} Allowed: {', '.join(names) or 'none'}")
+        return Problem(
+            path, f"there is no such key{nearest(str(location[-1]), names) or '.'} Allowed: {', '.join(names) or 'none'}"
+        )
     if item["type"] == "missing":
         return Problem(path, "is required")
     if item["type"] == "value_error":
