@@ -21,8 +21,7 @@ from modyn.trainer_server.trainings import Trainings
 from modyn.workers import WorkerPool
 
 # PyTorch imports the configuration of its compiler when deterministic algorithms are switched on: a second in every worker otherwise.
-PRELOAD: Final = ("torch", "torch._inductor.config", "safetensors.torch", "modyn.trainer_server.train", "modyn.trainer_server.check")
-"""What workers find imported."""
+PRELOAD: Final = ("modyn.trainer_server.preload",)
 
 FULL_NAME: Final = "modyn.TrainerServer"
 

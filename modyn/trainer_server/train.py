@@ -248,7 +248,8 @@ def _prepare(config: TrainingConfig, *, deterministic: bool) -> None:
         # cuBLAS reads this once, before its first use.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         # An operation that has no deterministic form is told in the log; the seed promises equal weights on CPU only.
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        # The same as use_deterministic_algorithms(True, warn_only=True), which imports PyTorch's compiler: that takes seconds.
+        torch.set_deterministic_debug_mode("warn")
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 

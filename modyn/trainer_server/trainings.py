@@ -11,7 +11,7 @@ from typing import Any, Final
 from prometheus_client import Counter, Gauge
 
 from modyn.config.base import Problem
-from modyn.errors import ConfigError, InvalidArgumentError, ModynError, NotFoundError
+from modyn.errors import ConfigError, DeadlineError, InvalidArgumentError, ModynError, NotFoundError
 from modyn.model_storage.client import StoredModelInfo
 from modyn.records import RunId
 from modyn.rpc.logs import get_logger
@@ -20,7 +20,8 @@ from modyn.workers import Job, JobState, WorkerPool
 
 KEPT: Final = 1000
 """Finished trainings whose status is remembered; what older ones made is in model storage."""
-CHECK_S: Final = 120.0
+CHECK_S: Final = 50.0
+"""Below the deadline of the call."""
 
 TRAININGS = Counter("modyn_trainings", "Trainings that ended", ["state"])
 RUNNING = Gauge("modyn_trainings_running", "Trainings that are queued or run")
@@ -70,7 +71,11 @@ class Trainings:
         log_path = self._log_dir / "checks.log"
         log_path.unlink(missing_ok=True)
         job = self._checks.submit(self._check_task, dict(pipeline), name="check of a pipeline", log_path=log_path)
-        problems: list[Problem] = job.result(CHECK_S)
+        try:
+            problems: list[Problem] = job.result(CHECK_S)
+        except TimeoutError as error:
+            job.stop(0.0)
+            raise DeadlineError(f"the check of a pipeline was not done after {CHECK_S:.0f} s; its log is {log_path}") from error
         return problems
 
     def start(self, request: TrainingRequest) -> TrainingStatus:

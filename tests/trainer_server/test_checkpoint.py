@@ -18,6 +18,7 @@ from modyn.errors import CancelledError, ConfigError, CorruptStateError, Trainin
 from modyn.testing.training import MemoryData, Outcome, RecordedReport, TrainingRoom, small_pipeline
 from modyn.trainer_server import registries
 from modyn.trainer_server.checkpoint import load_checkpoint, random_state, read_state, set_random_state, write_state
+from modyn.trainer_server.service import PRELOAD
 from modyn.workers import WorkerPool
 
 HERE = Path(__file__).parent
@@ -137,7 +138,7 @@ def test_a_killed_worker_is_replaced_by_one_that_goes_on(tmp_path: Path, monkeyp
     chosen = random.Random(attempt)
     pipeline, data = demanding_pipeline(interval=2, epochs_per_trigger=6), MemoryData(96, partition_size=16)
     undisturbed = TrainingRoom(tmp_path / "undisturbed").train(pipeline, data)
-    pool = WorkerPool(1)
+    pool = WorkerPool(1, preload=PRELOAD)
     folder = tmp_path / "disturbed"
 
     def submit(delay: float) -> Any:
@@ -167,7 +168,7 @@ def test_workers_that_load_data_change_nothing(tmp_path: Path, monkeypatch: pyte
     monkeypatch.syspath_prepend(HERE)
     one, two = demanding_pipeline(), demanding_pipeline(dataloader_workers=2)
     here = TrainingRoom(tmp_path / "here").train(one)
-    pool = WorkerPool(1)
+    pool = WorkerPool(1, preload=PRELOAD)
     request = (two, MemoryData(), str(tmp_path / "there"), 0.0)
     there = pool.submit("trainer_tasks:train", request, name="training", log_path=tmp_path / "log").result(60)
     pool.close()

@@ -19,8 +19,8 @@ from modyn.registry import Registry
 from modyn.testing.training import MemoryData, RecordedReport, small_pipeline, train_in_memory
 from modyn.trainer_server import downsampling
 from modyn.trainer_server.check import check
-from modyn.trainer_server.components import build_criterion, build_optimizers, build_schedulers, resolve
-from modyn.trainer_server.config import CriterionConfig, OptimizerConfig, SchedulerConfig
+from modyn.trainer_server.components import build_criterion, build_optimizers, build_scaler, build_schedulers, resolve
+from modyn.trainer_server.config import CriterionConfig, OptimizerConfig, SchedulerConfig, TrainingConfig
 from modyn.trainer_server.downsampling import DOWNSAMPLING, build_downsampling
 from modyn.trainer_server.downsampling.policy import Downsampling
 from modyn.trainer_server.hooks import MAX_LOSSES, LossLog
@@ -167,6 +167,18 @@ def test_equal_weights_are_no_weights_and_weights_of_nothing_are_no_loss() -> No
 def test_a_wrong_scheduler_is_named_with_its_path(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_schedulers(SchedulerConfig(**fields), {"default": SGD(network().parameters(), lr=1.0)}, num_batches=5, num_epochs=2)
+
+
+def test_the_loss_is_scaled_for_float16_only() -> None:
+    training = small_pipeline()["training"]
+    assert not build_scaler(TrainingConfig(**training)).is_enabled()
+    assert not build_scaler(TrainingConfig(**{**training, "amp": True})).is_enabled()
+    on_gpu = {**training, "amp": True, "device": "cuda:0", "grad_scaler_config": {"init_scale": 64.0, "growth_interval": 3}}
+    if torch.cuda.is_available():
+        assert build_scaler(TrainingConfig(**on_gpu)).get_growth_interval() == 3
+    else:
+        with pytest.warns(UserWarning, match="CUDA is not available"):
+            build_scaler(TrainingConfig(**on_gpu))
 
 
 def test_numbers_known_at_run_time_are_filled_in_at_any_depth() -> None:

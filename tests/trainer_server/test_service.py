@@ -37,7 +37,7 @@ from modyn.trainer_server.client import (
     status_from_proto,
     status_to_proto,
 )
-from modyn.trainer_server.service import FULL_NAME, TrainerServicer
+from modyn.trainer_server.service import FULL_NAME, PRELOAD, TrainerServicer
 from modyn.trainer_server.trainings import Trainings
 from modyn.workers import WorkerPool
 
@@ -90,7 +90,7 @@ class Room:
 @pytest.fixture
 def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Room]:
     monkeypatch.syspath_prepend(HERE)
-    pool, checks, stored = WorkerPool(1), WorkerPool(1), Stored()
+    pool, checks, stored = WorkerPool(1, preload=PRELOAD), WorkerPool(1, preload=PRELOAD), Stored()
     trainings = Trainings(
         pool,
         checks,

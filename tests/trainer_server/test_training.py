@@ -490,6 +490,18 @@ def test_a_cuda_device_that_is_not_there_is_an_error(tmp_path: Path) -> None:
         train_in_memory(small_pipeline({"device": "cuda:0"}), MemoryData(), tmp_path)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("amp", [False, True])
+def test_a_training_on_a_gpu(tmp_path: Path, amp: bool) -> None:
+    scaler = {"init_scale": 128.0, "growth_interval": 5} if amp else None
+    options = {"device": "cuda:0", "amp": amp, "grad_scaler_config": scaler, "enable_accurate_gpu_measurements": True}
+    training = {**options, "gradient_clip_norm": 1.0, "record_loss_every": 1, "epochs_per_trigger": 3}
+    on_gpu = train_in_memory(small_pipeline(training), MemoryData(), tmp_path)
+    on_cpu = train_in_memory(small_pipeline({"gradient_clip_norm": 1.0, "epochs_per_trigger": 3}), MemoryData(), tmp_path)
+    for name, value in on_cpu.weights.items():
+        torch.testing.assert_close(on_gpu.weights[name].cpu(), value, rtol=0.1, atol=0.02)
+
+
 class ReluctantModels(FakeModelStorage):
     """Cannot be reached the first times."""
 

@@ -17,6 +17,7 @@ import pytest
 
 import modyn.workers.pool
 from modyn.errors import CancelledError, ConfigError, ConflictError, DataError, TrainingError, UnavailableError
+from modyn.trainer_server.service import PRELOAD
 from modyn.workers import Job, JobState, WorkerPool
 
 HERE = Path(__file__).parent
@@ -30,7 +31,7 @@ def tasks_are_importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def pool() -> Iterator[WorkerPool]:
-    with_two = WorkerPool(2, num_threads=1)
+    with_two = WorkerPool(2, num_threads=1, preload=PRELOAD)
     yield with_two
     with_two.close(1.0)
 
@@ -72,7 +73,7 @@ def test_a_result_comes_after_all_messages_in_order(submit: Submit, tmp_path: Pa
 
 
 def test_a_worker_is_warm_and_has_the_configured_threads(tmp_path: Path) -> None:
-    pool = WorkerPool(1, num_threads=2)
+    pool = WorkerPool(1, num_threads=2, preload=PRELOAD)
     pool.warm_up()
     first, second = (
         pool.submit("worker_tasks:surroundings", None, name=name, log_path=tmp_path / name).result(WAIT_S) for name in ("a", "b")
@@ -99,7 +100,7 @@ def test_another_error_becomes_a_training_error_and_its_traceback_is_in_the_log(
 
 
 def test_the_class_of_other_errors_can_be_chosen(tmp_path: Path) -> None:
-    pool = WorkerPool(1, failure=UnavailableError)
+    pool = WorkerPool(1, failure=UnavailableError, preload=PRELOAD)
     with pytest.raises(UnavailableError, match="ZeroDivisionError"):
         pool.submit("worker_tasks:foreign_error", None, name="job", log_path=tmp_path / "log").result(WAIT_S)
     pool.close()
@@ -208,7 +209,7 @@ def test_a_callback_that_raises_ends_the_job_and_its_worker(submit: Submit, capl
 
 
 def test_a_closed_pool_has_no_workers_and_takes_no_jobs(tmp_path: Path) -> None:
-    pool = WorkerPool(1)
+    pool = WorkerPool(1, preload=PRELOAD)
     pids: list[int] = []
     jobs = [
         pool.submit("worker_tasks:until_stopped", None, name=name, log_path=tmp_path / name, on_message=pids.append)
@@ -283,8 +284,6 @@ def test_a_service_that_ends_does_not_wait_for_its_workers(tmp_path: Path) -> No
 
 
 def test_what_the_trainer_server_preloads_starts_no_threads(tmp_path: Path) -> None:
-    from modyn.trainer_server.service import PRELOAD
-
     with service(tmp_path, "count", 1, 0, PRELOAD) as process:
         output, _ = process.communicate(timeout=60)
     assert output.split()[1] == "1"
