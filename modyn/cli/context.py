@@ -42,14 +42,32 @@ def config_file() -> Path | None:
 
 
 def connect(*, start: bool = False) -> Client:
-    """A client. With `start`, the embedded services are started first unless they run, or unless the system file names addresses."""
-    from modyn.client import Client
+    """A client. With `start`, the embedded services are started first unless they run, or unless the system file names addresses.
+
+    Without it, services that nobody started are told at once, not after waiting for them.
+    """
     from modyn.local.stack import stack_status
 
-    client = Client(config_file() or system_config())
-    if start and is_embedded(client.config) and stack_status(client.config).state != "ready":
+    client = client_of_this_machine()
+    if not is_embedded(client.config):
+        return client
+    status = stack_status(client.config)
+    if start and status.state != "ready":
         start_services(client)
+    elif status.pid is None:
+        from modyn.errors import UnavailableError
+
+        raise UnavailableError(
+            f"no services run in {client.config.state_dir}: start them with `modyn up`, or name their folder with --state-dir"
+        )
     return client
+
+
+def client_of_this_machine() -> Client:
+    """A client for starting and stopping the services: none of them needs to run."""
+    from modyn.client import Client
+
+    return Client(config_file() or system_config())
 
 
 def is_embedded(config: SystemConfig) -> bool:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _SHOWN_TRIGGERS = 8
+_NOTHING_RUNS = frozenset({RunState.SUBMITTED, RunState.FINISHED, RunState.STOPPED, RunState.FAILED, RunState.INTERRUPTED})
 
 
 @dataclass
@@ -56,6 +57,10 @@ class RunView:
             case EventKind.RUN_STATE:
                 self.state, self.error = str(detail["state"]), str(detail.get("error", ""))
                 self.message = str(detail.get("message", "") or self.message)
+                if self.state in _NOTHING_RUNS:
+                    # What was going on when a run was cut off is not going on any more.
+                    self.training, self.training_trigger, self.evaluation = {}, None, {}
+                    self.evaluations_running.clear()
             case EventKind.MESSAGE:
                 self.message = str(detail["message"])
             case EventKind.TRIGGER_FIRED:

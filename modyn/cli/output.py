@@ -25,8 +25,10 @@ def print_table(
     """A table on a terminal, tab-separated lines elsewhere: easy to read there, easy to cut here."""
     cells = [[cell if isinstance(cell, str) else _cell(cell) for cell in row] for row in rows]
     if not sys.stdout.isatty():
+        # A title stands where there are several tables; a single one begins with its columns.
+        sys.stdout.write(f"\n# {title}\n" if title else "")
         for line in [list(columns), *cells]:
-            sys.stdout.write("\t".join(line) + "\n")
+            sys.stdout.write("\t".join(" ".join(cell.split()) for cell in line) + "\n")
         return
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
@@ -57,6 +59,11 @@ def date(timestamp: int | None) -> str:
         return (dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(seconds=int(timestamp))).strftime("%Y-%m-%d %H:%M:%S")
     except OverflowError:
         return str(timestamp)
+
+
+def day(timestamp: int) -> str:
+    """The date of a stream time, UTC."""
+    return date(timestamp).partition(" ")[0]
 
 
 def clock(seconds: float | None) -> str:
@@ -103,6 +110,6 @@ def _plain(value: object) -> Any:
         return _plain(value.model_dump(mode="json"))
     if hasattr(value, "to_dict"):  # a table
         return [_plain(row) for row in value.astype(object).where(value.notna(), None).to_dict("records")]  # type: ignore[attr-defined]
-    if hasattr(value, "item"):
-        return _plain(value.item())
-    return str(value)
+    if hasattr(value, "tolist"):  # an array, or a number of NumPy
+        return _plain(value.tolist())
+    return None if str(value) in ("<NA>", "NaT") else str(value)

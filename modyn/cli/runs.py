@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from modyn.cli.context import Json, connect, say
-from modyn.cli.output import clock, date, print_fields, print_json, print_table
+from modyn.cli.output import clock, date, day, print_fields, print_json, print_table
 
 if TYPE_CHECKING:
     from modyn.client import Client
@@ -197,7 +197,7 @@ def _print_results(results: object) -> None:
         performance = composite_performance(matrix, triggers, "active")
         active = performance["trigger_id"].fillna(-1).to_list()
         print_table(
-            ["model \\ from", *(date(start)[:10] for start in performance["start"])],
+            ["model \\ from", *(day(start) for start in performance["start"])],
             [
                 [
                     f"trigger {trigger}",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from modyn.cli.context import Json, connect, is_embedded, say, start_services, system_config
+from modyn.cli.context import Json, client_of_this_machine, connect, is_embedded, say, start_services, system_config
 from modyn.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def add_to(app: typer.Typer) -> None:
 
 def up() -> None:
     """Start all services on this machine, or those of them that died."""
-    with connect() as client:
+    with client_of_this_machine() as client:
         started = time.perf_counter()
         status_now = start_services(client)
         say(f"{len(status_now.parts)} parts are healthy after {time.perf_counter() - started:.1f} s; `modyn down` stops them")
@@ -31,7 +31,7 @@ def up() -> None:
 
 def down() -> None:
     """Stop the services. Runs are interrupted and can be resumed; nothing is lost."""
-    with connect() as client:
+    with client_of_this_machine() as client:
         say("stopped" if client.down() else f"no services run in {client.config.state_dir}")
 
 

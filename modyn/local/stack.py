@@ -22,13 +22,14 @@ from typing import Any, Literal, Protocol, TextIO
 from modyn.config.system import SERVICES, SystemConfig, load_system_config
 from modyn.errors import ConflictError, ModynError, UnavailableError
 from modyn.local.postgres import PostgresServer
-from modyn.local.process import alive, become_subreaper, reap_orphans, spawn, stop_process
+from modyn.local.process import alive, become_subreaper, is_locked, reap_orphans, spawn, stop_process
 from modyn.local.redis import RedisServer
 
 State = Literal["starting", "ready", "failed", "stopping", "stopped"]
 
 START_PATIENCE_S = 90.0
 _LOOK_EVERY_S = 0.05
+_LEFTOVER_PATIENCE_S = 10.0
 _PAUSES_S = (0.0, 0.2, 1.0, 3.0, 10.0)
 """Before the first, second, … restart of a part that keeps dying; one that has lived for a minute starts over at the first."""
 _LONGEST_PAUSE_WHEN_HEALTHY = 2
@@ -84,9 +85,27 @@ class _ServiceProcess:
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def start(self) -> None:
+        self._end_leftover()
         # State is where the stack says it is, whatever folder the service is started in.
         environment = {"MODYN_STATE_DIR": str(self._config.state_dir)}
         self._process = spawn(self._command, log_file(self._config, self._name), environment=environment)
+
+    def _end_leftover(self) -> None:
+        """A service whose stack was killed is on its way out: its death signal was sent. It must have let go of its folder before this one."""
+        lock = self._config.service_dir(self._name) / "lock"
+        asked_at = time.monotonic()
+        first = True
+        while is_locked(lock):
+            pid = _service_pid(lock, self._name)
+            waited = time.monotonic() - asked_at
+            if pid is not None and (first or waited > _LEFTOVER_PATIENCE_S):
+                os.kill(pid, signal.SIGTERM if first else signal.SIGKILL)
+                first = False
+            if waited > 2 * _LEFTOVER_PATIENCE_S:
+                raise UnavailableError(
+                    f"an old {self._name} service (process {pid}) still works on {lock.parent}; end it and try again"
+                )
+            time.sleep(0.02)
 
     def stop(self) -> None:
         if self._process is not None:
@@ -125,8 +144,8 @@ class Stack:
         try:
             self._start()
         except ModynError as error:
-            self._write("failed", error.message)
             self._stop()
+            self._write("failed", error.message)
             return 1
         while not self._stopping:
             self._look_after()
@@ -237,14 +256,20 @@ def log_file(config: SystemConfig, part: str) -> Path:
 
 def stack_status(config: SystemConfig) -> StackStatus:
     """The stack of this state folder as it is now."""
+    return _read_status(config)[0]
+
+
+def _read_status(config: SystemConfig) -> tuple[StackStatus, int | None]:
+    """With the process that wrote it, which may be gone."""
     try:
         written: dict[str, Any] = json.loads(_status_file(config).read_text())
     except (OSError, ValueError):
-        return StackStatus("stopped")
+        return StackStatus("stopped"), None
     parts = tuple(PartStatus(**part) for part in written["parts"])
-    if written["state"] in ("failed", "stopped") or not alive(written["pid"]):
-        return StackStatus("failed" if written["state"] == "failed" else "stopped", None, written["error"], parts)
-    return StackStatus(written["state"], written["pid"], written["error"], parts)
+    state, pid = written["state"], written["pid"]
+    if state in ("failed", "stopped") or not _is_running(pid, "modyn.local.stack"):
+        return StackStatus("failed" if state == "failed" else "stopped", None, written["error"], parts), pid
+    return StackStatus(state, pid, written["error"], parts), pid
 
 
 def start_stack(
@@ -260,32 +285,42 @@ def start_stack(
         raise UnavailableError(
             f"the state folder {config.state_dir} cannot be written: {error.strerror}; set state_dir or MODYN_STATE_DIR"
         ) from error
-    process = None
-    if stack_status(config).pid is None:
-        _status_file(config).unlink(missing_ok=True)
-        command = [sys.executable, "-m", "modyn.local.stack", *(["--config", str(config_file.absolute())] if config_file else [])]
-        with log_file(config, "stack").open("ab") as log:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                env={**os.environ, "MODYN_STATE_DIR": str(config.state_dir)},
-            )
-        _detached[:] = [*(one for one in _detached if one.poll() is None), process]
+    process = None if stack_status(config).pid is not None else _launch(config, config_file)
     deadline = time.monotonic() + START_PATIENCE_S + 60
     while time.monotonic() < deadline:
-        status = stack_status(config)
-        if progress is not None:
-            progress(status)
-        if status.state == "ready" and all(part.healthy for part in status.parts):
-            return status
-        if status.state == "failed" or (process is not None and process.poll() is not None):
-            words = status.error or _last_words(config, "stack")
-            raise UnavailableError(f"the services could not be started: {words}")
+        status, writer = _read_status(config)
+        # What an earlier stack left behind says nothing about the one that was just launched.
+        if process is None or writer == process.pid:
+            if progress is not None:
+                progress(status)
+            if status.state == "ready" and all(part.healthy for part in status.parts):
+                return status
+            if status.state == "failed":
+                raise UnavailableError(f"the services could not be started: {status.error}")
+        if process is not None and process.poll() is not None:
+            if not is_locked(_lock_file(config)):
+                raise UnavailableError(f"the services could not be started: {_last_words(config, 'stack')}")
+            # Somebody else was a moment faster: their stack is ours as well, once it has written something down.
+            process = None
+            time.sleep(0.2)
+        elif process is None and status.pid is None:
+            process = _launch(config, config_file)
         time.sleep(0.03)
     raise UnavailableError(f"the services did not become healthy; see the logs in {config.log_dir}")
+
+
+def _launch(config: SystemConfig, config_file: Path | None) -> subprocess.Popen[bytes]:
+    """A stack of its own session, which outlives this process."""
+    command = [sys.executable, "-m", "modyn.local.stack", *(["--config", str(config_file.absolute())] if config_file else [])]
+    with log_file(config, "stack").open("ab") as log:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env={**os.environ, "MODYN_STATE_DIR": str(config.state_dir)},
+        )
 
 
 def stop_stack(config: SystemConfig, patience_s: float = 40.0) -> bool:
@@ -344,15 +379,36 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
+def _lock_file(config: SystemConfig) -> Path:
+    return config.state_dir / "stack.lock"
+
+
 def _lock(config: SystemConfig) -> TextIO:
     config.state_dir.mkdir(parents=True, exist_ok=True)
-    handle = (config.state_dir / "stack.lock").open("a+")
+    handle = _lock_file(config).open("a+")
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         handle.close()
         raise ConflictError(f"another stack runs on {config.state_dir}; `modyn down` stops it") from None
     return handle
+
+
+def _service_pid(lock: Path, name: str) -> int | None:
+    """The process that wrote itself into a service's lock file, if it is one."""
+    try:
+        pid = int(lock.read_text())
+    except (OSError, ValueError):
+        return None
+    return pid if _is_running(pid, f"modyn.{name}") else None
+
+
+def _is_running(pid: int, module: str) -> bool:
+    """Whether the process still is the one that was started as `python -m module`: numbers of processes are used again."""
+    try:
+        return alive(pid) and module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
 
 
 def main() -> int:
