@@ -1,0 +1,10 @@
+# Redis from Debian's packages, for places where the official image cannot be had.
+ARG BASE=debian:bookworm-slim
+FROM ${BASE}
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends redis-server \
+ && rm -rf /var/lib/apt/lists/*
+USER redis
+WORKDIR /var/lib/redis
+EXPOSE 6379
+CMD ["redis-server"]

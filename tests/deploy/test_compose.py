@@ -1,0 +1,176 @@
+"""The compose file, the system file that it mounts and the image belong together."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from modyn.config.system import SERVICES, SystemConfig, load_system_config
+
+ROOT = Path(__file__).parents[2]
+SYSTEM_FILE = ROOT / "deploy" / "modyn.yaml"
+INSIDE = "/etc/modyn/modyn.yaml"
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("MODYN_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    return loaded
+
+
+@pytest.fixture
+def system() -> SystemConfig:
+    return load_system_config(SYSTEM_FILE)
+
+
+def in_compose(service: str) -> str:
+    """Host names have no underscores."""
+    return service.replace("_", "-")
+
+
+def mounts(service: dict[str, Any]) -> dict[str, str]:
+    """Target to source, without the mode; `${NAME:-value}` read as its default."""
+    return {
+        target: source
+        for source, target, *_ in (re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text).split(":") for text in service["volumes"])
+    }
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_service_runs_from_the_one_image_with_the_one_system_file(compose: dict[str, Any], name: str) -> None:
+    service = compose["services"][in_compose(name)]
+    assert service["command"] == ["python", "-m", f"modyn.{name}", "--config", INSIDE]
+    assert importlib.util.find_spec(f"modyn.{name}.__main__") is not None
+    assert service["image"] == "${MODYN_IMAGE:-modyn:latest}"
+    assert mounts(service)[INSIDE] == "./deploy/modyn.yaml"
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_service_is_watched_and_started_again(compose: dict[str, Any], name: str) -> None:
+    service = compose["services"][in_compose(name)]
+    assert service["healthcheck"]["test"] == ["CMD", "python", "-m", "modyn.rpc.probe", name, "--config", INSIDE]
+    assert service["restart"] == "unless-stopped"
+    assert service["init"] is True
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_service_keeps_its_state_in_a_volume_of_its_own(compose: dict[str, Any], system: SystemConfig, name: str) -> None:
+    volume = mounts(compose["services"][in_compose(name)])[str(system.state_dir)]
+    assert volume == in_compose(name)
+    assert volume in compose["volumes"]
+
+
+@pytest.mark.parametrize("name", [*SERVICES, "flight"])
+def test_addresses_are_the_names_of_the_containers(compose: dict[str, Any], system: SystemConfig, name: str) -> None:
+    endpoint = system.endpoint(name)
+    host, port = endpoint.address.rsplit(":", 1)
+    service = compose["services"]["storage" if name == "flight" else in_compose(name)]
+    assert host == service["hostname"]
+    assert int(port) > 1024, "the user of the image may not bind a lower one"
+    assert not endpoint.is_local
+
+
+def test_no_two_services_share_a_port(system: SystemConfig) -> None:
+    # Not needed inside containers, but it lets the same file serve them side by side on one network.
+    ports = [system.endpoint(name).address.rsplit(":", 1)[1] for name in (*SERVICES, "flight")]
+    assert len(set(ports)) == len(ports)
+
+
+def test_storage_reads_data_read_only_and_nothing_else(compose: dict[str, Any], system: SystemConfig) -> None:
+    assert system.storage.dataset_roots == [Path("/data")]
+    assert "${MODYN_DATA_DIR:-./data}:/data:ro" in compose["services"]["storage"]["volumes"]
+    others = [service for name, service in compose["services"].items() if name != "storage" and "volumes" in service]
+    assert not any("/data" in mounts(service) for service in others)
+
+
+def test_secrets_are_made_once_and_mounted_read_only(compose: dict[str, Any], system: SystemConfig) -> None:
+    security = system.security
+    files = [security.tls_cert, security.tls_key, security.tls_ca, security.token_file]
+    assert {str(file.parent) for file in files if file} == {"/etc/modyn/secrets"}
+    script = (ROOT / "deploy" / "make-secrets.sh").read_text()
+    assert all(file is not None and file.name in script for file in files)
+    maker = compose["services"]["secrets"]
+    assert maker["restart"] == "no"
+    assert maker["command"][2:] == [in_compose(name) for name in SERVICES]
+    for name in (*map(in_compose, SERVICES), "cli"):
+        assert "secrets:/etc/modyn/secrets:ro" in compose["services"][name]["volumes"]
+        assert compose["services"][name]["depends_on"]["secrets"] == {"condition": "service_completed_successfully"}
+
+
+def test_the_password_comes_from_outside_and_only_to_those_who_need_it(compose: dict[str, Any]) -> None:
+    for name in SERVICES:
+        environment = compose["services"][in_compose(name)].get("environment", {})
+        has_migrations = (ROOT / "modyn" / name / "migrations").is_dir()
+        assert ("MODYN_DATABASE_URL" in environment) == has_migrations, name
+        if has_migrations:
+            assert "${MODYN_DB_PASSWORD:?" in environment["MODYN_DATABASE_URL"]
+    assert "database_url" not in yaml.safe_load(SYSTEM_FILE.read_text())
+
+
+def test_interrupted_runs_go_on_by_themselves(system: SystemConfig) -> None:
+    assert system.supervisor.resume_on_start
+
+
+def test_the_command_line_finds_the_services(compose: dict[str, Any]) -> None:
+    cli = compose["services"]["cli"]
+    assert cli["profiles"] == ["cli"]
+    assert cli["environment"]["MODYN_CONFIG"] == INSIDE
+
+
+def test_services_of_postgres_and_redis_are_those_of_the_urls(compose: dict[str, Any]) -> None:
+    environment = compose["services"]["supervisor"]["environment"]
+    assert re.search(r"@(\w+):5432/(\w+)$", environment["MODYN_DATABASE_URL"]).groups() == ("postgres", "modyn")  # type: ignore[union-attr]
+    assert environment["MODYN_REDIS_URL"] == "redis://redis:6379/0"
+    assert {"postgres", "redis"} <= compose["services"].keys()
+
+
+def test_the_image_is_pinned_and_does_not_run_as_root() -> None:
+    text = (ROOT / "Dockerfile").read_text()
+    installs = re.findall(r"bin/pip install ([^\n&]*)", text)
+    assert installs
+    assert all("--constraint constraints.txt" in line or "--no-index" in line for line in installs)
+    assert "torch" in installs[0], "torch is installed first"
+    assert text.rindex("\nUSER modyn") > text.rindex("\nCOPY")
+    assert "http" not in text, "an index is the builder's choice"
+
+
+def test_the_builder_gets_what_the_dockerfile_copies() -> None:
+    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copied: set[str] = set()
+    for line in (ROOT / "Dockerfile").read_text().splitlines():
+        if line.startswith("COPY") and "--from" not in line:
+            copied.update(word for word in line.split()[1:-1] if not word.startswith("--"))
+    assert copied == allowed
+    assert all((ROOT / path).exists() for path in copied)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_made_secrets_are_valid_and_made_once(tmp_path: Path) -> None:
+    command = [str(ROOT / "deploy" / "make-secrets.sh"), str(tmp_path), "storage", "model-storage"]
+    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run(["openssl", "verify", "-CAfile", str(tmp_path / "ca.crt"), str(tmp_path / "server.crt")], check=True)
+    shown = subprocess.run(
+        ["openssl", "x509", "-in", str(tmp_path / "server.crt"), "-noout", "-ext", "subjectAltName"],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    assert {"DNS:localhost", "DNS:storage", "DNS:model-storage"} <= {part.strip(", ") for part in shown.stdout.split()}
+    assert {path.name for path in tmp_path.iterdir()} == {"ca.crt", "server.crt", "server.key", "token"}
+    assert (tmp_path / "server.key").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "token").stat().st_mode & 0o007 == 0
+    token = (tmp_path / "token").read_text()
+    subprocess.run(command, check=True, capture_output=True)
+    assert (tmp_path / "token").read_text() == token
