@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Final
 
 import grpc
@@ -90,6 +91,7 @@ class PoolRun:
     def __call__(
         self, request: EvaluationRequest, intervals: Sequence[Interval], name: str, progress: Progress, done: Done
     ) -> Job:
+        scratch = Path(mkdtemp(dir=self._scratch, prefix=f"model-{request.model_id}-"))
         work = Work(
             model_id=request.model_id,
             dataset=request.dataset,
@@ -98,10 +100,12 @@ class PoolRun:
             storage=self._config.endpoint("storage"),
             flight=self._config.endpoint("flight"),
             model_storage=self._config.endpoint("model_storage"),
-            scratch=self._scratch,
+            scratch=scratch,
         )
 
         def ended(job: Job) -> None:
+            # Here, and not in the worker, which may have been killed.
+            rmtree(scratch, ignore_errors=True)
             JOBS.labels(job.state.value).inc()
             done(_outcome(job))
 

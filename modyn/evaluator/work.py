@@ -23,4 +23,4 @@ class Work:
     flight: Endpoint
     model_storage: Endpoint
     scratch: Path
-    """Existing folder for the model's weights; they are removed again."""
+    """An empty folder of this job's own; it is removed when the job has ended."""

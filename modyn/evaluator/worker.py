@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final
 
 from modyn.evaluator.config import load_dataset
@@ -33,11 +31,10 @@ def run(work: Work, report: Report) -> list[Score]:
             report.send((seen, total))
 
     dataset = load_dataset(work.dataset)
-    with TemporaryDirectory(dir=work.scratch, prefix=f"model-{work.model_id}-") as folder:
-        with ModelStorageClient(work.model_storage) as models:
-            stored = models.get(work.model_id, Path(folder) / "model.safetensors")
-        model = build_model(stored.model_class, stored.model_config)
-        load_weights(model, stored.path)
+    with ModelStorageClient(work.model_storage) as models:
+        stored = models.get(work.model_id, work.scratch / "model.safetensors")
+    model = build_model(stored.model_class, stored.model_config)
+    load_weights(model, stored.path)
     report.check()
     with StorageClient(work.storage) as storage, PayloadClient(work.flight) as payloads:
         return evaluate(model, dataset, work.intervals, storage, payloads, device=work.device, progress=progress)

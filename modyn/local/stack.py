@@ -13,8 +13,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TextIO
@@ -34,10 +36,6 @@ _PAUSES_S = (0.0, 0.2, 1.0, 3.0, 10.0)
 """Before the first, second, … restart of a part that keeps dying; one that has lived for a minute starts over at the first."""
 _LONGEST_PAUSE_WHEN_HEALTHY = 2
 """Index of the longest pause before the restart of a part that was healthy when it died: runs wait for it."""
-_LEFTOVER_PATIENCE_S = 20.0
-
-_detached: list[subprocess.Popen[bytes]] = []
-"""Stacks that this process has started and that may outlive it. Asked for their exit code now and then, so that none stays a zombie."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +83,7 @@ class _ServiceProcess:
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def start(self) -> None:
+        self._end_descendants()
         self._end_leftover()
         # State is where the stack says it is, whatever folder the service is started in.
         environment = {"MODYN_STATE_DIR": str(self._config.state_dir)}
@@ -110,7 +109,14 @@ class _ServiceProcess:
     def stop(self) -> None:
         if self._process is not None:
             stop_process(self._process)
+            self._end_descendants()
             self._process = None
+
+    def _end_descendants(self) -> None:
+        """Workers end with their service by themselves, but one that is in the middle of its imports takes seconds to notice."""
+        if self._process is not None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def ask_to_stop(self) -> None:
         if self._process is not None and self._process.poll() is None:
@@ -160,7 +166,6 @@ class Stack:
 
         self._write("starting")
         prepare_run_dir(self._config.run_dir)
-        self._await_leftovers()
         for part in self._databases:
             self._start_part(part)
             part.healthy = True
@@ -174,14 +179,6 @@ class Stack:
                 self._check_start(part, deadline)
             time.sleep(_LOOK_EVERY_S)
         self._write("ready")
-
-    def _await_leftovers(self) -> None:
-        """Services of a stack that was killed have been sent their death signal; they need a moment to end."""
-        give_up = time.monotonic() + _LEFTOVER_PATIENCE_S
-        while any(_is_locked(self._config.service_dir(name) / "lock") for name in SERVICES):
-            if self._stopping or time.monotonic() > give_up:
-                return  # The service that meets the lock tells who holds it.
-            time.sleep(_LOOK_EVERY_S)
 
     def _check_start(self, part: _Part, deadline: float) -> None:
         if part.server.pid is None:
@@ -313,7 +310,7 @@ def _launch(config: SystemConfig, config_file: Path | None) -> subprocess.Popen[
     """A stack of its own session, which outlives this process."""
     command = [sys.executable, "-m", "modyn.local.stack", *(["--config", str(config_file.absolute())] if config_file else [])]
     with log_file(config, "stack").open("ab") as log:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -321,6 +318,9 @@ def _launch(config: SystemConfig, config_file: Path | None) -> subprocess.Popen[
             start_new_session=True,
             env={**os.environ, "MODYN_STATE_DIR": str(config.state_dir)},
         )
+    # Whoever starts a stack may live longer than it: somebody has to collect its exit.
+    threading.Thread(target=process.wait, daemon=True, name="stack").start()
+    return process
 
 
 def stop_stack(config: SystemConfig, patience_s: float = 40.0) -> bool:
@@ -336,7 +336,6 @@ def stop_stack(config: SystemConfig, patience_s: float = 40.0) -> bool:
                 f"the stack (process {status.pid}) did not stop within {patience_s:.0f} s; `kill -9 {status.pid}` ends it"
             )
         time.sleep(0.03)
-    _detached[:] = [one for one in _detached if one.poll() is None]
     return True
 
 
@@ -366,17 +365,6 @@ def _last_words(config: SystemConfig, part: str) -> str:
     except OSError:
         return f"it left no log in {path}"
     return f"{lines[-1] if lines else 'it ended without a word'} (log: {path})"
-
-
-def _is_locked(path: Path) -> bool:
-    try:
-        with path.open() as handle:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    return False
 
 
 def _lock_file(config: SystemConfig) -> Path:

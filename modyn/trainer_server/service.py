@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from shutil import rmtree
 from typing import Final
 
 import grpc
@@ -15,7 +16,7 @@ from modyn.rpc.server import Registration, ServiceContext
 from modyn.rpc.structs import from_struct
 from modyn.trainer_server.client import TrainingRequest, request_from_proto, status_to_proto
 from modyn.trainer_server.downsampling import DOWNSAMPLING
-from modyn.trainer_server.jobs import TrainingJob
+from modyn.trainer_server.jobs import TrainingJob, clean_up
 from modyn.trainer_server.registries import OPTIMIZERS, SCHEDULERS
 from modyn.trainer_server.trainings import Trainings
 from modyn.workers import WorkerPool
@@ -75,6 +76,8 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     checks = WorkerPool(1, num_threads=1, preload=PRELOAD)
     models = ModelStorageClient(config.endpoint("model_storage"))
 
+    rmtree(context.directory / "scratch", ignore_errors=True)
+
     def job(request: TrainingRequest) -> TrainingJob:
         return TrainingJob(request, config)
 
@@ -86,6 +89,7 @@ def build(context: ServiceContext) -> Sequence[Registration]:
         make_request=job,
         find_model=models.find,
         log_dir=config.log_dir / "runs",
+        clean_up=lambda request, stored: clean_up(context.directory, request, stored=stored),
     )
     context.when_healthy.append(pool.warm_up)
     context.on_shutdown(models.close)

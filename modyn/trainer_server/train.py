@@ -37,7 +37,7 @@ from modyn.trainer_server.components import build_criterion, build_optimizers, b
 from modyn.trainer_server.config import TrainingConfig
 from modyn.trainer_server.downsampling import build_downsampling
 from modyn.trainer_server.hooks import EarlyStopping, EpochLosses, LossLog, ProgressReports, Schedulers, StopRequests
-from modyn.trainer_server.jobs import Trained, TrainingJob
+from modyn.trainer_server.jobs import Trained, TrainingJob, checkpoint_path, scratch_dir
 from modyn.trainer_server.loop import Clock, Hook, Parts, Training
 from modyn.trainer_server.plan import TrainingPlan
 from modyn.workers import Report
@@ -111,16 +111,16 @@ class Task:
 
     @property
     def checkpoint_path(self) -> Path:
-        folder = self.config.checkpointing.path or self.around.folder / "checkpoints"
-        return folder / f"{self.request.run_id}.{self.request.trigger_id}.checkpoint"
+        return checkpoint_path(self.around.folder, self.request)
 
     def optimizers_path(self, trigger_id: int) -> Path:
         """Where the optimizers' state at the end of a trigger's training is kept, for `keep_optimizer_state`."""
         return self.around.folder / "optimizers" / f"{self.request.run_id}.{trigger_id}.pt"
 
     def weights_path(self, kind: str) -> Path:
-        self.around.folder.mkdir(parents=True, exist_ok=True)
-        return self.around.folder / f"{self.request.run_id}.{self.request.trigger_id}.{kind}.safetensors"
+        folder = scratch_dir(self.around.folder, self.request)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"{kind}.safetensors"
 
     def identity(self) -> dict[str, Any]:
         """What two attempts at one training have in common, and no two trainings."""

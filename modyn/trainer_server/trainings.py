@@ -30,6 +30,7 @@ STAGE_SECONDS = Counter("modyn_training_stage_seconds", "Seconds that finished t
 
 Key = tuple[str, int]
 FindModel = Callable[[RunId, int], StoredModelInfo | None]
+CleanUp = Callable[[TrainingRequest, bool], None]
 
 _FINAL: Final = {
     JobState.FINISHED: TrainingState.FINISHED,
@@ -41,7 +42,8 @@ _logger = get_logger("trainings")
 
 class Trainings:
     """Starts, watches and stops trainings. `task` is what a worker runs; it gets `make_request(request)` and returns an object with
-    `model_id` and `result`. `find_model` asks model storage."""
+    `model_id` and `result`. `find_model` asks model storage. `clean_up` is called when no worker runs for a request any more, and told
+    whether its model is stored."""
 
     def __init__(
         self,
@@ -53,6 +55,7 @@ class Trainings:
         make_request: Callable[[TrainingRequest], object],
         find_model: FindModel,
         log_dir: Path,
+        clean_up: CleanUp = lambda _request, _stored: None,
     ) -> None:
         self._pool = pool
         self._checks = checks
@@ -61,6 +64,7 @@ class Trainings:
         self._make_request = make_request
         self._find_model = find_model
         self._log_dir = log_dir
+        self._clean_up = clean_up
         self._starting = threading.Lock()
         self._changed = threading.Condition()
         self._statuses: dict[Key, TrainingStatus] = {}
@@ -91,6 +95,7 @@ class Trainings:
                     return known
             stored = self._find_model(request.run_id, request.trigger_id)
             if stored is not None:
+                self._clean_up(request, True)
                 return self._set(key, _finished(stored))
             status = self._set(key, TrainingStatus(request.run_id, request.trigger_id, TrainingState.QUEUED))
             RUNNING.inc()
@@ -142,15 +147,16 @@ class Trainings:
             name=f"training of run {request.run_id}, trigger {request.trigger_id}",
             log_path=self.log_path(*key),
             on_message=lambda message: self._progress(key, message),
-            on_done=lambda job: self._done(key, job),
+            on_done=lambda job: self._done(key, request, job),
         )
 
     def _progress(self, key: Key, message: Mapping[str, Any]) -> None:
         with self._changed:
             self._set(key, replace(self._status(key), state=TrainingState.RUNNING, **message))
 
-    def _done(self, key: Key, job: Job) -> None:
+    def _done(self, key: Key, request: TrainingRequest, job: Job) -> None:
         state = _FINAL[job.state]
+        self._clean_up(request, state is TrainingState.FINISHED)
         RUNNING.dec()
         TRAININGS.labels(state.name.lower()).inc()
         with self._changed:

@@ -519,7 +519,7 @@ class ReluctantModels(FakeModelStorage):
 def test_a_finished_training_waits_for_model_storage(tmp_path: Path) -> None:
     found = TrainingRoom(tmp_path, ReluctantModels(2)).train(small_pipeline())
     assert found.trained.model_id == 1
-    assert [path.name for path in tmp_path.iterdir()] == []
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_model_and_result_are_what_is_put(tmp_path: Path) -> None:

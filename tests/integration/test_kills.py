@@ -1,0 +1,296 @@
+"""`kill -9` of every process of an installation, at random moments of a run: the run ends as if nothing had happened.
+
+Moments are drawn from seeds and counted in events of the run, so that they fall into all of its stages however fast the machine is.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psycopg2
+import pytest
+
+from modyn.client import Client
+from modyn.config.system import SERVICES
+from modyn.local.process import alive
+from modyn.records import Int64Array
+from modyn.selector.client import SelectorClient
+from modyn.supervisor.client import EventKind, Run, RunState
+from modyn.testing.comparison import RunOutcome, broken_promises, differences, outcome
+from modyn.testing.stack import RunningStack, tiny_evaluation, tiny_pipeline, tiny_training
+
+NUM_SAMPLES, NUM_TRIGGERS, DAYS = 600, 6, 6
+KILLS = 10
+"""Of each service in the gate."""
+PATIENCE_S = 60.0
+
+
+def pipeline() -> str:
+    """Six trainings of 200 batches with checkpoints, each model evaluated at once and all together at the end."""
+    evaluation = tiny_evaluation("test", days=DAYS)
+    evaluation["handlers"] += [  # type: ignore[operator]
+        {
+            "name": "active",
+            "execution_time": "after_pipeline",
+            "models": "active",
+            "datasets": ["test"],
+            "strategy": {"type": "BetweenTwoTriggersEvalStrategy"},
+        }
+    ]
+    return tiny_pipeline(
+        "train",
+        trigger={"id": "DataAmountTrigger", "num_samples": NUM_SAMPLES // NUM_TRIGGERS},
+        selection_strategy={"name": "NewDataStrategy", "maximum_keys_in_memory": 40, "tail_triggers": 0},
+        training=tiny_training(
+            epochs_per_trigger=20,
+            shuffle=True,
+            dataloader_workers=1,
+            checkpointing={"activated": True, "interval": 20},
+            optimizers=[
+                {"name": "default", "algorithm": "Adam", "param_groups": [{"module": "model", "config": {"lr": 0.0002}}]}
+            ],
+        ),
+        evaluation=evaluation,
+    )
+
+
+@dataclass
+class House:
+    """An installation that is broken on purpose, and what a run in it has to come to."""
+
+    stack: RunningStack
+    client: Client
+    expected: RunOutcome
+
+    def pids(self) -> dict[str, int]:
+        """Processes of the installation by part; `stack` is the one that looks after the others."""
+        status = self.client.status()
+        assert status.pid is not None
+        return {"stack": status.pid, **{part.name: part.pid for part in status.parts if part.pid is not None}}
+
+    def kill(self, name: str) -> None:
+        """`kill -9`, and waits until the part is there again."""
+        old = self.pids()[name]
+        os.kill(old, signal.SIGKILL)
+        give_up = time.monotonic() + PATIENCE_S
+        while not any(part.name == name and part.healthy and part.pid != old for part in self.client.status().parts):
+            assert time.monotonic() < give_up, f"{name} was not started again"
+            time.sleep(0.02)
+
+    def kill_all(self) -> None:
+        """Everything at once, so that nothing of it can end cleanly; then `modyn up`."""
+        pids = self.pids()
+        for pid in pids.values():
+            os.kill(pid, signal.SIGKILL)
+        self.client.up()
+        assert not [name for name, pid in pids.items() if alive(pid)]
+
+    def kill_stack(self) -> None:
+        """The process that looks after the others; then `modyn up`."""
+        pids = self.pids()
+        os.kill(pids["stack"], signal.SIGKILL)
+        while alive(pids["stack"]):
+            time.sleep(0.01)
+        self.client.up()
+        assert not [name for name, pid in pids.items() if alive(pid)]
+
+    def start_run(self) -> str:
+        path = self.stack.folder / "pipeline.yaml"
+        path.write_text(pipeline())
+        return self.client.run(path).run_id
+
+    def finish(self, run_id: str) -> Run:
+        """Waits for the end of the run, resuming it if its supervisor died."""
+        run = self.client.wait(run_id)
+        if run.state is RunState.INTERRUPTED:
+            assert "supervisor" in run.error, run.error
+            self.client.resume(run_id)
+            run = self.client.wait(run_id)
+        return run
+
+    def check(self, run_id: str) -> None:
+        """That the run is finished, equal to the undisturbed one, and that nothing is left of what was broken."""
+        run = self.client.show(run_id)
+        assert run.state is RunState.FINISHED, f"{run.state}: {run.error}"
+        assert differences(self.expected, outcome(self.client, run_id)) == []
+        assert broken_promises(list(self.client.supervisor.watch(run_id)), NUM_TRIGGERS) == []
+        assert sorted(trained_keys(self.client, run_id)) == list(range(NUM_SAMPLES))
+        assert unfinished(self.client, run_id) == []
+        eventually(lambda: stray_processes(self.pids()))
+        eventually(lambda: stray_files(self.client))
+
+
+@dataclass
+class Moments:
+    """The events of a run as they come, progress included."""
+
+    count: int = 0
+    at_rest: bool = False
+
+    def __post_init__(self) -> None:
+        self._changed = threading.Condition()
+
+    def follow(self, client: Client, run_id: str) -> None:
+        for _ in client.watch(run_id):
+            with self._changed:
+                self.count += 1
+                self._changed.notify_all()
+        with self._changed:
+            self.at_rest = True
+            self._changed.notify_all()
+
+    def wait(self, more: int, timeout_s: float = 4.0) -> bool:
+        """Until `more` events have come, or none for so long; False if the run came to rest."""
+        with self._changed:
+            wanted = self.count + more
+            self._changed.wait_for(lambda: self.at_rest or self.count >= wanted, timeout_s)
+            return not self.at_rest
+
+
+@contextmanager
+def moments_of(house: House, run_id: str) -> Iterator[Moments]:
+    moments = Moments()
+    with house.stack.client() as client:
+        follower = threading.Thread(target=moments.follow, args=(client, run_id))
+        follower.start()
+        try:
+            yield moments
+        finally:
+            follower.join(PATIENCE_S)
+
+
+def disturb(house: House, strike: Callable[[], None], num_strikes: int, seed: str, *, most_events: int = 14) -> None:
+    """Strikes at random moments, in as many runs as it takes, and checks each of them."""
+    chance = random.Random(seed)
+    done = 0
+    while done < num_strikes:
+        run_id = house.start_run()
+        while done < num_strikes:
+            with moments_of(house, run_id) as moments:
+                while done < num_strikes and moments.wait(chance.randint(1, most_events)):
+                    time.sleep(chance.uniform(0, 0.15))
+                    strike()
+                    done += 1
+                if not moments.at_rest:
+                    house.client.wait(run_id)
+            run = house.client.show(run_id)
+            if not run.is_resumable:
+                break
+            house.client.resume(run_id)
+        house.finish(run_id)
+        house.check(run_id)
+
+
+def trained_keys(client: Client, run_id: str) -> list[int]:
+    """The keys of all trigger sets of a run."""
+    keys: list[Int64Array] = []
+    with SelectorClient(client.config.endpoint("selector")) as selector:
+        for trigger in client.supervisor.triggers(run_id):
+            info = selector.trigger_set(client.show(run_id).run_id, trigger.trigger_id)
+            for partition in range(info.num_partitions):
+                keys.append(selector.keys(info.run_id, info.trigger_id, partition).keys)
+    return [int(key) for key in np.concatenate(keys)]
+
+
+def unfinished(client: Client, run_id: str) -> list[Any]:
+    """Rows of any service that still say that something is going on."""
+    connection = psycopg2.connect(client.config.resolved_database_url())
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT evaluation_id, state FROM evaluator.evaluations WHERE state != 'finished' AND run_id = %s", [run_id]
+            )
+            found: list[Any] = cursor.fetchall()
+            cursor.execute(
+                "SELECT trigger_id, step, name FROM supervisor.steps WHERE state != 'finished' AND run_id = %s", [run_id]
+            )
+            return found + list(cursor.fetchall())
+    finally:
+        connection.close()
+
+
+def stray_processes(parts: dict[str, int]) -> list[str]:
+    """Processes below the stack that belong to nothing that is going on: orphans, and workers without work."""
+    strays = [f"orphan {child}" for child in children(parts["stack"]) if child not in parts.values()]
+    for name in SERVICES:
+        helpers = children(parts[name])
+        if name not in ("trainer_server", "evaluator"):
+            strays += [f"child of {name}: {helper}" for helper in helpers]
+        strays += [f"worker of {name}: {worker}" for helper in helpers for worker in children(helper)]
+    return strays
+
+
+def children(pid: int) -> list[int]:
+    """Child processes, whichever thread started them."""
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += map(int, path.read_text().split())
+        except OSError:
+            continue
+    return [child for child in found if alive(child)]
+
+
+def stray_files(client: Client) -> list[str]:
+    """Files that belong to nothing that is going on. What model storage could not finish it removes at its next start."""
+    state = client.config.state_dir
+    folders = [state / name for name in SERVICES]
+    temporary = [p for folder in folders for pattern in ("*.partial", "*.tmp", "*.safetensors") for p in folder.rglob(pattern)]
+    checkpoints = list((state / "trainer_server").rglob("*.checkpoint"))
+    incoming = [*(state / "model_storage" / "incoming").iterdir()]
+    scratch = list((state / "evaluator").rglob("model-*"))
+    return [str(path) for path in (*temporary, *checkpoints, *incoming, *scratch)]
+
+
+def eventually(find: Callable[[], list[str]], patience_s: float = 5.0) -> None:
+    """That what `find` looks for goes away."""
+    give_up = time.monotonic() + patience_s
+    while left := find():
+        assert time.monotonic() < give_up, left
+        time.sleep(0.05)
+
+
+@contextmanager
+def house_with(stack: RunningStack) -> Iterator[House]:
+    """Data, and one undisturbed run that shows what every other one has to come to."""
+    stack.tiny_dataset("train", NUM_SAMPLES, DAYS)
+    stack.tiny_dataset("test", 120, DAYS)
+    with stack.client() as client:
+        path = stack.folder / "pipeline.yaml"
+        path.write_text(pipeline())
+        run = client.wait(client.run(path).run_id)
+        assert run.state is RunState.FINISHED, run.error
+        house = House(stack, client, outcome(client, run.run_id))
+        assert [trigger.position for trigger in house.expected.triggers] == list(range(100, 601, 100))
+        # The first of the intervals between triggers has no active model yet.
+        assert len(house.expected.evaluations) == NUM_TRIGGERS * DAYS + NUM_TRIGGERS - 1
+        assert len({cell.value for cell in house.expected.evaluations}) > 5
+        house.check(run.run_id)
+        yield house
+
+
+@pytest.fixture(scope="module")
+def house(own_stack: Callable[..., RunningStack]) -> Iterator[House]:
+    with house_with(own_stack()) as house:
+        yield house
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("name", ["storage", "selector", "model_storage", "trainer_server", "evaluator", "postgres"])
+def test_a_run_survives_the_death_of_what_it_needs(house: House, name: str) -> None:
+    """By itself: nobody resumes it."""
+    before = len(house.client.supervisor.runs())
+    disturb(house, lambda: house.kill(name), KILLS, name)
+    for run in house.client.supervisor.runs()[before:]:
+        states = [e.detail["state"] for e in house.client.supervisor.watch(run.run_id) if e.kind is EventKind.RUN_STATE]
+        assert RunState.INTERRUPTED not in states
