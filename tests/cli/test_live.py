@@ -1,0 +1,157 @@
+"""What is shown of a run follows from its events, however often and however broken off they come."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from modyn.cli.live import RunView, draw, line_of, progress_line
+from modyn.supervisor.client import EventKind, RunEvent
+
+DAY = 86_400
+
+
+def event(seq: int, kind: EventKind, trigger_id: int | None = None, **detail: Any) -> RunEvent:
+    return RunEvent(seq, 1e9 + seq, kind, trigger_id, detail)
+
+
+def step(seq: int, trigger_id: int, name: str, state: str, **detail: Any) -> RunEvent:
+    return event(seq, EventKind.STEP, trigger_id, step=name, state=state, **detail)
+
+
+def trigger_events(first_seq: int, trigger_id: int) -> list[RunEvent]:
+    """All that is kept of one trigger: six events."""
+    e = first_seq
+    return [
+        event(e, EventKind.TRIGGER_FIRED, trigger_id, position=100 * (trigger_id + 1), fired_at_timestamp=DAY, num_samples=100),
+        step(e + 1, trigger_id, "select", "started"),
+        step(e + 2, trigger_id, "select", "finished", num_keys=90),
+        step(e + 3, trigger_id, "train", "started"),
+        step(e + 4, trigger_id, "train", "finished", model_id=7, loss=0.25, seconds=1.5),
+        step(e + 5, trigger_id, "evaluate", "started", handler="h", dataset="d"),
+    ]
+
+
+RUN = [
+    event(1, EventKind.RUN_STATE, state="submitted"),
+    event(2, EventKind.RUN_STATE, state="streaming"),
+    *trigger_events(3, 0),
+    *trigger_events(9, 1),
+    step(15, 0, "evaluate", "finished", handler="h", dataset="d", seconds=0.5),
+    step(16, 1, "evaluate", "failed", handler="h", dataset="d", error="broken"),
+    event(17, EventKind.RUN_STATE, state="finished"),
+]
+
+
+def view_of(events: Sequence[RunEvent]) -> RunView:
+    view = RunView("r-1")
+    for one in events:
+        view.apply(one)
+    return view
+
+
+def drawn(view: RunView) -> str:
+    out = io.StringIO()
+    Console(file=out, width=120, force_terminal=False).print(draw(view, started=0.0, note="a note"))
+    return out.getvalue()
+
+
+def test_a_run_is_gathered_from_its_events() -> None:
+    view = view_of(RUN)
+    assert view.state == "finished"
+    assert (view.evaluations_done, view.evaluations_running) == (2, set())
+    assert view.num_samples == 200
+    trigger = view.triggers[1]
+    assert (trigger.fired_at, trigger.num_keys, trigger.model_id, trigger.loss, trigger.stage) == (DAY, 90, 7, 0.25, "trained")
+
+
+@given(st.lists(st.integers(0, len(RUN)), max_size=5))
+def test_events_that_come_again_after_a_reconnect_change_nothing(restarts: list[int]) -> None:
+    repeated: list[RunEvent] = []
+    for position in restarts:
+        repeated += RUN[:position]
+    view = view_of([*repeated, *RUN])
+    assert dataclasses.asdict(view) == dataclasses.asdict(view_of(RUN))
+
+
+@given(st.integers(0, len(RUN)))
+def test_a_run_can_be_drawn_at_any_moment(position: int) -> None:
+    view = view_of(RUN[:position])
+    assert "r-1" in drawn(view)
+    assert "a note" in drawn(view)
+    assert progress_line(view)
+
+
+def test_progress_is_shown_until_the_step_ends() -> None:
+    view = view_of(RUN[:6])
+    view.apply(event(0, EventKind.STREAM_PROGRESS, num_samples=150, total_samples=300, timestamp=DAY))
+    view.apply(
+        event(0, EventKind.TRAINING_PROGRESS, 0, samples_seen=64, samples_total=128, batches_seen=2, loss=0.5, samples_per_s=1000)
+    )
+    assert progress_line(view) == "streaming: 150 of 300 samples; training trigger 0: 64 samples, 1,000 samples/s, loss 0.5000"
+    shown = drawn(view)
+    assert "1,000 samples/s" in shown
+    assert "loss 0.5000" in shown
+    view.apply(RUN[6])
+    assert view.training == {}
+
+
+def test_progress_without_numbers_is_shown_as_such() -> None:
+    view = view_of(RUN[:6])
+    view.apply(event(0, EventKind.TRAINING_PROGRESS, 0, samples_seen=0, samples_total=0, batches_seen=0, loss=None))
+    assert progress_line(view).endswith("training trigger 0: 0 samples, starting, no loss yet")
+    assert "starting" in drawn(view)
+
+
+def test_nothing_goes_on_in_a_run_that_was_cut_off() -> None:
+    view = view_of(RUN[:8])
+    view.apply(event(0, EventKind.TRAINING_PROGRESS, 0, samples_seen=1, samples_total=2, batches_seen=1))
+    assert view.evaluations_running
+    view.apply(event(9, EventKind.RUN_STATE, state="interrupted", error="storage is gone"))
+    assert not view.evaluations_running
+    assert not view.training
+    assert view.error == "storage is gone"
+
+
+def test_only_the_latest_triggers_are_listed() -> None:
+    view = view_of([one for number in range(30) for one in trigger_events(1 + 6 * number, number)])
+    shown = drawn(view)
+    assert "… 22 more" in shown
+    assert shown.count("trained") == 8
+
+
+def test_lines_for_those_without_a_terminal() -> None:
+    assert [line for line in map(line_of, RUN) if line] == [
+        "run submitted",
+        "trigger 0 fired at 1970-01-02 00:00:00 after 100 samples",
+        "trigger 0 trained in 1.5 s, loss 0.2500: model 7",
+        "trigger 1 fired at 1970-01-02 00:00:00 after 100 samples",
+        "trigger 1 trained in 1.5 s, loss 0.2500: model 7",
+        "trigger 0 evaluated on d (h) in 0.5 s",
+        "trigger 1 evaluate failed: broken",
+        "run finished",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("detail", "line"),
+    [
+        ({"state": "failed", "error": "no disk"}, "run failed: no disk"),
+        ({"state": "finished", "message": "no trigger fired"}, "run finished: no trigger fired"),
+        ({"state": "stopped"}, "run stopped"),
+    ],
+)
+def test_the_end_of_a_run_says_why(detail: dict[str, Any], line: str) -> None:
+    assert line_of(event(1, EventKind.RUN_STATE, **detail)) == line
+
+
+def test_messages_are_lines() -> None:
+    assert line_of(event(3, EventKind.MESSAGE, message="waiting for storage")) == "waiting for storage"
+    assert view_of([event(3, EventKind.MESSAGE, message="waiting for storage")]).message == "waiting for storage"

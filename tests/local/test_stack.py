@@ -1,0 +1,222 @@
+"""The embedded stack as real processes: it starts, heals, refuses, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+import pytest
+
+from modyn.client import Client
+from modyn.config.system import SERVICES, SystemConfig
+from modyn.errors import UnavailableError
+from modyn.local.process import alive
+from modyn.local.stack import StackStatus, log_file, start_stack
+from modyn.testing.stack import RunningStack, clean_environment, stack_on
+
+PARTS = ("postgres", "redis", *SERVICES)
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[RunningStack]:
+    """A stack of this module's own, to be maltreated."""
+    with tempfile.TemporaryDirectory(prefix="modyn-", ignore_cleanup_errors=True) as folder, stack_on(Path(folder)) as running:
+        running.tiny_dataset("kept", num_samples=10)
+        yield running
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 40) -> None:
+    give_up = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < give_up, f"{what} took more than {timeout_s} s"
+        time.sleep(0.05)
+
+
+def processes_of(config: SystemConfig) -> list[psutil.Process]:
+    """Everything that was started for this state folder."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            mine = process.environ().get("MODYN_STATE_DIR") == str(config.state_dir)
+            if process.pid != os.getpid() and (mine or any(str(config.state_dir) in part for part in process.cmdline())):
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue
+    return found
+
+
+def zombies_below(pid: int) -> list[psutil.Process]:
+    return [child for child in psutil.Process(pid).children(recursive=True) if child.status() == psutil.STATUS_ZOMBIE]
+
+
+def is_whole(stack: RunningStack) -> bool:
+    with stack.client() as client:
+        status = client.status()
+    return status.state == "ready" and len(status.parts) == 8 and all(part.healthy and part.pid for part in status.parts)
+
+
+def require_data(stack: RunningStack) -> None:
+    with stack.client() as client:
+        assert client.dataset("kept").num_samples == 10
+
+
+def test_every_part_is_told_with_its_process(stack: RunningStack) -> None:
+    with stack.client() as client:
+        status = client.status()
+    assert status.state == "ready"
+    assert [part.name for part in status.parts] == list(PARTS)
+    assert all(part.healthy and part.pid and alive(part.pid) for part in status.parts)
+    assert len({part.pid for part in status.parts}) == len(PARTS)
+
+
+def test_up_again_leaves_a_stack_that_runs_alone(stack: RunningStack) -> None:
+    with stack.client() as client:
+        before = client.status()
+        shown: list[StackStatus] = []
+        assert client.up(shown.append).pid == before.pid
+    assert shown[-1] == before
+
+
+@pytest.mark.parametrize("name", ["postgres", "redis", "storage", "trainer_server", "supervisor"])
+def test_a_part_that_is_killed_is_started_again(stack: RunningStack, name: str) -> None:
+    with stack.client() as client:
+        (part,) = (part for part in client.status().parts if part.name == name)
+        assert part.pid
+        os.kill(part.pid, signal.SIGKILL)
+
+        def is_back() -> bool:
+            (now,) = (now for now in client.status().parts if now.name == name)
+            return now.healthy and now.pid != part.pid and now.restarts == part.restarts + 1
+
+        wait_until(is_back, f"the restart of {name}")
+        wait_until(lambda: is_whole(stack), "health of all")
+        require_data(stack)
+        pid = client.status().pid
+    assert pid is not None
+    wait_until(lambda: not zombies_below(pid), "the burial of zombies")
+
+
+def test_after_a_kill_of_the_stack_itself_up_heals_everything(stack: RunningStack) -> None:
+    with stack.client() as client:
+        before = client.status()
+        assert before.pid
+        os.kill(before.pid, signal.SIGKILL)
+        wait_until(lambda: not alive(before.pid or 0), "the end of the stack")
+        assert client.status().state == "stopped"
+        after = client.up()
+        assert is_whole(stack)
+        assert after.pid != before.pid
+    require_data(stack)
+    assert not any(alive(part.pid) for part in before.parts if part.pid)
+
+    def is_alone() -> bool:
+        return all(p.pid == after.pid or after.pid in {parent.pid for parent in p.parents()} for p in processes_of(stack.config))
+
+    wait_until(is_alone, "the end of what the killed stack left")
+
+
+def test_everything_killed_at_once_is_healed(stack: RunningStack) -> None:
+    with stack.client() as client:
+        status = client.status()
+        for pid in [status.pid, *(part.pid for part in status.parts)]:
+            assert pid
+            os.kill(pid, signal.SIGKILL)
+        client.up()
+    assert is_whole(stack)
+    require_data(stack)
+
+
+def test_two_who_start_at_once_share_one_stack(stack: RunningStack) -> None:
+    with stack.client() as client:
+        client.down()
+    results: list[StackStatus] = []
+    threads = [threading.Thread(target=lambda: results.append(start_stack(stack.config, stack.config_file))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 2
+    assert results[0].pid == results[1].pid
+    assert is_whole(stack)
+
+
+def test_a_second_stack_on_the_folder_is_refused(stack: RunningStack) -> None:
+    done = subprocess.run(
+        [*stack.command()[:1], "-m", "modyn.local.stack", "--config", str(stack.config_file)],
+        capture_output=True, text=True, timeout=30, env=clean_environment(), check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert f"another stack runs on {stack.config.state_dir}; `modyn down` stops it" in done.stderr
+    assert is_whole(stack)
+
+
+def test_down_ends_every_process(stack: RunningStack) -> None:
+    assert processes_of(stack.config)
+    with stack.client() as client:
+        assert client.down() is True
+        assert client.status().state == "stopped"
+        assert client.down() is False
+    assert processes_of(stack.config) == []
+    with stack.client() as client:
+        client.up()
+    require_data(stack)
+
+
+def test_a_port_that_is_taken_fails_the_start_and_is_named() -> None:
+    with socket.socket() as taken, tempfile.TemporaryDirectory(prefix="modyn-") as folder:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with stack_on(Path(folder), start=False, selector={"address": address}) as stack, stack.client() as client:
+            with pytest.raises(
+                UnavailableError, match=rf"selector did not start: .*cannot listen on {address}.*selector\.address"
+            ):
+                client.up()
+            assert client.status().state == "failed"
+            assert "cannot listen on" in client.status().error
+            wait_until(lambda: not processes_of(stack.config), "the end of the stack", 5)
+            log = log_file(stack.config, "selector")
+            assert "cannot listen on" in log.read_text()
+
+
+def test_a_state_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with (
+        Client(SystemConfig(state_dir=tmp_path / "file" / "state")) as client,
+        pytest.raises(UnavailableError, match=rf"{tmp_path}/file/state cannot be written: .*set state_dir or MODYN_STATE_DIR"),
+    ):
+        client.up()
+
+
+def test_a_service_folder_that_cannot_be_written_is_named() -> None:
+    with tempfile.TemporaryDirectory(prefix="modyn-") as folder, stack_on(Path(folder), start=False) as stack:
+        stack.config.state_dir.mkdir(parents=True)
+        (stack.config.state_dir / "selector").write_text("a file where a folder should be")
+        with (
+            stack.client() as client,
+            pytest.raises(UnavailableError, match=rf"selector did not start: .*{stack.config.state_dir}/selector.*"),
+        ):
+            client.up()
+        wait_until(lambda: not processes_of(stack.config), "the end of the stack", 5)
+
+
+def test_a_mistake_in_the_system_file_is_told_before_anything_starts(tmp_path: Path) -> None:
+    file = tmp_path / "modyn.yaml"
+    file.write_text("storage: {num_thread: 3}\n")
+    done = subprocess.run(
+        [*RunningStack(tmp_path, file, SystemConfig()).command("up")],
+        capture_output=True, text=True, timeout=30, env=clean_environment(), check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"error: {file}: storage.num_thread: there is no such key, did you mean 'num_threads'? Allowed: address, dataset_roots, datasets, "
+        "flight_address, log_level, max_message_bytes, max_threads, metrics_host, metrics_port, num_threads, poll_interval_s, settle_s\n"
+    )
