@@ -3,29 +3,30 @@
 # An index that wants a password goes into a pip.conf, passed as `--secret id=pip,src=pip.conf`: build arguments stay in the image's history.
 ARG BASE=debian:bookworm-slim
 
-FROM ${BASE} AS build
+FROM ${BASE} AS dependencies
 RUN apt-get update \
  && apt-get install -y --no-install-recommends ca-certificates g++ python3.11 python3.11-dev python3.11-venv \
  && rm -rf /var/lib/apt/lists/*
 ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS PIP_CERT PIP_TRUSTED_HOST
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
-RUN python3.11 -m venv /opt/modyn && python3.11 -m venv /opt/build
-# Before the sources: a change of code rebuilds none of these layers. torch comes first, as resolving it together with others may choose another build.
+RUN python3.11 -m venv /opt/modyn
+# Before the sources: a change of code makes none of these large layers anew. torch comes first: resolved with others, it may come as another build.
 COPY constraints.txt pyproject.toml ./
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf /opt/modyn/bin/pip install --constraint constraints.txt torch numpy
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     python3.11 -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' > requirements.txt \
  && /opt/modyn/bin/pip install --constraint constraints.txt --requirement requirements.txt
+
+FROM dependencies AS build
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    /opt/build/bin/pip install --constraint constraints.txt scikit-build-core pybind11 grpcio-tools cmake ninja
+    python3.11 -m venv /opt/build \
+ && /opt/build/bin/pip install --constraint constraints.txt scikit-build-core pybind11 grpcio-tools cmake ninja
 COPY README.md CMakeLists.txt ./
 COPY cpp cpp
 COPY protos protos
 COPY modyn modyn
-RUN PATH=/opt/build/bin:$PATH /opt/build/bin/pip wheel --no-build-isolation --no-deps --wheel-dir /wheels . \
- && /opt/modyn/bin/pip install --no-index --no-deps /wheels/*.whl \
- && cp constraints.txt /opt/modyn/constraints.txt
+RUN PATH=/opt/build/bin:$PATH /opt/build/bin/pip wheel --no-build-isolation --no-deps --wheel-dir /wheels .
 
 FROM ${BASE}
 # openssl makes the certificates of the installation (deploy/make-secrets.sh).
@@ -35,7 +36,10 @@ RUN apt-get update \
  && groupadd --gid 10001 modyn \
  && useradd --uid 10001 --gid modyn --home-dir /var/lib/modyn --no-create-home --shell /usr/sbin/nologin modyn \
  && install -d -o modyn -g modyn -m 0750 /var/lib/modyn /etc/modyn/secrets
-COPY --from=build /opt/modyn /opt/modyn
+COPY --from=dependencies /opt/modyn /opt/modyn
+COPY --from=dependencies /src/constraints.txt /opt/modyn/constraints.txt
+COPY --from=build /wheels /opt/modyn/wheels
+RUN /opt/modyn/bin/pip install --no-cache-dir --no-index --no-deps /opt/modyn/wheels/*.whl
 COPY --chmod=0755 deploy/make-secrets.sh /usr/local/bin/modyn-make-secrets
 ENV PATH=/opt/modyn/bin:$PATH \
     PYTHONUNBUFFERED=1 \
