@@ -19,6 +19,8 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
  && /opt/modyn/bin/pip install --constraint constraints.txt --requirement requirements.txt
 
 FROM dependencies AS build
+# Arguments end with their stage.
+ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS PIP_CERT PIP_TRUSTED_HOST
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     python3.11 -m venv /opt/build \
  && /opt/build/bin/pip install --constraint constraints.txt scikit-build-core pybind11 grpcio-tools cmake ninja
