@@ -63,6 +63,14 @@ def connect(*, start: bool = False) -> Client:
     return client
 
 
+def services_run() -> bool:
+    """Whether there are services to ask without starting any."""
+    from modyn.local.stack import stack_status
+
+    config = system_config()
+    return not is_embedded(config) or stack_status(config).state == "ready"
+
+
 def client_of_this_machine() -> Client:
     """A client for starting and stopping the services: none of them needs to run."""
     from modyn.client import Client

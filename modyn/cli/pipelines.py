@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from modyn.cli.context import Json, connect, say
+from modyn.cli.context import Json, connect, say, services_run
 from modyn.cli.output import print_json, print_table
 
 
@@ -22,15 +22,17 @@ def check(
 ) -> None:
     """Validate a pipeline file without running anything in it. Exit code 1 if it has mistakes, each with its line."""
     from modyn.client import read_pipeline
+    from modyn.config.base import Problem
     from modyn.config.pipeline import check_frame
     from modyn.config.yaml_source import load_yaml, with_lines
 
-    text = read_pipeline(file)
-    source = load_yaml(text, str(file))
+    source = load_yaml(read_pipeline(file), str(file))
     found = check_frame(source.data)
-    if not found:
+    if not found or services_run():
         with connect(start=True) as client:
             found = client.check(file)
+    # The supervisor tells lines in its messages; here they stand in front.
+    found = [Problem(p.path, p.message.removesuffix(f" (line {source.locate(p.path)})")) for p in found]
     lines = with_lines(found, source)
     if json:
         print_json([{"path": p.path, "line": source.locate(p.path), "message": p.message} for p in found])
@@ -42,6 +44,14 @@ def check(
         raise typer.Exit(1)
     if not json:
         say(f"{file} is valid")
+
+
+def require_sound_frame(file: Path) -> None:
+    """Raises ConfigError with every mistake that can be found without the services, each with its line."""
+    from modyn.client import read_pipeline
+    from modyn.config.pipeline import load_pipeline
+
+    load_pipeline(read_pipeline(file), str(file))
 
 
 def schema() -> None:

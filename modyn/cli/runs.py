@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from modyn.cli.context import Json, connect, say
+from modyn.cli.context import Json, connect, say, services_run
 from modyn.cli.output import clock, date, day, print_fields, print_json, print_table
+from modyn.cli.pipelines import require_sound_frame
 
 if TYPE_CHECKING:
     from modyn.client import Client
@@ -47,6 +48,9 @@ def run(
 ) -> None:
     """Run a pipeline and watch it. Services start by themselves. Ctrl-C asks whether to detach; a second one stops the run."""
     mode = Mode.PRODUCTION if production else Mode.EXPERIMENT
+    if not services_run():
+        # A typo is told before anything is started for it.
+        require_sound_frame(file)
     with connect(start=True) as client:
         submitted = client.run(file, mode.value, from_timestamp=from_, to_timestamp=to, max_triggers=max_triggers)
         say(f"run {submitted.run_id} is submitted in {mode.value} mode")

@@ -50,7 +50,7 @@ class RunningStack:
 
     def modyn(
         self,
-        *arguments: str | Path,
+        *arguments: object,
         timeout_s: float = 90,
         cwd: Path | None = None,
         environment: Mapping[str, str] | None = None,

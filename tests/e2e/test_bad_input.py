@@ -1,0 +1,241 @@
+"""Bad input: each kind gives an error that names what, where and what to do; nothing hangs, nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from modyn.testing.stack import (
+    NUM_CLASSES,
+    NUM_FEATURES,
+    RECORD,
+    RunningStack,
+    stack_on,
+    tiny_dataset_config,
+    tiny_pipeline,
+    tiny_training,
+    write_tiny_files,
+)
+
+
+@pytest.fixture(scope="module")
+def stack(running_stack: RunningStack) -> RunningStack:
+    running_stack.tiny_dataset("sound")
+    return running_stack
+
+
+def refused(stack: RunningStack, pipeline: str) -> str:
+    """What `modyn run` says of a pipeline that it does not accept; no run comes of it."""
+    file = stack.folder / "bad.yaml"
+    file.write_text(pipeline)
+    with stack.client() as client:
+        before = len(client.runs())
+        done = stack.modyn("run", file)
+        assert done.returncode == 1, done.stderr
+        assert len(client.runs()) == before
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def failed(stack: RunningStack, pipeline: str) -> str:
+    """The error of a run that fails. `modyn show` and `watch` tell the same."""
+    file = stack.folder / "fails.yaml"
+    file.write_text(pipeline)
+    done = stack.modyn("run", file)
+    assert done.returncode == 1, done.stderr
+    run_id = done.stderr.split()[1]
+    with stack.client() as client:
+        run = client.show(run_id)
+    assert run.state == "failed"
+    assert run.error
+    assert run.error in done.stdout
+    assert "Traceback" not in done.stderr
+    return run.error
+
+
+def test_an_unknown_key(stack: RunningStack) -> None:
+    text = tiny_pipeline("sound", training=tiny_training(batch_sise=3))
+    line = 1 + next(number for number, found in enumerate(text.splitlines()) if "batch_sise" in found)
+    told = refused(stack, text)
+    assert f"bad.yaml:{line}: training.batch_sise: there is no such key, did you mean 'batch_size'? Allowed: " in told
+
+
+def test_an_unknown_section(stack: RunningStack) -> None:
+    told = refused(stack, tiny_pipeline("sound", triger={"id": "TimeTrigger"}))
+    assert "triger: there is no such key, did you mean 'trigger'?" in told
+
+
+def test_a_wrong_type(stack: RunningStack) -> None:
+    told = refused(stack, tiny_pipeline("sound", training=tiny_training(batch_size="many")))
+    assert "training.batch_size: 'many' is wrong: input should be a valid integer" in told
+
+
+def test_out_of_range(stack: RunningStack) -> None:
+    told = refused(stack, tiny_pipeline("sound", trigger={"id": "DataAmountTrigger", "num_samples": 0}))
+    assert "trigger.num_samples: 0 is wrong: input should be greater than or equal to 1" in told
+
+
+def test_every_mistake_of_every_service_at_once(stack: RunningStack) -> None:
+    told = refused(
+        stack,
+        tiny_pipeline(
+            "sound",
+            model={"id": "LogisticRegresion", "config": {}},
+            training=tiny_training(batch_size=0),
+            trigger={"id": "TimTrigger", "every": "1d"},
+            selection_strategy={"name": "NewDatStrategy"},
+        ),
+    )
+    for words in ("did you mean 'LogisticRegression'", "training.batch_size: 0", "'TimeTrigger'", "'NewDataStrategy'"):
+        assert words in told
+
+
+def test_what_is_not_yaml(stack: RunningStack) -> None:
+    assert "bad.yaml:3: column 1: not valid YAML: expected ',' or ']'" in refused(stack, "pipeline:\n  name: [1\n")
+
+
+def test_a_missing_dataset(stack: RunningStack) -> None:
+    told = refused(stack, tiny_pipeline("soudn"))
+    assert "data.dataset_id: there is no dataset 'soudn', did you mean 'sound'?" in told
+    assert "`modyn data register` adds one" in told
+
+
+def test_a_model_that_is_not_registered(stack: RunningStack) -> None:
+    told = refused(stack, tiny_pipeline("sound", model={"id": "SmalCNN"}))
+    assert "model.id: " in told
+    assert "'SmalCNN', did you mean 'SmallCNN'? Registered: LogisticRegression, MLP, " in told
+    assert "entry-point group 'modyn.models'" in told
+
+
+def test_a_parser_that_raises_is_named_with_key_and_line(stack: RunningStack) -> None:
+    parser = (
+        "import torch\n\ndef bytes_parser_function(data: memoryview) -> torch.Tensor:\n    numbers = [1]\n    return numbers[7]\n"
+    )
+    error = failed(stack, tiny_pipeline("sound", data={"dataset_id": "sound", "bytes_parser_function": parser}))
+    assert "bytes_parser_function" in error
+    assert "sample 0 of dataset 'sound'" in error
+    assert "line 5" in error
+    assert "IndexError: list index out of range" in error
+
+
+def test_a_parser_that_is_no_python(stack: RunningStack) -> None:
+    told = refused(
+        stack, tiny_pipeline("sound", data={"dataset_id": "sound", "bytes_parser_function": "def bytes_parser_function(:"})
+    )
+    assert "data.bytes_parser_function: " in told
+    assert "line 1" in told
+
+
+def test_a_label_out_of_range(stack: RunningStack) -> None:
+    model = {"id": "LogisticRegression", "config": {"input_size": NUM_FEATURES, "num_classes": NUM_CLASSES - 1}}
+    error = failed(stack, tiny_pipeline("sound", model=model))
+    assert "label" in error
+    assert str(NUM_CLASSES - 1) in error
+    assert "num_classes" in error or "classes" in error
+
+
+def test_a_truncated_file_is_set_aside_and_the_rest_goes_on(stack: RunningStack) -> None:
+    folder = stack.folder / "data" / "torn"
+    write_tiny_files(folder, num_samples=60, num_files=3)
+    torn = folder / "day-0001.bin"
+    whole = torn.read_bytes()
+    torn.write_bytes(whole[:-5])
+    os.utime(torn, (86_400, 86_400))
+    with stack.client() as client:
+        client.register_dataset(tiny_dataset_config("torn", folder))
+    done = stack.modyn("data", "ingest", "torn")
+    assert done.returncode == 0
+    assert "40 samples in" in done.stderr
+    assert "1 files were set aside; `modyn data problems torn` tells why" in done.stderr
+    told = stack.modyn("data", "problems", "torn").stdout
+    assert "day-0001.bin" in told
+    assert str(len(whole) - 5) in told
+    assert str(RECORD.itemsize) in told
+    run = stack.run(tiny_pipeline("torn", trigger={"id": "DataAmountTrigger", "num_samples": 40}))
+    assert (run.state, run.num_samples, run.num_triggers) == ("finished", 40, 1)
+    torn.write_bytes(whole)
+    assert "60 samples in 3 files" in stack.modyn("data", "ingest", "torn").stderr
+    assert len(stack.modyn("data", "problems", "torn").stdout.splitlines()) == 1
+
+
+def test_an_empty_dataset(stack: RunningStack) -> None:
+    folder = stack.folder / "data" / "empty"
+    folder.mkdir(parents=True)
+    with stack.client() as client:
+        client.register_dataset(tiny_dataset_config("empty", folder))
+    told = refused(stack, tiny_pipeline("empty"))
+    assert "dataset 'empty' holds no samples, so there is nothing to replay" in told
+    assert "`modyn data ingest empty`" in told
+
+
+def test_a_folder_that_does_not_exist(stack: RunningStack) -> None:
+    options = ["-o", "record_size=8", "-o", "label_size=4", "-o", "byteorder=little"]
+    done = stack.modyn("data", "register", "nowhere", stack.folder / "no such folder", "--format", "BinaryFileWrapper", *options)
+    assert done.returncode == 1
+    assert "no such folder" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_format_that_is_not_registered(stack: RunningStack) -> None:
+    done = stack.modyn("data", "register", "odd", stack.folder, "--format", "BinaryFileWraper")
+    assert done.returncode == 1
+    assert "did you mean 'BinaryFileWrapper'?" in done.stderr
+
+
+def test_a_run_that_never_triggers_says_so(stack: RunningStack) -> None:
+    file = stack.pipeline_file("sound", trigger={"id": "DataAmountTrigger", "num_samples": 100_000})
+    done = stack.modyn("run", file)
+    assert done.returncode == 0, done.stderr
+    assert "run finished: " in done.stderr
+    assert "state      finished" in done.stdout
+    assert "triggers   0" in done.stdout
+    (message,) = [line for line in done.stdout.splitlines() if line.startswith("message")]
+    assert "trigger" in message
+    assert stack.modyn("report", done.stderr.split()[1], "-o", stack.folder / "none.html").returncode == 0
+
+
+@pytest.fixture
+def own_stack() -> Iterator[RunningStack]:
+    """A stack whose PostgreSQL may be taken away."""
+    with (
+        tempfile.TemporaryDirectory(prefix="modyn-", ignore_cleanup_errors=True) as folder,
+        stack_on(Path(folder), supervisor={"patience_s": 30}) as stack,
+    ):
+        yield stack
+
+
+def test_postgres_gone_in_the_middle(own_stack: RunningStack) -> None:
+    """Killed again and again during a run, it comes back, and the run ends with what an undisturbed one has."""
+    stack = own_stack
+    stack.tiny_dataset("d", num_samples=200, num_files=4)
+    pipeline = tiny_pipeline("d")
+    calm = stack.run(pipeline)
+    assert calm.state == "finished", calm.error
+    with stack.client() as client:
+        shaken = client.run(stack.folder / "pipeline.yaml")
+        for _ in range(3):
+            time.sleep(0.3)
+            (server,) = (part for part in client.status().parts if part.name == "postgres")
+            if server.pid:
+                with suppress(ProcessLookupError):
+                    os.kill(server.pid, signal.SIGKILL)
+        give_up = time.monotonic() + 60
+        run = client.wait(shaken.run_id)
+        while run.state == "interrupted" and time.monotonic() < give_up:
+            assert "database" in run.error.lower() or "postgres" in run.error.lower() or "cannot be reached" in run.error, (
+                run.error
+            )
+            client.resume(shaken.run_id)
+            run = client.wait(shaken.run_id)
+        assert run.state == "finished", run.error
+        undisturbed, disturbed = (client.triggers(name) for name in (calm.run_id, shaken.run_id))
+    for column in ("trigger_id", "position", "keys_checksum", "weights_sha256"):
+        assert disturbed[column].to_list() == undisturbed[column].to_list()

@@ -1,0 +1,301 @@
+"""The command line as a user types it, on a real stack."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from modyn.testing.stack import RunningStack, tiny_evaluation, tiny_pipeline, tiny_training, write_tiny_files
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def stack(running_stack: RunningStack) -> RunningStack:
+    running_stack.tiny_dataset("cli")
+    return running_stack
+
+
+@pytest.fixture(scope="module")
+def finished(stack: RunningStack) -> str:
+    """A finished run with two triggers and evaluations."""
+    done = stack.modyn("run", stack.pipeline_file("cli", evaluation=tiny_evaluation("cli")), "--report", stack.folder / "r.html")
+    assert done.returncode == 0, done.stderr
+    return done.stderr.split()[1]
+
+
+def answer(stack: RunningStack, *arguments: str) -> Any:
+    """What a command prints as JSON."""
+    done = stack.modyn(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def state_of(stack: RunningStack, run_id: str) -> str:
+    return str(answer(stack, "show", run_id)["run"]["state"])
+
+
+def wait_for_state(stack: RunningStack, run_id: str, *states: str, timeout_s: float = 30) -> None:
+    give_up = time.monotonic() + timeout_s
+    with stack.client() as client:
+        while client.show(run_id).state not in states:
+            assert time.monotonic() < give_up, f"{run_id} is {client.show(run_id)}, not {states}"
+            time.sleep(0.05)
+
+
+def test_a_dataset_from_registration_to_deletion(stack: RunningStack) -> None:
+    folder = stack.folder / "data" / "by hand"
+    write_tiny_files(folder, num_samples=20)
+    options = [part for text in ("record_size=24", "label_size=8", "byteorder=little") for part in ("-o", text)]
+    register = ("data", "register", "by-hand", folder, "--format", "BinaryFileWrapper", *options, "--no-watch")
+    done = stack.modyn(*register, "--no-ingest")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert "modyn data ingest by-hand" in done.stderr
+    assert answer(stack, "data", "show", "by-hand")["num_samples"] == 0
+    assert "20 samples in 2 files" in stack.modyn("data", "ingest", "by-hand").stderr
+    again = stack.modyn(*register)
+    assert again.returncode == 0, again.stderr
+    assert "20 samples in 2 files" in again.stderr
+    shown = answer(stack, "data", "show", "by-hand")
+    assert (shown["num_samples"], shown["num_files"], shown["num_problems"]) == (20, 2, 0)
+    assert [d["name"] for d in answer(stack, "data", "ls") if d["name"] == "by-hand"] == ["by-hand"]
+    listed = stack.modyn("data", "ls").stdout.splitlines()
+    assert listed[0].split("\t") == ["dataset", "samples", "files", "problems", "first", "last", "format"]
+    assert any(line.split("\t")[:3] == ["by-hand", "20", "2"] for line in listed)
+    assert answer(stack, "data", "problems", "by-hand") == []
+    assert "deleted 2 samples" in stack.modyn("data", "delete", "by-hand", "--key", "0", "--key", "7", "--yes").stderr
+    assert answer(stack, "data", "show", "by-hand")["num_deleted"] == 2
+    refused = stack.modyn("data", "delete", "by-hand")
+    assert refused.returncode == 1, "nobody was there to say yes"
+    assert stack.modyn("data", "delete", "by-hand", "--yes").returncode == 0
+    assert stack.modyn("data", "show", "by-hand").returncode == 1
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_check_tells_valid_files_and_every_mistake_with_its_line(stack: RunningStack, tmp_path: Path) -> None:
+    good = stack.pipeline_file("cli")
+    done = stack.modyn("check", good)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", f"{good} is valid\n")
+    bad = tmp_path / "bad.yaml"
+    text = tiny_pipeline("cli", training=tiny_training(batch_size=0, seed="one"))
+    bad.write_text(text)
+    done = stack.modyn("check", bad)
+    assert done.returncode == 1
+    line = 1 + next(number for number, found in enumerate(text.splitlines()) if "batch_size" in found)
+    assert f"bad.yaml:{line}" in done.stdout
+    assert "training.batch_size" in done.stdout
+    assert "training.seed" in done.stdout
+    assert "2 problems" in done.stderr
+    found = json.loads(stack.modyn("check", bad, "--json").stdout)
+    assert {(p["path"], p["line"]) for p in found} >= {("training.batch_size", line)}
+
+
+def test_a_run_prints_lines_and_results(stack: RunningStack, finished: str) -> None:
+    shown = stack.modyn("show", finished)
+    assert shown.returncode == 0
+    assert "state      finished" in shown.stdout
+    assert "samples    100 of 100" in shown.stdout
+    assert "# Triggers\ntrigger\tfired at\tkeys\tmodel\tloss\ttrain s\ttotal s\tweights\n" in shown.stdout
+    assert "# Accuracy on cli (daily); * = currently active model\n" in shown.stdout
+    assert "# Pipeline scores\nmetric\tdataset\thandler\tcurrently active\tcurrently trained\n" in shown.stdout
+    assert "cost: 2 triggers, 100 samples" in shown.stdout
+    watched = stack.modyn("watch", finished)
+    assert watched.returncode == 0
+    assert "trigger 0 fired at 1970-01-01 12:00:00 after 50 samples" in watched.stderr
+    assert "trigger 1 trained in" in watched.stderr
+    assert watched.stdout == shown.stdout
+
+
+def test_json_of_a_run_is_complete(stack: RunningStack, finished: str) -> None:
+    shown = answer(stack, "show", finished)
+    assert {key: shown["run"][key] for key in ("run_id", "mode", "state", "num_samples", "num_triggers", "error")} == {
+        "run_id": finished, "mode": "experiment", "state": "finished", "num_samples": 100, "num_triggers": 2, "error": "",
+    }  # fmt: skip
+    triggers = shown["triggers"]
+    assert [(t["trigger_id"], t["position"], t["num_keys"]) for t in triggers] == [(0, 50, 50), (1, 100, 50)]
+    assert triggers[0]["parent_model_id"] is None
+    assert triggers[1]["parent_model_id"] == triggers[0]["model_id"]
+    assert len({t["weights_sha256"] for t in triggers}) == 2
+    assert [(e["trigger_id"], e["start"], e["num_samples"]) for e in shown["evaluations"]] == [
+        (0, 0, 50), (0, 86_400, 50), (1, 0, 50), (1, 86_400, 50),
+    ]  # fmt: skip
+    assert all(0.8 <= e["value"] <= 1 for e in shown["evaluations"] if e["trigger_id"] == 1)
+    assert {s["metric"] for s in shown["scores"]} == {"Accuracy"}
+    (listed,) = [run for run in answer(stack, "ps") if run["run_id"] == finished]
+    assert (listed["state"], listed["num_triggers"]) == ("finished", 2)
+    assert any(line.startswith(f"{finished}\texperiment\tfinished\t100\t2\t") for line in stack.modyn("ps").stdout.splitlines())
+
+
+def test_the_report_has_its_sections(stack: RunningStack, finished: str) -> None:
+    by_run = (stack.folder / "r.html").read_text()
+    done = stack.modyn("report", finished, "-o", stack.folder / "again.html")
+    assert done.stdout == f"{stack.folder / 'again.html'}\n"
+    for text in (by_run, (stack.folder / "again.html").read_text()):
+        assert text.lstrip().startswith("<!")
+        assert text.rstrip().endswith("</html>")
+        for section in ("matrix", "omposite", "rigger", "stage", finished):
+            assert section in text
+
+
+def test_models_are_listed_shown_and_exported_as_files_that_load(stack: RunningStack, finished: str) -> None:
+    models = answer(stack, "models", "ls", finished)
+    assert [m["version"]["trigger_id"] for m in models] == [0, 1]
+    version = models[1]["version"]
+    number = str(version["model_id"])
+    shown = answer(stack, "models", "show", number)
+    assert shown["model_class"] == "LogisticRegression"
+    assert shown["training_result"]["num_samples"] == 50
+    assert version["weights_sha256"][:12] in stack.modyn("models", "ls", finished).stdout
+    assert "weights sha256" in stack.modyn("models", "show", number).stdout
+    target = stack.folder / "exported.safetensors"
+    target.unlink(missing_ok=True)
+    assert stack.modyn("models", "export", number, target).returncode == 0
+    refused = stack.modyn("models", "export", number, target)
+    assert refused.returncode == 2
+    assert "--force" in refused.stderr
+
+    from modyn.models.build import build_model
+    from modyn.models.safetensors_file import file_weights_sha256
+    from modyn.models.weights import load_weights
+
+    assert file_weights_sha256(target) == version["weights_sha256"]
+    about = json.loads(target.with_suffix(".json").read_text())["model"]
+    load_weights(build_model(about["id"], about["config"]), target)
+
+
+def test_detach_stop_and_resume(stack: RunningStack) -> None:
+    folder = stack.tiny_dataset("cli-live", num_samples=50, num_files=1, watch=True)
+    done = stack.modyn("run", stack.pipeline_file("cli-live"), "--production", "--detach")
+    assert done.returncode == 0, done.stderr
+    run_id = done.stdout.strip()
+    wait_for_state(stack, run_id, "waiting_for_data")
+    watcher = subprocess.Popen(stack.command("watch", run_id), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    stopped = stack.modyn("stop", run_id)
+    assert stopped.returncode == 0
+    assert run_id in stopped.stderr
+    out, err = watcher.communicate(timeout=30)
+    assert watcher.returncode == 3, err
+    assert "run stopped" in err
+    assert "state      stopped" in out
+    assert stack.modyn("stop", run_id).returncode == 0, "stopping twice does no harm"
+    write_tiny_files(folder, num_samples=50, num_files=1, first_day=3)
+    assert stack.modyn("resume", run_id, "--detach").returncode == 0
+    wait_for_state(stack, run_id, "waiting_for_data", "training")
+    give_up = time.monotonic() + 30
+    with stack.client() as client:
+        while len(client.triggers(run_id)) < 2:
+            assert time.monotonic() < give_up
+            time.sleep(0.1)
+    assert stack.modyn("stop", run_id).returncode == 0
+    wait_for_state(stack, run_id, "stopped")
+    assert [t["num_keys"] for t in answer(stack, "show", run_id)["triggers"]] == [50, 50]
+
+
+def test_the_stream_can_be_cut(stack: RunningStack) -> None:
+    done = stack.modyn("run", stack.pipeline_file("cli"), "--from", "1970-01-02", "--to", "1970-01-03", "--max-triggers", "1")
+    assert done.returncode == 0, done.stderr
+    assert "samples    50" in done.stdout
+    assert "trigger 0 fired at 1970-01-02" in done.stderr
+    bad = stack.modyn("run", stack.pipeline_file("cli"), "--from", "yesterday")
+    assert bad.returncode == 1
+    assert bad.stderr == "error: 'yesterday' is not a timestamp; write seconds since 1970 or a date such as 2014-01-31\n"
+
+
+def test_logs_of_a_service_and_of_a_run(stack: RunningStack, finished: str) -> None:
+    storage = stack.modyn("logs", "storage", "-n", "1000").stdout
+    assert all(json.loads(line)["service"] == "storage" for line in storage.splitlines() if line.startswith("{"))
+    assert '"event": "serving"' in storage
+    of_run = stack.modyn("logs", finished, "-n", "1000").stdout
+    assert "stored" in of_run
+    assert all(finished in line for line in of_run.splitlines())
+    unknown = stack.modyn("logs", "storge")
+    assert unknown.returncode == 1
+    assert "there is no service or run 'storge', did you mean 'storage'?" in unknown.stderr
+    following = subprocess.Popen(stack.command("logs", "-f", "-n", "1", "supervisor"), stdout=subprocess.PIPE, text=True)
+    assert following.stdout is not None
+    assert following.stdout.readline()
+    following.terminate()
+    following.communicate(timeout=10)
+
+
+def test_plugins_list_every_kind(stack: RunningStack) -> None:
+    found = {(p["group"], p["id"]) for p in answer(stack, "plugins")}
+    assert found >= {
+        ("modyn.triggers", "TimeTrigger"), ("modyn.selection", "NewDataStrategy"), ("modyn.presampling", "Random"),
+        ("modyn.models", "SmallCNN"), ("modyn.metrics", "Accuracy"), ("modyn.evaluation_strategies", "SlicingEvalStrategy"),
+        ("modyn.model_formats", "SafetensorsFullModel"), ("modyn.downsampling", "No"),
+    }  # fmt: skip
+    assert stack.modyn("plugins").stdout.startswith("kind\tid\tpackage\tfrom\n")
+
+
+def test_the_schema_accepts_the_example_and_refuses_a_typo(stack: RunningStack) -> None:
+    schema = json.loads(stack.modyn("schema").stdout)
+    validator = jsonschema.Draft202012Validator(schema)
+    pipeline = yaml.safe_load((ROOT / "examples" / "digits" / "pipeline.yaml").read_text())
+    plain = json.loads(json.dumps(pipeline, default=str))
+    validator.validate(plain)
+    plain["training"]["batch_sise"] = 3
+    assert not validator.is_valid(plain)
+
+
+def test_explain(stack: RunningStack) -> None:
+    done = stack.modyn("explain", "training.batch_size")
+    assert done.returncode == 0
+    assert "samples in a batch" in done.stdout
+    unknown = stack.modyn("explain", "training.batchsize")
+    assert unknown.returncode == 1
+    assert "training.batch_size" in unknown.stderr
+
+
+def test_status(stack: RunningStack) -> None:
+    rows = answer(stack, "status")
+    assert len(rows) == 8
+    assert all(row["healthy"] and row["pid"] for row in rows)
+    assert stack.modyn("status").stdout.startswith("service\thealth\tprocess\trestarts\taddress\npostgres\thealthy\t")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["show", "no-such-run"], 1, "error: there is no run 'no-such-run'"),
+        (["watch", "no-such-run"], 1, "error: there is no run 'no-such-run'"),
+        (["stop", "no-such-run"], 1, "error: there is no run 'no-such-run'"),
+        (["resume", "no-such-run"], 1, "error: there is no run 'no-such-run'"),
+        (["report", "no-such-run"], 1, "error: there is no run 'no-such-run'"),
+        (["data", "show", "no-such"], 1, "error: "),
+        (["models", "show", "123456"], 1, "error: there is no model 123456"),
+        (["run", "no-such-file.yaml"], 1, "error: there is no pipeline file no-such-file.yaml"),
+        (["check", "."], 1, "error: cannot read the pipeline file ."),
+        (["run"], 2, "Missing argument"),
+        (["rum"], 2, "No such command 'rum'"),
+        (["data", "register", "a/b", "."], 1, "name: 'a/b' is wrong"),
+        (["data", "register", "x", ".", "-o", "nonsense"], 2, "'nonsense' is not NAME=VALUE"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) else None,
+)
+def test_what_goes_wrong_has_a_code_and_a_word(stack: RunningStack, arguments: list[str], code: int, words: str) -> None:
+    done = stack.modyn(*arguments)
+    assert done.returncode == code, done.stderr
+    assert words in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_leaves_is_no_error(stack: RunningStack) -> None:
+    command = " ".join(f"'{part}'" for part in stack.command("plugins"))
+    done = subprocess.run(f"{command} | head -n 1", shell=True, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.startswith("kind\t")
+    assert "Traceback" not in done.stderr
+
+
+def test_without_services_commands_say_so_at_once(tmp_path: Path, stack: RunningStack) -> None:
+    done = stack.modyn("--state-dir", tmp_path / "nothing", "ps", environment={"MODYN_CONFIG": "/dev/null"})
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: no services run in {tmp_path / 'nothing'}: start them with `modyn up`")
+    assert not (tmp_path / "nothing").exists()
