@@ -1,0 +1,120 @@
+"""The example plug-in, installed as a user installs one, is used by the real services."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from modyn.testing.stack import (
+    NUM_CLASSES,
+    NUM_FEATURES,
+    RunningStack,
+    clean_environment,
+    stack_on,
+    tiny_evaluation,
+    tiny_pipeline,
+)
+
+PLUGIN = Path(__file__).parents[2] / "examples" / "plugin"
+
+IMAGE_PARSER = f"""\
+import torch
+
+def bytes_parser_function(data: memoryview) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.float32).reshape(1, 1, {NUM_FEATURES})
+"""
+
+
+@pytest.fixture(scope="module")
+def installed() -> Iterator[Path]:
+    """A folder that holds the package as pip installs it, made without a network and without touching the sources."""
+    with tempfile.TemporaryDirectory(prefix="modyn-plugin-") as name:
+        folder = Path(name)
+        copy = folder / "source"
+        for file in PLUGIN.rglob("*"):
+            if file.suffix in (".py", ".toml", ".md") and "build" not in file.parts:
+                (copy / file.relative_to(PLUGIN)).parent.mkdir(parents=True, exist_ok=True)
+                (copy / file.relative_to(PLUGIN)).write_bytes(file.read_bytes())
+        subprocess.run(
+            [
+                sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index",
+                "--disable-pip-version-check", "--target", str(folder / "site"), str(copy),
+            ],
+            check=True, timeout=120, capture_output=True,
+        )  # fmt: skip
+        yield folder / "site"
+
+
+@pytest.fixture(scope="module")
+def stack(installed: Path) -> Iterator[RunningStack]:
+    """A stack of its own whose services find the package."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(installed), *([before] if before else [])])
+    try:
+        with tempfile.TemporaryDirectory(prefix="modyn-", ignore_cleanup_errors=True) as folder, stack_on(Path(folder)) as stack:
+            yield stack
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+def test_it_passes_the_checks_that_it_ships(installed: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(PLUGIN / "tests")],
+        capture_output=True, text=True, timeout=120, env=clean_environment({"PYTHONPATH": str(installed)}), cwd=installed, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+
+
+def test_both_parts_are_listed_with_their_package(stack: RunningStack) -> None:
+    found = {p["id"]: p for p in json.loads(stack.modyn("plugins", "--json").stdout)}
+    assert found["LabelShiftTrigger"] == {
+        "group": "modyn.triggers", "id": "LabelShiftTrigger", "distribution": "modyn-example-plugin",
+        "path": "modyn_example_plugin.label_shift:LabelShiftTrigger",
+    }  # fmt: skip
+    assert found["TinyConvNet"]["distribution"] == "modyn-example-plugin"
+    assert found["TimeTrigger"]["distribution"] == "modyn"
+
+
+def test_a_run_uses_both(stack: RunningStack) -> None:
+    stack.tiny_dataset("plugged", num_samples=60, num_files=2)
+    data = {"dataset_id": "plugged", "bytes_parser_function": IMAGE_PARSER}
+    evaluation = tiny_evaluation("plugged")
+    evaluation["datasets"][0]["bytes_parser_function"] = IMAGE_PARSER  # type: ignore[index]
+    run = stack.run(
+        tiny_pipeline(
+            "plugged",
+            data=data,
+            model={"id": "TinyConvNet", "config": {"num_classes": NUM_CLASSES}},
+            trigger={"id": "LabelShiftTrigger", "window": 10, "distance": 0.1},
+            evaluation=evaluation,
+        )
+    )
+    assert run.state == "finished", run.error
+    with stack.client() as client:
+        # The first window always fires; labels are random, so others differ from it by more than 0.1 sooner or later.
+        assert run.num_triggers >= 2
+        assert client.triggers(run.run_id)["position"].to_list()[0] == 10
+        assert {info.model_class for info in client.models(run.run_id)} == {"TinyConvNet"}
+        assert client.evaluations(run.run_id)["value"].notna().all()
+
+
+def test_its_options_are_checked_by_the_service_that_has_it(stack: RunningStack) -> None:
+    done = stack.modyn("check", stack.pipeline_file("plugged", trigger={"id": "LabelShiftTrigger", "windo": 10}))
+    assert done.returncode == 1
+    assert "trigger.windo: there is no such key, did you mean 'window'?" in done.stdout
+
+
+def test_the_schema_knows_it(stack: RunningStack) -> None:
+    triggers = json.loads(stack.modyn("schema").stdout)["properties"]["trigger"]["oneOf"]
+    assert "LabelShiftTrigger" in {variant["title"] for variant in triggers}
