@@ -92,15 +92,14 @@ class House:
         pids = self.pids()
         for pid in pids.values():
             os.kill(pid, signal.SIGKILL)
+        eventually(lambda: [name for name, pid in pids.items() if alive(pid)])
         self.client.up()
-        assert not [name for name, pid in pids.items() if alive(pid)]
 
     def kill_stack(self) -> None:
         """The process that looks after the others; then `modyn up`."""
         pids = self.pids()
         os.kill(pids["stack"], signal.SIGKILL)
-        while alive(pids["stack"]):
-            time.sleep(0.01)
+        eventually(lambda: ["stack"] if alive(pids["stack"]) else [])
         self.client.up()
         assert not [name for name, pid in pids.items() if alive(pid)]
 
@@ -141,13 +140,15 @@ class Moments:
         self._changed = threading.Condition()
 
     def follow(self, client: Client, run_id: str) -> None:
-        for _ in client.watch(run_id):
+        try:
+            for _ in client.watch(run_id):
+                with self._changed:
+                    self.count += 1
+                    self._changed.notify_all()
+        finally:
             with self._changed:
-                self.count += 1
+                self.at_rest = True
                 self._changed.notify_all()
-        with self._changed:
-            self.at_rest = True
-            self._changed.notify_all()
 
     def wait(self, more: int, timeout_s: float = 4.0) -> bool:
         """Until `more` events have come, or none for so long; False if the run came to rest."""
@@ -294,3 +295,84 @@ def test_a_run_survives_the_death_of_what_it_needs(house: House, name: str) -> N
     for run in house.client.supervisor.runs()[before:]:
         states = [e.detail["state"] for e in house.client.supervisor.watch(run.run_id) if e.kind is EventKind.RUN_STATE]
         assert RunState.INTERRUPTED not in states
+
+
+@pytest.mark.timeout(240)
+def test_a_run_whose_supervisor_died_is_interrupted_and_goes_on_when_resumed(house: House) -> None:
+    disturb(house, lambda: house.kill("supervisor"), KILLS, "supervisor")
+
+
+@pytest.mark.timeout(120)
+def test_a_supervisor_that_is_told_so_resumes_by_itself(own_stack: Callable[..., RunningStack]) -> None:
+    with house_with(own_stack(supervisor={"resume_on_start": True})) as house:
+        chance = random.Random("resume_on_start")
+        run_id = house.start_run()
+        with moments_of(house, run_id) as moments:
+            for _ in range(3):
+                assert moments.wait(chance.randint(1, 14))
+                house.kill("supervisor")
+        run = house.client.wait(run_id)
+        assert run.state is RunState.FINISHED, run.error
+        house.check(run_id)
+
+
+@pytest.mark.timeout(120)
+def test_everything_is_killed_at_once(house: House) -> None:
+    """PostgreSQL, Redis, the six services and what looks after them, as when the power fails; then `modyn up` and `modyn resume`."""
+    disturb(house, house.kill_all, 3, "all")
+
+
+@pytest.mark.timeout(120)
+def test_the_process_that_looks_after_the_others_is_killed(house: House) -> None:
+    """Nothing outlives it; then `modyn up` and `modyn resume`."""
+    disturb(house, house.kill_stack, 3, "stack")
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("service", "told"), [("trainer_server", "training of run"), ("evaluator", "evaluation of")])
+def test_a_worker_process_is_killed(house: House, service: str, told: str) -> None:
+    """The run says what happened, and resuming it makes good."""
+    chance = random.Random(f"worker of {service}")
+    run_id = house.start_run()
+    for _ in range(3):
+        time.sleep(chance.uniform(0, 0.5))
+        worker = worker_of(house, service, run_id)
+        os.kill(worker, signal.SIGKILL)
+        run = house.client.wait(run_id)
+        assert run.state is RunState.FAILED
+        assert "SIGKILL" in run.error
+        assert told in run.error
+        assert run_id in run.error
+        eventually(lambda: stray_processes(house.pids()))
+        house.client.resume(run_id)
+    house.finish(run_id)
+    house.check(run_id)
+
+
+def worker_of(house: House, service: str, run_id: str) -> int:
+    """A worker process of the service, once there is one."""
+    give_up = time.monotonic() + PATIENCE_S
+    while True:
+        found = [worker for helper in children(house.pids()[service]) for worker in children(helper)]
+        if found:
+            return found[0]
+        assert time.monotonic() < give_up, f"{service} has no worker; the run is {house.client.show(run_id).state}"
+        time.sleep(0.005)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(4))
+def test_anything_dies_at_any_moment(house: House, seed: int) -> None:
+    """One, two or three of the parts at once, fifty times."""
+    chance = random.Random(seed)
+
+    def strike() -> None:
+        names = chance.sample([*SERVICES, "postgres", "redis"], chance.choice([1, 1, 2, 3]))
+        killers = [threading.Thread(target=house.kill, args=(name,)) for name in names]
+        for killer in killers:
+            killer.start()
+        for killer in killers:
+            killer.join()
+
+    disturb(house, strike, 50, f"anything {seed}")
