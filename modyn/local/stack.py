@@ -108,7 +108,8 @@ class _ServiceProcess:
 
     def stop(self) -> None:
         if self._process is not None:
-            stop_process(self._process)
+            if stop_process(self._process) == -signal.SIGKILL:
+                sys.stderr.write(f"{self._name} did not stop when it was asked to, and was killed\n")
             self._end_descendants()
             self._process = None
 
