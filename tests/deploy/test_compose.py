@@ -125,6 +125,12 @@ def test_interrupted_runs_go_on_by_themselves(system: SystemConfig) -> None:
     assert system.supervisor.resume_on_start
 
 
+def test_one_service_builds_the_image_and_a_command_does_not(compose: dict[str, Any]) -> None:
+    builders = {name for name, service in compose["services"].items() if "build" in service}
+    assert len(builders) == 1
+    assert not builders & {"cli", *compose["services"]["cli"]["depends_on"]}
+
+
 def test_the_command_line_finds_the_services(compose: dict[str, Any]) -> None:
     cli = compose["services"]["cli"]
     assert cli["profiles"] == ["cli"]
