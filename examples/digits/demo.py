@@ -1,6 +1,6 @@
 """`make demo`: from nothing to a report in one go, with a system of its own that is stopped at the end.
 
-    python -m examples.digits.demo [--folder demo-data] [--keep]
+python -m examples.digits.demo [--folder demo-data] [--keep]
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ MODYN = [sys.executable, "-m", "modyn.cli.main"]
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Replay ten years of handwritten digits through all services of Modyn.")
     parser.add_argument("--folder", type=Path, default=Path("demo-data"), help="where images, state and report go; emptied first")
-    parser.add_argument("--keep", action="store_true", help="leave the services running, to look around with `modyn --state-dir ...`")
+    parser.add_argument(
+        "--keep", action="store_true", help="leave the services running, to look around with `modyn --state-dir ...`"
+    )
     options = parser.parse_args(arguments)
     folder: Path = options.folder.absolute()
     started = time.monotonic()
@@ -36,11 +38,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for split in ("train", "test"):
             step(f"registering digits-{split}")
             formats = ["-o", "file_extension=.png", "-o", "label_file_extension=.label"]
-            modyn("data", "register", f"digits-{split}", str(folder / "images" / split), "--format", "SingleSampleFileWrapper", *formats)
+            modyn(
+                "data",
+                "register",
+                f"digits-{split}",
+                str(folder / "images" / split),
+                "--format",
+                "SingleSampleFileWrapper",
+                *formats,
+            )
         step("running examples/digits/pipeline.yaml in experiment mode")
         modyn("run", str(HERE / "pipeline.yaml"), "--experiment", "--report", str(folder / "report.html"))
     except subprocess.CalledProcessError as error:
-        sys.stderr.write(f"\nThe demo stopped: `{' '.join(error.cmd[1:])}` ended with {error.returncode}. Logs: {folder / 'state' / 'logs'}\n")
+        sys.stderr.write(
+            f"\nThe demo stopped: `{' '.join(error.cmd[1:])}` ended with {error.returncode}. Logs: {folder / 'state' / 'logs'}\n"
+        )
         return 1
     finally:
         if not options.keep:

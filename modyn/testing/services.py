@@ -79,7 +79,13 @@ class InMemoryServices:
         made_of = f"{trigger_set.keys_checksum}/{parent}/{request.seed}"
         path = self._folder / f"{hashlib.sha256(made_of.encode()).hexdigest()}.safetensors"
         save_file({"weights": np.frombuffer(hashlib.sha256(made_of.encode()).digest(), np.float32)}, path)
-        result = {"num_samples": trigger_set.num_keys, "num_batches": 1, "num_epochs": 1, "loss": 0.5, "seconds": {"store": 0.001}}
+        result = {
+            "num_samples": trigger_set.num_keys,
+            "num_batches": 1,
+            "num_epochs": 1,
+            "loss": 0.5,
+            "seconds": {"store": 0.001},
+        }
         header = ModelHeader(
             request.run_id, request.trigger_id, "Fake", training_result=result, parent_id=request.parent_model_id
         )
