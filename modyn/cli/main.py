@@ -27,6 +27,14 @@ for module in (runs, pipelines, services):
     module.add_to(app)
 
 
+def print_version(wanted: bool) -> None:
+    if wanted:
+        from modyn import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
 @app.callback()
 def root(
     config: Annotated[
@@ -39,13 +47,10 @@ def root(
         Path | None,
         typer.Option("--state-dir", help="Folder for all that the services keep. Default: .modyn here, or as the file says."),
     ] = None,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)] = False,
+    _: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=print_version)
+    ] = False,
 ) -> None:
-    if version:
-        from modyn import __version__
-
-        typer.echo(__version__)
-        raise typer.Exit
     OPTIONS.config_file = config.absolute() if config else None
     if state_dir is not None:
         # Services are processes of their own: the environment is how they are told.

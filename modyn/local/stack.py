@@ -188,7 +188,9 @@ class Stack:
             raise UnavailableError(
                 f"{part.name} did not become healthy in {START_PATIENCE_S:.0f} s; see {log_file(self._config, part.name)}"
             )
-        part.healthy = part.healthy or _is_serving(self._config, part.name)
+        if not part.healthy and _is_serving(self._config, part.name):
+            part.healthy = True
+            self._write("starting")
 
     def _look_after(self) -> None:
         """Starts again what has died, and notes what has become healthy."""

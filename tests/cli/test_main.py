@@ -1,0 +1,93 @@
+"""The command itself: what it offers, and how it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import modyn
+from modyn.cli import main as main_module
+from modyn.cli.context import OPTIONS
+from modyn.cli.main import app, main
+from modyn.errors import NotFoundError
+from modyn.testing.stack import clean_environment
+
+COMMANDS = (
+    "up", "down", "status", "logs", "run", "ps", "watch", "show", "stop", "resume", "evaluate", "report", "check", "schema", "explain",
+    "plugins", "data", "models",
+)  # fmt: skip
+READ_ONLY = (
+    ("status",), ("ps",), ("show",), ("check",), ("plugins",), ("data", "ls"), ("data", "show"), ("data", "problems"), ("models", "ls"),
+    ("models", "show"),
+)  # fmt: skip
+
+
+def invoke(*arguments: str) -> str:
+    result = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}).invoke(app, list(arguments))
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_help_names_every_command() -> None:
+    text = invoke("--help")
+    assert all(f" {command} " in text for command in COMMANDS)
+    assert {command.name or command.callback.__name__ for command in app.registered_commands if command.callback} | {
+        group.name for group in app.registered_groups
+    } == set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str) -> None:
+    text = invoke(command, "--help")
+    assert "Usage: " in text
+    assert len(text.splitlines()) > 4
+
+
+@pytest.mark.parametrize("command", READ_ONLY, ids="-".join)
+def test_commands_that_only_read_answer_in_json(command: tuple[str, ...]) -> None:
+    assert "--json" in invoke(*command, "--help")
+
+
+def test_the_version() -> None:
+    assert invoke("--version") == f"{modyn.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (NotFoundError("there is no such thing; look elsewhere"), 1, "error: there is no such thing; look elsewhere\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+    ],
+)
+def test_errors_end_in_a_word_and_a_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException, code: int, words: str
+) -> None:
+    def raise_it() -> None:
+        raise error
+
+    monkeypatch.setattr(main_module, "app", raise_it)
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == code
+    assert capsys.readouterr().err == words
+
+
+def test_options_before_the_command_reach_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODYN_STATE_DIR", "elsewhere")
+    monkeypatch.setattr(OPTIONS, "config_file", None)
+    file = tmp_path / "modyn.yaml"
+    file.write_text("storage: {num_threads: 3}\n")
+    result = CliRunner().invoke(app, ["--config", str(file), "--state-dir", str(tmp_path / "state"), "ps"])
+    assert result.exit_code == 1
+    assert str(tmp_path / "state") in str(result.exception)
+    assert OPTIONS.config_file == file
+
+
+def test_the_installed_script_is_this_program() -> None:
+    script = Path(sys.executable).with_name("modyn")
+    done = subprocess.run([script, "--version"], capture_output=True, text=True, check=True, env=clean_environment(), timeout=30)
+    assert done.stdout == f"{modyn.__version__}\n"
