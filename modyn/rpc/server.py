@@ -122,6 +122,7 @@ def run_service(name: str, config: SystemConfig, build: Callable[[ServiceContext
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     try:
+        check_exposure(name, config.endpoint(name))
         lock = _lock(context.directory / "lock", name)
         prepare_run_dir(config.run_dir)
         server = start_server(name, config.endpoint(name), build(context), max_threads=settings.max_threads)

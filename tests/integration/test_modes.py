@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -80,9 +82,8 @@ def start(client: Client, folder: Path, text: str, mode: RunMode) -> str:
     return client.run(path, mode).run_id
 
 
-def until(what: str, holds: object, patience_s: float = 60.0) -> None:
+def until(what: str, holds: Callable[[], bool], patience_s: float = 60.0) -> None:
     give_up = time.monotonic() + patience_s
-    assert callable(holds)
     while not holds():
         assert time.monotonic() < give_up, f"waited in vain until {what}"
         time.sleep(0.03)
@@ -107,16 +108,11 @@ def test_production_decides_as_experiment_does(running_stack: RunningStack, tmp_
             arrived += count
             # Every second file waits until the one before is indexed: some come alone, some by two.
             if number % 2:
-                until(f"{arrived} samples are indexed", lambda arrived=arrived: client.dataset("live").num_samples == arrived)
+                until(f"{arrived} samples are indexed", partial(has_indexed, client, "live", arrived))
         found = {}
         for name, run_id in runs.items():
-            until(
-                f"run {run_id} has seen everything",
-                lambda run_id=run_id: (
-                    (run := client.show(run_id)).num_samples == NUM_SAMPLES and run.state is RunState.WAITING_FOR_DATA
-                ),
-            )
-            until(f"run {run_id} has evaluated", lambda run_id=run_id: all_evaluated(client, run_id))
+            until(f"run {run_id} has seen everything", partial(is_waiting_after, client, run_id, NUM_SAMPLES))
+            until(f"run {run_id} has evaluated", partial(has_evaluated, client, run_id))
             client.stop(run_id)
             assert client.wait(run_id).state is RunState.STOPPED
             found[name] = outcome(client, run_id)
@@ -139,7 +135,16 @@ def test_production_decides_as_experiment_does(running_stack: RunningStack, tmp_
             assert outcome(client, of_archive.run_id).triggers == found[name].triggers
 
 
-def all_evaluated(client: Client, run_id: str) -> bool:
+def has_indexed(client: Client, dataset: str, num_samples: int) -> bool:
+    return client.dataset(dataset).num_samples == num_samples
+
+
+def is_waiting_after(client: Client, run_id: str, num_samples: int) -> bool:
+    run = client.show(run_id)
+    return run.num_samples == num_samples and run.state is RunState.WAITING_FOR_DATA
+
+
+def has_evaluated(client: Client, run_id: str) -> bool:
     return len(client.evaluations(run_id)) == len(client.supervisor.triggers(run_id))
 
 
@@ -154,8 +159,7 @@ def test_late_samples_are_trained_on_once_in_the_order_of_arrival(running_stack:
         run_id = start(client, tmp_path, text, RunMode.PRODUCTION)
         for number, day in enumerate([5, 1, 5, 2]):
             write_file(folder, number, day * DAY, 10)
-            until(f"file {number} is seen", lambda number=number: client.show(run_id).num_samples == 10 * (number + 1))
-        until("four models", lambda: client.show(run_id).num_triggers == 4 and client.show(run_id).samples_trained == 40)
+            until(f"file {number} is seen", partial(is_waiting_after, client, run_id, 10 * (number + 1)))
         client.stop(run_id)
         client.wait(run_id)
         replay = client.wait(start(client, tmp_path, text, RunMode.EXPERIMENT))
@@ -186,7 +190,7 @@ def test_a_production_run_that_is_resumed_goes_on_behind_what_it_has_seen(runnin
         client.resume(run_id)
         writer.join()
         write_file(folder, 3, 4 * DAY, 15)
-        until("all is seen", lambda: client.show(run_id).num_samples == 120 and client.show(run_id).samples_trained == 120)
+        until("all is seen", partial(is_waiting_after, client, run_id, 120))
         client.stop(run_id)
         client.wait(run_id)
         replay = client.wait(start(client, tmp_path, text, RunMode.EXPERIMENT))
