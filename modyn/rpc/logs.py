@@ -8,13 +8,20 @@ from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import structlog
-from structlog.typing import FilteringBoundLogger
+from structlog.typing import EventDict, FilteringBoundLogger
 
 
 def configure_logs(service: str, level: str = "info") -> None:
     """Called once by a process, before it logs. Standard library loggers come out in the same form."""
+
+    def add_service(_: object, __: str, event: EventDict) -> EventDict:
+        # Not bound as a context variable: threads that others start, such as those of gRPC, do not inherit these.
+        event.setdefault("service", service)
+        return event
+
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
+        add_service,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
@@ -31,7 +38,6 @@ def configure_logs(service: str, level: str = "info") -> None:
     )
     # What libraries say below a warning is for their own developers.
     logging.basicConfig(level=max(logging.WARNING, logging.getLevelName(level.upper())), handlers=[handler], force=True)
-    structlog.contextvars.bind_contextvars(service=service)
 
 
 def get_logger(name: str) -> FilteringBoundLogger:

@@ -129,6 +129,7 @@ def test_everything_killed_at_once_is_healed(stack: RunningStack) -> None:
         for pid in [status.pid, *(part.pid for part in status.parts)]:
             assert pid
             os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not alive(status.pid or 0), "the end of the stack")
         client.up()
     assert is_whole(stack)
     require_data(stack)
