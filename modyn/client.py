@@ -255,7 +255,7 @@ class Client:
 
     def plugins(self) -> list[Plugin]:
         """Everything that is registered with the services, ours and that of installed packages."""
-        found: list[Plugin] = [*self.supervisor.plugins(), *self.model_storage.plugins()]
+        found: list[Plugin] = [*self.supervisor.plugins(), *self.storage.plugins(), *self.model_storage.plugins()]
         for kind, name in ((SelectorClient, "selector"), (TrainerServerClient, "trainer_server"), (EvaluatorClient, "evaluator")):
             client = kind(self.config.endpoint(name))
             found += client.plugins()

@@ -6,6 +6,7 @@ Times are int64 seconds since 1970, intervals are [start, end), keys are int64 a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NewType
 
 import numpy as np
@@ -20,6 +21,20 @@ RunId = NewType("RunId", str)
 
 MIN_TIMESTAMP = -(2**63)
 MAX_TIMESTAMP = 2**63 - 1
+
+
+class JobState(StrEnum):
+    """Where work that a worker process does stands: a training, an evaluation. The last three are final."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+    @property
+    def is_final(self) -> bool:
+        return self in (JobState.FINISHED, JobState.FAILED, JobState.STOPPED)
 
 
 @dataclass(frozen=True, slots=True)

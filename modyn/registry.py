@@ -7,7 +7,7 @@ the same registry through an entry point of the registry's group (for example `m
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
@@ -60,6 +60,8 @@ class Registry(Generic[T]):
     kind: str
     """What one of them is called in messages, e.g. `trigger`."""
     builtin: Mapping[str, str] = field(default_factory=dict)
+    not_yet: Sequence[str] = ()
+    """Ids of the pipeline format whose objects are still to come; a package may bring one before."""
 
     @cached_property
     def plugins(self) -> dict[str, Plugin]:
@@ -77,6 +79,10 @@ class Registry(Generic[T]):
     def ids(self) -> list[str]:
         return sorted(self.plugins)
 
+    def choices(self) -> str:
+        """What `get` takes, for messages."""
+        return ", ".join(self.ids())
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.ids())
 
@@ -86,8 +92,10 @@ class Registry(Generic[T]):
     def get(self, id_: str) -> T:
         """The object registered under `id_`, imported now."""
         if id_ not in self.plugins:
+            if id_ in self.not_yet:
+                raise ConfigError(f"'{id_}' is not available yet; available: {self.choices()}")
             raise ConfigError(
-                f"there is no {self.kind} '{id_}'{nearest(id_, self.ids()) or '.'} Registered: {', '.join(self.ids())}. "
+                f"there is no {self.kind} '{id_}'{nearest(id_, self.ids()) or '.'} Registered: {self.choices()}. "
                 f"A package of yours adds one through the entry-point group '{self.group}'"
             )
         return load_object(self.plugins[id_].path)  # type: ignore[return-value]

@@ -14,7 +14,7 @@ PACKAGE = ROOT / "modyn"
 
 FLOORS = {
     "errors": 0, "records": 0, "proto": 0, "_core": 0, "_core.pyi": 0,
-    "registry": 1, "cache": 1,
+    "registry": 1, "durable": 1, "cache": 1,
     "config": 2,
     "rpc": 3, "db": 3, "local": 3, "models": 3,
     "storage": 4, "selector": 4, "model_storage": 4,
@@ -82,7 +82,8 @@ def test_services_meet_only_through_clients(path: Path) -> None:
 @pytest.mark.parametrize("service", SERVICES)
 def test_services_start_without_what_only_workers_and_faces_need(service: str) -> None:
     program = (
-        f"import sys, modyn.{service}.__main__; print([m for m in ('torch', 'pandas', 'plotly', 'sklearn') if m in sys.modules])"
+        f"import sys, modyn.{service}.__main__, modyn.{service}.service; "
+        "print([m for m in ('torch', 'pandas', 'plotly', 'sklearn') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -67,6 +67,17 @@ def test_an_unknown_id_names_the_nearest_all_and_how_to_add_one() -> None:
     )
 
 
+def test_an_id_that_is_still_to_come_says_so_until_a_package_brings_it(request: pytest.FixtureRequest) -> None:
+    def colours() -> Registry[object]:
+        return Registry("modyn.tests", "colour", {"Red": "fractions:Fraction"}, not_yet=("Green",))
+
+    with pytest.raises(ConfigError, match="^'Green' is not available yet; available: Red$"):
+        colours().get("Green")
+    assert "Green" not in colours()
+    request.getfixturevalue("installed")
+    assert colours().get("Green").__name__ == "Green"  # type: ignore[attr-defined]
+
+
 def test_what_cannot_be_imported_says_what_to_do() -> None:
     with pytest.raises(
         ConfigError, match=r"cannot import 'no_such_package:X'.*install the package in the environment of the service"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
 
@@ -44,7 +44,7 @@ def load_section(model: type[S], data: Mapping[str, Any], path: str = "") -> S:
     try:
         return model.model_validate(dict(data))
     except ValidationError as error:
-        raise ConfigError("\n".join(str(problem) for problem in problems(error, path, model))) from error
+        raise _refused(problems(error, path, model)) from error
 
 
 def check_section(model: type[BaseModel], data: object, path: str) -> list[Problem]:
@@ -54,6 +54,16 @@ def check_section(model: type[BaseModel], data: object, path: str) -> list[Probl
     except ValidationError as error:
         return problems(error, path, model)
     return []
+
+
+def refuse(found: Sequence[Problem]) -> None:
+    """Raises ConfigError that lists what was found, if anything was."""
+    if found:
+        raise _refused(found)
+
+
+def _refused(found: Sequence[Problem]) -> ConfigError:
+    return ConfigError("\n".join(map(str, found)))
 
 
 def _problem(item: dict[str, Any], prefix: str, model: type[BaseModel]) -> Problem:

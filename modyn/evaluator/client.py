@@ -10,31 +10,16 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from modyn.config.base import Problem
-from modyn.config.system import Endpoint
-from modyn.proto import common_pb2, evaluator_pb2, evaluator_pb2_grpc
-from modyn.records import EvalInterval, RunId
-from modyn.registry import Plugin
-from modyn.rpc.channel import open_channel
+from modyn.proto import evaluator_pb2, evaluator_pb2_grpc
+from modyn.records import EvalInterval, JobState, RunId
+from modyn.rpc.client import SectionClient
+from modyn.rpc.replies import state_from_proto, state_to_proto
 from modyn.rpc.structs import from_struct, to_struct
 
-
-class EvaluationState(Enum):
-    """Where an evaluation stands."""
-
-    QUEUED = "queued"
-    RUNNING = "running"
-    FINISHED = "finished"
-    FAILED = "failed"
-    STOPPED = "stopped"
-
-    @property
-    def is_final(self) -> bool:
-        return self in (EvaluationState.FINISHED, EvaluationState.FAILED, EvaluationState.STOPPED)
+EvaluationState = JobState
+"""Where an evaluation stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,31 +74,10 @@ class EvaluationResult:
     """Samples that the value was computed over."""
 
 
-class EvaluatorClient:
-    """One connection to the evaluator, safe to share between threads. Every call raises ModynErrors only; all may be repeated."""
+class EvaluatorClient(SectionClient):
+    """Calls of the evaluator, which acts on `evaluation.device` and `evaluation.datasets`. All may be repeated."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._channel = open_channel(endpoint)
-        self._stub = evaluator_pb2_grpc.EvaluatorStub(self._channel)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._channel.close()
-
-    def validate(self, pipeline: Mapping[str, Any]) -> list[Problem]:
-        """What is wrong with `evaluation.device` and `evaluation.datasets` of a whole pipeline; empty if nothing is."""
-        reply = self._stub.ValidateSection(common_pb2.SectionRequest(pipeline=to_struct(pipeline)))
-        return [Problem(problem.path, problem.message) for problem in reply.problems]
-
-    def plugins(self) -> list[Plugin]:
-        """The metrics that are installed where the service runs."""
-        reply = self._stub.ListPlugins(common_pb2.Empty())
-        return [Plugin(plugin.group, plugin.id, plugin.path, plugin.distribution) for plugin in reply.plugins]
+    _Stub = evaluator_pb2_grpc.EvaluatorStub
 
     def start(self, request: EvaluationRequest) -> EvaluationStatus:
         """Start an evaluation, or find the one that runs or has finished. One that failed or was stopped is started again."""
@@ -168,7 +132,7 @@ def request_from_proto(message: evaluator_pb2.EvaluationRequest) -> EvaluationRe
 def status_to_proto(status: EvaluationStatus) -> evaluator_pb2.EvaluationStatus:
     return evaluator_pb2.EvaluationStatus(
         evaluation_id=status.evaluation_id,
-        state=getattr(evaluator_pb2, f"EVALUATION_STATE_{status.state.name}"),
+        state=state_to_proto(status.state),
         samples_seen=status.samples_seen,
         samples_total=status.samples_total,
         error=status.error,
@@ -179,7 +143,7 @@ def status_to_proto(status: EvaluationStatus) -> evaluator_pb2.EvaluationStatus:
 def status_from_proto(message: evaluator_pb2.EvaluationStatus) -> EvaluationStatus:
     return EvaluationStatus(
         evaluation_id=message.evaluation_id,
-        state=EvaluationState[evaluator_pb2.EvaluationState.Name(message.state).removeprefix("EVALUATION_STATE_")],
+        state=state_from_proto(message.state),
         samples_seen=message.samples_seen,
         samples_total=message.samples_total,
         error=message.error,

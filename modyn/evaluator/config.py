@@ -8,11 +8,10 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from modyn.config.base import Problem, Section, check_section, load_section
+from modyn.config.base import Problem, Section, check_section, load_section, refuse
 from modyn.dataset.config import DataConfig
 from modyn.dataset.user_code import missing_extras
-from modyn.errors import ConfigError
-from modyn.evaluator.metrics import check_metric, metric_class
+from modyn.evaluator.metrics import METRICS, check_metric
 
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
@@ -85,12 +84,11 @@ def check_evaluation(pipeline: Mapping[str, Any]) -> list[Problem]:
 
 def load_dataset(section: Mapping[str, Any], path: str = "evaluation.datasets") -> EvaluationDatasetConfig:
     """Raises ConfigError that lists every mistake."""
-    if found := check_dataset(section, path):
-        raise ConfigError("\n".join(str(problem) for problem in found))
+    refuse(check_dataset(section, path))
     return load_section(EvaluationDatasetConfig, section, path)
 
 
 def _label(section: Mapping[str, Any]) -> str:
     """What the results of a checked metric are called."""
-    metric = metric_class(section["name"])
+    metric = METRICS.get(section["name"])
     return metric.label_of(load_section(metric.Config, section))

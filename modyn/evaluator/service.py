@@ -28,6 +28,7 @@ from modyn.evaluator.store import EvaluationStore
 from modyn.evaluator.work import Work
 from modyn.proto import common_pb2, evaluator_pb2, evaluator_pb2_grpc
 from modyn.records import Interval, RunId
+from modyn.rpc.replies import plugins_to_reply, problems_to_reply
 from modyn.rpc.server import Registration, ServiceContext
 from modyn.rpc.structs import from_struct
 from modyn.storage.client import StorageClient
@@ -50,14 +51,10 @@ class EvaluatorServicer(evaluator_pb2_grpc.EvaluatorServicer):
         self._store = store
 
     def ValidateSection(self, request: common_pb2.SectionRequest, context: grpc.ServicerContext) -> common_pb2.SectionReply:
-        found = check_evaluation(from_struct(request.pipeline))
-        return common_pb2.SectionReply(problems=[common_pb2.ConfigProblem(path=p.path, message=p.message) for p in found])
+        return problems_to_reply(check_evaluation(from_struct(request.pipeline)))
 
-    def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> evaluator_pb2.EvaluatorPluginList:
-        plugins = [METRICS.plugins[id_] for id_ in METRICS]
-        return evaluator_pb2.EvaluatorPluginList(
-            plugins=[common_pb2.Plugin(group=p.group, id=p.id, path=p.path, distribution=p.distribution) for p in plugins]
-        )
+    def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> common_pb2.PluginList:
+        return plugins_to_reply(METRICS)
 
     def Start(self, request: evaluator_pb2.EvaluationRequest, context: grpc.ServicerContext) -> evaluator_pb2.EvaluationStatus:
         return status_to_proto(self._evaluations.start(request_from_proto(request)))

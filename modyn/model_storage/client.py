@@ -8,20 +8,17 @@ from __future__ import annotations
 import hashlib
 import os
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 import stamina
 
-from modyn.config.base import Problem
-from modyn.config.system import Endpoint
 from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
 from modyn.model_storage.records import ModelHeader, StoredModel, StoredModelInfo
-from modyn.proto import common_pb2, model_storage_pb2, model_storage_pb2_grpc
+from modyn.proto import model_storage_pb2, model_storage_pb2_grpc
 from modyn.records import ModelVersion, RunId
-from modyn.registry import Plugin
-from modyn.rpc.channel import open_channel
+from modyn.rpc.client import SectionClient
 from modyn.rpc.structs import from_struct, to_struct
 
 __all__ = ["ModelHeader", "ModelStorageClient", "StoredModel", "StoredModelInfo"]
@@ -30,31 +27,10 @@ CHUNK_BYTES: Final = 1 << 20
 _WAIT_S: Final = 10.0
 
 
-class ModelStorageClient:
-    """One connection to model storage, safe to share between threads. Every call raises ModynErrors only."""
+class ModelStorageClient(SectionClient):
+    """Calls of model storage, which acts on the section `model_storage`."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._channel = open_channel(endpoint)
-        self._stub = model_storage_pb2_grpc.ModelStorageStub(self._channel)
-
-    def __enter__(self) -> ModelStorageClient:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._channel.close()
-
-    def validate(self, pipeline: Mapping[str, Any]) -> list[Problem]:
-        """What is wrong with the section `model_storage` of the pipeline; empty: nothing."""
-        reply = self._stub.ValidateSection(common_pb2.SectionRequest(pipeline=to_struct(pipeline)))
-        return [Problem(problem.path, problem.message) for problem in reply.problems]
-
-    def plugins(self) -> list[Plugin]:
-        """The model formats that are installed where the service runs."""
-        reply = self._stub.ListPlugins(common_pb2.Empty())
-        return [Plugin(plugin.group, plugin.id, plugin.path, plugin.distribution) for plugin in reply.plugins]
+    _Stub = model_storage_pb2_grpc.ModelStorageStub
 
     def put(self, header: ModelHeader, safetensors_path: Path) -> ModelVersion:
         """Store the weights in `safetensors_path`. Visible at once or not at all; idempotent by (run, trigger) if there is a run:

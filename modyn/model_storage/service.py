@@ -17,6 +17,7 @@ from modyn.model_storage.store import ModelStore
 from modyn.proto import common_pb2, model_storage_pb2, model_storage_pb2_grpc
 from modyn.records import RunId
 from modyn.rpc.logs import bind, get_logger
+from modyn.rpc.replies import plugins_to_reply, problems_to_reply
 from modyn.rpc.server import Registration, ServiceContext
 from modyn.rpc.structs import from_struct, to_struct
 
@@ -43,14 +44,10 @@ class ModelStorageServicer(model_storage_pb2_grpc.ModelStorageServicer):
         self._logger = get_logger("model_storage")
 
     def ValidateSection(self, request: common_pb2.SectionRequest, context: grpc.ServicerContext) -> common_pb2.SectionReply:
-        found = validate_section(from_struct(request.pipeline))
-        return common_pb2.SectionReply(problems=[common_pb2.ConfigProblem(path=p.path, message=p.message) for p in found])
+        return problems_to_reply(validate_section(from_struct(request.pipeline)))
 
-    def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> model_storage_pb2.ModelPluginList:
-        plugins = [MODEL_FORMATS.plugins[id_] for id_ in MODEL_FORMATS]
-        return model_storage_pb2.ModelPluginList(
-            plugins=[common_pb2.Plugin(group=p.group, id=p.id, path=p.path, distribution=p.distribution) for p in plugins]
-        )
+    def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> common_pb2.PluginList:
+        return plugins_to_reply(MODEL_FORMATS)
 
     def Put(
         self, request_iterator: Iterator[model_storage_pb2.PutRequest], context: grpc.ServicerContext

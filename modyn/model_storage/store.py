@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import os
 import shutil
 import time
 import uuid
@@ -24,6 +23,7 @@ from structlog.typing import FilteringBoundLogger
 
 from modyn.config.base import load_section
 from modyn.db.engine import Database
+from modyn.durable import sync
 from modyn.errors import ConflictError, CorruptStateError, InvalidArgumentError, NotFoundError, UnavailableError
 from modyn.model_storage import compression
 from modyn.model_storage.formats import MODEL_FORMATS, FullModelFormat
@@ -105,9 +105,9 @@ class ModelStore:
         with self._writing():
             packed, unpacked_bytes = self._encode(safetensors, strategy)
             path = self._models / f"{uuid.uuid4().hex}.model"
-            _sync(packed)
+            sync(packed)
             packed.rename(path)
-            _sync(self._models)
+            sync(self._models)
         row = {
             "run_id": header.run_id,
             "trigger_id": header.trigger_id,
@@ -308,15 +308,6 @@ class ModelStore:
 def _format(strategy: FullModelStrategy) -> FullModelFormat:
     kind = MODEL_FORMATS.get(strategy.name)
     return kind(load_section(kind.Config, strategy.config, "model_storage.full_model_strategy.config"))
-
-
-def _sync(path: Path) -> None:
-    """A file's content, or a folder's names, are on the disk afterwards."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _unknown(model_id: int) -> NotFoundError:

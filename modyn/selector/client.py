@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
-from modyn.config.base import Problem
-from modyn.config.system import Endpoint
-from modyn.proto import common_pb2, selector_pb2, selector_pb2_grpc
+from modyn.proto import selector_pb2, selector_pb2_grpc
 from modyn.records import KeysAndWeights, RunId, SampleBatch, TriggerSetInfo
-from modyn.registry import Plugin
-from modyn.rpc.channel import open_channel
+from modyn.rpc.client import SectionClient
 from modyn.rpc.columns import batch_to_proto, from_bytes, keys_from_bytes
 from modyn.rpc.structs import to_struct
 
@@ -23,32 +19,11 @@ TRIGGER_DEADLINE_S = 3600.0
 """Selecting from hundreds of millions of samples takes minutes."""
 
 
-class SelectorClient:
-    """Calls of the selector. Every method raises from `modyn.errors`: NotFoundError for an unknown run or trigger, ConflictError when
-    a call does not fit what the run already holds, UnavailableError when the service cannot be reached. All calls may be repeated."""
+class SelectorClient(SectionClient):
+    """Calls of the selector, which acts on the section `selection_strategy`: NotFoundError for an unknown run or trigger, ConflictError
+    when a call does not fit what the run already holds, UnavailableError when the service cannot be reached. All may be repeated."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._channel = open_channel(endpoint)
-        self._stub = selector_pb2_grpc.SelectorStub(self._channel)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._channel.close()
-
-    def validate(self, pipeline: Mapping[str, Any]) -> list[Problem]:
-        """What is wrong with the `selection_strategy` of a whole pipeline; empty if nothing is."""
-        reply = self._stub.ValidateSection(common_pb2.SectionRequest(pipeline=to_struct(pipeline)))
-        return [Problem(problem.path, problem.message) for problem in reply.problems]
-
-    def plugins(self) -> list[Plugin]:
-        """Selection and presampling policies that the service knows."""
-        reply = self._stub.ListPlugins(common_pb2.Empty())
-        return [Plugin(plugin.group, plugin.id, plugin.path, plugin.distribution) for plugin in reply.plugins]
+    _Stub = selector_pb2_grpc.SelectorStub
 
     def register_run(self, run_id: RunId, dataset: str, selection_strategy: Mapping[str, Any], seed: int) -> None:
         """Makes a run known. A no-op if it is known with equal arguments, AlreadyExistsError if with others."""

@@ -12,6 +12,7 @@ from modyn.proto import common_pb2, selector_pb2, selector_pb2_grpc
 from modyn.records import RunId, TriggerSetInfo
 from modyn.rpc.columns import batch_from_proto, share_to_proto
 from modyn.rpc.logs import bind
+from modyn.rpc.replies import plugins_to_reply, problems_to_reply
 from modyn.rpc.server import Registration, ServiceContext
 from modyn.rpc.structs import from_struct
 from modyn.selector.presampling import PRESAMPLING
@@ -27,16 +28,10 @@ class SelectorServicer(selector_pb2_grpc.SelectorServicer):
         self._selector = selector
 
     def ValidateSection(self, request: common_pb2.SectionRequest, context: grpc.ServicerContext) -> common_pb2.SectionReply:
-        found = check_pipeline(from_struct(request.pipeline))
-        return common_pb2.SectionReply(
-            problems=[common_pb2.ConfigProblem(path=problem.path, message=problem.message) for problem in found]
-        )
+        return problems_to_reply(check_pipeline(from_struct(request.pipeline)))
 
-    def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> selector_pb2.PluginList:
-        found = [*SELECTION.plugins.values(), *PRESAMPLING.plugins.values()]
-        return selector_pb2.PluginList(
-            plugins=[common_pb2.Plugin(group=p.group, id=p.id, path=p.path, distribution=p.distribution) for p in found]
-        )
+    def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> common_pb2.PluginList:
+        return plugins_to_reply(SELECTION, PRESAMPLING)
 
     def RegisterRun(self, request: selector_pb2.SelectorRun, context: grpc.ServicerContext) -> common_pb2.Empty:
         strategy = from_struct(request.selection_strategy)

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from modyn.durable import replacing
 from modyn.errors import CorruptStateError, InvalidArgumentError, ModynError, NotFoundError, UnavailableError
 from modyn.records import KeysAndWeights
 from modyn.selector.window import Selection
@@ -80,14 +81,10 @@ def write_trigger_set(path: Path, partition_size: int, selection: Selection) -> 
 
     Raises UnavailableError when the disk refuses, ModynError when the policy yields another number of keys than it promised.
     """
-    temporary = temporary_path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb", buffering=0) as file:
+        with replacing(path, temporary_path(path)) as file:
             header = _write(file.fileno(), partition_size, selection)
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        sync_directory(path.parent)
     except OSError as error:
         raise UnavailableError(
             f"cannot write the trigger set {path}: {error.strerror}; free or repair the disk and try again"
@@ -123,15 +120,6 @@ def write_at(descriptor: int, array: npt.NDArray[np.generic], offset: int) -> No
     while rest:
         written = os.pwrite(descriptor, rest, offset)
         rest, offset = rest[written:], offset + written
-
-
-def sync_directory(path: Path) -> None:
-    """Makes new and renamed entries of a folder survive a crash of the machine."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class TriggerSet:

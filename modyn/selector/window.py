@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
+from modyn.errors import CorruptStateError
 from modyn.records import Int64Array, KeysAndWeights, SampleBatch
 from modyn.selector.sampling import BLOCK, sample_positions
 
@@ -104,3 +105,19 @@ def uniform(window: Window, size: int, generator: np.random.Generator) -> Select
 
 def _unweighted(keys: Int64Array) -> KeysAndWeights:
     return KeysAndWeights(keys, np.ones(len(keys), np.float32))
+
+
+class Resumable:
+    """A policy that may keep something from one trigger of a run to the next. This one keeps nothing."""
+
+    def state(self) -> dict[str, Any]:
+        """What the next trigger of the run needs to know, as JSON, once all parts were read: small, with a `version`."""
+        return {"version": 1}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from the `state()` after the previous trigger. Raises CorruptStateError if this version cannot read it."""
+        if dict(state) != {"version": 1}:
+            raise CorruptStateError(
+                f"the saved state of {type(self).__name__} is {dict(state)}, but it keeps none; "
+                "resume the run with the release that started it"
+            )

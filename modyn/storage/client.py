@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Generic, TypeVar
 
 from modyn.config.system import DatasetConfig, Endpoint
 from modyn.errors import CancelledError, UnavailableError
 from modyn.proto import common_pb2, storage_pb2, storage_pb2_grpc
 from modyn.records import Int64Array, Interval, SampleBatch
-from modyn.rpc.channel import open_channel
+from modyn.rpc.client import ServiceClient
 from modyn.rpc.columns import batch_from_proto, keys_to_bytes
 from modyn.rpc.structs import from_struct, to_struct
 from modyn.storage.records import DatasetInfo, FileProblem, IngestProgress
@@ -26,23 +25,15 @@ RETRY_S = 30.0
 T = TypeVar("T")
 
 
-class StorageClient:
+class StorageClient(ServiceClient):
     """Calls of the storage service. Every method raises from `modyn.errors`: NotFoundError for an unknown dataset or key,
     UnavailableError when the service cannot be reached."""
 
+    _Stub = storage_pb2_grpc.StorageStub
+
     def __init__(self, endpoint: Endpoint, retry_s: float = RETRY_S) -> None:
-        self._channel = open_channel(endpoint)
-        self._stub = storage_pb2_grpc.StorageStub(self._channel)
+        super().__init__(endpoint)
         self._retry_s = retry_s
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._channel.close()
 
     def register_dataset(self, config: DatasetConfig) -> DatasetInfo:
         """Makes the dataset known; a no-op if it is known with equal options, AlreadyExistsError if with others."""

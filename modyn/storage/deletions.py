@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
+from modyn.durable import write_atomically
 from modyn.errors import CorruptStateError, InvalidArgumentError, UnavailableError
 from modyn.records import Int64Array
-from modyn.storage.durable import write_atomically
 
 BoolArray = npt.NDArray[np.bool_]
 

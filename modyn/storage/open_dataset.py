@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
+from modyn.durable import TEMPORARY_SUFFIX
 from modyn.errors import InvalidArgumentError, ModynError, NotFoundError
 from modyn.records import Int64Array, Interval, SampleBatch
 from modyn.storage.catalogue import Catalogue, Change, Contents, DatasetRow
 from modyn.storage.deletions import BoolArray, Deletions
-from modyn.storage.durable import TEMPORARY_SUFFIX
 from modyn.storage.files import FileTable
 from modyn.storage.formats import build_format
 from modyn.storage.records import DatasetInfo

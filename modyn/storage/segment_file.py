@@ -22,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from modyn import _core
+from modyn.durable import write_atomically
 from modyn.errors import CorruptStateError, UnavailableError
 from modyn.records import Int64Array, LabelArray, SampleBatch
-from modyn.storage.durable import write_atomically
 from modyn.storage.formats.base import IndexedFiles, IndexedSamples
 
 UInt32Array = npt.NDArray[np.uint32]

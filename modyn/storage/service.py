@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import grpc
 
+from modyn.config.system import SystemConfig
+from modyn.errors import SecurityError
 from modyn.proto import common_pb2, storage_pb2, storage_pb2_grpc
 from modyn.records import Interval, SampleBatch
 from modyn.rpc.columns import batch_to_proto, keys_from_bytes
+from modyn.rpc.replies import plugins_to_reply
+from modyn.rpc.server import Registration, ServiceContext, prepare_run_dir
+from modyn.storage.catalogue import Catalogue
 from modyn.storage.client import spec_from_proto, spec_to_proto
+from modyn.storage.flight_server import PayloadServer
+from modyn.storage.formats import REGISTRY
 from modyn.storage.records import DatasetInfo
 from modyn.storage.store import Store
 
@@ -89,6 +96,33 @@ class StorageService(storage_pb2_grpc.StorageServicer):
     def DeleteSamples(self, request: storage_pb2.KeysRequest, context: grpc.ServicerContext) -> storage_pb2.DeleteReply:
         deleted = self._store.dataset(request.dataset).delete_samples(keys_from_bytes(request.keys))
         return storage_pb2.DeleteReply(num_deleted=deleted)
+
+    def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> common_pb2.PluginList:
+        return plugins_to_reply(REGISTRY)
+
+
+def build(context: ServiceContext) -> Sequence[Registration]:
+    """The service with its payload server, from its configuration. Datasets are taken up where an ended one has left them."""
+    config = context.config
+    _check_roots(config)
+    store = Store(config, Catalogue.open(config))
+    context.on_shutdown(store.close)
+    store.start()
+    prepare_run_dir(config.run_dir)
+    payloads = PayloadServer(config.endpoint("flight"), store, config.storage.num_threads)
+    context.on_shutdown(payloads.stop)
+    context.logger.info("serving_payloads", address=payloads.address)
+    return [Registration(storage_pb2_grpc.add_StorageServicer_to_server, StorageService(store), FULL_NAME)]
+
+
+def _check_roots(config: SystemConfig) -> None:
+    """Raises SecurityError where somebody from outside could have any folder of this machine read to them."""
+    reachable = [config.endpoint(name).address for name in ("storage", "flight") if not config.endpoint(name).is_local]
+    if reachable and not config.storage.dataset_roots:
+        raise SecurityError(
+            f"storage will not listen on {reachable[0]}, which other machines can reach, without limits to what it reads; "
+            "set storage.dataset_roots in the system file to the folders that datasets lie in"
+        )
 
 
 def _columns(batches: Iterable[SampleBatch]) -> Iterator[common_pb2.SampleColumns]:

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from modyn.config.base import Problem
-from modyn.config.system import Endpoint
-from modyn.evaluator.client import EvaluationResult
+from modyn.evaluator.client import EvaluationResult, result_from_proto
 from modyn.proto import common_pb2, supervisor_pb2, supervisor_pb2_grpc
-from modyn.records import EvalInterval, RunId
-from modyn.registry import Plugin
-from modyn.rpc.channel import open_channel
+from modyn.records import RunId
+from modyn.rpc.client import ServiceClient
+from modyn.rpc.replies import problems_from_reply
 from modyn.rpc.structs import from_struct
 from modyn.supervisor.states import AT_REST, RESUMABLE, RunState, TriggerState
 
@@ -146,28 +144,18 @@ class TriggerRecord:
     """By stage: select, train, store, evaluate, total; those that are known."""
 
 
-class SupervisorClient:
+class SupervisorClient(ServiceClient):
     """Calls of the supervisor. Every method raises from `modyn.errors`: NotFoundError for an unknown run, ConflictError when the run's
     state does not allow the call, UnavailableError when the supervisor cannot be reached."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        # A submission whose answer got lost must not start a second run.
-        self._channel = open_channel(endpoint, not_repeatable=frozenset({"Submit"}))
-        self._stub = supervisor_pb2_grpc.SupervisorStub(self._channel)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._channel.close()
+    _Stub = supervisor_pb2_grpc.SupervisorStub
+    # A submission whose answer got lost must not start a second run.
+    _not_repeatable = frozenset({"Submit"})
 
     def validate(self, yaml: str, file_name: str) -> list[Problem]:
         """Every mistake in the pipeline file; empty if it can be submitted. Runs nothing."""
         reply = self._stub.Validate(supervisor_pb2.PipelineText(yaml=yaml, file_name=file_name), timeout=SUBMIT_DEADLINE_S)
-        return [Problem(problem.path, problem.message) for problem in reply.problems]
+        return problems_from_reply(reply)
 
     def submit(
         self,
@@ -226,12 +214,7 @@ class SupervisorClient:
     def results(self, run_id: str) -> list[EvaluationResult]:
         """All evaluation results so far."""
         stream = self._stub.Results(supervisor_pb2.RunName(run_id=run_id))
-        return [result_from_proto(run_id, result) for result in stream]
-
-    def plugins(self) -> list[Plugin]:
-        """Triggers and evaluation strategies that are installed where the supervisor runs."""
-        reply = self._stub.ListPlugins(common_pb2.Empty())
-        return [Plugin(plugin.group, plugin.id, plugin.path, plugin.distribution) for plugin in reply.plugins]
+        return [result_from_proto(result) for result in stream]
 
 
 _MODES = {
@@ -293,19 +276,4 @@ def trigger_from_proto(trigger: supervisor_pb2.TriggerRecord) -> TriggerRecord:
         weights_sha256=trigger.weights_sha256 or None,
         training_result=from_struct(trigger.training_result),
         seconds={stage: float(value) for stage, value in from_struct(trigger.seconds).items()},
-    )
-
-
-def result_from_proto(run_id: str, result: supervisor_pb2.RunEvaluationResult) -> EvaluationResult:
-    return EvaluationResult(
-        run_id=RunId(run_id),
-        trigger_id=result.trigger_id,
-        model_id=result.model_id,
-        handler=result.handler,
-        dataset=result.dataset,
-        interval=EvalInterval(result.start, result.end, result.anchor),
-        metric=result.metric,
-        value=result.value if result.HasField("value") else None,
-        note=result.note,
-        num_samples=result.num_samples,
     )

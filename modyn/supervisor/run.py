@@ -214,7 +214,7 @@ class Driver:
             return self._patience.follow(
                 start=lambda: trainer.start(request),
                 watch=lambda: trainer.watch(request.run_id, request.trigger_id),
-                is_final=lambda status: status.state.final,
+                is_final=lambda status: status.state.is_final,
                 failure=_training_failure,
                 progress=self._tell_training_progress,
             )

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import grpc
 
-from modyn.proto import common_pb2, supervisor_pb2, supervisor_pb2_grpc
+from modyn.db.engine import open_database
+from modyn.evaluator.client import result_to_proto
+from modyn.proto import common_pb2, evaluator_pb2, supervisor_pb2, supervisor_pb2_grpc
+from modyn.rpc.replies import plugins_to_reply, problems_to_reply
+from modyn.rpc.server import Registration, ServiceContext
 from modyn.rpc.structs import to_struct
-from modyn.supervisor.client import EvaluationResult, Run, RunEvent, TriggerRecord, mode_from_proto, mode_to_proto
+from modyn.supervisor.client import Run, RunEvent, TriggerRecord, mode_from_proto, mode_to_proto
+from modyn.supervisor.clients import open_clients
 from modyn.supervisor.evaluation import EVALUATION_STRATEGIES
 from modyn.supervisor.events import EventHub, watch
 from modyn.supervisor.journal import Journal
@@ -26,10 +31,7 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
         self._hub = hub
 
     def Validate(self, request: supervisor_pb2.PipelineText, context: grpc.ServicerContext) -> common_pb2.SectionReply:
-        problems = self._runs.validate(request.yaml, request.file_name)
-        return common_pb2.SectionReply(
-            problems=[common_pb2.ConfigProblem(path=problem.path, message=problem.message) for problem in problems]
-        )
+        return problems_to_reply(self._runs.validate(request.yaml, request.file_name))
 
     def Submit(self, request: supervisor_pb2.SubmitRequest, context: grpc.ServicerContext) -> supervisor_pb2.Run:
         options = RunOptions(
@@ -65,20 +67,25 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
     def ListTriggers(self, request: supervisor_pb2.RunName, context: grpc.ServicerContext) -> supervisor_pb2.TriggerList:
         return supervisor_pb2.TriggerList(triggers=[trigger_to_proto(trigger) for trigger in self._runs.triggers(request.run_id)])
 
-    def Results(
-        self, request: supervisor_pb2.RunName, context: grpc.ServicerContext
-    ) -> Iterator[supervisor_pb2.RunEvaluationResult]:
-        for result in self._runs.results(request.run_id):
-            yield result_to_proto(result)
+    def Results(self, request: supervisor_pb2.RunName, context: grpc.ServicerContext) -> Iterator[evaluator_pb2.EvaluationResult]:
+        return map(result_to_proto, self._runs.results(request.run_id))
 
-    def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> supervisor_pb2.SupervisorPluginList:
-        plugins = [*TRIGGERS.plugins.values(), *EVALUATION_STRATEGIES.plugins.values()]
-        return supervisor_pb2.SupervisorPluginList(
-            plugins=[
-                common_pb2.Plugin(group=plugin.group, id=plugin.id, path=plugin.path, distribution=plugin.distribution)
-                for plugin in plugins
-            ]
-        )
+    def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> common_pb2.PluginList:
+        return plugins_to_reply(TRIGGERS, EVALUATION_STRATEGIES)
+
+
+def build(context: ServiceContext) -> Sequence[Registration]:
+    """The service, from its configuration. Runs that an ended one has left behind are taken up again."""
+    config = context.config
+    database = open_database(config, "supervisor", "modyn.supervisor.migrations")
+    context.on_shutdown(database.close)
+    hub = EventHub()
+    journal = Journal(database, hub.committed)
+    runs = Runs(journal, hub, lambda: open_clients(config), config.supervisor)
+    context.on_shutdown(runs.close)
+    runs.recover()
+    service = SupervisorService(runs, journal, hub)
+    return [Registration(supervisor_pb2_grpc.add_SupervisorServicer_to_server, service, "modyn.Supervisor")]
 
 
 def _close_with(context: grpc.ServicerContext, close: Callable[[], None]) -> None:
@@ -133,20 +140,4 @@ def trigger_to_proto(trigger: TriggerRecord) -> supervisor_pb2.TriggerRecord:
         state=str(trigger.state),
         started_at=trigger.started_at,
         finished_at=trigger.finished_at or 0.0,
-    )
-
-
-def result_to_proto(result: EvaluationResult) -> supervisor_pb2.RunEvaluationResult:
-    return supervisor_pb2.RunEvaluationResult(
-        trigger_id=result.trigger_id,
-        model_id=result.model_id,
-        handler=result.handler,
-        dataset=result.dataset,
-        start=result.interval.start,
-        end=result.interval.end,
-        anchor=result.interval.anchor,
-        metric=result.metric,
-        value=result.value,
-        note=result.note,
-        num_samples=result.num_samples,
     )

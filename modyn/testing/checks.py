@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -67,23 +67,23 @@ def check_trigger(
     def fresh() -> Trigger:
         return policy(load_section(policy.Config, config), context)
 
-    _require(bool(policy.__doc__), f"{policy.__name__} has no docstring; its first line is the decision rule")
+    require(bool(policy.__doc__), f"{policy.__name__} has no docstring; its first line is the decision rule")
     _check_empty_batch(fresh(), fresh())
-    _check_state_is_refused(fresh())
+    check_state_is_refused(policy.__name__, fresh())
     for name, stream in (example_streams() if streams is None else streams).items():
         where = f"{policy.__name__} on '{name}'"
         whole = _decide(fresh(), [stream], where)
-        _require(_decide(fresh(), [stream], where) == whole, f"{where}: a second instance decides otherwise")
+        require(_decide(fresh(), [stream], where) == whole, f"{where}: a second instance decides otherwise")
         for split in _splits(stream):
             found = _decide(fresh(), split, where)
             sizes = [len(batch) for batch in split]
-            _require(found == whole, f"{where}: fires at {whole} in one batch, but at {found} in batches of {sizes}")
+            require(found == whole, f"{where}: fires at {whole} in one batch, but at {found} in batches of {sizes}")
         for at in {0, 1, len(stream) // 3, len(stream) // 2, len(stream)}:
             first = fresh()
             before = _decide(first, [stream.slice(0, at)], where)
             second = _restored(first, fresh(), where)
             after = _decide(second, [stream.slice(at, len(stream))], where, start=at, last=before[-1] if before else 0)
-            _require(
+            require(
                 before + after == whole, f"{where}: fires at {whole}, but at {before + after} when restored after {at} samples"
             )
 
@@ -98,23 +98,23 @@ def check_evaluation_strategy(
     """
     triggers = (Interval(0, 100), Interval(90, 300), Interval(300, 301))
     default = [IntervalContext(), IntervalContext(triggers), IntervalContext(triggers, stream_end=500)]
-    _require(bool(strategy.__doc__), f"{strategy.__name__} has no docstring; its first line is the rule")
+    require(bool(strategy.__doc__), f"{strategy.__name__} has no docstring; its first line is the rule")
     for context in default if contexts is None else contexts:
         built = strategy(load_section(strategy.Config, config))
         intervals = list(built.intervals(context))
         where = f"{strategy.__name__} with {context}"
         again = list(strategy(load_section(strategy.Config, config)).intervals(context))
-        _require(list(built.intervals(context)) == intervals == again, f"{where}: asked again, it answers otherwise")
-        _require(all(i.start < i.end for i in intervals), f"{where}: gives empty intervals: {intervals}")
+        require(list(built.intervals(context)) == intervals == again, f"{where}: asked again, it answers otherwise")
+        require(all(i.start < i.end for i in intervals), f"{where}: gives empty intervals: {intervals}")
         anchors = [interval.anchor for interval in intervals]
-        _require(anchors == sorted(anchors), f"{where}: anchors do not ascend: {anchors}")
-        _require(len(set(intervals)) == len(intervals), f"{where}: gives an interval twice: {intervals}")
+        require(anchors == sorted(anchors), f"{where}: anchors do not ascend: {anchors}")
+        require(len(set(intervals)) == len(intervals), f"{where}: gives an interval twice: {intervals}")
         if not strategy.depends_on_run:
             everywhere = list(built.intervals(IntervalContext()))
-            _require(intervals == everywhere, f"{where}: depends on the run, but says that it does not")
+            require(intervals == everywhere, f"{where}: depends on the run, but says that it does not")
 
 
-def _require(holds: bool, message: str) -> None:
+def require(holds: bool, message: str) -> None:
     if not holds:
         raise AssertionError(message)
 
@@ -126,11 +126,11 @@ def _decide(trigger: Trigger, batches: Sequence[SampleBatch], where: str, start:
         copies = [column.copy() for column in (batch.keys, batch.timestamps, batch.labels)]
         cuts = list(trigger.cuts(batch))
         for column, copy in zip((batch.keys, batch.timestamps, batch.labels), copies, strict=True):
-            _require(np.array_equal(column, copy), f"{where}: changes the samples that it is given")
-        _require(all(type(cut) is int for cut in cuts), f"{where}: positions must be int, found {cuts}")
-        _require(all(0 <= cut <= len(batch) for cut in cuts), f"{where}: fires at {cuts} in a batch of {len(batch)}")
+            require(np.array_equal(column, copy), f"{where}: changes the samples that it is given")
+        require(all(type(cut) is int for cut in cuts), f"{where}: positions must be int, found {cuts}")
+        require(all(0 <= cut <= len(batch) for cut in cuts), f"{where}: fires at {cuts} in a batch of {len(batch)}")
         for cut in cuts:
-            _require(start + cut > last, f"{where}: fires at {start + cut} although no sample came since {last}")
+            require(start + cut > last, f"{where}: fires at {start + cut} although no sample came since {last}")
             last = start + cut
             fired.append(last)
         start += len(batch)
@@ -150,29 +150,36 @@ def _splits(stream: SampleBatch) -> Iterator[list[SampleBatch]]:
 
 def _restored(old: Trigger, new: Trigger, where: str) -> Trigger:
     text = json.dumps(old.state())
-    _require(
+    require(
         len(text) <= MAX_STATE_BYTES,
         f"{where}: its state has {len(text)} bytes of JSON; at most {MAX_STATE_BYTES} are journalled",
     )
     new.load_state(json.loads(text))
-    _require(json.dumps(new.state()) == text, f"{where}: after load_state, state() is {new.state()}, not {text}")
+    require(json.dumps(new.state()) == text, f"{where}: after load_state, state() is {new.state()}, not {text}")
     return new
 
 
 def _check_empty_batch(asked: Trigger, untouched: Trigger) -> None:
     name = type(asked).__name__
-    _require(list(asked.cuts(SampleBatch.empty())) == [], f"{name}: fires on an empty batch")
-    _require(asked.state() == untouched.state(), f"{name}: an empty batch changes its state")
+    require(list(asked.cuts(SampleBatch.empty())) == [], f"{name}: fires on an empty batch")
+    require(asked.state() == untouched.state(), f"{name}: an empty batch changes its state")
 
 
-def _check_state_is_refused(trigger: Trigger) -> None:
-    name, good = type(trigger).__name__, trigger.state()
-    _require("version" in good, f"{name}: its state has no `version`")
+class Resumable(Protocol):
+    """A policy that goes on from a saved state."""
+
+    def state(self) -> dict[str, Any]: ...
+
+    def load_state(self, state: Mapping[str, Any]) -> None: ...
+
+
+def check_state_is_refused(name: str, policy: Resumable) -> None:
+    """That the policy takes no state but one that it has saved."""
+    good = policy.state()
+    require("version" in good, f"{name}: its state has no `version`")
     for bad in ({**good, "version": -1}, {}, {**good, "unknown": 1}):
         try:
-            trigger.load_state(bad)
+            policy.load_state(bad)
         except CorruptStateError:
             continue
-        raise AssertionError(
-            f"{name}: load_state accepts {bad}; raise CorruptStateError, as modyn.supervisor.triggers.base.read_state does"
-        )
+        raise AssertionError(f"{name}: load_state accepts {bad}; raise CorruptStateError for what this version cannot read")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Self
+from typing import Any
 
 from modyn.config.base import Problem
 from modyn.errors import NotFoundError
 from modyn.evaluator.client import EvaluationRequest, EvaluationResult, EvaluationState, EvaluationStatus
 from modyn.records import EvalInterval, RunId
 from modyn.registry import Plugin
+from modyn.testing.fake_client import FakeClient
 
 Score = Callable[[EvaluationRequest, EvalInterval, str], tuple[float | None, int]]
 
@@ -20,12 +21,14 @@ def score_by_model(request: EvaluationRequest, interval: EvalInterval, metric: s
     return ((request.trigger_id * 31 + interval.anchor * 7 + len(metric)) % 101) / 100, 10
 
 
-class FakeEvaluator:
+class FakeEvaluator(FakeClient):
     """Use in place of an EvaluatorClient. An evaluation finishes as soon as it is started.
 
     problems: what `validate` answers. score: value (None = undefined) and number of samples of (request, interval, metric).
     fail: makes evaluations fail: their error message, or None. `started` holds the requests that were really carried out, in order.
     """
+
+    installed = (Plugin("modyn.metrics", "Accuracy", "in memory", "modyn"),)
 
     def __init__(
         self,
@@ -41,20 +44,8 @@ class FakeEvaluator:
         self._results: dict[tuple[str, EvalInterval, str], EvaluationResult] = {}
         self._lock = threading.Lock()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Nothing is held."""
-
     def validate(self, pipeline: Mapping[str, Any]) -> list[Problem]:
         return [*self.problems] if pipeline.get("evaluation") else []
-
-    def plugins(self) -> list[Plugin]:
-        return [Plugin("modyn.metrics", "Accuracy", "in memory", "modyn")]
 
     def start(self, request: EvaluationRequest) -> EvaluationStatus:
         with self._lock:

@@ -15,10 +15,13 @@ from modyn.model_storage.client import ModelHeader, StoredModel, StoredModelInfo
 from modyn.models.safetensors_file import file_weights_sha256
 from modyn.records import ModelVersion, RunId
 from modyn.registry import Plugin
+from modyn.testing.fake_client import FakeClient
 
 
-class FakeModelStorage:
+class FakeModelStorage(FakeClient):
     """Use in place of a ModelStorageClient. `problems` is what `validate` answers."""
+
+    installed = (Plugin("modyn.model_formats", "SafetensorsFullModel", "in memory", "modyn"),)
 
     def __init__(self, problems: tuple[Problem, ...] = ()) -> None:
         self.problems = problems
@@ -26,20 +29,8 @@ class FakeModelStorage:
         self._next_id = 1
         self._lock = threading.RLock()
 
-    def __enter__(self) -> FakeModelStorage:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Nothing is held."""
-
     def validate(self, pipeline: Mapping[str, Any]) -> list[Problem]:
         return [*self.problems] if "model_storage" in pipeline else []
-
-    def plugins(self) -> list[Plugin]:
-        return [Plugin("modyn.model_formats", "SafetensorsFullModel", "in memory", "modyn")]
 
     def put(self, header: ModelHeader, safetensors_path: Path) -> ModelVersion:
         weights_sha256, content = file_weights_sha256(safetensors_path), safetensors_path.read_bytes()

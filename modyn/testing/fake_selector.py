@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from modyn.selector.rules import check_next, trigger_starts, unseen
 from modyn.selector.selection import SELECTION, SelectionPolicy, build_strategy, check_strategy
 from modyn.selector.trigger_set import share_bounds
 from modyn.selector.window import SelectionContext, Window, piece_size
+from modyn.testing.fake_client import FakeClient
 
 
 @dataclass
@@ -38,20 +38,11 @@ class _Run:
         return self.samples.keys[start:end]
 
 
-class FakeSelectorClient:
+class FakeSelectorClient(FakeClient):
     """Keeps everything it was told: `runs[run_id].samples` is the stream as informed, `.sets` are the trigger sets."""
 
     def __init__(self) -> None:
         self.runs: dict[RunId, _Run] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-    def close(self) -> None:
-        pass
 
     def validate(self, pipeline: Mapping[str, Any]) -> list[Problem]:
         return check_strategy(pipeline.get("selection_strategy", {}))

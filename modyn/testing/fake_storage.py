@@ -21,6 +21,7 @@ from modyn.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from modyn.records import Int64Array, Interval, LabelArray, SampleBatch
 from modyn.storage.client import DatasetInfo, FileProblem, IngestProgress, NewSamples, StorageClient
 from modyn.storage.flight import OnMissing, PayloadClient, Payloads
+from modyn.testing.fake_client import FakeClient
 
 
 @dataclass
@@ -87,14 +88,11 @@ class FakeStorage:
         return self.datasets[name]
 
 
-class FakeStorageClient(StorageClient):
+class FakeStorageClient(FakeClient, StorageClient):
     """A StorageClient whose service is a FakeStorage."""
 
     def __init__(self, storage: FakeStorage) -> None:
         self._storage = storage
-
-    def close(self) -> None:
-        pass
 
     def register_dataset(self, config: DatasetConfig) -> DatasetInfo:
         with self._storage.arrived:

@@ -6,26 +6,28 @@ import dataclasses
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from modyn.config.base import Problem
+from modyn.config.base import Problem, refuse
 from modyn.config.yaml_source import load_yaml
-from modyn.errors import ConfigError, ConflictError, NotFoundError
+from modyn.errors import ConflictError, NotFoundError
 from modyn.records import EvalInterval, RunId
 from modyn.registry import Plugin
 from modyn.supervisor.client import PROGRESS, EvaluationResult, EventKind, Run, RunEvent, RunMode, TriggerRecord
 from modyn.supervisor.states import RunState, TriggerState, check_transition
+from modyn.testing.fake_client import FakeClient
 
 SAMPLES_PER_TRIGGER = 100
 
 
-class FakeSupervisor:
+class FakeSupervisor(FakeClient):
     """Has the methods of SupervisorClient.
 
     A run fires `num_triggers` triggers (at most its max_triggers), evaluates each model on two intervals, and finishes, all within
     `submit`; with `hold` it stays in `streaming` after that, until `finish`, `fail` or `stop`. `problems` is what `validate` answers.
     """
+
+    installed = (Plugin("modyn.triggers", "DataAmountTrigger", "in memory", "modyn"),)
 
     def __init__(self, problems: Sequence[Problem] = (), num_triggers: int = 2, hold: bool = False) -> None:
         self.problems = list(problems)
@@ -36,15 +38,6 @@ class FakeSupervisor:
         self._events: dict[str, list[RunEvent]] = {}
         self._triggers: dict[str, list[TriggerRecord]] = {}
         self._results: dict[str, list[EvaluationResult]] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Nothing is held."""
 
     def validate(self, yaml: str, file_name: str) -> list[Problem]:
         load_yaml(yaml, file_name)
@@ -61,8 +54,7 @@ class FakeSupervisor:
         max_triggers: int | None = None,
     ) -> Run:
         pipeline = dict(load_yaml(yaml, file_name).data)
-        if self.problems:
-            raise ConfigError("\n".join(str(problem) for problem in self.problems))
+        refuse(self.problems)
         name = str(pipeline.get("pipeline", {}).get("name", "pipeline"))
         with self._changed:
             run_id = RunId(f"{name}-{len(self._runs) + 1:04d}")
@@ -145,9 +137,6 @@ class FakeSupervisor:
     def results(self, run_id: str) -> list[EvaluationResult]:
         self.run(run_id)
         return list(self._results[run_id])
-
-    def plugins(self) -> list[Plugin]:
-        return [Plugin("modyn.triggers", "DataAmountTrigger", "in memory", "modyn")]
 
     def emit(self, run_id: str, kind: EventKind, detail: dict[str, Any], trigger_id: int | None = None) -> None:
         """An event, to those who watch."""

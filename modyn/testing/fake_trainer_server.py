@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import count
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from modyn.config.base import Problem
 from modyn.errors import ModynError, NotFoundError
 from modyn.records import RunId
-from modyn.registry import Plugin
+from modyn.testing.fake_client import FakeClient
 from modyn.trainer_server.client import TrainingRequest, TrainingState, TrainingStatus
 
 Train = Callable[[TrainingRequest], tuple[int, Mapping[str, Any]]]
 """What stands for the training: returns (model id, training result) or raises one of our errors."""
 
 
-class FakeTrainerServer:
+class FakeTrainerServer(FakeClient):
     """Has the methods of TrainerServerClient.
 
     `train` makes the model of a request; by default ids count up from 1 and nothing is stored. Requests are kept in `requests`, one for
@@ -31,24 +30,11 @@ class FakeTrainerServer:
         self.problems = problems or []
         self.requests: list[TrainingRequest] = []
         self.held: set[tuple[str, int]] = set()
-        self.closed = False
         self._statuses: dict[tuple[str, int], TrainingStatus] = {}
         self._waiting: dict[tuple[str, int], TrainingRequest] = {}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self.closed = True
-
     def validate(self, pipeline: Mapping[str, Any]) -> list[Problem]:
         return list(self.problems)
-
-    def plugins(self) -> list[Plugin]:
-        return []
 
     def start(self, request: TrainingRequest) -> TrainingStatus:
         key = (str(request.run_id), request.trigger_id)
@@ -71,7 +57,7 @@ class FakeTrainerServer:
         """The status now; a held training is released by whoever asks for its next one."""
         status = self._status(run_id, trigger_id)
         yield status
-        if not status.state.final:
+        if not status.state.is_final:
             if (run_id, trigger_id) in self._waiting:
                 self.release(run_id, trigger_id)
             yield self._status(run_id, trigger_id)
@@ -79,7 +65,7 @@ class FakeTrainerServer:
     def stop(self, run_id: str, trigger_id: int) -> None:
         status = self._status(run_id, trigger_id)
         self._waiting.pop((run_id, trigger_id), None)
-        if not status.state.final:
+        if not status.state.is_final:
             self._statuses[run_id, trigger_id] = TrainingStatus(
                 status.run_id, trigger_id, TrainingState.STOPPED, error="stopped on request", error_reason="CANCELLED"
             )

@@ -16,23 +16,19 @@ from typing import Any, Protocol
 import numpy as np
 
 from modyn.config.base import load_section
-from modyn.errors import CorruptStateError
 from modyn.records import Int64Array, KeysAndWeights, SampleBatch
 from modyn.selector.presampling import PresamplingPolicy
 from modyn.selector.rules import trigger_starts
 from modyn.selector.selection import SelectionPolicy
 from modyn.selector.window import Selection, SelectionContext, Window
+from modyn.testing.checks import Resumable, check_state_is_refused, require
 
 _BOUNDARIES = (0, 40, 41, 41, 300, 700)
 """How many samples each trigger covers: none, some, one more, no more, many."""
 
 
-class _Policy(Protocol):
+class _Policy(Resumable, Protocol):
     def select(self, window: Window, context: SelectionContext) -> Selection: ...
-
-    def state(self) -> dict[str, Any]: ...
-
-    def load_state(self, state: Mapping[str, Any]) -> None: ...
 
 
 class _Presampled:
@@ -98,18 +94,18 @@ def check_presampling(policy: type[PresamplingPolicy], options: Mapping[str, Any
 
 
 def _check(name: str, doc: str | None, fresh: Callable[[], _Policy], limit: int, tail_triggers: int | None) -> None:
-    _require(bool(doc), f"{name} has no docstring; its first line is the decision rule")
-    _check_state_is_refused(name, fresh())
+    require(bool(doc), f"{name} has no docstring; its first line is the decision rule")
+    check_state_is_refused(name, fresh())
     for stream_name, samples in example_samples().items():
         where = f"{name} on '{stream_name}'"
         whole = _run(where, fresh, samples, limit, tail_triggers, piece=10_000)
         again = _run(where, fresh, samples, limit, tail_triggers, piece=10_000)
-        _require(_equal(whole, again), f"{where}: a second instance with the same seed selects otherwise")
+        require(_equal(whole, again), f"{where}: a second instance with the same seed selects otherwise")
         for piece in (1, 7, 64):
             found = _run(where, fresh, samples, limit, tail_triggers, piece)
-            _require(_equal(whole, found), f"{where}: selects otherwise when its window is read {piece} samples at a time")
+            require(_equal(whole, found), f"{where}: selects otherwise when its window is read {piece} samples at a time")
         restored = _run(where, fresh, samples, limit, tail_triggers, piece=10_000, restore=True)
-        _require(_equal(whole, restored), f"{where}: selects otherwise when its state is saved and loaded between triggers")
+        require(_equal(whole, restored), f"{where}: selects otherwise when its state is saved and loaded between triggers")
 
 
 def _run(
@@ -140,35 +136,19 @@ def _run(
 
 
 def _check_set(where: str, window: Int64Array, num_keys: int, keys: Int64Array, weights: Any, limit: int) -> None:
-    _require(
+    require(
         len(keys) == len(weights) == num_keys, f"{where}: promises {num_keys} keys, gives {len(keys)} and {len(weights)} weights"
     )
-    _require(keys.dtype == np.int64 and weights.dtype == np.float32, f"{where}: keys are {keys.dtype}, weights {weights.dtype}")
-    _require(bool(np.isfinite(weights).all() and (weights >= 0).all()), f"{where}: weights must be finite and not negative")
-    _require(limit < 0 or len(keys) <= limit, f"{where}: selects {len(keys)} keys, limit is {limit}")
+    require(keys.dtype == np.int64 and weights.dtype == np.float32, f"{where}: keys are {keys.dtype}, weights {weights.dtype}")
+    require(bool(np.isfinite(weights).all() and (weights >= 0).all()), f"{where}: weights must be finite and not negative")
+    require(limit < 0 or len(keys) <= limit, f"{where}: selects {len(keys)} keys, limit is {limit}")
     position = {key: index for index, key in enumerate(window.tolist())}
     chosen = [position.get(key, -1) for key in keys.tolist()]
-    _require(-1 not in chosen, f"{where}: selects keys that are not in the window")
-    _require(all(a < b for a, b in pairwise(chosen)), f"{where}: leaves the stream's order, or repeats a key")
-    _require(len(window) == 0 or len(keys) > 0, f"{where}: selects nothing from {len(window)} samples")
-
-
-def _check_state_is_refused(name: str, policy: _Policy) -> None:
-    good = policy.state()
-    _require("version" in good, f"{name}: its state has no `version`")
-    for bad in ({**good, "version": -1}, {}, {**good, "unknown": 1}):
-        try:
-            policy.load_state(bad)
-        except CorruptStateError:
-            continue
-        raise AssertionError(f"{name}: load_state accepts {bad}; raise CorruptStateError for what this version cannot read")
+    require(-1 not in chosen, f"{where}: selects keys that are not in the window")
+    require(all(a < b for a, b in pairwise(chosen)), f"{where}: leaves the stream's order, or repeats a key")
+    require(len(window) == 0 or len(keys) > 0, f"{where}: selects nothing from {len(window)} samples")
 
 
 def _equal(left: list[KeysAndWeights], right: list[KeysAndWeights]) -> bool:
     pairs = zip(left, right, strict=True)
     return all(np.array_equal(a.keys, b.keys) and np.array_equal(a.weights, b.weights) for a, b in pairs)
-
-
-def _require(holds: bool, message: str) -> None:
-    if not holds:
-        raise AssertionError(message)

@@ -6,7 +6,6 @@ A training that goes on from one has, on CPU, bit for bit the weights that it wo
 from __future__ import annotations
 
 import io
-import os
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
+from modyn.durable import replacing
 from modyn.errors import ConfigError, CorruptStateError, TrainingError
 from modyn.rpc.logs import get_logger
 from modyn.trainer_server.loop import Hook, Training
@@ -98,24 +98,13 @@ def load_checkpoint(path: Path, identity: Mapping[str, Any]) -> dict[str, Any] |
 def write_state(path: Path, state: Mapping[str, Any]) -> None:
     """Write `state` as the file `path`: after a crash the file is the old one or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
     try:
-        with partial.open("wb") as file:
+        with replacing(path, path.with_name(f".{path.name}.partial")) as file:
             torch.save(dict(state), file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
     except OSError as error:
         raise TrainingError(
             f"cannot write {path}: {error.strerror}; free space there, or set training.checkpointing.path"
         ) from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def read_state(path: Path) -> dict[str, Any]:

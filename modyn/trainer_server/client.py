@@ -4,32 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from modyn.config.base import Problem
-from modyn.config.system import Endpoint
 from modyn.errors import BY_REASON, ModynError, TrainingError
-from modyn.proto import common_pb2, trainer_server_pb2, trainer_server_pb2_grpc
-from modyn.records import RunId
-from modyn.registry import Plugin
-from modyn.rpc.channel import open_channel
+from modyn.proto import trainer_server_pb2, trainer_server_pb2_grpc
+from modyn.records import JobState, RunId
+from modyn.rpc.client import SectionClient
+from modyn.rpc.replies import state_from_proto, state_to_proto
 from modyn.rpc.structs import from_struct, to_struct
 
-
-class TrainingState(IntEnum):
-    """Where a training stands, with the numbers of the protocol. The last three are final."""
-
-    QUEUED = 1
-    RUNNING = 2
-    FINISHED = 3
-    FAILED = 4
-    STOPPED = 5
-
-    @property
-    def final(self) -> bool:
-        return self >= TrainingState.FINISHED
+TrainingState = JobState
+"""Where a training stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,31 +61,10 @@ class TrainingStatus:
         return kind(self.error or f"training of run {self.run_id}, trigger {self.trigger_id} ended as {self.state.name.lower()}")
 
 
-class TrainerServerClient:
-    """Calls of the trainer server. Every method raises from `modyn.errors`."""
+class TrainerServerClient(SectionClient):
+    """Calls of the trainer server, which acts on the sections model, training, data and selection_strategy.downsampling_config."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._channel = open_channel(endpoint)
-        self._stub = trainer_server_pb2_grpc.TrainerServerStub(self._channel)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._channel.close()
-
-    def validate(self, pipeline: Mapping[str, Any]) -> list[Problem]:
-        """What is wrong in the sections model, training, data and selection_strategy.downsampling_config; empty if nothing is."""
-        reply = self._stub.ValidateSection(common_pb2.SectionRequest(pipeline=to_struct(pipeline)))
-        return [Problem(problem.path, problem.message) for problem in reply.problems]
-
-    def plugins(self) -> list[Plugin]:
-        """Models, optimizers, schedulers and downsampling policies that are installed where trainings run."""
-        reply = self._stub.ListPlugins(common_pb2.Empty())
-        return [Plugin(plugin.group, plugin.id, plugin.path, plugin.distribution) for plugin in reply.plugins]
+    _Stub = trainer_server_pb2_grpc.TrainerServerStub
 
     def start(self, request: TrainingRequest) -> TrainingStatus:
         """Start a training. Idempotent: one that runs goes on, a finished one is answered with its model, a failed or stopped one
@@ -145,7 +109,7 @@ def status_to_proto(status: TrainingStatus) -> trainer_server_pb2.TrainingStatus
     return trainer_server_pb2.TrainingStatus(
         run_id=status.run_id,
         trigger_id=status.trigger_id,
-        state=status.state.value,  # type: ignore[arg-type]  # the enums have the same numbers, a test compares them
+        state=state_to_proto(status.state),
         samples_seen=status.samples_seen,
         samples_total=status.samples_total or 0,
         batches_seen=status.batches_seen,
@@ -162,7 +126,7 @@ def status_from_proto(message: trainer_server_pb2.TrainingStatus) -> TrainingSta
     return TrainingStatus(
         run_id=RunId(message.run_id),
         trigger_id=message.trigger_id,
-        state=TrainingState(message.state),
+        state=state_from_proto(message.state),
         samples_seen=message.samples_seen,
         samples_total=message.samples_total or None,
         batches_seen=message.batches_seen,

@@ -12,6 +12,7 @@ import grpc
 from modyn.model_storage.client import ModelStorageClient
 from modyn.models import MODELS
 from modyn.proto import common_pb2, trainer_server_pb2, trainer_server_pb2_grpc
+from modyn.rpc.replies import plugins_to_reply, problems_to_reply
 from modyn.rpc.server import Registration, ServiceContext
 from modyn.rpc.structs import from_struct
 from modyn.trainer_server.client import TrainingRequest, request_from_proto, status_to_proto
@@ -34,16 +35,10 @@ class TrainerServicer(trainer_server_pb2_grpc.TrainerServerServicer):
         self._trainings = trainings
 
     def ValidateSection(self, request: common_pb2.SectionRequest, context: grpc.ServicerContext) -> common_pb2.SectionReply:
-        found = self._trainings.validate(from_struct(request.pipeline))
-        return common_pb2.SectionReply(
-            problems=[common_pb2.ConfigProblem(path=problem.path, message=problem.message) for problem in found]
-        )
+        return problems_to_reply(self._trainings.validate(from_struct(request.pipeline)))
 
-    def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> trainer_server_pb2.TrainerPluginList:
-        found = [plugin for registry in (MODELS, OPTIMIZERS, SCHEDULERS, DOWNSAMPLING) for plugin in registry.plugins.values()]
-        return trainer_server_pb2.TrainerPluginList(
-            plugins=[common_pb2.Plugin(group=p.group, id=p.id, path=p.path, distribution=p.distribution) for p in found]
-        )
+    def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> common_pb2.PluginList:
+        return plugins_to_reply(MODELS, OPTIMIZERS, SCHEDULERS, DOWNSAMPLING)
 
     def Start(
         self, request: trainer_server_pb2.TrainingRequest, context: grpc.ServicerContext

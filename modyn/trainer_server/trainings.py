@@ -13,10 +13,10 @@ from prometheus_client import Counter, Gauge
 from modyn.config.base import Problem
 from modyn.errors import ConfigError, DeadlineError, InvalidArgumentError, ModynError, NotFoundError
 from modyn.model_storage.client import StoredModelInfo
-from modyn.records import RunId
+from modyn.records import JobState, RunId
 from modyn.rpc.logs import get_logger
 from modyn.trainer_server.client import TrainingRequest, TrainingState, TrainingStatus
-from modyn.workers import Job, JobState, WorkerPool
+from modyn.workers import Job, WorkerPool
 
 KEPT: Final = 1000
 """Finished trainings whose status is remembered; what older ones made is in model storage."""
@@ -32,11 +32,6 @@ Key = tuple[str, int]
 FindModel = Callable[[RunId, int], StoredModelInfo | None]
 CleanUp = Callable[[TrainingRequest, bool], None]
 
-_FINAL: Final = {
-    JobState.FINISHED: TrainingState.FINISHED,
-    JobState.FAILED: TrainingState.FAILED,
-    JobState.STOPPED: TrainingState.STOPPED,
-}
 _logger = get_logger("trainings")
 
 
@@ -91,7 +86,7 @@ class Trainings:
         with self._starting:
             with self._changed:
                 known = self._statuses.get(key)
-                if known is not None and not known.state.final:
+                if known is not None and not known.state.is_final:
                     return known
             stored = self._find_model(request.run_id, request.trigger_id)
             if stored is not None:
@@ -121,7 +116,7 @@ class Trainings:
                 return
             seen = status
             yield status
-            if status.state.final:
+            if status.state.is_final:
                 return
 
     def wake(self) -> None:
@@ -132,7 +127,7 @@ class Trainings:
     def stop(self, run_id: str, trigger_id: int) -> None:
         """Ask a training to stop. A final one stays what it is."""
         with self._changed:
-            final = self._status((run_id, trigger_id)).state.final
+            final = self._status((run_id, trigger_id)).state.is_final
             job = self._jobs.get((run_id, trigger_id))
         if not final and job is not None:
             job.stop()
@@ -155,16 +150,15 @@ class Trainings:
             self._set(key, replace(self._status(key), state=TrainingState.RUNNING, **message))
 
     def _done(self, key: Key, request: TrainingRequest, job: Job) -> None:
-        state = _FINAL[job.state]
-        self._clean_up(request, state is TrainingState.FINISHED)
+        self._clean_up(request, job.state is JobState.FINISHED)
         RUNNING.dec()
-        TRAININGS.labels(state.name.lower()).inc()
+        TRAININGS.labels(job.state).inc()
         with self._changed:
             status = self._status(key)
             self._jobs.pop(key, None)
             if job.error is not None:
-                _logger.warning("training_ended", run_id=key[0], trigger_id=key[1], state=state.name, error=job.error.message)
-                self._set(key, _ended(status, state, job.error))
+                _logger.warning("training_ended", run_id=key[0], trigger_id=key[1], state=job.state.name, error=job.error.message)
+                self._set(key, _ended(status, job.state, job.error))
                 return
             trained = job.result()
             _count(trained.result)
@@ -180,7 +174,7 @@ class Trainings:
             self._statuses.pop(key, None)
             self._statuses[key] = status
             if len(self._statuses) > KEPT:
-                old = next((k for k, s in self._statuses.items() if s.state.final and k != key), None)
+                old = next((k for k, s in self._statuses.items() if s.state.is_final and k != key), None)
                 if old is not None:
                     del self._statuses[old]
             self._changed.notify_all()

@@ -10,7 +10,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from enum import StrEnum
 from multiprocessing import forkserver, get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from modyn.errors import BY_REASON, CancelledError, ConflictError, ModynError, TrainingError
+from modyn.records import JobState
 from modyn.workers.process import run_worker
 
 TERMINATE_TO_KILL_S: Final = 3.0
@@ -27,20 +27,6 @@ _logger = logging.getLogger(__name__)
 # The standard library's bookkeeping of children is not made for several threads: `start` polls every child, and an exit status can be
 # read once only. One lock over both, for all pools of the process.
 _process_table = threading.Lock()
-
-
-class JobState(StrEnum):
-    """Where a job stands. The last three are final."""
-
-    QUEUED = "queued"
-    RUNNING = "running"
-    FINISHED = "finished"
-    FAILED = "failed"
-    STOPPED = "stopped"
-
-    @property
-    def final(self) -> bool:
-        return self in (JobState.FINISHED, JobState.FAILED, JobState.STOPPED)
 
 
 class Job:

@@ -21,7 +21,7 @@ def request(model_id: int = 1) -> EvaluationRequest:
 
 
 def test_it_has_the_methods_of_the_client() -> None:
-    public = [name for name in vars(EvaluatorClient) if not name.startswith("_")]
+    public = [name for name in dir(EvaluatorClient) if not name.startswith("_")]
     for name in public:
         assert list(signature(getattr(FakeEvaluator, name)).parameters) == list(
             signature(getattr(EvaluatorClient, name)).parameters

@@ -8,9 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.errors import InvalidArgumentError
+from modyn.proto.common_pb2 import JobState as ProtoState
 from modyn.proto.common_pb2 import SampleColumns
-from modyn.records import SampleBatch
+from modyn.proto.evaluator_pb2 import EvaluationStatus
+from modyn.records import JobState, SampleBatch
 from modyn.rpc.columns import batch_from_proto, batch_to_proto, from_bytes, to_bytes
+from modyn.rpc.replies import state_from_proto, state_to_proto
 from modyn.rpc.structs import from_struct, to_struct
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -52,3 +55,9 @@ def test_broken_columns_are_refused() -> None:
 def test_what_cannot_be_sent_is_named() -> None:
     with pytest.raises(InvalidArgumentError, match="cannot be sent"):
         to_struct({"a": object()})
+
+
+def test_the_protocol_has_the_states_of_jobs() -> None:
+    assert ProtoState.keys() == ["JOB_STATE_UNSPECIFIED", *map(state_to_proto, JobState)]
+    for state in JobState:
+        assert state_from_proto(EvaluationStatus(state=state_to_proto(state)).state) is state

@@ -9,10 +9,9 @@ import pytest
 
 from modyn.errors import ConfigError
 from modyn.records import RunId, SampleBatch
-from modyn.selector.presampling import NOT_YET as PRESAMPLING_NOT_YET
 from modyn.selector.presampling import PRESAMPLING
 from modyn.selector.presampling.base import PresamplingConfig
-from modyn.selector.selection import NOT_YET, SELECTION, build_strategy, check_strategy
+from modyn.selector.selection import SELECTION, build_strategy, check_strategy
 from modyn.selector.window import Selection, SelectionContext, Window, uniform
 from modyn.testing.fake_selector import FakeSelectorClient
 from modyn.testing.selection_checks import MemoryReader, check_presampling, check_selection
@@ -221,9 +220,9 @@ def test_several_mistakes_are_told_at_once() -> None:
 
 
 def test_names_of_the_format_that_are_still_to_come_say_so() -> None:
-    for name in NOT_YET:
+    for name in SELECTION.not_yet:
         assert "not available yet" in check_strategy({"name": name})[0].message
-    for name in PRESAMPLING_NOT_YET:
+    for name in PRESAMPLING.not_yet:
         section = {"name": "CoresetStrategy", "maximum_keys_in_memory": 9, "presampling_config": {"strategy": name}}
         assert "not available yet" in check_strategy(section)[0].message
 

@@ -29,7 +29,8 @@ INGEST_AND_DIE = """
 import os, signal, sys
 from pathlib import Path
 from modyn.config.system import load_system_config
-from modyn.storage import durable, ingest, open_dataset, segment_writer
+from modyn import durable
+from modyn.storage import ingest, open_dataset, segment_writer
 from modyn.storage.catalogue import Catalogue
 from modyn.storage.store import Store
 

@@ -121,8 +121,8 @@ def test_errors_keep_their_class(client: SupervisorClient) -> None:
 
 
 def test_the_fake_has_the_methods_of_the_client_and_tells_the_same_story(client: SupervisorClient) -> None:
-    public = {name for name in vars(SupervisorClient) if not name.startswith("_")}
-    assert public <= set(vars(FakeSupervisor))
+    public = {name for name in dir(SupervisorClient) if not name.startswith("_")}
+    assert public <= set(dir(FakeSupervisor))
     fake = FakeSupervisor()
     stories = []
     for supervisor in (client, fake):

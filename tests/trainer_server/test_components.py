@@ -17,7 +17,6 @@ from modyn.dataset.batch import Batch
 from modyn.errors import ConfigError
 from modyn.registry import Registry
 from modyn.testing.training import MemoryData, RecordedReport, small_pipeline, train_in_memory
-from modyn.trainer_server import downsampling
 from modyn.trainer_server.check import check
 from modyn.trainer_server.components import build_criterion, build_optimizers, build_scaler, build_schedulers, resolve
 from modyn.trainer_server.config import CriterionConfig, OptimizerConfig, SchedulerConfig, TrainingConfig
@@ -235,7 +234,7 @@ def test_no_downsampling_changes_nothing(tmp_path: Path, config: dict[str, Any] 
     [
         *(
             ({"downsampling_config": {"strategy": name}}, f"downsampling_config.strategy: '{name}' is not available yet")
-            for name in downsampling.NOT_YET
+            for name in DOWNSAMPLING.not_yet
         ),
         ({"downsampling_config": {"strategy": "Lost"}}, "there is no downsampling strategy 'Lost'"),
         ({"downsampling_config": {"strategy": "No", "ratio": 50}}, "selection_strategy.downsampling_config.ratio"),

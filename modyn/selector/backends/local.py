@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from modyn.durable import sync
 from modyn.errors import CorruptStateError, UnavailableError
 from modyn.records import Int64Array, SampleBatch
 from modyn.selector.backends.base import SampleLog
-from modyn.selector.trigger_set import sync_directory, write_at
+from modyn.selector.trigger_set import write_at
 
 _ITEM = 8
 
@@ -36,8 +37,8 @@ class FileLog(SampleLog):
             for name, column in columns.items():
                 self._write_column(self.directory / name, position, column)
             if position == 0:
-                sync_directory(self.directory)
-                sync_directory(self.directory.parent)
+                sync(self.directory)
+                sync(self.directory.parent)
         except OSError as error:
             raise UnavailableError(
                 f"cannot write the samples of run '{self.run.run_id}' to {self.directory}: {error.strerror}; "

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from modyn.config.base import Section
-from modyn.errors import CorruptStateError
-from modyn.selector.window import Selection, SelectionContext, Window
+from modyn.selector.window import Resumable, Selection, SelectionContext, Window
 
 
 class PresamplingConfig(Section):
@@ -41,7 +39,7 @@ class PresamplingConfig(Section):
         return max(num_samples * self.ratio // self.ratio_max, min(num_samples, 1))
 
 
-class PresamplingPolicy(ABC):
+class PresamplingPolicy(Resumable, ABC):
     """A presampling policy. The rules of `SelectionPolicy` hold: same seed, window and state give the same keys."""
 
     Config: ClassVar[type[PresamplingConfig]]
@@ -52,15 +50,3 @@ class PresamplingPolicy(ABC):
     @abstractmethod
     def select(self, window: Window, limit: int, context: SelectionContext) -> Selection:
         """At most `limit` candidates of the window, in stream order."""
-
-    def state(self) -> dict[str, Any]:
-        """What the next trigger of the run needs to know, as JSON, with a `version`."""
-        return {"version": 1}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from the `state()` after the previous trigger. Raises CorruptStateError if this version cannot read it."""
-        if dict(state) != {"version": 1}:
-            raise CorruptStateError(
-                f"the saved state of {type(self).__name__} is {dict(state)}, but it keeps none; "
-                "resume the run with the release that started it"
-            )

@@ -9,8 +9,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from modyn.config.base import Problem, Section, check_section
-from modyn.errors import CorruptStateError
-from modyn.selector.window import Selection, SelectionContext, Window
+from modyn.selector.window import Resumable, Selection, SelectionContext, Window
 
 
 class SelectionConfig(Section):
@@ -42,7 +41,7 @@ class SelectionConfig(Section):
         return size if self.limit < 0 else min(size, self.limit)
 
 
-class SelectionPolicy(ABC):
+class SelectionPolicy(Resumable, ABC):
     """A selection strategy, built anew from its `Config` for each trigger of a run.
 
     A selection depends on the configuration, the window, the context and the saved state, and on nothing else: no clock, no global
@@ -65,15 +64,3 @@ class SelectionPolicy(ABC):
 
         `num_keys` must be known before the parts are read; each part should hold at most `window.piece` keys.
         """
-
-    def state(self) -> dict[str, Any]:
-        """What the next trigger of the run needs to know, as JSON, once all parts were read: small, with a `version`."""
-        return {"version": 1}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from the `state()` after the previous trigger. Raises CorruptStateError if this version cannot read it."""
-        if dict(state) != {"version": 1}:
-            raise CorruptStateError(
-                f"the saved state of {type(self).__name__} is {dict(state)}, but it keeps none; "
-                "resume the run with the release that started it"
-            )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from modyn.config.base import Problem, check_section, load_section
-from modyn.errors import ConfigError
+from modyn.config.base import Problem
+from modyn.config.policy import check_policy, load_policy
 from modyn.registry import Registry
 from modyn.supervisor.evaluation.base import EvaluationStrategy, IntervalContext
 
@@ -33,14 +33,7 @@ EVALUATION_STRATEGIES: Final[Registry[type[EvaluationStrategy]]] = Registry(
 
 def check_strategy_section(section: Mapping[str, Any], path: str) -> list[Problem]:
     """Every mistake of a `strategy` section, with paths below `path`; empty if there is none."""
-    type_ = section.get("type")
-    if not isinstance(type_, str):
-        return [Problem(f"{path}.type", f"is required: the name of a strategy, one of {', '.join(EVALUATION_STRATEGIES)}")]
-    try:
-        strategy = EVALUATION_STRATEGIES.get(type_)
-    except ConfigError as error:
-        return [Problem(f"{path}.type", error.message)]
-    return check_section(strategy.Config, _options(section), path)
+    return check_policy(EVALUATION_STRATEGIES, section, "type", path)
 
 
 def build_strategy(section: Mapping[str, Any], path: str = "strategy") -> EvaluationStrategy:
@@ -50,11 +43,5 @@ def build_strategy(section: Mapping[str, Any], path: str = "strategy") -> Evalua
     >>> list(strategy.intervals(IntervalContext()))
     [EvalInterval(start=0, end=100, anchor=0)]
     """
-    if found := check_strategy_section(section, path):
-        raise ConfigError("\n".join(str(problem) for problem in found))
-    strategy = EVALUATION_STRATEGIES.get(section["type"])
-    return strategy(load_section(strategy.Config, _options(section), path))
-
-
-def _options(section: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in section.items() if name != "type"}
+    strategy, config = load_policy(EVALUATION_STRATEGIES, section, "type", path)
+    return strategy(config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from modyn.config.base import Section
 from modyn.records import EvalInterval, Interval
@@ -32,7 +32,7 @@ class EvaluationStrategy(ABC):
     depends_on_run: ClassVar[bool] = False
     """Whether the intervals depend on the triggers, so that they are only all known once the run has ended."""
 
-    def __init__(self, config: Section) -> None:
+    def __init__(self, config: Any) -> None:
         self.config = config
 
     @abstractmethod

@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from modyn.config.base import Problem, Section, check_section, load_section
-from modyn.errors import ConfigError
+from modyn.config.base import Problem, Section, check_section, load_section, refuse
 from modyn.registry import nearest
 from modyn.supervisor.evaluation import EvaluationStrategy, build_strategy, check_strategy_section
 
@@ -71,8 +70,7 @@ def load_handlers(evaluation: Mapping[str, Any]) -> tuple[EvaluationHandler, ...
     """The handlers of an `evaluation` section. Raises ConfigError that lists every mistake."""
     datasets = [str(dataset.get("dataset_id")) for dataset in evaluation.get("datasets", []) if isinstance(dataset, Mapping)]
     handlers = evaluation.get("handlers", [])
-    if found := check_handlers(handlers, datasets):
-        raise ConfigError("\n".join(str(problem) for problem in found))
+    refuse(check_handlers(handlers, datasets))
     return tuple(
         load_section(EvaluationHandler, handler, f"evaluation.handlers.{index}") for index, handler in enumerate(handlers)
     )

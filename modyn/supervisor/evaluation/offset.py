@@ -46,9 +46,6 @@ class OffsetEvalStrategy(EvaluationStrategy):
     depends_on_run: ClassVar[bool] = True
     config: OffsetConfig
 
-    def __init__(self, config: OffsetConfig) -> None:
-        super().__init__(config)
-
     def intervals(self, context: IntervalContext) -> Iterator[EvalInterval]:
         seen: set[EvalInterval] = set()
         anchor = MIN_TIMESTAMP

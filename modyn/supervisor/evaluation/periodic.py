@@ -93,9 +93,6 @@ class PeriodicEvalStrategy(EvaluationStrategy):
     Config: ClassVar[type[Section]] = PeriodicConfig
     config: PeriodicConfig
 
-    def __init__(self, config: PeriodicConfig) -> None:
-        super().__init__(config)
-
     def intervals(self, context: IntervalContext) -> Iterator[EvalInterval]:
         window = self.config.window
         for anchor in range(self.config.start_timestamp, self.config.end_timestamp + 1, self.config.every):

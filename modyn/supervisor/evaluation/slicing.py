@@ -43,9 +43,6 @@ class SlicingEvalStrategy(EvaluationStrategy):
     Config: ClassVar[type[Section]] = SlicingConfig
     config: SlicingConfig
 
-    def __init__(self, config: SlicingConfig) -> None:
-        super().__init__(config)
-
     def intervals(self, context: IntervalContext) -> Iterator[EvalInterval]:
         every, end = self.config.eval_every, self.config.eval_end_at
         for start in range(self.config.eval_start_from, end, every):

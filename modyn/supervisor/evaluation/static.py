@@ -43,9 +43,6 @@ class StaticEvalStrategy(EvaluationStrategy):
     Config: ClassVar[type[Section]] = StaticConfig
     config: StaticConfig
 
-    def __init__(self, config: StaticConfig) -> None:
-        super().__init__(config)
-
     def intervals(self, context: IntervalContext) -> Iterator[EvalInterval]:
         bounds = {(start, MAX_TIMESTAMP if end is None else end) for start, end in self.config.intervals}
         for start, end in sorted(bounds):

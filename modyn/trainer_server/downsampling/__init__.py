@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from modyn.config.base import Problem, check_section, load_section
-from modyn.errors import ConfigError
+from modyn.config.base import Problem, refuse
+from modyn.config.policy import check_policy, load_policy
 from modyn.registry import Registry
 from modyn.trainer_server.downsampling.policy import Downsampling
 
@@ -14,10 +14,8 @@ DOWNSAMPLING: Registry[type[Downsampling]] = Registry(
     group="modyn.downsampling",
     kind="downsampling strategy",
     builtin={"No": "modyn.trainer_server.downsampling.no:NoDownsampling"},
+    not_yet=("Craig", "GradMatch", "GradNorm", "KcenterGreedy", "Loss", "RHOLoss", "RS2", "Submodular", "Uncertainty"),
 )
-
-NOT_YET: Final = ("Craig", "GradMatch", "GradNorm", "KcenterGreedy", "Loss", "RHOLoss", "RS2", "Submodular", "Uncertainty")
-"""Strategies of the format that are still to come."""
 
 _PATH: Final = "selection_strategy.downsampling_config"
 
@@ -31,21 +29,12 @@ def check_downsampling(selection_strategy: Mapping[str, Any]) -> list[Problem]:
         return []
     if not isinstance(options, Mapping):
         return [Problem(_PATH, f"{options!r} is wrong: this is a mapping with the key `strategy`")]
-    id_ = options.get("strategy", "No")
-    if id_ in NOT_YET and id_ not in DOWNSAMPLING:
-        allowed = ", ".join(DOWNSAMPLING.ids())
-        return [Problem(f"{_PATH}.strategy", f"'{id_}' is not available yet. Allowed: {allowed}")]
-    try:
-        return check_section(DOWNSAMPLING.get(str(id_)).Config, options, _PATH)
-    except ConfigError as error:
-        return [Problem(f"{_PATH}.strategy", error.message)]
+    return check_policy(DOWNSAMPLING, {"strategy": "No", **options}, "strategy", _PATH)
 
 
 def build_downsampling(selection_strategy: Mapping[str, Any]) -> Downsampling:
     """The policy that the selection strategy names; `No` if it names none. Raises ConfigError."""
-    wrong = check_downsampling(selection_strategy)
-    if wrong:
-        raise ConfigError("\n".join(map(str, wrong)))
-    options = selection_strategy.get("downsampling_config") or {"strategy": "No"}
-    policy = DOWNSAMPLING.get(str(options.get("strategy", "No")))
-    return policy(load_section(policy.Config, options, _PATH))
+    refuse(check_downsampling(selection_strategy))
+    options = selection_strategy.get("downsampling_config") or {}
+    policy, config = load_policy(DOWNSAMPLING, {"strategy": "No", **options}, "strategy", _PATH)
+    return policy(config)

@@ -181,7 +181,7 @@ def test_between_two_triggers_leaves_no_hole(triggers: list[tuple[int, int]], en
 @pytest.mark.parametrize(
     ("section", "path", "message"),
     [
-        ({}, "s.type", "is required: the name of a strategy, one of BetweenTwoTriggersEvalStrategy,"),
+        ({}, "s.type", "is required: the name of an evaluation strategy, one of BetweenTwoTriggersEvalStrategy,"),
         ({"type": "SlicingStrategy"}, "s.type", "did you mean 'SlicingEvalStrategy'?"),
         (
             {"type": "OffsetEvalStrategy", "offsets": ["1d", "soon"]},

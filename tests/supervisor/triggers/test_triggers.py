@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from modyn.errors import ConfigError, CorruptStateError
 from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, SampleBatch
-from modyn.supervisor.triggers import NOT_YET, TRIGGERS, Trigger, TriggerContext, build_trigger, check_trigger_section
+from modyn.supervisor.triggers import TRIGGERS, Trigger, TriggerContext, build_trigger, check_trigger_section
 from modyn.supervisor.triggers.amount import DataAmountTrigger
 from modyn.testing.checks import check_trigger
 
@@ -41,7 +41,7 @@ def _cuts(section: Mapping[str, Any], *timestamps: int) -> list[int]:
 def test_the_registry_holds_what_we_mean_it_to() -> None:
     assert set(TRIGGERS.builtin) == {"DataAmountTrigger", "TimeTrigger"}
     assert {id_ for id_, _ in CONFIGS} == set(TRIGGERS.builtin), "every policy is checked below"
-    assert not set(NOT_YET) & set(TRIGGERS.builtin)
+    assert not set(TRIGGERS.not_yet) & set(TRIGGERS.builtin)
 
 
 @pytest.mark.parametrize(("id_", "config"), CONFIGS, ids=str)
@@ -149,7 +149,7 @@ def test_mistakes_in_the_section(section: dict[str, Any], path: str, message: st
     assert message in caught.value.message
 
 
-@pytest.mark.parametrize("id_", NOT_YET)
+@pytest.mark.parametrize("id_", TRIGGERS.not_yet)
 def test_triggers_that_are_still_to_come_say_so(id_: str) -> None:
     assert "not available yet" in check_trigger_section({"id": id_})[0].message
 

@@ -1,0 +1,53 @@
+"""Sections of a pipeline file that name a policy of a registry and hold its options: how they are checked, and how the policy is found.
+
+The policy has a class `Config`. Its options are the keys beside the one that names it; that one too, where `Config` has a field for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from modyn.config.base import Problem, check_section, load_section, refuse
+from modyn.errors import ConfigError
+from modyn.registry import Registry
+
+P = TypeVar("P")
+
+Check = Callable[[P, Mapping[str, Any], str], list[Problem]]
+"""Mistakes in the options of a policy, with paths below the given one."""
+
+
+def _check_config(policy: Any, options: Mapping[str, Any], path: str) -> list[Problem]:
+    return check_section(policy.Config, options, path)
+
+
+def check_policy(
+    registry: Registry[P], section: Mapping[str, Any], key: str, path: str, check: Check[P] = _check_config
+) -> list[Problem]:
+    """Every mistake of a section whose `key` names the policy, with paths below `path`; empty if there is none.
+
+    check: for policies whose options hold more than their `Config` can tell.
+    """
+    id_ = section.get(key)
+    if not isinstance(id_, str):
+        article = "an" if registry.kind[0] in "aeiou" else "a"
+        return [Problem(f"{path}.{key}", f"is required: the name of {article} {registry.kind}, one of {registry.choices()}")]
+    try:
+        policy = registry.get(id_)
+    except ConfigError as error:
+        return [Problem(f"{path}.{key}", error.message)]
+    return check(policy, _options(policy, section, key), path)
+
+
+def load_policy(
+    registry: Registry[P], section: Mapping[str, Any], key: str, path: str, check: Check[P] = _check_config
+) -> tuple[P, Any]:
+    """The policy that the section names and its `Config`, checked. Raises ConfigError that lists every mistake."""
+    refuse(check_policy(registry, section, key, path, check))
+    policy: Any = registry.get(section[key])
+    return policy, load_section(policy.Config, _options(policy, section, key), path)
+
+
+def _options(policy: Any, section: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in section.items() if name != key or key in policy.Config.model_fields}

@@ -1,0 +1,48 @@
+"""What the clients of all services share: the connection, and the calls that several services answer alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+from modyn.config.base import Problem
+from modyn.config.system import Endpoint
+from modyn.proto import common_pb2
+from modyn.registry import Plugin
+from modyn.rpc.channel import open_channel
+from modyn.rpc.replies import plugins_from_reply, problems_from_reply
+from modyn.rpc.structs import to_struct
+
+
+class ServiceClient:
+    """One connection to a service, safe to share between threads. Every call raises from `modyn.errors` only."""
+
+    _Stub: ClassVar[type[Any]]
+    """The generated class that makes the calls."""
+    _not_repeatable: ClassVar[frozenset[str]] = frozenset()
+    """Calls that must not be made twice when the answer to the first one got lost."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._channel = open_channel(endpoint, not_repeatable=self._not_repeatable)
+        self._stub = self._Stub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def plugins(self) -> list[Plugin]:
+        """What is installed where the service runs: ours, and what packages of users bring."""
+        return plugins_from_reply(self._stub.ListPlugins(common_pb2.Empty()))
+
+
+class SectionClient(ServiceClient):
+    """A client of a service that acts on sections of the pipeline file."""
+
+    def validate(self, pipeline: Mapping[str, Any]) -> list[Problem]:
+        """What is wrong with the sections of a whole pipeline that this service acts on; empty if nothing is."""
+        return problems_from_reply(self._stub.ValidateSection(common_pb2.SectionRequest(pipeline=to_struct(pipeline))))
