@@ -33,10 +33,7 @@ def explain(path: str, schema: JsonSchema | None = None) -> str:
     """
     schema = pipeline_json_schema() if schema is None else schema
     fields = list(walk(schema))
-    titles = {variant["title"] for field in fields for variant in variants_of(field.schema)}
-    parts = [part for part in path.strip().split(".") if part and not part.isdigit()]
-    policies = [part for part in parts if part in titles]
-    wanted = ".".join(part for part in parts if part not in titles)
+    parts, wanted, titles = _parse(path, fields)
     if not parts:
         return "\n".join(["A pipeline file has these sections:", *_children(schema)])
     if parts[-1] in titles:
@@ -44,14 +41,29 @@ def explain(path: str, schema: JsonSchema | None = None) -> str:
             _policy(field, variant) for field in fields for variant in variants_of(field.schema) if variant["title"] == parts[-1]
         ]
         return "\n\n".join(text for text in dict.fromkeys(told) if text.startswith(wanted))
+    # Policies of one section may share a field; where they say the same of it, it is told once.
+    texts: dict[str, list[str]] = {}
+    for field in find_fields(path, schema):
+        texts.setdefault(_text(field), []).append(field.variant)
+    return "\n\n".join(f"{wanted}{_of(variants)}\n{text}" for text, variants in texts.items())
+
+
+def find_fields(path: str, schema: JsonSchema | None = None) -> list[Field]:
+    """The fields at `path`: several where policies differ. Raises NotFoundError that names what comes closest."""
+    fields = list(walk(pipeline_json_schema() if schema is None else schema))
+    parts, wanted, titles = _parse(path, fields)
+    policies = [part for part in parts if part in titles]
     found = [field for field in fields if field.path == wanted and (not policies or field.variant in policies)]
     if not found:
         raise NotFoundError(_not_found(path, wanted, fields))
-    # Policies of one section may share a field; where they say the same of it, it is told once.
-    texts: dict[str, list[str]] = {}
-    for field in found:
-        texts.setdefault(_text(field), []).append(field.variant)
-    return "\n\n".join(f"{wanted}{_of(variants)}\n{text}" for text, variants in texts.items())
+    return found
+
+
+def _parse(path: str, fields: list[Field]) -> tuple[list[str], str, set[str]]:
+    """The parts of `path` without indices, the path without names of policies, and the names of all policies."""
+    titles = {variant["title"] for field in fields for variant in variants_of(field.schema)}
+    parts = [part for part in path.strip().split(".") if part and not part.isdigit()]
+    return parts, ".".join(part for part in parts if part not in titles), titles
 
 
 def walk(schema: JsonSchema, path: str = "", variant: str = "") -> Iterator[Field]:

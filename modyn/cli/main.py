@@ -73,6 +73,9 @@ def main() -> None:
         # The reader of our output has left (`modyn ps | head`); there is nobody to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
+    except OSError as error:
+        sys.stderr.write(f"error: {error.filename or 'input or output'}: {error.strerror or error}\n")
+        raise SystemExit(1) from None
 
 
 if __name__ == "__main__":

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 
-def print_json(value: object) -> None:
+def print_json(value: object, indent: int | None = 2) -> None:
     """`value` (records, tables, paths among them) as JSON on standard output; numbers that JSON lacks become null."""
-    json.dump(_plain(value), sys.stdout, indent=2, ensure_ascii=False)
+    json.dump(_plain(value), sys.stdout, indent=indent, ensure_ascii=False)
     sys.stdout.write("\n")
+    sys.stdout.flush()
 
 
 def print_table(
@@ -26,6 +27,8 @@ def print_table(
     cells = [[cell if isinstance(cell, str) else _cell(cell) for cell in row] for row in rows]
     if not sys.stdout.isatty():
         # A title stands where there are several tables; a single one begins with its columns.
+        if title and not cells:
+            return
         sys.stdout.write(f"\n# {title}\n" if title else "")
         for line in [list(columns), *cells]:
             sys.stdout.write("\t".join(" ".join(cell.split()) for cell in line) + "\n")
@@ -59,6 +62,11 @@ def date(timestamp: int | None) -> str:
         return (dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(seconds=int(timestamp))).strftime("%Y-%m-%d %H:%M:%S")
     except OverflowError:
         return str(timestamp)
+
+
+def number(value: object) -> str:
+    """The number of something (a trigger, a model), which is a name and has no commas."""
+    return "–" if value is None or str(value) in ("<NA>", "nan") else str(value)
 
 
 def day(timestamp: int) -> str:

@@ -63,11 +63,15 @@ def schema() -> None:
 
 def explain(
     field: Annotated[str, typer.Argument(help="Dotted path, e.g. training.batch_size or trigger.", show_default=False)],
+    json: Json = False,
 ) -> None:
-    """Tell what a field of the pipeline file means, what it may be, and its default."""
+    """Tell what a field of the pipeline file means, what it may be, and its default. With --json, its JSON schema."""
     from modyn.cli.explain import explain as explain_field
+    from modyn.cli.explain import find_fields
 
-    typer.echo(explain_field(field))
+    if json:
+        return print_json(find_fields(field))
+    return typer.echo(explain_field(field))
 
 
 def plugins(json: Json = False) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from modyn.cli.context import Json, connect, say, services_run
-from modyn.cli.output import clock, date, day, print_fields, print_json, print_table
+from modyn.cli.output import clock, date, day, number, print_fields, print_json, print_table
 from modyn.cli.pipelines import require_sound_frame
 
 if TYPE_CHECKING:
@@ -76,10 +76,14 @@ def ps(json: Json = False) -> None:
     )
 
 
-def watch(run: RunArgument) -> None:
-    """Look on at a run until it is at rest. Ctrl-C detaches."""
+def watch(run: RunArgument, json: Json = False) -> None:
+    """Look on at a run until it is at rest. Ctrl-C detaches. With --json, one event a line, from the run's start."""
     with connect() as client:
         client.show(run)
+        if json:
+            for event in client.watch(run):
+                print_json(event, indent=None)
+            return
         _follow_to_the_end(client, run, None)
 
 
@@ -189,7 +193,7 @@ def _print_results(results: object) -> None:
         ["trigger", "fired at", "keys", "model", "loss", "train s", "total s", "weights"],
         [
             [
-                str(t["trigger_id"]), date(t["fired_at"]), t["num_keys"], str(t["model_id"]), t["loss"], t["train_s"], t["total_s"],
+                number(t["trigger_id"]), date(t["fired_at"]), t["num_keys"], number(t["model_id"]), t["loss"], t["train_s"], t["total_s"],
                 (t["weights_sha256"] or "–")[:12],
             ]
             for t in triggers.to_dict("records")

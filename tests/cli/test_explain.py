@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from modyn.cli.explain import explain, type_text
+from modyn.cli.explain import explain, find_fields, type_text
 from modyn.cli.schema import JsonSchema, pipeline_json_schema
 from modyn.errors import NotFoundError
 
@@ -108,3 +108,11 @@ def test_nothing_near(schema: JsonSchema) -> None:
 )
 def test_types_in_words(schema: JsonSchema, text: str) -> None:
     assert type_text(schema) == text
+
+
+def test_fields_can_be_had_as_data() -> None:
+    (field,) = find_fields("training.batch_size")
+    assert field.is_required
+    assert field.schema["minimum"] == 1
+    with pytest.raises(NotFoundError, match=r"training\.batch_size"):
+        find_fields("training.batch_sise")

@@ -61,6 +61,7 @@ def test_the_version() -> None:
     [
         (NotFoundError("there is no such thing; look elsewhere"), 1, "error: there is no such thing; look elsewhere\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
+        (PermissionError(13, "Permission denied", "/some/file"), 1, "error: /some/file: Permission denied\n"),
     ],
 )
 def test_errors_end_in_a_word_and_a_code(

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from modyn.cli.output import clock, date, day, print_fields, print_json, print_table, size
+from modyn.cli.output import clock, date, day, number, print_fields, print_json, print_table, size
 from modyn.config.system import DatasetConfig
 from modyn.records import Interval
 
@@ -72,6 +72,10 @@ def test_a_piped_table_is_tab_separated_and_keeps_a_row_a_line(capsys: pytest.Ca
 def test_piped_tables_have_their_titles_above(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(["a"], [["1"]], title="First")
     assert capsys.readouterr().out == "\n# First\na\n1\n"
+    print_table(["a"], [], title="One of several, and empty")
+    assert capsys.readouterr().out == ""
+    print_table(["a"], [])
+    assert capsys.readouterr().out == "a\n"
 
 
 def test_an_empty_table_on_a_terminal_says_what_to_do(
@@ -103,6 +107,10 @@ def test_stream_times_are_dates_as_far_as_the_calendar_goes(timestamp: int | Non
     assert date(timestamp) == expected
     if timestamp is not None:
         assert day(timestamp) == expected.split(" ", maxsplit=1)[0]
+
+
+def test_numbers_of_things_have_no_commas() -> None:
+    assert [number(value) for value in (0, 12345, None, pd.NA, math.nan)] == ["0", "12345", "–", "–", "–"]
 
 
 def test_moments_and_sizes() -> None:

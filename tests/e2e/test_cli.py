@@ -106,6 +106,9 @@ def test_a_run_prints_lines_and_results(stack: RunningStack, finished: str) -> N
     assert "# Accuracy on cli (daily); * = currently active model\n" in shown.stdout
     assert "# Pipeline scores\nmetric\tdataset\thandler\tcurrently active\tcurrently trained\n" in shown.stdout
     assert "cost: 2 triggers, 100 samples" in shown.stdout
+    events = [json.loads(line) for line in stack.modyn("watch", finished, "--json").stdout.splitlines()]
+    assert [event["seq"] for event in events] == sorted(event["seq"] for event in events)
+    assert events[-1]["detail"]["state"] == "finished"
     watched = stack.modyn("watch", finished)
     assert watched.returncode == 0
     assert "trigger 0 fired at 1970-01-01 12:00:00 after 50 samples" in watched.stderr
