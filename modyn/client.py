@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -189,7 +190,9 @@ class Client:
         """Writes the HTML report of a run, by default to `modyn-report-<run>.html` here, and returns where it is."""
         from modyn.analysis.report import write_report
 
-        return write_report(self.results(run_id), Path(path or f"modyn-report-{run_id}.html"))
+        target = Path(path or f"modyn-report-{run_id}.html")
+        with _writing(target):
+            return write_report(self.results(run_id), target)
 
     # --- Data -------------------------------------------------------------------------------------------------------------------
 
@@ -236,7 +239,8 @@ class Client:
 
     def export_model(self, model_id: int, path: Path | str) -> StoredModel:
         """Writes a model's weights as a safetensors file."""
-        return self.model_storage.get(model_id, Path(path))
+        with _writing(Path(path)):
+            return self.model_storage.get(model_id, Path(path))
 
     def load_model(self, model_id: int) -> Any:
         """The model as a `torch.nn.Module` with its weights, in evaluation mode."""
@@ -271,6 +275,15 @@ def read_pipeline(path: Path) -> str:
         raise NotFoundError(f"there is no pipeline file {path}; give the path of a YAML file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the pipeline file {path}: {error}") from error
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Tells a file that cannot be written by its name."""
+    try:
+        yield
+    except OSError as error:
+        raise UnavailableError(f"cannot write {path}: {error.strerror or error}; choose another place") from error
 
 
 def _timestamp(value: int | str | None) -> int | None:

@@ -202,6 +202,20 @@ def test_a_run_that_never_triggers_says_so(stack: RunningStack) -> None:
     assert stack.modyn("report", done.stderr.split()[1], "-o", stack.folder / "none.html").returncode == 0
 
 
+def test_files_that_cannot_be_written_are_named(stack: RunningStack) -> None:
+    """Nothing of the run is lost: its results are printed, and the file can be written elsewhere."""
+    report = Path("/proc/report.html")
+    done = stack.modyn("run", stack.pipeline_file("sound"), "--report", report)
+    assert done.returncode == 1
+    assert f"error: cannot write {report}: No such file or directory; choose another place" in done.stderr
+    assert "state      finished" in done.stdout
+    with stack.client() as client:
+        model = client.models()[0].version.model_id
+    done = stack.modyn("models", "export", model, "/proc/model.safetensors")
+    assert done.returncode == 1
+    assert done.stderr == "error: cannot write /proc/model.safetensors: No such file or directory; choose another place\n"
+
+
 @pytest.fixture
 def own_stack() -> Iterator[RunningStack]:
     """A stack whose PostgreSQL may be taken away."""
