@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.orm import Session
 
 from modyn.config.system import SystemConfig
+from modyn.db.documents import from_json, to_json
 from modyn.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -104,7 +105,11 @@ def open_database(config: SystemConfig, schema: str, migrations_package: str) ->
     Two services that start at once do not migrate twice. Raises UnavailableError when PostgreSQL cannot be reached.
     """
     engine = create_engine(
-        sqlalchemy_url(config.resolved_database_url()), connect_args={"connect_timeout": 10}, **cast("Any", _POOL)
+        sqlalchemy_url(config.resolved_database_url()),
+        connect_args={"connect_timeout": 10},
+        json_serializer=to_json,
+        json_deserializer=from_json,
+        **cast("Any", _POOL),
     )
     database = Database(engine, schema)
     with database._reachable(), engine.begin() as connection:

@@ -47,7 +47,9 @@ def _out(value: Any) -> Any:
 
 def _back(value: Any) -> Any:
     match value:
-        case float() if value.is_integer():
+        case int() if abs(value) > _EXACT:
+            return float(value)  # It was one: an integer of this size travels as text.
+        case float() if value.is_integer() and abs(value) <= _EXACT:
             return int(value)
         case str() if value.startswith(_BIG_INT):
             return int(value.removeprefix(_BIG_INT))

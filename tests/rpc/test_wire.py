@@ -30,6 +30,13 @@ def test_a_section_survives_the_wire(section: dict[str, object]) -> None:
     assert back == section
 
 
+def test_a_number_too_large_for_exact_integers_keeps_its_type() -> None:
+    """A learning rate of 1e38 is no integer of 39 digits; PyTorch would not take that."""
+    back = from_struct(to_struct({"lr": 1e38, "negative": -1e300, "seed": 2**63 - 1, "whole": 3.0}))
+    assert back == {"lr": 1e38, "negative": -1e300, "seed": 2**63 - 1, "whole": 3}
+    assert {name: type(value) for name, value in back.items()} == {"lr": float, "negative": float, "seed": int, "whole": int}
+
+
 @given(st.lists(st.tuples(INT64, INT64, INT64), max_size=20), st.booleans())
 def test_a_batch_survives_the_wire(rows: list[tuple[int, int, int]], float_labels: bool) -> None:
     keys, timestamps, labels = (np.array(column, np.int64) for column in (zip(*rows, strict=True) if rows else ([], [], [])))

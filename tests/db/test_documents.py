@@ -1,0 +1,53 @@
+"""Every document comes back from PostgreSQL as it went in, also one with numbers that JSON does not have."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import Column, Integer, MetaData, Table, create_engine, insert, select, text
+from sqlalchemy.dialects.postgresql import JSONB
+
+from modyn.config.system import SystemConfig
+from modyn.db.documents import from_json, to_json
+from modyn.db.engine import open_database, sqlalchemy_url
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+DOCUMENTS = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=10)
+
+
+def same(a: Any, b: Any) -> bool:
+    match a, b:
+        case dict(), dict():
+            return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+        case list(), list():
+            return len(a) == len(b) and all(map(same, a, b))
+        case float(), float() if math.isnan(a):
+            return math.isnan(b)
+    return type(a) is type(b) and bool(a == b)
+
+
+@given(DOCUMENTS)
+def test_a_document_survives(document: Any) -> None:
+    written = to_json(document)
+    assert same(from_json(written), document)
+    assert same(from_json(written.encode()), document)
+    assert "NaN" not in written or "NaN" in str(document)
+
+
+def test_postgres_takes_what_json_does_not(system_config: SystemConfig) -> None:
+    document = {"loss": float("nan"), "epoch_losses": [1.5, float("inf"), float("-inf")], "text": "$float: no number"}
+    database = open_database(system_config, "supervisor", "modyn.supervisor.migrations")
+    documents = Table("documents", MetaData(schema="supervisor"), Column("id", Integer), Column("document", JSONB))
+    documents.create(database.engine)
+    with database.session() as session:
+        session.execute(insert(documents).values(id=1, document=document))
+    with database.session() as session:
+        assert same(session.execute(select(documents.c.document)).scalar_one(), document)
+    database.close()
+    plain = create_engine(sqlalchemy_url(system_config.resolved_database_url()))
+    with plain.connect() as connection:
+        assert connection.scalar(text("SELECT document->>'loss' FROM supervisor.documents")) == "$float:nan"
+    plain.dispose()
