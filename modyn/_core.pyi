@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from modyn.errors import DataError
 
-type_Path = str | bytes | os.PathLike[str]
+PathLike = str | bytes | os.PathLike[str]
 
 class FileAccessError(DataError):
     """Bytes that were asked for cannot be read."""
@@ -42,7 +42,7 @@ class Gatherer:
     def __init__(self, max_open_files: int = 256, num_threads: int = 1) -> None: ...
     def gather(
         self,
-        paths: Sequence[type_Path],
+        paths: Sequence[PathLike],
         file_index: npt.NDArray[np.uint32],
         offsets: npt.NDArray[np.int64],
         lengths: npt.NDArray[np.int64] | int,
@@ -60,7 +60,7 @@ class CsvIndexer:
 
     def __init__(
         self,
-        path: type_Path,
+        path: PathLike,
         *,
         start: int = 0,
         first_row: int = 0,
@@ -88,7 +88,7 @@ class CsvIndexer:
         """Bytes of the file that are behind the rows given so far, their line breaks included."""
 
 def stat_and_read_numbers(
-    paths: Sequence[type_Path], number_paths: Sequence[type_Path], floats: bool, num_threads: int = 1
+    paths: Sequence[PathLike], number_paths: Sequence[PathLike], floats: bool, num_threads: int = 1
 ) -> tuple[
     npt.NDArray[np.int64],
     npt.NDArray[np.int64],
@@ -98,5 +98,5 @@ def stat_and_read_numbers(
     """Sizes (bytes), modification times (ns) of `paths`, the one number that each file of `number_paths` holds, and, by position, the
     pairs that failed: (path at fault, reason)."""
 
-def map_file(path: type_Path) -> npt.NDArray[np.uint8]:
+def map_file(path: PathLike) -> npt.NDArray[np.uint8]:
     """A read-only map of a whole file that does not keep a file descriptor. For our own immutable files only. Raises FileAccessError."""

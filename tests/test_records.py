@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -25,7 +27,7 @@ def test_columns_of_different_length_are_refused() -> None:
 def test_slices_put_together_are_the_whole(num: int, cuts: list[int]) -> None:
     whole = batch(num)
     bounds = [0, *sorted(min(cut, num) for cut in cuts), num]
-    again = SampleBatch.concatenate([whole.slice(a, b) for a, b in zip(bounds, bounds[1:], strict=False)])
+    again = SampleBatch.concatenate([whole.slice(a, b) for a, b in itertools.pairwise(bounds)])
     for column in ("keys", "timestamps", "labels"):
         np.testing.assert_array_equal(getattr(again, column), getattr(whole, column))
     assert len(again) == num

@@ -74,7 +74,11 @@ BY_TIME = [1, 5, 4, 2, 3, 7, 6, 0]
 
 
 def test_the_file_formats_are_listed(storage: RunningStorage) -> None:
-    assert [plugin.id for plugin in storage.client.plugins()] == ["BinaryFileWrapper", "CsvFileWrapper", "SingleSampleFileWrapper"]
+    assert [plugin.id for plugin in storage.client.plugins()] == [
+        "BinaryFileWrapper",
+        "CsvFileWrapper",
+        "SingleSampleFileWrapper",
+    ]
 
 
 def test_intervals_are_replayed_by_time_then_key(service: Real | Fake) -> None:
