@@ -201,6 +201,20 @@ def test_detach_stop_and_resume(stack: RunningStack) -> None:
     assert [t["num_keys"] for t in answer(stack, "show", run_id)["triggers"]] == [50, 50]
 
 
+def test_manual_evaluations_are_made_when_asked_for(stack: RunningStack) -> None:
+    file = stack.pipeline_file("cli", evaluation=tiny_evaluation("cli", handler="later", execution_time="manual"))
+    run_id = stack.modyn("run", file).stderr.split()[1]
+    assert answer(stack, "show", run_id)["evaluations"] == []
+    done = stack.modyn("evaluate", run_id)
+    assert done.returncode == 0, done.stderr
+    assert "# Accuracy on cli (later); * = currently active model" in done.stdout
+    assert len(answer(stack, "show", run_id)["evaluations"]) == 4
+    unknown = stack.modyn("evaluate", run_id, "--handler", "latter")
+    assert unknown.returncode == 1
+    assert "latter" in unknown.stderr
+    assert "later" in unknown.stderr
+
+
 def test_the_stream_can_be_cut(stack: RunningStack) -> None:
     done = stack.modyn("run", stack.pipeline_file("cli"), "--from", "1970-01-02", "--to", "1970-01-03", "--max-triggers", "1")
     assert done.returncode == 0, done.stderr
@@ -299,7 +313,11 @@ def test_a_reader_that_leaves_is_no_error(stack: RunningStack) -> None:
 
 
 def test_without_services_commands_say_so_at_once(tmp_path: Path, stack: RunningStack) -> None:
-    done = stack.modyn("--state-dir", tmp_path / "nothing", "ps", environment={"MODYN_CONFIG": "/dev/null"})
+    done = stack.modyn("--state-dir", tmp_path / "nothing", "ps")
     assert done.returncode == 1
     assert done.stderr.startswith(f"error: no services run in {tmp_path / 'nothing'}: start them with `modyn up`")
     assert not (tmp_path / "nothing").exists()
+    status = stack.modyn("--state-dir", tmp_path / "nothing", "status", "--json")
+    assert status.returncode == 1
+    assert [row["healthy"] for row in json.loads(status.stdout)] == [False] * 6
+    assert "no services run in" in stack.modyn("--state-dir", tmp_path / "nothing", "down").stderr
