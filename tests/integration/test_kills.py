@@ -170,7 +170,7 @@ def moments_of(house: House, run_id: str) -> Iterator[Moments]:
             follower.join(PATIENCE_S)
 
 
-def disturb(house: House, strike: Callable[[], None], num_strikes: int, seed: str, *, most_events: int = 14) -> None:
+def disturb(house: House, strike: Callable[[], None], num_strikes: int, seed: str, *, most_events: int = 11) -> None:
     """Strikes at random moments, in as many runs as it takes, and checks each of them."""
     chance = random.Random(seed)
     done = 0
