@@ -5,6 +5,7 @@ Must start no threads, and must not fail: what is wrong with a package of a user
 
 from __future__ import annotations
 
+import grpc._channel  # imported by the first channel that is opened
 import safetensors.torch
 import structlog
 import torch._dynamo  # imported by every optimizer of PyTorch when it is made, which takes a second
@@ -20,7 +21,7 @@ from modyn.models import MODELS
 from modyn.trainer_server.downsampling import DOWNSAMPLING
 from modyn.trainer_server.registries import OPTIMIZERS, SCHEDULERS
 
-PRELOADED = (safetensors.torch, torch._dynamo, modyn.models, modyn.trainer_server)
+PRELOADED = (grpc._channel, safetensors.torch, torch._dynamo, modyn.models, modyn.trainer_server)
 _logger = structlog.get_logger("preload")
 
 for registry in (MODELS, OPTIMIZERS, SCHEDULERS, DOWNSAMPLING):

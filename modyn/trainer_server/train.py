@@ -7,7 +7,8 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -151,19 +152,21 @@ def train(job: TrainingJob, report: Report) -> Trained:
 def run_training(request: TrainingRequest, around: Surroundings, report: Report) -> Trained:
     """Train what `request` asks for and store it. Goes on from a checkpoint of the same training if there is one."""
     config = load_section(TrainingConfig, request.pipeline["training"], "training")
-    trigger_set = around.trigger_sets.trigger_set(request.run_id, request.trigger_id)
-    if trigger_set.num_keys == 0:
-        raise InvalidArgumentError(
-            "the trigger set is empty, there is nothing to train on: see that the selection strategy leaves samples, and that the "
-            "trigger does not fire without new ones"
-        )
-    task = Task(request, config, around, trigger_set)
-    checkpoint = load_checkpoint(task.checkpoint_path, task.identity()) if config.checkpointing.activated else None
-    # Without a seed one is drawn, so that a training which goes on after a crash serves its samples in the order in which it began.
-    seed = checkpoint["seed"] if checkpoint else task.asked_seed if task.asked_seed is not None else secrets.randbits(62)
-    _prepare(config, deterministic=task.asked_seed is not None)
-    seed_everything(derived_seed(seed, request.trigger_id, _WEIGHTS))
-    model, parent = _initial_model(task)
+    with _parent_on_its_way(request, config, around) as parent_weights:
+        trigger_set = around.trigger_sets.trigger_set(request.run_id, request.trigger_id)
+        if trigger_set.num_keys == 0:
+            raise InvalidArgumentError(
+                "the trigger set is empty, there is nothing to train on: see that the selection strategy leaves samples, and that the "
+                "trigger does not fire without new ones"
+            )
+        task = Task(request, config, around, trigger_set)
+        checkpoint = load_checkpoint(task.checkpoint_path, task.identity()) if config.checkpointing.activated else None
+        # Without a seed one is drawn, so that a training which goes on after a crash serves its samples in the order in which it began.
+        seed = checkpoint["seed"] if checkpoint else task.asked_seed if task.asked_seed is not None else secrets.randbits(62)
+        _prepare(config, deterministic=task.asked_seed is not None)
+        seed_everything(derived_seed(seed, request.trigger_id, _WEIGHTS))
+        parent = parent_weights()
+        model = _initial_model(task, parent)
     parts = _parts(task, model)
     if config.keep_optimizer_state and parent is not None:
         _take_over_optimizers(task, parts, parent.version)
@@ -253,24 +256,44 @@ def _prepare(config: TrainingConfig, *, deterministic: bool) -> None:
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
-def _initial_model(task: Task) -> tuple[torch.nn.Module, StoredModel | None]:
+@contextmanager
+def _parent_on_its_way(
+    request: TrainingRequest, config: TrainingConfig, around: Surroundings
+) -> Iterator[Callable[[], StoredModel | None]]:
+    """Fetches the model to start from while the training is prepared; call what is given to wait for it. None: initial weights.
+    Its file is gone when the block ends."""
+    parent_id = request.parent_model_id
+    if parent_id is None and config.initial_model == "pretrained":
+        parent_id = config.initial_model_id
+    if parent_id is None:
+        yield lambda: None
+        return
+    into = _weights_path(request, around, "parent")
+    with ThreadPoolExecutor(1, thread_name_prefix="parent") as fetching:
+        stored = fetching.submit(around.models.get, parent_id, into)
+        try:
+            yield stored.result
+        except NotFoundError as error:
+            if stored.done() and stored.exception() is error:
+                raise NotFoundError(f"the model to start from does not exist: {error.message}") from error
+            raise
+        finally:
+            wait([stored])
+            into.unlink(missing_ok=True)
+
+
+def _initial_model(task: Task, parent: StoredModel | None) -> torch.nn.Module:
     """The network on its device, with the weights of the parent if there is one."""
     section = task.request.pipeline["model"]
     model = build_model(section["id"], section.get("config") or {})
-    parent_id = task.request.parent_model_id
-    if parent_id is None and task.config.initial_model == "pretrained":
-        parent_id = task.config.initial_model_id
-    parent = None
-    if parent_id is not None:
-        into = task.weights_path("parent")
-        try:
-            parent = task.around.models.get(parent_id, into)
-            load_weights(model, into)
-        except NotFoundError as error:
-            raise NotFoundError(f"the model to start from does not exist: {error.message}") from error
-        finally:
-            into.unlink(missing_ok=True)
-    return model.to(task.config.device), parent
+    if parent is not None:
+        load_weights(model, parent.path)
+    return model.to(task.config.device)
+
+
+def _weights_path(request: TrainingRequest, around: Surroundings, kind: str) -> Path:
+    around.folder.mkdir(parents=True, exist_ok=True)
+    return around.folder / f"{request.run_id}.{request.trigger_id}.{kind}.safetensors"
 
 
 def _parts(task: Task, model: torch.nn.Module) -> Parts:
@@ -315,7 +338,7 @@ def _store(task: Task, parts: Parts, parent: StoredModel | None, result: dict[st
     """Save the weights first of all; then the optimizers, so that whoever sees the model finds what belongs to it; then put it.
     The checkpoint goes last: until the model is stored it is what a next attempt starts from."""
     started = perf_counter()
-    request, path = task.request, task.weights_path("trained")
+    request, path = task.request, _weights_path(task.request, task.around, "trained")
     try:
         save_weights(parts.model, path)
         if task.config.keep_optimizer_state:
