@@ -14,6 +14,7 @@ import warnings
 from importlib.util import find_spec
 from pathlib import Path
 
+from modyn.durable import sync
 from modyn.errors import CorruptStateError, UnavailableError
 from modyn.local.process import alive, spawn, stop_process
 
@@ -54,6 +55,8 @@ class PostgresServer:
         """
         self._prepare_folders()
         self._end_leftover()
+        for leftover in self.folder.glob("data.new*"):
+            shutil.rmtree(leftover, ignore_errors=True)
         if not (self._data / "PG_VERSION").exists():
             self._initialise()
         deadline = time.monotonic() + _START_PATIENCE_S
@@ -70,7 +73,6 @@ class PostgresServer:
     def _prepare_folders(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._socket_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._data.mkdir(mode=0o700, exist_ok=True)
         if self._user is None:
             return
         # PostgreSQL refuses to run as root, so it gets a user of its own, which must be able to reach binaries and folders.
@@ -81,12 +83,17 @@ class PostgresServer:
 
         ensure_user_exists(self._user)
         install = _binary("postgres").parent.parent
-        for path in (self._data, self._socket_dir, install / "bin"):
+        for path in (self.folder, self._socket_dir, install / "bin"):
             ensure_prefix_permissions(path)
+        self.folder.chmod(self.folder.stat().st_mode | 0o055)
         ensure_folder_permissions(install / "bin", 0o055)
         ensure_folder_permissions(install / "lib", 0o044)
-        entry = pwd.getpwnam(self._user)
         for path in (self._data, self._socket_dir):
+            self._give_to_user(path)
+
+    def _give_to_user(self, path: Path) -> None:
+        if self._user is not None and path.exists():
+            entry = pwd.getpwnam(self._user)
             if path.stat().st_uid != entry.pw_uid:
                 shutil.chown(path, entry.pw_uid, entry.pw_gid)
 
@@ -109,24 +116,25 @@ class PostgresServer:
             time.sleep(0.05)
 
     def _initialise(self) -> None:
-        # Into a folder that is renamed when it is complete: an interrupted first start leaves nothing half-made.
-        for entry in self._data.iterdir():
-            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-        command = [
-            str(_binary("initdb")),
-            "--auth=trust",
-            "--encoding=utf8",
-            "--locale=C",
-            "--no-instructions",
-            "--no-sync",
-            "-U",
-            "postgres",
-        ]
-        process = spawn([*command, "-D", str(self._data)], self.folder / "log", user=self._user, cwd=self.folder)
+        """Makes `data` complete or not at all: initdb writes, and syncs, a folder beside it, which is then renamed."""
+        if self._data.exists() and any(self._data.iterdir()):
+            raise CorruptStateError(
+                f"{self._data} holds files but no PG_VERSION, so it is no complete database; "
+                f"restore it from a backup, or move it away to begin with an empty one"
+            )
+        # A name of its own: children of an initdb that was killed may still write to theirs for a moment.
+        fresh = Path(tempfile.mkdtemp(prefix="data.new-", dir=self.folder))
+        self._give_to_user(fresh)
+        command = [str(_binary("initdb")), "--auth=trust", "--encoding=utf8", "--locale=C", "--no-instructions", "-U", "postgres"]
+        process = spawn(
+            [*command, "-D", str(fresh)], self.folder / "log", death_signal=signal.SIGKILL, user=self._user, cwd=self.folder
+        )
         if process.wait() != 0:
             raise CorruptStateError(
-                f"PostgreSQL could not initialise {self._data}; the end of {self.folder / 'log'} says why:\n{self._log_tail()}"
+                f"PostgreSQL could not initialise {fresh}; the end of {self.folder / 'log'} says why:\n{self._log_tail()}"
             )
+        fresh.replace(self._data)
+        sync(self.folder)
 
     def _came_up(self, deadline: float) -> bool:
         """Starts a postmaster; whether it answers (True) or ended by itself (False). Raises UnavailableError after `deadline`."""

@@ -10,8 +10,10 @@ import time
 from pathlib import Path
 
 import psycopg2
+import pytest
 import redis
 
+from modyn.errors import CorruptStateError
 from modyn.local.postgres import PostgresServer
 from modyn.local.process import alive
 from modyn.local.redis import RedisServer
@@ -59,6 +61,38 @@ def test_postgres_ends_with_its_parent(tmp_path: Path) -> None:
     while alive(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not alive(pid)
+
+
+def test_a_first_start_that_was_killed_leaves_nothing_half_made(tmp_path: Path) -> None:
+    program = (
+        "from pathlib import Path; from modyn.local.postgres import PostgresServer\n"
+        f"PostgresServer(Path({str(tmp_path)!r})).start()"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program])
+    give_up = time.monotonic() + 20
+    while not any(tmp_path.glob("data*/PG_VERSION")):
+        assert time.monotonic() < give_up
+        time.sleep(0.001)
+    parent.kill()
+    parent.wait()
+    assert not (tmp_path / "data").exists(), "initdb was not done"
+    # What a crash of the machine leaves: initdb could not clean up, and the version stands there already.
+    half_made = tmp_path / "data.new-gone"
+    half_made.mkdir()
+    (half_made / "PG_VERSION").write_text("18\n")
+    server = PostgresServer(tmp_path)
+    server.start()
+    assert query(server.url, "SELECT 1") == (1,)
+    server.stop()
+    assert not half_made.exists()
+
+
+def test_files_that_are_no_database_are_not_deleted(tmp_path: Path) -> None:
+    precious = tmp_path / "data" / "base"
+    precious.mkdir(parents=True)
+    with pytest.raises(CorruptStateError, match="holds files but no PG_VERSION"):
+        PostgresServer(tmp_path).start()
+    assert precious.exists()
 
 
 def test_redis_answers(tmp_path: Path) -> None:
