@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from modyn.config.base import Problem, Section, check_section
 from modyn.errors import ConfigError
@@ -21,7 +21,7 @@ class FullModelStrategy(Section):
         "BinaryFullModel (raw weights, architecture needed to load)",
     )
     zip: bool = Field(False, description="compress the file")
-    zip_algorithm: Literal["ZIP_DEFLATED", "zstd"] = Field("ZIP_DEFLATED", description="how it is compressed")
+    zip_algorithm: Literal["ZIP_DEFLATED", "zstd"] = Field("ZIP_DEFLATED", description="how it is compressed; needs `zip: true`")
     config: dict[str, Any] = Field(default_factory=dict, description="options of a format that has some")
 
     @field_validator("name")
@@ -33,6 +33,12 @@ class FullModelStrategy(Section):
             raise ValueError(error.message) from error
         return value
 
+    @model_validator(mode="after")
+    def _compressed_at_all(self) -> Self:
+        if not self.zip and "zip_algorithm" in self.model_fields_set:
+            raise ValueError(f"zip_algorithm is {self.zip_algorithm}, but zip is false: set zip: true, or remove zip_algorithm")
+        return self
+
 
 class ModelStorageSection(Section):
     """How model versions are stored."""
@@ -42,8 +48,17 @@ class ModelStorageSection(Section):
         None, description="store versions as differences to their parents; not available yet"
     )
     full_model_interval: int | None = Field(
-        None, ge=1, description="every n-th version is stored whole; without an incremental strategy, each is"
+        None, ge=1, description="every n-th version is stored whole; needs an incremental strategy, not available yet"
     )
+
+    @field_validator("full_model_interval")
+    @classmethod
+    def _between_increments(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and info.data.get("incremental_model_strategy") is None:
+            raise ValueError(
+                f"{value} has no effect without an incremental_model_strategy: every version is stored whole; remove it"
+            )
+        return value
 
     @field_validator("incremental_model_strategy", mode="before")
     @classmethod

@@ -31,8 +31,8 @@ class StorageClient(ServiceClient):
 
     _Stub = storage_pb2_grpc.StorageStub
 
-    def __init__(self, endpoint: Endpoint, retry_s: float = RETRY_S) -> None:
-        super().__init__(endpoint)
+    def __init__(self, endpoint: Endpoint, retry_s: float = RETRY_S, wait_s: float = 10.0) -> None:
+        super().__init__(endpoint, wait_s)
         self._retry_s = retry_s
 
     def register_dataset(self, config: DatasetConfig) -> DatasetInfo:

@@ -207,8 +207,10 @@ class PayloadClient:
         on_missing="skip". DataError names file and offset of what cannot be read.
         """
         keys = np.ascontiguousarray(keys, dtype=np.int64)
-        for first in range(0, len(keys), KEYS_PER_REQUEST):
-            yield from self._fetch(PayloadRequest(dataset, keys[first : first + KEYS_PER_REQUEST], on_missing))
+        # 8 bytes a key and some kilobytes around them: storage takes no larger request.
+        at_once = min(KEYS_PER_REQUEST, (self._endpoint.max_message_bytes - 4096) // 8)
+        for first in range(0, len(keys), at_once):
+            yield from self._fetch(PayloadRequest(dataset, keys[first : first + at_once], on_missing))
 
     def _fetch(self, request: PayloadRequest) -> Iterator[Payloads]:
         """One request, gone on with behind the last batch received when the connection breaks."""

@@ -11,7 +11,7 @@ from prometheus_client import Histogram
 from pyarrow import flight
 
 from modyn.config.system import Endpoint
-from modyn.errors import ModynError, UnavailableError
+from modyn.errors import InvalidArgumentError, ModynError, UnavailableError
 from modyn.rpc.logs import get_logger
 from modyn.rpc.security import check_exposure, read_pem, token_matches
 from modyn.rpc.status import TOKEN_KEY
@@ -39,7 +39,7 @@ class PayloadServer:
         if certificate is not None and key is not None and not endpoint.is_unix:
             options["tls_certificates"] = [(read_pem(certificate, "tls_cert"), read_pem(key, "tls_key"))]
         try:
-            self._server = _Server(location(endpoint), store, self._reader, options)
+            self._server = _Server(location(endpoint), store, self._reader, endpoint.max_message_bytes, options)
         except (pa.ArrowException, OSError) as error:
             self._reader.close()
             raise UnavailableError(
@@ -58,20 +58,30 @@ class PayloadServer:
 
 
 class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
-    def __init__(self, uri: str, store: Store, reader: PayloadReader, options: dict[str, Any]) -> None:
+    def __init__(self, uri: str, store: Store, reader: PayloadReader, max_ticket_bytes: int, options: dict[str, Any]) -> None:
         self._store = store
+        self._max_ticket_bytes = max_ticket_bytes
         self._reader = reader
         self.stopping = threading.Event()
         super().__init__(uri, **options)
 
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.GeneratorStream:
         try:
+            self._check_size(ticket.ticket)
             request = PayloadRequest.from_ticket(ticket.ticket)
             dataset = self._store.dataset(request.dataset)
             schema = payload_schema(dataset.row.float_labels)
             return flight.GeneratorStream(schema, self._batches(request, schema))
         except ModynError as error:
             raise error_to_flight(error) from error
+
+    def _check_size(self, ticket: bytes) -> None:
+        # Flight itself takes a message of any size; what is refused here was held in memory once, and is not unpacked.
+        if len(ticket) > self._max_ticket_bytes:
+            raise InvalidArgumentError(
+                f"a payload request of {len(ticket)} bytes is too large for storage, which takes {self._max_ticket_bytes}: ask for "
+                "fewer keys at once, or raise storage.max_message_bytes in the system file"
+            )
 
     def _batches(self, request: PayloadRequest, schema: pa.Schema) -> Iterator[tuple[pa.RecordBatch, bytes]]:
         try:

@@ -47,7 +47,7 @@ def build_optimizers(model: nn.Module, configs: Sequence[OptimizerConfig]) -> di
                 if other != where:
                     raise ConfigError(f"{where}: '{group.module}' holds parameters that {other} has already; groups are disjoint")
             groups.append({"params": parameters, **group.config})
-        found[config.name] = _constructed(_optimizer_class(config, path), path, "param_groups.*.config", groups)
+        found[config.name] = _constructed(_optimizer_class(config, path), path, "param_groups", groups)
     return found
 
 
@@ -215,7 +215,7 @@ def _constructed(kind: Any, path: str, options_at: str, *arguments: Any, **optio
     """`kind(*arguments, **options)`; whatever it complains of is told with the path of its options."""
     try:
         if arguments and isinstance(arguments[0], list):
-            _check_group_options(kind, arguments[0])
+            _check_group_options(kind, arguments[0], f"{path}.{options_at}")
         return kind(*arguments, **options)
     except ModynError:
         raise
@@ -224,16 +224,53 @@ def _constructed(kind: Any, path: str, options_at: str, *arguments: Any, **optio
         raise ConfigError(f"{path}.{options_at}: {kind.__name__} refuses its options: {error}. It takes: {allowed}") from error
 
 
-def _check_group_options(kind: Any, groups: list[dict[str, Any]]) -> None:
+def _check_group_options(kind: Any, groups: list[dict[str, Any]], path: str) -> None:
     """An optimizer takes whatever stands in a group; its constructor knows which options and values there are."""
     parameters = inspect.signature(kind).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    for group in groups:
+    allowed = ", ".join(list(parameters)[1:])
+    for i, group in enumerate(groups):
+        where = f"{path}.{i}.config"
         options = {name: value for name, value in group.items() if name != "params"}
         for name in options:
             if name not in parameters and not takes_all:
-                raise ValueError(f"there is no option '{name}'{nearest(name, list(parameters))}")
-        kind(group["params"], **options)
+                raise ConfigError(
+                    f"{where}.{name}: there is no option '{name}'{nearest(name, list(parameters))} Allowed: {allowed}"
+                )
+        error = _refusal(kind, group["params"], options)
+        if error is None:
+            continue
+        for name, value in options.items():
+            alone = _refusal(kind, group["params"], {name: value})
+            if alone is not None and str(alone) == str(error):
+                raise ConfigError(f"{where}.{name}: {_told_value(kind, value, parameters.get(name), alone)}") from alone
+        raise ConfigError(f"{where}: {kind.__name__} refuses its options: {error}. It takes: {allowed}") from error
+
+
+def _refusal(kind: Any, parameters: Any, options: Mapping[str, Any]) -> Exception | None:
+    try:
+        kind(parameters, **options)
+    except Exception as error:  # noqa: BLE001  (a class of a user may raise anything)
+        return error
+    return None
+
+
+def _told_value(kind: Any, value: Any, parameter: inspect.Parameter | None, error: Exception) -> str:
+    """What is wrong with the value of one option, and what is expected instead."""
+    default = None if parameter is None or parameter.default is parameter.empty else parameter.default
+    if isinstance(value, str):
+        try:
+            number = float(value)
+        except ValueError:
+            expected = "a number" if isinstance(default, int | float) else "another value"
+        else:
+            return f"'{value}' is a text in YAML, a number is expected: write {number!r} (1e-3 needs a point, 1.0e-3)"
+    else:
+        expected = "another value"
+    example = "" if default is None else f", for example {default!r}"
+    # What Python says of a text where it wants a number helps nobody.
+    reason = "" if isinstance(value, str) and isinstance(error, TypeError) else f"{kind.__name__} refuses its options: {error}; "
+    return f"{value!r} is wrong: {reason}{expected} is expected{example}"
 
 
 def _as_tensor(name: str, value: Any) -> Any:

@@ -15,7 +15,7 @@ from modyn.model_storage.section import ModelStorageSection, validate_section
         None,
         {},
         {"full_model_strategy": {"name": "PyTorchFullModel", "zip": True, "zip_algorithm": "zstd"}},
-        {"full_model_strategy": {"name": "BinaryFullModel", "zip": True}, "full_model_interval": 5},
+        {"full_model_strategy": {"name": "BinaryFullModel", "zip": True}, "full_model_interval": None},
         {"incremental_model_strategy": None},
     ],
 )
@@ -38,6 +38,9 @@ def test_default_is_safetensors_without_compression() -> None:
         ({"full_model_strategy": {"config": {"a": 1}}}, "full_model_strategy.config.a", "there is no such key"),
         ({"full_model_interval": 0}, "full_model_interval", "greater than or equal to 1"),
         ({"incremental_model_strategy": {"name": "WeightsDifference"}}, "incremental_model_strategy", "not available yet"),
+        ({"full_model_interval": 5}, "full_model_interval", "no effect without an incremental_model_strategy"),
+        ({"full_model_strategy": {"zip_algorithm": "zstd"}}, "full_model_strategy", "zip_algorithm is zstd, but zip is false"),
+        ({"full_model_strategy": {"zip": False, "zip_algorithm": "zstd"}}, "full_model_strategy", "set zip: true"),
         ({"full_model": {}}, "full_model", "did you mean 'full_model"),
         ([1], None, "dictionary"),
     ],

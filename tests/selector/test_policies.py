@@ -15,6 +15,7 @@ from modyn.selector.selection import SELECTION, build_strategy, check_strategy
 from modyn.selector.window import Selection, SelectionContext, Window, uniform
 from modyn.testing.fake_selector import FakeSelectorClient
 from modyn.testing.selection_checks import MemoryReader, check_presampling, check_selection
+from modyn.trainer_server.downsampling import check_downsampling
 
 SELECTION_OPTIONS: dict[str, list[dict[str, Any]]] = {
     "NewDataStrategy": [
@@ -225,6 +226,24 @@ def test_names_of_the_format_that_are_still_to_come_say_so() -> None:
     for name in PRESAMPLING.not_yet:
         section = {"name": "CoresetStrategy", "maximum_keys_in_memory": 9, "presampling_config": {"strategy": name}}
         assert "not available yet" in check_strategy(section)[0].message
+
+
+def test_options_that_would_have_no_effect_are_refused_once() -> None:
+    forced = {"force_column_balancing": True, "force_required_target_size": True}
+    section: dict[str, Any] = {
+        "name": "CoresetStrategy",
+        "maximum_keys_in_memory": 9,
+        "downsampling_list": [{"strategy": "Loss"}],
+    }
+    section["presampling_config"] = {"strategy": "Random", "ratio": 3, **forced}
+    problems = check_strategy(section)
+    assert [problem.path for problem in problems] == [
+        "selection_strategy.downsampling_list",
+        "selection_strategy.presampling_config.force_column_balancing",
+        "selection_strategy.presampling_config.force_required_target_size",
+    ]
+    assert all("not available yet" in problem.message for problem in problems)
+    assert check_downsampling(section) == []  # the trainer does not tell it a second time
 
 
 def test_sections_of_the_published_format_are_accepted() -> None:

@@ -203,6 +203,19 @@ def test_a_ticket_that_is_not_ours_is_refused(numbers: RunningStorage) -> None:
         PayloadRequest.from_ticket(b"x")
 
 
+def test_a_ticket_that_is_too_large_is_refused_and_the_server_goes_on(numbers: RunningStorage) -> None:
+    endpoint = Endpoint(address=f"unix:{numbers.config.run_dir}/small.sock", max_message_bytes=2**16)
+    server = PayloadServer(endpoint, numbers.store, 1)
+    try:
+        with PayloadClient(Endpoint(address=endpoint.address), retry_s=0) as client:
+            with pytest.raises(InvalidArgumentError, match=r"takes 65536: .* storage.max_message_bytes"):
+                list(client.fetch("numbers", np.zeros(10_000, np.int64)))
+        with PayloadClient(endpoint, retry_s=0) as client:  # one that knows the bound asks for less at once
+            check_paired(client.fetch("numbers", np.arange(10_000) % 1000), [key % 1000 for key in range(10_000)])
+    finally:
+        server.stop()
+
+
 def test_a_left_over_socket_is_taken_over_and_a_taken_port_is_told(numbers: RunningStorage, tmp_path: Path) -> None:
     path = numbers.config.run_dir / "left.sock"
     with socket.socket(socket.AF_UNIX) as dead:

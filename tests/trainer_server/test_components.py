@@ -104,7 +104,16 @@ def test_every_optimizer_of_torch_can_be_named() -> None:
         ({"param_groups": [{"module": "model.1"}]}, "has no parameters to optimize"),
         ({"param_groups": [{"module": "model"}, {"module": "model.0"}]}, r"param_groups\.1\.module: .*groups are disjoint"),
         ({"param_groups": [{"config": {"lrate": 1}}]}, "there is no option 'lrate', did you mean 'lr'"),
-        ({"param_groups": [{"config": {"lr": -1}}]}, "SGD refuses its options: Invalid learning rate"),
+        (
+            {"param_groups": [{"config": {"lr": -1}}]},
+            r"optimizers\.0\.param_groups\.0\.config\.lr: -1 is wrong: SGD refuses its options: Invalid learning rate",
+        ),
+        (
+            {"param_groups": [{"config": {"lr": "fast"}}]},
+            r"optimizers\.0\.param_groups\.0\.config\.lr: 'fast' is wrong: a number is expected, for example 0\.001",
+        ),
+        ({"param_groups": [{"config": {"lr": "1e-3"}}]}, r"param_groups\.0\.config\.lr: '1e-3' is a text in YAML.* write 0\.001"),
+        ({"param_groups": [{"config": {"nesterov": True}}]}, r"param_groups\.0\.config\.nesterov: True is wrong"),
     ],
 )
 def test_a_wrong_optimizer_is_named_with_its_path(fields: dict[str, Any], message: str) -> None:
@@ -239,7 +248,6 @@ def test_no_downsampling_changes_nothing(tmp_path: Path, config: dict[str, Any] 
         ({"downsampling_config": {"strategy": "Lost"}}, "there is no downsampling strategy 'Lost'"),
         ({"downsampling_config": {"strategy": "No", "ratio": 50}}, "selection_strategy.downsampling_config.ratio"),
         ({"downsampling_config": "No"}, "this is a mapping with the key `strategy`"),
-        ({"downsampling_list": []}, "not available yet"),
     ],
 )
 def test_other_downsampling_is_refused(selection: dict[str, Any], message: str) -> None:

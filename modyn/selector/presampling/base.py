@@ -17,10 +17,11 @@ class PresamplingConfig(Section):
     ratio_max: int = Field(100, ge=1, description="what `ratio` is a part of")
     ratio: int = Field(ge=1, description="share of the window to keep, in units of 1 / `ratio_max`")
     force_column_balancing: bool = Field(
-        False, description="give every value of the balanced column the same share, even if the target size is missed"
+        False,
+        description="give every value of the balanced column the same share, even if the target size is missed; not available yet",
     )
     force_required_target_size: bool = Field(
-        False, description="meet the target size exactly, even if the balance suffers; policies without a balance always do"
+        False, description="meet the target size exactly, even if the balance suffers; not available yet"
     )
 
     @field_validator("ratio")
@@ -28,6 +29,13 @@ class PresamplingConfig(Section):
     def _part_of_whole(cls, value: int, info: ValidationInfo) -> int:
         if value > info.data.get("ratio_max", value):
             raise ValueError(f"{value} is more than the whole; it must be at most ratio_max, {info.data['ratio_max']}")
+        return value
+
+    @field_validator("force_column_balancing", "force_required_target_size")
+    @classmethod
+    def _not_yet(cls, value: bool, info: ValidationInfo) -> bool:
+        if value:
+            raise ValueError(f"{info.field_name} is not available yet: no strategy here balances; remove this key")
         return value
 
     def target_size(self, num_samples: int) -> int:

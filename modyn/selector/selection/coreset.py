@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from modyn.config.base import Problem
 from modyn.selector.presampling import build_presampling, check_presampling
@@ -21,6 +21,14 @@ class CoresetConfig(SelectionConfig):
     downsampling_config: dict[str, Any] | None = Field(
         None, description="how the trainer picks among the candidates; validated by the trainer server"
     )
+    downsampling_list: None = Field(None, description="several downsampling strategies in turn; not available yet")
+
+    @field_validator("downsampling_list", mode="before")
+    @classmethod
+    def _one_for_all(cls, value: object) -> object:
+        if value is not None:
+            raise ValueError("several downsampling strategies in turn are not available yet; use downsampling_config")
+        return value
 
 
 class CoresetStrategy(SelectionPolicy):

@@ -22,8 +22,6 @@ _PATH: Final = "selection_strategy.downsampling_config"
 
 def check_downsampling(selection_strategy: Mapping[str, Any]) -> list[Problem]:
     """What is wrong in `selection_strategy.downsampling_config`; empty: nothing, or it is not there."""
-    if "downsampling_list" in selection_strategy:
-        return [Problem("selection_strategy.downsampling_list", "several downsampling strategies in turn are not available yet")]
     options = selection_strategy.get("downsampling_config")
     if options is None:
         return []
