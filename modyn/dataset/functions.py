@@ -69,7 +69,7 @@ def compile_function(text: str, name: str) -> UserFunction:
 def compile_transformation(text: str, name: str) -> UserFunction:
     """What the expression `text` evaluates to, or the importable object, called first if arguments are given or if it is a class.
 
-    Raises ConfigError that names the extra to install if torchvision is needed and missing, UserCodeError if the expression raises.
+    Raises ConfigError that names the package to install if torchvision is needed and missing, UserCodeError if the expression raises.
     """
     shown = f"{name} `{text.strip()}`"
     imported = imported_name(text)
@@ -127,8 +127,8 @@ def _extras(names: tuple[str, ...], shown: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in names:
         if name in EXTRAS:
-            package, extra = EXTRAS[name]
+            package = EXTRAS[name]
             if find_spec(package) is None:
-                raise ConfigError(f"{shown} needs {package}, which is not installed: pip install 'modyn[{extra}]'")
+                raise ConfigError(f"{shown} needs {package}, which is not installed: pip install {package}")
             found[name] = import_module(package if name == package else f"{package}.{name}")
     return found

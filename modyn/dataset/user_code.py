@@ -16,8 +16,8 @@ from typing import Any
 
 _IMPORTABLE = re.compile(r"\s*([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\s*(\(.*\))?\s*", re.DOTALL)
 
-EXTRAS = {"transforms": ("torchvision", "vision"), "torchvision": ("torchvision", "vision")}
-"""Names in transformation expressions: the package that they need, and the extra of ours that installs it."""
+EXTRAS = {"transforms": "torchvision", "torchvision": "torchvision"}
+"""Names in transformation expressions, and the package that they need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,7 @@ def missing_extras(transformations: Iterable[str]) -> list[str]:
         if imported_name(text) is None:
             tree = ast.parse(text.strip(), mode="eval")
             names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-            for name in sorted(names & EXTRAS.keys()):
-                package, extra = EXTRAS[name]
+            for package in sorted({EXTRAS[name] for name in names & EXTRAS.keys()}):
                 if find_spec(package) is None:
-                    found.append(f"'{text}' needs {package}, which is not installed: pip install 'modyn[{extra}]'")
+                    found.append(f"'{text}' needs {package}, which is not installed: pip install {package}")
     return found

@@ -12,6 +12,7 @@ from modyn.config.base import Problem, Section, check_section, load_section, ref
 from modyn.dataset.config import DataConfig
 from modyn.dataset.user_code import missing_extras
 from modyn.evaluator.metrics import METRICS, check_metric
+from modyn.workers.devices import missing_device
 
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
@@ -75,11 +76,17 @@ def check_evaluation(pipeline: Mapping[str, Any]) -> list[Problem]:
         return []
     if not isinstance(evaluation, Mapping):
         return [Problem("evaluation", f"{evaluation!r} is wrong: a section with device, datasets and handlers is expected")]
-    found = check_section(DeviceSection, {"device": evaluation["device"]}, "evaluation") if "device" in evaluation else []
+    found = _check_device(evaluation["device"]) if "device" in evaluation else []
     datasets = evaluation.get("datasets")
     if not isinstance(datasets, list) or not datasets:
         return [*found, Problem("evaluation.datasets", "is required: at least one dataset to evaluate on")]
     return found + [problem for i, d in enumerate(datasets) for problem in check_dataset(d, f"evaluation.datasets.{i}")]
+
+
+def _check_device(device: object) -> list[Problem]:
+    found = check_section(DeviceSection, {"device": device}, "evaluation")
+    missing = None if found else missing_device(str(device))
+    return [*found, *([Problem("evaluation.device", missing)] if missing else [])]
 
 
 def load_dataset(section: Mapping[str, Any], path: str = "evaluation.datasets") -> EvaluationDatasetConfig:

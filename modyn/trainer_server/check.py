@@ -13,12 +13,15 @@ import torch
 
 from modyn.config.base import Problem, check_section
 from modyn.dataset.config import DataConfig
+from modyn.dataset.user_code import missing_extras
 from modyn.errors import ConfigError
 from modyn.models.build import build_model, check_here
+from modyn.trainer_server.checkpoint import check_folder
 from modyn.trainer_server.components import build_criterion, build_optimizers, build_schedulers
 from modyn.trainer_server.config import TrainingConfig
 from modyn.trainer_server.downsampling import check_downsampling
 from modyn.workers import Report
+from modyn.workers.devices import missing_device
 
 
 def check(pipeline: Mapping[str, Any], _: Report) -> list[Problem]:
@@ -28,10 +31,29 @@ def check(pipeline: Mapping[str, Any], _: Report) -> list[Problem]:
     found += check_here(str(model.get("id", "")), model.get("config") or {}) if "model" in pipeline else []
     found += check_section(TrainingConfig, pipeline["training"], "training") if "training" in pipeline else []
     found += check_section(DataConfig, pipeline["data"], "data") if "data" in pipeline else []
+    if not any(problem.path.split(".")[0] == "data" for problem in found):
+        needed = missing_extras(DataConfig.model_validate(pipeline["data"]).all_transformations)
+        found += [Problem("data", message) for message in needed]
+    if not any(problem.path.split(".")[0] == "training" for problem in found):
+        found += check_here_and_now(TrainingConfig.model_validate(training))
     found += check_downsampling(_section(pipeline, "selection_strategy"))
     if not any(problem.path.split(".")[0] in ("model", "training") for problem in found):
         found += check_components(model, TrainingConfig.model_validate(training), _section(pipeline, "selection_strategy"))
     return sorted(set(found))
+
+
+def check_here_and_now(config: TrainingConfig) -> list[Problem]:
+    """What the machine of the trainer server lacks: a device, a folder that can be written to."""
+    found = []
+    missing = missing_device(config.device)
+    if missing:
+        found.append(Problem("training.device", missing))
+    if config.checkpointing.activated and config.checkpointing.path is not None:
+        try:
+            check_folder(config.checkpointing.path, keep=False)
+        except ConfigError as error:
+            found.append(_problem(error))
+    return found
 
 
 def check_components(model: Mapping[str, Any], config: TrainingConfig, selection: Mapping[str, Any]) -> list[Problem]:

@@ -6,9 +6,12 @@ A training that goes on from one has, on CPU, bit for bit the weights that it wo
 from __future__ import annotations
 
 import io
+import os
 import random
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Final
 
 import numpy as np
@@ -97,14 +100,34 @@ def load_checkpoint(path: Path, identity: Mapping[str, Any]) -> dict[str, Any] |
 
 def write_state(path: Path, state: Mapping[str, Any]) -> None:
     """Write `state` as the file `path`: after a crash the file is the old one or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, path.with_name(f".{path.name}.partial")) as file:
             torch.save(dict(state), file)
     except OSError as error:
         raise TrainingError(
-            f"cannot write {path}: {error.strerror}; free space there, or set training.checkpointing.path"
+            f"training.checkpointing.path: cannot write {path}: {error.strerror}; free space there, or name another folder"
         ) from error
+
+
+def check_folder(folder: Path, *, keep: bool = True) -> None:
+    """Raises ConfigError unless checkpoints can be written to `folder`, which is tried. keep: leave it there if it had to be made."""
+    missing = [folder, *folder.parents]
+    missing = missing[: next((i for i, at in enumerate(missing) if os.path.lexists(at)), 0)]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder) as file:
+            file.write(b"modyn")
+    except OSError as error:
+        raise ConfigError(
+            f"training.checkpointing.path: checkpoints cannot be written to the folder {folder}: {error.strerror}; name a folder that "
+            "the trainer server may write to, or leave `path` out: they are then kept below its state folder"
+        ) from error
+    finally:
+        if not keep:
+            for made in missing:
+                with suppress(OSError):  # another check or training may use it by now
+                    made.rmdir()
 
 
 def read_state(path: Path) -> dict[str, Any]:

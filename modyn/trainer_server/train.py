@@ -32,7 +32,15 @@ from modyn.models.weights import load_weights, save_weights
 from modyn.records import ModelVersion, RunId, TriggerSetInfo
 from modyn.rpc.logs import bind, configure_logs, get_logger
 from modyn.selector.client import SelectorClient
-from modyn.trainer_server.checkpoint import Checkpoints, load_checkpoint, read_state, restore, seed_everything, write_state
+from modyn.trainer_server.checkpoint import (
+    Checkpoints,
+    check_folder,
+    load_checkpoint,
+    read_state,
+    restore,
+    seed_everything,
+    write_state,
+)
 from modyn.trainer_server.client import TrainingRequest
 from modyn.trainer_server.components import build_criterion, build_optimizers, build_scaler, build_schedulers
 from modyn.trainer_server.config import TrainingConfig
@@ -42,6 +50,7 @@ from modyn.trainer_server.jobs import Trained, TrainingJob, checkpoint_path, scr
 from modyn.trainer_server.loop import Clock, Hook, Parts, Training
 from modyn.trainer_server.plan import TrainingPlan
 from modyn.workers import Report
+from modyn.workers.devices import missing_device
 
 PUT_PATIENCE_S: Final = 300.0
 """How long a finished training waits for a model storage that does not answer."""
@@ -152,6 +161,8 @@ def train(job: TrainingJob, report: Report) -> Trained:
 def run_training(request: TrainingRequest, around: Surroundings, report: Report) -> Trained:
     """Train what `request` asks for and store it. Goes on from a checkpoint of the same training if there is one."""
     config = load_section(TrainingConfig, request.pipeline["training"], "training")
+    if config.checkpointing.activated:
+        check_folder(checkpoint_path(around.folder, request).parent)
     with _parent_on_its_way(request, config, around) as parent_weights:
         trigger_set = around.trigger_sets.trigger_set(request.run_id, request.trigger_id)
         if trigger_set.num_keys == 0:
@@ -241,12 +252,9 @@ def _result(task: Task, training: Training, log: TrainingLog) -> dict[str, Any]:
 def _prepare(config: TrainingConfig, *, deterministic: bool) -> None:
     """Settings of PyTorch for this process."""
     if config.on_gpu:
-        if not torch.cuda.is_available():
-            raise ConfigError(f"training.device: '{config.device}', but PyTorch finds no CUDA device here; use cpu")
-        if torch.device(config.device).index is not None and torch.device(config.device).index >= torch.cuda.device_count():
-            raise ConfigError(
-                f"training.device: there is no '{config.device}', there are {torch.cuda.device_count()} CUDA devices"
-            )
+        missing = missing_device(config.device)
+        if missing:
+            raise ConfigError(f"training.device: {missing}")
     if deterministic:
         # cuBLAS reads this once, before its first use.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -21,7 +21,7 @@ def check(evaluation: object) -> list[str]:
 
 
 def test_valid_sections() -> None:
-    assert check({"device": "cuda:1", "datasets": [DATASET], "handlers": [{"anything": "of the supervisor's"}]}) == []
+    assert check({"device": "cpu", "datasets": [DATASET], "handlers": [{"anything": "of the supervisor's"}]}) == []
     assert not check(None)
     assert not check_evaluation({})
     assert load_dataset(DATASET).metric_labels() == ["Accuracy", "Top-2-Accuracy", "Precision"]
@@ -31,6 +31,7 @@ def test_valid_sections() -> None:
     ("evaluation", "path", "message"),
     [
         ({"device": "gpu", "datasets": [DATASET]}, "evaluation.device", "cpu, cuda or cuda:N"),
+        ({"device": "cuda:999", "datasets": [DATASET]}, "evaluation.device", "'cuda:999' is not there"),
         ({"datasets": []}, "evaluation.datasets", "at least one"),
         ({}, "", ""),
         ([], "", ""),

@@ -207,9 +207,11 @@ def test_a_ticket_that_is_too_large_is_refused_and_the_server_goes_on(numbers: R
     endpoint = Endpoint(address=f"unix:{numbers.config.run_dir}/small.sock", max_message_bytes=2**16)
     server = PayloadServer(endpoint, numbers.store, 1)
     try:
-        with PayloadClient(Endpoint(address=endpoint.address), retry_s=0) as client:
-            with pytest.raises(InvalidArgumentError, match=r"takes 65536: .* storage.max_message_bytes"):
-                list(client.fetch("numbers", np.zeros(10_000, np.int64)))
+        with (
+            PayloadClient(Endpoint(address=endpoint.address), retry_s=0) as client,
+            pytest.raises(InvalidArgumentError, match=r"takes 65536: .* storage.max_message_bytes"),
+        ):
+            list(client.fetch("numbers", np.zeros(10_000, np.int64)))
         with PayloadClient(endpoint, retry_s=0) as client:  # one that knows the bound asks for less at once
             check_paired(client.fetch("numbers", np.arange(10_000) % 1000), [key % 1000 for key in range(10_000)])
     finally:

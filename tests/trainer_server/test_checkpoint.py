@@ -188,6 +188,16 @@ def test_checkpoints_can_lie_elsewhere_and_come_every_so_many_batches(tmp_path: 
     assert read_state(elsewhere / "memory-0001.0.checkpoint")["progress"]["batches"] == 12
 
 
+def test_a_folder_that_cannot_be_written_is_told_before_the_first_batch(tmp_path: Path) -> None:
+    options = {"checkpointing": {"activated": True, "interval": 6, "path": "/proc/nope"}}
+    report = RecordedReport()
+    with pytest.raises(ConfigError, match=r"training\.checkpointing\.path: .* folder /proc/nope: .*; name a folder that"):
+        TrainingRoom(tmp_path).train(demanding_pipeline(**options), report=report)
+    assert (report.looks, report.messages) == (0, [])
+    with pytest.raises(TrainingError, match=r"training\.checkpointing\.path: cannot write /proc/nope/x: "):
+        write_state(Path("/proc/nope/x"), {})
+
+
 def test_no_checkpoint_is_written_unless_activated(tmp_path: Path) -> None:
     room = TrainingRoom(tmp_path)
     with pytest.raises(CancelledError):

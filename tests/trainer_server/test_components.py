@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import SGD
 
 from modyn.dataset.batch import Batch
+from modyn.dataset.user_code import EXTRAS
 from modyn.errors import ConfigError
 from modyn.registry import Registry
 from modyn.testing.training import MemoryData, RecordedReport, small_pipeline, train_in_memory
@@ -286,6 +287,21 @@ def test_a_section_that_is_missing_is_told(name: str) -> None:
     pipeline = small_pipeline()
     del pipeline[name]
     assert problems(pipeline) == {name: "is required"}
+
+
+def test_what_this_machine_lacks_is_told_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(EXTRAS, "transforms", "no_such_package")
+    data = {**small_pipeline()["data"], "transformations": ["transforms.Nope(3)"]}
+    found = problems(
+        small_pipeline({"device": "cuda:999", "checkpointing": {"activated": True, "path": "/proc/nope"}}, data=data)
+    )
+    assert set(found) == {"data", "training.device", "training.checkpointing.path"}
+    assert "'transforms.Nope(3)' needs no_such_package, which is not installed: pip install no_such_package" in found["data"]
+    assert found["training.device"].startswith("'cuda:999' is not there")
+    assert "written to the folder /proc/nope" in found["training.checkpointing.path"]
+    folder = tmp_path / "a" / "b"
+    assert problems(small_pipeline({"checkpointing": {"activated": True, "path": str(folder)}})) == {}
+    assert list(tmp_path.iterdir()) == []  # a check leaves nothing behind
 
 
 def test_all_mistakes_are_told_at_once_with_their_paths() -> None:

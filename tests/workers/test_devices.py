@@ -1,0 +1,33 @@
+"""Which GPUs there are, asked with and without PyTorch in the process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from modyn.workers import devices
+
+
+@pytest.mark.parametrize(
+    ("device", "found", "told"),
+    [
+        ("cpu", 0, None),
+        ("cuda", 1, None),
+        ("cuda:1", 2, None),
+        ("cuda", 0, "finds no CUDA device on this machine; use cpu"),
+        ("cuda:2", 2, "'cuda:2' is not there; this machine has cuda:0, cuda:1"),
+    ],
+)
+def test_a_device_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch, device: str, found: int, told: str | None) -> None:
+    monkeypatch.setattr(devices, "num_gpus", lambda: found)
+    message = devices.missing_device(device)
+    assert message is None if told is None else told in str(message)
+
+
+def test_a_process_without_torch_gets_the_same_answer_and_stays_without_it() -> None:
+    code = "import sys; from modyn.workers.devices import num_gpus; print(num_gpus(), 'torch' in sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert answer == [str(torch.cuda.device_count() if torch.cuda.is_available() else 0), "False"]
