@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -17,6 +17,7 @@ from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError, Unava
 from modyn.evaluator.client import EvaluatorClient
 from modyn.local.stack import StackStatus, stack_status, start_stack, stop_stack
 from modyn.model_storage.client import ModelStorageClient, StoredModel, StoredModelInfo
+from modyn.records import ModelVersion, RunId
 from modyn.registry import Plugin
 from modyn.selector.client import SelectorClient
 from modyn.storage.client import DatasetInfo, FileProblem, IngestProgress, StorageClient
@@ -36,6 +37,7 @@ class Client:
 
     config: a SystemConfig, the path of a system file, or nothing for the defaults (embedded services under `.modyn`).
     start: start the embedded services if they do not run.
+    wait_s: how long a call waits for a service that cannot be reached, for example while it restarts.
 
         >>> client = Client(start=True)                             # doctest: +SKIP
         >>> run = client.wait(client.run("pipeline.yaml").run_id)   # doctest: +SKIP
@@ -44,9 +46,10 @@ class Client:
     Every method raises errors of `modyn.errors` only.
     """
 
-    def __init__(self, config: SystemConfig | Path | str | None = None, *, start: bool = False) -> None:
+    def __init__(self, config: SystemConfig | Path | str | None = None, *, start: bool = False, wait_s: float = 10.0) -> None:
         self._config_file = Path(config) if isinstance(config, str | Path) else None
         self.config = config if isinstance(config, SystemConfig) else load_system_config(self._config_file)
+        self._wait_s = wait_s
         if start:
             self.up()
 
@@ -66,15 +69,15 @@ class Client:
 
     @cached_property
     def supervisor(self) -> SupervisorClient:
-        return SupervisorClient(self.config.endpoint("supervisor"))
+        return SupervisorClient(self.config.endpoint("supervisor"), self._wait_s)
 
     @cached_property
     def storage(self) -> StorageClient:
-        return StorageClient(self.config.endpoint("storage"))
+        return StorageClient(self.config.endpoint("storage"), wait_s=self._wait_s)
 
     @cached_property
     def model_storage(self) -> ModelStorageClient:
-        return ModelStorageClient(self.config.endpoint("model_storage"))
+        return ModelStorageClient(self.config.endpoint("model_storage"), self._wait_s)
 
     # --- Services ---------------------------------------------------------------------------------------------------------------
 
@@ -142,13 +145,7 @@ class Client:
 
     def runs(self) -> pd.DataFrame:
         """All runs, oldest first; columns as the fields of `Run`, without the pipeline itself."""
-        import pandas as pd
-
-        rows = [
-            {key: value for key, value in asdict(run).items() if key not in ("yaml", "pipeline")}
-            for run in self.supervisor.runs()
-        ]
-        return pd.DataFrame(rows)
+        return _table(Run, self.supervisor.runs(), without=("yaml", "pipeline"))
 
     def show(self, run_id: str) -> Run:
         return self.supervisor.run(run_id)
@@ -207,8 +204,13 @@ class Client:
                 progress(step)
         return self.storage.dataset(name)
 
-    def datasets(self) -> list[DatasetInfo]:
-        return self.storage.list_datasets()
+    def datasets(self) -> pd.DataFrame:
+        """One row for each dataset: where it lies and what is indexed of it. `client.storage.list_datasets()` gives records."""
+        found = self.storage.list_datasets()
+        table = _table(DatasetInfo, found, without=("config",))
+        for place, field in enumerate(DatasetConfig.model_fields):
+            table.insert(place, field, [getattr(info.config, field) for info in found])
+        return table
 
     def dataset(self, name: str) -> DatasetInfo:
         return self.storage.dataset(name)
@@ -223,16 +225,19 @@ class Client:
 
         return self.storage.delete_samples(name, np.asarray(keys, np.int64))
 
-    def problems(self, name: str) -> list[FileProblem]:
-        """Files of a dataset that were set aside, and why."""
-        return self.storage.problems(name)
+    def problems(self, name: str) -> pd.DataFrame:
+        """Files of a dataset that were set aside, and why: path, reason, found_at."""
+        return _table(FileProblem, self.storage.problems(name))
 
     # --- Models -----------------------------------------------------------------------------------------------------------------
 
-    def models(self, run_id: str | None = None) -> list[StoredModelInfo]:
-        from modyn.records import RunId
-
-        return self.model_storage.list(RunId(run_id) if run_id else None)
+    def models(self, run_id: str | None = None) -> pd.DataFrame:
+        """One row for each model version, those of one run or all: columns as the fields of `ModelVersion`, and `model_class`.
+        `client.model_storage.list()` gives records."""
+        found = self.model_storage.list(RunId(run_id) if run_id else None)
+        table = _table(ModelVersion, [info.version for info in found])
+        table["model_class"] = [info.model_class for info in found]
+        return table
 
     def model(self, model_id: int) -> StoredModelInfo:
         return self.model_storage.describe(model_id)
@@ -257,14 +262,42 @@ class Client:
 
     # --- Plug-ins ---------------------------------------------------------------------------------------------------------------
 
-    def plugins(self) -> list[Plugin]:
-        """Everything that is registered with the services, ours and that of installed packages."""
+    def plugins(self) -> pd.DataFrame:
+        """Everything that is registered with the services, ours and that of installed packages: group, id, path, distribution."""
+        return _table(Plugin, self.list_plugins())
+
+    def list_plugins(self) -> list[Plugin]:
+        """The same as records."""
         found: list[Plugin] = [*self.supervisor.plugins(), *self.storage.plugins(), *self.model_storage.plugins()]
         for kind, name in ((SelectorClient, "selector"), (TrainerServerClient, "trainer_server"), (EvaluatorClient, "evaluator")):
-            client = kind(self.config.endpoint(name))
-            found += client.plugins()
-            client.close()
+            with kind(self.config.endpoint(name), self._wait_s) as client:
+                found += client.plugins()
         return sorted(set(found), key=lambda plugin: (plugin.group, plugin.id))
+
+    # --- The pipeline format, as it is installed here ---------------------------------------------------------------------------
+
+    def schema(self) -> dict[str, Any]:
+        """JSON Schema of the pipeline file."""
+        from modyn.cli.schema import pipeline_json_schema
+
+        return pipeline_json_schema()
+
+    def explain(self, field: str = "") -> str:
+        """What a field of the pipeline file means, what it may be, and its default; without one, the sections."""
+        from modyn.cli.explain import explain
+
+        return explain(field)
+
+
+def _table(kind: type[Any], records: Sequence[Any], without: Sequence[str] = ()) -> pd.DataFrame:
+    """One row a record; columns as the fields of `kind`, also when there are no rows."""
+    import pandas as pd
+
+    shown = [field for field in fields(kind) if field.name not in without]
+    rows = [[getattr(record, field.name) for field in shown] for record in records]
+    # Numbers that may be missing stay whole numbers.
+    whole = {field.name: "Int64" for field in shown if field.type == "int | None"}
+    return pd.DataFrame(rows, columns=[field.name for field in shown]).astype(whole)
 
 
 def read_pipeline(path: Path) -> str:

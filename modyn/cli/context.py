@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
+_ASK_S = 1.0
+"""How long commands that only read wait for services of another machine."""
+
+
 @dataclass
 class Options:
     """Given before the command."""
@@ -46,11 +50,13 @@ def connect(*, start: bool = False) -> Client:
 
     Without it, services that nobody started are told at once, not after waiting for them.
     """
+    from modyn.client import Client
     from modyn.local.stack import stack_status
 
     client = client_of_this_machine()
     if not is_embedded(client.config):
-        return client
+        # Nobody here brings back a service that is gone; one who only asks is told soon.
+        return client if start else Client(config_file() or client.config, wait_s=_ASK_S)
     status = stack_status(client.config)
     if start and status.state != "ready":
         start_services(client)

@@ -80,7 +80,7 @@ def ingest(name: Name) -> None:
 def list_datasets(json: Json = False) -> None:
     """List the datasets."""
     with connect() as client:
-        datasets = client.datasets()
+        datasets = client.storage.list_datasets()
     if json:
         return print_json([_fields(info) for info in datasets])
     return print_table(
@@ -134,7 +134,7 @@ def delete(
 def problems(name: Name, json: Json = False) -> None:
     """List the files that were set aside, and why."""
     with connect() as client:
-        found = client.problems(name)
+        found = client.storage.problems(name)
     if json:
         return print_json(found)
     return print_table(["file", "reason", "found"], [[p.path, p.reason, clock(p.found_at)] for p in found], empty="no problems")

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from modyn.cli import data, models, pipelines, runs, services
+from modyn.cli import data, logs, models, pipelines, runs, services
 from modyn.cli.context import OPTIONS
 
 app = typer.Typer(
@@ -23,7 +23,7 @@ app = typer.Typer(
 )
 app.add_typer(data.app, name="data", help="Datasets: register, ingest, list, show, delete, problems.")
 app.add_typer(models.app, name="models", help="Model versions: list, show, export.")
-for module in (runs, pipelines, services):
+for module in (runs, pipelines, services, logs):
     module.add_to(app)
 
 

@@ -20,8 +20,10 @@ ModelIdArgument = Annotated[
 @app.command("ls")
 def list_models(run: Annotated[str | None, typer.Argument(help="Only those of this run.")] = None, json: Json = False) -> None:
     """List model versions."""
+    from modyn.records import RunId
+
     with connect() as client:
-        found = client.models(run)
+        found = client.model_storage.list(RunId(run) if run else None)
     if json:
         return print_json(found)
     return print_table(

@@ -26,11 +26,17 @@ def check(
     from modyn.config.pipeline import check_frame
     from modyn.config.yaml_source import load_yaml, with_lines
 
-    source = load_yaml(read_pipeline(file), str(file))
+    text = read_pipeline(file)
+    source = load_yaml(text, str(file))
     found = check_frame(source.data)
-    if not found or services_run():
-        with connect(start=True) as client:
+    asked_services = services_run()
+    if asked_services:
+        with connect() as client:
             found = client.check(file)
+    elif not found:
+        from modyn.cli.offline import check_here
+
+        found = check_here(text, str(file))
     # The supervisor tells lines in its messages; here they stand in front.
     found = [Problem(p.path, p.message.removesuffix(f" (line {source.locate(p.path)})")) for p in found]
     lines = with_lines(found, source)
@@ -43,7 +49,7 @@ def check(
         say(f"{len(found)} problem{'s' if len(found) != 1 else ''}")
         raise typer.Exit(1)
     if not json:
-        say(f"{file} is valid")
+        say(f"{file} is valid" if asked_services else f"{file} is valid here; no services run, so no dataset was looked for")
 
 
 def require_sound_frame(file: Path) -> None:
@@ -62,7 +68,10 @@ def schema() -> None:
 
 
 def explain(
-    field: Annotated[str, typer.Argument(help="Dotted path, e.g. training.batch_size or trigger.", show_default=False)],
+    field: Annotated[
+        str,
+        typer.Argument(help="Dotted path, e.g. training.batch_size or trigger. Without one: the sections.", show_default=False),
+    ] = "",
     json: Json = False,
 ) -> None:
     """Tell what a field of the pipeline file means, what it may be, and its default. With --json, its JSON schema."""
@@ -75,9 +84,17 @@ def explain(
 
 
 def plugins(json: Json = False) -> None:
-    """List every registered trigger, policy, model, metric and format, and the package that brings it."""
-    with connect(start=True) as client:
-        found = client.plugins()
+    """List every registered trigger, policy, model, metric and format, and the package that brings it.
+
+    As the services tell it; where none run, as it is installed here.
+    """
+    if services_run():
+        with connect() as client:
+            found = client.list_plugins()
+    else:
+        from modyn.cli.offline import plugins_here
+
+        found = plugins_here()
     if json:
         return print_json(found)
     return print_table(

@@ -1,15 +1,13 @@
-"""`modyn up`, `down`, `status`, `logs`: the services on this machine."""
+"""`modyn up`, `down`, `status`: the services on this machine."""
 
 from __future__ import annotations
 
-import sys
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from modyn.cli.context import Json, client_of_this_machine, connect, is_embedded, say, start_services, system_config
+from modyn.cli.context import Json, client_of_this_machine, is_embedded, say, start_services, system_config
 from modyn.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_to(app: typer.Typer) -> None:
-    for command in (up, down, status, logs):
+    for command in (up, down, status):
         app.command()(command)
 
 
@@ -50,71 +48,6 @@ def status(json: Json = False) -> None:
         )
     if not all(row["healthy"] for row in rows):
         raise typer.Exit(1)
-
-
-def logs(
-    name: Annotated[
-        str | None, typer.Argument(metavar="[RUN|SERVICE]", help="A run, a service, or nothing for all services.")
-    ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines are written, until Ctrl-C.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last lines to begin with.")] = 50,
-) -> None:
-    """Print the log of a service, of all services, or all lines about one run."""
-    from modyn.config.system import SERVICES
-    from modyn.local.stack import log_file
-
-    config = system_config()
-    parts = ("stack", "postgres", "redis", *SERVICES)
-    if name is None or name not in parts:
-        chosen, about = [log_file(config, part) for part in SERVICES], name
-        if about is not None:
-            _require_run(about, parts)
-            chosen += sorted(config.state_dir.glob(f"*/logs/*{about}*"))
-    else:
-        chosen, about = [log_file(config, name)], None
-    _print_logs(chosen, about, lines, follow)
-
-
-def _require_run(run_id: str, parts: tuple[str, ...]) -> None:
-    from modyn.errors import NotFoundError
-    from modyn.registry import nearest
-
-    with connect() as client:
-        try:
-            client.show(run_id)
-        except NotFoundError as error:
-            raise NotFoundError(
-                f"there is no service or run '{run_id}'{nearest(run_id, list(parts))} Services: {', '.join(parts)}"
-            ) from error
-
-
-def _print_logs(paths: list[Path], about: str | None, lines: int, follow: bool) -> None:
-    """`about`: only lines that hold it, unless it stands in the file's name already."""
-    positions: dict[Path, int] = {}
-
-    def fresh(path: Path) -> list[str]:
-        try:
-            with path.open(encoding="utf-8", errors="replace") as file:
-                file.seek(positions.get(path, 0))
-                found = file.read()
-                # A line that is still being written comes with the next look.
-                complete = found.rfind("\n") + 1
-                positions[path] = positions.get(path, 0) + len(found[:complete].encode("utf-8", errors="replace"))
-        except FileNotFoundError:
-            return []
-        kept = found[:complete].splitlines()
-        return [line for line in kept if about is None or about in path.name or about in line]
-
-    prefix = len(paths) > 1
-    for path in paths:
-        for line in fresh(path)[-lines:] if lines else []:
-            sys.stdout.write(f"{path.stem}: {line}\n" if prefix else f"{line}\n")
-    while follow:
-        sys.stdout.flush()
-        time.sleep(0.3)
-        for path in paths:
-            for line in fresh(path):
-                sys.stdout.write(f"{path.stem}: {line}\n" if prefix else f"{line}\n")
 
 
 def _rows(config: SystemConfig) -> list[dict[str, Any]]:

@@ -22,8 +22,9 @@ class ServiceClient:
     _not_repeatable: ClassVar[frozenset[str]] = frozenset()
     """Calls that must not be made twice when the answer to the first one got lost."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._channel = open_channel(endpoint, not_repeatable=self._not_repeatable)
+    def __init__(self, endpoint: Endpoint, wait_s: float = 10.0) -> None:
+        """`wait_s`: how long a call waits for a service that cannot be reached."""
+        self._channel = open_channel(endpoint, wait_s=wait_s, not_repeatable=self._not_repeatable)
         self._stub = self._Stub(self._channel)
 
     def __enter__(self) -> Self:

@@ -21,7 +21,7 @@ COMMANDS = (
     "plugins", "data", "models",
 )  # fmt: skip
 READ_ONLY = (
-    ("status",), ("ps",), ("show",), ("check",), ("plugins",), ("data", "ls"), ("data", "show"), ("data", "problems"), ("models", "ls"),
+    ("status",), ("logs",), ("ps",), ("show",), ("check",), ("plugins",), ("data", "ls"), ("data", "show"), ("data", "problems"), ("models", "ls"),
     ("models", "show"),
 )  # fmt: skip
 
@@ -92,3 +92,7 @@ def test_the_installed_script_is_this_program() -> None:
     script = Path(sys.executable).with_name("modyn")
     done = subprocess.run([script, "--version"], capture_output=True, text=True, check=True, env=clean_environment(), timeout=30)
     assert done.stdout == f"{modyn.__version__}\n"
+
+
+def test_explain_without_a_field_lists_the_sections() -> None:
+    assert "    training " in invoke("explain")

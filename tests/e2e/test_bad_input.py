@@ -210,7 +210,7 @@ def test_files_that_cannot_be_written_are_named(stack: RunningStack) -> None:
     assert f"error: cannot write {report}: No such file or directory; choose another place" in done.stderr
     assert "state      finished" in done.stdout
     with stack.client() as client:
-        model = client.models()[0].version.model_id
+        model = client.models().iloc[0].model_id
     done = stack.modyn("models", "export", model, "/proc/model.safetensors")
     assert done.returncode == 1
     assert done.stderr == "error: cannot write /proc/model.safetensors: No such file or directory; choose another place\n"

@@ -232,7 +232,11 @@ def test_logs_of_a_service_and_of_a_run(stack: RunningStack, finished: str) -> N
     assert '"event": "serving"' in storage
     of_run = stack.modyn("logs", finished, "-n", "1000").stdout
     assert "stored" in of_run
-    assert all(finished in line for line in of_run.splitlines())
+    workers = [line for line in of_run.splitlines() if line.startswith("training-1: ")]
+    assert workers, "what the worker of a training wrote is among it"
+    assert all(finished in line for line in of_run.splitlines() if not line.startswith(("training-", "evaluation-")))
+    as_json = [json.loads(line) for line in stack.modyn("logs", finished, "--json").stdout.splitlines()]
+    assert {line["service"] for line in as_json if "service" in line} >= {"supervisor", "selector"}
     unknown = stack.modyn("logs", "storge")
     assert unknown.returncode == 1
     assert "there is no service or run 'storge', did you mean 'storage'?" in unknown.stderr
@@ -251,6 +255,21 @@ def test_plugins_list_every_kind(stack: RunningStack) -> None:
         ("modyn.model_formats", "SafetensorsFullModel"), ("modyn.downsampling", "No"),
     }  # fmt: skip
     assert stack.modyn("plugins").stdout.startswith("kind\tid\tpackage\tfrom\n")
+
+
+def test_tables_from_python(stack: RunningStack, finished: str) -> None:
+    with stack.client() as client:
+        datasets, models, plugins = client.datasets(), client.models(finished), client.plugins()
+        assert datasets.set_index("name").loc["cli", "num_samples"] == 100
+        assert models["trigger_id"].to_list() == [0, 1]
+        assert str(models["parent_id"].dtype) == "Int64"
+        assert client.load_model(models.iloc[-1].model_id) is not None
+        assert client.problems("cli").columns.to_list() == ["path", "reason", "found_at"]
+        assert client.models("no-such-run").columns.to_list() == models.columns.to_list()
+        assert "TimeTrigger" in set(plugins["id"])
+        assert client.schema()["title"] == "Modyn pipeline"
+        assert "samples in a batch" in client.explain("training.batch_size")
+        assert client.runs().set_index("run_id").loc[finished, "state"] == "finished"
 
 
 def test_the_schema_accepts_the_example_and_refuses_a_typo(stack: RunningStack) -> None:

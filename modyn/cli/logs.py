@@ -1,0 +1,142 @@
+"""`modyn logs`: what services and the workers of runs wrote."""
+
+from __future__ import annotations
+
+import json as json_module
+import re
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from modyn.cli.context import connect, is_embedded, system_config
+
+if TYPE_CHECKING:
+    from modyn.config.system import SystemConfig
+
+
+Logs = dict[Path, tuple[str, re.Pattern[str] | None]]
+"""Files, each with the part that writes it, and with what a line must mention to be shown."""
+Find = Callable[[], Logs]
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command()(logs)
+
+
+def logs(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[RUN|SERVICE]", help="A run, a service, or nothing for all services.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines are written, until Ctrl-C.")] = False,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", min=0, help="How many of the last lines of each log to begin with.")
+    ] = 50,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, for programs.")] = False,
+) -> None:
+    """Print the log of a service, of all services, or of a run: what its workers wrote, and all lines of services about it.
+
+    It reads files of this machine. Where services run in containers, their engine keeps the logs: `docker compose logs SERVICE`.
+    """
+    from modyn.config.system import SERVICES
+    from modyn.local.stack import log_file
+
+    config = system_config()
+    parts = ("stack", "postgres", "redis", *SERVICES)
+    is_run = name is not None and name not in parts
+    if name is not None and is_run:
+        _require_run(name, parts)
+    about = _mention(name) if name is not None and is_run else None
+    chosen = (name,) if name is not None and not is_run else SERVICES
+    of_services: Logs = {log_file(config, part): (part, about) for part in chosen}
+
+    def find() -> Logs:
+        return {**of_services, **_of_workers(config, name)} if name is not None and is_run else of_services
+
+    if not follow and not any(path.exists() for path in find()):
+        _tell_where(config)
+    _print_logs(find, lines, follow, json)
+
+
+def _require_run(run_id: str, parts: tuple[str, ...]) -> None:
+    from modyn.errors import NotFoundError
+    from modyn.registry import nearest
+
+    with connect() as client:
+        try:
+            client.show(run_id)
+        except NotFoundError as error:
+            raise NotFoundError(
+                f"there is no service or run '{run_id}'{nearest(run_id, list(parts))} Services: {', '.join(parts)}"
+            ) from error
+
+
+def _tell_where(config: SystemConfig) -> None:
+    from modyn.errors import NotFoundError
+
+    advice = (
+        "nothing has run there yet" if is_embedded(config) else "those of services in containers: `docker compose logs SERVICE`"
+    )
+    raise NotFoundError(f"there are no such logs in {config.log_dir}; {advice}")
+
+
+def _of_workers(config: SystemConfig, run_id: str) -> Logs:
+    """Logs of a run's own, with the part that wrote each, e.g. `training-3`."""
+    return {path: (path.stem, None) for path in sorted((config.log_dir / "runs" / run_id).glob("*.log"), key=_in_order)}
+
+
+def _in_order(path: Path) -> tuple[str, int]:
+    kind, _, number = path.stem.rpartition("-")
+    return kind, int(number) if number.isdecimal() else -1
+
+
+def _mention(run_id: str) -> re.Pattern[str]:
+    """Finds a run's name in a line, but not in a longer name.
+
+    >>> bool(_mention("digits-0001").search('{"run_id": "digits-0001"}')), bool(_mention("digits-0001").search("digits-00010"))
+    (True, False)
+    """
+    return re.compile(rf"(?<![\w.-]){re.escape(run_id)}(?![\w-])")
+
+
+def _print_logs(find: Find, lines: int, follow: bool, json: bool) -> None:
+    """`find` is asked again while following: trainings that begin have new files."""
+    positions: dict[Path, int] = {}
+    named = len(find()) > 1
+    last: int | None = lines
+    while True:
+        for path, (part, about) in find().items():
+            found = [line for line in _fresh(path, positions) if about is None or about.search(line)]
+            for line in found if last is None else found[max(0, len(found) - last) :]:
+                sys.stdout.write((_as_json(part, line) if json else f"{part}: {line}" if named else line) + "\n")
+        if not follow:
+            return
+        sys.stdout.flush()
+        time.sleep(0.3)
+        last = None
+
+
+def _fresh(path: Path, positions: dict[Path, int]) -> list[str]:
+    """Lines that were completed since the last look; one that is still being written comes with the next."""
+    try:
+        with path.open("rb") as file:
+            file.seek(positions.get(path, 0))
+            found = file.read()
+    except FileNotFoundError:
+        return []
+    complete = found.rfind(b"\n") + 1
+    positions[path] = positions.get(path, 0) + complete
+    return found[:complete].decode("utf-8", errors="replace").splitlines()
+
+
+def _as_json(part: str, line: str) -> str:
+    """Services write JSON; what else stands in a log (a traceback, what PostgreSQL says) is wrapped."""
+    try:
+        if isinstance(json_module.loads(line), dict):
+            return line
+    except ValueError:
+        pass
+    return json_module.dumps({"part": part, "line": line}, ensure_ascii=False)

@@ -1,0 +1,68 @@
+"""What can be told of pipelines and plug-ins without services: by the same functions that they use, in this process. Nothing is started."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from modyn.config.base import Problem
+from modyn.registry import Plugin, Registry
+from modyn.rpc.structs import from_struct, to_struct
+
+Check = Callable[[Mapping[str, Any]], list[Problem]]
+
+
+class _Checker:
+    """Stands where the client of a service does."""
+
+    def __init__(self, check: Check) -> None:
+        self._check = check
+
+    def validate(self, pipeline: Mapping[str, Any]) -> list[Problem]:
+        # As it arrives at a service, where numbers have been doubles.
+        return self._check(from_struct(to_struct(pipeline)))
+
+
+def check_here(text: str, file_name: str) -> list[Problem]:
+    """Every mistake that the services would find in a pipeline file. Imports torch, and what the file names of packages of users."""
+    from modyn.evaluator.config import check_evaluation
+    from modyn.model_storage.section import validate_section
+    from modyn.selector.service import check_pipeline as check_selection
+    from modyn.supervisor.clients import Clients
+    from modyn.supervisor.validation import check_pipeline
+    from modyn.trainer_server.check import check as check_training
+
+    # Services are started in the current folder, so they can import what lies there.
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    # A check is handed a line to its service, which it does not use.
+    clients = Clients(
+        storage=cast("Any", None),
+        selector=cast("Any", _Checker(check_selection)),
+        model_storage=cast("Any", _Checker(validate_section)),
+        trainer_server=cast("Any", _Checker(lambda pipeline: check_training(pipeline, cast("Any", None)))),
+        evaluator=cast("Any", _Checker(check_evaluation)),
+    )
+    return check_pipeline(text, file_name, clients)
+
+
+def plugins_here() -> list[Plugin]:
+    """Everything that is registered in this environment, by kind and id."""
+    from modyn.evaluator.metrics import METRICS
+    from modyn.model_storage.formats import MODEL_FORMATS
+    from modyn.models import MODELS
+    from modyn.selector.presampling import PRESAMPLING
+    from modyn.selector.selection import SELECTION
+    from modyn.storage.formats import REGISTRY as FILE_FORMATS
+    from modyn.supervisor.evaluation import EVALUATION_STRATEGIES
+    from modyn.supervisor.triggers import TRIGGERS
+    from modyn.trainer_server.downsampling import DOWNSAMPLING
+    from modyn.trainer_server.registries import OPTIMIZERS, SCHEDULERS
+
+    registries: tuple[Registry[Any], ...] = (
+        TRIGGERS, EVALUATION_STRATEGIES, SELECTION, PRESAMPLING, DOWNSAMPLING, MODELS, OPTIMIZERS, SCHEDULERS, METRICS, FILE_FORMATS,
+        MODEL_FORMATS,
+    )  # fmt: skip
+    found = [plugin for registry in registries for plugin in registry.plugins.values()]
+    return sorted(found, key=lambda plugin: (plugin.group, plugin.id))

@@ -1,0 +1,85 @@
+"""Without services: commands that only read answer from this environment, start nothing and write nothing."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from modyn.cli.offline import check_here, plugins_here
+from modyn.testing.stack import clean_environment, tiny_evaluation, tiny_pipeline, tiny_training
+
+
+def modyn(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "modyn.cli.main", *arguments]
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=clean_environment(),
+        timeout=60,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def test_a_sound_pipeline() -> None:
+    assert check_here(tiny_pipeline("d", evaluation=tiny_evaluation("d")), "p.yaml") == []
+
+
+@pytest.mark.parametrize(
+    ("sections", "path"),
+    [
+        ({"trigger": {"id": "TimeTriger", "every": "1d"}}, "trigger.id"),
+        (
+            {"selection_strategy": {"name": "NewDataStrategy", "maximum_keys_in_memory": 0}},
+            "selection_strategy.maximum_keys_in_memory",
+        ),
+        ({"training": tiny_training(optimization_criterion={"name": "NoSuchLoss"})}, "training.optimization_criterion.name"),
+        ({"model_storage": {"full_model_strategy": {"name": "NoSuchFormat"}}}, "model_storage.full_model_strategy.name"),
+        ({"evaluation": {**tiny_evaluation("d"), "device": "toaster"}}, "evaluation.device"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_every_section_is_checked_as_by_its_service(sections: dict[str, object], path: str) -> None:
+    assert path in [problem.path for problem in check_here(tiny_pipeline("d", **sections), "p.yaml")]
+
+
+def test_plugins_of_every_kind() -> None:
+    assert {plugin.group for plugin in plugins_here()} >= {
+        "modyn.triggers", "modyn.evaluation_strategies", "modyn.selection", "modyn.presampling", "modyn.downsampling", "modyn.models",
+        "modyn.metrics", "modyn.file_formats", "modyn.model_formats",
+    }  # fmt: skip
+
+
+def test_commands_that_only_read_start_and_write_nothing(tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text(tiny_pipeline("d"))
+    done = modyn(tmp_path, "check", "p.yaml")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert done.stderr == "p.yaml is valid here; no services run, so no dataset was looked for\n"
+    (tmp_path / "bad.yaml").write_text(tiny_pipeline("d", training=tiny_training(optimization_criterion={"name": "NoSuchLoss"})))
+    done = modyn(tmp_path, "check", "bad.yaml")
+    assert done.returncode == 1
+    assert "training.optimization_criterion.name" in done.stdout
+    done = modyn(tmp_path, "plugins", "--json")
+    assert {"id": "TimeTrigger", "group": "modyn.triggers"}.items() <= next(
+        plugin for plugin in json.loads(done.stdout) if plugin["id"] == "TimeTrigger"
+    ).items()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.yaml", "p.yaml"]
+
+
+def test_a_service_that_is_not_there_is_told_soon(tmp_path: Path) -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        (tmp_path / "modyn.yaml").write_text(f"supervisor: {{address: '127.0.0.1:{held.getsockname()[1]}'}}\n")
+        started = time.monotonic()
+        done = modyn(tmp_path, "--config", "modyn.yaml", "ps")
+    assert done.returncode == 1
+    assert "cannot be reached" in done.stderr
+    assert time.monotonic() - started < 6, "start of the program included"
