@@ -142,6 +142,18 @@ class WorkerServiceConfig(ServiceConfig):
     num_threads: int = Field(
         1, ge=1, le=1024, description="threads of PyTorch in each worker; part of what makes results repeatable"
     )
+    user_function_timeout_s: float = Field(
+        300.0,
+        gt=0,
+        le=86_400,
+        description="seconds that one call of a parser, transformation or other function of the user may take",
+    )
+    worker_memory_bytes: int | None = Field(
+        None,
+        ge=2**28,
+        description="address space of each worker process, of which PyTorch takes some gigabytes by itself, and CUDA far more than it uses; "
+        "none: no limit",
+    )
 
 
 class TrainerServerConfig(WorkerServiceConfig):

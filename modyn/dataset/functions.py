@@ -24,26 +24,30 @@ import torch
 from modyn.dataset.user_code import EXTRAS, imported_name
 from modyn.errors import ConfigError, UserCodeError
 from modyn.registry import load_object
+from modyn.workers.limits import CallSite
 
 
-class UserFunction:
+class UserFunction(CallSite):
     """A callable of the user with the name under which the pipeline knows it.
 
     `describe` is what the argument belongs to in messages, e.g. `sample 17 of dataset 'digits'`; it is called only when there is an error.
     """
 
-    __slots__ = ("_call", "_file", "name")
+    __slots__ = ("_call", "_file")
 
     def __init__(self, name: str, call: Callable[..., Any], file: str | None) -> None:
-        self.name = name
+        super().__init__(name)
         self._call = call
         self._file = file
 
     def __call__(self, describe: Callable[[], str], *arguments: Any) -> Any:
+        self.running = describe
         try:
             return self._call(*arguments)
         except Exception as error:
             raise UserCodeError(f"{self.name} failed for {describe()}: {told(error, self._file)}") from error
+        finally:
+            self.running = None
 
 
 def compile_function(text: str, name: str) -> UserFunction:

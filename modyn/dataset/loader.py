@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,9 +20,10 @@ from modyn.dataset.online_dataset import DECODED_AHEAD, OnlineDataset
 from modyn.dataset.plan import Piece, Unit
 from modyn.dataset.prefetch import in_background
 from modyn.dataset.reader import BatchReader
-from modyn.errors import ModynError
+from modyn.errors import ModynError, UserCodeError
 from modyn.records import Int64Array, KeysAndWeights
 from modyn.storage.flight import OnMissing, PayloadClient
+from modyn.workers.limits import WorkerLimits, active_limits, impose
 
 _PRELOADED = ["torch", "modyn.dataset.online_dataset"]
 KEYS_PER_UNIT = 16_384
@@ -68,8 +71,10 @@ class BatchLoader:
     def _in_processes(self) -> Generator[Batch, None, None]:
         context = get_context("forkserver")
         context.set_forkserver_preload(_PRELOADED)
+        limits = active_limits()
+        told, told_by = context.Pipe(duplex=False)
         loader: DataLoader[Batch | ModynError] = DataLoader(
-            _Shipped(self._dataset),
+            _Shipped(self._dataset, limits, told_by),
             batch_size=None,
             num_workers=self._num_workers,
             collate_fn=_unchanged,
@@ -79,7 +84,7 @@ class BatchLoader:
         )
         batches: Any = iter(loader)
         try:
-            while (batch := next(batches, None)) is not None:
+            while (batch := _next(batches, told)) is not None:
                 if isinstance(batch, ModynError):
                     raise batch
                 if len(batch):
@@ -87,20 +92,43 @@ class BatchLoader:
         finally:
             # The workers end when their iterator does; waiting for the garbage collector would leave that to chance.
             batches._shutdown_workers()
+            told.close()
+            told_by.close()
+
+
+def _next(batches: Any, told: Connection[Any, Any]) -> Batch | ModynError | None:
+    """The next batch. A worker that gave up has said why on a line of its own; DataLoader knows only that it has ended."""
+    try:
+        batch: Batch | ModynError | None = next(batches, None)
+    except RuntimeError as error:
+        if told.poll():
+            raise UserCodeError(told.recv()) from error
+        raise
+    return batch
 
 
 class _Shipped(IterableDataset[Batch | ModynError]):
     """The dataset in a worker process. Its errors are sent as they are: DataLoader would put a whole traceback into their message."""
 
-    def __init__(self, dataset: OnlineDataset) -> None:
+    def __init__(self, dataset: OnlineDataset, limits: WorkerLimits | None, told_by: Connection[Any, Any]) -> None:
         super().__init__()
         self._dataset = dataset
+        self._limits = limits
+        self._told_by = told_by
 
     def __iter__(self) -> Iterator[Batch | ModynError]:
         try:
+            if self._limits is not None:
+                impose(self._limits, self._give_up)
             yield from self._dataset
         except ModynError as error:
             yield error
+
+    def _give_up(self, message: str) -> None:
+        try:
+            self._told_by.send(message)
+        finally:
+            os._exit(1)
 
 
 def _unchanged(batch: Any) -> Any:

@@ -32,7 +32,7 @@ from modyn.rpc.replies import plugins_to_reply, problems_to_reply
 from modyn.rpc.server import Registration, ServiceContext
 from modyn.rpc.structs import from_struct
 from modyn.storage.client import StorageClient
-from modyn.workers import Job, WorkerPool
+from modyn.workers import Job, WorkerLimits, WorkerPool
 
 PRELOAD: Final = ("torch", "safetensors.torch", "modyn.evaluator.worker")
 """What workers find imported."""
@@ -130,7 +130,8 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     scratch = context.directory / "scratch"
     rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
-    pool = WorkerPool(settings.max_workers, num_threads=settings.num_threads, preload=PRELOAD, failure=ModynError)
+    limits = WorkerLimits("evaluator", settings.user_function_timeout_s, settings.worker_memory_bytes)
+    pool = WorkerPool(settings.max_workers, num_threads=settings.num_threads, preload=PRELOAD, failure=ModynError, limits=limits)
     storage = StorageClient(config.endpoint("storage"))
     context.on_shutdown(storage.close)
     evaluations = Evaluations(store, PoolRun(pool, config, scratch), storage.count_samples, settings.max_workers)

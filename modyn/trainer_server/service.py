@@ -20,7 +20,7 @@ from modyn.trainer_server.downsampling import DOWNSAMPLING
 from modyn.trainer_server.jobs import TrainingJob, clean_up
 from modyn.trainer_server.registries import OPTIMIZERS, SCHEDULERS
 from modyn.trainer_server.trainings import Trainings
-from modyn.workers import WorkerPool
+from modyn.workers import WorkerLimits, WorkerPool
 
 # PyTorch imports the configuration of its compiler when deterministic algorithms are switched on: a second in every worker otherwise.
 PRELOAD: Final = ("modyn.trainer_server.preload",)
@@ -67,7 +67,8 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     """The service, from its configuration. Workers are warmed up once it answers."""
     config = context.config
     settings = config.trainer_server
-    pool = WorkerPool(settings.max_workers, num_threads=settings.num_threads, preload=PRELOAD)
+    limits = WorkerLimits("trainer_server", settings.user_function_timeout_s, settings.worker_memory_bytes)
+    pool = WorkerPool(settings.max_workers, num_threads=settings.num_threads, preload=PRELOAD, limits=limits)
     checks = WorkerPool(1, num_threads=1, preload=PRELOAD)
     models = ModelStorageClient(config.endpoint("model_storage"))
 

@@ -7,7 +7,8 @@ progress messages, ends with a result or an error, can be asked to stop, writes 
 from __future__ import annotations
 
 from modyn.records import JobState
+from modyn.workers.limits import WorkerLimits
 from modyn.workers.pool import Job, WorkerPool
 from modyn.workers.process import Report, die_with_parent
 
-__all__ = ["Job", "JobState", "Report", "WorkerPool", "die_with_parent"]
+__all__ = ["Job", "JobState", "Report", "WorkerLimits", "WorkerPool", "die_with_parent"]

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from modyn.errors import BY_REASON, CancelledError, ConflictError, ModynError, TrainingError
 from modyn.records import JobState
+from modyn.workers.limits import WorkerLimits
 from modyn.workers.process import run_worker
 
 TERMINATE_TO_KILL_S: Final = 3.0
@@ -100,7 +101,7 @@ class WorkerPool:
     """Runs at most `max_workers` jobs at once, the others wait in the order in which they came.
 
     `preload`: modules that the fork server imports beforehand. They must not start threads, which a fork does not carry along.
-    `num_threads`: threads of PyTorch in each worker. `failure`: class of an error that is not one of ours.
+    `num_threads`: threads of PyTorch in each worker. `failure`: class of an error that is not one of ours. `limits`: of each worker.
     The fork server belongs to the process, not to the pool: the first pool that warms up says what is preloaded.
     """
 
@@ -111,7 +112,9 @@ class WorkerPool:
         num_threads: int = 1,
         preload: Sequence[str] = ("torch",),
         failure: type[ModynError] = TrainingError,
+        limits: WorkerLimits | None = None,
     ) -> None:
+        self._limits = limits
         self._max_workers = max_workers
         self._num_threads = num_threads
         self._preload = list(preload)
@@ -212,7 +215,7 @@ class WorkerPool:
     def _run(self, job: Job) -> None:
         context = get_context("forkserver")
         ours, theirs = context.Pipe()
-        arguments = {"name": job.name, "log_path": str(job.log_path), "num_threads": self._num_threads}
+        arguments = {"name": job.name, "log_path": str(job.log_path), "num_threads": self._num_threads, "limits": self._limits}
         process = context.Process(target=run_worker, args=(job.task, job.request, theirs), kwargs=arguments, name=job.name)
         with ours:
             try:
@@ -242,7 +245,7 @@ class WorkerPool:
     def _conclude(self, job: Job, end: tuple[Any, ...] | None, exit_code: int) -> None:
         where = f"{job.name}, worker {job.worker_pid}"
         log = f"log: {job.log_path}"
-        failed = self._failure(f"{where}: the process ended by {_exit_text(exit_code)} ({log})")
+        failed = self._failure(f"{where}: the process ended by {_exit_text(exit_code)}{self._suspicion(exit_code)} ({log})")
         match end:
             case ("result", result):
                 job._finish(JobState.FINISHED, result=result)
@@ -256,6 +259,19 @@ class WorkerPool:
                 job._finish(JobState.STOPPED, error=CancelledError(f"{where}: stopped by {_exit_text(exit_code)}"))
             case _:
                 job._finish(JobState.FAILED, error=failed)
+
+    def _suspicion(self, exit_code: int) -> str:
+        """Which limit a worker that ended without a word may have met."""
+        if self._limits is None:
+            return ""
+        if exit_code == -signal.SIGABRT and self._limits.memory_bytes is not None:
+            return f", perhaps because {self._limits.memory_advice()}"
+        if exit_code == 1:
+            return (
+                f", perhaps because a call of a function of the user took longer than {self._limits.service}.user_function_timeout_s, "
+                f"{self._limits.user_function_timeout_s:g} s, and could not be interrupted"
+            )
+        return ""
 
 
 def _watch(job: Job, process: ForkServerProcess, connection: Connection[Any, Any]) -> tuple[Any, ...] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import signal
 import sys
@@ -13,8 +14,9 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Final
 
-from modyn.errors import CancelledError, ModynError
+from modyn.errors import CancelledError, ModynError, UserCodeError
 from modyn.registry import load_object
+from modyn.workers.limits import WorkerLimits, impose
 
 _PR_SET_PDEATHSIG: Final = 1
 _ORPHANED: Final = 86
@@ -29,10 +31,12 @@ class Report:
         self.num_threads = num_threads
         self._connection = connection
         self._stopping = threading.Event()
+        self._sending = threading.Lock()
 
     def send(self, message: object) -> None:
         """Push one picklable progress message. A few a second, not one a batch: each costs a system call."""
-        self._connection.send(("message", message))
+        with self._sending:
+            self._connection.send(("message", message))
 
     @property
     def stopping(self) -> bool:
@@ -43,6 +47,16 @@ class Report:
         """Raise CancelledError if the job was asked to stop."""
         if self.stopping:
             raise CancelledError(f"{self.name} was stopped on request")
+
+    def give_up(self, message: str) -> None:
+        """End this worker with a UserCodeError, from another thread than the one that works and cannot be interrupted."""
+        faulthandler.dump_traceback()
+        print(message, file=sys.stderr, flush=True)
+        with self._sending:
+            try:
+                self._connection.send(("error", UserCodeError.reason, message))
+            finally:
+                os._exit(0)
 
     def _listen(self, sentinel: int) -> None:
         while True:
@@ -69,7 +83,14 @@ def _exit_after(sentinel: int) -> None:
 
 
 def run_worker(
-    task: str, request: object, connection: Connection[Any, Any], *, name: str, log_path: str, num_threads: int
+    task: str,
+    request: object,
+    connection: Connection[Any, Any],
+    *,
+    name: str,
+    log_path: str,
+    num_threads: int,
+    limits: WorkerLimits | None = None,
 ) -> None:
     """Main function of a worker process."""
     _redirect_output(log_path)
@@ -82,18 +103,21 @@ def run_worker(
     threading.Thread(target=report._listen, args=(parent.sentinel,), name="listener", daemon=True).start()
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(num_threads)
+    if limits is not None:
+        impose(limits, report.give_up)
     end: tuple[Any, ...]
     try:
         function: Any = load_object(task)
         end = ("result", function(request, report))
     except ModynError as error:
         traceback.print_exc()
-        end = ("error", error.reason, error.message)
+        end = ("error", error.reason, error.message + (limits.out_of_memory(error) if limits else ""))
     except Exception as error:  # noqa: BLE001  (whatever it is, the service hears of it)
         traceback.print_exc()
-        end = ("error", "", f"{type(error).__name__}: {error}")
+        end = ("error", "", f"{type(error).__name__}: {error}" + (limits.out_of_memory(error) if limits else ""))
     sys.stdout.flush()
     sys.stderr.flush()
+    report._sending.acquire()  # for good: this is the last word
     try:
         connection.send(end)
     except OSError:

@@ -189,7 +189,7 @@ def test_checkpoints_can_lie_elsewhere_and_come_every_so_many_batches(tmp_path: 
 
 
 def test_a_folder_that_cannot_be_written_is_told_before_the_first_batch(tmp_path: Path) -> None:
-    options = {"checkpointing": {"activated": True, "interval": 6, "path": "/proc/nope"}}
+    options: dict[str, Any] = {"checkpointing": {"activated": True, "interval": 6, "path": "/proc/nope"}}
     report = RecordedReport()
     with pytest.raises(ConfigError, match=r"training\.checkpointing\.path: .* folder /proc/nope: .*; name a folder that"):
         TrainingRoom(tmp_path).train(demanding_pipeline(**options), report=report)

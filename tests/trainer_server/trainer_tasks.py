@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from modyn.dataset.functions import compile_function
 from modyn.errors import DataError
 from modyn.testing.training import MemoryData, RecordedReport, TrainingRoom
 from modyn.trainer_server.client import TrainingRequest
@@ -55,3 +56,16 @@ def pretend(request: TrainingRequest, report: Report) -> Trained:
     report.send({"samples_seen": 10, "samples_total": 10, "batches_seen": 2, "loss": 0.5, "samples_per_s": 20.0})
     result = {"num_samples": 10, "num_batches": 2, "loss": 0.25, "losses": [[1, 0.75]], "seconds": {"load": 0.1}}
     return Trained(100 + request.trigger_id, "0" * 64, result)
+
+
+def allocate(num_bytes: int, report: Report) -> int:
+    """Takes so much memory at once, by a function of the user."""
+    source = f"def label_transformer_function(labels):\n    return np.ones({num_bytes}, np.uint8)"
+    function = compile_function(source, "label_transformer_function")
+    return len(function(lambda: "some labels", None))
+
+
+def match_for_ever(_: object, report: Report) -> None:
+    """A function of the user that does not let go of the interpreter."""
+    source = "def bytes_parser_function(data):\n    import re\n    return re.match(r'(a+)+$', 'a' * 60 + 'b')"
+    compile_function(source, "bytes_parser_function")(lambda: "sample 1", b"")

@@ -1,0 +1,118 @@
+"""What one worker may take: seconds for one call of a function of the user, and memory. Watched from inside the worker.
+
+A call is marked by two assignments, see `CallSite`; a thread looks at the marks about once a second. Knows no torch.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import resource
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+LOOK_S: Final = 1.0
+"""Between two looks at the marks."""
+STUCK_S: Final = 2.0
+"""Beyond the limit: a call that even keeps the watching thread from running is ended by a thread that needs no interpreter."""
+
+_sites: weakref.WeakSet[CallSite] = weakref.WeakSet()
+_sites_lock = threading.Lock()
+
+
+class CallSite:
+    """A function of the user, as the watchdog sees it.
+
+    `running` is None, or what describes the argument of the call that runs: a new object for each call, by whose identity calls are told
+    apart. So that a call costs two assignments, its beginning is when the watchdog first sees it.
+    """
+
+    __slots__ = ("__weakref__", "name", "running")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.running: Callable[[], str] | None = None
+        with _sites_lock:
+            _sites.add(self)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLimits:
+    """service: section of the system file that the limits stand in. memory_bytes: of address space; None: no limit."""
+
+    service: str
+    user_function_timeout_s: float
+    memory_bytes: int | None = None
+
+    def out_of_memory(self, error: BaseException) -> str:
+        """What to add to the message of `error` if it was raised, perhaps at the root, because memory ran out; else nothing."""
+        if self.memory_bytes is None or not _is_out_of_memory(error):
+            return ""
+        return f"; {self.memory_advice()}"
+
+    def memory_advice(self) -> str:
+        return (
+            f"memory ran out: a worker may take {self.memory_bytes} bytes; raise or remove {self.service}.worker_memory_bytes in the "
+            "system file, or make batches smaller"
+        )
+
+
+_active: Final[list[WorkerLimits]] = []
+
+
+def active_limits() -> WorkerLimits | None:
+    """Those of this process; processes that it starts impose them on themselves."""
+    return _active[-1] if _active else None
+
+
+def impose(limits: WorkerLimits, give_up: Callable[[str], None]) -> None:
+    """Limit this process. `give_up` is called with a message by the thread that watches, when a call takes too long; it must end the
+    process, since nothing else ends the call."""
+    _active[:] = [limits]
+    _arm(limits)
+    if limits.memory_bytes is not None:
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        soft = limits.memory_bytes if hard == resource.RLIM_INFINITY else min(limits.memory_bytes, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    threading.Thread(target=_watch, args=(limits, give_up), name="watchdog", daemon=True).start()
+
+
+def _watch(limits: WorkerLimits, give_up: Callable[[str], None]) -> None:
+    timeout_s = limits.user_function_timeout_s
+    seen: dict[CallSite, tuple[Callable[[], str], float]] = {}
+    while True:
+        time.sleep(min(LOOK_S, timeout_s / 4))
+        with _sites_lock:
+            sites = list(_sites)
+        _arm(limits)
+        now = time.monotonic()
+        running = {site: call for site in sites if (call := site.running) is not None}
+        seen = {site: (call, seen[site][1] if site in seen and seen[site][0] is call else now) for site, call in running.items()}
+        for site, (call, since) in seen.items():
+            if now - since >= timeout_s and site.running is call:
+                give_up(
+                    f"{site.name} did not return for {call()} within {timeout_s:g} s; make it faster, or raise "
+                    f"{limits.service}.user_function_timeout_s in the system file"
+                )
+
+
+def _arm(limits: WorkerLimits) -> None:
+    """Ends the process unless called again in time: code that does not let go of the interpreter (some regular expressions) holds the
+    thread that watches up as well."""
+    seconds = limits.user_function_timeout_s + STUCK_S
+    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or sys.stderr)
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, MemoryError) or any(sign in str(error) for sign in _SIGNS):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+_SIGNS: Final = ("can't allocate memory", "Cannot allocate memory", "can't start new thread", "bad_alloc", "failed to allocate")

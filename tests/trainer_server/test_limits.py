@@ -1,0 +1,114 @@
+"""What a worker may take: a function of the user that hangs, or that takes too much memory, ends its training with a message."""
+
+from __future__ import annotations
+
+import faulthandler
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import modyn.workers.limits
+from modyn.dataset.functions import compile_function
+from modyn.errors import ModynError, TrainingError, UserCodeError
+from modyn.records import JobState
+from modyn.testing.training import NUM_FEATURES, MemoryData, small_pipeline
+from modyn.trainer_server.service import PRELOAD
+from modyn.workers import Job, WorkerLimits, WorkerPool
+
+HERE = Path(__file__).parent
+SLEEPER = f"""
+def bytes_parser_function(data):
+    import time
+    if bytes(data) == bytes.fromhex('%s'):
+        time.sleep(600)
+    return np.frombuffer(data, np.float32, {NUM_FEATURES}).copy()
+"""
+
+
+@pytest.fixture(autouse=True)
+def tasks_are_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(HERE)
+
+
+@contextmanager
+def running(task: str, request: object, folder: Path, limits: WorkerLimits) -> Iterator[Job]:
+    pool = WorkerPool(1, preload=PRELOAD, limits=limits)
+    yield pool.submit(f"trainer_tasks:{task}", request, name="training of run a, trigger 3", log_path=folder / "log")
+    pool.close(0.5)
+
+
+def hanging_pipeline(**training: Any) -> dict[str, Any]:
+    from modyn.testing.training import payload_of
+
+    parser = SLEEPER % payload_of(13).hex()
+    return small_pipeline(training, data={"dataset_id": "fake", "bytes_parser_function": parser})
+
+
+@pytest.mark.parametrize("dataloader_workers", [1, 2])
+def test_a_parser_that_hangs_fails_the_training(tmp_path: Path, dataloader_workers: int) -> None:
+    request = (hanging_pipeline(dataloader_workers=dataloader_workers), MemoryData(), str(tmp_path), 0.0)
+    started = time.monotonic()
+    with running("train", request, tmp_path, WorkerLimits("trainer_server", 0.5)) as job:
+        with pytest.raises(UserCodeError) as caught:
+            job.result(60)
+        assert job.state is JobState.FAILED
+    assert time.monotonic() - started < 30
+    for part in (
+        "training of run a, trigger 3, worker ",
+        "bytes_parser_function did not return for sample 13 of dataset 'fake' within 0.5 s",
+        "raise trainer_server.user_function_timeout_s",
+    ):
+        assert part in caught.value.message
+
+
+def test_a_function_that_holds_the_interpreter_fails_the_training_too(tmp_path: Path) -> None:
+    with (
+        running("match_for_ever", None, tmp_path, WorkerLimits("trainer_server", 0.2)) as job,
+        pytest.raises(TrainingError, match="exit code 1, perhaps because .* trainer_server.user_function_timeout_s, 0.2 s"),
+    ):
+        job.result(60)
+    assert "bytes_parser_function" in (tmp_path / "log").read_text()
+
+
+def test_memory_that_runs_out_names_the_limit_and_its_field(tmp_path: Path) -> None:
+    limits = WorkerLimits("trainer_server", 300.0, 2**36)
+    with running("allocate", 2**30, tmp_path, limits) as job:
+        assert job.result(60) == 2**30
+    told = r"label_transformer_function failed for some labels: .*; memory ran out: a worker may take 68719476736 bytes; .*"
+    with running("allocate", 2**37, tmp_path, limits) as job, pytest.raises(UserCodeError, match=told) as caught:
+        job.result(60)
+    assert "trainer_server.worker_memory_bytes" in caught.value.message
+
+
+def test_what_ends_in_time_is_left_alone_and_calls_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many short calls of one function, longer than the limit together, are no long one."""
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, **__: None)
+    monkeypatch.setattr(modyn.workers.limits, "_sites", weakref.WeakSet())
+    monkeypatch.setattr(modyn.workers.limits, "_active", [])
+    given_up: list[str] = []
+    modyn.workers.limits.impose(WorkerLimits("trainer_server", 0.2), given_up.append)
+    function = compile_function("def f(seconds):\n    import time\n    time.sleep(seconds)", "f")
+    for i in range(30):
+        function(partial("sample {}".format, i), 0.02)
+    assert given_up == []
+    function(lambda: "sample 30", 0.5)
+    assert "f did not return for sample 30 within 0.2 s" in given_up[0]
+    with pytest.raises(UserCodeError):
+        function(lambda: "sample 31", "no number")
+    assert function.running is None
+
+
+def test_only_what_memory_is_to_blame_for_is_told_so() -> None:
+    limits = WorkerLimits("evaluator", 1.0, 2**30)
+    wrapped = ModynError("a batch failed")
+    wrapped.__cause__ = MemoryError()
+    assert "evaluator.worker_memory_bytes" in limits.out_of_memory(wrapped)
+    assert "evaluator.worker_memory_bytes" in limits.out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: 8"))
+    assert limits.out_of_memory(RuntimeError("shapes differ")) == ""
+    assert WorkerLimits("evaluator", 1.0).out_of_memory(MemoryError()) == ""
