@@ -486,7 +486,7 @@ def test_a_loss_that_has_no_value_per_sample_is_refused_with_weights(tmp_path: P
 def test_a_cuda_device_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    with pytest.raises(ConfigError, match="PyTorch finds no CUDA device here; use cpu"):
+    with pytest.raises(ConfigError, match="PyTorch finds no CUDA device on this machine; use cpu"):
         train_in_memory(small_pipeline({"device": "cuda:0"}), MemoryData(), tmp_path)
 
 
