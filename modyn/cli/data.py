@@ -33,12 +33,19 @@ def register(
         typer.Option("--option", "-o", help="Option of the format as NAME=VALUE, e.g. -o file_extension=.png. Repeatable."),
     ] = None,
     timestamp_source: Annotated[
-        str, typer.Option(help="Where a sample's time stands. Default: modification time of its file.")
+        str,
+        typer.Option(
+            help="Where a sample's time stands: '' (modification time of its file), name:REGEX (group 1 in the file's name), "
+            "column:N (of a CSV row), field:OFFSET[:SIZE] (of a binary record)."
+        ),
     ] = "",
     watch: Annotated[bool, typer.Option(help="Index new files as they appear.")] = True,
     ingest_now: Annotated[bool, typer.Option("--ingest/--no-ingest", help="Index the files that are there now.")] = True,
 ) -> None:
-    """Make a folder of files known as a dataset. Repeating it changes nothing."""
+    """Make a folder of files known as a dataset. Repeating it changes nothing.
+
+    docs/datasets.md tells the options of every format.
+    """
     from modyn.config.base import load_section
     from modyn.config.system import DatasetConfig
 

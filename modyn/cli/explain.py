@@ -92,11 +92,11 @@ def reference() -> str:
     ]
     for name, section in schema["properties"].items():
         optional = "" if name in schema["required"] else " (optional)"
-        lines += [f"## `{name}`{optional}", "", _sentence(section.get("description", "")), "", *_tables(section, "###", name)]
+        lines += [f"## `{name}`{optional}", "", _sentence(section.get("description", "")), "", *tables(section, "###", name)]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def _tables(schema: JsonSchema, heading: str, path: str) -> Iterator[str]:
+def tables(schema: JsonSchema, heading: str, path: str) -> Iterator[str]:
     """The fields of one mapping as a table; policies and nested mappings as headings below."""
     variants = variants_of(schema)
     deeper = heading + "#" if variants else heading
@@ -123,7 +123,7 @@ def _tables(schema: JsonSchema, heading: str, path: str) -> Iterator[str]:
             if any(m.get("properties") for m in _alternatives(field)):
                 yield f"{deeper} `{path}.{name}`{_in(mapping, variants)}"
                 yield ""
-                yield from _tables(field, deeper + "#", f"{path}.{name}")
+                yield from tables(field, deeper + "#", f"{path}.{name}")
 
 
 def type_text(schema: JsonSchema) -> str:

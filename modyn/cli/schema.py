@@ -1,6 +1,7 @@
 """The format of a pipeline file as a JSON Schema, composed from the configurations that lie with their owners.
 
-`python -m modyn.cli.schema` prints it for editors; with `--markdown` it prints `docs/pipeline.md`, which is made from it.
+`python -m modyn.cli.schema` prints it for editors; with `--markdown` it prints `docs/pipeline.md`, which is made from it, with
+`--datasets` `docs/datasets.md`.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def _model(plugins: bool) -> JsonSchema:
         needed = {"required": ["config"]} if options.get("required") else {}
         return {"properties": {"config": config}, **needed}
 
-    return one_of(_policies(MODELS, plugins), "id", constructor)
+    return one_of(policies(MODELS, plugins), "id", constructor)
 
 
 def _model_storage(plugins: bool) -> JsonSchema:
@@ -68,7 +69,7 @@ def _model_storage(plugins: bool) -> JsonSchema:
     from modyn.model_storage.section import ModelStorageSection
 
     schema = of_model(ModelStorageSection)
-    schema["properties"]["full_model_strategy"]["properties"]["name"]["enum"] = list(_policies(MODEL_FORMATS, plugins))
+    schema["properties"]["full_model_strategy"]["properties"]["name"]["enum"] = list(policies(MODEL_FORMATS, plugins))
     return schema
 
 
@@ -87,7 +88,7 @@ def _data(_: bool) -> JsonSchema:
 def _trigger(plugins: bool) -> JsonSchema:
     from modyn.supervisor.triggers import TRIGGERS
 
-    return one_of(_policies(TRIGGERS, plugins), "id")
+    return one_of(policies(TRIGGERS, plugins), "id")
 
 
 def _selection_strategy(plugins: bool) -> JsonSchema:
@@ -97,11 +98,11 @@ def _selection_strategy(plugins: bool) -> JsonSchema:
 
     def nested(options: JsonSchema) -> JsonSchema:
         if "presampling_config" in options["properties"]:
-            _replace(options, "presampling_config", one_of(_policies(PRESAMPLING, plugins), "strategy"))
-            _replace(options, "downsampling_config", one_of(_policies(DOWNSAMPLING, plugins), "strategy"))
+            _replace(options, "presampling_config", one_of(policies(PRESAMPLING, plugins), "strategy"))
+            _replace(options, "downsampling_config", one_of(policies(DOWNSAMPLING, plugins), "strategy"))
         return options
 
-    return one_of(_policies(SELECTION, plugins), "name", nested)
+    return one_of(policies(SELECTION, plugins), "name", nested)
 
 
 def _evaluation(plugins: bool) -> JsonSchema:
@@ -112,9 +113,9 @@ def _evaluation(plugins: bool) -> JsonSchema:
     from modyn.supervisor.evaluation.handlers import EvaluationHandler
 
     handler = of_model(EvaluationHandler)
-    _replace(handler, "strategy", one_of(_policies(EVALUATION_STRATEGIES, plugins), "type"))
+    _replace(handler, "strategy", one_of(policies(EVALUATION_STRATEGIES, plugins), "type"))
     dataset = of_model(EvaluationDatasetConfig)
-    metrics = one_of(_policies(METRICS, plugins), "name")
+    metrics = one_of(policies(METRICS, plugins), "name")
     metrics["oneOf"].append(_variant("torchmetrics", "name", TorchMetric, of_model(TorchMetricConfig)))
     others = sorted(torchmetrics_names() - set(METRICS))
     metrics["oneOf"][-1]["properties"]["name"] = {"enum": others, "description": "a class of torchmetrics"}
@@ -164,7 +165,7 @@ def one_of(
     return {"type": "object", "required": [key], "oneOf": variants}
 
 
-def _policies(registry: Registry[Any], plugins: bool) -> dict[str, Any]:
+def policies(registry: Registry[Any], plugins: bool) -> dict[str, Any]:
     return {id_: registry.get(id_) for id_ in (registry if plugins else sorted(registry.builtin))}
 
 
@@ -205,15 +206,19 @@ def _plain(schema: Any, definitions: Mapping[str, Any]) -> Any:
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the schema, or with `--markdown` the reference."""
+    """Prints the schema, or a reference: `--markdown` of pipelines, `--datasets` of datasets."""
     if arguments == ["--markdown"]:
         from modyn.cli.explain import reference
 
         sys.stdout.write(reference())
+    elif arguments == ["--datasets"]:
+        from modyn.cli.dataset_reference import dataset_reference
+
+        sys.stdout.write(dataset_reference())
     elif not arguments:
         sys.stdout.write(json.dumps(pipeline_json_schema(), indent=2) + "\n")
     else:
-        sys.stderr.write("usage: python -m modyn.cli.schema [--markdown]\n")
+        sys.stderr.write("usage: python -m modyn.cli.schema [--markdown | --datasets]\n")
         return 2
     return 0
 

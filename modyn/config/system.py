@@ -88,7 +88,7 @@ class DatasetConfig(Section):
     base_path: Path = Field(description="folder of the files, searched recursively")
     file_wrapper: str = Field(description="file format, e.g. SingleSampleFileWrapper")
     file_wrapper_config: dict[str, Any] = Field(default_factory=dict, description="options of the file format")
-    filesystem_wrapper: Literal["LocalFilesystemWrapper"] = "LocalFilesystemWrapper"
+    filesystem_wrapper: Literal["LocalFilesystemWrapper"] = Field("LocalFilesystemWrapper", description="where the files lie")
     timestamp_source: str = Field("", description="where a sample's time stands; empty: its file's modification time")
     watch: bool = Field(True, description="index new files as they appear")
 
@@ -161,7 +161,9 @@ class TrainerServerConfig(WorkerServiceConfig):
 
 
 class EvaluatorConfig(WorkerServiceConfig):
-    pass
+    outputs_bytes: int = Field(
+        2**30, ge=0, description="room for what models gave for samples, so that no sample is forwarded twice; 0: nothing is kept"
+    )
 
 
 class SupervisorConfig(ServiceConfig):

@@ -235,7 +235,8 @@ class ModelStore:
             raise
 
     def _decode(self, row: RowMapping, path: Path, wire: Path) -> None:
-        strategy = FullModelStrategy.model_validate(row["strategy_config"])
+        # Our own record, of which every field is set: the rules for what users write do not apply to it.
+        strategy = FullModelStrategy.model_construct(**row["strategy_config"])
         layout = tuple(TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in row["layout"])
         unpacked = self._scratch() if strategy.zip else path
         try:

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from modyn.cli.dataset_reference import dataset_reference
 from modyn.cli.explain import reference, variants_of, walk
 from modyn.cli.schema import JsonSchema, main, pipeline_json_schema
 from modyn.config.pipeline import NOT_YET, check_frame, load_pipeline
 from modyn.config.yaml_source import load_yaml
+from modyn.storage.formats import REGISTRY
+from modyn.storage.formats.timestamps import parse_timestamp_source
 from modyn.supervisor.evaluation import EVALUATION_STRATEGIES
 from modyn.supervisor.evaluation.handlers import check_handlers
 from modyn.supervisor.triggers import TRIGGERS, check_trigger_section
@@ -174,10 +177,31 @@ def test_the_reference_is_up_to_date() -> None:
     assert written == reference(), "run: python -m modyn.cli.schema --markdown > docs/pipeline.md"
 
 
+def test_the_reference_of_datasets_is_up_to_date() -> None:
+    written = (ROOT / "docs" / "datasets.md").read_text()
+    assert written == dataset_reference(), "run: python -m modyn.cli.schema --datasets > docs/datasets.md"
+    for format_id in REGISTRY.builtin:
+        assert f"### `{format_id}`" in written
+        for option, field in REGISTRY.get(format_id).Config.model_fields.items():
+            assert f"| `{option}` |" in written
+            assert field.description, f"{format_id}.{option} says nothing"
+
+
+@pytest.mark.parametrize("source", ["", r"name:(?P<date>\d{4}-\d\d-\d\d)", "column:3", "field:8", "field:8:4"])
+def test_the_forms_of_timestamp_source_that_are_told_are_those_that_are_read(source: str) -> None:
+    parse_timestamp_source(source)
+    written = (ROOT / "docs" / "datasets.md").read_text()
+    assert {"": "`''`", "name": "`name:REGEX`", "column": "`column:N`", "field": "`field:OFFSET:SIZE`"}[
+        source.partition(":")[0]
+    ] in written
+
+
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     assert capsys.readouterr().out.startswith('{\n  "$schema"')
     assert main(["--markdown"]) == 0
     assert capsys.readouterr().out.startswith("# The pipeline file\n")
+    assert main(["--datasets"]) == 0
+    assert capsys.readouterr().out.startswith("# Datasets\n")
     assert main(["--html"]) == 2
     assert "usage" in capsys.readouterr().err

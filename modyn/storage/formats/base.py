@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import numpy as np
+from pydantic import ConfigDict
 
 from modyn.config.base import Section
 from modyn.errors import DataError
@@ -76,8 +77,11 @@ class IndexedFiles:
 class FormatConfig(Section):
     """Options that every format has."""
 
+    # What stands below a field is what users are told of it.
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
     label_type: Literal["int", "float"] = "int"
-    """Labels are int64 or float64."""
+    """Labels are whole numbers (int64) or fractions (float64)."""
 
 
 class FileFormat(ABC):

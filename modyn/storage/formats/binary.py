@@ -34,9 +34,11 @@ class BinaryConfig(FormatConfig):
     label_size: int = Field(ge=1, le=8)
     """Bytes of the label at the start of each record."""
     byteorder: Literal["little", "big"] = "little"
+    """Of the label, and of the time if it stands in the record."""
     label_signed: bool = True
     """Whole-number labels are in two's complement."""
     file_extension: str = ".bin"
+    """Ending of the names of files with samples."""
 
     @model_validator(mode="after")
     def _fits(self) -> BinaryConfig:

@@ -22,6 +22,7 @@ class CsvConfig(FormatConfig):
     """Options of `CsvFileWrapper`."""
 
     separator: str = Field(default=",", min_length=1, max_length=1)
+    """Character between columns."""
     quote: str = Field(default='"', max_length=1)
     """Fields that begin with it may hold separators and line breaks; doubled, it stands for itself. Empty: no quoting."""
     label_index: int = Field(ge=0)
@@ -31,6 +32,7 @@ class CsvConfig(FormatConfig):
     encoding: str = "utf-8"
     """Of the file and of the payloads. ASCII characters must be single bytes in it, and no part of other characters."""
     file_extension: str = ".csv"
+    """Ending of the names of files with samples."""
 
     @field_validator("encoding")
     @classmethod

@@ -1,0 +1,94 @@
+"""`docs/datasets.md`: how data is registered, and every file format with its options, told from the configuration classes."""
+
+from __future__ import annotations
+
+from modyn.cli.explain import tables
+from modyn.cli.schema import of_model, one_of, policies
+from modyn.config.system import DatasetConfig
+from modyn.storage.formats import REGISTRY
+
+_HEAD = """\
+# Datasets
+
+The tables are made from the configuration classes by `python -m modyn.cli.schema --datasets`; edit these, not this file.
+
+A dataset is a folder of files, a format that says how samples are cut from them, and where a sample's time stands. Storage indexes the
+files (key, label, timestamp, place of the payload) and reads payloads from them when they are asked for. It never writes to them.
+
+## Register
+From the terminal, from Python, or in the system file, where storage registers it when it starts:
+
+```
+modyn data register photos /data/photos -o file_extension=.jpg -o label_file_extension=.label
+modyn data register clicks /data/clicks --format CsvFileWrapper -o label_index=0 --timestamp-source column:1
+```
+
+```python
+client.register_dataset(
+    DatasetConfig(
+        name="clicks",
+        base_path="/data/clicks",
+        file_wrapper="CsvFileWrapper",
+        file_wrapper_config={"label_index": 0},
+        timestamp_source="column:1",
+    )
+)
+client.ingest("clicks")
+```
+
+```yaml
+storage:
+  datasets:
+    - name: clicks
+      base_path: /data/clicks
+      file_wrapper: CsvFileWrapper
+      file_wrapper_config: {label_index: 0}
+      timestamp_source: column:1
+```
+
+Repeating a registration changes nothing; one with other options is refused: delete the dataset first, or take another name.
+`DatasetConfig` is in `modyn.config.system`.
+
+"""
+_TIMES = """\
+## Where a sample's time stands
+Timestamps are seconds since 1970; a time without a zone is UTC. `timestamp_source` takes one of these forms:
+
+| `timestamp_source` | a sample's time is | formats |
+|---|---|---|
+| `''` (the default) | the modification time of its file | all |
+| `name:REGEX` | group 1 of REGEX, searched in the file's name: whole seconds if it is all digits, else ISO 8601. \
+The group `(?P<date>...)` is always read as ISO 8601. \
+Example: `name:(?P<date>\\d{4}-\\d\\d-\\d\\d)` | all |
+| `column:N` | column N of its row, from 0: whole seconds or ISO 8601 | `CsvFileWrapper` |
+| `field:OFFSET` or `field:OFFSET:SIZE` | the signed integer of SIZE bytes (1 to 8; 8 unless given) \
+at byte OFFSET of its record, in the record's byte order | `BinaryFileWrapper` |
+
+## File formats
+Packages of yours add formats through the entry-point group `modyn.file_formats` ([`plugins.md`](plugins.md)). With `modyn data register`
+the format is `--format`, and each option is one `-o NAME=VALUE`.
+
+"""
+_TAIL = """\
+## Watching
+With `watch` (the default; `--no-watch` turns it off) storage looks at the folder every `storage.poll_interval_s` seconds and indexes what
+is new: a production run sees it at once. A file is taken when it has not changed for `storage.settle_s` seconds; one whose label file is
+missing waits for it. Rows and records that are appended to a file are indexed as new samples. Without `watch`, `modyn data ingest NAME`
+indexes what is new; both may be done at any time, and every sample is indexed exactly once.
+
+## Problems
+A file that cannot be used (cut, not readable, a label that is no number, a name without a time) is set aside and disturbs no other.
+`modyn data problems NAME`, or `client.problems(name)`, lists these files and why; correct the file and it is looked at again. A file that
+was indexed must keep its bytes: one that was cut or rewritten is listed there as well.
+
+## Deletion
+`modyn data delete NAME --key KEY` deletes single samples for good: they leave every later stream, count, training and evaluation, and
+their keys are not used again. `modyn data delete NAME` forgets the dataset and its index. The files themselves are never touched.
+"""
+
+
+def dataset_reference() -> str:
+    """The whole document as Markdown, without plug-ins."""
+    lines = ["## Fields", "", *tables(of_model(DatasetConfig), "###", "")]
+    formats = list(tables(one_of(policies(REGISTRY, plugins=False), "file_wrapper"), "###", "file_wrapper_config"))
+    return _HEAD + "\n".join(lines) + "\n" + _TIMES + "\n".join(formats) + "\n" + _TAIL
