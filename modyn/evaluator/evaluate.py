@@ -20,6 +20,7 @@ from modyn.evaluator.config import EvaluationDatasetConfig
 from modyn.evaluator.intervals import members, union
 from modyn.evaluator.metrics import Metric, MetricValue, build_metric
 from modyn.evaluator.metrics.metric import TRANSFORMER
+from modyn.evaluator.outputs import KeptOutputs, Rows
 from modyn.evaluator.score import Score
 from modyn.records import Int64Array, Interval, SampleBatch
 from modyn.storage.client import StorageClient
@@ -35,28 +36,42 @@ def evaluate(
     *,
     device: str = "cpu",
     progress: Callable[[int, int], None] = lambda seen, total: None,
+    kept: KeptOutputs | None = None,
 ) -> list[Score]:
     """Every metric of `dataset` on every one of the (distinct) intervals: by interval, then by metric in the order of the section.
 
-    Each sample of the union of the intervals is fetched, decoded and passed through the model once. `progress` is called after each
-    batch with the samples seen and to see; what it raises ends the evaluation. The model is left in evaluation mode on `device`.
+    Each sample of the union of the intervals is fetched, decoded and passed through the model once, unless its output is `kept`; new
+    outputs are kept if all goes well. `progress` is called after each batch with the samples seen and to see; what it raises ends the
+    evaluation. The model is left in evaluation mode on `device`.
     """
     tallies = [_Tally(interval, [build_metric(section) for section in dataset.metrics]) for interval in intervals]
     transform = _Transformers(dataset)
     merged = union(intervals)
     total = sum(storage.count_samples(dataset.dataset_id, interval) for interval in merged)
-    samples = _Samples(dataset.dataset_id, intervals, storage)
+    samples = _Samples(dataset.dataset_id, intervals, storage, kept)
     batches = serve_keys(samples.keys(), dataset, payloads, dataset.batch_size, num_threads=dataset.dataloader_workers)
     seen = 0
+
+    def tally(output: Any, keys: Int64Array, labels: torch.Tensor, timestamps: Int64Array) -> None:
+        nonlocal seen
+        outputs = transform(output, keys)
+        for number, inside in members(intervals, timestamps):
+            tallies[number].update(outputs, labels, inside)
+        seen += len(keys)
+        progress(seen, total)
+
     with closing(batches), _evaluating(model, device):
         for batch in batches:
             timestamps = samples.timestamps_of(batch)
             on_device = batch.to(device)
-            outputs = transform(forward(model, on_device.data), batch)
-            for number, inside in members(intervals, timestamps):
-                tallies[number].update(outputs, on_device.labels, inside)
-            seen += len(batch)
-            progress(seen, total)
+            output = forward(model, on_device.data)
+            if kept is not None:
+                kept.add(_rows(batch, timestamps, output))
+            tally(output, batch.keys.numpy(), on_device.labels, timestamps)
+        for rows in samples.kept_rows(dataset.batch_size):
+            tally(torch.from_numpy(rows.outputs).to(device), rows.keys, torch.from_numpy(rows.labels).to(device), rows.timestamps)
+    if kept is not None:
+        kept.publish()
     return [score for tally, listed in zip(tallies, samples.listed, strict=True) for score in tally.scores(listed)]
 
 
@@ -65,6 +80,16 @@ def forward(model: nn.Module, data: Data) -> Any:
     if isinstance(data, tuple):
         return model(*data)
     return model(**data) if isinstance(data, dict) else model(data)
+
+
+def _rows(batch: Batch, timestamps: Int64Array, output: Any) -> Rows | None:
+    """What is kept of a batch, as copies; None for an output that is not one plain tensor with a row a sample."""
+    if not isinstance(output, torch.Tensor) or output.shape[:1] != (len(batch),) or output.layout != torch.strided:
+        return None
+    if torch.bfloat16 in (output.dtype, batch.labels.dtype):  # unknown to NumPy
+        return None
+    outputs, labels = (np.array(tensor.cpu().numpy()) for tensor in (output, batch.labels))
+    return Rows(np.array(batch.keys.numpy()), timestamps, labels, outputs)
 
 
 class _Tally:
@@ -103,18 +128,18 @@ class _Transformers:
             text: compile_function(text, TRANSFORMER) for text in dict.fromkeys(self._texts) if text is not None
         }
 
-    def __call__(self, output: Any, batch: Batch) -> list[Any]:
-        """What each metric sees of the model's output for `batch`."""
+    def __call__(self, output: Any, keys: Int64Array) -> list[Any]:
+        """What each metric sees of the model's output for these samples."""
 
         def named() -> str:
-            return f"the model's output for {len(batch)} samples of dataset '{self._dataset_id}', the first of which is {int(batch.keys[0])}"
+            return f"the model's output for {len(keys)} samples of dataset '{self._dataset_id}', the first of which is {int(keys[0])}"
 
         outputs: dict[str | None, Any] = {None: output}
         for text, function in self._functions.items():
             outputs[text] = function(named, output)
         for text in self._texts:
             found = outputs[text]
-            if not isinstance(found, torch.Tensor) or found.shape[:1] != (len(batch),):
+            if not isinstance(found, torch.Tensor) or found.shape[:1] != (len(keys),):
                 what = "the model" if text is None else TRANSFORMER
                 told = (
                     f"a tensor of shape {list(found.shape)}" if isinstance(found, torch.Tensor) else f"a {type(found).__name__}"
@@ -134,10 +159,11 @@ def _evaluating(model: nn.Module, device: str) -> Iterator[None]:
 
 
 class _Samples:
-    """The stream of keys in the intervals, and the timestamps of those that come back as batches. Two threads meet here: one pulls the
-    keys, the other asks for timestamps, in the same order."""
+    """The stream of keys in the intervals without a kept output, and the timestamps of those that come back as batches. Two threads meet
+    here: one pulls the keys, the other asks for timestamps, in the same order."""
 
-    def __init__(self, dataset_id: str, intervals: Sequence[Interval], storage: StorageClient) -> None:
+    def __init__(self, dataset_id: str, intervals: Sequence[Interval], storage: StorageClient, kept: KeptOutputs | None) -> None:
+        self._kept = kept
         self._dataset_id = dataset_id
         self._intervals = intervals
         self._storage = storage
@@ -147,12 +173,24 @@ class _Samples:
         """How many samples storage listed for each interval; complete once the keys are."""
 
     def keys(self) -> Iterator[Int64Array]:
+        for batch in self._list():
+            for number, inside in members(self._intervals, batch.timestamps):
+                self.listed[number] += len(inside)
+            fresh = _without(self._kept, batch) if self._kept else batch
+            if len(fresh):
+                self._waiting.append(fresh)
+                yield fresh.keys
+
+    def kept_rows(self, at_most: int) -> Iterator[Rows]:
+        """The samples with a kept output that storage lists still, so many at a time. To be asked for once the keys are through: what
+        was deleted since then counts as listed and not seen."""
+        if self._kept:
+            for batch in self._list():
+                yield from self._kept.rows(batch.keys, batch.timestamps, at_most)
+
+    def _list(self) -> Iterator[SampleBatch]:
         for interval in union(self._intervals):
-            for batch in self._storage.samples_in_interval(self._dataset_id, interval, KEYS_PER_UNIT):
-                for number, inside in members(self._intervals, batch.timestamps):
-                    self.listed[number] += len(inside)
-                self._waiting.append(batch)
-                yield batch.keys
+            yield from self._storage.samples_in_interval(self._dataset_id, interval, KEYS_PER_UNIT)
 
     def timestamps_of(self, batch: Batch) -> Int64Array:
         """int64 (n,). Each batch is asked for once, in order; samples that did not come back are skipped."""
@@ -171,3 +209,8 @@ class _Samples:
                 self._waiting.popleft()
                 self._done = 0
         return np.concatenate([np.empty(0, np.int64), *found])
+
+
+def _without(kept: KeptOutputs, batch: SampleBatch) -> SampleBatch:
+    fresh = ~kept.has(batch.keys, batch.timestamps)
+    return SampleBatch(batch.keys[fresh], batch.timestamps[fresh], batch.labels[fresh])

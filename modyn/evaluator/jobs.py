@@ -48,6 +48,8 @@ class _Group:
     """Evaluations that differ in handler and intervals only."""
 
     created: float
+    samples: str
+    """What it is a pass over: one model and one way of decoding a dataset."""
     requests: dict[str, EvaluationRequest] = field(default_factory=dict)
     job: RunningJob | None = None
 
@@ -117,8 +119,9 @@ class Evaluations:
             self._store.queue(request)
             with self._changed:
                 status = self._live[id_] = EvaluationStatus(id_, EvaluationState.QUEUED)
-                key = f"{request.model_id} {request.device} {dataset_digest(request.dataset)} {labelled(request)}"
-                self._waiting.setdefault(key, _Group(time.monotonic())).requests[id_] = request
+                samples = f"{request.model_id} {dataset_digest(request.dataset)}"
+                key = f"{samples} {request.device} {labelled(request)}"
+                self._waiting.setdefault(key, _Group(time.monotonic(), samples)).requests[id_] = request
                 self._changed.notify_all()
                 return status
 
@@ -183,17 +186,22 @@ class Evaluations:
                 self._concluded(key, group, {}, _as_error(error, f"{names} cannot begin"))
 
     def _ready(self) -> str | None:
-        """The first group that may begin now. A job with the same key must end first: its results may be all that is needed."""
+        """The first group that may begin now. A job over the same samples must end first: its results or outputs may be all it needs."""
         if len(self._running) >= self._max_jobs:
             return None
         now = time.monotonic()
-        return next((k for k, g in self._waiting.items() if k not in self._running and g.created + self._coalesce_s <= now), None)
+        return next((key for key, group in self._free() if group.created + self._coalesce_s <= now), None)
+
+    def _free(self) -> list[tuple[str, _Group]]:
+        """The groups over whose samples no job is under way."""
+        busy = {group.samples for group in self._running.values()}
+        return [(key, group) for key, group in self._waiting.items() if group.samples not in busy]
 
     def _next_ready_s(self) -> float | None:
         """Seconds until waiting alone makes a group ready; None: something else has to happen."""
         if len(self._running) >= self._max_jobs:
             return None
-        ages = [g.created for k, g in self._waiting.items() if k not in self._running]
+        ages = [group.created for _, group in self._free()]
         return max(0.0, min(ages) + self._coalesce_s - time.monotonic()) if ages else None
 
     def _begin(self, key: str, group: _Group, names: str) -> None:

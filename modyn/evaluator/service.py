@@ -23,8 +23,9 @@ from modyn.evaluator.client import (
 from modyn.evaluator.config import check_evaluation
 from modyn.evaluator.jobs import Done, Evaluations, Progress
 from modyn.evaluator.metrics import METRICS
+from modyn.evaluator.outputs import Room
 from modyn.evaluator.score import Score
-from modyn.evaluator.store import EvaluationStore
+from modyn.evaluator.store import EvaluationStore, dataset_digest
 from modyn.evaluator.work import Work
 from modyn.proto import common_pb2, evaluator_pb2, evaluator_pb2_grpc
 from modyn.records import Interval, RunId
@@ -80,8 +81,9 @@ class EvaluatorServicer(evaluator_pb2_grpc.EvaluatorServicer):
 class PoolRun:
     """Runs jobs in warm worker processes."""
 
-    def __init__(self, pool: WorkerPool, config: SystemConfig, scratch: Path) -> None:
+    def __init__(self, pool: WorkerPool, config: SystemConfig, scratch: Path, room: Room | None) -> None:
         self._pool = pool
+        self._room = room
         self._config = config
         self._scratch = scratch
 
@@ -98,6 +100,8 @@ class PoolRun:
             flight=self._config.endpoint("flight"),
             model_storage=self._config.endpoint("model_storage"),
             scratch=scratch,
+            decoding=dataset_digest(request.dataset),
+            room=self._room,
         )
 
         def ended(job: Job) -> None:
@@ -130,11 +134,17 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     scratch = context.directory / "scratch"
     rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
+    room = Room(context.directory / "outputs", settings.outputs_bytes)
+    room.prepare()
     limits = WorkerLimits("evaluator", settings.user_function_timeout_s, settings.worker_memory_bytes)
-    pool = WorkerPool(settings.max_workers, num_threads=settings.num_threads, preload=PRELOAD, failure=ModynError, limits=limits)
+    pool = WorkerPool(
+        settings.max_workers, num_threads=settings.num_threads, preload=PRELOAD, failure=ModynError, limits=limits
+    )
     storage = StorageClient(config.endpoint("storage"))
     context.on_shutdown(storage.close)
-    evaluations = Evaluations(store, PoolRun(pool, config, scratch), storage.count_samples, settings.max_workers)
+    evaluations = Evaluations(
+        store, PoolRun(pool, config, scratch, room if room.limit else None), storage.count_samples, settings.max_workers
+    )
     context.on_shutdown(pool.close)
     context.on_shutdown(evaluations.close)
     context.when_healthy.append(pool.warm_up)

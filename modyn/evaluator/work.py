@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from modyn.config.system import Endpoint
+from modyn.evaluator.outputs import Room
 from modyn.records import Interval
 
 
@@ -24,3 +25,7 @@ class Work:
     model_storage: Endpoint
     scratch: Path
     """An empty folder of this job's own; it is removed when the job has ended."""
+    decoding: str
+    """Equal for jobs whose datasets are decoded equally."""
+    room: Room | None
+    """Where outputs are kept; none: nowhere."""

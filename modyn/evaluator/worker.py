@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
+from pathlib import Path
 from typing import Final
 
 from modyn.evaluator.config import load_dataset
 from modyn.evaluator.evaluate import evaluate
+from modyn.evaluator.outputs import KeptOutputs
 from modyn.evaluator.score import Score
 from modyn.evaluator.work import Work
 from modyn.model_storage.client import ModelStorageClient
@@ -35,6 +38,14 @@ def run(work: Work, report: Report) -> list[Score]:
         stored = models.get(work.model_id, work.scratch / "model.safetensors")
     model = build_model(stored.model_class, stored.model_config)
     load_weights(model, stored.path)
+    kept = KeptOutputs(work.room, _name(work, stored.path), work.scratch) if work.room else None
     report.check()
     with StorageClient(work.storage) as storage, PayloadClient(work.flight) as payloads:
-        return evaluate(model, dataset, work.intervals, storage, payloads, device=work.device, progress=progress)
+        return evaluate(model, dataset, work.intervals, storage, payloads, device=work.device, progress=progress, kept=kept)
+
+
+def _name(work: Work, weights: Path) -> str:
+    """Of the outputs of this model for samples that are decoded in this way. A model of the same id in another database is another model."""
+    with weights.open("rb") as file:
+        of_weights = hashlib.file_digest(file, "sha256").hexdigest()
+    return f"{work.model_id}-{hashlib.sha256(f'{of_weights} {work.decoding}'.encode()).hexdigest()[:32]}"

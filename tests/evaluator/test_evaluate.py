@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from itertools import pairwise
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from modyn.errors import CancelledError, ConfigError, NotFoundError, UserCodeErr
 from modyn.evaluator.config import EvaluationDatasetConfig, load_dataset
 from modyn.evaluator.evaluate import evaluate
 from modyn.evaluator.intervals import members, union
+from modyn.evaluator.outputs import KeptOutputs, Room
 from modyn.evaluator.score import Score
 from modyn.records import Interval
 from modyn.testing.fake_storage import FakeStorage
@@ -232,3 +235,90 @@ def test_progress_is_told_and_can_end_it() -> None:
 
     with pytest.raises(CancelledError):
         evaluate(Counting(), dataset, [Interval()], fake.client(), fake.payload_client(), progress=stop)
+
+
+def kept_in(folder: Path, limit: int = 2**20) -> KeptOutputs:
+    """As a job begins with them."""
+    room = Room(folder / "outputs", limit)
+    room.prepare()
+    return KeptOutputs(room, "model", Path(mkdtemp(dir=folder)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    timestamps=st.lists(st.integers(0, 20), max_size=25),
+    requests=st.lists(INTERVALS, max_size=4),
+    batch_size=st.integers(1, 9),
+    deleted=st.sets(st.integers(0, 24), max_size=4),
+)
+def test_one_forward_pass_a_sample_over_all_requests(
+    tmp_path_factory: pytest.TempPathFactory,
+    timestamps: list[int],
+    requests: list[list[Interval]],
+    batch_size: int,
+    deleted: set[int],
+) -> None:
+    folder = tmp_path_factory.mktemp("kept")
+    fake, model = storage(timestamps), Counting()
+    dataset = load_dataset(SECTION | {"batch_size": batch_size})
+    gone = [k for k in deleted if k < len(timestamps)]
+    for number, intervals in enumerate(requests):
+        if number == 2:
+            fake.client().delete_samples("test", np.array(gone, np.int64))
+        found = evaluate(
+            model,
+            dataset,
+            intervals,
+            fake.client(),
+            fake.payload_client(),
+            kept=kept_in(folder),
+        )
+        assert found == evaluate(Counting(), dataset, intervals, fake.client(), fake.payload_client())
+    asked = [
+        {k for k, t in enumerate(timestamps) if t in _Any(intervals) and not (number >= 2 and k in gone)}
+        for number, intervals in enumerate(requests)
+    ]
+    assert sorted(model.seen) == sorted(set().union(*asked))
+
+
+def test_kept_outputs_of_samples_deleted_meanwhile_are_told(tmp_path: Path) -> None:
+    fake, dataset, model = storage(list(range(10))), load_dataset(SECTION), Counting()
+    evaluate(model, dataset, [Interval(0, 6)], fake.client(), fake.payload_client(), kept=kept_in(tmp_path))
+
+    def before_fetch(_: object) -> None:
+        fake.before_fetch = None
+        fake.client().delete_samples("test", np.array([2, 3, 8]))
+
+    fake.before_fetch = before_fetch
+    (score,) = evaluate(model, dataset, [Interval()], fake.client(), fake.payload_client(), kept=kept_in(tmp_path))
+    assert (score.num_samples, score.num_listed) == (7, 10)
+    assert sorted(model.seen) == [0, 1, 2, 3, 4, 5, 6, 7, 9]
+
+
+def test_an_evaluation_that_fails_or_gives_no_plain_tensor_keeps_nothing(tmp_path: Path) -> None:
+    class Named(Counting):
+        def forward(self, data: torch.Tensor) -> Any:
+            return {"scores": super().forward(data)}
+
+    def stop(seen: int, total: int) -> None:
+        raise CancelledError("stopped on request")
+
+    fake = storage(list(range(10)))
+    with pytest.raises(CancelledError):
+        evaluate(
+            Counting(),
+            load_dataset(SECTION),
+            [Interval()],
+            fake.client(),
+            fake.payload_client(),
+            kept=kept_in(tmp_path),
+            progress=stop,
+        )
+    pick = "def evaluation_transformer_function(model_output):\n    return model_output['scores']\n"
+    dataset = load_dataset(SECTION | {"metrics": [{"name": "Accuracy", "evaluation_transformer_function": pick}]})
+    model = Named()
+    for _ in range(2):
+        kept = kept_in(tmp_path)
+        assert not kept
+        evaluate(model, dataset, [Interval()], fake.client(), fake.payload_client(), kept=kept)
+    assert len(model.seen) == 20

@@ -226,6 +226,20 @@ def test_jobs_are_bounded_and_equal_ones_wait_for_each_other(make_house: Callabl
     assert house.run.job(2).request.model_id == 7
 
 
+def test_jobs_over_the_same_samples_follow_each_other(make_house: Callable[..., House]) -> None:
+    """So that the second finds the outputs that the first has kept."""
+    house = make_house(max_jobs=4, coalesce_s=0.0)
+    house.evaluations.start(request())
+    house.run.job(0)
+    house.evaluations.start(request(dataset=DATASET | {"batch_size": 8, "metrics": DATASET["metrics"][:1]}))
+    house.evaluations.start(request(dataset=DATASET | {"record_layout": {"dtype": "int32"}}))
+    house.run.job(1)
+    time.sleep(0.1)
+    assert [job.request.dataset["record_layout"]["dtype"] for job in house.run.jobs] == ["int64", "int32"]
+    house.run.jobs[0].fail(DataError("no"))
+    assert house.run.job(2).request.dataset["batch_size"] == 8
+
+
 def test_a_failure_is_a_status_and_can_be_started_again(house: House) -> None:
     status = house.evaluations.start(request())
     house.run.job(0).fail(DataError("evaluation of run digits-0001, trigger 3, model 5 on dataset 'test', worker 7: bad record"))

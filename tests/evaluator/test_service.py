@@ -77,6 +77,10 @@ def model_id(system_config: SystemConfig, stack: ExitStack, tmp_path: Path) -> i
 
 @pytest.fixture
 def evaluator(system_config: SystemConfig, stack: ExitStack, storage: RunningStorage, model_id: int) -> EvaluatorClient:
+    return start_evaluator(system_config, stack)
+
+
+def start_evaluator(system_config: SystemConfig, stack: ExitStack) -> EvaluatorClient:
     context = ServiceContext("evaluator", system_config, get_logger("test"))
     stack.callback(context.shut_down)
     endpoint = system_config.endpoint("evaluator")
@@ -91,7 +95,7 @@ def request(model_id: int, **fields: Any) -> EvaluationRequest:
         EvalInterval(150, 250, 200),
         EvalInterval(300, 400, 300),
     ]
-    return EvaluationRequest(RUN, 0, model_id, "matrix", **{"dataset": DATASET, "intervals": intervals} | fields)
+    return EvaluationRequest(RUN, 0, model_id, **{"handler": "matrix", "dataset": DATASET, "intervals": intervals} | fields)
 
 
 def test_a_model_is_evaluated_in_a_worker(evaluator: EvaluatorClient, model_id: int, system_config: SystemConfig) -> None:
@@ -111,6 +115,38 @@ def test_a_model_is_evaluated_in_a_worker(evaluator: EvaluatorClient, model_id: 
     assert not list((system_config.service_dir("evaluator") / "scratch").iterdir())
     assert evaluator.start(request(model_id)) == states[-1]
     assert list(evaluator.watch(started.evaluation_id)) == [states[-1]]
+
+
+@pytest.mark.parametrize(("outputs_bytes", "passes"), [(2**20, 100), (0, 300)])
+def test_one_forward_pass_a_sample_over_handlers_and_restarts(
+    system_config: SystemConfig, storage: RunningStorage, model_id: int, tmp_path: Path, outputs_bytes: int, passes: int
+) -> None:
+    counter = tmp_path / "parsed"
+    parser = DATASET["batch_parser_function"].replace(
+        "    return", f"    with open({str(counter)!r}, 'a') as file:\n        file.write('x' * (len(offsets) - 1))\n    return"
+    )
+    settings = system_config.evaluator.model_copy(update={"outputs_bytes": outputs_bytes})
+    config = system_config.model_copy(update={"evaluator": settings})
+    plain = DATASET | {"batch_parser_function": parser}
+    after_training = request(model_id, dataset=plain, handler="after_training", intervals=[EvalInterval(0, 1000, 0)])
+    after_pipeline = [
+        request(model_id, dataset=plain, handler="after_pipeline"),
+        request(model_id, dataset=plain | {"batch_size": 7, "metrics": [{"name": "Accuracy", "topn": 2}]}, handler="other"),
+    ]
+    values: dict[tuple[str, str, int], float | None] = {}
+    for requests in ([after_training], after_pipeline[:1], after_pipeline[1:]):
+        with ExitStack() as stack:
+            evaluator = start_evaluator(config, stack)
+            for asked in requests:
+                end = list(evaluator.watch(evaluator.start(asked).evaluation_id))[-1]
+                assert end.state is EvaluationState.FINISHED, end.error
+                assert (end.samples_seen, end.samples_total) == (100, 100)
+            values = {(r.handler, r.metric, r.interval.anchor): r.value for r in evaluator.results(RUN)}
+    assert counter.stat().st_size == passes
+    assert values["after_training", "Accuracy", 0] == 0.9
+    assert [values["after_pipeline", "Accuracy", anchor] for anchor in (100, 150, 200, 300)] == [50 / 60, 0.9, 1.0, None]
+    assert [values["other", "Top-2-Accuracy", anchor] for anchor in (100, 150, 200, 300)] == [1.0, 1.0, 1.0, None]
+    assert bool(list((config.service_dir("evaluator") / "outputs").glob("*.outputs"))) == bool(outputs_bytes)
 
 
 def test_failures_name_run_trigger_model_and_dataset(evaluator: EvaluatorClient, model_id: int) -> None:
