@@ -73,8 +73,9 @@ _TAIL = """\
 ## Watching
 With `watch` (the default; `--no-watch` turns it off) storage looks at the folder every `storage.poll_interval_s` seconds and indexes what
 is new: a production run sees it at once. A file is taken when it has not changed for `storage.settle_s` seconds; one whose label file is
-missing waits for it. Rows and records that are appended to a file are indexed as new samples. Without `watch`, `modyn data ingest NAME`
-indexes what is new; both may be done at any time, and every sample is indexed exactly once.
+missing waits for it, and is listed among the problems after some seconds. Rows and records that are appended to a file are indexed as new
+samples. Without `watch`, `modyn data ingest NAME` indexes what is new; both may be done at any time, and every sample is indexed exactly
+once.
 
 ## Problems
 A file that cannot be used (cut, not readable, a label that is no number, a name without a time) is set aside and disturbs no other.

@@ -236,7 +236,7 @@ def test_logs_of_a_service_and_of_a_run(stack: RunningStack, finished: str) -> N
     assert workers, "what the worker of a training wrote is among it"
     assert all(finished in line for line in of_run.splitlines() if not line.startswith(("training-", "evaluation-")))
     as_json = [json.loads(line) for line in stack.modyn("logs", finished, "--json").stdout.splitlines()]
-    assert {line["service"] for line in as_json if "service" in line} >= {"supervisor", "selector"}
+    assert {line["service"] for line in as_json if "service" in line} >= {"supervisor", "trainer_worker"}
     unknown = stack.modyn("logs", "storge")
     assert unknown.returncode == 1
     assert "there is no service or run 'storge', did you mean 'storage'?" in unknown.stderr
