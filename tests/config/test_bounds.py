@@ -5,11 +5,10 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Iterator
-from typing import Annotated
 
 import annotated_types
 import pytest
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, ValidationError
 from pydantic.fields import FieldInfo
 
 import modyn
