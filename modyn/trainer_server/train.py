@@ -127,11 +127,6 @@ class Task:
         """Where the optimizers' state at the end of a trigger's training is kept, for `keep_optimizer_state`."""
         return self.around.folder / "optimizers" / f"{self.request.run_id}.{trigger_id}.pt"
 
-    def weights_path(self, kind: str) -> Path:
-        folder = scratch_dir(self.around.folder, self.request)
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder / f"{kind}.safetensors"
-
     def identity(self) -> dict[str, Any]:
         """What two attempts at one training have in common, and no two trainings."""
         request = self.request
@@ -300,8 +295,9 @@ def _initial_model(task: Task, parent: StoredModel | None) -> torch.nn.Module:
 
 
 def _weights_path(request: TrainingRequest, around: Surroundings, kind: str) -> Path:
-    around.folder.mkdir(parents=True, exist_ok=True)
-    return around.folder / f"{request.run_id}.{request.trigger_id}.{kind}.safetensors"
+    folder = scratch_dir(around.folder, request)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{kind}.safetensors"
 
 
 def _parts(task: Task, model: torch.nn.Module) -> Parts:
