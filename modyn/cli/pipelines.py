@@ -60,8 +60,8 @@ def require_sound_frame(file: Path) -> None:
     load_pipeline(read_pipeline(file), str(file))
 
 
-def schema() -> None:
-    """Print the JSON schema of the pipeline file. Editors complete and check with it."""
+def schema(json: Json = True) -> None:
+    """Print the JSON schema of the pipeline file. Editors complete and check with it. It has no other form: --json changes nothing."""
     from modyn.cli.schema import pipeline_json_schema
 
     print_json(pipeline_json_schema())
