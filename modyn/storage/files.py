@@ -158,15 +158,3 @@ def _walk(base: str, file_format: FileFormat, roots: Roots, refused: dict[str, s
                     pending.append(path)
                 elif stat.S_ISREG(status.st_mode):  # A pipe or a device would block whoever opens it.
                     yield SeenFile(path, status.st_size, status.st_mtime_ns)
-
-
-def signature(base: str, seen: SeenFile, file_format: FileFormat) -> str:
-    """State of a file and its companions: a file that was set aside is looked at again when this changes."""
-    parts = [f"{seen.size}:{seen.mtime_ns}"]
-    for companion in file_format.companions(os.path.join(base, seen.path)):
-        try:
-            status = os.stat(companion)
-            parts.append(f"{status.st_size}:{status.st_mtime_ns}")
-        except OSError:
-            parts.append("missing")
-    return " ".join(parts)

@@ -6,7 +6,6 @@ Order of work: hold the locks, look at the folder, decide what to do with each f
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +19,7 @@ from prometheus_client import Counter
 from modyn.errors import ConflictError, DataError, ModynError, NotFoundError, SecurityError, UnavailableError
 from modyn.rpc.logs import get_logger
 from modyn.storage.catalogue import FileRow, ProblemRow
-from modyn.storage.files import FileTable, Roots, SeenFile, list_files, signature
+from modyn.storage.files import FileTable, Roots, SeenFile
 from modyn.storage.formats.base import CHUNK_ROWS, FormatResume, IndexedSamples, WholeFileFormat
 from modyn.storage.open_dataset import OpenDataset
 from modyn.storage.records import IngestProgress
@@ -132,6 +131,7 @@ class _Ingestion:
         self._num_threads = num_threads
         self._on_progress = on_progress
         self._format = dataset.format
+        self._files = dataset.filesystem
         self._writer = SegmentWriter(dataset)
         self._progress = IngestProgress()
 
@@ -149,7 +149,7 @@ class _Ingestion:
     def _look(self) -> None:
         """One look at the folder, and everything that follows from it."""
         try:
-            listing = list_files(self._dataset.base_path, self._format, self._roots)
+            listing = self._files.list_files(self._format, self._roots)
         except (NotFoundError, SecurityError) as error:
             if self._dataset.problems.get(_FOLDER) != error.message:
                 self._report(_FOLDER, error.message, error.message)
@@ -167,7 +167,7 @@ class _Ingestion:
         jobs: list[_Job] = []
         for seen in ready:
             if self._dataset.files.id_of(seen.path) is None:
-                jobs.append(_Job(seen, os.path.join(self._dataset.base_path, seen.path)))
+                jobs.append(_Job(seen, self._files.full_path(seen.path)))
             elif job := self._recheck(seen):
                 jobs.append(job)
         if isinstance(self._format, WholeFileFormat):
@@ -178,12 +178,14 @@ class _Ingestion:
 
     def _settled(self, files: list[SeenFile]) -> list[SeenFile]:
         """Those of `files` that are not being written and were not set aside in this very state before, in their order."""
-        base, problems = self._dataset.base_path, self._dataset.problems
+        problems = self._dataset.problems
         fresh = [
-            file for file in files if file.path not in problems or problems[file.path] != signature(base, file, self._format)
+            file
+            for file in files
+            if file.path not in problems or problems[file.path] != self._files.signature(file, self._format)
         ]
         ready, late = self._dataset.settling.ripe(
-            base, sorted(fresh, key=lambda file: file.order), self._format, time.time(), time.monotonic()
+            self._files, sorted(fresh, key=lambda file: file.order), self._format, time.time(), time.monotonic()
         )
         for path, reason in late.items():
             self._report_once(path, "waiting", reason)
@@ -208,7 +210,7 @@ class _Ingestion:
         file_id = self._dataset.files.id_of(seen.path)
         assert file_id is not None
         row = self._dataset.catalogue.file(self._dataset.row.id, file_id)
-        path = os.path.join(self._dataset.base_path, seen.path)
+        path = self._files.full_path(seen.path)
         try:
             self._check_unchanged(row, seen, path)
         except DataError as error:
@@ -342,7 +344,7 @@ class _Ingestion:
         return self._resume_point(job, [last], num_samples)
 
     def _set_aside(self, seen: SeenFile, error: DataError) -> None:
-        state = signature(self._dataset.base_path, seen, self._format)
+        state = self._files.signature(seen, self._format)
         self._report(seen.path, state, error.message)
 
     def _report_once(self, path: str, state: str, reason: str) -> None:

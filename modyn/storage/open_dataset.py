@@ -5,7 +5,6 @@ A reader takes `index` once and works on that: it is immutable. A change is comm
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from modyn.records import Int64Array, Interval, SampleBatch
 from modyn.storage.catalogue import Catalogue, Change, Contents, DatasetRow
 from modyn.storage.deletions import BoolArray, Deletions
 from modyn.storage.files import FileTable
+from modyn.storage.filesystems import open_filesystem
 from modyn.storage.formats import build_format
 from modyn.storage.records import DatasetInfo
 from modyn.storage.segments import Segment, SegmentIndex
@@ -38,6 +38,7 @@ class OpenDataset:
         self.format = build_format(
             contents.row.config.file_wrapper, contents.row.config.file_wrapper_config, contents.row.config.timestamp_source
         )
+        self.filesystem = open_filesystem(str(contents.row.config.base_path))
         self.settling = Settling(settle_s)
         self.writing = threading.Lock()
         """Held by whoever ingests in this process; the advisory lock is for other processes."""
@@ -205,7 +206,7 @@ class OpenDataset:
         return [self._segments[first] for first in sorted(self._segments)]
 
     def path_of(self, file_id: int) -> str:
-        return os.path.join(self.base_path, self.files.paths[file_id])
+        return self.filesystem.full_path(self.files.paths[file_id])
 
 
 def _batch_size(asked: int) -> int:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from modyn.storage.files import SeenFile
+from modyn.storage.filesystems import FileSystem
 from modyn.storage.formats.base import FileFormat
 
 COMPANION_PATIENCE_S = 5.0
@@ -30,7 +30,7 @@ class Settling:
         """Files that the last `ripe` left for later and that only want time."""
 
     def ripe(
-        self, base: str, files: Sequence[SeenFile], file_format: FileFormat, now: float, tick: float
+        self, folder: FileSystem, files: Sequence[SeenFile], file_format: FileFormat, now: float, tick: float
     ) -> tuple[list[SeenFile], dict[str, str]]:
         """Those of `files` that may be indexed now, in their order, and path → reason for those that wait for too long already.
 
@@ -42,7 +42,7 @@ class Settling:
         resting: dict[str, _Rest] = {}
         unsettled = 0
         for file in files:
-            missing, newest = self._companions(base, file, file_format)
+            missing, newest = self._companions(folder, file, file_format)
             state = (file.size, max(file.mtime_ns, newest))
             rest = self._resting.get(file.path)
             if rest is None or rest.state != state:
@@ -60,12 +60,12 @@ class Settling:
         return ready, late
 
     @staticmethod
-    def _companions(base: str, file: SeenFile, file_format: FileFormat) -> tuple[str | None, int]:
+    def _companions(folder: FileSystem, file: SeenFile, file_format: FileFormat) -> tuple[str | None, int]:
         """The first companion that is not there, and the newest change (ns) of the others."""
         newest = 0
-        for companion in file_format.companions(os.path.join(base, file.path)):
-            try:
-                newest = max(newest, os.stat(companion).st_mtime_ns)
-            except OSError:
+        for companion in file_format.companions(folder.full_path(file.path)):
+            status = folder.status(companion)
+            if status is None:
                 return companion, newest
+            newest = max(newest, status.mtime_ns)
         return None, newest

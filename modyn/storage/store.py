@@ -12,7 +12,8 @@ from modyn.config.system import DatasetConfig, SystemConfig
 from modyn.errors import AlreadyExistsError, ConfigError, InvalidArgumentError, ModynError, NotFoundError, UnavailableError
 from modyn.rpc.logs import get_logger
 from modyn.storage.catalogue import Catalogue, DatasetRow
-from modyn.storage.files import Roots, check_folder
+from modyn.storage.files import Roots
+from modyn.storage.filesystems import open_filesystem
 from modyn.storage.formats import build_format
 from modyn.storage.ingest import ingest
 from modyn.storage.open_dataset import OpenDataset
@@ -75,7 +76,7 @@ class Store:
         file_format = build_format(config.file_wrapper, config.file_wrapper_config, config.timestamp_source)
         self._roots.check(base)
         if not may_be_absent:
-            check_folder(base, self._roots)
+            open_filesystem(base).check(self._roots)
         with self._lock:
             row = self._catalogue.dataset(config.name) or self._catalogue.add(config, file_format.float_labels)
             difference = _difference(row.config, config)

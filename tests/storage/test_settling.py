@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from modyn.errors import SecurityError
 from modyn.storage.catalogue import FileRow
 from modyn.storage.files import FileTable, Roots, SeenFile, list_files
+from modyn.storage.filesystems import LocalFiles
 from modyn.storage.formats import build_format
 from modyn.storage.ingest import Todo, decide
 from modyn.storage.segment_writer import merge_run
@@ -19,6 +20,7 @@ from modyn.storage.segments import SEGMENT_ROWS
 from modyn.storage.settling import COMPANION_PATIENCE_S, Settling
 
 BINARY = build_format("BinaryFileWrapper", {"record_size": 16, "label_size": 8})
+FOLDER = LocalFiles("/d")
 IMAGES = build_format("SingleSampleFileWrapper", {"file_extension": ".png", "label_file_extension": ".label"})
 
 
@@ -29,10 +31,10 @@ def seen(name: str, mtime_s: float, size: int = 16) -> SeenFile:
 def test_old_files_are_ripe_at_once_and_young_ones_after_the_settle_time() -> None:
     settling = Settling(2.0)
     old, young = seen("old", 100), seen("young", 999)
-    assert settling.ripe("/d", [old, young], BINARY, now=1000, tick=50)[0] == [old]
+    assert settling.ripe(FOLDER, [old, young], BINARY, now=1000, tick=50)[0] == [old]
     assert settling.num_unsettled == 1
-    assert settling.ripe("/d", [young], BINARY, now=1000.9, tick=50.9)[0] == []
-    assert settling.ripe("/d", [young], BINARY, now=1001.1, tick=51.1)[0] == [young]
+    assert settling.ripe(FOLDER, [young], BINARY, now=1000.9, tick=50.9)[0] == []
+    assert settling.ripe(FOLDER, [young], BINARY, now=1001.1, tick=51.1)[0] == [young]
     assert settling.num_unsettled == 0
 
 
@@ -40,31 +42,31 @@ def test_a_file_that_keeps_changing_waits() -> None:
     settling = Settling(2.0)
     for i in range(10):
         file = seen("f", 1000 + i, size=i)
-        assert settling.ripe("/d", [file], BINARY, now=1000.5 + i, tick=i)[0] == []
-    assert settling.ripe("/d", [seen("f", 1009, size=9)], BINARY, now=1011.5, tick=12)[0] != []
+        assert settling.ripe(FOLDER, [file], BINARY, now=1000.5 + i, tick=i)[0] == []
+    assert settling.ripe(FOLDER, [seen("f", 1009, size=9)], BINARY, now=1011.5, tick=12)[0] != []
 
 
 def test_a_file_from_the_future_is_ripe_when_it_rested() -> None:
     settling = Settling(2.0)
     future = seen("f", 9000)
-    assert settling.ripe("/d", [future], BINARY, now=1000, tick=0)[0] == []
-    assert settling.ripe("/d", [future], BINARY, now=1001, tick=1)[0] == []
-    assert settling.ripe("/d", [future], BINARY, now=1002, tick=2)[0] == [future]
+    assert settling.ripe(FOLDER, [future], BINARY, now=1000, tick=0)[0] == []
+    assert settling.ripe(FOLDER, [future], BINARY, now=1001, tick=1)[0] == []
+    assert settling.ripe(FOLDER, [future], BINARY, now=1002, tick=2)[0] == [future]
 
 
 def test_a_companion_must_be_there_and_rest_too(tmp_path: Path) -> None:
     settling = Settling(2.0)
     image = seen("a.png", 100)
-    ready, late = settling.ripe(str(tmp_path), [image], IMAGES, now=101, tick=1)
+    ready, late = settling.ripe(LocalFiles(str(tmp_path)), [image], IMAGES, now=101, tick=1)
     assert (ready, late, settling.num_unsettled) == ([], {}, 0)
-    ready, late = settling.ripe(str(tmp_path), [image], IMAGES, now=101, tick=1.1 + COMPANION_PATIENCE_S)
+    ready, late = settling.ripe(LocalFiles(str(tmp_path)), [image], IMAGES, now=101, tick=1.1 + COMPANION_PATIENCE_S)
     assert ready == []
     assert "a.label" in late["a.png"]
     (tmp_path / "a.label").touch()
     os.utime(tmp_path / "a.label", (200, 200))
-    assert settling.ripe(str(tmp_path), [image], IMAGES, now=200.5, tick=10)[0] == []
+    assert settling.ripe(LocalFiles(str(tmp_path)), [image], IMAGES, now=200.5, tick=10)[0] == []
     assert settling.num_unsettled == 1
-    assert settling.ripe(str(tmp_path), [image], IMAGES, now=202.5, tick=12)[0] == [image]
+    assert settling.ripe(LocalFiles(str(tmp_path)), [image], IMAGES, now=202.5, tick=12)[0] == [image]
 
 
 def test_what_is_to_be_done_with_a_file() -> None:

@@ -1,0 +1,70 @@
+"""Where the files of a dataset lie, chosen by its `base_path`. What ingestion asks of a folder stands here, what it does with the answer there."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from modyn.storage.files import Listing, Roots, SeenFile, check_folder, list_files
+from modyn.storage.formats.base import FileFormat
+
+
+@dataclass(frozen=True, slots=True)
+class FileStatus:
+    """Bytes of a file, and its last change in ns since 1970."""
+
+    size: int
+    mtime_ns: int
+
+
+class FileSystem(ABC):
+    """The folder of one dataset. A file's full path is its path in the folder behind `base`; formats and messages get full paths."""
+
+    def __init__(self, base: str) -> None:
+        self.base = base
+
+    @abstractmethod
+    def check(self, roots: Roots) -> None:
+        """Raises NotFoundError if there is no such folder, SecurityError if it lies outside the roots."""
+
+    @abstractmethod
+    def list_files(self, file_format: FileFormat, roots: Roots) -> Listing:
+        """All files that hold samples by their name, in the order in which they are to be indexed. Raises as `check`."""
+
+    @abstractmethod
+    def status(self, path: str) -> FileStatus | None:
+        """Of the file with this full path; None if there is none."""
+
+    def full_path(self, path: str) -> str:
+        return os.path.join(self.base, path)
+
+    def signature(self, seen: SeenFile, file_format: FileFormat) -> str:
+        """State of a file and its companions: a file that was set aside is looked at again when this changes."""
+        parts = [f"{seen.size}:{seen.mtime_ns}"]
+        for companion in file_format.companions(self.full_path(seen.path)):
+            status = self.status(companion)
+            parts.append("missing" if status is None else f"{status.size}:{status.mtime_ns}")
+        return " ".join(parts)
+
+
+class LocalFiles(FileSystem):
+    """A folder that this machine sees as its own."""
+
+    def check(self, roots: Roots) -> None:
+        check_folder(self.base, roots)
+
+    def list_files(self, file_format: FileFormat, roots: Roots) -> Listing:
+        return list_files(self.base, file_format, roots)
+
+    def status(self, path: str) -> FileStatus | None:
+        try:
+            status = os.stat(path)
+        except OSError:
+            return None
+        return FileStatus(status.st_size, status.st_mtime_ns)
+
+
+def open_filesystem(base_path: str) -> FileSystem:
+    """The folder that a dataset's `base_path` names."""
+    return LocalFiles(base_path)
