@@ -1,4 +1,4 @@
-"""Arrays on the wire: raw little-endian columns."""
+"""Arrays on the wire: raw little-endian, or packed into as few bytes as their range needs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ import numpy as np
 import numpy.typing as npt
 
 from modyn.errors import InvalidArgumentError
-from modyn.proto.common_pb2 import KeyColumns, SampleColumns
+from modyn.proto.common_pb2 import Column, KeyColumns, SampleColumns
 from modyn.records import Int64Array, KeysAndWeights, LabelArray, SampleBatch
 
 N = TypeVar("N", bound=np.generic)
+
+MOST_NUMBERS = 1 << 22
+"""Numbers in a packed column at most: one without data says of itself how long it is."""
+
+_WIDTHS = (1, 2, 4, 8)
 
 
 def to_bytes(array: npt.NDArray[np.generic]) -> bytes:
@@ -35,27 +40,76 @@ def keys_from_bytes(data: bytes) -> Int64Array:
     return from_bytes(data, np.int64)
 
 
+def pack(values: Int64Array) -> Column:
+    """The numbers as a progression if they are one, else as their distances from the smallest, in as few bytes as these need.
+
+    >>> [len(pack(np.array(numbers)).data) for numbers in ([5, 7, 9], [1, 300, 2], [-(2**63), 2**63 - 1])]
+    [0, 6, 16]
+    """
+    if not len(values):
+        return Column()
+    values = np.ascontiguousarray(values, np.int64)
+    first = int(values[0])
+    stride = int(values[1]) - first if len(values) > 1 else 0
+    may_be_progression = -(2**63) <= stride < 2**63 and int(values[-1]) - first == stride * (len(values) - 1)
+    if may_be_progression and np.array_equal(values, _progression(first, stride, len(values))):
+        return Column(base=first, stride=stride)
+    smallest = int(values.min())
+    span = int(values.max()) - smallest
+    width = next(width for width in _WIDTHS if span < 1 << 8 * width)
+    distances = values.view(np.uint64) - np.uint64(smallest % 2**64)
+    return Column(base=smallest, width=width, data=distances.astype(f"<u{width}").tobytes())
+
+
+def unpack(column: Column, count: int) -> Int64Array:
+    """The `count` numbers. Raises InvalidArgumentError when the column does not hold so many."""
+    if not 0 <= count <= MOST_NUMBERS or column.width not in (0, *_WIDTHS) or len(column.data) != count * column.width:
+        raise InvalidArgumentError(
+            f"a column of {len(column.data)} bytes does not hold {count} numbers of {column.width} bytes; "
+            "use services and clients of one release"
+        )
+    if not column.width:
+        return _progression(column.base, column.stride, count)
+    values = np.frombuffer(column.data, f"<u{column.width}").astype(np.uint64)
+    values += np.uint64(column.base % 2**64)
+    if column.stride:
+        values += _progression(0, column.stride, count).view(np.uint64)
+    return values.view(np.int64)
+
+
+def _progression(first: int, stride: int, count: int) -> Int64Array:
+    numbers = np.arange(count, dtype=np.uint64)
+    if stride != 1:
+        numbers *= np.uint64(stride % 2**64)
+    numbers += np.uint64(first % 2**64)
+    return numbers.view(np.int64)
+
+
 def batch_to_proto(batch: SampleBatch) -> SampleColumns:
+    labels = batch.labels
     return SampleColumns(
-        keys=keys_to_bytes(batch.keys),
-        timestamps=keys_to_bytes(batch.timestamps),
-        labels=to_bytes(batch.labels),
-        float_labels=batch.labels.dtype.kind == "f",
+        num_samples=len(batch),
+        keys=pack(batch.keys),
+        timestamps=pack(batch.timestamps),
+        labels=pack(np.ascontiguousarray(labels, np.float64).view(np.int64) if labels.dtype.kind == "f" else labels),
+        float_labels=labels.dtype.kind == "f",
     )
 
 
 def batch_from_proto(columns: SampleColumns) -> SampleBatch:
     """The batch that was sent. Raises InvalidArgumentError when its columns differ in length."""
-    labels: LabelArray = from_bytes(columns.labels, np.float64) if columns.float_labels else from_bytes(columns.labels, np.int64)
-    try:
-        return SampleBatch(keys_from_bytes(columns.keys), keys_from_bytes(columns.timestamps), labels)
-    except ValueError as error:
-        raise InvalidArgumentError(f"a batch of samples is broken: {error}") from error
+    count = columns.num_samples
+    labels = unpack(columns.labels, count)
+    typed: LabelArray = labels.view(np.float64) if columns.float_labels else labels
+    return SampleBatch(unpack(columns.keys, count), unpack(columns.timestamps, count), typed)
 
 
 def share_to_proto(share: KeysAndWeights) -> KeyColumns:
-    return KeyColumns(keys=keys_to_bytes(share.keys), weights=to_bytes(share.weights))
+    weights = np.ascontiguousarray(share.weights, np.float32).view(np.uint32).astype(np.int64)
+    return KeyColumns(num_keys=len(share), keys=pack(share.keys), weights=pack(weights))
 
 
 def share_from_proto(columns: KeyColumns) -> KeysAndWeights:
-    return KeysAndWeights(keys_from_bytes(columns.keys), from_bytes(columns.weights, np.float32))
+    """What was sent. Raises InvalidArgumentError when its columns differ in length."""
+    weights = unpack(columns.weights, columns.num_keys).astype(np.uint32).view(np.float32)
+    return KeysAndWeights(unpack(columns.keys, columns.num_keys), weights)

@@ -10,7 +10,7 @@ import numpy as np
 from modyn.proto import selector_pb2, selector_pb2_grpc
 from modyn.records import KeysAndWeights, RunId, SampleBatch, TriggerSetInfo
 from modyn.rpc.client import SectionClient
-from modyn.rpc.columns import batch_to_proto, from_bytes, keys_from_bytes
+from modyn.rpc.columns import batch_to_proto, share_from_proto
 from modyn.rpc.structs import to_struct
 
 SAMPLES_PER_CALL = 131_072
@@ -60,10 +60,12 @@ class SelectorClient(SectionClient):
         request = selector_pb2.KeysShareRequest(
             run_id=run_id, trigger_id=trigger_id, partition=partition, worker=worker, num_workers=num_workers
         )
-        columns = list(self._stub.GetKeys(request))
+        parts = [share_from_proto(columns) for columns in self._stub.GetKeys(request)]
+        if len(parts) == 1:
+            return parts[0]
         return KeysAndWeights(
-            keys_from_bytes(b"".join(part.keys for part in columns)),
-            from_bytes(b"".join(part.weights for part in columns), np.float32),
+            np.concatenate([np.empty(0, np.int64), *(part.keys for part in parts)]),
+            np.concatenate([np.empty(0, np.float32), *(part.weights for part in parts)]),
         )
 
     def delete_run(self, run_id: RunId) -> None:

@@ -8,11 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.errors import InvalidArgumentError
+from modyn.proto.common_pb2 import Column, SampleColumns
 from modyn.proto.common_pb2 import JobState as ProtoState
-from modyn.proto.common_pb2 import SampleColumns
 from modyn.proto.evaluator_pb2 import EvaluationStatus
-from modyn.records import JobState, SampleBatch
-from modyn.rpc.columns import batch_from_proto, batch_to_proto, from_bytes, to_bytes
+from modyn.records import JobState, KeysAndWeights, SampleBatch
+from modyn.rpc.columns import (
+    batch_from_proto,
+    batch_to_proto,
+    from_bytes,
+    pack,
+    share_from_proto,
+    share_to_proto,
+    to_bytes,
+    unpack,
+)
 from modyn.rpc.replies import state_from_proto, state_to_proto
 from modyn.rpc.structs import from_struct, to_struct
 
@@ -55,8 +64,39 @@ def test_big_endian_arrays_are_sent_little_endian() -> None:
 def test_broken_columns_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="7 bytes"):
         from_bytes(b"1234567", np.int64)
-    with pytest.raises(InvalidArgumentError, match="differ in length"):
-        batch_from_proto(SampleColumns(keys=bytes(8), timestamps=bytes(16), labels=bytes(8)))
+    with pytest.raises(InvalidArgumentError, match="does not hold 1 numbers"):
+        batch_from_proto(
+            SampleColumns(num_samples=1, keys=Column(width=8, data=bytes(8)), timestamps=Column(width=8, data=bytes(16)))
+        )
+    with pytest.raises(InvalidArgumentError, match="3 bytes"):
+        unpack(Column(width=3, data=bytes(6)), 2)
+    with pytest.raises(InvalidArgumentError, match="does not hold"):
+        unpack(Column(stride=1), 2**40)
+
+
+@given(
+    st.lists(INT64, max_size=30)
+    | st.builds(
+        lambda first, step, n: [first + step * i for i in range(n)], st.integers(-9, 9), st.integers(-9, 9), st.integers(0, 30)
+    )
+)
+def test_numbers_survive_packing(numbers: list[int]) -> None:
+    values = np.array(numbers, np.int64)
+    column = pack(values)
+    np.testing.assert_array_equal(unpack(column, len(values)), values)
+    span = max(numbers) - min(numbers) if numbers else 0
+    assert len(column.data) <= len(numbers) * (
+        1 + (span.bit_length() > 8) + 2 * (span.bit_length() > 16) + 4 * (span.bit_length() > 32)
+    )
+
+
+@given(st.lists(st.tuples(INT64, st.floats(width=32)), max_size=20))
+def test_a_share_survives_the_wire(rows: list[tuple[int, float]]) -> None:
+    share = KeysAndWeights(np.array([key for key, _ in rows], np.int64), np.array([weight for _, weight in rows], np.float32))
+    back = share_from_proto(share_to_proto(share))
+    np.testing.assert_array_equal(back.keys, share.keys)
+    assert back.weights.dtype == np.float32
+    assert back.weights.tobytes() == share.weights.tobytes()
 
 
 def test_what_cannot_be_sent_is_named() -> None:
