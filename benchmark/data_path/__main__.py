@@ -1,0 +1,74 @@
+"""Measures one figure of the data path: ours and the other side in turn, and the median ratio as the last line.
+
+    python -m benchmark.data_path a                      five pairs, page cache warm, then cold
+    python -m benchmark.data_path a --warm --report      warm only, with a dated report below benchmark/reports/
+    python -m benchmark.data_path c --samples 100000     a tenth of the data: to see that it runs, not to quote
+
+At least the target is wanted of every ratio. Each case has a line; the last line is the ratio of the case that is worst off
+against its target. Figures c and d compare with other libraries, which live in an environment of their own: `make peers`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from pathlib import Path
+
+from benchmark.data_path.figure import Figure, Result, Setting, letters, load
+from benchmark.data_path.report import body, case_lines, last_line
+from benchmark.data_path.rounds import run_rounds
+from benchmark.machine import write_report
+
+
+def main() -> None:
+    figures = {letter: load(letter) for letter in letters()}
+    listed = "\n".join(f"  {letter}  {figure.title} ({figure.samples:,} samples)" for letter, figure in figures.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmark.data_path",
+        description=__doc__,
+        epilog=f"figures:\n{listed}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("figure", choices=figures, metavar="FIGURE", help="one letter, see below")
+    parser.add_argument("--samples", type=int, help="work on so many samples in place of the figure's own number")
+    parser.add_argument("--pairs", type=int, default=5, help="how often both sides run, in turn (default 5)")
+    cache = parser.add_mutually_exclusive_group()
+    cache.add_argument("--warm", action="store_true", help="only with the data in the page cache")
+    cache.add_argument("--cold", action="store_true", help="only with the data out of the page cache")
+    parser.add_argument("--report", action="store_true", help="write a dated report below benchmark/reports/")
+    parser.add_argument("--folder", type=Path, help="make the data below this folder, e.g. on another disk (default: TMPDIR)")
+    options = parser.parse_args()
+    if options.pairs < 1 or (options.samples is not None and options.samples < 1):
+        parser.error("--pairs and --samples are at least 1")
+    figure = figures[options.figure]
+    caches = [False] if options.warm else [True] if options.cold else [False, True]
+    measure(figure, options.samples or figure.samples, options.pairs, caches, folder=options.folder, report=options.report)
+
+
+def measure(
+    figure: Figure, samples: int, pairs: int, caches: list[bool], *, folder: Path | None = None, report: bool = False
+) -> list[str]:
+    """Runs a figure; `caches` says whether cold, in which order. Prints as it goes and returns the lines of the cases and the last one."""
+    before = os.getloadavg()
+    with tempfile.TemporaryDirectory(prefix=f"modyn-figure-{figure.letter}-", dir=folder) as name:
+        print(f"{figure.letter}. {figure.title}: {samples:,} samples, {pairs} pairs", flush=True)
+        with figure.prepare(Setting(Path(name), samples, pairs)) as cases:
+            results: list[Result] = []
+            for cold in caches:
+                results += run_rounds(figure, cases, pairs, cold=cold, tell=lambda line: print(line, flush=True))
+    lines = [*case_lines(figure, cases, results), last_line(figure, results)]
+    if report:
+        title = f"data-path-{figure.letter}"
+        text = body(figure, cases, results, samples, (before, os.getloadavg()))
+        if figure.conclude is not None:
+            text += "\n\n" + figure.conclude(results, title)
+        only = "" if len(caches) == 2 else " --cold" if caches[0] else " --warm"
+        command = f"python -m benchmark.data_path {figure.letter} --samples {samples} --pairs {pairs}{only}"
+        print(f"report: {write_report(title, command, text)}")
+    print("\n".join(lines), flush=True)
+    return lines
+
+
+if __name__ == "__main__":
+    main()

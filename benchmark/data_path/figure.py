@@ -1,0 +1,98 @@
+"""What a figure consists of. See the package for how to write one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One run of one side. value: in the figure's unit. details: further numbers by name with unit, e.g. `first batch, s`."""
+
+    value: float
+    details: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Side:
+    """One of the programs compared. `run(ready)` calls `ready` right before its clock starts."""
+
+    name: str
+    run: Callable[[Callable[[], None]], Measured]
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A side that cannot run here, and what would have to be done."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Case:
+    """One comparison. target: the least ratio that is wanted. data: files and folders that a cold run finds out of the page cache."""
+
+    name: str
+    target: float | None
+    ours: Side
+    theirs: Side | float | Missing | None
+    data: Sequence[Path] = ()
+    cold: bool = True
+    """Whether a cold run says anything new."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """folder: empty, on disk, deleted afterwards. samples: how many the figure works on. pairs: rounds that will be run."""
+
+    folder: Path
+    samples: int
+    pairs: int
+
+
+class Conclude(Protocol):
+    """Reads all that was measured, in order of cases, as `rounds.Result`; the paragraphs that go into the report."""
+
+    def __call__(self, results: Sequence[Result], name: str) -> str: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """The runs of a case, warm or cold, round by round; theirs is empty where there is no other side."""
+
+    case: Case
+    cold: bool
+    ours: list[Measured] = field(default_factory=list)
+    theirs: list[Measured] = field(default_factory=list)
+    ratios: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Figure:
+    """samples: of the full figure. smoke_samples: few, for a test that all of it runs."""
+
+    letter: str
+    title: str
+    unit: str
+    samples: int
+    smoke_samples: int
+    prepare: Callable[[Setting], AbstractContextManager[Sequence[Case]]]
+    more_is_better: bool = True
+    conclude: Conclude | None = None
+
+
+def letters() -> list[str]:
+    """The figures that there are."""
+    return sorted(path.stem.removeprefix("figure_") for path in Path(__file__).parent.glob("figure_?.py"))
+
+
+def load(letter: str) -> Figure:
+    figure = import_module(f"benchmark.data_path.figure_{letter}").FIGURE
+    assert isinstance(figure, Figure)
+    assert figure.letter == letter
+    return figure

@@ -1,0 +1,68 @@
+"""The whole path in stream order against a reader that emits files from end to end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from benchmark.data_path.figure import Case, Figure, Setting
+from benchmark.data_path.installation import installation
+from benchmark.data_path.records import (
+    BATCH,
+    BATCH_SIZE,
+    PER_SAMPLE,
+    RECORDS_PER_FILE,
+    records_dataset,
+    write_records,
+)
+from benchmark.data_path.sequential_reader import sequential_reader
+from benchmark.data_path.side_process import SideProcesses
+from benchmark.data_path.training_side import training_side
+
+_FILES_PER_SAMPLE = 4
+"""Parsing sample by sample takes a hundred times as long: fewer files, as many for each of two workers."""
+
+
+@contextmanager
+def prepare(setting: Setting) -> Iterator[list[Case]]:
+    folder = write_records(setting.folder / "records", setting.samples)
+    partitions = [min(size, setting.samples) for size in (100_000, 1_000_000)]
+    cases = []
+    with installation(setting.folder) as services, SideProcesses() as processes:
+        services.ingest(records_dataset("records", folder), setting.samples)
+        for parser in ("batch", "per sample"):
+            num_samples = (
+                min(setting.samples, _FILES_PER_SAMPLE * RECORDS_PER_FILE) if parser == "per sample" else setting.samples
+            )
+            num_files = -(-num_samples // RECORDS_PER_FILE)
+            section = {"batch_parser_function": BATCH} if parser == "batch" else {"bytes_parser_function": PER_SAMPLE}
+            data = {"dataset_id": "records", **section}
+            sets = [
+                services.trigger_set(f"{parser.replace(' ', '-')}-{size}", "records", size, num_samples) for size in partitions
+            ]
+            for workers in (1, 2):
+                theirs = sequential_reader(processes, folder, num_files, num_samples, parser == "per sample", workers)
+                for trigger_set in sets:
+                    ours = training_side(
+                        processes,
+                        services,
+                        trigger_set,
+                        data,
+                        workers,
+                        batch_size=BATCH_SIZE,
+                        num_prefetched_partitions=2,
+                        parallel_prefetch_requests=2,
+                    )
+                    name = f"workers={workers}, parser={parser}, partition={trigger_set.partition_size // 1000}k"
+                    cases.append(Case(name, 1.0, ours, theirs, [setting.folder], cold=parser == "batch"))
+        yield cases
+
+
+FIGURE = Figure(
+    "a",
+    "whole path in stream order against reading files from end to end",
+    "samples/s",
+    samples=5_000_000,
+    smoke_samples=20_000,
+    prepare=prepare,
+)

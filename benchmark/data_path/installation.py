@@ -1,0 +1,61 @@
+"""The services of a figure: PostgreSQL, storage, selector and the others, as real processes that the local stack starts and stops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from modyn.client import Client
+from modyn.config.system import DatasetConfig, SystemConfig
+from modyn.records import Interval, RunId, TriggerSetInfo
+from modyn.selector.client import SelectorClient
+
+_STREAM_BATCH = 100_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Installation:
+    """A running one. `config_file` is what other processes load."""
+
+    config: SystemConfig
+    config_file: Path
+    client: Client
+
+    def ingest(self, dataset: DatasetConfig, expected: int) -> None:
+        """Registers and indexes a dataset. Raises if it then does not hold `expected` samples."""
+        self.client.register_dataset(dataset)
+        info = self.client.ingest(dataset.name)
+        if info.num_samples != expected or info.num_problems:
+            raise RuntimeError(
+                f"{dataset.name} holds {info.num_samples:,} samples, {expected:,} were written; {info.num_problems} problems"
+            )
+
+    def trigger_set(self, run: str, dataset: str, partition_size: int, num_samples: int | None = None) -> TriggerSetInfo:
+        """All samples of a dataset, or its first ones, as the trigger set of a new run: informed in stream order, as a supervisor does."""
+        strategy = {"name": "NewDataStrategy", "maximum_keys_in_memory": partition_size, "tail_triggers": 0}
+        position = 0
+        with SelectorClient(self.config.endpoint("selector")) as selector:
+            selector.register_run(RunId(run), dataset, strategy, seed=0)
+            for batch in self.client.storage.samples_in_interval(dataset, Interval(), _STREAM_BATCH):
+                wanted = batch if num_samples is None else batch.slice(0, num_samples - position)
+                selector.inform(RunId(run), position, wanted)
+                position += len(wanted)
+                if position == num_samples:
+                    break
+            return selector.trigger(RunId(run), 0, position)
+
+
+@contextmanager
+def installation(folder: Path, **sections: Any) -> Iterator[Installation]:
+    """A stack with its state below `folder`, stopped at the end. `sections` are those of the system file."""
+    config_file = folder / "modyn.yaml"
+    config = SystemConfig(state_dir=folder / "state", **sections)
+    config_file.write_text(config.model_dump_json(exclude_defaults=True))  # JSON is YAML
+    with Client(config_file, start=True) as client:
+        try:
+            yield Installation(client.config, config_file, client)
+        finally:
+            client.down()

@@ -1,0 +1,137 @@
+"""From measured rounds to what is printed and what is kept."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Sequence
+
+from benchmark.data_path import page_cache
+from benchmark.data_path.figure import Case, Figure, Measured, Missing, Result
+
+
+def headline(results: Sequence[Result]) -> Result | None:
+    """The warm case that is worst off against its target (cold ones only if there is no other); None where nothing was compared."""
+    compared = [result for result in results if result.ratios]
+    warm = [result for result in compared if not result.cold] or compared
+    return min(warm, key=lambda result: statistics.median(result.ratios) / (result.case.target or 1.0), default=None)
+
+
+def last_line(figure: Figure, results: Sequence[Result]) -> str:
+    """`a: 1.07`. A figure that compares nothing tells its best value."""
+    worst = headline(results)
+    if worst is not None:
+        return f"{figure.letter}: {statistics.median(worst.ratios):.2f}"
+    if not results:
+        return f"{figure.letter}: not measured"
+    values = [statistics.median(run.value for run in result.ours) for result in results]
+    return f"{figure.letter}: {max(values) if figure.more_is_better else min(values):.5g}"
+
+
+def case_lines(figure: Figure, cases: Sequence[Case], results: Sequence[Result]) -> list[str]:
+    """One line for each case: `a[workers=1]: 1.12 (target 1.0)`."""
+    lines = []
+    for result in results:
+        name = f"{figure.letter}[{result.case.name}{', cold' if result.cold else ''}]"
+        if result.ratios:
+            ratio = statistics.median(result.ratios)
+            wanted = "" if result.case.target is None else f" (target {result.case.target:g})"
+            lines.append(f"{name}: {ratio:.2f}{wanted}")
+        else:
+            lines.append(f"{name}: {_spread(result.ours)} {figure.unit}")
+    lines += [f"{figure.letter}[{name}]: not measured: {why}" for name, why in _missing(cases)]
+    return lines
+
+
+def body(
+    figure: Figure,
+    cases: Sequence[Case],
+    results: Sequence[Result],
+    samples: int,
+    load: tuple[tuple[float, ...], tuple[float, ...]],
+) -> str:
+    """The report below its heading."""
+    before, after = (" / ".join(f"{value:.2f}" for value in values) for values in load)
+    cold = f"; cold by {page_cache.how()}" if any(result.cold for result in results) else ""
+    parts = [
+        f"Figure {figure.letter}: {figure.title}. {samples:,} samples unless the case says otherwise{cold}. Both sides in turn, the first "
+        f"changing from round to round, after one round that does not count. Load average before: {before}, after: {after}."
+        + (
+            f" **Other work ran on this machine: {os.cpu_count()} cores and this load. Not to be quoted.**"
+            if load[0][0] > 0.5 * (os.cpu_count() or 1)
+            else ""
+        ),
+        _table(figure, results),
+    ]
+    missing = _missing(cases)
+    if missing:
+        parts.append("Not measured:\n\n" + "\n".join(f"- {name}: {why}" for name, why in missing))
+    details = _details(results)
+    if details:
+        parts.append(details)
+    parts.append(_rounds(figure, results))
+    worst = headline(results)
+    if worst is not None:
+        parts.append(f"Least against its target: {worst.case.name}. `{last_line(figure, results)}`")
+    return "\n\n".join(parts)
+
+
+def _missing(cases: Sequence[Case]) -> list[tuple[str, str]]:
+    return [(case.name, case.theirs.reason) for case in cases if isinstance(case.theirs, Missing)]
+
+
+def _table(figure: Figure, results: Sequence[Result]) -> str:
+    rows = [
+        f"| case | page cache | ours, {figure.unit} | theirs, {figure.unit} | median ratio (range) | target |",
+        "|---|---|---|---|---|---|",
+    ]
+    for result in results:
+        ratio = "–"
+        if result.ratios:
+            ratio = f"**{statistics.median(result.ratios):.2f}** ({min(result.ratios):.2f}–{max(result.ratios):.2f})"
+        target = "–" if result.case.target is None else f"{result.case.target:g}"
+        cache = "cold" if result.cold else "warm"
+        rows.append(f"| {result.case.name} | {cache} | {_spread(result.ours)} | {_spread(result.theirs)} | {ratio} | {target} |")
+    return "\n".join(rows)
+
+
+def _details(results: Sequence[Result]) -> str:
+    rows = []
+    for result in results:
+        for side, runs in (("ours", result.ours), ("theirs", result.theirs)):
+            names = dict.fromkeys(name for run in runs for name in run.details)
+            for name in names:
+                values = [run.details[name] for run in runs if name in run.details]
+                cache = "cold" if result.cold else "warm"
+                rows.append(f"| {result.case.name} | {cache} | {side} | {name} | {statistics.median(values):,.4g} |")
+    return (
+        "\n".join(
+            [
+                "Medians beside the figure itself:",
+                "",
+                "| case | page cache | side | what | median |",
+                "|---|---|---|---|---|",
+                *rows,
+            ]
+        )
+        if rows
+        else ""
+    )
+
+
+def _rounds(figure: Figure, results: Sequence[Result]) -> str:
+    rows = [f"All rounds, {figure.unit}:", "", "| case | page cache | side | runs |", "|---|---|---|---|"]
+    for result in results:
+        for side, runs in (("ours", result.ours), ("theirs", result.theirs)):
+            if runs:
+                values = ", ".join(f"{run.value:,.4g}" for run in runs)
+                rows.append(f"| {result.case.name} | {'cold' if result.cold else 'warm'} | {side} | {values} |")
+    return "\n".join(rows)
+
+
+def _spread(runs: Sequence[Measured]) -> str:
+    """Median with minimum and maximum."""
+    if not runs:
+        return "–"
+    values = [run.value for run in runs]
+    return f"{statistics.median(values):,.4g} ({min(values):,.4g}–{max(values):,.4g})"
