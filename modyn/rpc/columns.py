@@ -87,12 +87,14 @@ def _progression(first: int, stride: int, count: int) -> Int64Array:
 
 def batch_to_proto(batch: SampleBatch) -> SampleColumns:
     labels = batch.labels
+    float_labels = labels.dtype.kind == "f"
+    bits = np.ascontiguousarray(labels, np.float64 if float_labels else np.int64).view(np.int64)
     return SampleColumns(
         num_samples=len(batch),
         keys=pack(batch.keys),
         timestamps=pack(batch.timestamps),
-        labels=pack(np.ascontiguousarray(labels, np.float64).view(np.int64) if labels.dtype.kind == "f" else labels),
-        float_labels=labels.dtype.kind == "f",
+        labels=pack(bits),
+        float_labels=float_labels,
     )
 
 

@@ -1,7 +1,8 @@
 """What the selector does, without gRPC: it remembers the stream of each run and fixes the trigger sets.
 
-The row of a run is the lock of the run: whoever informs or triggers holds it for the length of a transaction, in whatever process, and
-other runs are not touched. The order of writing is always file, disk, row, so a row never promises what is not there.
+The row of a run is the lock of the run: whoever triggers holds it for the length of a transaction, in whatever process, and other runs
+are not touched. The order of writing is always file, disk, row, so a row never promises what is not there. Samples in files are counted
+and locked there, so that informing of them asks no database.
 """
 
 from __future__ import annotations
@@ -10,17 +11,19 @@ import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from prometheus_client import Counter, Histogram
+from sqlalchemy.orm import Session
 
 from modyn.db.engine import Database
 from modyn.errors import AlreadyExistsError, ConflictError, CorruptStateError, InvalidArgumentError, NotFoundError
 from modyn.records import KeysAndWeights, RunId, SampleBatch, TriggerSetInfo
 from modyn.rpc.logs import get_logger
 from modyn.selector import catalogue
-from modyn.selector.backends import SampleLog, open_log
+from modyn.selector.backends import FileLog, SampleLog, TableLog
 from modyn.selector.catalogue import RunRecord, TriggerRecord
 from modyn.selector.rules import check_next, trigger_starts
 from modyn.selector.selection import build_strategy
@@ -47,20 +50,30 @@ class Selector:
         self._database = database
         self._runs = directory / "runs"
         self._runs.mkdir(parents=True, exist_ok=True)
+        self._logs: dict[RunId, FileLog] = {}
+        """Logs of runs that keep their samples in files, once they were used."""
         self._logger = get_logger("selector")
 
     def recover(self) -> None:
         """Called once before the first call is served: finishes or takes back what a crash has cut off."""
         with self._database.session() as session:
             known = catalogue.run_ids(session)
+        directories = set()
         for run_id in known:
             with self._database.session() as session:
                 run = catalogue.find_run(session, run_id, lock=True)
+                if run is not None:
+                    directories.add(self._directory(run))
                 if run is not None and not run.deleting:
-                    open_log(run, session, self._directory(run)).repair()
+                    log = self._log(run, session)
+                    if isinstance(log, FileLog):
+                        log.repair()
                     self._remove_orphans(run, len(catalogue.boundaries(session, run)))
             if run is not None and run.deleting:
                 self._finish_delete(run)
+        for directory in set(self._runs.iterdir()) - directories:
+            self._logger.info("orphan_removed", path=str(directory))
+            shutil.rmtree(directory)
 
     def register_run(self, run_id: RunId, dataset: str, selection_strategy: Mapping[str, Any], seed: int) -> None:
         """Makes a run known. A no-op if it is known with equal arguments, AlreadyExistsError if with others.
@@ -80,7 +93,7 @@ class Selector:
             added = catalogue.add_run(session, run_id, dataset, dict(selection_strategy), seed)
             run = catalogue.get_run(session, run_id, lock=True)
             if added:
-                open_log(run, session, self._directory(run)).prepare()
+                self._log(run, session).create()
         if (run.dataset, run.selection_strategy, run.seed) != (dataset, dict(selection_strategy), seed):
             raise AlreadyExistsError(
                 f"run '{run_id}' is registered with another dataset, selection strategy or seed; choose another run id or delete the run"
@@ -88,11 +101,29 @@ class Selector:
 
     def inform(self, run_id: RunId, position: int, samples: SampleBatch) -> int:
         """Appends `samples` at `position` of the run's stream; the number held now. What is held already is skipped."""
+        with self._appending(run_id) as log:
+            held = log.held().num_samples
+            added = log.append(position, samples)
+        SAMPLES_INFORMED.inc(added)
+        return held + added
+
+    @contextmanager
+    def _appending(self, run_id: RunId) -> Iterator[SampleLog]:
+        """The log of a run, to which nobody else appends inside the block. Raises NotFoundError if the run is not known."""
+        known = self._logs.get(run_id)
+        if known is not None and known.exists():
+            with known.locked():
+                yield known
+            return
         with self._database.session() as session:
             run = catalogue.get_run(session, run_id, lock=True)
-            added = open_log(run, session, self._directory(run)).append(position, samples)
-        SAMPLES_INFORMED.inc(added)
-        return run.num_samples + added
+            log = self._log(run, session)
+            if isinstance(log, FileLog):
+                self._logs[run_id] = log
+                with log.locked():
+                    yield log
+            else:
+                yield log
 
     def trigger(self, run_id: RunId, trigger_id: int, num_samples: int) -> TriggerSetInfo:
         """Selects the trigger set over the first `num_samples` samples, or finds the one that exists.
@@ -105,9 +136,9 @@ class Selector:
             existing = catalogue.find_trigger(session, run, trigger_id)
             if existing is None:
                 boundaries = catalogue.boundaries(session, run)
-                check_next(run_id, run.num_samples, boundaries, trigger_id, num_samples)
+                log = self._log(run, session)
+                check_next(run_id, log.held().num_samples, boundaries, trigger_id, num_samples)
                 before = catalogue.find_trigger(session, run, trigger_id - 1)
-                log = open_log(run, session, self._directory(run))
                 existing = self._select(run, log, boundaries, before, num_samples)
                 catalogue.add_trigger(session, run, existing)
         if existing.num_samples != num_samples:
@@ -165,11 +196,14 @@ class Selector:
             self._finish_delete(run)
 
     def _finish_delete(self, run: RunRecord) -> None:
+        self._logs.pop(run.run_id, None)
         directory = self._directory(run)
         if directory.exists():
             shutil.rmtree(directory)
         with self._database.session() as session:
-            open_log(run, session, directory).drop()
+            log = self._log(run, session)
+            if isinstance(log, TableLog):
+                log.drop()
             catalogue.remove_run(session, run)
 
     def _remove_orphans(self, run: RunRecord, num_triggers: int) -> None:
@@ -180,6 +214,12 @@ class Selector:
             if path.name not in known:
                 self._logger.info("orphan_removed", run_id=run.run_id, path=str(path))
                 path.unlink()
+
+    def _log(self, run: RunRecord, session: Session) -> SampleLog:
+        """The samples of a run whose row the session's transaction has read."""
+        if run.selection_strategy.get("storage_backend", "local") == "database":
+            return TableLog(run, session)
+        return FileLog(run.run_id, self._directory(run))
 
     def _directory(self, run: RunRecord) -> Path:
         # The number tells a run from an earlier one of the same name.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -116,7 +117,6 @@ def test_both_backends_and_the_fake_select_the_same(selector: Selector, dtype: t
 @pytest.mark.parametrize("dtype", [np.int64, np.float64])
 def test_every_column_comes_back_as_it_was(selector: Selector, database: Database, backend: str, dtype: type[np.generic]) -> None:
     from modyn.selector import catalogue
-    from modyn.selector.backends import open_log
 
     selector.register_run(RUN, "d", strategy(backend), 1)
     extremes = np.array([0, 2**62, 5])
@@ -125,7 +125,7 @@ def test_every_column_comes_back_as_it_was(selector: Selector, database: Databas
     selector.inform(RUN, 3, stream(3, 100, dtype))
     with database.session() as session:
         run = catalogue.get_run(session, RUN)
-        log = open_log(run, session, selector._directory(run))
+        log = selector._log(run, session)
         first, rest, keys = log.read(0, 3), log.read(90, 100), log.read_keys(1, 4)
         assert len(log.read(5, 5)) == 0
     assert first.keys.tolist() == extremes.tolist()
@@ -212,8 +212,9 @@ def test_runs_on_one_dataset_do_not_disturb_each_other(selector: Selector) -> No
     assert found[:6] == [stream(1000 * number, 1000 * number + 200 - number).keys.tolist() for number in range(6)]
 
 
-def test_one_run_informed_by_two_callers_at_once_holds_each_sample_once(selector: Selector) -> None:
-    selector.register_run(RUN, "d", strategy("database"), 1)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_one_run_informed_by_several_callers_at_once_holds_each_sample_once(selector: Selector, backend: str) -> None:
+    selector.register_run(RUN, "d", strategy(backend), 1)
 
     def send(first: int) -> int:
         return selector.inform(RUN, 0, stream(0, first))
@@ -229,13 +230,16 @@ def test_what_a_crash_leaves_is_repaired(selector: Selector, database: Database,
     selector.inform(RUN, 0, stream(0, 20))
     done = selector.trigger(RUN, 0, 20)
     (folder,) = (directory / "runs").iterdir()
-    with open(folder / "keys", "ab") as torn:
-        torn.write(b"torn!" * 7)
+    size = (folder / "samples").stat().st_size
+    with open(folder / "samples", "ab") as torn:
+        torn.write(b"torn!" * 1_000_000)
+    (directory / "runs" / "never-committed.99").mkdir()
     (folder / "triggers" / "000000.set.tmp").write_bytes(b"half")
     (folder / "triggers" / "000001.set").write_bytes(b"written, but its row was not")
     again = Selector(database, directory)
     again.recover()
-    assert (folder / "keys").stat().st_size == 20 * 8
+    assert size <= (folder / "samples").stat().st_size < size + 1_000_000
+    assert list((directory / "runs").iterdir()) == [folder]
     assert [path.name for path in (folder / "triggers").iterdir()] == ["000000.set"]
     again.inform(RUN, 20, stream(20, 30))
     again.trigger(RUN, 1, 30)
@@ -244,33 +248,65 @@ def test_what_a_crash_leaves_is_repaired(selector: Selector, database: Database,
 
 
 def test_without_a_restart_a_torn_tail_is_overwritten(selector: Selector, directory: Path) -> None:
-    """The database went away after the samples were written: the call fails, and is repeated with other cuts."""
+    """The samples were written and not counted when the machine stopped: the call is repeated with other cuts."""
     selector.register_run(RUN, "d", strategy(), 1)
     selector.inform(RUN, 0, stream(0, 5))
-    (folder,) = (directory / "runs").iterdir()
-    for name in ("keys", "timestamps", "labels"):
-        with open(folder / name, "ab") as file:
-            file.write(np.arange(1000).tobytes())
+    (path,) = (directory / "runs").glob("*/samples")
+    counted = path.read_bytes()[:4096]
+    selector.inform(RUN, 5, stream(1000, 1100))
+    with open(path, "r+b") as file:
+        file.write(counted)
     selector.inform(RUN, 5, stream(5, 9))
     selector.trigger(RUN, 0, 9)
     assert trigger_keys(selector, RUN, 0) == stream(0, 9).keys.tolist()
 
 
-@pytest.mark.parametrize("column", ["keys", "timestamps", "labels"])
-def test_a_log_that_lost_its_tail_is_corrupt_and_not_filled_with_zeros(selector: Selector, directory: Path, column: str) -> None:
+@pytest.mark.parametrize("slot", [512, 1024])
+def test_a_count_that_was_torn_while_it_was_written_leaves_the_one_before(selector: Selector, directory: Path, slot: int) -> None:
+    selector.register_run(RUN, "d", strategy(), 1)
+    held = [selector.inform(RUN, first, stream(first, first + 3)) for first in (0, 3, 6, 9)[: 2 + slot // 1024]]
+    (path,) = (directory / "runs").glob("*/samples")
+    with open(path, "r+b") as file:
+        file.seek(slot + 3)
+        file.write(b"torn")
+    newest_is_torn = len(held) % 2 == (slot == 1024)
+    assert selector.inform(RUN, 0, SampleBatch.empty()) == held[-2 if newest_is_torn else -1]
+    with open(path, "r+b") as file:
+        file.seek(1536 - slot + 3)
+        file.write(b"torn")
+    with pytest.raises(CorruptStateError, match="how many samples"):
+        selector.inform(RUN, 0, SampleBatch.empty())
+
+
+def test_a_log_that_lost_its_tail_is_corrupt_and_not_filled_with_zeros(selector: Selector, directory: Path) -> None:
     selector.register_run(RUN, "d", strategy(), 1)
     selector.inform(RUN, 0, stream(0, 20))
-    (folder,) = (directory / "runs").iterdir()
-    with open(folder / column, "r+b") as file:
-        file.truncate(100)
-    with pytest.raises(CorruptStateError, match=f"{folder / column}"):
+    (path,) = (directory / "runs").glob("*/samples")
+    with open(path, "r+b") as file:
+        file.truncate(4096 + 100)
+    with pytest.raises(CorruptStateError, match=str(path)):
         selector.inform(RUN, 20, stream(20, 30))
-    if column == "keys":
-        with pytest.raises(CorruptStateError, match=f"{folder / column}"):
-            selector.trigger(RUN, 0, 20)
-    (folder / column).unlink()
-    with pytest.raises((CorruptStateError, UnavailableError), match=str(folder)):
+    with pytest.raises(CorruptStateError, match=str(path)):
+        selector.trigger(RUN, 0, 20)
+    path.write_bytes(b"something else")
+    with pytest.raises(CorruptStateError, match="no log of samples"):
         selector.inform(RUN, 20, stream(20, 30))
+    path.unlink()
+    with pytest.raises(CorruptStateError, match=f"{path} with the samples of run '{RUN}' is missing"):
+        selector.inform(RUN, 20, stream(20, 30))
+
+
+def test_columns_are_right_across_blocks(selector: Selector) -> None:
+    selector.register_run(RUN, "d", {**strategy(), "maximum_keys_in_memory": 50_000}, 1)
+    for first in range(0, 300_000, 70_001):
+        selector.inform(RUN, first, stream(first, min(first + 70_001, 300_000)))
+    selector.trigger(RUN, 0, 300_000)
+    assert trigger_keys(selector, RUN, 0) == stream(0, 300_000).keys.tolist()
+    log = selector._logs[RUN]
+    part = log.read(65_530, 196_700)
+    expected = stream(65_530, 196_700)
+    for column in ("keys", "timestamps", "labels"):
+        np.testing.assert_array_equal(getattr(part, column), getattr(expected, column))
 
 
 def test_a_trigger_set_that_is_not_what_was_written_is_corrupt(selector: Selector, directory: Path) -> None:
@@ -297,15 +333,21 @@ def test_a_failed_insert_fails_the_call_and_counts_nothing(selector: Selector, d
     with database.session() as session:
         session.execute(text("ALTER TABLE selector.samples DROP CONSTRAINT full_disk"))
     assert selector.inform(RUN, 5, SampleBatch.empty()) == 5
-    local = RunId("local")
-    selector.register_run(local, "d", strategy(), 1)
-    with database.session() as session:
-        number = session.scalar(text("SELECT number FROM selector.runs WHERE run_id = 'local'"))
-    (directory / "runs" / f"local.{number}").touch()
-    with pytest.raises(UnavailableError, match="cannot write the samples of run 'local'"):
-        selector.inform(local, 0, stream(0, 5))
-    (directory / "runs" / f"local.{number}").unlink()
-    assert selector.inform(local, 0, stream(0, 5)) == 5
+
+
+def test_a_disk_that_is_full_fails_the_call_and_counts_nothing(selector: Selector) -> None:
+    selector.register_run(RUN, "d", strategy(), 1)
+    selector.inform(RUN, 0, stream(0, 5))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096 + 5 * 8 + 60, before[1]))
+    try:
+        with pytest.raises(UnavailableError, match="free or repair the disk"):
+            selector.inform(RUN, 5, stream(5, 15))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert selector.inform(RUN, 5, stream(5, 7)) == 7
+    selector.trigger(RUN, 0, 7)
+    assert trigger_keys(selector, RUN, 0) == stream(0, 7).keys.tolist()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

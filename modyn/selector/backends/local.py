@@ -1,89 +1,201 @@
-"""Samples in three append-only columnar files a run: keys and timestamps as int64, labels as int64 or float64, little-endian.
+"""Samples in one append-only file a run, which is its own catalogue: informing asks no database.
 
-The catalogue's count says how much of them is valid. Appending writes behind it, waits for the disk, and only then raises the count.
+Layout, little-endian: a page that starts with `_MAGIC` and holds two slots; then blocks of BLOCK rows, each three columns one behind the
+other: keys and timestamps as int64, labels as int64 or float64. The newer valid slot says how many rows exist. Appending writes rows
+behind them, waits for the disk, and only then writes the other slot: whatever is torn, the older one still stands.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from modyn.durable import sync
 from modyn.errors import CorruptStateError, UnavailableError
-from modyn.records import Int64Array, SampleBatch
-from modyn.selector.backends.base import SampleLog
+from modyn.records import Int64Array, LabelArray, RunId, SampleBatch
+from modyn.selector.backends.base import Held, SampleLog
 from modyn.selector.trigger_set import write_at
 
-_ITEM = 8
+BLOCK = 65_536
+"""Rows whose columns lie together: 1.5 MiB."""
+
+_MAGIC = b"MODYNLOG\x01"
+_SLOT = struct.Struct("<QQQI")
+"""Number of the write, rows, `_LABELS`, and the CRC-32 of these."""
+_SLOTS = (512, 1024)
+_DATA = 4096
+_LABELS = (None, False, True)
+"""Whether labels are float64; unknown before the first."""
+_KEYS, _TIMESTAMPS, _LABEL = range(3)
 
 
 class FileLog(SampleLog):
-    """`keys`, `timestamps` and `labels` in the run's directory."""
+    """The file `samples` in the run's directory. Appending needs the lock that `locked` takes; reading needs none."""
 
-    def write(self, position: int, batch: SampleBatch) -> None:
-        labels = batch.labels.astype("<f8" if batch.labels.dtype.kind == "f" else "<i8", copy=False)
-        columns: dict[str, npt.NDArray[Any]] = {
-            "keys": batch.keys.astype("<i8", copy=False),
-            "timestamps": batch.timestamps.astype("<i8", copy=False),
-            "labels": labels,
-        }
+    def __init__(self, run_id: RunId, directory: Path) -> None:
+        super().__init__(run_id)
+        self.path = directory / "samples"
+
+    def exists(self) -> bool:
+        return self.path.exists()
+
+    def create(self) -> None:
         try:
-            if position == 0:
-                self.directory.mkdir(parents=True, exist_ok=True)
-            for name, column in columns.items():
-                self._write_column(self.directory / name, position, column)
-            if position == 0:
-                sync(self.directory)
-                sync(self.directory.parent)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                if os.fstat(descriptor).st_size == 0:
+                    os.pwrite(descriptor, _MAGIC.ljust(_DATA, b"\0"), 0)
+                    os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            sync(self.path.parent)
+            sync(self.path.parent.parent)
         except OSError as error:
-            raise UnavailableError(
-                f"cannot write the samples of run '{self.run.run_id}' to {self.directory}: {error.strerror}; "
-                "free or repair the disk and try again"
-            ) from error
+            raise self._unavailable(error) from error
 
-    def _write_column(self, path: Path, position: int, column: npt.NDArray[Any]) -> None:
-        descriptor = os.open(path, os.O_WRONLY | (os.O_CREAT if position == 0 else 0), 0o600)
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else appends inside the block, in whatever process. Raises CorruptStateError if there is no log."""
         try:
-            # Writing behind the end of a file that lost its tail would fill the hole with zeros: valid keys.
-            if os.fstat(descriptor).st_size < position * _ITEM:
-                raise self._too_short(path)
-            write_at(descriptor, np.ascontiguousarray(column), position * _ITEM)
-            os.fdatasync(descriptor)
+            descriptor = os.open(self.path, os.O_RDONLY)
+        except FileNotFoundError as error:
+            raise CorruptStateError(f"{self.path} with the samples of run '{self.run_id}' is missing; {_WAY_OUT}") from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
         finally:
             os.close(descriptor)
 
+    def held(self) -> Held:
+        with self._open(os.O_RDONLY) as descriptor:
+            return self._newest_slot(descriptor)[1]
+
+    def write(self, position: int, batch: SampleBatch) -> None:
+        float_labels = batch.labels.dtype.kind == "f"
+        columns: list[npt.NDArray[np.generic]] = [
+            np.ascontiguousarray(batch.keys, "<i8"),
+            np.ascontiguousarray(batch.timestamps, "<i8"),
+            np.ascontiguousarray(batch.labels, "<f8" if float_labels else "<i8"),
+        ]
+        with self._open(os.O_RDWR) as descriptor:
+            number, before = self._newest_slot(descriptor)
+            assert before.num_samples == position, "samples are written at the end"
+            # Writing behind the end of a file that lost its tail would fill the hole with zeros: valid keys.
+            if os.fstat(descriptor).st_size < _end(position):
+                raise self._too_short(before)
+            for first, last in _by_block(position, position + len(batch)):
+                for column, values in enumerate(columns):
+                    write_at(descriptor, values[first - position : last - position], _offset(column, first))
+            os.fdatasync(descriptor)
+            fields = (number + 1, position + len(batch), _LABELS.index(float_labels))
+            crc = zlib.crc32(_SLOT.pack(*fields, 0)[:-4])
+            os.pwrite(descriptor, _SLOT.pack(*fields, crc), _SLOTS[(number + 1) % 2])
+            os.fdatasync(descriptor)
+
     def read(self, start: int, end: int) -> SampleBatch:
-        labels = self._column("labels", "<f8" if self.run.float_labels else "<i8", start, end)
-        return SampleBatch(self.read_keys(start, end), self._column("timestamps", "<i8", start, end), labels)
+        with self._open(os.O_RDONLY) as descriptor:
+            held = self._newest_slot(descriptor)[1]
+            labels: LabelArray = self._column(descriptor, held, _LABEL, start, end)
+            if held.float_labels:
+                labels = labels.view(np.float64)
+            keys, timestamps = (self._column(descriptor, held, column, start, end) for column in (_KEYS, _TIMESTAMPS))
+            return SampleBatch(keys, timestamps, labels)
 
     def read_keys(self, start: int, end: int) -> Int64Array:
-        return self._column("keys", "<i8", start, end)
-
-    def _column(self, name: str, dtype: str, start: int, end: int) -> npt.NDArray[Any]:
-        path = self.directory / name
-        if end <= start:
-            return np.empty(0, dtype)
-        try:
-            # A read and not a mapping: what was selected from must not count as memory of the service.
-            column = np.fromfile(path, dtype, end - start, offset=start * _ITEM)
-        except OSError as error:
-            raise self._too_short(path) from error
-        if len(column) != end - start:
-            raise self._too_short(path)
-        return column
+        with self._open(os.O_RDONLY) as descriptor:
+            return self._column(descriptor, self._newest_slot(descriptor)[1], _KEYS, start, end)
 
     def repair(self) -> None:
-        for name in ("keys", "timestamps", "labels"):
-            path = self.directory / name
-            if path.exists() and path.stat().st_size > self.run.num_samples * _ITEM:
-                os.truncate(path, self.run.num_samples * _ITEM)
+        """Removes what a crash has left behind the last sample."""
+        if self.exists():
+            with self._open(os.O_RDWR) as descriptor:
+                # Up to the end of the last block: within it, rows that do not exist are overwritten one day.
+                end = _end(-(-self._newest_slot(descriptor)[1].num_samples // BLOCK) * BLOCK)
+                if os.fstat(descriptor).st_size > end:
+                    os.ftruncate(descriptor, end)
 
-    def _too_short(self, path: Path) -> CorruptStateError:
+    @contextmanager
+    def _open(self, flags: int) -> Iterator[int]:
+        try:
+            descriptor = os.open(self.path, flags)
+            try:
+                yield descriptor
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise self._unavailable(error) from error
+
+    def _newest_slot(self, descriptor: int) -> tuple[int, Held]:
+        """(number of the last write, what the log holds after it)."""
+        page = os.pread(descriptor, _DATA, 0)
+        if len(page) < _DATA or not page.startswith(_MAGIC):
+            raise CorruptStateError(f"{self.path} is no log of samples of this release; {_WAY_OUT}")
+        found = (0, Held())
+        torn = 0
+        for offset in _SLOTS:
+            number, num_samples, labels, crc = _SLOT.unpack_from(page, offset)
+            if zlib.crc32(page[offset : offset + _SLOT.size - 4]) != crc or labels >= len(_LABELS):
+                torn += any(page[offset : offset + _SLOT.size])
+            elif number > found[0]:
+                found = (number, Held(num_samples, _LABELS[labels]))
+        # One slot may be torn by a crash while it was written. Then the other stands, unless it was the very first write.
+        if torn and not found[0] and torn == len(_SLOTS):
+            raise CorruptStateError(f"{self.path} does not say any more how many samples it holds; {_WAY_OUT}")
+        return found
+
+    def _column(self, descriptor: int, held: Held, column: int, start: int, end: int) -> Int64Array:
+        """Rows [start, end) of one column. A read and not a mapping: what was selected from must not count as memory of the service."""
+        values = np.empty(max(end - start, 0), "<i8")
+        for first, last in _by_block(start, end):
+            target = values[first - start : last - start].data.cast("B")
+            done = 0
+            while done < len(target):
+                got = os.preadv(descriptor, [target[done:]], _offset(column, first) + done)
+                if not got:
+                    raise self._too_short(held)
+                done += got
+        return values
+
+    def _too_short(self, held: Held) -> CorruptStateError:
         return CorruptStateError(
-            f"{path} does not hold the {self.run.num_samples} samples that run '{self.run.run_id}' was informed of; "
-            "restore it from a backup, or delete the run and start it anew"
+            f"{self.path} does not hold the {held.num_samples} samples that run '{self.run_id}' was informed of; {_WAY_OUT}"
         )
+
+    def _unavailable(self, error: OSError) -> UnavailableError:
+        return UnavailableError(
+            f"cannot use the samples of run '{self.run_id}' in {self.path}: {error.strerror}; free or repair the disk and try again"
+        )
+
+
+_WAY_OUT = "restore it from a backup, or delete the run and start it anew"
+
+
+def _offset(column: int, row: int) -> int:
+    block, within = divmod(row, BLOCK)
+    return _DATA + 8 * ((3 * block + column) * BLOCK + within)
+
+
+def _end(num_rows: int) -> int:
+    """The size of a file with so many rows, at least."""
+    return _offset(_LABEL, num_rows - 1) + 8 if num_rows else _DATA
+
+
+def _by_block(start: int, end: int) -> Iterator[tuple[int, int]]:
+    """The rows [start, end) in parts that lie in one block each.
+
+    >>> list(_by_block(65_530, 131_080))
+    [(65530, 65536), (65536, 131072), (131072, 131080)]
+    """
+    while start < end:
+        stop = min(end, (start // BLOCK + 1) * BLOCK)
+        yield start, stop
+        start = stop

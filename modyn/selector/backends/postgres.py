@@ -11,10 +11,12 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 import psycopg2.extensions
+from sqlalchemy.orm import Session
 
 from modyn.errors import CorruptStateError
 from modyn.records import Int64Array, LabelArray, SampleBatch
-from modyn.selector.backends.base import SampleLog
+from modyn.selector.backends.base import Held, SampleLog
+from modyn.selector.catalogue import RunRecord, extend_run
 from modyn.selector.tables import SAMPLES, SCHEMA
 
 _SIGNATURE = b"PGCOPY\n\xff\r\n\0" + bytes(8)
@@ -23,7 +25,18 @@ _END = b"\xff\xff"
 
 
 class TableLog(SampleLog):
-    """The partition `samples_<number>` of the table `samples`."""
+    """The partition `samples_<number>` of the table `samples`, within the transaction of `session`.
+
+    The run's row counts the samples. Appending requires that the transaction has locked it.
+    """
+
+    def __init__(self, run: RunRecord, session: Session) -> None:
+        super().__init__(run.run_id)
+        self.run = run
+        self.session = session
+
+    def held(self) -> Held:
+        return Held(self.run.num_samples, self.run.float_labels)
 
     @property
     def _table(self) -> str:
@@ -33,7 +46,7 @@ class TableLog(SampleLog):
         connection = self.session.connection().connection
         return cast("psycopg2.extensions.cursor", connection.cursor())
 
-    def prepare(self) -> None:
+    def create(self) -> None:
         # Attaching a table that exists locks out nobody, while CREATE ... PARTITION OF waits for everybody.
         with self._cursor() as cursor:
             cursor.execute(f"CREATE TABLE {self._table} (LIKE {SCHEMA}.{SAMPLES} INCLUDING ALL)")
@@ -61,6 +74,7 @@ class TableLog(SampleLog):
         with self._cursor() as cursor:
             data = io.BytesIO(b"".join((_SIGNATURE, rows.tobytes(), _END)))
             cursor.copy_expert(f"COPY {self._table} ({names}) FROM STDIN (FORMAT binary)", data)
+        extend_run(self.session, self.run, position + len(batch), label == "float_label")
 
     def read(self, start: int, end: int) -> SampleBatch:
         label, label_type = ("float_label", ">f8") if self.run.float_labels else ("int_label", ">i8")
