@@ -22,6 +22,8 @@ from modyn.errors import ConfigError, UnavailableError
 SERVICES = ("storage", "selector", "model_storage", "trainer_server", "evaluator", "supervisor")
 """In the order in which they start: each needs only those before it."""
 
+DATASET_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,99}$"
+
 _UNIX_PATH_LIMIT = 80
 """The kernel allows 107 bytes in a socket's path; this leaves room for the name of the socket."""
 
@@ -82,9 +84,7 @@ class SecurityConfig(Section):
 class DatasetConfig(Section):
     """A dataset: where its files lie and how samples are cut from them."""
 
-    name: str = Field(
-        description="identity, used as `data.dataset_id` in pipelines", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,99}$"
-    )
+    name: str = Field(description="identity, used as `data.dataset_id` in pipelines", pattern=DATASET_NAME)
     base_path: Path = Field(description="folder of the files, searched recursively")
     file_wrapper: str = Field(description="file format, e.g. SingleSampleFileWrapper")
     file_wrapper_config: dict[str, Any] = Field(default_factory=dict, description="options of the file format")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import pyarrow as pa
 from prometheus_client import Histogram
@@ -16,21 +17,28 @@ from modyn.rpc.logs import get_logger
 from modyn.rpc.security import check_exposure, read_pem, token_matches
 from modyn.rpc.status import TOKEN_KEY
 from modyn.storage.flight import PayloadRequest, error_to_flight, location, payload_schema, to_record_batch
+from modyn.storage.index_view import IndexView
 from modyn.storage.payloads import PayloadReader
-from modyn.storage.store import Store
 
 PAYLOAD_SECONDS = Histogram("modyn_storage_payload_seconds", "Seconds that payload requests took, until the last byte was sent")
 
 _GRACE_S = 1.0
 
 
+class Views(Protocol):
+    """Datasets by name, as they are now: a store's, or what one has published."""
+
+    def view(self, name: str) -> IndexView:
+        """Raises NotFoundError if there is no dataset of this name."""
+
+
 class PayloadServer:
     """Listens from construction to `stop`. Raises SecurityError off loopback without TLS and token, UnavailableError if the address is
     taken."""
 
-    def __init__(self, endpoint: Endpoint, store: Store, num_threads: int) -> None:
+    def __init__(self, endpoint: Endpoint, views: Views) -> None:
         check_exposure("storage's payload server", endpoint)
-        self._reader = PayloadReader(num_threads)
+        self._reader = PayloadReader()
         token = endpoint.security.secret()
         options: dict[str, Any] = {}
         if token is not None:
@@ -39,7 +47,7 @@ class PayloadServer:
         if certificate is not None and key is not None and not endpoint.is_unix:
             options["tls_certificates"] = [(read_pem(certificate, "tls_cert"), read_pem(key, "tls_key"))]
         try:
-            self._server = _Server(location(endpoint), store, self._reader, endpoint.max_message_bytes, options)
+            self._server = _Server(location(endpoint), views, self._reader, endpoint.max_message_bytes, options)
         except (pa.ArrowException, OSError) as error:
             self._reader.close()
             raise UnavailableError(
@@ -58,8 +66,8 @@ class PayloadServer:
 
 
 class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
-    def __init__(self, uri: str, store: Store, reader: PayloadReader, max_ticket_bytes: int, options: dict[str, Any]) -> None:
-        self._store = store
+    def __init__(self, uri: str, views: Views, reader: PayloadReader, max_ticket_bytes: int, options: dict[str, Any]) -> None:
+        self._views = views
         self._max_ticket_bytes = max_ticket_bytes
         self._reader = reader
         self.stopping = threading.Event()
@@ -69,8 +77,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         try:
             self._check_size(ticket.ticket)
             request = PayloadRequest.from_ticket(ticket.ticket)
-            dataset = self._store.dataset(request.dataset)
-            schema = payload_schema(dataset.row.float_labels)
+            schema = payload_schema(self._views.view(request.dataset).float_labels)
             return flight.GeneratorStream(schema, self._batches(request, schema))
         except ModynError as error:
             raise error_to_flight(error) from error
@@ -86,8 +93,8 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
     def _batches(self, request: PayloadRequest, schema: pa.Schema) -> Iterator[tuple[pa.RecordBatch, bytes]]:
         try:
             with PAYLOAD_SECONDS.time():
-                dataset = self._store.dataset(request.dataset)
-                for payloads, done in self._reader.read(dataset, request.keys, request.on_missing):
+                view = partial(self._views.view, request.dataset)
+                for payloads, done in self._reader.read(view, request.keys, request.on_missing):
                     if self.stopping.is_set():
                         raise UnavailableError("storage is stopping; the stream goes on when it is back")
                     yield to_record_batch(payloads, schema), done.to_bytes(8, "little")

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-
-import numpy as np
 
 from modyn.durable import TEMPORARY_SUFFIX
 from modyn.errors import InvalidArgumentError, ModynError, NotFoundError
@@ -19,20 +18,21 @@ from modyn.storage.deletions import BoolArray, Deletions
 from modyn.storage.files import FileTable
 from modyn.storage.filesystems import open_filesystem
 from modyn.storage.formats import build_format
+from modyn.storage.index_view import missing_keys, refuse_missing
+from modyn.storage.published import DELETIONS, PublishedIndex, Publisher
 from modyn.storage.records import DatasetInfo
 from modyn.storage.segments import Segment, SegmentIndex
 from modyn.storage.settling import Settling
+from modyn.storage.sources import Sources
 
 MAX_BATCH = 1_000_000
 """Most samples in one message of a stream: bounds what a careless client can make the service build."""
-
-_NAMED_KEYS = 5
 
 
 class OpenDataset:
     """A registered dataset. `folder` holds its segments and its deletions."""
 
-    def __init__(self, catalogue: Catalogue, folder: Path, contents: Contents, settle_s: float) -> None:
+    def __init__(self, catalogue: Catalogue, folder: Path, contents: Contents, settle_s: float, sources: Sources) -> None:
         self.catalogue = catalogue
         self.folder = folder
         self.format = build_format(
@@ -48,7 +48,9 @@ class OpenDataset:
         self._deleting = threading.Lock()
         self._closed: ModynError | None = None
         folder.mkdir(parents=True, exist_ok=True)
-        self.deletions = Deletions.open(folder / "deletions")
+        self.deletions = Deletions.open(folder / DELETIONS)
+        self.published = PublishedIndex(folder, sources)
+        """What readers of payloads see, in this process and in others."""
         self._load(contents)
 
     def _load(self, contents: Contents) -> None:
@@ -59,6 +61,7 @@ class OpenDataset:
         self._file_names = {segment.info.first_key: segment.file_name for segment in contents.segments}
         self._segments = {first: Segment.open(self.folder / name) for first, name in self._file_names.items()}
         self.index = SegmentIndex(list(self._segments.values()), self.row.float_labels)
+        self._publisher = Publisher(self.folder)
 
     @property
     def name(self) -> str:
@@ -86,17 +89,11 @@ class OpenDataset:
 
     def missing(self, keys: Int64Array) -> BoolArray:
         """For each key, whether there is no sample with it (any more): bool (n,)."""
-        return ~self.index.contains(keys) | self.deletions.contains(np.maximum(keys, 0))
+        return missing_keys(keys, self.index, self.deletions)
 
     def refuse_missing(self, keys: Int64Array) -> None:
         """Raises NotFoundError naming the first keys that are missing."""
-        missing = keys[self.missing(keys)]
-        if len(missing):
-            named = ", ".join(str(key) for key in missing[:_NAMED_KEYS])
-            more = f" and {len(missing) - _NAMED_KEYS} more" if len(missing) > _NAMED_KEYS else ""
-            raise NotFoundError(
-                f"dataset '{self.name}' has no samples with the keys {named}{more}: they were deleted or never existed"
-            )
+        refuse_missing(self.name, keys, self.index, self.deletions)
 
     def samples_by_key(self, keys: Int64Array) -> SampleBatch:
         self.refuse_missing(keys)
@@ -151,7 +148,8 @@ class OpenDataset:
             return self.deletions.add(keys[~self.missing(keys)])
 
     def refresh(self) -> None:
-        """Makes sure, with the writers' locks held, that this is what the catalogue says, and removes segments that it does not know.
+        """Makes sure, with the writers' locks held, that this and what is published are what the catalogue says, and removes segments that it
+        does not know.
 
         NotFoundError: the dataset was deleted.
         """
@@ -165,7 +163,8 @@ class OpenDataset:
             raise error
         if version != self.row.version:
             self._load(contents)
-            self.wake()
+        self._publish(self.row)
+        self.wake()
         known = set(self._file_names.values())
         for path in self.folder.glob("*.segment*"):
             if path.name not in known:
@@ -176,10 +175,10 @@ class OpenDataset:
         self.in_doubt = False
 
     def commit(self, change: Change) -> None:
-        """Commits `change`, whose segments are complete files in `folder`, and shows it to readers."""
+        """Commits `change`, whose segments are complete files in `folder`, publishes it, and shows it then: a key that anybody is told can be
+        read wherever payloads are read."""
         self.in_doubt = True
         version = self.catalogue.commit(self.row.id, self.row.version, change)
-        self.row = DatasetRow(self.row.id, self.row.config, self.row.folder, self.row.float_labels, change.next_key, version)
         self.files.add(change.new_files)
         self.files.change(change.changed_files)
         for path in change.solved:
@@ -191,6 +190,10 @@ class OpenDataset:
             del self._segments[first]
         self._segments.update(added)
         self._file_names.update({row.info.first_key: row.file_name for row in change.segments})
+        row = replace(self.row, next_key=change.next_key, version=version)
+        # If this fails, the row is still the old one: `refresh` then starts from what the catalogue says.
+        self._publish(row)
+        self.row = row
         if replaced:
             self.index = SegmentIndex(list(self._segments.values()), self.row.float_labels)
         elif added:
@@ -200,6 +203,10 @@ class OpenDataset:
             (self.folder / name).unlink(missing_ok=True)
         self.in_doubt = False
         self.wake()
+
+    def _publish(self, row: DatasetRow) -> None:
+        names = [self._file_names[first] for first in sorted(self._file_names)]
+        self._publisher.publish(row.config, row.version, row.float_labels, names, self.files.paths, self.files.altered)
 
     def segments(self) -> Sequence[Segment]:
         """In order of key."""

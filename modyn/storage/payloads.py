@@ -1,19 +1,19 @@
-"""From keys to bytes: look up where the samples are, cut the request into pieces of bounded size, gather one ahead of the network."""
+"""From keys to bytes: look up where the samples are, cut the request into pieces of bounded size, gather one ahead of whoever reads them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 from prometheus_client import Counter
 
-from modyn._core import Gatherer
 from modyn.errors import DataError
-from modyn.records import Int64Array
+from modyn.records import Int64Array, LabelArray
 from modyn.storage.flight import OnMissing, Payloads
-from modyn.storage.open_dataset import OpenDataset
+from modyn.storage.index_view import IndexView
 from modyn.storage.segments import Locations
 
 PAYLOAD_BYTES = Counter("modyn_storage_payload_bytes_total", "Bytes of payloads that were read", ["dataset"])
@@ -23,81 +23,103 @@ ROWS = 16_384
 BYTES = 8 * 2**20
 """Most payload bytes in one answer, unless a single sample is larger."""
 
-_OPEN_FILES = 512
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Located:
+    """Samples whose places are known and whose bytes are not read yet, in the order asked.
+
+    keys: int64 (n,), those asked that are there. where: int64 (n,), their positions in the question. labels: int64 or float64 (n,).
+    """
+
+    keys: Int64Array
+    where: Int64Array
+    labels: LabelArray
+    locations: Locations
+    view: Callable[[], IndexView]
+    """The dataset as it is now: what becomes unreadable after the look-up is not read."""
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def take(self, rows: Int64Array | slice) -> Payloads:
+        """Reads these rows now, in this order, duplicates allowed. From any thread; the GIL is released while it reads.
+
+        Raises DataError naming file and offset of what cannot be read, NotFoundError if the dataset was deleted.
+        """
+        view, keys = self.view(), self.keys[rows]
+        lengths = self.locations.lengths
+        file_ids, offsets = self.locations.file_ids[rows], self.locations.offsets[rows]
+        if (row := view.first_altered(file_ids)) is not None:
+            raise DataError(
+                f"{view.paths[int(file_ids[row])]} was changed after it was indexed, so the sample with key {keys[row]} at byte "
+                f"{offsets[row]} of it cannot be read; `modyn data problems {view.name}` tells more"
+            )
+        data, bounds = view.source.gather(file_ids, offsets, lengths if isinstance(lengths, int) else lengths[rows])
+        PAYLOAD_BYTES.labels(view.name).inc(data.nbytes)
+        return Payloads(keys, self.labels[rows], data, bounds)
+
+
+def locate(view: Callable[[], IndexView], keys: Int64Array, on_missing: OnMissing) -> Located:
+    """Where the samples of `keys` are, in the order asked, duplicates included. Reads no data file.
+
+    Keys that do not exist or were deleted raise NotFoundError that names the first of them, or are left out with on_missing="skip".
+    """
+    now = view()
+    missing = now.missing(keys)
+    if not missing.any():
+        where = np.arange(len(keys))
+    elif on_missing == "raise":
+        now.refuse_missing(keys)
+        raise AssertionError("some keys are missing")
+    else:
+        where = np.flatnonzero(~missing)
+        keys = keys[where]
+    return Located(keys, where, now.index.samples_by_key(keys).labels, now.index.locate(keys), view)
 
 
 class PayloadReader:
-    """Reads payloads for all requests of the service with `num_threads` threads a piece."""
+    """Reads payloads for all requests of a process, one piece of each ahead of whoever takes them."""
 
-    def __init__(self, num_threads: int, requests_at_once: int = 8) -> None:
-        self._gatherer = Gatherer(_OPEN_FILES, num_threads)
+    def __init__(self, requests_at_once: int = 8) -> None:
         self._ahead = ThreadPoolExecutor(requests_at_once, thread_name_prefix="gather")
 
     def close(self) -> None:
         self._ahead.shutdown(wait=False, cancel_futures=True)
-        self._gatherer.close_files()
 
-    def read(self, dataset: OpenDataset, keys: Int64Array, on_missing: OnMissing) -> Iterator[tuple[Payloads, int]]:
+    def read(self, view: Callable[[], IndexView], keys: Int64Array, on_missing: OnMissing) -> Iterator[tuple[Payloads, int]]:
         """Pieces in the order asked, each with the number of `keys` that are dealt with after it. There is at least one piece.
 
         Raises NotFoundError before the first piece if keys are missing and that is not allowed.
         """
         if on_missing == "raise":
-            dataset.refuse_missing(keys)
-        pieces = self._pieces(dataset, keys, on_missing)
-        next_piece: Future[tuple[Payloads, int]] | None = self._start(pieces)
+            view().refuse_missing(keys)
+        pieces = _pieces(view, keys, on_missing)
+        next_piece = self._start(pieces)
         while next_piece is not None:
             piece = next_piece.result()
             next_piece = self._start(pieces)
-            PAYLOAD_BYTES.labels(dataset.name).inc(piece[0].data.nbytes)
             yield piece
 
     def _start(self, pieces: Iterator[Callable[[], tuple[Payloads, int]]]) -> Future[tuple[Payloads, int]] | None:
         piece = next(pieces, None)
         return None if piece is None else self._ahead.submit(piece)
 
-    def _pieces(
-        self, dataset: OpenDataset, keys: Int64Array, on_missing: OnMissing
-    ) -> Iterator[Callable[[], tuple[Payloads, int]]]:
-        for first in range(0, max(1, len(keys)), ROWS):
-            part = keys[first : first + ROWS]
-            ends = np.arange(first + 1, first + len(part) + 1)
-            if on_missing == "skip":
-                there = ~dataset.missing(part)
-                part, ends = part[there], ends[there]
-            locations = dataset.index.locate(part)
-            cuts = cut(locations.lengths, len(part), BYTES)
-            for number, (start, stop) in enumerate(cuts):
-                # Skipped keys at the end belong to the last piece of their part.
-                done = min(first + ROWS, len(keys)) if number == len(cuts) - 1 else int(ends[stop - 1])
-                yield _Piece(self._gatherer, dataset, part[start:stop], _slice(locations, start, stop), done)
+
+def _pieces(
+    view: Callable[[], IndexView], keys: Int64Array, on_missing: OnMissing
+) -> Iterator[Callable[[], tuple[Payloads, int]]]:
+    for first in range(0, max(1, len(keys)), ROWS):
+        part = keys[first : first + ROWS]
+        located = locate(view, part, on_missing)
+        cuts = cut(located.locations.lengths, len(located), BYTES)
+        for number, (start, stop) in enumerate(cuts):
+            # Skipped keys at the end belong to the last piece of their part.
+            done = first + (len(part) if number == len(cuts) - 1 else int(located.where[stop - 1]) + 1)
+            yield partial(_piece, located, start, stop, done)
 
 
-class _Piece:
-    """A gather that is yet to be done."""
-
-    def __init__(self, gatherer: Gatherer, dataset: OpenDataset, keys: Int64Array, locations: Locations, done: int) -> None:
-        self._gatherer, self._dataset, self._keys, self._locations, self._done = gatherer, dataset, keys, locations, done
-
-    def __call__(self) -> tuple[Payloads, int]:
-        labels = self._dataset.index.samples_by_key(self._keys).labels
-        ids, positions = np.unique(self._locations.file_ids, return_inverse=True)
-        self._refuse_altered(ids)
-        data, offsets = self._gatherer.gather(
-            [self._dataset.path_of(int(file_id)) for file_id in ids],
-            positions.astype(np.uint32),
-            self._locations.offsets,
-            self._locations.lengths,
-        )
-        return Payloads(self._keys, labels, data, offsets), self._done
-
-    def _refuse_altered(self, file_ids: npt.NDArray[np.uint32]) -> None:
-        for file_id in self._dataset.files.altered.intersection(file_ids.tolist()):
-            first = int(np.flatnonzero(self._locations.file_ids == file_id)[0])
-            raise DataError(
-                f"{self._dataset.path_of(file_id)} was changed after it was indexed, so the sample with key {self._keys[first]} at byte "
-                f"{self._locations.offsets[first]} of it cannot be read; `modyn data problems {self._dataset.name}` tells more"
-            )
+def _piece(located: Located, start: int, stop: int, done: int) -> tuple[Payloads, int]:
+    return located.take(slice(start, stop)), done
 
 
 def cut(lengths: Int64Array | int, num_samples: int, max_bytes: int) -> list[tuple[int, int]]:
@@ -115,8 +137,3 @@ def cut(lengths: Int64Array | int, num_samples: int, max_bytes: int) -> list[tup
         ranges.append((start, stop))
         start = stop
     return ranges or [(0, 0)]
-
-
-def _slice(locations: Locations, start: int, stop: int) -> Locations:
-    lengths = locations.lengths if isinstance(locations.lengths, int) else locations.lengths[start:stop]
-    return Locations(locations.file_ids[start:stop], locations.offsets[start:stop], lengths)

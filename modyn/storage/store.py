@@ -15,9 +15,12 @@ from modyn.storage.catalogue import Catalogue, DatasetRow
 from modyn.storage.files import Roots
 from modyn.storage.filesystems import open_filesystem
 from modyn.storage.formats import build_format
+from modyn.storage.index_view import IndexView
 from modyn.storage.ingest import ingest
 from modyn.storage.open_dataset import OpenDataset
+from modyn.storage.published import PublishedNames, withdraw
 from modyn.storage.records import DatasetInfo, FileProblem, IngestProgress
+from modyn.storage.sources import Sources
 from modyn.storage.watch import Watcher
 
 
@@ -27,6 +30,8 @@ class Store:
     def __init__(self, config: SystemConfig, catalogue: Catalogue) -> None:
         self._settings = config.storage
         self._folder = config.service_dir("storage") / "datasets"
+        self._names = PublishedNames.of(config)
+        self._sources = Sources(config.storage.num_threads)
         self._roots = Roots.of(config.storage.dataset_roots)
         self._catalogue = catalogue
         self._lock = threading.RLock()
@@ -39,6 +44,7 @@ class Store:
         opened keeps the others from nothing: it raises its error when it is asked for."""
         for row in self._catalogue.deleting():
             self._forget(row)
+        self._names.keep_only({row.config.name for row in self._catalogue.datasets()})
         for config in self._settings.datasets:
             try:
                 self.register(config, may_be_absent=True)
@@ -60,6 +66,7 @@ class Store:
         for dataset in datasets:
             dataset.close(UnavailableError("storage is stopping; its streams go on when it is back"))
         self._catalogue.close()
+        self._sources.close()
 
     def register(self, config: DatasetConfig, *, may_be_absent: bool = False) -> DatasetInfo:
         """Makes a dataset known and watches its folder if it is to be. `may_be_absent`: the folder may appear later."""
@@ -100,12 +107,19 @@ class Store:
             contents = self._catalogue.contents(name)
             if contents is None:
                 raise NotFoundError(f"there is no dataset '{name}'; `modyn data ls` lists them, `modyn data register` adds one")
-            found = OpenDataset(self._catalogue, self._folder / contents.row.folder, contents, self._settings.settle_s)
+            found = OpenDataset(
+                self._catalogue, self._folder / contents.row.folder, contents, self._settings.settle_s, self._sources
+            )
             self._sweep(found)
+            self._names.add(name, found.folder)
             self._open[name] = found
             if found.row.config.watch:
                 self._watchers[name] = Watcher(found, self._look, self._settings.poll_interval_s)
             return found
+
+    def view(self, name: str) -> IndexView:
+        """The dataset as its readers see it now. Raises NotFoundError if there is none of this name."""
+        return self.dataset(name).published.view()
 
     def infos(self) -> list[DatasetInfo]:
         """By name; datasets that cannot be opened are left out, which the log tells."""
@@ -125,6 +139,7 @@ class Store:
                 raise NotFoundError(f"there is no dataset '{name}'; `modyn data ls` lists them")
             watcher, dataset = self._watchers.pop(name, None), self._open.pop(name, None)
             self._catalogue.begin_delete(row.id)
+            self._withdraw(row)
         if dataset is not None:
             dataset.close(NotFoundError(f"dataset '{name}' was deleted"))
         if watcher is not None:
@@ -171,7 +186,13 @@ class Store:
             if held:
                 dataset.refresh()
 
+    def _withdraw(self, row: DatasetRow) -> None:
+        """From now on nobody reads the dataset."""
+        self._names.remove(row.config.name)
+        withdraw(self._folder / row.folder)
+
     def _forget(self, row: DatasetRow) -> None:
+        self._withdraw(row)  # First, and again: the folder must not be read while it loses its files, deletions among them.
         shutil.rmtree(self._folder / row.folder, ignore_errors=True)
         self._catalogue.end_delete(row.id)
 

@@ -91,7 +91,7 @@ def start_storage(config: SystemConfig, stack: ExitStack) -> RunningStorage:
     stack.callback(store.close)
     store.start()
     prepare_run_dir(config.run_dir)
-    flight = PayloadServer(config.endpoint("flight"), store, 2)
+    flight = PayloadServer(config.endpoint("flight"), store)
     stack.callback(flight.stop)
     endpoint = config.endpoint("storage")
     server = start_server("storage", endpoint, [Registration(add_StorageServicer_to_server, StorageService(store), FULL_NAME)])

@@ -138,7 +138,7 @@ def test_a_bug_in_the_server_is_an_error_with_its_name(numbers: RunningStorage, 
 @pytest.mark.usefixtures("small_pieces")
 def test_a_stream_goes_on_after_a_restart_without_loss_or_repetition(numbers: RunningStorage, stack: ExitStack) -> None:
     endpoint = Endpoint(address=f"unix:{numbers.config.run_dir}/second.sock")
-    server = PayloadServer(endpoint, numbers.store, 1)
+    server = PayloadServer(endpoint, numbers.store)
     keys = np.random.default_rng(3).integers(0, 1000, 1000)
     with PayloadClient(endpoint, retry_s=10) as client:
         got = []
@@ -146,7 +146,7 @@ def test_a_stream_goes_on_after_a_restart_without_loss_or_repetition(numbers: Ru
             got.append(batch)
             if number % 40 == 5:
                 server.stop()
-                server = PayloadServer(endpoint, numbers.store, 1)
+                server = PayloadServer(endpoint, numbers.store)
     server.stop()
     check_paired(iter(got), keys.tolist())
 
@@ -205,7 +205,7 @@ def test_a_ticket_that_is_not_ours_is_refused(numbers: RunningStorage) -> None:
 
 def test_a_ticket_that_is_too_large_is_refused_and_the_server_goes_on(numbers: RunningStorage) -> None:
     endpoint = Endpoint(address=f"unix:{numbers.config.run_dir}/small.sock", max_message_bytes=2**16)
-    server = PayloadServer(endpoint, numbers.store, 1)
+    server = PayloadServer(endpoint, numbers.store)
     try:
         with (
             PayloadClient(Endpoint(address=endpoint.address), retry_s=0) as client,
@@ -222,12 +222,12 @@ def test_a_left_over_socket_is_taken_over_and_a_taken_port_is_told(numbers: Runn
     path = numbers.config.run_dir / "left.sock"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
-    server = PayloadServer(Endpoint(address=f"unix:{path}"), numbers.store, 1)
+    server = PayloadServer(Endpoint(address=f"unix:{path}"), numbers.store)
     server.stop()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(UnavailableError, match=address):
-            PayloadServer(Endpoint(address=address), numbers.store, 1)
+            PayloadServer(Endpoint(address=address), numbers.store)
 
 
 TOKEN = "a secret of this test"
@@ -245,7 +245,7 @@ def certificate(tmp_path: Path) -> SecurityConfig:
 
 def test_token_and_tls(numbers: RunningStorage, certificate: SecurityConfig) -> None:
     secured = certificate.model_copy(update={"token": TOKEN})
-    server = PayloadServer(Endpoint(address="127.0.0.1:0", security=secured), numbers.store, 1)
+    server = PayloadServer(Endpoint(address="127.0.0.1:0", security=secured), numbers.store)
     try:
         with PayloadClient(Endpoint(address=server.address, security=secured), retry_s=0) as client:
             check_paired(client.fetch("numbers", np.arange(20)), list(range(20)))
@@ -263,7 +263,7 @@ def test_token_and_tls(numbers: RunningStorage, certificate: SecurityConfig) -> 
 
 def test_token_without_tls_on_a_socket(numbers: RunningStorage) -> None:
     endpoint = Endpoint(address=f"unix:{numbers.config.run_dir}/token.sock", security=SecurityConfig(token=TOKEN))
-    server = PayloadServer(endpoint, numbers.store, 1)
+    server = PayloadServer(endpoint, numbers.store)
     try:
         with PayloadClient(endpoint, retry_s=0) as client:
             check_paired(client.fetch("numbers", np.arange(5)), list(range(5)))
@@ -275,7 +275,7 @@ def test_token_without_tls_on_a_socket(numbers: RunningStorage) -> None:
 
 def test_off_loopback_it_refuses_without_tls_and_token(numbers: RunningStorage) -> None:
     with pytest.raises(SecurityError, match="token"):
-        PayloadServer(Endpoint(address="0.0.0.0:0"), numbers.store, 1)
+        PayloadServer(Endpoint(address="0.0.0.0:0"), numbers.store)
 
 
 @given(st.lists(st.integers(0, 50), max_size=60), st.integers(1, 100))

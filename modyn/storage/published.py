@@ -1,0 +1,346 @@
+"""What storage publishes of a dataset for readers in other processes: files in the dataset's folder, complete at any moment.
+
+`index.json` says everything but what stands in other files: the segments, the deleted keys, and the names of the data files in blocks
+that only grow in number. Each publication is a new file that takes the place of the old one, so a reader that finds the same file finds
+the same state, at the price of a `stat`. Storage publishes a change before it shows it to anybody: who knows a key finds it here.
+
+`names/NAME` links to the folder of the dataset of that name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+import uuid
+from collections.abc import Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from modyn import _core
+from modyn.config.system import DATASET_NAME, DatasetConfig, SystemConfig
+from modyn.durable import TEMPORARY_SUFFIX, write_atomically
+from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
+from modyn.storage.deletions import Deletions
+from modyn.storage.index_view import IndexView
+from modyn.storage.segments import Segment, SegmentIndex
+from modyn.storage.sources import PathTable, RecordSource, Sources
+
+INDEX = "index.json"
+DELETIONS = "deletions"
+_NAMES = ".names"
+"""Ending of the blocks of file names."""
+_FORMAT = 1
+_ADVICE = "restart storage, which writes it anew"
+
+
+@dataclass(frozen=True, slots=True)
+class NameBlock:
+    """A file with the names of `count` data files: their ends (int64) in the text that follows."""
+
+    file: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """What `index.json` says of a dataset. segments: names of files. altered: ids of files that may not be read, ascending."""
+
+    config: DatasetConfig
+    version: int
+    float_labels: bool
+    segments: tuple[str, ...]
+    names: tuple[NameBlock, ...]
+    altered: tuple[int, ...]
+
+    @property
+    def num_files(self) -> int:
+        return sum(block.count for block in self.names)
+
+    def to_json(self) -> bytes:
+        content = {
+            "format": _FORMAT,
+            "dataset": self.config.model_dump(mode="json"),
+            "version": self.version,
+            "float_labels": self.float_labels,
+            "segments": self.segments,
+            "names": [[block.file, block.count] for block in self.names],
+            "altered": self.altered,
+        }
+        return json.dumps(content).encode()
+
+    @staticmethod
+    def read(folder: Path) -> Publication:
+        """Raises NotFoundError if nothing is published in `folder`, CorruptStateError, UnavailableError."""
+        path = folder / INDEX
+        try:
+            content: dict[str, Any] = json.loads(path.read_bytes())
+            if content["format"] != _FORMAT:
+                raise CorruptStateError(
+                    f"{path} is of format {content['format']}, this Modyn reads format {_FORMAT}; use the Modyn that wrote it"
+                )
+            return Publication(
+                DatasetConfig.model_validate(content["dataset"]),
+                int(content["version"]),
+                bool(content["float_labels"]),
+                tuple(content["segments"]),
+                tuple(NameBlock(*block) for block in content["names"]),
+                tuple(content["altered"]),
+            )
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise NotFoundError(f"no dataset is published in {folder}") from error
+        except OSError as error:
+            raise UnavailableError(f"cannot read {path}: {error.strerror or error}; make it readable") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorruptStateError(f"{path} is damaged ({error}); {_ADVICE}") from error
+
+
+class Publisher:
+    """Writes what readers of one dataset find. Call with the dataset's writers' locks held."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._published: Publication | None = None
+
+    def publish(
+        self,
+        config: DatasetConfig,
+        version: int,
+        float_labels: bool,
+        segments: Sequence[str],
+        paths: Sequence[str],
+        altered: frozenset[int],
+    ) -> None:
+        """Makes readers see this state at their next request. `paths`: of all files by id, relative to the dataset's folder; those that
+        are published already are not looked at again. Raises UnavailableError: readers then see the state before."""
+        before = self._last(version)
+        names = before.names if before is not None and before.num_files <= len(paths) else ()
+        now = Publication(config, version, float_labels, tuple(segments), names, tuple(sorted(altered)))
+        if now != before or now.num_files < len(paths):
+            now = Publication(config, version, float_labels, now.segments, self._with_names(now, paths), now.altered)
+            write_atomically(self._folder / INDEX, [now.to_json()])
+        self._published = now
+        self._sweep({block.file for block in now.names})
+
+    def _last(self, version: int) -> Publication | None:
+        """What is published now, unless it is of a later state than the catalogue, which was restored from a backup then."""
+        if self._published is None:
+            try:
+                self._published = Publication.read(self._folder)
+            except (NotFoundError, CorruptStateError):
+                return None
+        return self._published if self._published.version <= version else None
+
+    def _with_names(self, now: Publication, paths: Sequence[str]) -> tuple[NameBlock, ...]:
+        """The blocks with what they lack of `paths`. A block takes in those before it that are not twice its size, so that there are few,
+        and a name is rewritten seldom."""
+        blocks, first = list(now.names), now.num_files
+        if first == len(paths):
+            return now.names
+        while blocks and blocks[-1].count < 2 * (len(paths) - first):
+            first -= blocks.pop().count
+        block = NameBlock(f"{first:010d}-{uuid.uuid4().hex[:12]}{_NAMES}", len(paths) - first)
+        _write_names(self._folder / block.file, paths[first:])
+        return (*blocks, block)
+
+    def _sweep(self, known: set[str]) -> None:
+        """Removes blocks that others have taken in, or that a crash left. Readers keep their maps: a file lives on without a name."""
+        for pattern in (f"*{_NAMES}*", f"{INDEX}*{TEMPORARY_SUFFIX}"):
+            for path in self._folder.glob(pattern):
+                if path.name not in known:
+                    path.unlink(missing_ok=True)
+
+
+def withdraw(folder: Path) -> None:
+    """Readers find no dataset in `folder` any more."""
+    (folder / INDEX).unlink(missing_ok=True)
+
+
+def _write_names(path: Path, names: Sequence[str]) -> None:
+    encoded = [os.fsencode(name) for name in names]
+    ends = np.cumsum([len(name) for name in encoded], dtype=np.int64)
+    write_atomically(path, [ends.data.cast("B"), b"".join(encoded)])
+
+
+def _map_names(path: Path, count: int) -> tuple[Any, Any]:
+    """The ends int64 (count,) and the text uint8 of a block, mapped. Raises CorruptStateError."""
+    try:
+        content = _core.map_file(path)
+    except _core.FileAccessError as error:
+        raise CorruptStateError(f"cannot read the names of data files: {error}; {_ADVICE}") from error
+    if len(content) < 8 * count:
+        raise CorruptStateError(f"{path} is cut short; {_ADVICE}")
+    ends, text = content[: 8 * count].view(np.int64), content[8 * count :]
+    if count and int(ends[-1]) != len(text):
+        raise CorruptStateError(f"{path} is damaged; {_ADVICE}")
+    return ends, text
+
+
+class _Held:
+    """The file that a path leads to now, or that there is none. Held open, so that its number is not given to another file meanwhile."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+        self._identity: tuple[int, int] | None = None
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return  # None is there, or none that may be read, which is told by whoever reads it.
+        status = os.fstat(self._descriptor)
+        self._identity = status.st_dev, status.st_ino
+
+    def is_current(self) -> bool:
+        """Whether the path still leads to this file."""
+        try:
+            status = os.stat(self._path)
+        except OSError:
+            return self._identity is None
+        return self._identity == (status.st_dev, status.st_ino)
+
+    def __del__(self) -> None:
+        # Not by a call: another thread may be about to compare.
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Seen:
+    """A view and the two files that it was made of."""
+
+    view: IndexView
+    index: _Held
+    deletions: _Held
+
+    def is_current(self) -> bool:
+        return self.index.is_current() and self.deletions.is_current()
+
+
+class PublishedIndex:
+    """A reader of one dataset's folder. Any number of threads."""
+
+    def __init__(self, folder: Path, sources: Sources) -> None:
+        self.folder = folder
+        self._sources = sources
+        self._lock = threading.Lock()
+        self._seen: _Seen | None = None
+        self._segments: dict[str, Segment] = {}
+        self._paths: PathTable | None = None
+        self._source: RecordSource | None = None
+
+    def view(self) -> IndexView:
+        """The dataset as it is published now, at the price of two `stat` unless something changed.
+
+        Raises NotFoundError if it was deleted, CorruptStateError, UnavailableError.
+        """
+        seen = self._seen
+        if seen is not None and seen.is_current():
+            return seen.view
+        with self._lock:
+            while self._seen is None or not self._seen.is_current():
+                # Held before they are read: what changes meanwhile is read again.
+                index, deletions = _Held(self.folder / INDEX), _Held(self.folder / DELETIONS)
+                try:
+                    self._seen = _Seen(self._read(), index, deletions)
+                except CorruptStateError:
+                    # A segment or a block of names is removed when another has taken its place.
+                    if index.is_current():
+                        raise
+            return self._seen.view
+
+    def _read(self) -> IndexView:
+        published = Publication.read(self.folder)
+        segments = {name: self._segments.get(name) or Segment.open(self.folder / name) for name in published.segments}
+        if self._seen is not None and segments.keys() == self._segments.keys():
+            index = self._seen.view.index
+        else:
+            index = SegmentIndex(list(segments.values()), published.float_labels)
+        self._segments = segments
+        paths, source = self._opened(published)
+        return IndexView(
+            published.config,
+            published.version,
+            published.float_labels,
+            index,
+            Deletions.open(self.folder / DELETIONS),
+            paths,
+            frozenset(published.altered),
+            source,
+        )
+
+    def _opened(self, published: Publication) -> tuple[PathTable, RecordSource]:
+        """The names of all files, those that are new appended: a file never gets another name."""
+        if self._paths is None or self._source is None:
+            self._paths = PathTable(str(published.config.base_path))
+            self._source = self._sources.open(published.config, self._paths)
+        first = 0
+        for block in published.names:
+            known = len(self._paths) - first
+            if known < block.count:
+                ends, text = _map_names(self.folder / block.file, block.count)
+                start = int(ends[known - 1]) if known else 0
+                self._paths.append_packed(text[start:], ends[known:] - start if known else ends)
+            first += block.count
+        return self._paths, self._source
+
+
+class PublishedNames:
+    """Folders of datasets by name: a link for each."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @staticmethod
+    def of(config: SystemConfig) -> PublishedNames:
+        return PublishedNames(config.service_dir("storage") / "names")
+
+    def add(self, name: str, target: Path) -> None:
+        """Raises UnavailableError."""
+        temporary = self._folder / f".{name}.{os.getpid()}-{threading.get_ident()}{TEMPORARY_SUFFIX}"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            temporary.unlink(missing_ok=True)
+            temporary.symlink_to(os.path.relpath(target, self._folder))
+            temporary.replace(self._folder / name)
+        except OSError as error:
+            raise UnavailableError(f"cannot write {self._folder / name}: {error.strerror or error}; make it writable") from error
+
+    def remove(self, name: str) -> None:
+        (self._folder / name).unlink(missing_ok=True)
+
+    def keep_only(self, names: Set[str]) -> None:
+        """Removes the links of datasets that are no more, and what a crash left."""
+        for path in self._folder.glob("*"):
+            if path.name not in names:
+                path.unlink(missing_ok=True)
+
+    def target(self, name: str) -> Path:
+        """Raises NotFoundError if there is no dataset of this name."""
+        if re.fullmatch(DATASET_NAME, name):
+            with suppress(OSError):  # No link, or none that may be read: to a reader there is no such dataset.
+                return self._folder / os.readlink(self._folder / name)
+        raise NotFoundError(f"there is no dataset '{name}'; `modyn data ls` lists them, `modyn data register` adds one")
+
+
+class PublishedDatasets:
+    """All datasets of a storage folder by name, for readers without a catalogue. Any number of threads."""
+
+    def __init__(self, names: PublishedNames, sources: Sources) -> None:
+        self._names = names
+        self._sources = sources
+        self._lock = threading.Lock()
+        self._open: dict[str, PublishedIndex] = {}
+
+    def view(self, name: str) -> IndexView:
+        """The dataset `name` as it is published now. Raises NotFoundError if there is none, CorruptStateError, UnavailableError."""
+        target = self._names.target(name)
+        with self._lock:
+            published = self._open.get(name)
+            if published is None or published.folder != target:
+                published = self._open[name] = PublishedIndex(target, self._sources)
+        return published.view()

@@ -1,0 +1,73 @@
+"""Where the bytes of samples come from: one source for each open dataset, all of them over one set of threads and open files."""
+
+from __future__ import annotations
+
+import os
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from modyn._core import Gatherer
+from modyn.config.system import DatasetConfig
+from modyn.records import Int64Array
+
+UInt8Array = npt.NDArray[np.uint8]
+UInt32Array = npt.NDArray[np.uint32]
+
+_OPEN_FILES = 512
+
+
+class PathTable:
+    """Full paths of files by id. Append-only; safe to read while another thread appends."""
+
+    def __init__(self, base: str) -> None:
+        self._base = base
+        self._paths: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, file_id: int) -> str:
+        return self._paths[file_id]
+
+    def append_packed(self, text: UInt8Array, ends: Int64Array) -> None:
+        """Names that stand one behind the other in `text`, each up to its end."""
+        starts = [0, *ends[:-1].tolist()]
+        names = (text[start:end].tobytes() for start, end in zip(starts, ends.tolist(), strict=True))
+        self._paths += [os.path.join(self._base, os.fsdecode(name)) for name in names]
+
+
+class RecordSource(Protocol):
+    """Reads the payloads of one dataset. Any number of threads at once; the GIL is released while it reads."""
+
+    def gather(self, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int) -> tuple[UInt8Array, Int64Array]:
+        """The bytes of n samples in the order asked, duplicates included: (data, bounds int64 (n+1,)); sample i is
+        `data[bounds[i]:bounds[i + 1]]`. Raises DataError naming file and offset of what cannot be read."""
+
+
+class LocalSource:
+    """Byte ranges of files on this machine."""
+
+    def __init__(self, gatherer: Gatherer, paths: PathTable) -> None:
+        self._gatherer = gatherer
+        self._paths = paths
+
+    def gather(self, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int) -> tuple[UInt8Array, Int64Array]:
+        ids, positions = np.unique(file_ids, return_inverse=True)
+        return self._gatherer.gather([self._paths[id_] for id_ in ids.tolist()], positions.astype(np.uint32), offsets, lengths)
+
+
+class Sources:
+    """Makes the sources of datasets. `num_threads` read for one request; at most `_OPEN_FILES` files are open for all."""
+
+    def __init__(self, num_threads: int) -> None:
+        self._gatherer = Gatherer(_OPEN_FILES, num_threads)
+
+    def open(self, dataset: DatasetConfig, paths: PathTable) -> RecordSource:
+        """The source of a dataset whose files are `paths`, by its file system and its format."""
+        return LocalSource(self._gatherer, paths)
+
+    def close(self) -> None:
+        """Lets go of open files; the sources may still be used."""
+        self._gatherer.close_files()
