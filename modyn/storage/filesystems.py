@@ -6,6 +6,8 @@ import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from modyn.storage.files import Listing, Roots, SeenFile, check_folder, list_files
 from modyn.storage.formats.base import FileFormat
 
@@ -36,6 +38,14 @@ class FileSystem(ABC):
     def status(self, path: str) -> FileStatus | None:
         """Of the file with this full path; None if there is none."""
 
+    @abstractmethod
+    def open(self, path: str) -> pa.NativeFile:
+        """The file with this full path, to read from any place of it. Raises OSError."""
+
+    @abstractmethod
+    def stamp(self, path: str) -> FileStatus | None:
+        """Changes when the file does, as far as that can be known at no cost; None if it cannot, or if there is no such file."""
+
     def full_path(self, path: str) -> str:
         return os.path.join(self.base, path)
 
@@ -63,6 +73,12 @@ class LocalFiles(FileSystem):
         except OSError:
             return None
         return FileStatus(status.st_size, status.st_mtime_ns)
+
+    def open(self, path: str) -> pa.NativeFile:
+        return pa.OSFile(path)
+
+    def stamp(self, path: str) -> FileStatus | None:
+        return self.status(path)
 
 
 def open_filesystem(base_path: str) -> FileSystem:

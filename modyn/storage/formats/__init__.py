@@ -12,6 +12,9 @@ FILE_FORMATS: dict[str, str] = {
     "SingleSampleFileWrapper": "modyn.storage.formats.single_sample:SingleSampleFormat",
     "BinaryFileWrapper": "modyn.storage.formats.binary:BinaryFormat",
     "CsvFileWrapper": "modyn.storage.formats.csv:CsvFormat",
+    "JsonLinesFileWrapper": "modyn.storage.formats.json_lines:JsonLinesFormat",
+    "ParquetFileWrapper": "modyn.storage.formats.parquet:ParquetFormat",
+    "TarFileWrapper": "modyn.storage.formats.tar:TarFormat",
 }
 
 REGISTRY: Registry[type[FileFormat]] = Registry("modyn.file_formats", "file format", FILE_FORMATS)

@@ -10,7 +10,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from pydantic import ConfigDict
@@ -19,6 +19,10 @@ from modyn.config.base import Section
 from modyn.errors import DataError
 from modyn.records import Int64Array, LabelArray
 from modyn.storage.formats.timestamps import TimestampSource, parse_timestamp_source
+
+if TYPE_CHECKING:
+    from modyn.storage.filesystems import FileSystem
+    from modyn.storage.sources import PathTable, RecordSource
 
 CHUNK_ROWS = 1 << 18
 """A format yields at most this many samples at once."""
@@ -30,7 +34,8 @@ _FINGERPRINT_BYTES = 1 << 16
 class IndexedSamples:
     """Where a run of consecutive samples of one file is. Arrays have shape (n,), n >= 1.
 
-    offsets: int64 bytes from the start of the file. lengths: int64 bytes, or one int when all payloads are equally long.
+    offsets: int64 bytes from the start of the file (or rows, if the format has a `row_source`). lengths: int64 bytes of the payloads, or
+    one int when all are equally long.
     labels: int64 or float64. timestamps: int64 seconds, or one int when all are equal.
     end: bytes of the file that are indexed once this chunk is.
     """
@@ -118,6 +123,10 @@ class FileFormat(ABC):
     def companions(self, path: str) -> tuple[str, ...]:
         """Files that must stand beside `path` before it can be indexed, e.g. its label file."""
         return ()
+
+    def row_source(self, paths: PathTable, folder: FileSystem) -> RecordSource | None:
+        """What reads payloads that are no ranges of the files' bytes; None: they are. `paths` are the full paths of the files by id."""
+        return None
 
     def resume_point(self, path: str, end: int, num_samples: int) -> FormatResume:
         """What to remember of a file of which `num_samples` samples in the first `end` bytes are indexed. Raises DataError."""

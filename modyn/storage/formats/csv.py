@@ -13,7 +13,7 @@ from modyn import _core
 from modyn.errors import ConfigError
 from modyn.records import Int64Array
 from modyn.storage.formats.base import CHUNK_ROWS, FileFormat, FormatConfig, FormatResume, IndexedSamples, unreadable
-from modyn.storage.formats.timestamps import FromColumn, FromField, timestamp_of_file
+from modyn.storage.formats.timestamps import FromColumn, FromField, FromNamedColumn, FromNamedField, timestamp_of_file
 
 _ASCII = bytes(range(128))
 
@@ -64,9 +64,9 @@ class CsvFormat(FileFormat):
 
     def __init__(self, config: CsvConfig, timestamp_source: str = "") -> None:
         super().__init__(config, timestamp_source)
-        if isinstance(self.timestamps, FromField):
+        if isinstance(self.timestamps, FromField | FromNamedColumn | FromNamedField):
             raise ConfigError(
-                f"timestamp_source '{timestamp_source}' is for binary records; a CsvFileWrapper allows '', 'name:REGEX', 'column:N'"
+                f"timestamp_source '{timestamp_source}' is for other formats; a CsvFileWrapper allows '', 'name:REGEX', 'column:N'"
             )
 
     def holds_samples(self, path: str) -> bool:

@@ -5,7 +5,9 @@
 | `` | modification time of the file, whole seconds |
 | `name:REGEX` | group 1 of REGEX, searched in the file's name: ISO 8601, or whole seconds if it is all digits; `(?P<date>...)` is always ISO 8601 |
 | `column:N` | column N (from 0) of a CSV row: whole seconds or ISO 8601 |
+| `column:NAME` | column NAME of a Parquet row: whole seconds, ISO 8601, a date or a timestamp |
 | `field:OFFSET` or `field:OFFSET:SIZE` | signed integer of SIZE (default 8) bytes at byte OFFSET of a binary record: seconds |
+| `field:NAME` or `field:OUTER.INNER` | field of a JSON object: whole seconds or ISO 8601 |
 
 All times are seconds since 1970; a time without a zone is UTC.
 """
@@ -48,9 +50,25 @@ class FromField:
     size: int
 
 
-TimestampSource = FromModificationTime | FromName | FromColumn | FromField
+@dataclass(frozen=True, slots=True)
+class FromNamedColumn:
+    """A row of a table has its time in the column of this name."""
 
-_SOURCES = "allowed are '' (modification time), 'name:REGEX', 'column:N' and 'field:OFFSET[:SIZE]'"
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class FromNamedField:
+    """A JSON object has its time at this path of names."""
+
+    path: tuple[str, ...]
+
+
+TimestampSource = FromModificationTime | FromName | FromColumn | FromField | FromNamedColumn | FromNamedField
+
+_SOURCES = (
+    "allowed are '' (modification time), 'name:REGEX', 'column:N', 'column:NAME', 'field:OFFSET[:SIZE]' and 'field:NAME[.INNER]'"
+)
 
 
 def parse_timestamp_source(text: str) -> TimestampSource:
@@ -64,6 +82,10 @@ def parse_timestamp_source(text: str) -> TimestampSource:
         return FromColumn(int(rest))
     if kind == "field" and (match := re.fullmatch(r"(\d+)(?::([1-8]))?", rest)):
         return FromField(int(match[1]), int(match[2] or 8))
+    if kind == "column" and rest:
+        return FromNamedColumn(rest)
+    if kind == "field" and rest and ":" not in rest and all(rest.split(".")):
+        return FromNamedField(tuple(rest.split(".")))
     raise ConfigError(f"timestamp_source '{text}' is not known; {_SOURCES}")
 
 
@@ -101,11 +123,20 @@ def _timestamp_in_name(path: str, pattern: re.Pattern[str]) -> int:
         if text is not None and re.fullmatch(r"-?\d+", text):
             return _in_range(path, int(text))
     try:
-        moment = datetime.fromisoformat(text or "")
+        return iso_seconds(text or "")
     except ValueError as error:
         raise DataError(
             f"the name of {path} holds no time: '{text}' is neither whole seconds nor ISO 8601; rename the file"
         ) from error
+
+
+def iso_seconds(text: str) -> int:
+    """Whole seconds since 1970 of an ISO 8601 time, rounded down; without a zone it is UTC. Raises ValueError.
+
+    >>> iso_seconds("1970-01-02"), iso_seconds("1970-01-01T01:00:00.5+01:00"), iso_seconds("1969-12-31T23:59:59.5")
+    (86400, 0, -1)
+    """
+    moment = datetime.fromisoformat(text)
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() // 1)
 
 

@@ -1,0 +1,90 @@
+"""Labels and times in JSON objects: one object at a time, with a reason for everything that is not as declared."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from modyn.storage.formats.timestamps import iso_seconds
+
+FieldPath = tuple[str, ...]
+"""Names from the outermost object inwards."""
+
+_INT64 = range(-(2**63), 2**63)
+
+
+def field_path(text: str) -> FieldPath:
+    """The path that a dotted name stands for. Raises ValueError if a part of it is empty.
+
+    >>> field_path("meta.label")
+    ('meta', 'label')
+    """
+    path = tuple(text.split("."))
+    if not all(path):
+        raise ValueError(f"'{text}' is not a name or names with dots between")
+    return path
+
+
+def parse_object(text: bytes) -> dict[str, object]:
+    """The one JSON object that `text` is. Raises ValueError that says what is wrong with it."""
+    try:
+        found = json.loads(text, parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not UTF-8: {error.reason} at its byte {error.start}") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is not JSON: {error.msg} at its character {error.pos}") from error
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"it is not a JSON object but {_named(found)}")
+    return found
+
+
+def label_in(found: dict[str, object], path: FieldPath, *, floats: bool) -> int | float:
+    """The label at `path`. Raises ValueError."""
+    value = _at(found, path)
+    if isinstance(value, bool) or not isinstance(value, int | float if floats else int):
+        raise ValueError(f"the label '{'.'.join(path)}' is {_named(value)}, not {'a number' if floats else 'a whole number'}")
+    if floats:
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            raise ValueError(f"the label '{'.'.join(path)}' is out of the range of float64: {_named(value)}")
+        return number
+    if value not in _INT64:
+        raise ValueError(f"the label '{'.'.join(path)}' is out of the range of int64: {_named(value)}")
+    return value
+
+
+def seconds_in(found: dict[str, object], path: FieldPath) -> int:
+    """The time at `path`, in seconds since 1970. Raises ValueError."""
+    value = _at(found, path)
+    problem = ValueError(f"the time '{'.'.join(path)}' is {_named(value)}, neither whole seconds nor ISO 8601")
+    if isinstance(value, str):
+        try:
+            return iso_seconds(value)
+        except ValueError as error:
+            raise problem from error
+    if isinstance(value, bool) or not isinstance(value, int) or value not in _INT64:
+        raise problem
+    return value
+
+
+def _at(found: dict[str, object], path: FieldPath) -> object:
+    value: object = found
+    for depth, name in enumerate(path):
+        if not isinstance(value, dict) or name not in value:
+            raise ValueError(f"there is no field '{'.'.join(path[: depth + 1])}'")
+        value = value[name]
+    return value
+
+
+def _named(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"it is not JSON: {name} is no number in JSON")

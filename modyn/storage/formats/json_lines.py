@@ -1,0 +1,272 @@
+"""JSON Lines: a line is a sample. Its payload is the line's bytes without the line break; a field of its object is the label.
+
+Blocks of lines are parsed at once, and only the fields that are asked for. Where a block is not plainly one object a line, its lines are
+parsed one by one, which alone says what is wrong and where.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json
+from pydantic import Field, field_validator
+
+from modyn.errors import ConfigError, DataError
+from modyn.records import Int64Array, LabelArray
+from modyn.storage.formats.base import CHUNK_ROWS, FileFormat, FormatConfig, FormatResume, IndexedSamples, unreadable
+from modyn.storage.formats.json_fields import FieldPath, field_path, label_in, parse_object, seconds_in
+from modyn.storage.formats.timestamps import FromModificationTime, FromName, FromNamedField, iso_seconds, timestamp_of_file
+
+_BLOCK_BYTES = 8 << 20
+_MAX_LINE_BYTES = 1 << 30
+
+_NEWLINE, _RETURN, _OPEN, _CLOSE = b"\n"[0], b"\r"[0], b"{"[0], b"}"[0]
+
+
+class JsonLinesConfig(FormatConfig):
+    """Options of `JsonLinesFileWrapper`."""
+
+    label_field: str = Field(min_length=1)
+    """Field of the label; a field of an inner object is written with dots: `meta.label`."""
+    file_extension: str = ".jsonl"
+    """Ending of the names of files with samples."""
+
+    @field_validator("label_field")
+    @classmethod
+    def _is_a_path(cls, text: str) -> str:
+        field_path(text)
+        return text
+
+
+class JsonLinesFormat(FileFormat):
+    """Lines of one JSON object each, ended by \\n or \\r\\n, the last one perhaps by the end of the file. Blank lines are no samples."""
+
+    Config: ClassVar[type[JsonLinesConfig]] = JsonLinesConfig
+    config: JsonLinesConfig
+    can_grow = True
+
+    def __init__(self, config: JsonLinesConfig, timestamp_source: str = "") -> None:
+        super().__init__(config, timestamp_source)
+        if not isinstance(self.timestamps, FromModificationTime | FromName | FromNamedField):
+            raise ConfigError(
+                f"timestamp_source '{timestamp_source}' is for other formats; a JsonLinesFileWrapper allows '', 'name:REGEX', "
+                f"'field:NAME' and 'field:OUTER.INNER'"
+            )
+        time_path = self.timestamps.path if isinstance(self.timestamps, FromNamedField) else None
+        self._fields = _Fields(field_path(config.label_field), time_path, self.float_labels)
+
+    def holds_samples(self, path: str) -> bool:
+        return path.endswith(self.config.file_extension)
+
+    def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
+        if resume is not None:
+            self.check_unchanged(path, resume)
+        start = resume.end if resume else 0
+        try:
+            with open(path, "rb") as file:
+                shared = timestamp_of_file(path, os.fstat(file.fileno()).st_mtime_ns, self.timestamps)
+                if start:
+                    _check_line_ended(path, file, start)
+                file.seek(start)
+                for offset, block in _blocks(path, file, start):
+                    for chunk in self._index_block(path, offset, block):
+                        yield chunk if shared is None else _with_time(chunk, shared)
+        except OSError as error:
+            raise unreadable(path, error) from error
+
+    def _index_block(self, path: str, offset: int, block: bytes) -> Iterator[IndexedSamples]:
+        """The samples of whole lines that stand at `offset`; their times are 0 if they have none of their own."""
+        lines = _lines(block)
+        columns = self._fields.parse_block(block, lines)
+        if columns is None:
+            lines, columns = self._parse_lines(path, offset, block, lines)
+        labels, timestamps = columns
+        for first in range(0, len(lines.begins), CHUNK_ROWS):
+            rows = slice(first, first + CHUNK_ROWS)
+            begins = lines.begins[rows]
+            yield IndexedSamples(
+                begins + offset,
+                lines.ends[rows] - begins,
+                labels[rows],
+                0 if timestamps is None else timestamps[rows],
+                offset + int(lines.next_begins[rows][-1]),
+            )
+
+    def _parse_lines(self, path: str, offset: int, block: bytes, lines: _Lines) -> tuple[_Lines, _Columns]:
+        """The lines that hold more than spaces, parsed one by one. Raises DataError for the first that is not what was declared."""
+        rows, labels, timestamps = [], [], []
+        for row, (begin, end) in enumerate(zip(lines.begins.tolist(), lines.ends.tolist(), strict=True)):
+            line = block[begin:end]
+            if not line.strip():
+                continue
+            try:
+                label, timestamp = self._fields.parse_line(line)
+            except ValueError as error:
+                number = _lines_before(path, offset + begin) + 1
+                raise DataError(f"{path}, line {number} at byte {offset + begin}: {error}; correct the line") from error
+            rows.append(row)
+            labels.append(label)
+            timestamps.append(timestamp)
+        label_column: LabelArray = np.array(labels, np.float64) if self.float_labels else np.array(labels, np.int64)
+        time_column = np.array(timestamps, np.int64) if self._fields.time is not None else None
+        return lines.of_rows(np.array(rows, np.int64)), (label_column, time_column)
+
+
+_Columns = tuple[LabelArray, Int64Array | None]
+"""Labels, and times if they stand in the lines."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Lines:
+    """Lines of a block that are not empty, as positions in it: int64 (n,). A line's bytes are [begin, end), the next begins behind its
+    line break."""
+
+    begins: Int64Array
+    ends: Int64Array
+    next_begins: Int64Array
+
+    def of_rows(self, rows: Int64Array | npt.NDArray[np.bool_]) -> _Lines:
+        return _Lines(self.begins[rows], self.ends[rows], self.next_begins[rows])
+
+
+class _Fields:
+    """The fields of a line that are wanted: of many lines at once, and of one."""
+
+    def __init__(self, label: FieldPath, time: FieldPath | None, floats: bool) -> None:
+        self.label, self.time, self._floats = label, time, floats
+        if time is not None and (time[: len(label)] == label or label[: len(time)] == time):
+            raise ConfigError(
+                f"the label is the field '{'.'.join(label)}' and the time the field '{'.'.join(time)}', and one holds the other; "
+                f"correct label_field or timestamp_source"
+            )
+        label_type = pa.float64() if floats else pa.int64()
+        time_types = [None] if time is None else [pa.int64(), pa.string()]
+        self._schemas = [_schema([(label, label_type), *([(time, kind)] if time and kind else [])]) for kind in time_types]
+
+    def parse_block(self, block: bytes, lines: _Lines) -> _Columns | None:
+        """Of all `lines` of the block; None if that cannot be said without looking at each line."""
+        data = np.frombuffer(block, np.uint8)
+        # A line that begins and ends so holds whole objects: inside of one, a brace that opens never follows one that closes directly.
+        if not np.all(data[lines.begins] == _OPEN) or not np.all(data[lines.ends - 1] == _CLOSE):
+            return None
+        if not len(lines.begins):
+            nothing = np.zeros(0, np.int64)
+            return nothing.astype(np.float64) if self._floats else nothing, None if self.time is None else nothing
+        for number, schema in enumerate(self._schemas):
+            try:
+                table = pyarrow.json.read_json(
+                    pa.BufferReader(block),
+                    pyarrow.json.ReadOptions(use_threads=False, block_size=len(block) + 1),
+                    pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+                )
+                columns = self._columns(table)
+            except (pa.ArrowInvalid, ValueError):
+                continue
+            if columns is None or table.num_rows != len(lines.begins):
+                return None
+            if number:  # Times of another kind than expected: expect them from now on.
+                self._schemas = [schema, *(other for other in self._schemas if other is not schema)]
+            return columns
+        return None
+
+    def _columns(self, table: pa.Table) -> _Columns | None:
+        """None if a value is missing or out of range. Raises ValueError if a time is none."""
+        label = _column(table, self.label)
+        time = None if self.time is None else _column(table, self.time)
+        if label.null_count or (time is not None and time.null_count):
+            return None
+        labels: LabelArray = label.to_numpy()
+        if not np.isfinite(labels).all():
+            return None
+        if time is not None and pa.types.is_string(time.type):
+            return labels, np.array([iso_seconds(text) for text in time.to_pylist()], np.int64)
+        return labels, None if time is None else time.to_numpy()
+
+    def parse_line(self, line: bytes) -> tuple[int | float, int]:
+        """Label and time (0 if it has none) of one line. Raises ValueError that says what is wrong."""
+        found = parse_object(line)
+        return label_in(found, self.label, floats=self._floats), 0 if self.time is None else seconds_in(found, self.time)
+
+
+def _schema(columns: list[tuple[FieldPath, pa.DataType]]) -> pa.Schema:
+    """Only the columns at these paths, none of which lies in another."""
+
+    def fields(columns: list[tuple[FieldPath, pa.DataType]]) -> list[pa.Field]:
+        found = []
+        for name in dict.fromkeys(path[0] for path, _ in columns):
+            inner = [(path[1:], kind) for path, kind in columns if path[0] == name]
+            found.append(pa.field(name, pa.struct(fields(inner)) if inner[0][0] else inner[0][1]))
+        return found
+
+    return pa.schema(fields(columns))
+
+
+def _column(table: pa.Table, path: FieldPath) -> pa.Array:
+    column = table.column(path[0]).combine_chunks()
+    for name in path[1:]:
+        column = pc.struct_field(column, name)
+    return column
+
+
+def _lines(block: bytes) -> _Lines:
+    data = np.frombuffer(block, np.uint8)
+    breaks = np.flatnonzero(data == _NEWLINE)
+    if not len(data) or data[-1] != _NEWLINE:
+        next_begins = np.append(breaks + 1, len(data))
+        ends = np.append(breaks, len(data))
+    else:
+        next_begins, ends = breaks + 1, breaks
+    begins = np.concatenate([np.zeros(1, np.int64), next_begins[:-1]])
+    ends = ends - ((ends > begins) & (data[np.maximum(ends, 1) - 1] == _RETURN))
+    return _Lines(begins, ends, next_begins).of_rows(ends > begins)
+
+
+def _blocks(path: str, file: BinaryIO, offset: int) -> Iterator[tuple[int, bytes]]:
+    """What follows in the file, in blocks of whole lines, each with its offset."""
+    rest = b""
+    while True:
+        new = file.read(max(_BLOCK_BYTES, len(rest)))
+        block = rest + new
+        if not block:
+            return
+        cut = len(block) if not new else block.rfind(b"\n") + 1
+        if not cut and len(block) > _MAX_LINE_BYTES:
+            raise DataError(
+                f"{path}, line {_lines_before(path, offset) + 1} at byte {offset}: it is longer than {_MAX_LINE_BYTES} bytes; "
+                f"split it, or give the data as files of one sample each"
+            )
+        if cut:
+            yield offset, block[:cut]
+        offset, rest = offset + cut, block[cut:]
+
+
+def _check_line_ended(path: str, file: BinaryIO, end: int) -> None:
+    """Raises DataError if the line that ended with the file at byte `end` goes on now: it is indexed as it was."""
+    file.seek(end - 1)
+    before, after = file.read(1), file.read(2)
+    if before != b"\n" and after and not after.startswith((b"\n", b"\r\n")):
+        raise DataError(
+            f"{path}: the line that ended at byte {end} was continued since it was indexed; "
+            f"write whole lines, or end each with a line break"
+        )
+
+
+def _lines_before(path: str, offset: int) -> int:
+    """Line breaks in the first `offset` bytes; only asked for to tell of a mistake."""
+    count = 0
+    with open(path, "rb") as file:
+        while offset > 0 and (part := file.read(min(offset, _BLOCK_BYTES))):
+            count += part.count(b"\n")
+            offset -= len(part)
+    return count
+
+
+def _with_time(chunk: IndexedSamples, timestamp: int) -> IndexedSamples:
+    return IndexedSamples(chunk.offsets, chunk.lengths, chunk.labels, timestamp, chunk.end)

@@ -1,0 +1,187 @@
+"""Parquet: a row is a sample. Its payload is the bytes of one column, or numeric columns packed one behind the other.
+
+A row has no place in the file of its own: what is indexed is its number, and payloads are read by row groups (`row_groups`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import Field, field_validator
+
+from modyn.errors import ConfigError, DataError
+from modyn.records import Int64Array, LabelArray
+from modyn.storage.formats.base import CHUNK_ROWS, FileFormat, FormatConfig, FormatResume, IndexedSamples, unreadable
+from modyn.storage.formats.row_groups import Payloads, RowGroupSource, lengths_of, pack
+from modyn.storage.formats.timestamps import FromModificationTime, FromName, FromNamedColumn, iso_seconds, timestamp_of_file
+
+if TYPE_CHECKING:
+    from modyn.storage.filesystems import FileSystem
+    from modyn.storage.sources import PathTable, RecordSource
+
+_UNITS_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_DAY_S = 86_400
+
+
+class ParquetConfig(FormatConfig):
+    """Options of `ParquetFileWrapper`."""
+
+    payload_columns: list[str] = Field(min_length=1)
+    """One column of bytes or text, whose values are the payloads; or columns of numbers, packed little-endian in this order."""
+    label_column: str = Field(min_length=1)
+    """Column of the label."""
+    file_extension: str = ".parquet"
+    """Ending of the names of files with samples."""
+
+    @field_validator("payload_columns")
+    @classmethod
+    def _once_each(cls, names: list[str]) -> list[str]:
+        if len(set(names)) < len(names):
+            raise ValueError(f"a column stands twice in payload_columns: {names}")
+        return names
+
+
+class ParquetFormat(FileFormat):
+    """Rows of flat columns without nulls in what is used. Row groups of a few megabytes are read fastest in any order."""
+
+    Config: ClassVar[type[ParquetConfig]] = ParquetConfig
+    config: ParquetConfig
+
+    def __init__(self, config: ParquetConfig, timestamp_source: str = "") -> None:
+        super().__init__(config, timestamp_source)
+        if not isinstance(self.timestamps, FromModificationTime | FromName | FromNamedColumn):
+            raise ConfigError(
+                f"timestamp_source '{timestamp_source}' is for other formats; a ParquetFileWrapper allows '', 'name:REGEX', 'column:NAME'"
+            )
+
+    def holds_samples(self, path: str) -> bool:
+        return path.endswith(self.config.file_extension)
+
+    def row_source(self, paths: PathTable, folder: FileSystem) -> RecordSource:
+        return RowGroupSource(paths, folder, self.config.payload_columns)
+
+    def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
+        if resume is not None:
+            self.check_unchanged(path, resume)
+            return
+        with _readable(path):
+            status = os.stat(path)
+            shared = timestamp_of_file(path, status.st_mtime_ns, self.timestamps)
+            with pq.ParquetFile(path) as file:
+                payload = self.config.payload_columns
+                self._check_schema(path, file.schema_arrow)
+                fixed = lengths_of(file.schema_arrow, payload)
+                # Where lengths are known and nothing is null, the payloads need not be read.
+                unread = fixed is not None and _certainly_without_nulls(file.metadata, payload)
+                columns = [self.config.label_column, *([] if unread else payload), *self._time_column()]
+                first = 0
+                for batch in file.iter_batches(CHUNK_ROWS, columns=list(dict.fromkeys(columns))):
+                    for name in dict.fromkeys(columns):
+                        _refuse_null(path, first, name, batch.column(name))
+                    lengths = fixed if fixed is not None else pack(batch, payload).lengths()
+                    times = shared if shared is not None else self._times(path, first, batch)
+                    labels = self._labels(path, first, batch.column(self.config.label_column))
+                    offsets = np.arange(first, first + len(batch), dtype=np.int64)
+                    # A file is looked at as a whole, so every chunk ends where it does.
+                    yield IndexedSamples(offsets, lengths, labels, times, status.st_size)
+                    first += len(batch)
+
+    def _time_column(self) -> list[str]:
+        return [self.timestamps.name] if isinstance(self.timestamps, FromNamedColumn) else []
+
+    def _check_schema(self, path: str, schema: pa.Schema) -> None:
+        """Raises DataError if a column is missing or of a kind that cannot be used."""
+        payload = self.config.payload_columns
+        for name in [*payload, self.config.label_column, *self._time_column()]:
+            found = schema.get_all_field_indices(name)
+            if len(found) != 1:
+                there = ", ".join(f"'{field}'" for field in schema.names)
+                raise DataError(f"{path} has {len(found) or 'no'} columns '{name}'; its columns are {there}")
+        for name in payload:
+            kind = schema.field(name).type
+            allowed = Payloads.is_bytes(kind) if len(payload) == 1 else False
+            if not allowed and not Payloads.is_number(kind):
+                raise DataError(
+                    f"{path}: column '{name}' is of type {kind} and cannot be {'the payload' if len(payload) == 1 else 'packed'}; "
+                    f"a payload is one column of bytes or text, or columns of numbers, none of them nested"
+                )
+        kind = schema.field(self.config.label_column).type
+        if not (pa.types.is_integer(kind) or (self.float_labels and pa.types.is_floating(kind))):
+            wanted = "numbers" if self.float_labels else "whole numbers"
+            raise DataError(f"{path}: labels are {wanted}, but column '{self.config.label_column}' is of type {kind}")
+
+    def _labels(self, path: str, first: int, column: pa.Array) -> LabelArray:
+        try:
+            labels: LabelArray = column.cast(
+                pa.float64() if self.float_labels else pa.int64(), safe=not self.float_labels
+            ).to_numpy()
+        except pa.ArrowInvalid as error:
+            raise DataError(
+                f"{path}, rows {first} to {first + len(column) - 1}: a label in column '{self.config.label_column}' is out of range: {error}"
+            ) from error
+        return labels
+
+    def _times(self, path: str, first: int, batch: pa.RecordBatch) -> Int64Array:
+        (name,) = self._time_column()
+        column = batch.column(name)
+        kind = column.type
+        times: Int64Array
+        if pa.types.is_timestamp(kind):
+            times = np.floor_divide(column.view(pa.int64()).to_numpy(), _UNITS_PER_SECOND[kind.unit])
+            return times
+        if pa.types.is_date(kind):
+            times = column.cast(pa.date32()).view(pa.int32()).to_numpy().astype(np.int64) * _DAY_S
+            return times
+        if pa.types.is_integer(kind) and not pa.types.is_uint64(kind):
+            times = column.cast(pa.int64()).to_numpy()
+            return times
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            return _iso_times(path, first, name, column.to_pylist())
+        raise DataError(f"{path}: column '{name}' is of type {kind}; times are whole seconds, ISO 8601, dates or timestamps")
+
+
+def _iso_times(path: str, first: int, name: str, texts: list[str]) -> Int64Array:
+    times = np.empty(len(texts), np.int64)
+    for i, text in enumerate(texts):
+        try:
+            times[i] = iso_seconds(text)
+        except ValueError as error:
+            raise DataError(
+                f"{path}, row {first + i}: '{text[:80]}' in column '{name}' is not ISO 8601; correct the row"
+            ) from error
+    return times
+
+
+def _refuse_null(path: str, first: int, name: str, column: pa.Array) -> None:
+    if column.null_count:
+        row = first + int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+        raise DataError(f"{path}, row {row}: column '{name}' is null; fill it or leave the row out")
+
+
+def _certainly_without_nulls(metadata: pq.FileMetaData, columns: list[str]) -> bool:
+    """Whether the file says of each of these columns that it holds no null."""
+    schema = metadata.schema
+    for index in (i for i in range(len(schema)) if schema.column(i).path in columns):
+        if schema.column(index).max_definition_level == 0:
+            continue
+        for group in range(metadata.num_row_groups):
+            statistics = metadata.row_group(group).column(index).statistics
+            if statistics is None or not statistics.has_null_count or statistics.null_count:
+                return False
+    return True
+
+
+@contextmanager
+def _readable(path: str) -> Iterator[None]:
+    try:
+        yield
+    except pa.ArrowException as error:
+        raise DataError(f"{path} cannot be read as Parquet: {error}; write the file again") from error
+    except OSError as error:
+        raise unreadable(path, error) from error

@@ -1,0 +1,319 @@
+"""Tar shards, named as WebDataset names them: neighbouring members that share a name up to its first dot are one sample.
+
+One member of a sample is the payload, a range of the archive's bytes; another holds the label. Headers are read by ourselves: what a
+reader of archives takes for their end may be a header that is damaged, and the samples behind it would be missing silently.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import BinaryIO, ClassVar
+
+import numpy as np
+from pydantic import Field, field_validator, model_validator
+
+from modyn.errors import ConfigError, DataError
+from modyn.records import LabelArray
+from modyn.storage.formats.base import CHUNK_ROWS, FileFormat, FormatConfig, FormatResume, IndexedSamples, unreadable
+from modyn.storage.formats.json_fields import field_path, label_in, parse_object, seconds_in
+from modyn.storage.formats.timestamps import FromModificationTime, FromName, FromNamedField, timestamp_of_file
+
+_BLOCK = 512
+_READ_AHEAD = 1 << 14
+_MAX_LABEL_BYTES = 1 << 20
+_MAX_EXTENSION_BYTES = 1 << 20
+"""A header that is longer (a name of a mebibyte) is taken for damage."""
+
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+_REGULAR = frozenset(b"\x000" + b"7")
+_SAMPLE_NAME = re.compile(rb"((?:.*/|)[^./]+)\.([^/]*)", re.DOTALL)
+
+
+class TarConfig(FormatConfig):
+    """Options of `TarFileWrapper`."""
+
+    payload_extension: str = Field(min_length=1)
+    """Ending of the payload's member, after the first dot of its name, e.g. `jpg`; upper and lower case are the same."""
+    label_extension: str = Field(default="cls", min_length=1)
+    """Ending of the label's member: it holds one number as text, or a JSON object if label_field is given."""
+    label_field: str = ""
+    """Field of the label in that JSON object; a field of an inner object is written with dots."""
+    file_extension: str = ".tar"
+    """Ending of the names of the archives."""
+
+    @field_validator("payload_extension", "label_extension")
+    @classmethod
+    def _without_dot(cls, text: str) -> str:
+        return text.removeprefix(".").lower()
+
+    @model_validator(mode="after")
+    def _fits(self) -> TarConfig:
+        if self.payload_extension == self.label_extension:
+            raise ValueError(f"payload_extension and label_extension are both '{self.payload_extension}'")
+        if self.label_field:
+            field_path(self.label_field)
+        return self
+
+
+class TarFormat(FileFormat):
+    """Archives that are not compressed (ustar, pax and GNU). A sample without payload or label, and a cut archive, are errors."""
+
+    Config: ClassVar[type[TarConfig]] = TarConfig
+    config: TarConfig
+
+    def __init__(self, config: TarConfig, timestamp_source: str = "") -> None:
+        super().__init__(config, timestamp_source)
+        if not isinstance(self.timestamps, FromModificationTime | FromName | FromNamedField):
+            raise ConfigError(
+                f"timestamp_source '{timestamp_source}' is for other formats; a TarFileWrapper allows '', 'name:REGEX' and, with "
+                f"label_field, 'field:NAME'"
+            )
+        if isinstance(self.timestamps, FromNamedField) and not config.label_field:
+            raise ConfigError(f"timestamp_source '{timestamp_source}' needs labels in JSON objects: give label_field too")
+
+    def holds_samples(self, path: str) -> bool:
+        return path.endswith(self.config.file_extension)
+
+    def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
+        if resume is not None:
+            self.check_unchanged(path, resume)
+            return
+        try:
+            with open(path, "rb", buffering=_READ_AHEAD) as file:
+                status = os.fstat(file.fileno())
+                shared = timestamp_of_file(path, status.st_mtime_ns, self.timestamps)
+                archive = _Archive(path, file, status.st_size)
+                collected = _Collected(self.float_labels, shared, status.st_size)
+                for sample in _samples(archive.members()):
+                    collected.add(*self._read(archive, sample))
+                    if len(collected.offsets) == CHUNK_ROWS:
+                        yield collected.take()
+                if collected.offsets:
+                    yield collected.take()
+        except OSError as error:
+            raise unreadable(path, error) from error
+
+    def _read(self, archive: _Archive, sample: _Sample) -> tuple[_Member, int | float, int]:
+        """Payload, label and time (0 if the sample has none of its own)."""
+        config = self.config
+        for extension in (config.payload_extension, config.label_extension):
+            if extension not in sample.members:
+                raise archive.error(
+                    sample.offset, f"the sample '{sample.shown}' has no member '.{extension}', only {sample.found}; add it"
+                )
+        label_member = sample.members[config.label_extension]
+        text = archive.read(label_member.offset, label_member.size, _MAX_LABEL_BYTES)
+        try:
+            if not config.label_field:
+                return sample.members[config.payload_extension], _number(text, floats=self.float_labels), 0
+            found = parse_object(text)
+            label = label_in(found, field_path(config.label_field), floats=self.float_labels)
+            time = seconds_in(found, self.timestamps.path) if isinstance(self.timestamps, FromNamedField) else 0
+        except ValueError as error:
+            raise archive.error(
+                label_member.offset, f"the label of the sample '{sample.shown}' cannot be read: {error}; correct it"
+            ) from error
+        return sample.members[config.payload_extension], label, time
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A regular file in an archive; `offset` is that of its first byte."""
+
+    name: bytes
+    offset: int
+    size: int
+    header: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """Members by their extension; `offset` is that of the first one's header."""
+
+    name: bytes
+    offset: int
+    members: dict[str, _Member]
+
+    @property
+    def shown(self) -> str:
+        return self.name.decode(errors="backslashreplace")
+
+    @property
+    def found(self) -> str:
+        return ", ".join(f"'.{extension}'" for extension in self.members)
+
+
+@dataclass(slots=True)
+class _Collected:
+    """Samples that wait for their chunk. An archive is looked at as a whole, so every chunk ends where it does."""
+
+    floats: bool
+    shared_time: int | None
+    end: int
+    offsets: list[int] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    labels: list[int | float] = field(default_factory=list)
+    times: list[int] = field(default_factory=list)
+
+    def add(self, payload: _Member, label: int | float, time: int) -> None:
+        self.offsets.append(payload.offset)
+        self.lengths.append(payload.size)
+        self.labels.append(label)
+        self.times.append(time)
+
+    def take(self) -> IndexedSamples:
+        labels: LabelArray = np.array(self.labels, np.float64) if self.floats else np.array(self.labels, np.int64)
+        times = self.shared_time if self.shared_time is not None else np.array(self.times, np.int64)
+        chunk = IndexedSamples(np.array(self.offsets, np.int64), np.array(self.lengths, np.int64), labels, times, self.end)
+        for column in (self.offsets, self.lengths, self.labels, self.times):
+            column.clear()
+        return chunk
+
+
+class _Archive:
+    """The members of one open archive of `size` bytes."""
+
+    def __init__(self, path: str, file: BinaryIO, size: int) -> None:
+        self._path, self._file, self._size = path, file, size
+
+    def error(self, offset: int, problem: str) -> DataError:
+        return DataError(f"{self._path}, byte {offset}: {problem}")
+
+    def read(self, offset: int, size: int, limit: int) -> bytes:
+        """Bytes that a header promises. Raises DataError if they are more than `limit` or not there."""
+        if size > limit:
+            raise self.error(
+                offset, f"{size} bytes stand here where at most {limit} may; the archive is damaged or of another kind"
+            )
+        self._file.seek(offset)
+        found = self._file.read(size)
+        if len(found) < size:
+            raise self._cut(offset, size)
+        return found
+
+    def members(self) -> Iterator[_Member]:
+        """The regular files in order, with long names put together. Raises DataError where the archive is cut or damaged."""
+        offset = 0
+        for_all: dict[bytes, bytes] = {}
+        for_next: dict[bytes, bytes] = {}
+        while offset < self._size:
+            header = self._header(offset)
+            if header is None:
+                return
+            kind = header[156]
+            records = for_all | for_next
+            size = self._number(offset, header[124:136])
+            data = offset + _BLOCK
+            if kind in b"xgLKX":
+                text = self.read(data, size, _MAX_EXTENSION_BYTES)
+                if kind in b"xX":
+                    for_next |= self._pax_records(data, text)
+                elif kind == b"g"[0]:
+                    for_all |= self._pax_records(data, text)
+                elif kind == b"L"[0]:
+                    for_next[b"path"] = text.rstrip(b"\0")
+            else:
+                size = int(records.get(b"size", size))
+                name = records.get(b"path") or _short_name(header)
+                if kind == b"S"[0] or any(name.startswith(b"GNU.sparse") for name in records):
+                    raise self.error(
+                        offset,
+                        f"'{name.decode(errors='backslashreplace')}' is stored as a sparse file; pack the archive without --sparse",
+                    )
+                if kind not in _REGULAR:
+                    size = 0
+                elif data + size > self._size:
+                    raise self._cut(data, size)
+                else:
+                    yield _Member(name, data, size, offset)
+                for_next = {}
+            offset = data + -(-size // _BLOCK) * _BLOCK
+        if offset > self._size:
+            raise self._cut(self._size, offset - self._size)
+
+    def _header(self, offset: int) -> bytes | None:
+        """The block at `offset`; None if it marks the end."""
+        self._file.seek(offset)
+        header = self._file.read(_BLOCK)
+        if offset == 0:
+            for magic, kind in _COMPRESSED.items():
+                if header.startswith(magic):
+                    raise self.error(
+                        0, f"the archive is compressed with {kind}; unpack it: payloads are read as ranges of its bytes"
+                    )
+        if len(header) < _BLOCK:
+            raise self._cut(offset, _BLOCK)
+        if not header.strip(b"\0"):
+            return None
+        # One more than the sum of the bytes, modulo 65521, is the low half of Adler-32: the fastest way to that sum.
+        blank = header[:148] + b" " * 8 + header[156:]
+        if zlib.adler32(blank) & 0xFFFF != (1 + self._number(offset, header[148:156])) % 65521:
+            raise self.error(
+                offset, "this is no header of a tar archive: its checksum is wrong. The archive is damaged or no archive"
+            )
+        return header
+
+    def _number(self, offset: int, text: bytes) -> int:
+        if text[0] & 0x80:  # GNU: a number of more than 8 GiB stands in base 256.
+            return int.from_bytes(bytes([text[0] & 0x7F]) + text[1:], "big")
+        try:
+            return int(text.split(b"\0")[0].strip() or b"0", 8)
+        except ValueError as error:
+            raise self.error(offset, f"this is no header of a tar archive: {text!r} is no number in it") from error
+
+    def _pax_records(self, offset: int, text: bytes) -> dict[bytes, bytes]:
+        """`LENGTH KEYWORD=VALUE\\n`, again and again."""
+        found = {}
+        at = 0
+        while at < len(text) and text[at]:
+            match = re.compile(rb"(\d+) ([^=]+)=").match(text, at)
+            if match is None or at + int(match[1]) > len(text) or text[at + int(match[1]) - 1 : at + int(match[1])] != b"\n":
+                raise self.error(offset + at, "this pax header is damaged")
+            found[match[2]] = text[match.end() : at + int(match[1]) - 1]
+            at += int(match[1])
+        return found
+
+    def _cut(self, offset: int, wanted: int) -> DataError:
+        return self.error(
+            offset,
+            f"the archive is cut: {wanted} bytes should follow, {max(0, self._size - offset)} do; write it again as a whole",
+        )
+
+
+def _samples(members: Iterator[_Member]) -> Iterator[_Sample]:
+    """Neighbours of one name up to the first dot. Names without one, and those that begin with it, belong to no sample."""
+    current: _Sample | None = None
+    for member in members:
+        match = _SAMPLE_NAME.fullmatch(member.name)
+        if match is None:
+            continue
+        name, extension = match[1], match[2].decode(errors="backslashreplace").lower()
+        if current is None or current.name != name or extension in current.members:
+            if current is not None:
+                yield current
+            current = _Sample(name, member.header, {})
+        current.members[extension] = member
+    if current is not None:
+        yield current
+
+
+def _short_name(header: bytes) -> bytes:
+    name, prefix = header[:100].split(b"\0")[0], header[345:500].split(b"\0")[0]
+    # GNU keeps other things where POSIX keeps the prefix, and says so by spaces after `ustar`.
+    return prefix + b"/" + name if prefix and header[257:263] == b"ustar\0" else name
+
+
+def _number(text: bytes, *, floats: bool) -> int | float:
+    """The one number that a label member holds. Raises ValueError."""
+    shown = repr(text[:80].decode(errors="backslashreplace"))
+    try:
+        number = float(text) if floats else int(text)
+    except ValueError as error:
+        raise ValueError(f"{shown} is not {'a float64' if floats else 'an int64'} label") from error
+    if not floats and not -(2**63) <= number < 2**63:
+        raise ValueError(f"{shown} is out of the range of int64")
+    return number
