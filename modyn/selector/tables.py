@@ -35,5 +35,7 @@ TRIGGERS = Table(
     Column("policy_state", JSON, nullable=False),
 )
 
-SAMPLES = "samples"
-"""Partitioned by run; written and read by COPY, which SQLAlchemy does not know, so it is not a Table here."""
+
+def samples_table(run_number: int) -> str:
+    """Samples of a run in PostgreSQL; written and read by COPY, which SQLAlchemy does not know, so it is not a Table here."""
+    return f"samples_{run_number}"
