@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -445,3 +447,33 @@ def test_memory_is_bounded_by_the_keys_configured_not_by_the_data(selector: Sele
     assert info.num_keys == 1_800_000
     assert pieces == [65_536]
     assert peak < 8 * 2**20
+
+
+def test_samples_of_an_older_release_move_with_the_schema(
+    system_config: SystemConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions = tmp_path / "selector_migrations_then" / "versions"
+    versions.mkdir(parents=True)
+    (versions.parent / "__init__.py").touch()
+    first = files("modyn.selector.migrations") / "versions" / "0001_initial.py"
+    (versions / "0001_initial.py").write_text(first.read_text())
+    monkeypatch.syspath_prepend(tmp_path)
+    then = open_database(system_config, "selector", "selector_migrations_then")
+    section = json.dumps(strategy("database"))
+    with then.session() as session:
+        session.execute(
+            text(
+                "INSERT INTO selector.runs (run_id, dataset, selection_strategy, seed, num_samples, float_labels) "
+                f"VALUES ('{RUN}', 'd', '{section}', 1, 3, false)".replace(":", "\\:")
+            )
+        )
+        session.execute(text("CREATE TABLE selector.samples_1 PARTITION OF selector.samples FOR VALUES IN (1)"))
+        session.execute(text("INSERT INTO selector.samples SELECT 1, i, 3 * i + 1, i, i, NULL FROM generate_series(0, 2) i"))
+    then.close()
+    now = open_database(system_config, "selector", "modyn.selector.migrations")
+    selector = Selector(now, tmp_path / "selector")
+    selector.recover()
+    assert selector.inform(RUN, 3, stream(3, 10)) == 10
+    selector.trigger(RUN, 0, 10)
+    assert trigger_keys(selector, RUN, 0) == stream(0, 10).keys.tolist()
+    now.close()
