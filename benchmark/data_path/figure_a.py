@@ -15,12 +15,12 @@ from benchmark.data_path.records import (
     records_dataset,
     write_records,
 )
-from benchmark.data_path.sequential_reader import sequential_reader
 from benchmark.data_path.side_process import SideProcesses
-from benchmark.data_path.training_side import training_side
+from benchmark.data_path.training_side import TrainingProcess
 
 _FILES_PER_SAMPLE = 4
 """Parsing sample by sample takes a hundred times as long: fewer files, as many for each of two workers."""
+_PREFETCHING = {"num_prefetched_partitions": 2, "parallel_prefetch_requests": 2}
 
 
 @contextmanager
@@ -30,29 +30,22 @@ def prepare(setting: Setting) -> Iterator[list[Case]]:
     cases = []
     with installation(setting.folder) as services, SideProcesses() as processes:
         services.ingest(records_dataset("records", folder), setting.samples)
+        training = TrainingProcess(processes, services)
+        reader = processes.open("benchmark.data_path.sequential_reader", {})
         for parser in ("batch", "per sample"):
             num_samples = (
                 min(setting.samples, _FILES_PER_SAMPLE * RECORDS_PER_FILE) if parser == "per sample" else setting.samples
             )
-            num_files = -(-num_samples // RECORDS_PER_FILE)
+            files = [str(path) for path in sorted(folder.iterdir())[: -(-num_samples // RECORDS_PER_FILE)]]
             section = {"batch_parser_function": BATCH} if parser == "batch" else {"bytes_parser_function": PER_SAMPLE}
             data = {"dataset_id": "records", **section}
             sets = [
                 services.trigger_set(f"{parser.replace(' ', '-')}-{size}", "records", size, num_samples) for size in partitions
             ]
             for workers in (1, 2):
-                theirs = sequential_reader(processes, folder, num_files, num_samples, parser == "per sample", workers)
+                theirs = reader.side("sequential reader", num_samples, files=files, parser=parser, workers=workers)
                 for trigger_set in sets:
-                    ours = training_side(
-                        processes,
-                        services,
-                        trigger_set,
-                        data,
-                        workers,
-                        batch_size=BATCH_SIZE,
-                        num_prefetched_partitions=2,
-                        parallel_prefetch_requests=2,
-                    )
+                    ours = training.side(trigger_set, data, workers, batch_size=BATCH_SIZE, **_PREFETCHING)
                     name = f"workers={workers}, parser={parser}, partition={trigger_set.partition_size // 1000}k"
                     cases.append(Case(name, 1.0, ours, theirs, [setting.folder], cold=parser == "batch"))
         yield cases

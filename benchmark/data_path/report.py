@@ -12,7 +12,7 @@ from benchmark.data_path.figure import Case, Figure, Measured, Missing, Result
 
 def headline(results: Sequence[Result]) -> Result | None:
     """The warm case that is worst off against its target (cold ones only if there is no other); None where nothing was compared."""
-    compared = [result for result in results if result.ratios]
+    compared = [result for result in results if result.ratios and result.case.target is not None]
     warm = [result for result in compared if not result.cold] or compared
     return min(warm, key=lambda result: statistics.median(result.ratios) / (result.case.target or 1.0), default=None)
 

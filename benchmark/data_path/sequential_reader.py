@@ -5,26 +5,15 @@ Nothing is selected, nothing is looked up. The parsers are those of our side, co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Literal
 
-from benchmark.data_path.figure import Side
-from benchmark.data_path.side_process import SideProcesses, serve
+from benchmark.data_path.side_process import Arrange, serve
 
 _READ_BYTES = 4 << 20
 
 
-def sequential_reader(
-    processes: SideProcesses, folder: Path, num_files: int, num_samples: int, per_sample: bool, workers: int
-) -> Side:
-    """The first `num_files` files of `folder`, which hold `num_samples` samples."""
-    files = [str(path) for path in sorted(folder.iterdir())[:num_files]]
-    task = {"files": files, "samples": num_samples, "per_sample": per_sample, "workers": workers}
-    return processes.side("sequential reader", __name__, task)
-
-
-def prepare(task: dict[str, Any]) -> Callable[[], Iterable[Any]]:
+def prepare(task: dict[str, Any]) -> Arrange:
     import numpy as np
     import torch
     from torch.utils.data import DataLoader, IterableDataset, get_worker_info
@@ -37,10 +26,15 @@ def prepare(task: dict[str, Any]) -> Callable[[], Iterable[Any]]:
     exec(BATCH, scope)
 
     class Files(IterableDataset[Any]):
+        def __init__(self, files: list[str], parser: Literal["batch", "per sample"]) -> None:
+            super().__init__()
+            self.files = files
+            self.parser = parser
+
         def __iter__(self) -> Iterator[Any]:
             info = get_worker_info()
-            share = task["files"] if info is None else task["files"][info.id :: info.num_workers]
-            return self.samples(share) if task["per_sample"] else self.batches(share)
+            share = self.files if info is None else self.files[info.id :: info.num_workers]
+            return self.samples(share) if self.parser == "per sample" else self.batches(share)
 
         def samples(self, files: list[str]) -> Iterator[Any]:
             parse, size = scope["bytes_parser_function"], RECORD_BYTES
@@ -72,8 +66,11 @@ def prepare(task: dict[str, Any]) -> Callable[[], Iterable[Any]]:
             labels = np.ascontiguousarray(records[:, :LABEL_BYTES]).view("<i8")[:, 0]
             return scope["batch_parser_function"](payloads.reshape(-1), offsets), torch.from_numpy(labels)
 
-    size = BATCH_SIZE if task["per_sample"] else None
-    return lambda: DataLoader(Files(), batch_size=size, num_workers=task["workers"])
+    def arrange(run: dict[str, Any]) -> Any:
+        size = BATCH_SIZE if run["parser"] == "per sample" else None
+        return lambda: DataLoader(Files(run["files"], run["parser"]), batch_size=size, num_workers=run["workers"])
+
+    return arrange
 
 
 if __name__ == "__main__":

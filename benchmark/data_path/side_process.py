@@ -1,7 +1,8 @@
-"""A side in a process of its own: its own memory and imports, perhaps another Python environment.
+"""Sides in processes of their own: their own memory and imports, perhaps another Python environment.
 
-The process reads its task as one line of JSON, prepares, and then answers each line `go` with what it measured, one line of JSON. Its first
-run counts in no figure (see `rounds`). Peers import this module in their own environment: nothing but the standard library at the top.
+The process reads a task, prepares, and then serves one run after the other: it reads what the run is about, opens what may be open
+beforehand, writes `@ready`, waits for `go`, and answers with what it measured. One line of JSON each. Its first run counts in no figure (see
+`rounds`). Peers import this module in their own environment: nothing but the standard library at the top.
 """
 
 from __future__ import annotations
@@ -19,78 +20,97 @@ from benchmark.data_path.figure import Measured, Side
 
 ROOT = Path(__file__).parents[2]
 
+Start = Callable[[], Iterable[Any]]
+"""Starts an iteration over batches, worker processes included."""
+Arrange = Callable[[dict[str, Any]], Start]
+"""Opens what a run needs."""
+
 
 class SideProcesses:
-    """The processes of a figure's sides. Each starts when it first runs, prepares once, and serves one run a round until `close`."""
+    """The processes of a figure. Each starts when it is first used; `close` ends them all."""
 
     def __init__(self) -> None:
-        self._running: list[subprocess.Popen[str]] = []
+        self._opened: list[SideProcess] = []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self._running:
-            process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    pipe.close()
+        for process in self._opened:
+            process.close()
 
-    def side(self, name: str, module: str, task: Mapping[str, Any], python: Path | str = sys.executable) -> Side:
-        """A side that is `python -m module`, whose main is `serve(prepare)`. The value is samples a second."""
-        started: list[subprocess.Popen[str]] = []
+    def open(self, module: str, task: Mapping[str, Any], python: Path | str = sys.executable) -> SideProcess:
+        """`python -m module`, whose main is `serve(prepare)`; prepare gets `task`."""
+        self._opened.append(SideProcess([str(python), "-m", module], task))
+        return self._opened[-1]
 
-        def run(ready: Callable[[], None]) -> Measured:
-            if not started:
-                started.append(self._start([str(python), "-m", module], task))
-                _answer(name, started[0], "prepared")
+
+class SideProcess:
+    """One of them. Serves any number of sides, one run at a time."""
+
+    def __init__(self, command: list[str], task: Mapping[str, Any]) -> None:
+        self._command = command
+        self._task = task
+        self._process: subprocess.Popen[str] | None = None
+
+    def side(self, name: str, num_samples: int, **run: Any) -> Side:
+        """One epoch over `num_samples` samples; `run` is what `arrange` gets besides. The value is samples a second."""
+
+        def measure(ready: Callable[[], None]) -> Measured:
+            self._tell({**run, "samples": num_samples})
+            self._answer(name, "ready")
             ready()
-            _tell(started[0], "go")
-            answer = json.loads(_answer(name, started[0], "done"))
-            return Measured(answer["samples"] / answer["seconds"], answer["details"])
+            self._tell("go")
+            answer = json.loads(self._answer(name, "done"))
+            return Measured(num_samples / answer["seconds"], answer["details"])
 
-        return Side(name, run)
+        return Side(name, measure)
 
-    def _start(self, command: list[str], task: Mapping[str, Any]) -> subprocess.Popen[str]:
-        # Parsers make tensors over read-only bytes, which nobody writes to.
-        quiet = "ignore:The given buffer is not writable,ignore:The given NumPy array is not writable"
-        environment = {**os.environ, "PYTHONWARNINGS": quiet}
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
-        self._running.append(process)
-        _tell(process, json.dumps(task))
-        return process
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
 
+    def _tell(self, what: Any) -> None:
+        if self._process is None:
+            # Parsers make tensors over read-only bytes, which nobody writes to.
+            quiet = "ignore:The given buffer is not writable,ignore:The given NumPy array is not writable"
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=ROOT,
+                env={**os.environ, "PYTHONWARNINGS": quiet},
+            )
+            self._tell(dict(self._task))
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(what) + "\n")
+        self._process.stdin.flush()
 
-def _tell(process: subprocess.Popen[str], line: str) -> None:
-    assert process.stdin is not None
-    process.stdin.write(line + "\n")
-    process.stdin.flush()
-
-
-def _answer(name: str, process: subprocess.Popen[str], what: str) -> str:
-    assert process.stdout is not None
-    # Libraries write to the standard output as well; our own lines are marked.
-    for line in process.stdout:
-        if line.startswith(f"@{what}"):
-            return line.removeprefix(f"@{what}")
-    raise RuntimeError(f"the side '{name}' ended before it was {what}; what went wrong stands above")
-
-
-def serve(prepare: Callable[[dict[str, Any]], Callable[[], Iterable[Any]]]) -> None:
-    """In the process: `prepare(task)` imports and opens what may be open beforehand, and returns what starts an iteration over batches.
-
-    The clock runs from the start of the iteration, worker processes included, to the end.
-    """
-    task = json.loads(sys.stdin.readline())
-    start = prepare(task)
-    print("@prepared", flush=True)
-    for _ in sys.stdin:
-        print("@done" + json.dumps(consume(start, int(task["samples"]))), flush=True)
+    def _answer(self, name: str, what: str) -> str:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        # Libraries write to the standard output as well; our own lines are marked.
+        for line in self._process.stdout:
+            if line.startswith(f"@{what}"):
+                return line.removeprefix(f"@{what}")
+        raise RuntimeError(f"the side '{name}' ended before it was {what}; what went wrong stands above")
 
 
-def consume(start: Callable[[], Iterable[Any]], expected: int) -> dict[str, Any]:
-    """The loop of both sides: one element of each tensor is touched, samples are counted. Raises if it is not `expected` of them."""
+def serve(prepare: Callable[[dict[str, Any]], Arrange]) -> None:
+    """The process's main. The clock of a run starts before `start()` and stops after the last batch."""
+    arrange = prepare(json.loads(sys.stdin.readline()))
+    for line in sys.stdin:
+        run = json.loads(line)
+        start = arrange(run)
+        print("@ready", flush=True)
+        sys.stdin.readline()
+        print("@done" + json.dumps(consume(start, int(run["samples"]))), flush=True)
+
+
+def consume(start: Start, expected: int | None) -> dict[str, Any]:
+    """The loop of all sides: one element of each tensor is touched, samples are counted. Raises if they are not `expected`."""
     began = perf_counter()
     first_at, first, samples, checksum = 0.0, 0, 0, 0.0
     for batch in start():
@@ -101,7 +121,7 @@ def consume(start: Callable[[], Iterable[Any]], expected: int) -> dict[str, Any]
         if not first:
             first, first_at = samples, perf_counter() - began
     seconds = perf_counter() - began
-    if samples != expected:
+    if expected is not None and samples != expected:
         raise RuntimeError(f"{samples:,} samples arrived, {expected:,} were expected")
     details = {"first batch, s": first_at}
     if samples > first:

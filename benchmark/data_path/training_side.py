@@ -1,38 +1,36 @@
-"""Our side as a training process: a trigger set through OnlineDataset and BatchLoader, as the trainer's worker uses them."""
+"""Our side as a training process: trigger sets through OnlineDataset and BatchLoader, as the trainer's worker uses them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from benchmark.data_path.figure import Side
 from benchmark.data_path.installation import Installation
-from benchmark.data_path.side_process import SideProcesses, serve
+from benchmark.data_path.side_process import Arrange, SideProcess, SideProcesses, Start, serve
 from modyn.records import TriggerSetInfo
 
 
-def training_side(
-    processes: SideProcesses,
-    services: Installation,
-    trigger_set: TriggerSetInfo,
-    data: Mapping[str, Any],
-    workers: int,
-    **options: Any,
-) -> Side:
-    """One epoch over `trigger_set`. data: as the `data` section of a pipeline. options: those of LoadOptions."""
-    task = {
-        "config_file": str(services.config_file),
-        "run_id": trigger_set.run_id,
-        "samples": trigger_set.num_keys,
-        "data": dict(data),
-        "workers": workers,
-        "options": {"drop_last": False, "seed": 0, **options},
-    }
-    return processes.side("modyn", __name__, task)
+class TrainingProcess:
+    """A training process of one installation, with the short cut as given."""
+
+    def __init__(
+        self, processes: SideProcesses, services: Installation, short_cut: Literal["auto", "on", "off"] = "auto"
+    ) -> None:
+        task = {"config_file": str(services.config_file), "short_cut": short_cut}
+        self._process: SideProcess = processes.open(__name__, task)
+
+    def side(self, trigger_set: TriggerSetInfo, data: Mapping[str, Any], workers: int, **options: Any) -> Side:
+        """One epoch over `trigger_set`. data: as the `data` section of a pipeline. options: those of LoadOptions."""
+        options = {"drop_last": False, "seed": 0, **options}
+        return self._process.side(
+            "modyn", trigger_set.num_keys, run_id=trigger_set.run_id, data=dict(data), workers=workers, options=options
+        )
 
 
-def prepare(task: dict[str, Any]) -> Callable[[], Iterable[Any]]:
+def prepare(task: dict[str, Any]) -> Arrange:
     import torch
 
     from modyn.config.base import load_section
@@ -43,18 +41,24 @@ def prepare(task: dict[str, Any]) -> Callable[[], Iterable[Any]]:
     from modyn.selector.client import SelectorClient
 
     torch.set_num_threads(1)
+    if task["short_cut"] != "auto":
+        os.environ["MODYN_STORAGE__SHORT_CUT"] = task["short_cut"]
     config = load_system_config(Path(task["config_file"]))
-    with SelectorClient(config.endpoint("selector")) as selector:
-        trigger_set = selector.trigger_set(task["run_id"], 0)
-    data = load_section(DataConfig, task["data"], "data")
-    connect = ServiceClients(config.endpoint("selector"), config.endpoint("flight"))
-    dataset = OnlineDataset(trigger_set, data, connect, LoadOptions(**task["options"]))
 
-    def start() -> Iterable[Any]:
-        with BatchLoader(dataset, task["workers"]) as loader:
-            yield from loader
+    def arrange(run: dict[str, Any]) -> Start:
+        with SelectorClient(config.endpoint("selector")) as selector:
+            trigger_set = selector.trigger_set(run["run_id"], 0)
+        data = load_section(DataConfig, run["data"], "data")
+        connect = ServiceClients(config.endpoint("selector"), config.endpoint("flight"))
+        dataset = OnlineDataset(trigger_set, data, connect, LoadOptions(**run["options"]))
 
-    return start
+        def start() -> Iterable[Any]:
+            with BatchLoader(dataset, run["workers"]) as loader:
+                yield from loader
+
+        return start
+
+    return arrange
 
 
 if __name__ == "__main__":
