@@ -117,6 +117,15 @@ class StorageConfig(ServiceConfig):
     dataset_roots: list[Path] = Field(
         default_factory=list, description="folders that datasets may lie in; empty: any, on loopback only"
     )
+    short_cut: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="whether workers read samples by themselves, not from the payload server; auto: if it is proven that they see the same "
+        "files; on: or else they fail",
+    )
+    replicas: int = Field(0, ge=0, le=256, description="further processes that serve payloads")
+    replica_addresses: list[str] = Field(
+        default_factory=list, description="host:port of each further process; none: Unix sockets"
+    )
     poll_interval_s: float = Field(1.0, gt=0, le=3600, description="seconds between looks at a watched folder")
     settle_s: float = Field(0.5, ge=0, le=3600, description="a file is indexed once it has not changed for so many seconds")
     datasets: list[DatasetConfig] = Field(default_factory=list, description="registered when storage starts")
@@ -125,6 +134,19 @@ class StorageConfig(ServiceConfig):
     @classmethod
     def _flight_host_and_port(cls, value: str | None) -> str | None:
         return _checked_address(value)
+
+    @field_validator("replica_addresses")
+    @classmethod
+    def _replica_hosts_and_ports(cls, value: list[str]) -> list[str]:
+        return [address for address in map(_checked_address, value) if address is not None]
+
+    @model_validator(mode="after")
+    def _an_address_each(self) -> StorageConfig:
+        if self.replica_addresses and len(self.replica_addresses) != self.replicas:
+            raise ValueError(
+                f"replica_addresses has {len(self.replica_addresses)} addresses for {self.replicas} replicas; give one for each, or none"
+            )
+        return self
 
 
 class SelectorConfig(ServiceConfig):
@@ -261,6 +283,14 @@ class SystemConfig(BaseSettings):
             security=self.security,
             max_message_bytes=section.max_message_bytes,
         )
+
+    def endpoints(self, name: Literal["flight"]) -> list[Endpoint]:
+        """Where payloads are served: by storage itself first, then by replica 1, 2, …"""
+        own = self.endpoint(name)
+        further = self.storage.replica_addresses or [
+            f"unix:{self.run_dir / name}-{number}.sock" for number in range(1, self.storage.replicas + 1)
+        ]
+        return [own, *(own.model_copy(update={"address": address}) for address in further)]
 
     def resolved_database_url(self) -> str:
         """The configured PostgreSQL, or the embedded one, which writes its URL down when it starts."""

@@ -13,6 +13,7 @@ from modyn.records import Int64Array, Interval, SampleBatch
 from modyn.rpc.client import ServiceClient
 from modyn.rpc.columns import batch_from_proto, keys_to_bytes
 from modyn.rpc.structs import from_struct, to_struct
+from modyn.storage.proof import FileIdentity, ShortCutOffer
 from modyn.storage.records import DatasetInfo, FileProblem, IngestProgress
 
 __all__ = ["DatasetInfo", "FileProblem", "IngestProgress", "NewSamples", "StorageClient"]
@@ -97,6 +98,12 @@ class StorageClient(ServiceClient):
             request = storage_pb2.KeysRequest(dataset=name, keys=keys_to_bytes(keys[first : first + KEYS_PER_CALL]))
             batches.extend(batch_from_proto(columns) for columns in self._stub.SamplesByKey(request))
         return SampleBatch.concatenate(batches)
+
+    def offer_short_cut(self, name: str) -> ShortCutOffer:
+        """Where a reader on storage's machine finds the dataset, and by what it knows it; see `modyn.storage.proof`."""
+        reply = self._stub.OfferShortCut(storage_pb2.DatasetName(name=name))
+        files = tuple(FileIdentity(file.path, file.device, file.inode) for file in reply.files)
+        return ShortCutOffer(reply.refused, reply.folder, reply.nonce, reply.kernel, files)
 
     def delete_samples(self, name: str, keys: Int64Array) -> int:
         """Deletes these samples for good; the number of those that existed. Their keys are never used again."""

@@ -16,9 +16,10 @@ from modyn.records import Int64Array, Interval, SampleBatch
 from modyn.storage.catalogue import Catalogue, Change, Contents, DatasetRow
 from modyn.storage.deletions import BoolArray, Deletions
 from modyn.storage.files import FileTable
-from modyn.storage.filesystems import open_filesystem
+from modyn.storage.filesystems import LocalFiles, open_filesystem
 from modyn.storage.formats import build_format
 from modyn.storage.index_view import missing_keys, refuse_missing
+from modyn.storage.proof import Proof, ShortCutOffer
 from modyn.storage.published import DELETIONS, PublishedIndex, Publisher
 from modyn.storage.records import DatasetInfo
 from modyn.storage.segments import Segment, SegmentIndex
@@ -51,6 +52,7 @@ class OpenDataset:
         self.deletions = Deletions.open(folder / DELETIONS)
         self.published = PublishedIndex(folder, sources)
         """What readers of payloads see, in this process and in others."""
+        self._proof = Proof(folder)
         self._load(contents)
 
     def _load(self, contents: Contents) -> None:
@@ -139,6 +141,12 @@ class OpenDataset:
         """Streams of new samples end with `error`."""
         self._closed = error
         self.wake()
+
+    def offer_short_cut(self) -> ShortCutOffer:
+        """What a reader on this machine needs to read what is published here, and the data files, by itself."""
+        if not isinstance(self.filesystem, LocalFiles):
+            return ShortCutOffer(f"its files lie at {self.base_path}, which is no folder of this machine")
+        return self._proof.offer(self.base_path, self.published.view().paths)
 
     # Changing
 

@@ -97,6 +97,13 @@ class StorageService(storage_pb2_grpc.StorageServicer):
         deleted = self._store.dataset(request.dataset).delete_samples(keys_from_bytes(request.keys))
         return storage_pb2.DeleteReply(num_deleted=deleted)
 
+    def OfferShortCut(self, request: storage_pb2.DatasetName, context: grpc.ServicerContext) -> storage_pb2.ShortCutOffer:
+        offer = self._store.offer_short_cut(request.name)
+        files = [storage_pb2.FileIdentity(path=file.path, device=file.device, inode=file.inode) for file in offer.files]
+        return storage_pb2.ShortCutOffer(
+            refused=offer.refused, folder=offer.folder, nonce=offer.nonce, kernel=offer.kernel, files=files
+        )
+
     def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> common_pb2.PluginList:
         return plugins_to_reply(REGISTRY)
 

@@ -1,20 +1,30 @@
 """The short cut: a reader on the machine of storage looks samples up and reads them itself, without a service in between.
 
-It is taken by proof only, see `modyn.storage.proof`. What storage publishes is looked at again for each request, so that a reader sees
-deletions and new samples as those do who ask the service. Storage need not run while a reader reads.
+It is taken by proof only, see `modyn.storage.proof`. What storage publishes is looked at again for each request, so a reader sees
+deletions and new samples as those do who ask the service. Storage need not run while others read.
 """
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
+import numpy as np
+
 from modyn.config.system import Endpoint
+from modyn.errors import ConfigError, InvalidArgumentError, ModynError, NotFoundError
 from modyn.records import Int64Array
+from modyn.rpc.logs import get_logger
+from modyn.storage.client import StorageClient
 from modyn.storage.flight import OnMissing, PayloadClient, Payloads
 from modyn.storage.index_view import IndexView
-from modyn.storage.payloads import Located, locate
+from modyn.storage.payloads import Located, PayloadReader, locate
+from modyn.storage.published import PublishedIndex
+from modyn.storage.sources import Sources
 
 __all__ = ["LocalPayloads", "Located", "ShortCut", "open_payloads"]
 
@@ -24,24 +34,72 @@ ShortCut = Literal["auto", "on", "off"]
 class LocalPayloads:
     """Payloads of one dataset by key, read here. May be used by several threads at once, not across a fork."""
 
+    def __init__(self, storage: Endpoint, dataset: str, num_threads: int = 1) -> None:
+        """Asks storage once. Raises ConfigError that says why the short cut cannot be taken, NotFoundError if there is no such dataset,
+        UnavailableError if storage cannot be reached."""
+        self._storage = storage
+        self._dataset = dataset
+        self._sources = Sources(num_threads)
+        self._reader = PayloadReader()
+        self._renewing = threading.Lock()
+        self._published = self._prove()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self._reader.close()
+        self._sources.close()
 
     def fetch(self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise") -> Iterator[Payloads]:
-        """As `PayloadClient.fetch`."""
-        raise NotImplementedError
+        """The samples of `keys`, as `PayloadClient.fetch` gives them; a piece is read while the caller works on the one before."""
+        self._check(dataset)
+        for payloads, _ in self._reader.read(self.view, np.ascontiguousarray(keys, np.int64), on_missing):
+            if len(payloads):
+                yield payloads
 
     def locate(self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise") -> Located:
-        """Where the samples of `keys` are; `Located.take` reads them. Missing keys as for `fetch`."""
-        return locate(self._view, keys, on_missing)
+        """Where the samples of `keys` are, in the order asked, duplicates included; `Located.take` reads them. Missing keys as for `fetch`."""
+        self._check(dataset)
+        return locate(self.view, np.ascontiguousarray(keys, np.int64), on_missing)
 
-    def _view(self) -> IndexView:
-        raise NotImplementedError
+    def view(self) -> IndexView:
+        """The dataset as it is now. Raises NotFoundError if it was deleted."""
+        published = self._published
+        try:
+            return published.view()
+        except NotFoundError:
+            return self._renewed(published).view()
+
+    def _renewed(self, old: PublishedIndex) -> PublishedIndex:
+        """The dataset's folder is gone: with the dataset, or because storage was moved. Only storage knows."""
+        with self._renewing:
+            if self._published is old:
+                fresh = self._prove()
+                if fresh.folder.name != old.folder.name:
+                    raise NotFoundError(
+                        f"dataset '{self._dataset}' was deleted, and another was registered under its name: its keys mean other samples now"
+                    )
+                self._published = fresh
+            return self._published
+
+    def _prove(self) -> PublishedIndex:
+        with StorageClient(self._storage) as client:
+            offer = client.offer_short_cut(self._dataset)
+        if (reason := offer.why_not()) is not None:
+            raise ConfigError(f"samples of dataset '{self._dataset}' cannot be read without the payload server: {reason}")
+        published = PublishedIndex(Path(os.fsdecode(offer.folder)), self._sources)
+        published.view()
+        return published
+
+    def _check(self, dataset: str) -> None:
+        if dataset != self._dataset:
+            raise InvalidArgumentError(
+                f"these are the payloads of dataset '{self._dataset}', not of '{dataset}'; open others for it"
+            )
 
 
 def open_payloads(
@@ -49,6 +107,19 @@ def open_payloads(
 ) -> LocalPayloads | PayloadClient:
     """A reader of the dataset's payloads: by the short cut if it is proven that this process sees what storage sees, else over Flight.
 
-    "on": UnavailableError that says why the short cut cannot be taken. "off": storage is not asked.
+    "on": ConfigError that says why the short cut cannot be taken, in place of Flight. "off": storage is not asked.
     """
-    raise NotImplementedError
+    logger = get_logger("storage")
+    if short_cut == "off":
+        return PayloadClient(flights[0])
+    try:
+        payloads = LocalPayloads(storage, dataset, num_threads)
+    except ModynError as error:
+        if short_cut == "on":
+            raise type(error)(
+                f"{error.message}. storage.short_cut is on: run the workers on storage's machine, as its user and with its mounts, or set it to auto"
+            ) from error
+        logger.info("payloads_over_flight", dataset=dataset, why=error.message)
+        return PayloadClient(flights[0])
+    logger.info("payloads_by_short_cut", dataset=dataset)
+    return payloads

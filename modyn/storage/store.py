@@ -18,6 +18,7 @@ from modyn.storage.formats import build_format
 from modyn.storage.index_view import IndexView
 from modyn.storage.ingest import ingest
 from modyn.storage.open_dataset import OpenDataset
+from modyn.storage.proof import ShortCutOffer
 from modyn.storage.published import PublishedNames, withdraw
 from modyn.storage.records import DatasetInfo, FileProblem, IngestProgress
 from modyn.storage.sources import Sources
@@ -120,6 +121,13 @@ class Store:
     def view(self, name: str) -> IndexView:
         """The dataset as its readers see it now. Raises NotFoundError if there is none of this name."""
         return self.dataset(name).published.view()
+
+    def offer_short_cut(self, name: str) -> ShortCutOffer:
+        """What a reader needs who is on this machine and may read what storage reads."""
+        dataset = self.dataset(name)
+        if self._settings.short_cut == "off":
+            return ShortCutOffer("storage.short_cut is off where storage runs")
+        return dataset.offer_short_cut()
 
     def infos(self) -> list[DatasetInfo]:
         """By name; datasets that cannot be opened are left out, which the log tells."""

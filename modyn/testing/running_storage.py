@@ -18,6 +18,7 @@ from modyn.storage.client import IngestProgress, StorageClient
 from modyn.storage.flight import PayloadClient
 from modyn.storage.flight_server import PayloadServer
 from modyn.storage.service import FULL_NAME, StorageService
+from modyn.storage.short_cut import LocalPayloads
 from modyn.storage.store import Store
 
 RECORD = np.dtype([("label", "<i8"), ("data", "<i8")])
@@ -76,6 +77,10 @@ class RunningStorage:
 
     def ingest(self, name: str = "numbers") -> IngestProgress:
         return list(self.client.ingest(name))[-1]
+
+    def short_cut(self, name: str = "numbers", num_threads: int = 2) -> LocalPayloads:
+        """A reader that needs no payload server."""
+        return LocalPayloads(self.config.endpoint("storage"), name, num_threads)
 
     def data_of(self, keys: Sequence[int] | range, name: str = "numbers") -> list[int]:
         """The data of the records with these keys, fetched over Flight."""
