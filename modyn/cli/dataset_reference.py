@@ -61,8 +61,11 @@ Timestamps are seconds since 1970; a time without a zone is UTC. `timestamp_sour
 The group `(?P<date>...)` is always read as ISO 8601. \
 Example: `name:(?P<date>\\d{4}-\\d\\d-\\d\\d)` | all |
 | `column:N` | column N of its row, from 0: whole seconds or ISO 8601 | `CsvFileWrapper` |
+| `column:NAME` | the column of this name: whole seconds, ISO 8601, a date or a timestamp | `ParquetFileWrapper` |
 | `field:OFFSET` or `field:OFFSET:SIZE` | the signed integer of SIZE bytes (1 to 8; 8 unless given) \
 at byte OFFSET of its record, in the record's byte order | `BinaryFileWrapper` |
+| `field:NAME` or `field:OUTER.INNER` | the field of this name, or of an inner object: whole seconds or ISO 8601 \
+| `JsonLinesFileWrapper`; `TarFileWrapper` with `label_field` |
 
 ## File formats
 Packages of yours add formats through the entry-point group `modyn.file_formats` ([`plugins.md`](plugins.md)). With `modyn data register`

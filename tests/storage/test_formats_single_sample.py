@@ -1,4 +1,4 @@
-"""One sample a file, the registry of formats, and times from file names."""
+"""One sample a file, and times from file names."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from modyn.errors import ConfigError, DataError
-from modyn.storage.formats import FILE_FORMATS, REGISTRY, build_format
-from modyn.storage.formats.base import FileFormat, WholeFileFormat
+from modyn.storage.formats import build_format
+from modyn.storage.formats.base import WholeFileFormat
 
 OPTIONS: dict[str, object] = {"file_extension": ".png", "label_file_extension": ".label"}
 
@@ -114,14 +114,6 @@ def test_a_name_without_a_time_is_a_problem_of_that_file(tmp_path: Path) -> None
 def test_sources_that_need_rows_are_refused(source: str) -> None:
     with pytest.raises(ConfigError, match="needs rows"):
         images(source)
-
-
-def test_the_registry_holds_what_it_should() -> None:
-    assert sorted(FILE_FORMATS) == ["BinaryFileWrapper", "CsvFileWrapper", "SingleSampleFileWrapper"]
-    for id_ in FILE_FORMATS:
-        assert issubclass(REGISTRY.get(id_), FileFormat)
-    with pytest.raises(ConfigError, match="did you mean 'CsvFileWrapper'"):
-        build_format("CsvWrapper", {})
 
 
 def test_labels_have_the_type_that_the_format_says(tmp_path: Path) -> None:

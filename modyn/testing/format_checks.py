@@ -1,0 +1,158 @@
+"""Checks that every file format must pass, ours and those of a user's own package. Call them from a test with a file of the format.
+
+    def test_my_format(tmp_path: Path) -> None:
+        path = tmp_path / "a.my"
+        path.write_bytes(...)
+        check_file_format(MyFormat, {"option": 1}, path, [(b"payload", 7), ...])
+
+Each raises AssertionError that says which rule was broken, and how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from modyn.config.base import load_section
+from modyn.errors import DataError
+from modyn.storage.filesystems import LocalFiles
+from modyn.storage.formats.base import CHUNK_ROWS, FileFormat, FormatResume, IndexedSamples
+from modyn.storage.sources import PathTable
+from modyn.testing.checks import require
+
+Sample = tuple[bytes, float]
+"""Payload and label."""
+
+_CUTS = 40
+
+
+@dataclass(frozen=True)
+class ReadFile:
+    """What a format finds in one file: samples, their times in seconds, and the bytes that are indexed then."""
+
+    samples: list[Sample]
+    timestamps: list[int]
+    end: int
+
+
+def read_file(built: FileFormat, path: Path, resume: FormatResume | None = None) -> ReadFile:
+    """All samples of one file with their payloads, the way storage reads them."""
+    samples: list[Sample] = []
+    timestamps: list[int] = []
+    end = resume.end if resume else 0
+    for chunk in built.index(str(path), resume):
+        end = chunk.end
+        samples += zip(payloads(built, path, chunk), chunk.labels.tolist(), strict=True)
+        timestamps += np.broadcast_to(np.asarray(chunk.timestamps), len(chunk)).tolist()
+    return ReadFile(samples, timestamps, end)
+
+
+def payloads(built: FileFormat, path: Path, chunk: IndexedSamples) -> list[bytes]:
+    """The payloads of a chunk: what the format's row source reads, or ranges of the file's bytes."""
+    name = np.frombuffer(path.name.encode(), np.uint8)
+    paths = PathTable(str(path.parent))
+    paths.append_packed(name, np.array([len(name)], np.int64))
+    source = built.row_source(paths, LocalFiles(str(path.parent)))
+    if source is None:
+        content = path.read_bytes()
+        lengths = np.broadcast_to(np.asarray(chunk.lengths), len(chunk)).tolist()
+        return [content[offset : offset + length] for offset, length in zip(chunk.offsets.tolist(), lengths, strict=True)]
+    data, bounds = source.gather(np.zeros(len(chunk), np.uint32), chunk.offsets, chunk.lengths)
+    return [data[start:stop].tobytes() for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)]
+
+
+def check_file_format(
+    kind: type[FileFormat],
+    config: Mapping[str, Any],
+    path: Path,
+    expected: Sequence[Sample],
+    *,
+    timestamp_source: str = "",
+    appended: tuple[bytes, Sequence[Sample]] | None = None,
+) -> None:
+    """That a format finds the `expected` samples of `path` in its order, again when asked again, with columns as they are declared; that it
+    gives no wrong samples for a file that is cut, changed or gone but an error with its name; and, if it says that its files may grow,
+    that it goes on with the bytes `appended` and finds their samples alone. The file is changed and written back.
+    """
+    name = kind.__name__
+    require(bool(kind.__doc__), f"{name} has no docstring; its first line is what its files hold")
+    built = kind(load_section(kind.Config, config), timestamp_source)
+    require(built.holds_samples(str(path)), f"{name}: does not take a file named {path.name}")
+    _check_columns(built, path)
+    found = read_file(built, path)
+    require(found.samples == list(expected), f"{name}: finds {found.samples}, not {list(expected)}")
+    require(read_file(built, path) == found, f"{name}: finds something else when asked again")
+    resume = built.resume_point(str(path), found.end, len(found.samples))
+    require(not read_file(built, path, resume).samples, f"{name}: finds samples again that it was told are indexed")
+    content = path.read_bytes()
+    try:
+        _check_broken_files(built, path, content, found, resume)
+        if built.can_grow:
+            require(appended is not None, f"{name}: says that its files may grow; give `appended` to check that")
+        if built.can_grow and appended is not None:
+            more, their_samples = appended
+            path.write_bytes(content + more)
+            rest = read_file(built, path, resume)
+            require(
+                rest.samples == list(their_samples), f"{name}: finds {rest.samples} behind what is indexed, not {their_samples}"
+            )
+    finally:
+        path.write_bytes(content)
+
+
+def _check_columns(built: FileFormat, path: Path) -> None:
+    name = type(built).__name__
+    label_type = np.float64 if built.float_labels else np.int64
+    end = 0
+    for chunk in built.index(str(path)):
+        require(0 < len(chunk) <= CHUNK_ROWS, f"{name}: a chunk has {len(chunk)} samples; allowed are 1 to {CHUNK_ROWS}")
+        columns = {"offsets": (chunk.offsets, np.int64), "labels": (chunk.labels, label_type)}
+        columns |= {"lengths": (chunk.lengths, np.int64)} if isinstance(chunk.lengths, np.ndarray) else {}
+        columns |= {"timestamps": (chunk.timestamps, np.int64)} if isinstance(chunk.timestamps, np.ndarray) else {}
+        for column, (values, dtype) in columns.items():
+            shape_and_type = (values.shape, values.dtype)
+            require(
+                shape_and_type == ((len(chunk),), np.dtype(dtype)),
+                f"{name}: {column} of {len(chunk)} samples are {shape_and_type}",
+            )
+        require(
+            bool(np.all(chunk.offsets >= 0) and np.all(np.asarray(chunk.lengths) >= 0)), f"{name}: negative offsets or lengths"
+        )
+        require(end <= chunk.end <= path.stat().st_size, f"{name}: a chunk ends at {chunk.end}, the one before at {end}")
+        end = chunk.end
+
+
+def _check_broken_files(built: FileFormat, path: Path, content: bytes, found: ReadFile, resume: FormatResume) -> None:
+    name = type(built).__name__
+    for size in sorted({len(content) * i // _CUTS for i in range(_CUTS)}):
+        path.write_bytes(content[:size])
+        some = _or_error(built, path, None, f"{name}: a file cut to {size} of {len(content)} bytes")
+        if some is not None:
+            whole = found.samples[: len(some)]
+            # A text that is cut within its last row may still be a row.
+            require(
+                some[:-1] == whole[:-1],
+                f"{name}: a file cut to {size} of {len(content)} bytes gives {some}, not a part of the whole",
+            )
+        if size < resume.end:
+            again = _or_error(built, path, resume, f"{name}: an indexed file cut to {size} bytes")
+            require(again is None, f"{name}: goes on with an indexed file that was cut to {size} of {resume.end} bytes")
+    if content:
+        path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+        again = _or_error(built, path, resume, f"{name}: an indexed file with another first byte")
+        require(again is None, f"{name}: goes on with an indexed file whose first byte is another")
+    path.unlink()
+    require(_or_error(built, path, None, f"{name}: a file that is gone") is None, f"{name}: finds samples in a file that is gone")
+
+
+def _or_error(built: FileFormat, path: Path, resume: FormatResume | None, what: str) -> list[Sample] | None:
+    """The samples, or None if the format raised the error that it should."""
+    try:
+        return read_file(built, path, resume).samples
+    except DataError as error:
+        require(str(path) in error.message, f"{what}: the error does not name the file: {error.message}")
+        return None

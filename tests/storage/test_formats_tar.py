@@ -1,0 +1,209 @@
+"""Tar shards, against Python's tarfile module."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from modyn.errors import ConfigError, DataError
+from modyn.storage.formats import build_format
+from modyn.storage.formats.base import FileFormat
+from modyn.testing.format_checks import read_file
+
+Members = Sequence[tuple[str, bytes]]
+
+
+def shards(timestamp_source: str = "", **config: object) -> FileFormat:
+    return build_format("TarFileWrapper", {"payload_extension": "jpg", **config}, timestamp_source)
+
+
+def write_tar(
+    path: Path, members: Members, mode: str = "w", tar_format: int = tarfile.PAX_FORMAT, encoding: str = "utf-8"
+) -> None:
+    with tarfile.open(path, mode, format=tar_format, encoding=encoding) as archive:  # type: ignore[call-overload]
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+
+def sample_members(samples: Sequence[tuple[bytes, int]], prefix: str = "") -> list[tuple[str, bytes]]:
+    return [
+        (f"{prefix}{i:05}.{extension}", content)
+        for i, (payload, label) in enumerate(samples)
+        for extension, content in (("jpg", payload), ("cls", str(label).encode()))
+    ]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    names=st.lists(
+        st.text(st.characters(codec="utf-8", exclude_characters="\0./"), min_size=1, max_size=130), unique=True, max_size=6
+    ),
+    folder=st.sampled_from(["", "train/", "./", "a.b/c/", "x" * 120 + "/"]),
+    payloads=st.lists(st.binary(max_size=1100), min_size=6, max_size=6),
+    tar_format=st.sampled_from([tarfile.PAX_FORMAT, tarfile.GNU_FORMAT]),
+    label_first=st.booleans(),
+)
+def test_members_are_those_that_python_reads(
+    tmp_path_factory: pytest.TempPathFactory,
+    names: list[str],
+    folder: str,
+    payloads: list[bytes],
+    tar_format: int,
+    label_first: bool,
+) -> None:
+    path = tmp_path_factory.mktemp("tar") / "a.tar"
+    members: list[tuple[str, bytes]] = []
+    for i, name in enumerate(names):
+        pair = [(f"{folder}{name}.jpg", payloads[i]), (f"{folder}{name}.cls", str(i).encode())]
+        members += [*(pair[::-1] if label_first else pair), (f"{folder}{name}.seg.png", b"other")]
+    write_tar(path, members, tar_format=tar_format)
+    with tarfile.open(path) as archive:
+        expected = [(member.offset_data, member.size) for member in archive if member.name.endswith(".jpg")]
+    found = [
+        place
+        for chunk in shards().index(str(path))
+        for place in zip(chunk.offsets.tolist(), np.asarray(chunk.lengths).tolist(), strict=True)
+    ]
+    assert found == expected
+    assert read_file(shards(), path).samples == [(payloads[i], i) for i in range(len(names))]
+
+
+def test_what_is_no_sample_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    (tmp_path / "README").write_text("x")
+    with tarfile.open(path, "w") as archive:
+        archive.add(tmp_path, "folder", recursive=False)
+        archive.add(tmp_path / "README", "README")
+        archive.add(tmp_path / "README", "folder/.hidden.jpg")
+        link = tarfile.TarInfo("link.jpg")
+        link.type, link.linkname = tarfile.SYMTYPE, "README"
+        archive.addfile(link)
+        for name, content in sample_members([(b"p", 1)]):
+            member = tarfile.TarInfo(name.upper())
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    assert read_file(shards(payload_extension=".JPG"), path).samples == [(b"p", 1)]
+
+
+def test_a_global_header_and_sizes_in_base_256_are_understood(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT, pax_headers={"comment": "for all"}) as archive:
+        for name, content in sample_members([(b"p" * 700, 1), (b"q", 2)]):
+            member = tarfile.TarInfo(name)
+            member.size, member.pax_headers = len(content), {"mtime": "1.5"}
+            archive.addfile(member, io.BytesIO(content))
+    assert read_file(shards(), path).samples == [(b"p" * 700, 1), (b"q", 2)]
+    archive_bytes = bytearray(path.read_bytes())
+    with tarfile.open(path) as archive:
+        at = archive.getmembers()[0].offset_data - 512
+    archive_bytes[at + 124 : at + 136] = b"\x80" + (700).to_bytes(11, "big")
+    archive_bytes[at + 148 : at + 156] = b" " * 8
+    archive_bytes[at + 148 : at + 156] = b"%06o\0 " % sum(archive_bytes[at : at + 512])
+    path.write_bytes(archive_bytes)
+    assert read_file(shards(), path).samples == [(b"p" * 700, 1), (b"q", 2)]
+
+
+def test_labels_and_times_in_json_members(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    members = [
+        ("a.jpg", b"p"),
+        ("a.json", b'{"m": {"y": 0.5, "t": "1970-01-02"}}'),
+        ("b.json", b'{"m": {"y": 2, "t": 5}}'),
+        ("b.jpg", b"q"),
+    ]
+    write_tar(path, members)
+    found = read_file(shards("field:m.t", label_extension="json", label_field="m.y", label_type="float"), path)
+    assert (found.samples, found.timestamps) == ([(b"p", 0.5), (b"q", 2.0)], [86400, 5])
+
+
+@pytest.mark.parametrize("compression", ["gz", "bz2", "xz"])
+def test_a_compressed_archive_is_refused(tmp_path: Path, compression: str) -> None:
+    path = tmp_path / "a.tar"
+    write_tar(path, sample_members([(b"p", 1)]), f"w:{compression}")
+    with pytest.raises(DataError, match="is compressed with .*; unpack it"):
+        read_file(shards(), path)
+
+
+def test_an_archive_cut_anywhere_is_an_error_that_names_the_place(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    samples = [(b"p" * 600, 1), (b"q", 2)]
+    write_tar(path, sample_members(samples), tar_format=tarfile.USTAR_FORMAT)
+    content = path.read_bytes()
+    complete = [0, 2560, 4608]  # behind whole samples, where the archive might as well end
+    end = 4608
+    for size in range(0, end, 64):
+        path.write_bytes(content[:size])
+        if size in complete:
+            assert read_file(shards(), path).samples == samples[: complete.index(size)]
+            continue
+        with pytest.raises(DataError, match=r"a\.tar, byte (\d+): (the archive is cut|the sample .* has no member)") as caught:
+            read_file(shards(), path)
+        place = int(caught.value.message.split("byte ")[1].split(":")[0])
+        assert place <= size
+
+
+def test_a_damaged_header_in_the_middle_is_no_end(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    write_tar(path, sample_members([(b"p", 1), (b"q", 2)]), tar_format=tarfile.USTAR_FORMAT)
+    content = bytearray(path.read_bytes())
+    content[2048 + 10] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="byte 2048: this is no header of a tar archive: its checksum is wrong"):
+        read_file(shards(), path)
+    path.write_bytes(b"no archive at all" * 100)
+    with pytest.raises(DataError, match="byte 0: this is no header of a tar archive"):
+        read_file(shards(), path)
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ([("a.jpg", b"p")], r"byte 0: the sample 'a' has no member '.cls', only '.jpg'; add it"),
+        ([("a.jpg", b"p"), ("b.jpg", b"p"), ("a.cls", b"1")], "the sample 'a' has no member '.cls'"),
+        ([("a.cls", b"1"), ("a.txt", b"p")], "has no member '.jpg', only '.cls', '.txt'"),
+        (
+            [("a.jpg", b"p"), ("a.cls", b"cat")],
+            "byte 1536: the label of the sample 'a' cannot be read: 'cat' is not an int64 label",
+        ),
+        ([("a.jpg", b"p"), ("a.cls", b"9223372036854775808")], "out of the range of int64"),
+        ([("a.jpg", b"p"), ("a.cls", b"1" * (2**20 + 1))], "at most 1048576 may"),
+    ],
+)
+def test_incomplete_samples_and_bad_labels_are_named(tmp_path: Path, members: Members, message: str) -> None:
+    path = tmp_path / "a.tar"
+    write_tar(path, members, tar_format=tarfile.USTAR_FORMAT)
+    with pytest.raises(DataError, match=message):
+        read_file(shards(), path)
+
+
+def test_chunks_together_are_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("modyn.storage.formats.tar.CHUNK_ROWS", 7)
+    path = tmp_path / "a.tar"
+    samples = [(b"x" * i, i) for i in range(30)]
+    write_tar(path, sample_members(samples))
+    assert [len(chunk) for chunk in shards().index(str(path))] == [7, 7, 7, 7, 2]
+    assert read_file(shards(), path).samples == samples
+
+
+@pytest.mark.parametrize(
+    ("config", "source"),
+    [
+        ({"payload_extension": ".CLS"}, ""),
+        ({}, "field:t"),
+        ({}, "column:0"),
+        ({"label_field": "a."}, ""),
+        ({"label_field": "y"}, "field:3"),
+    ],
+)
+def test_wrong_options_are_refused(config: dict[str, object], source: str) -> None:
+    with pytest.raises(ConfigError):
+        shards(source, **config)
