@@ -1,0 +1,63 @@
+"""The selector as figures h, i and j drive it: through its client, from a stream of samples to the partitions of a trigger set."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from time import perf_counter
+from typing import Literal
+
+import numpy as np
+
+from benchmark.data_path.figure import Measured, Side
+from modyn.config.system import SystemConfig
+from modyn.records import RunId, SampleBatch
+from modyn.selector.client import SelectorClient
+
+STEP = 100_000
+"""Samples that are informed at once."""
+PARTITION = 1_000_000
+
+Order = Literal["ascending", "random"]
+
+_numbers = itertools.count()
+
+
+def stream(num_samples: int, order: Order) -> SampleBatch:
+    """A replay: timestamps rise, labels are of ten classes; keys rise too, or come in any order, which cannot be packed as well."""
+    rng = np.random.default_rng(17)
+    positions = np.arange(num_samples)
+    keys = rng.permutation(num_samples) if order == "random" else positions
+    return SampleBatch(keys, 1_600_000_000 + np.cumsum(rng.integers(0, 3, num_samples)), rng.integers(0, 10, num_samples))
+
+
+def parts(samples: SampleBatch) -> Iterator[tuple[int, SampleBatch]]:
+    """The samples in steps, each with its position."""
+    for first in range(0, len(samples), STEP):
+        yield first, samples.slice(first, first + STEP)
+
+
+def selector_side(config: SystemConfig, samples: SampleBatch, backend: Literal["local", "database"]) -> Side:
+    """Informs, triggers, and reads every partition. The value is keys a second of all three together."""
+
+    def run(ready: Callable[[], None]) -> Measured:
+        run_id = RunId(f"run-{next(_numbers)}")
+        strategy = {"name": "NewDataStrategy", "maximum_keys_in_memory": PARTITION, "storage_backend": backend}
+        with SelectorClient(config.endpoint("selector")) as selector:
+            selector.register_run(run_id, "numbers", strategy, seed=0)
+            ready()
+            began = perf_counter()
+            for position, part in parts(samples):
+                selector.inform(run_id, position, part)
+            informed = perf_counter()
+            info = selector.trigger(run_id, 0, len(samples))
+            triggered = perf_counter()
+            partitions = [selector.keys(run_id, 0, number).keys for number in range(info.num_partitions)]
+            ended = perf_counter()
+            if not np.array_equal(np.concatenate(partitions), samples.keys):
+                raise RuntimeError("the trigger set does not hold the keys that were informed")
+            selector.delete_run(run_id)
+        details = {"inform, s": informed - began, "trigger, s": triggered - informed, "read, s": ended - triggered}
+        return Measured(len(samples) / (ended - began), details)
+
+    return Side(f"selector, {backend}", run)
