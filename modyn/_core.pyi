@@ -1,8 +1,8 @@
-"""The C++ core: gathering records from files, indexing CSV, mapping our own files. Everything here releases the GIL."""
+"""The C++ core: gathering records from files, indexing CSV, looking keys up, mapping our own files. Everything here releases the GIL."""
 
 import os
 from collections.abc import Sequence
-from typing import final
+from typing import Literal, final
 
 import numpy as np
 import numpy.typing as npt
@@ -86,6 +86,49 @@ class CsvIndexer:
     @property
     def position(self) -> int:
         """Bytes of the file that are behind the rows given so far, their line breaks included."""
+
+@final
+class Column:
+    """A column of a segment as it is stored, read as int64 (floats as their bits). Immutable; keeps the map under `content` alive."""
+
+    def __init__(
+        self, content: npt.NDArray[np.uint8], encoding: Literal["plain", "constant", "runs"], width: int, num_rows: int
+    ) -> None:
+        """`content`: all its bytes. plain: a value of `width` bytes for each row. constant: one value. runs, of width 8: the first rows of
+        all runs, then their first values, then by how much the value rises from row to row. Raises InvalidArgumentError if the number of
+        bytes is wrong."""
+    def at(self, row: int) -> int: ...
+    def take(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Values of `rows`, any order. Raises IndexError, as the others do."""
+    def slice(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """Values of rows [start, stop)."""
+
+@final
+class SampleIndex:
+    """Looks keys up in all segments of a dataset, in one pass. Immutable; keeps its columns alive. The answers of n keys, which may be in
+    any order and repeat, are None if a key is unknown."""
+
+    def __init__(
+        self, first_keys: npt.NDArray[np.int64], columns: tuple[tuple[Column, Column, Column, Column, Column], ...]
+    ) -> None:
+        """One entry a segment, in order of key; columns: file ids, offsets, lengths, labels, timestamps. Raises InvalidArgumentError."""
+    def locate(
+        self, keys: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64], npt.NDArray[np.int64] | int] | None:
+        """File ids, offsets, lengths: one int if all samples of the dataset are equally long."""
+    def entries(
+        self, keys: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64], npt.NDArray[np.int64] | int, npt.NDArray[np.int64]] | None:
+        """The same, and labels."""
+    def labels_and_timestamps(
+        self, keys: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None: ...
+    def contains(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]: ...
+
+def find_runs(
+    values: npt.NDArray[np.int64], max_runs: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
+    """First positions, first values and steps of runs in which the value changes by the same step; None if there are more than max_runs."""
 
 def stat_and_read_numbers(
     paths: Sequence[PathLike], number_paths: Sequence[PathLike], floats: bool, num_threads: int = 1

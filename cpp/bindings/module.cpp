@@ -2,9 +2,10 @@
 #include "bindings.hpp"
 
 PYBIND11_MODULE(_core, module) {
-  module.doc() = "The C++ core: gathering records from files, indexing CSV, mapping our own files.";
+  module.doc() = "The C++ core: gathering records from files, indexing CSV, looking keys up, mapping our own files.";
   modyn::bindings::register_errors(module);
   modyn::bindings::register_gather(module);
   modyn::bindings::register_csv(module);
   modyn::bindings::register_files(module);
+  modyn::bindings::register_index(module);
 }

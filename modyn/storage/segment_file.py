@@ -1,7 +1,8 @@
 """One segment of the sample index: an immutable file of columns, one entry a sample, read through a memory map.
 
 Layout: a prefix (magic, version, size and CRC-32 of the header), the header as JSON, then the columns, each aligned to 64 bytes. A
-column is stored with the narrowest integer type that holds it, or as one value in the header if all its entries are equal.
+column is stored as one value if all its entries are equal; as runs, in each of which values rise by the same step, where they are few: the
+files and offsets of records of one size, the times of files; with the narrowest integer type that holds it otherwise.
 """
 
 from __future__ import annotations
@@ -13,17 +14,16 @@ import zlib
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from modyn import _core
 from modyn.durable import write_atomically
-from modyn.errors import CorruptStateError, UnavailableError
+from modyn.errors import CorruptStateError, InvalidArgumentError, UnavailableError
 from modyn.records import Int64Array, LabelArray, SampleBatch
 from modyn.storage.formats.base import IndexedFiles, IndexedSamples
 
@@ -33,10 +33,15 @@ SEGMENT_ROWS = 1 << 20
 """Most entries that a segment should have: bounds the memory that writing one takes (about 100 bytes an entry)."""
 
 _MAGIC = b"MODYNSEG"
-_VERSION = 1
+_VERSION = 2
+_READABLE = (1, 2)
+"""Version 1 is the same without runs."""
 _PREFIX = struct.Struct("<8sIII")
 _ALIGNMENT = 64
 _NARROW = tuple(np.dtype(name) for name in ("i1", "i2", "i4", "i8"))
+_ROWS_A_RUN = 128
+"""Fewest rows that a run must have on average: looking for the run of a row then costs less than reading a column from memory."""
+_RUN_BYTES = 24
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -173,15 +178,15 @@ def write_segment(path: Path, first_key: int, columns: SegmentColumns) -> Segmen
     parts: list[memoryview] = []
     position = 0
     for name, values in data.items():
-        stored = _narrowed(values)
+        encoding, stored = _encoded(values)
         entry: dict[str, object] = {
             "dtype": stored.dtype.str,
             "offset": position,
             "num_bytes": stored.nbytes,
             "crc32": zlib.crc32(stored.data),
         }
-        if len(stored) != len(values):
-            entry["constant"] = True
+        if encoding != "plain":
+            entry[encoding] = True
         described[name] = entry
         padding = -stored.nbytes % _ALIGNMENT
         parts += [stored.data.cast("B"), memoryview(bytes(padding))]
@@ -209,74 +214,43 @@ def write_segment(path: Path, first_key: int, columns: SegmentColumns) -> Segmen
     )
 
 
-def _narrowed(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """`values` as stored: one entry if all are equal (bit by bit), else the narrowest integers that hold them."""
-    bits = (
-        values.view(np.int64)
-        if values.dtype.itemsize == 8 and values.flags.c_contiguous
-        else np.ascontiguousarray(values).view(np.int64)
-    )
+def _encoded(values: npt.NDArray[Any]) -> tuple[str, npt.NDArray[Any]]:
+    """`values`, numbers of 8 bytes, as stored: "constant", "runs" or "plain", and what is written. Floats are encoded by their bits."""
+    bits = np.ascontiguousarray(values).view(np.int64)
     low, high = int(bits.min()), int(bits.max())
     if low == high:
-        return np.array([values[0]])
-    if values.dtype.kind == "f":
-        return np.ascontiguousarray(values)
-    fitting = next(dtype for dtype in _NARROW if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max)
-    return np.ascontiguousarray(values, fitting)
+        return "constant", np.array([values[0]])
+    narrow = values.dtype
+    if narrow.kind != "f":
+        narrow = next(dtype for dtype in _NARROW if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max)
+    most = min(1 + len(bits) // _ROWS_A_RUN, len(bits) * narrow.itemsize // _RUN_BYTES)
+    if most and (runs := _core.find_runs(bits, most)) is not None:
+        return "runs", np.concatenate(runs)
+    return "plain", np.ascontiguousarray(values, narrow)
 
 
-class _Column:
-    """A stored column, read as `dtype`."""
-
-    def __init__(self, stored: npt.NDArray[Any], constant: bool, dtype: npt.DTypeLike) -> None:
-        self.stored = stored
-        self.constant = constant
-        self.dtype = np.dtype(dtype)
-
-    def take(self, positions: npt.NDArray[np.integer[Any]]) -> npt.NDArray[Any]:
-        if self.constant:
-            return np.full(len(positions), self.stored[0], self.dtype)
-        taken: npt.NDArray[Any] = self.stored[positions].astype(self.dtype, copy=False)
-        return taken
-
-    def slice(self, start: int, stop: int) -> npt.NDArray[Any]:
-        if self.constant:
-            return np.full(stop - start, self.stored[0], self.dtype)
-        return self.stored[start:stop].astype(self.dtype)
-
-    def at(self, position: int) -> int:
-        return int(self.stored[0 if self.constant else position])
+_ADVICE = "delete the dataset and ingest it again, or restore the folder of the storage service from a backup"
 
 
-class Segment:
-    """One open segment. Positions are keys minus `info.first_key`; ranks are positions in the order (timestamp, key)."""
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """What stands before the columns. described: what is stored of each column, by name; their offsets count from data_start."""
 
-    def __init__(
-        self, path: Path, info: SegmentInfo, header: dict[str, Any], content: npt.NDArray[np.uint8], data_start: int
-    ) -> None:
-        self.path = path
-        self.info = info
-        self.float_labels = header["label_dtype"] == np.dtype(np.float64).str
-        self._described: dict[str, dict[str, Any]] = header["columns"]
-        self._content = content
-        self._data_start = data_start
+    info: SegmentInfo
+    float_labels: bool
+    described: dict[str, dict[str, Any]]
+    data_start: int
 
-    @classmethod
-    def open(cls, path: Path) -> Segment:
-        """Map a segment; verifies its header and its size. Raises CorruptStateError."""
-        try:
-            content = _core.map_file(path)
-        except _core.FileVanishedError as error:
-            raise CorruptStateError(f"segment {path} is missing; {_ADVICE}") from error
-        except _core.FileAccessError as error:
-            raise UnavailableError(f"cannot open segment: {error}") from error
+    @staticmethod
+    def read(path: Path, content: npt.NDArray[np.uint8]) -> _Header:
+        """Raises CorruptStateError."""
         start = content[: _PREFIX.size].tobytes()
         if len(start) < _PREFIX.size or start[:8] != _MAGIC:
             raise CorruptStateError(f"{path} is not a segment; {_ADVICE}")
         _, version, header_size, checksum = _PREFIX.unpack(start)
-        if version != _VERSION:
+        if version not in _READABLE:
             raise CorruptStateError(
-                f"segment {path} has version {version}, this Modyn reads version {_VERSION}; use the Modyn that wrote it"
+                f"segment {path} has version {version}, this Modyn reads versions {_READABLE[0]} to {_VERSION}; use the Modyn that wrote it"
             )
         raw = content[_PREFIX.size : _PREFIX.size + header_size].tobytes()
         if len(raw) != header_size or zlib.crc32(raw) != checksum:
@@ -294,62 +268,98 @@ class Segment:
             num_bytes,
             hashlib.sha256(raw).hexdigest(),
         )
-        return cls(path, info, header, content, data_start)
+        return _Header(info, header["label_dtype"] == np.dtype(np.float64).str, header["columns"], data_start)
+
+    def stored(self, name: str, content: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        """The bytes of a column."""
+        entry = self.described[name]
+        start = self.data_start + int(entry["offset"])
+        return content[start : start + int(entry["num_bytes"])]
+
+    def column(self, name: str, content: npt.NDArray[np.uint8]) -> _core.Column:
+        """Raises InvalidArgumentError if the bytes that the header promises are not a column of so many rows."""
+        entry = self.described[name]
+        encoding: Literal["constant", "runs", "plain"] = "constant" if "constant" in entry else "runs" if "runs" in entry else "plain"
+        return _core.Column(self.stored(name, content), encoding, int(entry["dtype"][2:]), self.info.num_samples)
+
+
+class Segment:
+    """One open segment. Positions are keys minus `info.first_key`; ranks are positions in the order (timestamp, key)."""
+
+    __slots__ = (
+        "_content",
+        "_time_order",
+        "file_ids",
+        "float_labels",
+        "info",
+        "labels",
+        "lengths",
+        "offsets",
+        "path",
+        "timestamps",
+    )
+
+    def __init__(self, path: Path, content: npt.NDArray[np.uint8], header: _Header) -> None:
+        self.path = path
+        self.info = header.info
+        self.float_labels = header.float_labels
+        self._content = content
+        try:
+            self.file_ids = header.column("file_ids", content)
+            self.offsets = header.column("offsets", content)
+            self.lengths = header.column("lengths", content)
+            self.labels = header.column("labels", content)
+            """Of type float64: their bits."""
+            self.timestamps = header.column("timestamps", content)
+            self._time_order = header.column("time_order", content) if "time_order" in header.described else None
+        except InvalidArgumentError as error:
+            raise CorruptStateError(f"the columns of segment {path} are damaged: {error}; {_ADVICE}") from error
+
+    @classmethod
+    def open(cls, path: Path) -> Segment:
+        """Map a segment; verifies its header and its size. Raises CorruptStateError, UnavailableError."""
+        try:
+            content = _core.map_file(path)
+        except _core.FileVanishedError as error:
+            raise CorruptStateError(f"segment {path} is missing; {_ADVICE}") from error
+        except _core.FileAccessError as error:
+            raise UnavailableError(f"cannot open segment: {error}") from error
+        return cls(path, content, _Header.read(path, content))
 
     def verify(self) -> None:
         """Read everything and compare with the checksums. Raises CorruptStateError."""
-        for name, entry in self._described.items():
-            start = self._data_start + int(entry["offset"])
-            if zlib.crc32(self._content[start : start + int(entry["num_bytes"])].data) != entry["crc32"]:
+        header = _Header.read(self.path, self._content)
+        for name, entry in header.described.items():
+            if zlib.crc32(header.stored(name, self._content).data) != entry["crc32"]:
                 raise CorruptStateError(f"column {name} of segment {self.path} is damaged; {_ADVICE}")
-
-    def _column(self, name: str, dtype: npt.DTypeLike) -> _Column:
-        entry = self._described[name]
-        start = self._data_start + int(entry["offset"])
-        stored = self._content[start : start + int(entry["num_bytes"])].view(entry["dtype"])
-        return _Column(stored, bool(entry.get("constant")), dtype)
-
-    @cached_property
-    def file_ids(self) -> _Column:
-        return self._column("file_ids", np.uint32)
-
-    @cached_property
-    def offsets(self) -> _Column:
-        return self._column("offsets", np.int64)
-
-    @cached_property
-    def lengths(self) -> _Column:
-        return self._column("lengths", np.int64)
-
-    @cached_property
-    def labels(self) -> _Column:
-        return self._column("labels", np.float64 if self.float_labels else np.int64)
-
-    @cached_property
-    def timestamps(self) -> _Column:
-        return self._column("timestamps", np.int64)
-
-    @cached_property
-    def _time_order(self) -> _Column | None:
-        return self._column("time_order", np.int64) if "time_order" in self._described else None
 
     def columns(self, start: int = 0, stop: int | None = None) -> SegmentColumns:
         """Entries at positions [start, stop)."""
         stop = self.info.num_samples if stop is None else stop
-        columns = (self.file_ids, self.offsets, self.lengths, self.labels, self.timestamps)
-        return SegmentColumns(*(column.slice(start, stop) for column in columns))
+        return SegmentColumns(
+            self.file_ids.slice(start, stop).astype(np.uint32),
+            self.offsets.slice(start, stop),
+            self.lengths.slice(start, stop),
+            self._typed(self.labels.slice(start, stop)),
+            self.timestamps.slice(start, stop),
+        )
 
     def samples(self, start: int, stop: int) -> SampleBatch:
         """Samples at positions [start, stop)."""
         keys = np.arange(start, stop, dtype=np.int64) + self.info.first_key
-        return SampleBatch(keys, self.timestamps.slice(start, stop), self.labels.slice(start, stop))
+        return SampleBatch(keys, self.timestamps.slice(start, stop), self._typed(self.labels.slice(start, stop)))
 
     def samples_by_rank(self, start: int, stop: int) -> SampleBatch:
         """Samples at ranks [start, stop): in the order (timestamp, key)."""
         if self._time_order is None:
             return self.samples(start, stop)
         positions = self._time_order.slice(start, stop)
-        return SampleBatch(positions + self.info.first_key, self.timestamps.take(positions), self.labels.take(positions))
+        return SampleBatch(
+            positions + self.info.first_key, self.timestamps.take(positions), self._typed(self.labels.take(positions))
+        )
+
+    def _typed(self, labels: Int64Array) -> LabelArray:
+        return labels.view(np.float64) if self.float_labels else labels
 
     def rank(self, timestamp: int) -> int:
         """How many samples are before `timestamp`."""
@@ -362,9 +372,6 @@ class Segment:
     def _order_at(self, rank: int) -> tuple[int, int]:
         position = rank if self._time_order is None else self._time_order.at(rank)
         return self.timestamps.at(position), position + self.info.first_key
-
-
-_ADVICE = "delete the dataset and ingest it again, or restore the folder of the storage service from a backup"
 
 
 def _aligned(position: int) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from modyn import _core
 from modyn.errors import CorruptStateError, NotFoundError
 from modyn.records import Int64Array, Interval, LabelArray, SampleBatch
 from modyn.storage.deletions import Deletions
@@ -27,6 +28,7 @@ from modyn.storage.segment_file import (
 
 __all__ = [
     "SEGMENT_ROWS",
+    "Entries",
     "Locations",
     "Segment",
     "SegmentBuilder",
@@ -52,12 +54,11 @@ class Locations:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Group:
-    """Keys of one segment among those asked: `where` they stand in the question, and their positions in the segment."""
+class Entries:
+    """What serving samples needs of them, in the order asked. labels: int64 or float64 (n,)."""
 
-    segment: Segment
-    where: Int64Array | slice
-    positions: Int64Array
+    locations: Locations
+    labels: LabelArray
 
 
 class SegmentIndex:
@@ -79,6 +80,9 @@ class SegmentIndex:
                 raise CorruptStateError(
                     f"the labels of segment {segment.path} are not of the dataset's type; ingest the dataset again"
                 )
+        self._columns = _core.SampleIndex(
+            self._first_keys, tuple((s.file_ids, s.offsets, s.lengths, s.labels, s.timestamps) for s in self.segments)
+        )
 
     def with_segments(self, segments: Sequence[Segment]) -> SegmentIndex:
         """An index of these segments too."""
@@ -104,54 +108,36 @@ class SegmentIndex:
 
     def contains(self, keys: Int64Array) -> npt.NDArray[np.bool_]:
         """For each key, whether a sample ever had it: bool (n,)."""
-        if not self.segments:
-            return np.zeros(len(keys), np.bool_)
-        slots = np.searchsorted(self._first_keys, keys, "right") - 1
-        known: npt.NDArray[np.bool_] = np.logical_and(slots >= 0, keys < self._end_keys[slots])
-        return known
+        return self._columns.contains(keys)
 
     def locate(self, keys: Int64Array) -> Locations:
         """Locations of `keys`, any order, duplicates allowed. Raises NotFoundError that names unknown keys. Knows nothing of deletions."""
-        n = len(keys)
-        file_ids, offsets = np.empty(n, np.uint32), np.empty(n, np.int64)
-        groups = self._groups(keys)
-        for group in groups:
-            file_ids[group.where] = group.segment.file_ids.take(group.positions)
-            offsets[group.where] = group.segment.offsets.take(group.positions)
-        constants = {group.segment.lengths.at(0) if group.segment.lengths.constant else -1 for group in groups}
-        if len(constants) == 1 and (constant := constants.pop()) >= 0:
-            return Locations(file_ids, offsets, constant)
-        lengths = np.empty(n, np.int64)
-        for group in groups:
-            lengths[group.where] = group.segment.lengths.take(group.positions)
-        return Locations(file_ids, offsets, lengths)
+        found = self._columns.locate(keys)
+        if found is None:
+            raise self._unknown(keys)
+        return Locations(*found)
+
+    def entries(self, keys: Int64Array) -> Entries:
+        """Locations and labels of `keys`; otherwise as `locate`."""
+        found = self._columns.entries(keys)
+        if found is None:
+            raise self._unknown(keys)
+        return Entries(Locations(*found[:3]), self._typed(found[3]))
 
     def samples_by_key(self, keys: Int64Array) -> SampleBatch:
-        """Labels and timestamps of `keys` in the order asked. Raises NotFoundError. Knows nothing of deletions."""
-        timestamps = np.empty(len(keys), np.int64)
-        labels: LabelArray = np.empty(len(keys), np.float64) if self._float_labels else np.empty(len(keys), np.int64)
-        for group in self._groups(keys):
-            timestamps[group.where] = group.segment.timestamps.take(group.positions)
-            labels[group.where] = group.segment.labels.take(group.positions)
-        return SampleBatch(keys, timestamps, labels)
+        """Labels and timestamps of `keys` in the order asked; otherwise as `locate`."""
+        found = self._columns.labels_and_timestamps(keys)
+        if found is None:
+            raise self._unknown(keys)
+        return SampleBatch(keys, found[1], self._typed(found[0]))
 
-    def _groups(self, keys: Int64Array) -> list[_Group]:
-        known = self.contains(keys)
-        if not known.all():
-            unknown = np.unique(keys[~known])
-            shown = ", ".join(str(key) for key in unknown[:5]) + (", ..." if len(unknown) > 5 else "")
-            raise NotFoundError(f"no sample has key {shown}; keys of this dataset are 0 to {self.next_key - 1}")
-        if not len(keys):
-            return []
-        slots = np.searchsorted(self._first_keys, keys, "right") - 1
-        if (slots == slots[0]).all():
-            return [_Group(self.segments[slots[0]], slice(None), keys - self._first_keys[slots[0]])]
-        order = np.argsort(slots, kind="stable")
-        used, starts = np.unique(slots[order], return_index=True)
-        return [
-            _Group(self.segments[slot], where, keys[where] - self._first_keys[slot])
-            for slot, where in zip(used.tolist(), np.split(order, starts[1:]), strict=True)
-        ]
+    def _typed(self, labels: Int64Array) -> LabelArray:
+        return labels.view(np.float64) if self._float_labels else labels
+
+    def _unknown(self, keys: Int64Array) -> NotFoundError:
+        unknown = np.unique(keys[~self.contains(keys)])
+        shown = ", ".join(str(key) for key in unknown[:5]) + (", ..." if len(unknown) > 5 else "")
+        return NotFoundError(f"no sample has key {shown}; keys of this dataset are 0 to {self.next_key - 1}")
 
     def samples_from(self, first_key: int, batch_size: int, deletions: Deletions | None = None) -> Iterator[SampleBatch]:
         """Samples with key >= first_key in order of key, deleted ones left out, at most batch_size at once."""

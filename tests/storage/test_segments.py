@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import struct
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +16,7 @@ from hypothesis import strategies as st
 
 from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
 from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, Interval, SampleBatch
+from modyn.storage import segment_file
 from modyn.storage import segments as segments_module
 from modyn.storage.deletions import Deletions
 from modyn.storage.formats.base import IndexedFiles, IndexedSamples
@@ -28,7 +32,9 @@ from modyn.storage.segments import (
 
 
 def random_columns(rng: np.random.Generator, rows: int, kind: str, float_labels: bool) -> SegmentColumns:
-    """Columns with narrow, wide, constant, sorted or unsorted content."""
+    """Columns with narrow, wide, constant, sorted or unsorted content, or as they are for a few files of records of one size."""
+    if kind == "records":
+        return record_columns(rng, rows, float_labels)
     low, high = {"narrow": (-3, 3), "wide": (-(2**62), 2**62), "constant": (5, 6), "sorted": (0, 50)}[kind]
     timestamps = rng.integers(low, high, rows)
     labels = rng.standard_normal(rows) if float_labels else rng.integers(low, high, rows)
@@ -38,6 +44,20 @@ def random_columns(rng: np.random.Generator, rows: int, kind: str, float_labels:
         np.full(rows, 156) if kind == "constant" else rng.integers(0, 200, rows),
         np.full(rows, np.nan) if float_labels and kind == "constant" else labels,
         np.sort(timestamps) if kind == "sorted" else timestamps,
+    )
+
+
+def record_columns(rng: np.random.Generator, rows: int, float_labels: bool) -> SegmentColumns:
+    """Samples of at most three files, each with its own record size, time and label."""
+    files = np.sort(rng.integers(0, 3, rows))
+    position = np.arange(rows) - np.searchsorted(files, files)
+    sizes = rng.integers(1, 2**40, 3)
+    return SegmentColumns(
+        (2**32 - 1 - files).astype(np.uint32),
+        position * sizes[files] + 4,
+        sizes[files],
+        rng.standard_normal(3)[files] if float_labels else rng.integers(-9, 9, 3)[files],
+        rng.integers(-(2**62), 2**62, 3)[files],
     )
 
 
@@ -64,7 +84,7 @@ def check_equal(batch: SampleBatch, keys: np.ndarray[tuple[int], np.dtype[np.int
 
 @st.composite
 def index_shapes(draw: st.DrawFn) -> tuple[int, list[int], list[str], bool]:
-    kinds = draw(st.lists(st.sampled_from(["narrow", "wide", "constant", "sorted"]), min_size=1, max_size=6))
+    kinds = draw(st.lists(st.sampled_from(["narrow", "wide", "constant", "sorted", "records"]), min_size=1, max_size=6))
     sizes = [draw(st.sampled_from([1, 2, 7, 40, 300])) for _ in kinds]
     return draw(st.integers(0, 2**32 - 1)), sizes, kinds, draw(st.booleans())
 
@@ -87,6 +107,11 @@ def test_lookups_give_what_was_written_in_the_order_asked(
         assert np.array_equal(found.file_ids, everything.file_ids[keys])
         assert np.array_equal(found.offsets, everything.offsets[keys])
         assert np.array_equal(np.broadcast_to(found.lengths, size), everything.lengths[keys])
+        entries = index.entries(keys)
+        assert np.array_equal(entries.labels, everything.labels[keys], equal_nan=float_labels)
+        assert np.array_equal(entries.locations.file_ids, found.file_ids)
+        assert np.array_equal(entries.locations.offsets, found.offsets)
+        assert np.array_equal(entries.locations.lengths, found.lengths)
     if set(kinds) == {"constant"}:
         assert index.locate(np.array([0])).lengths == 156
     for segment in index.segments:
@@ -187,6 +212,10 @@ def test_unknown_keys_are_named(tmp_path: Path) -> None:
     index, _ = build_index(tmp_path, np.random.default_rng(0), [10, 10], ["narrow", "narrow"], False)
     with pytest.raises(NotFoundError, match="no sample has key -1, 20; keys of this dataset are 0 to 19"):
         index.locate(np.array([3, 20, -1, 20]))
+    with pytest.raises(NotFoundError, match="no sample has key 20;"):
+        index.entries(np.arange(5, 21))
+    with pytest.raises(NotFoundError, match="no sample has key -5;"):
+        index.samples_by_key(np.array([-5]))
     assert index.contains(np.array([-1, 0, 19, 20])).tolist() == [False, True, True, False]
     empty = SegmentIndex()
     assert (empty.num_samples, empty.next_key, empty.min_timestamp) == (0, 0, None)
@@ -222,6 +251,74 @@ def test_neighbours_are_merged(tmp_path: Path) -> None:
         merge_segments(tmp_path / "gap", [index.segments[0], index.segments[2]])
 
 
+def test_records_of_one_size_take_no_space_for_their_places(tmp_path: Path) -> None:
+    columns = record_columns(np.random.default_rng(4), 100_000, False)
+    assert write_segment(tmp_path / "a", 0, columns).num_bytes < 2000
+    labels = np.random.default_rng(4).integers(0, 10, 100_000)
+    columns = SegmentColumns(columns.file_ids, columns.offsets, columns.lengths, labels, columns.timestamps)
+    assert write_segment(tmp_path / "b", 0, columns).num_bytes < 102_000
+
+
+def test_columns_that_change_too_often_are_not_stored_as_runs(tmp_path: Path) -> None:
+    """Half of the samples in files of two: as many runs as one byte a sample would pay for, but they would be slow to search."""
+    rows = np.arange(100_000)
+    columns = SegmentColumns((rows // 2).astype(np.uint32), rows % 2 * 8, np.full(100_000, 8), rows % 7, rows // 40)
+    info = write_segment(tmp_path / "a", 0, columns)
+    assert 100_000 * (4 + 1 + 1 + 2) < info.num_bytes < 100_000 * (4 + 1 + 1 + 2) + 2000
+    found = SegmentIndex([Segment.open(tmp_path / "a")]).entries(rows[::-1])
+    assert np.array_equal(found.locations.file_ids, columns.file_ids[::-1])
+    assert np.array_equal(found.locations.offsets, columns.offsets[::-1])
+
+
+@pytest.mark.parametrize("kind", ["narrow", "wide", "constant", "sorted", "records"])
+def test_segments_of_version_1_are_read(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = random_columns(np.random.default_rng(1), 1000, kind, False)
+    with monkeypatch.context() as patch:
+        patch.setattr(segment_file, "_RUN_BYTES", 10**9)
+        write_segment(tmp_path / "a", 0, columns)
+    content = (tmp_path / "a").read_bytes()
+    assert b'"runs"' not in content
+    (tmp_path / "a").write_bytes(content[:8] + b"\1\0\0\0" + content[12:])
+    segment = Segment.open(tmp_path / "a")
+    segment.verify()
+    check_equal(SegmentIndex([segment]).samples_by_key(np.arange(1000)), np.arange(1000), columns)
+    # Merged with others, they become the version of today.
+    assert merge_segments(tmp_path / "b", [segment]).num_bytes <= segment.info.num_bytes + 100
+    assert np.array_equal(Segment.open(tmp_path / "b").columns().offsets, columns.offsets)
+
+
+def test_an_index_keeps_the_memory_that_it_reads(tmp_path: Path) -> None:
+    """Answers come from the map after everything else that knew it is gone, the file's name included."""
+    index, everything = build_index(tmp_path, np.random.default_rng(0), [1000, 1000], ["wide", "records"], False)
+    stored = index._columns
+    for file in tmp_path.iterdir():
+        file.unlink()
+    del index
+    gc.collect()
+    found = stored.entries(np.arange(2000))
+    assert found is not None
+    assert np.array_equal(found[1], everything.offsets)
+
+
+@pytest.mark.parametrize("gap", [0, 1, 10**6, 2**61])
+def test_segments_of_any_sizes_and_gaps_between_them(tmp_path: Path, gap: int) -> None:
+    """Keys of deleted segments may be missing; a few large segments stand beside many small ones."""
+    rng = np.random.default_rng(0)
+    segments, keys, next_key = [], [], 0
+    for number, size in enumerate([1, 1, 1, 5000, 1, 2, 3, 300] + [1] * 40 + [7000]):
+        segments_path = tmp_path / str(number)
+        write_segment(segments_path, next_key, random_columns(rng, size, "narrow", False))
+        segments.append(Segment.open(segments_path))
+        keys.append(np.arange(next_key, next_key + size))
+        next_key += size + (gap if number in (4, 20, 47) else 0)
+    index, known = SegmentIndex(segments), np.concatenate(keys)
+    asked = rng.permutation(known)
+    labels = np.concatenate([segment.columns().labels for segment in segments])
+    assert np.array_equal(index.entries(asked).labels, labels[np.searchsorted(known, asked)])
+    near = np.unique(np.concatenate([known - 1, known + 1, [-(2**63), 2**63 - 1]]))
+    assert np.array_equal(index.contains(near), np.isin(near, known))
+
+
 def test_info_is_what_an_open_segment_says(tmp_path: Path) -> None:
     columns = random_columns(np.random.default_rng(1), 100, "wide", False)
     info = write_segment(tmp_path / "a", 1000, columns)
@@ -253,6 +350,33 @@ def test_damage_is_found_when_a_segment_is_opened(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(CorruptStateError, match="is missing"):
         Segment.open(path)
+
+
+def test_a_header_whose_columns_cannot_be_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    write_segment(path, 0, random_columns(np.random.default_rng(1), 100, "wide", False))
+    content = path.read_bytes()
+    size = struct.unpack_from("<I", content, 12)[0]
+    for before, after in ((b'"num_samples": 100', b'"num_samples": 101'), (b'"dtype": "<i8"', b'"dtype": "<i7"')):
+        header = content[20 : 20 + size].replace(before, after)
+        assert header != content[20 : 20 + size]
+        path.write_bytes(content[:16] + struct.pack("<I", zlib.crc32(header)) + header + content[20 + size :])
+        with pytest.raises(CorruptStateError, match="columns of segment .*a are damaged") as caught:
+            Segment.open(path)
+        assert "restore" in caught.value.message
+
+
+def test_damaged_runs_give_wrong_answers_but_no_crash(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    info = write_segment(path, 0, record_columns(np.random.default_rng(1), 5000, False))
+    content = bytearray(path.read_bytes())
+    header_end = 20 + struct.unpack_from("<I", content, 12)[0]
+    content[header_end:] = np.random.default_rng(2).bytes(info.num_bytes - header_end)
+    path.write_bytes(content)
+    segment = Segment.open(path)
+    with pytest.raises(CorruptStateError, match="is damaged"):
+        segment.verify()
+    assert len(SegmentIndex([segment]).entries(np.arange(5000)).labels) == len(segment.columns()) == 5000
 
 
 def test_damage_in_a_column_is_found_by_verify(tmp_path: Path) -> None:

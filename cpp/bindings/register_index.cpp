@@ -1,0 +1,193 @@
+#include <optional>
+
+#include "bindings.hpp"
+#include "modyn/column.hpp"
+#include "modyn/errors.hpp"
+#include "modyn/sample_index.hpp"
+
+namespace modyn::bindings {
+namespace {
+
+template <typename T>
+using Array = py::array_t<T, py::array::c_style>;  // no forcecast: numbers never wrap silently
+using Int64Array = Array<std::int64_t>;
+
+void check_shape(const py::array& array, const char* name) {
+  if (array.ndim() != 1) throw InvalidArgument(std::string(name) + " must have one dimension, not " + std::to_string(array.ndim()));
+}
+
+// A column with its memory: `content` holds it, and the map that it is a part of.
+class StoredColumn {
+ public:
+  StoredColumn(Array<std::uint8_t> content, const std::string& encoding, std::size_t width, std::int64_t num_rows)
+      : column(Column::constant(0)), num_rows_(num_rows), content_(std::move(content)) {
+    check_shape(content_, "content");
+    const std::uint8_t* data = content_.data();
+    const auto size = static_cast<std::uint64_t>(content_.size());
+    if (num_rows < 1) throw InvalidArgument("a column has at least one row");
+    const Column stored = Column::plain(data, width);
+    if (reinterpret_cast<std::uintptr_t>(data) % width != 0) throw InvalidArgument("a column is aligned to the width of its values");
+    if (encoding == "plain" && size % width == 0 && size / width == static_cast<std::uint64_t>(num_rows)) {
+      column = stored;
+    } else if (encoding == "constant" && size == width) {
+      column = Column::constant(stored.at(0));
+    } else if (encoding == "runs" && width == 8 && size > 0 && size % 24 == 0) {
+      column = Column::runs(reinterpret_cast<const std::int64_t*>(data), size / 24);
+    } else {
+      throw InvalidArgument(std::to_string(size) + " bytes are not a column of " + std::to_string(num_rows) + " rows, stored as " + encoding +
+                            " in values of " + std::to_string(width) + " bytes");
+    }
+  }
+
+  std::int64_t num_rows() const { return num_rows_; }
+
+  std::int64_t at(std::int64_t row) const {
+    if (row < 0 || row >= num_rows_) throw py::index_error(outside(row));
+    return column.at(row);
+  }
+
+  Int64Array take(const Int64Array& rows) const {
+    check_shape(rows, "rows");
+    const auto count = static_cast<std::size_t>(rows.size());
+    const std::int64_t* wanted = rows.data();
+    Int64Array values(rows.size());
+    std::int64_t* into = values.mutable_data();
+    std::int64_t wrong = -1;
+    {
+      const py::gil_scoped_release release;  // may wait for the disk; the arrays are held by this call
+      for (std::size_t i = 0; i < count && wrong < 0; ++i) {
+        if (wanted[i] < 0 || wanted[i] >= num_rows_) wrong = static_cast<std::int64_t>(i);
+      }
+      if (wrong < 0) column.read(wanted, count, into);
+    }
+    if (wrong >= 0) throw py::index_error(outside(wanted[wrong]));
+    return values;
+  }
+
+  Int64Array slice(std::int64_t start, std::int64_t stop) const {
+    if (start < 0 || start > stop || stop > num_rows_) {
+      throw py::index_error("rows " + std::to_string(start) + " to " + std::to_string(stop) + " of " + std::to_string(num_rows_));
+    }
+    Int64Array values(stop - start);
+    std::int64_t* into = values.mutable_data();
+    {
+      const py::gil_scoped_release release;  // may wait for the disk
+      for (std::int64_t row = start; row < stop; ++row) into[row - start] = column.at(row);
+    }
+    return values;
+  }
+
+  Column column;
+
+ private:
+  std::string outside(std::int64_t row) const { return "row " + std::to_string(row) + " of " + std::to_string(num_rows_); }
+
+  std::int64_t num_rows_;
+  Array<std::uint8_t> content_;
+};
+
+// The index with the columns that it reads.
+class StoredIndex {
+ public:
+  StoredIndex(const Int64Array& first_keys, py::tuple columns) : columns_(std::move(columns)), index_(views(first_keys)) {}
+
+  py::object locate(const Int64Array& keys) const { return look_up(keys, Wanted{true, false, false}); }
+  py::object entries(const Int64Array& keys) const { return look_up(keys, Wanted{true, true, false}); }
+  py::object labels_and_timestamps(const Int64Array& keys) const { return look_up(keys, Wanted{false, true, true}); }
+
+  Array<bool> contains(const Int64Array& keys) const {
+    check_shape(keys, "keys");
+    Array<bool> found(keys.size());
+    bool* into = found.mutable_data();
+    {
+      const py::gil_scoped_release release;
+      index_.contains(keys.data(), static_cast<std::size_t>(keys.size()), into);
+    }
+    return found;
+  }
+
+ private:
+  struct Wanted {
+    bool locations, labels, timestamps;
+  };
+
+  std::vector<SegmentView> views(const Int64Array& first_keys) const {
+    check_shape(first_keys, "first_keys");
+    if (first_keys.size() != static_cast<py::ssize_t>(columns_.size())) throw InvalidArgument("as many first keys as segments are needed");
+    std::vector<SegmentView> segments;
+    segments.reserve(columns_.size());
+    for (std::size_t i = 0; i < columns_.size(); ++i) {
+      const auto five = columns_[i].cast<py::tuple>();
+      if (five.size() != 5) throw InvalidArgument("a segment has five columns");
+      const auto column = [&](std::size_t number) -> const StoredColumn& { return five[number].cast<const StoredColumn&>(); };
+      const std::int64_t first_key = first_keys.data()[i], rows = column(0).num_rows();
+      for (std::size_t number = 1; number < 5; ++number) {
+        if (column(number).num_rows() != rows) throw InvalidArgument("columns of a segment differ in length");
+      }
+      segments.push_back({first_key, first_key + rows, column(0).column, column(1).column, column(2).column, column(3).column, column(4).column});
+    }
+    return segments;
+  }
+
+  py::object look_up(const Int64Array& keys, Wanted wanted) const {
+    check_shape(keys, "keys");
+    const py::ssize_t count = keys.size();
+    const auto common_length = index_.common_length();
+    Answers answers;
+    py::list columns;
+    const auto add = [&](auto*& into, bool needed) {
+      if (!needed) return;
+      Array<std::remove_reference_t<decltype(*into)>> column(count);
+      into = column.mutable_data();
+      columns.append(column);
+    };
+    add(answers.file_ids, wanted.locations);
+    add(answers.offsets, wanted.locations);
+    add(answers.lengths, wanted.locations && !common_length);
+    if (wanted.locations && common_length) columns.append(*common_length);
+    add(answers.labels, wanted.labels);
+    add(answers.timestamps, wanted.timestamps);
+    bool known = false;
+    {
+      // Long for many keys, and pages of the map may have to be read; the arrays are held by this call, the map by this object.
+      const py::gil_scoped_release release;
+      known = index_.look_up(keys.data(), static_cast<std::size_t>(count), answers);
+    }
+    if (!known) return py::none();
+    return py::tuple(columns);
+  }
+
+  py::tuple columns_;
+  SampleIndex index_;
+};
+
+py::object runs_of(const Int64Array& values, std::size_t max_runs) {
+  check_shape(values, "values");
+  Runs runs;
+  {
+    const py::gil_scoped_release release;  // a pass over the array, which this call holds
+    runs = find_runs(values.data(), static_cast<std::size_t>(values.size()), max_runs);
+  }
+  if (runs.starts.empty()) return py::none();
+  return py::make_tuple(to_array(std::move(runs.starts)), to_array(std::move(runs.values)), to_array(std::move(runs.strides)));
+}
+
+}  // namespace
+
+void register_index(py::module_& module) {
+  py::class_<StoredColumn>(module, "Column", py::is_final())
+      .def(py::init<Array<std::uint8_t>, const std::string&, std::size_t, std::int64_t>(), py::arg("content"), py::arg("encoding"),
+           py::arg("width"), py::arg("num_rows"))
+      .def("at", &StoredColumn::at, py::arg("row"))
+      .def("take", &StoredColumn::take, py::arg("rows"))
+      .def("slice", &StoredColumn::slice, py::arg("start"), py::arg("stop"));
+  py::class_<StoredIndex>(module, "SampleIndex", py::is_final())
+      .def(py::init<const Int64Array&, py::tuple>(), py::arg("first_keys"), py::arg("columns"))
+      .def("locate", &StoredIndex::locate, py::arg("keys"))
+      .def("entries", &StoredIndex::entries, py::arg("keys"))
+      .def("labels_and_timestamps", &StoredIndex::labels_and_timestamps, py::arg("keys"))
+      .def("contains", &StoredIndex::contains, py::arg("keys"));
+  module.def("find_runs", &runs_of, py::arg("values"), py::arg("max_runs"));
+}
+
+}  // namespace modyn::bindings

@@ -1,0 +1,123 @@
+// A stored column of a segment of the sample index: integers in the narrowest type that holds them, one value for all rows, or runs.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace modyn {
+
+// Rows [starts[i], starts[i + 1]) have the values values[i] + strides[i] * (row - starts[i]), modulo 2^64. starts[0] is 0.
+struct Runs {
+  std::vector<std::int64_t> starts;
+  std::vector<std::int64_t> values;
+  std::vector<std::int64_t> strides;
+};
+
+// The fewest runs, but for one in two, that give `values`; no runs at all if they would be more than max_runs. One pass, which ends as
+// soon as there are too many.
+Runs find_runs(const std::int64_t* values, std::size_t count, std::size_t max_runs);
+
+// Reads the values of a column as int64; floating point numbers are their bits. A view: whoever makes it keeps the memory alive. Row
+// numbers are not checked. Whatever the memory holds, it is not left: a damaged file gives wrong values, never a crash.
+class Column {
+ public:
+  static Column constant(std::int64_t value) { return {Kind::constant, nullptr, value}; }
+  // `data` holds a value for each row, `width` (1, 2, 4 or 8) bytes each, aligned to it. Throws InvalidArgument.
+  static Column plain(const std::uint8_t* data, std::size_t width);
+  // `data` holds the starts, then the values, then the strides of `count` runs. `count` is at least 1.
+  static Column runs(const std::int64_t* data, std::size_t count) { return {Kind::runs, data, static_cast<std::int64_t>(count)}; }
+
+  bool is_constant() const { return kind_ == Kind::constant; }
+  std::int64_t at(std::int64_t row) const;
+
+  // into[i] = at(rows[i]), one loop for each kind of column. T: int64 or, where the caller knows that all values fit, narrower.
+  template <typename T>
+  void read(const std::int64_t* rows, std::size_t count, T* into) const;
+
+ private:
+  enum class Kind : std::uint8_t { constant, int8, int16, int32, int64, runs };
+  Column(Kind kind, const void* data, std::int64_t value) : data_(data), value_(value), kind_(kind) {}
+
+  std::size_t run_of(std::int64_t row) const;
+  std::int64_t in_run(std::size_t run, std::int64_t row) const;
+  template <typename Stored>
+  std::int64_t stored(std::int64_t row) const {
+    return static_cast<const Stored*>(data_)[row];
+  }
+
+  const void* data_;
+  std::int64_t value_;  // of a constant; of runs their number
+  Kind kind_;
+};
+
+// The last run that begins at or before `row`. The first start is not looked at, so the result is a run whatever the starts are.
+inline std::size_t Column::run_of(std::int64_t row) const {
+  const auto* starts = static_cast<const std::int64_t*>(data_);
+  std::size_t base = 0;
+  for (auto left = static_cast<std::size_t>(value_); left > 1;) {
+    const std::size_t half = left / 2;
+    // A multiplication where a branch could be foreseen half of the time only.
+    base += static_cast<std::size_t>(starts[base + half] <= row) * half;
+    left -= half;
+  }
+  return base;
+}
+
+inline std::int64_t Column::in_run(std::size_t run, std::int64_t row) const {
+  const auto* starts = static_cast<const std::int64_t*>(data_);
+  const auto count = static_cast<std::size_t>(value_);
+  const auto first = static_cast<std::uint64_t>(starts[count + run]);
+  const auto stride = static_cast<std::uint64_t>(starts[2 * count + run]);
+  return static_cast<std::int64_t>(first + stride * static_cast<std::uint64_t>(row - starts[run]));
+}
+
+inline std::int64_t Column::at(std::int64_t row) const {
+  switch (kind_) {
+    case Kind::constant:
+      return value_;
+    case Kind::int8:
+      return stored<std::int8_t>(row);
+    case Kind::int16:
+      return stored<std::int16_t>(row);
+    case Kind::int32:
+      return stored<std::int32_t>(row);
+    case Kind::int64:
+      return stored<std::int64_t>(row);
+    case Kind::runs:
+      break;
+  }
+  return in_run(run_of(row), row);
+}
+
+template <typename T>
+void Column::read(const std::int64_t* rows, std::size_t count, T* into) const {
+  const auto each = [&](const auto& value) {
+    for (std::size_t i = 0; i < count; ++i) into[i] = static_cast<T>(value(rows[i]));
+  };
+  switch (kind_) {
+    case Kind::constant:
+      return each([&](std::int64_t) { return value_; });
+    case Kind::int8:
+      return each([&](std::int64_t row) { return stored<std::int8_t>(row); });
+    case Kind::int16:
+      return each([&](std::int64_t row) { return stored<std::int16_t>(row); });
+    case Kind::int32:
+      return each([&](std::int64_t row) { return stored<std::int32_t>(row); });
+    case Kind::int64:
+      return each([&](std::int64_t row) { return stored<std::int64_t>(row); });
+    case Kind::runs:
+      break;
+  }
+  if (count == 0) return;
+  const auto [low, high] = std::minmax_element(rows, rows + count);
+  const std::size_t run = run_of(*low);
+  if (run == run_of(*high)) {
+    each([&](std::int64_t row) { return in_run(run, row); });
+  } else {
+    each([&](std::int64_t row) { return in_run(run_of(row), row); });
+  }
+}
+
+}  // namespace modyn
