@@ -26,7 +26,7 @@ _PREFETCHING = {"num_prefetched_partitions": 2, "parallel_prefetch_requests": 2}
 @contextmanager
 def prepare(setting: Setting) -> Iterator[list[Case]]:
     folder = write_records(setting.folder / "records", setting.samples)
-    partitions = [min(size, setting.samples) for size in (100_000, 1_000_000)]
+    partitions = sorted({min(size, setting.samples) for size in (100_000, 1_000_000)})
     cases = []
     with installation(setting.folder) as services, SideProcesses() as processes:
         services.ingest(records_dataset("records", folder), setting.samples)

@@ -6,6 +6,7 @@ A record is a label (int64) and 38 float32: what a sample of the paper's Criteo 
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ PER_SAMPLE = """
 def bytes_parser_function(data: memoryview) -> torch.Tensor:
     return torch.frombuffer(data, dtype=torch.float32)
 """
+LAYOUT = {"dtype": "float32", "shape": [FEATURES]}
 BATCH = """
 def batch_parser_function(data, offsets):
     return torch.from_numpy(data.reshape(len(offsets) - 1, -1).view(np.float32))
@@ -47,3 +49,12 @@ def write_records(folder: Path, num_records: int) -> Path:
 def records_dataset(name: str, folder: Path) -> DatasetConfig:
     options = {"record_size": RECORD_BYTES, "label_size": LABEL_BYTES, "byteorder": "little"}
     return DatasetConfig(name=name, base_path=folder, file_wrapper="BinaryFileWrapper", file_wrapper_config=options, watch=False)
+
+
+def write_flat(source: Path, path: Path) -> Path:
+    """All records of `source` in one file, for sides that map one file. Returns its path."""
+    with path.open("wb") as flat:
+        for file in sorted(source.iterdir()):
+            with file.open("rb") as opened:
+                shutil.copyfileobj(opened, flat, 1 << 24)
+    return path

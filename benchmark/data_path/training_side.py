@@ -12,13 +12,13 @@ from benchmark.data_path.installation import Installation
 from benchmark.data_path.side_process import Arrange, SideProcess, SideProcesses, Start, serve
 from modyn.records import TriggerSetInfo
 
+ShortCut = Literal["auto", "on", "off"]
+
 
 class TrainingProcess:
     """A training process of one installation, with the short cut as given."""
 
-    def __init__(
-        self, processes: SideProcesses, services: Installation, short_cut: Literal["auto", "on", "off"] = "auto"
-    ) -> None:
+    def __init__(self, processes: SideProcesses, services: Installation, short_cut: ShortCut = "auto") -> None:
         task = {"config_file": str(services.config_file), "short_cut": short_cut}
         self._process: SideProcess = processes.open(__name__, task)
 
