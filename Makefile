@@ -7,7 +7,7 @@ CONSTRAINTS := constraints.txt
 STAMP := $(VENV)/.installed
 JOBS ?= 2
 
-.PHONY: help setup demo test check lint types unit cpp test-all docs clean
+.PHONY: help setup demo test check lint types unit cpp cpp-address cpp-thread test-all docs clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -43,11 +43,22 @@ unit: setup
 	$(BIN)/pytest -m "not slow" -n $(JOBS) --dist worksteal
 
 cpp: setup  ## C++ tests
-	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S cpp -B build/tests -G Ninja -DMODYN_BUILD_TESTS=ON -DMODYN_BUILD_PYTHON=OFF >/dev/null
-	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/tests
-	PATH="$(CURDIR)/$(BIN):$$PATH" ctest --test-dir build/tests --output-on-failure --no-tests=error
+	$(call cpp-tests,tests,)
 
-test-all: check  ## The gate, and all that takes longer
+cpp-address: setup  ## C++ tests under the address and undefined behaviour sanitizers
+	$(call cpp-tests,tests-address,address)
+
+cpp-thread: setup  ## C++ tests under the thread sanitizer
+	$(call cpp-tests,tests-thread,thread)
+
+# $(1): folder below build/, $(2): sanitizer
+define cpp-tests
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S cpp -B build/$(1) -G Ninja -DMODYN_BUILD_TESTS=ON -DMODYN_BUILD_PYTHON=OFF -DMODYN_SANITIZE=$(2) >/dev/null
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/$(1)
+	PATH="$(CURDIR)/$(BIN):$$PATH" ctest --test-dir build/$(1) --output-on-failure --no-tests=error
+endef
+
+test-all: check cpp-address cpp-thread  ## The gate, and all that takes longer
 	$(BIN)/pytest -m slow
 
 docs: setup  ## Write the generated pages again

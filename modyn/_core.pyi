@@ -36,23 +36,47 @@ class CsvError(DataError):
     """The field at fault, at most 100 bytes of it."""
 
 @final
+class PathTable:
+    """Which file an id means: ids count from 0 in the order of appending. Paths are relative to `base`; an absolute one stands for itself.
+    Append-only, and safe to append to while others gather."""
+
+    def __init__(self, base: PathLike) -> None: ...
+    def append(self, paths: Sequence[PathLike]) -> None: ...
+    def append_packed(self, text: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64]) -> None:
+        """Path i of the block is text[ends[i - 1]:ends[i]], the first from 0. Keeps both arrays, which may be mapped, and copies nothing:
+        they must not change. Ends are looked at when their path is asked for: InvalidArgumentError then if they make no sense."""
+    def __len__(self) -> int: ...
+    def __getitem__(self, file_id: int) -> str:
+        """The whole path. Raises IndexError."""
+
+@final
 class Gatherer:
-    """Reads records by location. Safe to share between threads; keeps at most `max_open_files` files open."""
+    """Reads records by location. Safe to share between threads; keeps at most `max_open_files` files open, some of them mapped (mapped
+    pages count as the process's shared memory, RssFile; they are the page cache's own and cost nothing)."""
 
     def __init__(self, max_open_files: int = 256, num_threads: int = 1) -> None: ...
     def gather(
         self,
-        paths: Sequence[PathLike],
-        file_index: npt.NDArray[np.uint32],
+        paths: PathTable | Sequence[PathLike],
+        file_ids: npt.NDArray[np.uint32],
         offsets: npt.NDArray[np.int64],
         lengths: npt.NDArray[np.int64] | int,
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
         """Bytes of n records in the order asked, duplicates included: (data uint8, bounds int64[n+1]); record i is
-        data[bounds[i]:bounds[i+1]]. `file_index` points into `paths`. Raises FileAccessError, InvalidArgumentError."""
+        data[bounds[i]:bounds[i+1]]. `file_ids` point into `paths`. Raises FileAccessError, InvalidArgumentError."""
     @property
     def num_open_files(self) -> int: ...
     def close_files(self) -> None:
         """Forget all open files."""
+
+def take(
+    data: npt.NDArray[np.uint8],
+    bounds: npt.NDArray[np.int64] | int,
+    rows: npt.NDArray[np.int64],
+    num_threads: int = 1,
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """Rows of a table in memory, in the order asked, duplicates included, as from `Gatherer.gather`. Row r is data[bounds[r]:bounds[r+1]];
+    `bounds` may be one number of bytes for all rows (at least 1). Raises InvalidArgumentError."""
 
 @final
 class CsvIndexer:

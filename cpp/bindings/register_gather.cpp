@@ -1,4 +1,8 @@
+#include <memory>
+#include <optional>
+
 #include "bindings.hpp"
+#include "modyn/buffers.hpp"
 #include "modyn/errors.hpp"
 #include "modyn/gather.hpp"
 
@@ -15,35 +19,104 @@ void check_column(const py::array& column, const char* name, py::ssize_t count) 
   }
 }
 
+// Either a column or one number for all rows.
+struct ColumnOrNumber {
+  explicit ColumnOrNumber(const py::object& object) {
+    if (py::isinstance<py::array>(object)) {
+      column = object.cast<Column<std::int64_t>>();
+    } else {
+      number = object.cast<std::int64_t>();
+    }
+  }
+  const std::int64_t* data() const { return column ? column->data() : nullptr; }
+
+  std::optional<Column<std::int64_t>> column;
+  std::int64_t number = 0;
+};
+
+// An uninitialised array in a buffer of the pool, to which it goes back with the last view of it.
+template <typename T>
+py::array_t<T> pooled_array(std::int64_t size) {
+  auto buffer = std::make_unique<Buffer>(BufferPool::of_process().take(static_cast<std::size_t>(size) * sizeof(T)));
+  const T* data = reinterpret_cast<const T*>(buffer->data());
+  const py::capsule owner(buffer.get(), [](void* held) { delete static_cast<Buffer*>(held); });
+  buffer.release();
+  return data == nullptr ? py::array_t<T>(py::ssize_t{0}) : py::array_t<T>(static_cast<py::ssize_t>(size), data, owner);
+}
+
+// A reference that any thread may drop, with or without the GIL.
+std::shared_ptr<const void> keep_alive(const py::object& object) {
+  return {new py::object(object), [](const void* held) {
+            const py::gil_scoped_acquire acquire;
+            delete static_cast<const py::object*>(held);
+          }};
+}
+
+std::unique_ptr<PathTable> make_table(const py::object& base) { return std::make_unique<PathTable>(to_path(base)); }
+
+void append_packed(PathTable& table, const Column<std::uint8_t>& text, const Column<std::int64_t>& ends) {
+  check_column(text, "text", text.size());
+  check_column(ends, "ends", ends.size());
+  const std::uint8_t* text_data = text.data();
+  const std::int64_t* ends_data = ends.data();
+  const auto text_size = static_cast<std::size_t>(text.size());
+  const auto count = static_cast<std::size_t>(ends.size());
+  auto owner = keep_alive(py::make_tuple(text, ends));
+  const py::gil_scoped_release release;  // the table's lock may be held by a thread that waits for the GIL
+  table.append_packed(text_data, text_size, ends_data, count, std::move(owner));
+}
+
+void append(PathTable& table, const py::sequence& path_objects) {
+  const auto paths = to_paths(path_objects);
+  const py::gil_scoped_release release;
+  table.append(paths);
+}
+
+py::str path_at(const PathTable& table, py::ssize_t id) {
+  if (id < 0) throw py::index_error("file " + std::to_string(id));
+  std::string path;
+  {
+    const py::gil_scoped_release release;  // a mapped block may have to come from a disk
+    path = table.path(static_cast<std::size_t>(id));
+  }
+  return from_path(path);
+}
+
 class Gatherer {
  public:
   Gatherer(std::size_t max_open_files, std::size_t num_threads) : files_(max_open_files), num_threads_(num_threads) {
     if (num_threads == 0) throw InvalidArgument("num_threads must be at least 1");
   }
 
-  py::tuple gather(const py::sequence& path_objects, const Column<std::uint32_t>& file_index, const Column<std::int64_t>& offsets,
+  py::tuple gather(const py::object& paths, const Column<std::uint32_t>& file_ids, const Column<std::int64_t>& offsets,
                    const py::object& lengths) {
-    const std::vector<std::string> paths = to_paths(path_objects);
+    if (py::isinstance<PathTable>(paths)) return gather_from(paths.cast<const PathTable&>(), file_ids, offsets, lengths);
+    PathTable table{std::string()};
+    table.append(to_paths(paths.cast<py::sequence>()));
+    return gather_from(table, file_ids, offsets, lengths);
+  }
+
+  std::size_t num_open_files() const { return files_.size(); }
+  void close_files() { files_.clear(); }
+
+ private:
+  py::tuple gather_from(const PathTable& paths, const Column<std::uint32_t>& file_ids, const Column<std::int64_t>& offsets,
+                        const py::object& lengths_object) {
     const py::ssize_t count = offsets.size();
     check_column(offsets, "offsets", count);
-    check_column(file_index, "file_index", count);
-    Column<std::int64_t> length_column;
-    const bool variable = py::isinstance<py::array>(lengths);
-    if (variable) {
-      length_column = lengths.cast<Column<std::int64_t>>();
-      check_column(length_column, "lengths", count);
+    check_column(file_ids, "file_ids", count);
+    const ColumnOrNumber lengths(lengths_object);
+    if (lengths.column) check_column(*lengths.column, "lengths", count);
+    const GatherRequest request{paths,          file_ids.data(), offsets.data(), lengths.data(),
+                                lengths.number, static_cast<std::size_t>(count)};
+    auto bounds = pooled_array<std::int64_t>(count + 1);
+    std::int64_t* const bounds_data = bounds.mutable_data();
+    {
+      const py::gil_scoped_release release;
+      gather_bounds(request, bounds_data);
     }
-    const GatherRequest request{paths,
-                                file_index.data(),
-                                offsets.data(),
-                                variable ? length_column.data() : nullptr,
-                                variable ? 0 : lengths.cast<std::int64_t>(),
-                                static_cast<std::size_t>(count)};
-    py::array_t<std::int64_t> bounds(count + 1);
-    std::int64_t* bounds_data = bounds.mutable_data();
-    gather_bounds(request, bounds_data);
-    py::array_t<std::uint8_t> data(bounds_data[count]);
-    std::uint8_t* into = data.mutable_data();
+    auto data = pooled_array<std::uint8_t>(bounds_data[count]);
+    std::uint8_t* const into = data.mutable_data();
     {
       // Reading files takes long and touches no Python object: the arrays above are held by this call.
       const py::gil_scoped_release release;
@@ -52,22 +125,53 @@ class Gatherer {
     return py::make_tuple(std::move(data), std::move(bounds));
   }
 
-  std::size_t num_open_files() const { return files_.size(); }
-  void close_files() { files_.clear(); }
-
- private:
   FileCache files_;
   std::size_t num_threads_;
 };
 
+py::tuple take_rows(const Column<std::uint8_t>& data, const py::object& bounds_object, const Column<std::int64_t>& rows,
+                    std::size_t num_threads) {
+  check_column(data, "data", data.size());
+  check_column(rows, "rows", rows.size());
+  const ColumnOrNumber given(bounds_object);
+  if (given.column) {
+    check_column(*given.column, "bounds", std::max<py::ssize_t>(given.column->size(), 1));
+  } else if (given.number < 1 || data.size() % given.number != 0) {
+    throw InvalidArgument("data of " + std::to_string(data.size()) + " bytes are not rows of " + std::to_string(given.number) + " bytes");
+  }
+  const py::ssize_t num_records = given.column ? given.column->size() - 1 : data.size() / given.number;
+  const TakeRequest request{data.data(), data.size(), given.data(), given.number, num_records, rows.data(),
+                            static_cast<std::size_t>(rows.size())};
+  auto bounds = pooled_array<std::int64_t>(rows.size() + 1);
+  std::int64_t* const bounds_data = bounds.mutable_data();
+  {
+    const py::gil_scoped_release release;
+    take_bounds(request, bounds_data);
+  }
+  auto taken = pooled_array<std::uint8_t>(bounds_data[rows.size()]);
+  std::uint8_t* const into = taken.mutable_data();
+  {
+    const py::gil_scoped_release release;  // as in gather
+    take(request, bounds_data, into, num_threads);
+  }
+  return py::make_tuple(std::move(taken), std::move(bounds));
+}
+
 }  // namespace
 
 void register_gather(py::module_& module) {
+  py::class_<PathTable>(module, "PathTable", py::is_final())
+      .def(py::init(&make_table), py::arg("base"))
+      .def("append", &append, py::arg("paths"))
+      .def("append_packed", &append_packed, py::arg("text"), py::arg("ends"))
+      .def("__len__", &PathTable::size)
+      .def("__getitem__", &path_at, py::arg("file_id"));
   py::class_<Gatherer>(module, "Gatherer", py::is_final())
       .def(py::init<std::size_t, std::size_t>(), py::arg("max_open_files") = 256, py::arg("num_threads") = 1)
-      .def("gather", &Gatherer::gather, py::arg("paths"), py::arg("file_index"), py::arg("offsets"), py::arg("lengths"))
+      .def("gather", &Gatherer::gather, py::arg("paths"), py::arg("file_ids"), py::arg("offsets"), py::arg("lengths"))
       .def_property_readonly("num_open_files", &Gatherer::num_open_files)
       .def("close_files", &Gatherer::close_files);
+  module.def("take", &take_rows, py::arg("data"), py::arg("bounds"), py::arg("rows"), py::arg("num_threads") = 1);
 }
 
 }  // namespace modyn::bindings

@@ -1,14 +1,23 @@
 #include "modyn/file.hpp"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <system_error>
 
 #include "modyn/errors.hpp"
 
 namespace modyn {
+
+FileMap::FileMap(int descriptor, std::size_t size) : address_(::mmap(nullptr, size, PROT_READ, MAP_SHARED, descriptor, 0)), size_(size) {
+  if (address_ == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
+}
+
+FileMap::~FileMap() { ::munmap(address_, size_); }
 
 File::File(std::string path) : path_(std::move(path)), descriptor_(-1), device_(0), inode_(0) {
   do {
@@ -38,6 +47,40 @@ std::size_t File::read_some(void* into, std::size_t size, std::int64_t offset) c
     done += static_cast<std::size_t>(got);
   }
   return done;
+}
+
+std::shared_ptr<const FileMap> File::map(std::int64_t wanted) const {
+  const std::lock_guard lock(map_mutex_);
+  if (map_ && static_cast<std::int64_t>(map_->size()) >= wanted) return map_;
+  const std::int64_t there = size();
+  if (there == 0 || there < wanted) return nullptr;
+  try {
+    map_ = std::make_shared<const FileMap>(descriptor_, static_cast<std::size_t>(there));
+  } catch (const std::system_error&) {
+    return nullptr;  // no address space or no more maps for this process, or a file system that has none: pread does as well
+  }
+  return map_;
+}
+
+bool File::is_resident(std::int64_t offset) const {
+  char byte;
+  iovec into{&byte, 1};
+  if (::preadv2(descriptor_, &into, 1, offset, RWF_NOWAIT) >= 0) return true;
+  if (errno != EOPNOTSUPP) return false;
+  // Some file systems cannot do this (tmpfs, NFS). mincore is the second choice: it says yes to everybody who may not write the file.
+  const auto mapped = map(offset + 1);
+  if (!mapped) return true;
+  static const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  const auto* const byte_of_map = mapped->data() + static_cast<std::size_t>(offset) / page * page;
+  unsigned char resident = 1;
+  ::mincore(const_cast<std::uint8_t*>(byte_of_map), 1, &resident);
+  return (resident & 1U) != 0;
+}
+
+std::int64_t File::size() const {
+  struct stat status {};
+  if (::fstat(descriptor_, &status) != 0) throw file_error(errno, path_, 0, 0);
+  return status.st_size;
 }
 
 bool File::is_current() const {

@@ -1,6 +1,9 @@
+#include <atomic>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <random>
+#include <thread>
 
 #include "doctest/doctest.h"
 #include "modyn/errors.hpp"
@@ -23,7 +26,13 @@ struct Records {
 
   std::string gather(std::size_t threads) const {
     modyn::FileCache cache(3);
-    const modyn::GatherRequest request{paths, files.data(), offsets.data(), lengths.data(), 0, files.size()};
+    return gather(threads, cache);
+  }
+
+  std::string gather(std::size_t threads, modyn::FileCache& cache) const {
+    modyn::PathTable table("");
+    table.append(paths);
+    const modyn::GatherRequest request{table, files.data(), offsets.data(), lengths.data(), 0, files.size()};
     std::vector<std::int64_t> bounds(files.size() + 1);
     modyn::gather_bounds(request, bounds.data());
     std::string data(static_cast<std::size_t>(bounds.back()), '?');
@@ -38,14 +47,41 @@ std::string random_bytes(std::mt19937& random, std::size_t size) {
   return bytes;
 }
 
-modyn::FileError failure(const Records& records, std::size_t threads = 1) {
+modyn::FileError failure(const Records& records, std::size_t threads, modyn::FileCache& cache) {
   try {
-    records.gather(threads);
+    records.gather(threads, cache);
   } catch (const modyn::FileError& error) {
     return error;
   }
   FAIL("nothing was thrown");
   throw std::logic_error("not reached");
+}
+
+modyn::FileError failure(const Records& records, std::size_t threads = 1) {
+  modyn::FileCache cache(3);
+  return failure(records, threads, cache);
+}
+
+constexpr std::int64_t row = 160;
+
+// Rows of one file, of which each byte is the row's number: whoever gets one can tell which it is and whether it is whole.
+std::string numbered_rows(std::size_t count) {
+  std::string content;
+  for (std::size_t i = 0; i < count; ++i) content.append(row, static_cast<char>(i % 251));
+  return content;
+}
+
+Records shuffled_rows(const std::string& path, std::size_t in_file, std::size_t count, unsigned seed) {
+  std::mt19937 random(seed);
+  Records records{{path}, {}, {}, {}};
+  for (std::size_t i = 0; i < count; ++i) records.add(0, static_cast<std::int64_t>(random() % in_file) * row, row);
+  return records;
+}
+
+std::string expected_rows(const Records& records) {
+  std::string expected;
+  for (const auto offset : records.offsets) expected.append(row, static_cast<char>(offset / row % 251));
+  return expected;
 }
 
 }  // namespace
@@ -125,4 +161,111 @@ TEST_CASE("records that cannot exist are the caller's mistake") {
   CHECK_THROWS_AS(records.gather(1), modyn::InvalidArgument);
   records = {{"a"}, {}, {}, {}};
   CHECK(records.gather(1).empty());
+}
+
+TEST_CASE("files with few records among files with many, of which one is gone") {
+  const TemporaryFolder folder;
+  Records records = shuffled_rows(folder.write("many", numbered_rows(1000)), 1000, 5000, 3);
+  std::string expected = expected_rows(records);
+  records.paths.push_back(folder.write("few", "0123456789"));
+  records.paths.push_back(folder.at("gone"));
+  records.add(1, 3, 4);
+  records.add(1, 9, 1);
+  records.add(1, 10, 0);
+  CHECK(records.gather(2) == expected + "34569");
+  for (int i = 0; i < 10; ++i) records.add(2, i, 7);
+  const auto error = failure(records);
+  CHECK(error.fault == modyn::FileFault::vanished);
+  CHECK(error.path == folder.at("gone"));
+  CHECK(error.wanted == 7);
+}
+
+TEST_CASE("ids of any size, many of them") {
+  const TemporaryFolder folder;
+  constexpr std::uint32_t files = 300;
+  constexpr std::uint32_t apart = 14'000'000;
+  const std::string content = numbered_rows(files);
+  // One text for all: a file's path is that of its block.
+  const std::string path = folder.write("rows", content);
+  modyn::PathTable table("");
+  std::vector<std::int64_t> ends(apart, static_cast<std::int64_t>(path.size()));
+  ends[0] = 0;
+  Records records;
+  std::string expected;
+  std::mt19937 random(11);
+  for (int i = 0; i < 20'000; ++i) {
+    const auto file = random() % files;
+    records.add(file * (apart / files) + 1, file * row, row);
+    expected.append(row, static_cast<char>(file % 251));
+  }
+  for (std::uint32_t file = 0; file < files; ++file) ends[file * (apart / files)] = 0;
+  table.append_packed(reinterpret_cast<const std::uint8_t*>(path.data()), path.size(), ends.data(), ends.size(), nullptr);
+  modyn::FileCache cache(3);
+  const modyn::GatherRequest request{table, records.files.data(), records.offsets.data(), nullptr, row, records.files.size()};
+  std::vector<std::int64_t> bounds(records.files.size() + 1);
+  modyn::gather_bounds(request, bounds.data());
+  std::string data(static_cast<std::size_t>(bounds.back()), '?');
+  modyn::gather(request, bounds.data(), reinterpret_cast<std::uint8_t*>(data.data()), cache, 2);
+  CHECK(data == expected);
+}
+
+TEST_CASE("a mapped file that grows, is replaced, or is cut between two calls") {
+  const TemporaryFolder folder;
+  modyn::FileCache cache(3);
+  const auto path = folder.write("rows", numbered_rows(500));
+  const Records small = shuffled_rows(path, 500, 2000, 1);
+  CHECK(small.gather(1, cache) == expected_rows(small));
+
+  std::ofstream(path, std::ios::binary | std::ios::app) << numbered_rows(1000).substr(500 * row);
+  const Records grown = shuffled_rows(path, 1000, 2000, 2);
+  CHECK(grown.gather(1, cache) == expected_rows(grown));
+
+  std::filesystem::rename(folder.write("new", std::string(1000 * row, 'n')), path);
+  CHECK(grown.gather(1, cache) == std::string(2000 * row, 'n'));
+
+  // Within a page, so that no fault tells of it: the rest of the page reads as zeros.
+  std::filesystem::resize_file(path, 999 * row + 1);
+  CHECK(small.gather(1, cache) == std::string(2000 * row, 'n'));
+  Records last = small;
+  last.add(0, 999 * row, row);
+  const auto error = failure(last, 2, cache);
+  CHECK(error.fault == modyn::FileFault::truncated);
+  CHECK(error.offset == 999 * row);
+  CHECK(error.available == 1);
+}
+
+TEST_CASE("a file that is cut while threads copy from its map") {
+  const TemporaryFolder folder;
+  constexpr std::size_t rows = 20'000;
+  const std::string content = numbered_rows(rows);
+  const auto path = folder.write("rows", content);
+  modyn::FileCache cache(3);
+  std::atomic<bool> done{false};
+  std::thread cutter([&] {
+    while (!done) {
+      std::filesystem::resize_file(path, rows / 2 * row + 7);
+      std::filesystem::resize_file(path, rows * row);
+      std::ofstream file(path, std::ios::binary | std::ios::in | std::ios::out);
+      file << content;
+    }
+  });
+  std::atomic<int> whole{0};
+  std::atomic<int> cut{0};
+  std::vector<std::thread> readers;
+  for (unsigned seed = 0; seed < 4; ++seed) {
+    readers.emplace_back([&, seed] {
+      const Records records = shuffled_rows(path, rows, 4000, seed);
+      for (int turn = 0; turn < 100; ++turn) {
+        try {
+          whole += records.gather(2, cache).size() == 4000 * row;
+        } catch (const modyn::FileError& error) {
+          cut += error.fault == modyn::FileFault::truncated && error.path == path;
+        }
+      }
+    });
+  }
+  for (auto& reader : readers) reader.join();
+  done = true;
+  cutter.join();
+  CHECK(whole + cut == 400);
 }

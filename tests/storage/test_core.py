@@ -1,12 +1,14 @@
-"""Gathering by location, against slicing the files in Python."""
+"""Gathering by location and taking from memory, against slicing in Python."""
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,7 +37,7 @@ def write_files(folder: Path, contents: list[bytes]) -> list[str]:
     return [str(path) for path in paths]
 
 
-def gather(gatherer: _core.Gatherer, paths: list[str], records: list[Record]) -> list[bytes]:
+def gather(gatherer: _core.Gatherer, paths: list[str] | _core.PathTable, records: list[Record]) -> list[bytes]:
     """Gather `records` and cut the buffer at its bounds."""
     files, offsets, lengths = (np.array([record[i] for record in records], np.int64) for i in range(3))
     data, bounds = gatherer.gather(paths, files.astype(np.uint32), offsets, lengths)
@@ -67,9 +69,12 @@ def test_gather_gives_the_bytes_of_each_record_in_the_order_asked(
     tmp_path_factory: pytest.TempPathFactory, case: tuple[list[bytes], list[Record]], threads: int, max_open: int
 ) -> None:
     contents, records = case
-    paths = write_files(tmp_path_factory.mktemp("gather"), contents)
+    folder = tmp_path_factory.mktemp("gather")
+    names = write_files(folder, contents)
+    table = _core.PathTable(folder)
+    table.append(AWKWARD_NAMES[: len(contents)])
     gatherer = _core.Gatherer(max_open_files=max_open, num_threads=threads)
-    for _ in range(2):  # the second time with files that are open already
+    for paths in (names, table):  # the second time with files that are open already
         found = gather(gatherer, paths, records)
         assert found == [contents[file][offset : offset + length] for file, offset, length in records]
     assert gatherer.num_open_files <= max_open
@@ -152,10 +157,151 @@ def test_arguments_of_other_types_and_shapes_are_refused(tmp_path: Path) -> None
     gatherer = _core.Gatherer()
     with pytest.raises(TypeError):
         gatherer.gather(paths, np.zeros(1, np.int64), np.zeros(1, np.int64), 1)
-    with pytest.raises(InvalidArgumentError, match="file_index"):
+    with pytest.raises(InvalidArgumentError, match="file_ids"):
         gatherer.gather(paths, np.zeros(2, np.uint32), np.zeros(1, np.int64), 1)
     with pytest.raises(InvalidArgumentError, match="num_threads"):
         _core.Gatherer(num_threads=0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    names=st.lists(st.lists(st.binary(min_size=1, max_size=12).filter(lambda name: b"\0" not in name), max_size=4), max_size=6),
+    packed=st.integers(0, 2**6 - 1),
+)
+def test_a_path_table_is_a_list_of_paths_below_its_base(names: list[list[bytes]], packed: int) -> None:
+    table = _core.PathTable("/some/base")
+    expected: list[str] = []
+    for number, block in enumerate(names):
+        if packed >> number & 1:
+            ends = np.cumsum([len(name) for name in block]).astype(np.int64)
+            table.append_packed(np.frombuffer(b"".join(block), np.uint8), ends)
+        else:
+            table.append(block)
+        expected += [os.fsdecode(os.path.join(b"/some/base", name)) for name in block]
+        assert len(table) == len(expected)
+    assert [table[file_id] for file_id in range(len(table))] == expected
+    for outside in (-1, len(table)):
+        with pytest.raises(IndexError):
+            table[outside]
+
+
+def test_a_table_grows_while_others_gather(tmp_path: Path) -> None:
+    contents = [bytes([i]) * 2000 for i in range(50)]
+    table = _core.PathTable(tmp_path)
+    gatherer = _core.Gatherer(num_threads=2)
+    wrong: list[int] = []
+    appended = threading.Event()
+
+    def work() -> None:
+        rng = np.random.default_rng(0)
+        while not appended.is_set() or len(table) < len(contents):
+            if len(table) == 0:
+                continue
+            records = [(int(file), int(rng.integers(1900)), 100) for file in rng.integers(0, len(table), 200)]
+            found = gather(gatherer, table, records)
+            wrong.extend(file for (file, _, _), got in zip(records, found, strict=True) if got != contents[file][:100])
+
+    readers = [threading.Thread(target=work) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for i, content in enumerate(contents):
+        (tmp_path / str(i)).write_bytes(content)
+        table.append([str(i)])
+    appended.set()
+    for reader in readers:
+        reader.join()
+    assert not wrong
+
+
+def test_packed_paths_hold_their_arrays_until_the_table_goes() -> None:
+    text = np.frombuffer(b"abc", np.uint8)
+    ends = np.array([1, 3], np.int64)
+    before = sys.getrefcount(text)
+    table = _core.PathTable("")
+    table.append_packed(text, ends)
+    assert sys.getrefcount(text) > before
+    assert [table[0], table[1]] == ["a", "bc"]
+    del table
+    assert sys.getrefcount(text) == before
+
+
+def mapped_rows(path: Path, count: int) -> npt.NDArray[np.uint8]:
+    """A file of `count` rows of 160 bytes, enough for the gatherer to map it."""
+    rows = np.random.default_rng(count).integers(0, 256, (count, 160), np.uint8)
+    path.write_bytes(rows.tobytes())
+    return rows
+
+
+def test_a_file_cut_under_its_map_is_an_error_and_the_process_lives_on(tmp_path: Path) -> None:
+    path = tmp_path / "rows"
+    rows = mapped_rows(path, 2000)
+    where = np.random.default_rng(1).permutation(2000).astype(np.int64)
+    gatherer = _core.Gatherer(num_threads=2)
+    files = np.zeros(2000, np.uint32)
+    data, _ = gatherer.gather([path], files, where * 160, 160)
+    assert np.array_equal(data.reshape(-1, 160), rows[where])
+    os.truncate(path, 1000 * 160 + 3)
+    with pytest.raises(_core.FileTruncatedError) as caught:
+        gatherer.gather([path], files, where * 160, 160)
+    assert caught.value.offset in range(160_000, 320_000, 160)
+    assert caught.value.available == max(0, 160_003 - caught.value.offset)
+    there = where[where < 1000]
+    data, _ = gatherer.gather([path], files[: len(there)], there * 160, 160)
+    assert np.array_equal(data.reshape(-1, 160), rows[there])
+
+
+def test_results_are_writable_and_are_never_shared(tmp_path: Path) -> None:
+    rows = mapped_rows(tmp_path / "rows", 500)
+    gatherer = _core.Gatherer()
+    everything = np.arange(500, dtype=np.int64)
+    held = []
+    for turn in range(20):
+        data, bounds = gatherer.gather([tmp_path / "rows"], np.zeros(500, np.uint32), everything * 160, 160)
+        assert np.array_equal(data.reshape(-1, 160), rows)
+        assert np.array_equal(bounds, np.arange(501) * 160)
+        data[:] = turn
+        bounds[:] = turn
+        held.append((data[7:], bounds))  # a view keeps the memory
+        if turn % 3 == 0:
+            del held[0]
+        del data, bounds
+        assert all((kept == kept[0]).all() and (ends == kept[0]).all() for kept, ends in held)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), threads=st.sampled_from([1, 2, 5]), size=st.integers(0, 300), asked=st.integers(0, 3000))
+def test_take_is_fancy_indexing_of_rows(seed: int, threads: int, size: int, asked: int) -> None:
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(0, size + 1, 100)
+    bounds = np.concatenate([[0], np.cumsum(lengths)])
+    data = rng.integers(0, 256, bounds[-1], np.uint8)
+    rows = rng.integers(0, 100, asked)
+    taken, ends = _core.take(data, bounds, rows, threads)
+    assert np.array_equal(np.diff(ends), lengths[rows])
+    assert taken.tobytes() == b"".join(data[bounds[row] : bounds[row + 1]].tobytes() for row in rows)
+    if size:
+        table = rng.integers(0, 256, (100, size), np.uint8)
+        taken, ends = _core.take(table.reshape(-1), size, rows, threads)
+        assert np.array_equal(taken.reshape(-1, size), table[rows])
+        assert np.array_equal(ends, np.arange(asked + 1) * size)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "rows"),
+    [
+        (np.array([0, 2, 4]), [2]),
+        (np.array([0, 2, 4]), [-1]),
+        (np.array([0, 2, 5]), [1]),
+        (np.array([0, 3, 2]), [1]),
+        (np.array([], np.int64), []),
+        (3, [0]),
+        (0, [0]),
+        (2, [2]),
+    ],
+)
+def test_rows_that_are_not_there_are_refused(bounds: npt.NDArray[np.int64] | int, rows: list[int]) -> None:
+    with pytest.raises(InvalidArgumentError):
+        _core.take(np.zeros(4, np.uint8), bounds, np.array(rows, np.int64))
 
 
 def test_threads_share_a_gatherer(tmp_path: Path) -> None:

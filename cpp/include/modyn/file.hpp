@@ -1,4 +1,4 @@
-// Reading the user's files: by pread, never by a map, because a map of a file that is cut kills the process.
+// Reading the user's files: by pread, or through a map, which is only to be touched under guard.hpp: others may cut these files.
 #pragma once
 
 #include <cstddef>
@@ -12,6 +12,23 @@
 
 namespace modyn {
 
+// The first `size()` bytes of a file, as they are at any time. Touching bytes that were cut off since raises SIGBUS.
+class FileMap {
+ public:
+  // Throws std::system_error.
+  FileMap(int descriptor, std::size_t size);
+  ~FileMap();
+  FileMap(const FileMap&) = delete;
+  FileMap& operator=(const FileMap&) = delete;
+
+  const std::uint8_t* data() const { return static_cast<const std::uint8_t*>(address_); }
+  std::size_t size() const { return size_; }
+
+ private:
+  void* address_;
+  std::size_t size_;
+};
+
 // An open file. Safe to read from many threads.
 class File {
  public:
@@ -23,6 +40,13 @@ class File {
 
   // Reads up to `size` bytes at `offset` into `into`; returns fewer only at the end of the file. Throws FileError.
   std::size_t read_some(void* into, std::size_t size, std::int64_t offset) const;
+  // A map of at least the first `size` bytes, made anew only when the file has grown; null if the file is shorter than that or cannot be
+  // mapped.
+  std::shared_ptr<const FileMap> map(std::int64_t size) const;
+  // Whether the byte at `offset` can be read without waiting for a disk. Where the system cannot tell, it can.
+  bool is_resident(std::int64_t offset) const;
+  // Bytes of the file now. Throws FileError.
+  std::int64_t size() const;
   // Whether `path` still names the file that is open here.
   bool is_current() const;
   const std::string& path() const { return path_; }
@@ -32,6 +56,8 @@ class File {
   int descriptor_;
   std::uint64_t device_;
   std::uint64_t inode_;
+  mutable std::mutex map_mutex_;
+  mutable std::shared_ptr<const FileMap> map_;
 };
 
 // The most recently used files, kept open. At most `capacity` are kept; a file that a reader still holds closes when it lets go.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <mutex>
 #include <system_error>
@@ -41,6 +42,16 @@ void parallel_for(std::size_t count, std::size_t threads, const Work& work) {
   drain();
   for (auto& thread : others) thread.join();
   if (failure) std::rethrow_exception(failure);
+}
+
+// Calls work(first, last) for ranges that together are [0, count), on as many of `threads` threads as `bytes` bytes of work are worth.
+template <typename Work>
+void parallel_blocks(std::size_t count, std::int64_t bytes, std::size_t threads, const Work& work) {
+  constexpr std::int64_t bytes_per_thread = 256 << 10;
+  constexpr std::size_t blocks_per_thread = 4;
+  const std::size_t useful = std::min(std::max<std::size_t>(threads, 1), 1 + static_cast<std::size_t>(bytes / bytes_per_thread));
+  const std::size_t blocks = useful == 1 ? 1 : std::min(count, useful * blocks_per_thread);
+  parallel_for(blocks, useful, [&](std::size_t block) { work(count * block / blocks, count * (block + 1) / blocks); });
 }
 
 }  // namespace modyn

@@ -1,0 +1,63 @@
+// Memory for results. A fresh buffer costs as much as filling it: the kernel clears every page of it first. So a few are kept.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+namespace modyn {
+
+class BufferPool;
+
+// Writable memory of at least the size asked for, with undefined content. Goes back to its pool in the end, from any thread.
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(Buffer&& other) noexcept;
+  Buffer& operator=(Buffer&& other) noexcept;
+  ~Buffer();
+
+  std::uint8_t* data() const { return data_; }
+  std::size_t capacity() const { return capacity_; }
+
+ private:
+  friend class BufferPool;
+  Buffer(BufferPool* pool, std::uint8_t* data, std::size_t capacity) : pool_(pool), data_(data), capacity_(capacity) {}
+
+  BufferPool* pool_ = nullptr;
+  std::uint8_t* data_ = nullptr;
+  std::size_t capacity_ = 0;
+};
+
+// Keeps at most `max_kept_bytes` of unused buffers, at most 64, the latest ones. Must outlive its buffers.
+class BufferPool {
+ public:
+  explicit BufferPool(std::size_t max_kept_bytes);
+  ~BufferPool();
+  BufferPool(const BufferPool&) = delete;
+  BufferPool& operator=(const BufferPool&) = delete;
+
+  // The pool of this process; it keeps up to 128 MiB.
+  static BufferPool& of_process();
+
+  // Throws std::bad_alloc.
+  Buffer take(std::size_t size);
+  std::size_t kept_bytes() const;
+
+ private:
+  friend class Buffer;
+  struct Kept {
+    std::uint8_t* data;
+    std::size_t capacity;
+  };
+  void give_back(std::uint8_t* data, std::size_t capacity) noexcept;
+
+  std::size_t max_kept_bytes_;
+  // Only ever tried, never waited for: after a fork, the lock of a thread that is not there any more stays locked.
+  mutable std::mutex mutex_;
+  std::vector<Kept> kept_;  // oldest first; never grows beyond what is reserved
+  std::size_t kept_bytes_ = 0;
+};
+
+}  // namespace modyn

@@ -1,0 +1,183 @@
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "gather_ways.hpp"
+#include "modyn/errors.hpp"
+#include "modyn/parallel.hpp"
+
+namespace modyn {
+namespace {
+
+// Reading this many bytes that nobody asked for costs less than another system call.
+constexpr std::int64_t max_gap = 4096;
+// Most bytes read at once through a thread's scratch space.
+constexpr std::int64_t max_run = 1 << 20;
+// Opening and reading a file takes as long as copying this many bytes.
+constexpr std::int64_t cost_of_record = 4096;
+
+unsigned bits_for(std::uint64_t value) {
+  unsigned bits = 0;
+  for (; value != 0; value >>= 1) ++bits;
+  return bits;
+}
+
+// Least-significant-digit radix sort of `keys` by the bits [low, high).
+void radix_sort(std::vector<std::uint64_t>& keys, unsigned low, unsigned high) {
+  constexpr unsigned digit_bits = 11;
+  std::vector<std::uint64_t> other(keys.size());
+  for (unsigned shift = low; shift < high; shift += digit_bits) {
+    const std::uint64_t mask = (1U << std::min(digit_bits, high - shift)) - 1;
+    std::array<std::size_t, 1U << digit_bits> starts{};
+    for (const auto key : keys) ++starts[(key >> shift) & mask];
+    std::size_t sum = 0;
+    for (auto& start : starts) sum += std::exchange(start, sum);
+    for (const auto key : keys) other[starts[(key >> shift) & mask]++] = key;
+    keys.swap(other);
+  }
+}
+
+bool is_sorted(const GatherRequest& r, const std::vector<std::uint32_t>& positions) {
+  return std::is_sorted(positions.begin(), positions.end(), [&r](auto a, auto b) {
+    return r.files[a] != r.files[b] ? r.files[a] < r.files[b] : r.offsets[a] < r.offsets[b];
+  });
+}
+
+// Brings ascending positions into the order (file, offset, position).
+void sort_for_reading(const GatherRequest& r, std::vector<std::uint32_t>& positions) {
+  if (is_sorted(r, positions)) return;
+  std::uint32_t max_file = 0;
+  std::int64_t max_offset = 0;
+  for (const auto i : positions) {
+    max_file = std::max(max_file, r.files[i]);
+    max_offset = std::max(max_offset, r.offsets[i]);
+  }
+  const unsigned position_bits = bits_for(positions.back());
+  const unsigned offset_bits = bits_for(static_cast<std::uint64_t>(max_offset));
+  const unsigned all_bits = position_bits + offset_bits + bits_for(max_file);
+  if (all_bits > 64) {
+    std::stable_sort(positions.begin(), positions.end(), [&r](auto a, auto b) {
+      return r.files[a] != r.files[b] ? r.files[a] < r.files[b] : r.offsets[a] < r.offsets[b];
+    });
+    return;
+  }
+  // The usual case: file, offset and position fit into one number, and numbers sort fast.
+  std::vector<std::uint64_t> keys(positions.size());
+  std::transform(positions.begin(), positions.end(), keys.begin(), [&](auto i) {
+    const auto file = offset_bits + position_bits < 64 ? std::uint64_t{r.files[i]} << (offset_bits + position_bits) : 0;
+    return file | static_cast<std::uint64_t>(r.offsets[i]) << position_bits | i;
+  });
+  radix_sort(keys, position_bits, all_bits);
+  const std::uint64_t mask = (std::uint64_t{1} << position_bits) - 1;
+  std::transform(keys.begin(), keys.end(), positions.begin(), [mask](auto key) { return static_cast<std::uint32_t>(key & mask); });
+}
+
+// Reads the records at ranks [first, last) of the reading order.
+class BlockReader {
+ public:
+  BlockReader(const GatherRequest& request, const std::vector<std::uint32_t>& order, const std::int64_t* bounds, std::uint8_t* into,
+              FileCache& cache)
+      : r_(request), order_(order), bounds_(bounds), into_(into), cache_(cache) {}
+
+  void read(std::size_t first, std::size_t last) {
+    while (first < last) {
+      const Run run = next_run(first, last);
+      if (run.end > run.begin) read_run(first, run);
+      first = run.last;
+    }
+  }
+
+ private:
+  // Records at ranks [first, last), all within bytes [begin, end) of one file. direct: the buffer wants them exactly as they lie there.
+  struct Run {
+    std::size_t last;
+    std::int64_t begin;
+    std::int64_t end;
+    bool direct;
+  };
+
+  std::size_t at(std::size_t rank) const { return order_[rank]; }
+
+  Run next_run(std::size_t first, std::size_t last) const {
+    const std::size_t head = at(first);
+    Run run{first + 1, r_.offsets[head], r_.offsets[head] + r_.length(head), true};
+    for (; run.last < last; ++run.last) {
+      const std::size_t i = at(run.last);
+      const std::int64_t begin = r_.offsets[i];
+      const std::int64_t end = std::max(run.end, begin + r_.length(i));
+      if (r_.files[i] != r_.files[head] || begin - run.end > max_gap) break;
+      const bool direct = run.direct && begin == run.end && bounds_[i] - bounds_[head] == begin - run.begin;
+      if (!direct && end - run.begin > max_run) break;
+      run.direct = direct;
+      run.end = end;
+    }
+    return run;
+  }
+
+  void read_run(std::size_t first, const Run& run) {
+    const std::size_t head = at(first);
+    if (!file_ || file_id_ != r_.files[head]) file_ = open(head);
+    const auto size = static_cast<std::size_t>(run.end - run.begin);
+    std::uint8_t* target = run.direct ? into_ + bounds_[head] : scratch(size);
+    const std::size_t got = file_->read_some(target, size, run.begin);
+    if (got < size) throw_truncated(first, run, static_cast<std::int64_t>(got));
+    if (run.direct) return;
+    for (std::size_t rank = first; rank < run.last; ++rank) {
+      const std::size_t i = at(rank);
+      std::memcpy(into_ + bounds_[i], target + (r_.offsets[i] - run.begin), static_cast<std::size_t>(r_.length(i)));
+    }
+  }
+
+  std::shared_ptr<const File> open(std::size_t head) {
+    const std::string path = r_.paths.path(r_.files[head]);
+    file_id_ = r_.files[head];
+    try {
+      return cache_.open(path);
+    } catch (FileError& error) {
+      throw FileError(error.fault, path, r_.offsets[head], r_.length(head), -1, error.error_number);
+    }
+  }
+
+  std::uint8_t* scratch(std::size_t size) {
+    if (scratch_size_ < size) {
+      scratch_.reset(new std::uint8_t[size]);  // not value-initialised: every byte is read over
+      scratch_size_ = size;
+    }
+    return scratch_.get();
+  }
+
+  [[noreturn]] void throw_truncated(std::size_t first, const Run& run, std::int64_t got) const {
+    const std::int64_t end_of_file = run.begin + got;
+    std::size_t rank = first;
+    while (rank + 1 < run.last && r_.offsets[at(rank)] + r_.length(at(rank)) <= end_of_file) ++rank;
+    const std::size_t i = at(rank);
+    const std::int64_t available = std::max<std::int64_t>(0, end_of_file - r_.offsets[i]);
+    throw FileError(FileFault::truncated, file_->path(), r_.offsets[i], r_.length(i), available, 0);
+  }
+
+  const GatherRequest& r_;
+  const std::vector<std::uint32_t>& order_;
+  const std::int64_t* bounds_;
+  std::uint8_t* into_;
+  FileCache& cache_;
+  std::shared_ptr<const File> file_;
+  std::uint32_t file_id_ = 0;
+  std::unique_ptr<std::uint8_t[]> scratch_;
+  std::size_t scratch_size_ = 0;
+};
+
+}  // namespace
+
+void read_records(const GatherRequest& request, std::vector<std::uint32_t> positions, const std::int64_t* bounds, std::uint8_t* into,
+                  FileCache& cache, std::size_t threads) {
+  if (positions.empty()) return;
+  sort_for_reading(request, positions);
+  const auto work = bounds[request.count] + static_cast<std::int64_t>(positions.size()) * cost_of_record;
+  parallel_blocks(positions.size(), work, threads, [&](std::size_t first, std::size_t last) {
+    BlockReader(request, positions, bounds, into, cache).read(first, last);
+  });
+}
+
+}  // namespace modyn

@@ -1,0 +1,61 @@
+#include "modyn/guard.hpp"
+
+#include <csetjmp>
+#include <csignal>
+#include <mutex>
+
+namespace modyn {
+namespace {
+
+// Where this thread goes on after a fault; null outside of guarded code. initial-exec: any other model may allocate at the first touch,
+// which a signal handler must not.
+[[gnu::tls_model("initial-exec")]] thread_local sigjmp_buf* escape = nullptr;
+
+// Who handled SIGBUS before us.
+struct sigaction previous {};
+std::mutex installing;
+
+void handle(int signal, siginfo_t* info, void* /*context*/) {
+  const bool from_kernel = info->si_code > 0;
+  if (from_kernel && escape != nullptr) siglongjmp(*escape, 1);
+  // Not ours. Stepping aside for good, rather than calling the previous handler from here, cannot end in a loop where that one was
+  // installed over us and puts us back when it gives up (as Python's faulthandler does): then its turn has been and the default is due.
+  struct sigaction next = previous;
+  previous = {};
+  previous.sa_handler = SIG_DFL;
+  sigaction(signal, &next, nullptr);
+  if (!from_kernel) raise(signal);  // a fault comes again by itself: the instruction is repeated
+}
+
+// Others install theirs when they like (faulthandler, pytest), so whose turn it is must be asked each time: one cheap system call.
+void install() {
+  struct sigaction now {};
+  sigaction(SIGBUS, nullptr, &now);
+  if ((now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == &handle) return;
+  const std::lock_guard lock(installing);
+  sigaction(SIGBUS, nullptr, &now);
+  if ((now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == &handle) return;
+  previous = now;
+  struct sigaction ours {};
+  ours.sa_sigaction = &handle;
+  ours.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  sigemptyset(&ours.sa_mask);
+  sigaction(SIGBUS, &ours, nullptr);
+}
+
+}  // namespace
+
+bool survives_bus_error(void (*run)(void*), void* context) {
+  install();
+  sigjmp_buf here;
+  if (sigsetjmp(here, 1) != 0) {  // with the signal mask: the jump leaves a handler, which has blocked at least SIGBUS
+    escape = nullptr;
+    return false;
+  }
+  escape = &here;
+  run(context);
+  escape = nullptr;
+  return true;
+}
+
+}  // namespace modyn

@@ -1,0 +1,121 @@
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <filesystem>
+#include <thread>
+#include <vector>
+
+#include "doctest/doctest.h"
+#include "modyn/file.hpp"
+#include "modyn/guard.hpp"
+#include "temporary_folder.hpp"
+
+namespace {
+
+constexpr std::size_t page = 4096;
+
+// A map of two pages of a file that has only one any more.
+class CutMap {
+ public:
+  explicit CutMap(const TemporaryFolder& folder) {
+    const auto path = folder.write("cut", std::string(2 * page, 'x'));
+    map_ = modyn::File(path).map(2 * page);
+    std::filesystem::resize_file(path, page);
+  }
+  int sum(std::size_t bytes) const {
+    int total = 0;
+    for (std::size_t i = 0; i < bytes; ++i) total += *static_cast<const volatile std::uint8_t*>(map_->data() + i);
+    return total;
+  }
+
+ private:
+  std::shared_ptr<const modyn::FileMap> map_;
+};
+
+bool survives(const CutMap& map, std::size_t bytes) {
+  int sum = 0;
+  auto run = [&] { sum = map.sum(bytes); };
+  return modyn::survives_bus_error(run);
+}
+
+std::atomic<int> handled{0};
+
+// The signal that ends a child process which runs `body`.
+template <typename Body>
+int ending_signal(const Body& body) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    body();
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+}
+
+}  // namespace
+
+TEST_CASE("touching what was cut off is survived, again and again, on many threads") {
+  const TemporaryFolder folder;
+  const CutMap map(folder);
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < 8; ++thread) {
+    threads.emplace_back([&] {
+      for (int turn = 0; turn < 50; ++turn) wrong += !survives(map, page) || survives(map, 2 * page);
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("who handled the signal before is asked about other faults, and displaced again when needed") {
+  const TemporaryFolder folder;
+  const CutMap map(folder);
+  struct sigaction counting {};
+  struct sigaction before {};
+  counting.sa_handler = [](int) { ++handled; };
+  sigaction(SIGBUS, &counting, &before);
+  CHECK_FALSE(survives(map, 2 * page));
+  CHECK(handled == 0);
+  raise(SIGBUS);  // sent, no fault
+  CHECK(handled == 1);
+  CHECK_FALSE(survives(map, 2 * page));
+  CHECK(handled == 1);
+  sigaction(SIGBUS, &before, nullptr);
+  CHECK_FALSE(survives(map, 2 * page));
+}
+
+// Sanitizers have their own handler for what follows.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+TEST_CASE("a fault outside of the guard ends the process as it would without it") {
+  const TemporaryFolder folder;
+  const CutMap map(folder);
+  const auto fault = [&] {
+    signal(SIGBUS, SIG_DFL);
+    if (!survives(map, 2 * page)) map.sum(2 * page);
+  };
+  CHECK(ending_signal(fault) == SIGBUS);
+  // One that restores its predecessor and tries again, as Python's faulthandler does, installed over ours: no endless ping-pong.
+  const auto fault_with_handler_over_ours = [&] {
+    signal(SIGBUS, SIG_DFL);
+    survives(map, 2 * page);
+    static struct sigaction ours {};
+    struct sigaction dumping {};
+    dumping.sa_handler = [](int number) {
+      sigaction(number, &ours, nullptr);
+      raise(number);
+    };
+    dumping.sa_flags = SA_NODEFER;
+    sigaction(SIGBUS, &dumping, &ours);
+    survives(map, 2 * page);
+    ::alarm(10);
+    map.sum(2 * page);
+  };
+  CHECK(ending_signal(fault_with_handler_over_ours) == SIGBUS);
+}
+#endif

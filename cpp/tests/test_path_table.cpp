@@ -1,0 +1,60 @@
+#include <atomic>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "doctest/doctest.h"
+#include "modyn/errors.hpp"
+#include "modyn/path_table.hpp"
+
+TEST_CASE("ids count on over blocks of either kind") {
+  modyn::PathTable table("/base");
+  CHECK(table.size() == 0);
+  table.append({"a", "sub/b"});
+  table.append({});
+  auto text = std::make_shared<const std::string>("cdd/elsewhere");
+  auto ends = std::make_shared<const std::vector<std::int64_t>>(std::vector<std::int64_t>{1, 3, 13});
+  table.append_packed(reinterpret_cast<const std::uint8_t*>(text->data()), text->size(), ends->data(), ends->size(),
+                      std::make_shared<std::pair<decltype(text), decltype(ends)>>(text, ends));
+  table.append({"f"});
+  const std::vector<std::string> expected{"/base/a", "/base/sub/b", "/base/c", "/base/dd", "/elsewhere", "/base/f"};
+  REQUIRE(table.size() == expected.size());
+  for (std::size_t id = 0; id < expected.size(); ++id) CHECK(table.path(id) == expected[id]);
+  CHECK_THROWS_AS(table.path(expected.size()), std::out_of_range);
+  CHECK(text.use_count() == 2);  // held, not copied
+}
+
+TEST_CASE("without a base, paths stand as they are") {
+  modyn::PathTable table("");
+  table.append({"relative", "/absolute"});
+  CHECK(table.path(0) == "relative");
+  CHECK(table.path(1) == "/absolute");
+}
+
+TEST_CASE("damaged ends are found when their path is asked for") {
+  const std::string text = "abc";
+  const std::vector<std::int64_t> ends{1, 4, 2, -1};
+  modyn::PathTable table("/");
+  table.append_packed(reinterpret_cast<const std::uint8_t*>(text.data()), text.size(), ends.data(), ends.size(), nullptr);
+  CHECK(table.path(0) == "/a");
+  for (std::size_t id = 1; id < 4; ++id) CHECK_THROWS_AS(table.path(id), modyn::InvalidArgument);
+}
+
+TEST_CASE("a table grows while others read it") {
+  modyn::PathTable table("/b/");
+  table.append({"0"});
+  std::atomic<bool> done{false};
+  std::atomic<int> wrong{0};
+  std::thread reader([&] {
+    while (!done) {
+      const std::size_t last = table.size() - 1;
+      wrong += table.path(last) != "/b/" + std::to_string(last);
+    }
+  });
+  for (int i = 1; i < 2000; ++i) table.append({std::to_string(i)});
+  done = true;
+  reader.join();
+  CHECK(wrong == 0);
+}
