@@ -66,6 +66,12 @@ class SideProcess:
 
         return Side(name, measure)
 
+    @property
+    def pid(self) -> int:
+        """Of the process, once a run has begun."""
+        assert self._process is not None
+        return self._process.pid
+
     def close(self) -> None:
         if self._process is not None:
             self._process.kill()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmark.data_path.figure import Side
+from benchmark.data_path.figure import Measured, Side
 from benchmark.data_path.installation import Installation
+from benchmark.data_path.resident import MIB, Watched, watching
 from benchmark.data_path.side_process import Arrange, SideProcess, SideProcesses, Start, serve
 from modyn.records import TriggerSetInfo
 
@@ -28,6 +30,24 @@ class TrainingProcess:
         return self._process.side(
             "modyn", trigger_set.num_keys, run_id=trigger_set.run_id, data=dict(data), workers=workers, options=options
         )
+
+    def memory_of(self, epoch: Side) -> Side:
+        """`epoch`, a side of this process, with another value: MiB that the process takes beyond what it had when its first run began."""
+        idle: list[int] = []
+
+        def run(ready: Callable[[], None]) -> Measured:
+            with ExitStack() as stack:
+                watched: list[Watched] = []
+
+                def begin() -> None:
+                    watched.append(stack.enter_context(watching(self._process.pid)))
+                    idle.append(watched[0].before)
+                    ready()
+
+                epoch.run(begin)
+            return Measured((watched[0].peak - idle[0]) / MIB, {"idle, MiB": idle[0] / MIB})
+
+        return Side(f"{epoch.name}, memory", run)
 
 
 def prepare(task: dict[str, Any]) -> Arrange:
