@@ -1,192 +1,83 @@
-"""Payloads by key: what travels over Arrow Flight between trainer and storage, and the client that asks for it.
+"""The client that fetches payloads by key.
 
-A request is one ticket: an Arrow stream with the column `key` and the metadata `dataset` and `on_missing`. The answer is a stream of
-record batches `key, label, payload` in the order asked; each carries as metadata how many keys of the request are dealt with, so that
-a broken stream goes on behind the last batch received. Errors carry `reason|message` of `modyn.errors`.
+A fetch is cut into requests of bounded size. Streams take them in turn, each stream being one exchange with one endpoint (see
+`flight_messages`); requests are on their way while answers to earlier ones come in. What a broken stream owes goes back, and is asked for
+by the next stream that has room. The consumer gets the answers in the order asked, whatever stream they came by.
 """
 
 from __future__ import annotations
 
+import heapq
+import os
+import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from threading import Lock
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import count
 from types import TracebackType
-from typing import Any, Literal, Self, cast
+from typing import Self
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-from pyarrow import flight
 
-from modyn.config.system import Endpoint, SecurityConfig
-from modyn.errors import (
-    BY_REASON,
-    CancelledError,
-    InvalidArgumentError,
-    ModynError,
-    SecurityError,
-    UnavailableError,
-)
-from modyn.records import Int64Array, LabelArray
-from modyn.rpc.security import root_certificates
-from modyn.rpc.status import TOKEN_KEY
+from modyn.config.system import Endpoint
+from modyn.errors import CancelledError, InvalidArgumentError, ModynError, UnavailableError
+from modyn.records import Int64Array
+from modyn.storage.flight_connections import Connections
+from modyn.storage.flight_messages import AnswerHead, OnMissing, Payloads, Question
+from modyn.storage.flight_streams import Stream
 
-OnMissing = Literal["raise", "skip"]
+__all__ = ["OnMissing", "PayloadClient", "PayloadStream", "Payloads"]
 
-KEYS_PER_REQUEST = 262_144
-"""Keys in one ticket (2 MiB): longer requests become several, one after the other."""
 RETRY_S = 30.0
-"""For how long a request is repeated without any progress before its error is raised."""
-STALL_S = 120.0
-"""A stream of one request that is not at its end after so many seconds is opened again behind the last batch received."""
+"""For how long endpoints are tried again without any progress before their error is raised."""
+STALL_S = 30.0
+"""An endpoint from which nothing is heard for so long, though it owes an answer, is given up. A slow one says every few seconds that it lives."""
+BUFFER_BYTES = 32 * 2**20
+"""Most bytes that a fetch holds for a consumer that is slower than the streams, and one piece a stream."""
 
-# One channel for each client: a client made after a restart must not inherit the back-off of an older one.
-_RECONNECT = [
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
-    ("grpc.max_reconnect_backoff_ms", 500),
-]
+REQUEST_BYTES = 4 * 2**20
+"""About the size of an answer to one request."""
+FIRST_KEYS = 4096
+"""Keys in a request as long as nothing is known of the size of the samples."""
+MAX_KEYS = 65_536
+REQUESTS_A_STREAM = 4
+"""Most requests of a fetch, for each stream, that are sent and not yet consumed."""
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Payloads:
-    """Samples with their bytes. keys: int64 (n,). labels: int64 or float64 (n,). offsets: int64 (n+1,) into data: uint8.
-
-    Sample i is `data[offsets[i]:offsets[i + 1]]`; the arrays are read-only views of the buffer that came over the wire.
-    """
-
-    keys: Int64Array
-    labels: LabelArray
-    data: npt.NDArray[np.uint8]
-    offsets: Int64Array
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    def payload(self, i: int) -> memoryview:
-        """The bytes of sample i, not copied."""
-        return self.data[self.offsets[i] : self.offsets[i + 1]].data
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PayloadRequest:
-    """What a ticket says. keys: int64 (n,)."""
-
-    dataset: str
-    keys: Int64Array
-    on_missing: OnMissing = "raise"
-
-    def to_ticket(self) -> bytes:
-        metadata = {"dataset": self.dataset, "on_missing": self.on_missing}
-        schema = pa.schema([pa.field("key", pa.int64(), nullable=False)], metadata=metadata)
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, schema) as writer:
-            writer.write_batch(pa.record_batch([_column(self.keys)], schema=schema))
-        return cast("bytes", sink.getvalue().to_pybytes())
-
-    @staticmethod
-    def from_ticket(ticket: bytes) -> PayloadRequest:
-        """Raises InvalidArgumentError if the ticket is not one of ours."""
-        try:
-            with pa.ipc.open_stream(ticket) as reader:
-                schema, table = reader.schema, reader.read_all()
-            metadata = schema.metadata or {}
-            dataset, on_missing = metadata[b"dataset"].decode(), metadata[b"on_missing"].decode()
-            keys = table.column("key").combine_chunks()
-            if keys.type != pa.int64() or keys.null_count or on_missing not in ("raise", "skip"):
-                raise ValueError("wrong column or option")
-        except (pa.ArrowException, KeyError, ValueError, UnicodeDecodeError) as error:
-            raise InvalidArgumentError(
-                f"the ticket of a payload request cannot be read ({error}); use PayloadClient of the same version as the storage service"
-            ) from error
-        return PayloadRequest(dataset, _values(keys, np.int64), cast("OnMissing", on_missing))
-
-
-def _column(values: Int64Array | LabelArray) -> pa.Array:
-    """The numbers as an Arrow column over the same memory. Not `pa.array`, which imports pandas (0.3 s in every worker) to look at its input."""
-    kind = pa.float64() if values.dtype.kind == "f" else pa.int64()
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
-
-
-def _values(column: pa.Array, dtype: type[np.int64] | type[np.float64]) -> Any:
-    """The numbers of a column without nulls, over the same memory. Not `to_numpy`, for the same reason."""
-    data = column.buffers()[1]
-    if data is None:
-        return np.empty(0, dtype)
-    return np.frombuffer(data, dtype, count=len(column), offset=column.offset * 8)
-
-
-def payload_schema(float_labels: bool) -> pa.Schema:
-    """Columns of an answer."""
-    columns = (("key", pa.int64()), ("label", pa.float64() if float_labels else pa.int64()), ("payload", pa.large_binary()))
-    return pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns])
-
-
-def to_record_batch(payloads: Payloads, schema: pa.Schema) -> pa.RecordBatch:
-    """The samples as one record batch over the same memory."""
-    buffers = [None, pa.py_buffer(payloads.offsets), pa.py_buffer(payloads.data)]
-    column = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(payloads), buffers)
-    return pa.record_batch([_column(payloads.keys), _column(payloads.labels), column], schema=schema)
-
-
-def from_record_batch(batch: pa.RecordBatch) -> Payloads:
-    """The samples of a record batch, over the same memory."""
-    keys, labels = (
-        _values(batch.column(0), np.int64),
-        _values(batch.column(1), np.float64 if batch.schema.field(1).type == pa.float64() else np.int64),
-    )
-    if len(batch) == 0:
-        return Payloads(keys, labels, np.empty(0, np.uint8), np.zeros(1, np.int64))
-    column = batch.column(2)
-    _, offsets, data = column.buffers()
-    first = column.offset
-    return Payloads(
-        keys,
-        labels,
-        np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8),
-        np.frombuffer(offsets, np.int64)[first : first + len(batch) + 1],
-    )
-
-
-def location(endpoint: Endpoint) -> str:
-    """The URI under which Flight knows `endpoint`."""
-    if endpoint.is_unix:
-        return "grpc+unix://" + endpoint.address.removeprefix("unix:")
-    return ("grpc+tls://" if endpoint.security.tls_cert or endpoint.security.tls_ca else "grpc://") + endpoint.address
-
-
-def error_to_flight(error: ModynError) -> flight.FlightServerError:
-    text = f"{error.reason}|{error.message}".encode("utf-8", "backslashreplace")  # A file's name may be no text.
-    return flight.FlightServerError(text.decode(), text)
-
-
-def error_from_flight(error: Exception, address: str) -> ModynError:
-    """The error that the server meant, or what the loss of the connection means to us."""
-    reason, _, message = (getattr(error, "extra_info", None) or b"").decode(errors="replace").partition("|")
-    if reason in BY_REASON:
-        return BY_REASON[reason](message)
-    first_line = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
-    if isinstance(error, flight.FlightUnavailableError | flight.FlightTimedOutError):
-        return UnavailableError(f"the payload server at {address} cannot be reached: {first_line}")
-    if isinstance(error, flight.FlightUnauthenticatedError | flight.FlightUnauthorizedError):
-        return SecurityError(f"the payload server at {address} refuses the token; set the same security.token on both sides")
-    if isinstance(error, flight.FlightCancelledError):
-        return CancelledError(f"the payload stream from {address} was cancelled")
-    return ModynError(f"the payload server at {address} failed: {first_line}; its log has the details")
+_ROW_BYTES = 24
+"""Key, label and offset of a sample on the wire."""
+_JOIN_S = 2.0
 
 
 class PayloadClient:
-    """Fetches payloads by key. May be used by several threads at once, not across a fork."""
+    """Fetches payloads by key. May be used by several threads at once, not across a fork.
 
-    def __init__(self, endpoint: Endpoint, retry_s: float = RETRY_S) -> None:
-        self._endpoint = endpoint
-        self._retry_s = retry_s
-        self._lock = Lock()
-        self._client: flight.FlightClient | None = None
-        self._headers = _headers(endpoint.security)
+    endpoints: payload servers of one storage, all with the same data. streams: exchanges at once for one fetch, spread over the
+    endpoints; the fetches of one client begin with different ones.
+    """
+
+    def __init__(
+        self,
+        endpoints: Endpoint | Sequence[Endpoint],
+        streams: int = 1,
+        retry_s: float = RETRY_S,
+        stall_s: float = STALL_S,
+        buffer_bytes: int = BUFFER_BYTES,
+    ) -> None:
+        endpoints = [endpoints] if isinstance(endpoints, Endpoint) else list(endpoints)
+        if not endpoints or streams < 1:
+            raise InvalidArgumentError(
+                f"a payload client needs at least one endpoint and one stream, not {len(endpoints)} and {streams}"
+            )
+        self.connections = Connections(endpoints)
+        self.num_streams = streams
+        self.retry_s = retry_s
+        self.stall_s = stall_s
+        self.buffer_bytes = buffer_bytes
+        self.sample_bytes: dict[str, float] = {}
+        """Mean size of the samples by dataset, as they came lately."""
+        self._turns = count(os.getpid())  # clients of several processes begin with different endpoints
+        self._fetches: weakref.WeakSet[Fetch] = weakref.WeakSet()
 
     def __enter__(self) -> Self:
         return self
@@ -195,86 +86,296 @@ class PayloadClient:
         self.close()
 
     def close(self) -> None:
-        with self._lock:
-            if self._client is not None:
-                self._client.close()
-                self._client = None
+        """Fetches that run are cancelled."""
+        for fetch in list(self._fetches):
+            fetch.end(CancelledError("the payload client was closed"))
+        self.connections.close()
 
-    def fetch(self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise") -> Iterator[Payloads]:
+    def fetch(self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise") -> PayloadStream:
         """The samples of `keys`, in the order asked, duplicates included, in batches as they arrive.
 
         Keys that do not exist or were deleted raise NotFoundError that names the first of them, or are left out with
-        on_missing="skip". DataError names file and offset of what cannot be read.
+        on_missing="skip". DataError names file and offset of what cannot be read. UnavailableError: no endpoint could be reached for
+        `retry_s`. An error is raised when the consumer has got what comes before it.
         """
-        keys = np.ascontiguousarray(keys, dtype=np.int64)
-        # 8 bytes a key and some kilobytes around them: storage takes no larger request.
-        at_once = min(KEYS_PER_REQUEST, (self._endpoint.max_message_bytes - 4096) // 8)
-        for first in range(0, len(keys), at_once):
-            yield from self._fetch(PayloadRequest(dataset, keys[first : first + at_once], on_missing))
+        fetch = Fetch(self, Question(dataset, on_missing), np.ascontiguousarray(keys, dtype=np.int64), next(self._turns))
+        self._fetches.add(fetch)
+        return PayloadStream(fetch)
 
-    def _fetch(self, request: PayloadRequest) -> Iterator[Payloads]:
-        """One request, gone on with behind the last batch received when the connection breaks."""
-        done, num_keys = 0, len(request.keys)
-        give_up, pause = time.monotonic() + self._retry_s, 0.05
-        while done < num_keys:
-            rest = PayloadRequest(request.dataset, request.keys[done:], request.on_missing)
-            try:
-                for payloads, answered in self._stream(rest):
-                    expected = request.keys[done : done + len(payloads)]
-                    if request.on_missing == "raise" and not np.array_equal(payloads.keys, expected):
-                        raise ModynError(
-                            f"the payload server at {self._endpoint.address} answered other keys than those asked for"
-                        )
-                    if len(payloads):
-                        yield payloads
-                    done = num_keys - len(rest.keys) + answered
-                    give_up, pause = time.monotonic() + self._retry_s, 0.05
-                if done < num_keys:
-                    raise UnavailableError(
-                        f"the payload server at {self._endpoint.address} ended after {done} of {num_keys} keys"
-                    )
-            except UnavailableError:
-                self._reconnect()
-                if time.monotonic() + pause > give_up:
-                    raise
-                time.sleep(pause)
-                pause = min(2 * pause, 1.0)
 
-    def _stream(self, request: PayloadRequest) -> Iterator[tuple[Payloads, int]]:
-        """Batches of one attempt, each with how many keys of `request` are dealt with after it."""
-        reader: Any = None
-        try:
-            options = flight.FlightCallOptions(timeout=STALL_S, headers=self._headers)
-            reader = self._connected().do_get(flight.Ticket(request.to_ticket()), options)
+class PayloadStream(Iterator[Payloads]):
+    """What a fetch yields. For one consumer; `cancel` may be called by any thread.
+
+    Streams run from the first `next` on. Closing (or dropping) it ends them, at once also at the servers.
+    """
+
+    def __init__(self, fetch: Fetch) -> None:
+        self._fetch = fetch
+
+    def __next__(self) -> Payloads:
+        arrived = self._fetch.next()
+        if arrived is None:
+            raise StopIteration
+        return arrived
+
+    def cancel(self) -> None:
+        """Makes `next` raise CancelledError, also one that waits."""
+        self._fetch.end(CancelledError("the fetch was cancelled"))
+
+    def close(self) -> None:
+        """Ends the fetch and waits for its threads."""
+        self._fetch.end(None)
+        self._fetch.join(_JOIN_S)
+
+    def __del__(self) -> None:
+        self._fetch.end(None)
+
+
+class Request:
+    """Keys [start, stop) of a fetch. `done` of them are dealt with; `arrived` waits for the consumer."""
+
+    __slots__ = ("arrived", "done", "error", "keys", "number")
+
+    def __init__(self, number: int, keys: Int64Array) -> None:
+        self.number = number
+        self.keys = keys
+        self.done = 0
+        self.arrived: deque[Payloads] = deque()
+        self.error: ModynError | None = None
+
+    def __lt__(self, other: Request) -> bool:
+        return self.number < other.number
+
+    @property
+    def is_complete(self) -> bool:
+        return self.done == len(self.keys)
+
+
+class Fetch:
+    """What consumer and streams of one fetch share. Everything waits on one condition."""
+
+    def __init__(self, client: PayloadClient, question: Question, keys: Int64Array, turn: int) -> None:
+        self.question = question
+        self._client = client
+        self._keys = keys
+        self._changed = threading.Condition()
+        self._streams = [
+            Stream(self, client.connections, (turn + i) % len(client.connections)) for i in range(client.num_streams)
+        ]
+        self._started = False
+        self._ended = False
+        self._end_error: ModynError | None = None
+        self._cut_to = 0
+        self._num_cut = 0
+        self._last = np.iinfo(np.int64).max
+        """Number of the request that failed: none behind it is asked for any more."""
+        self._open: deque[Request] = deque()
+        """Requests in order, from the one that the consumer is at to the last that was given to a stream."""
+        self._returned: list[Request] = []
+        """A heap of those that a broken stream owed."""
+        self._buffered = 0
+        self._failing_since: float | None = None
+
+    # The consumer's side
+
+    def next(self) -> Payloads | None:
+        """The next piece, or None at the end. Looks after streams that stall while it waits."""
+        with self._changed:
             while True:
-                try:
-                    chunk = reader.read_chunk()
-                except StopIteration:
-                    reader = None
-                    return
-                yield from_record_batch(chunk.data), int.from_bytes(chunk.app_metadata.to_pybytes(), "little")
-        except (pa.ArrowException, OSError) as error:
-            raise error_from_flight(error, self._endpoint.address) from error
-        finally:
-            if reader is not None:
-                reader.cancel()
+                if self._ended:
+                    if self._end_error is not None:
+                        raise self._end_error
+                    return None
+                head = self._open[0] if self._open else None
+                if head is not None and head.arrived:
+                    arrived = head.arrived.popleft()
+                    self._buffered -= arrived.data.nbytes
+                    self._changed.notify_all()
+                    return arrived
+                if head is not None and head.error is not None:
+                    self._end(head.error)
+                elif head is not None and head.is_complete:
+                    self._open.popleft()
+                    self._changed.notify_all()
+                elif head is None and self._cut_to == len(self._keys):
+                    self._end(None)
+                else:
+                    self._start()
+                    self._changed.wait(self._look_after_streams())
 
-    def _reconnect(self) -> None:
-        """Other threads may still read from the old connection: it is closed when the last of them is done."""
-        with self._lock:
-            self._client = None
+    def end(self, error: ModynError | None) -> None:
+        """From any thread: streams end, and `next` raises `error` or says that this is the end."""
+        with self._changed:
+            if not self._ended:
+                self._end(error)
 
-    def _connected(self) -> flight.FlightClient:
-        with self._lock:
-            if self._client is None:
-                options: dict[str, Any] = {"generic_options": _RECONNECT}
-                trusted = root_certificates(self._endpoint)
-                if trusted is not None:
-                    options["tls_root_certs"] = trusted
-                self._client = flight.FlightClient(location(self._endpoint), **options)
-            return self._client
+    def join(self, timeout_s: float) -> None:
+        give_up = time.monotonic() + timeout_s
+        for stream in self._streams:
+            stream.join(max(0.0, give_up - time.monotonic()))
+
+    def _end(self, error: ModynError | None) -> None:
+        self._ended, self._end_error = True, error
+        self._open.clear()
+        self._returned.clear()
+        self._changed.notify_all()
+        for stream in self._streams:
+            stream.abandon()
+
+    def _start(self) -> None:
+        if not self._started:
+            self._started = True
+            for stream in self._streams:
+                stream.start()
+
+    def _look_after_streams(self) -> float:
+        """Gives up those that have stalled; seconds until the next could have."""
+        now = time.monotonic()
+        left = [self._client.stall_s]
+        for stream in self._streams:
+            if stream.waits_since is not None:
+                left.append(stream.waits_since + self._client.stall_s - now)
+                if left[-1] <= 0:
+                    stream.stalled(self._client.stall_s)
+        return max(0.05, min(left))
+
+    # The streams' side
+
+    def has_work(self) -> bool:
+        """Whether there is something to ask for, now or once there is room; waits until that is known. False: all has arrived."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self._can_ask() or self._is_answered())
+            return not self._ended and self._can_ask()
+
+    def ask(self, stream: Stream) -> Request | None:
+        """The next request for `stream`, once there is room for it. None: it shall ask for nothing more on this exchange."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (
+                    self._ended
+                    or not stream.is_asking
+                    or self._is_cut()
+                    or (self._can_ask() and len(stream.owed) < REQUESTS_A_STREAM - 1)
+                )
+            )
+            if self._ended or not stream.is_asking or not self._can_ask():
+                return None
+            request = heapq.heappop(self._returned) if self._returned else self._cut()
+            if not stream.owed:
+                stream.waits_since = time.monotonic()
+            stream.owed.append((request, request.done))
+            return request
+
+    def is_cut(self) -> bool:
+        """Whether nothing is left to be asked for, unless a stream breaks."""
+        with self._changed:
+            return self._is_cut()
+
+    def _is_cut(self) -> bool:
+        return not self._returned and (self._cut_to == len(self._keys) or self._last < self._num_cut)
+
+    def _can_ask(self) -> bool:
+        return bool(self._returned) or (not self._is_cut() and len(self._open) < REQUESTS_A_STREAM * len(self._streams))
+
+    def _is_answered(self) -> bool:
+        return self._is_cut() and all(request.is_complete or request.error is not None for request in self._open)
+
+    def _cut(self) -> Request:
+        mean = self._client.sample_bytes.get(self.question.dataset)
+        size = FIRST_KEYS if mean is None else int(REQUEST_BYTES / (mean + _ROW_BYTES))
+        # 8 bytes a key and some kilobytes around them: storage takes no larger request.
+        size = max(1, min(size, MAX_KEYS, (self._client.connections.max_message_bytes - 4096) // 8))
+        request = Request(self._num_cut, self._keys[self._cut_to : self._cut_to + size])
+        self._num_cut += 1
+        self._cut_to += len(request.keys)
+        self._open.append(request)
+        return request
+
+    def deliver(self, stream: Stream, head: AnswerHead, payloads: Payloads) -> None:
+        """An answer to the oldest request that `stream` owes. ModynError if it cannot be that.
+
+        Waits while enough lies here for the consumer, unless this is what it waits for.
+        """
+        request, done_before = stream.owed[0] if stream.owed else (None, 0)
+        done = done_before + head.done
+        if request is None or request.number != head.request or not request.done <= done <= len(request.keys):
+            raise ModynError("a payload server answered what it was not asked")
+        check_answer(request.keys[request.done : done], payloads.keys, self.question.on_missing)
+        with self._changed:
+            self._failing_since = None
+            stream.waits_since = None
+            self._changed.wait_for(
+                lambda: (
+                    self._ended
+                    or self._buffered + payloads.data.nbytes <= self._client.buffer_bytes
+                    or (request is self._open[0] and not request.arrived)
+                )
+            )
+            if self._ended:
+                return
+            if len(payloads):
+                self._client.sample_bytes[self.question.dataset] = payloads.data.nbytes / len(payloads)
+                request.arrived.append(payloads)
+                self._buffered += payloads.data.nbytes
+            request.done = done
+            if request.is_complete:
+                stream.owed.popleft()
+            stream.waits_since = time.monotonic() if stream.owed else None
+            self._changed.notify_all()
+
+    def heard(self, stream: Stream) -> None:
+        """The endpoint of `stream` lives."""
+        with self._changed:
+            stream.waits_since = time.monotonic() if stream.owed else None
+
+    def wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def broke(self, stream: Stream, error: UnavailableError) -> None:
+        """What `stream` owes goes back; waits until some endpoint may be tried again. Gives up after `retry_s` without any answer."""
+        with self._changed:
+            lost = self._take_back(stream)
+            now, pause = time.monotonic(), self._client.connections.pause_s()
+            self._failing_since = self._failing_since or now
+            if pause and now + pause > self._failing_since + self._client.retry_s:
+                self._fail(lost, error)
+            else:
+                self._changed.wait_for(lambda: self._ended, pause)
+
+    def failed(self, stream: Stream, error: ModynError) -> None:
+        """The oldest request that `stream` owes cannot be answered, by no endpoint."""
+        with self._changed:
+            self._fail(self._take_back(stream), error)
+
+    def _take_back(self, stream: Stream) -> Request | None:
+        """Makes what `stream` owes a matter of all streams; the first of it."""
+        first = stream.owed[0][0] if stream.owed else None
+        for request, _ in stream.owed:
+            heapq.heappush(self._returned, request)
+        stream.owed.clear()
+        stream.waits_since = None
+        self._changed.notify_all()
+        return first
+
+    def _fail(self, request: Request | None, error: ModynError) -> None:
+        """`error` is what the consumer gets in place of `request`, or of what is next to be asked for."""
+        if self._ended:
+            return
+        if request is None:
+            if not self._can_ask():
+                return  # Others see to the rest.
+            request = self._returned[0] if self._returned else self._cut()
+        request.error = error
+        self._last = min(self._last, request.number)
+        self._returned = sorted(other for other in self._returned if other.number < self._last)
+        self._changed.notify_all()
 
 
-def _headers(security: SecurityConfig) -> list[tuple[bytes, bytes]]:
-    secret = security.secret()
-    return [] if secret is None else [(TOKEN_KEY.encode(), b"Bearer " + secret.encode())]
+def check_answer(asked: Int64Array, arrived: Int64Array, on_missing: OnMissing) -> None:
+    """Raises ModynError unless `arrived` is `asked`, or with "skip" what is left of it without some keys."""
+    if len(asked) != len(arrived) and on_missing == "skip":
+        # A key is missing wherever it was asked for in this piece, or nowhere.
+        asked = asked[np.isin(asked, arrived)]
+    if not np.array_equal(asked, arrived):
+        raise ModynError("a payload server answered other keys than those it was asked for")

@@ -1,9 +1,12 @@
-"""The Arrow Flight face of storage: payloads by key."""
+"""The Arrow Flight face of storage: payloads by key. What is said in an exchange stands in `flight_messages`.
+
+An exchange is served by two threads: the one that Flight gave it reads requests and gathers, the other sends. Between them waits one
+piece, so that a client that does not read stalls the gathering, and no request is read before the one before it is gathered.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from functools import partial
 from typing import Any, Protocol
 
@@ -16,11 +19,31 @@ from modyn.errors import InvalidArgumentError, ModynError, UnavailableError
 from modyn.rpc.logs import get_logger
 from modyn.rpc.security import check_exposure, read_pem, token_matches
 from modyn.rpc.status import TOKEN_KEY
-from modyn.storage.flight import PayloadRequest, error_to_flight, location, payload_schema, to_record_batch
+from modyn.storage.flight_messages import (
+    DESCRIPTOR,
+    END,
+    AnswerHead,
+    Kind,
+    Payloads,
+    Question,
+    common_size,
+    error_to_flight,
+    keys_from_batch,
+    location,
+    no_samples,
+    number_from_bytes,
+    payload_schema,
+    to_record_batch,
+)
 from modyn.storage.index_view import IndexView
 from modyn.storage.payloads import PayloadReader
 
-PAYLOAD_SECONDS = Histogram("modyn_storage_payload_seconds", "Seconds that payload requests took, until the last byte was sent")
+PAYLOAD_SECONDS = Histogram(
+    "modyn_storage_payload_seconds", "Seconds from a payload request to its last piece, read and ready to be sent"
+)
+
+ALIVE_S = 5.0
+"""After so many seconds without an answer the client is told that the server lives."""
 
 _GRACE_S = 1.0
 
@@ -58,7 +81,7 @@ class PayloadServer:
 
     def stop(self) -> None:
         """Streams that run get a moment to end; a client that does not read any more cannot hold the server up."""
-        self._server.stopping.set()
+        self._server.say_goodbye()
         ending = threading.Thread(target=self._server.shutdown, daemon=True)
         ending.start()
         ending.join(_GRACE_S)
@@ -66,45 +89,162 @@ class PayloadServer:
 
 
 class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
-    def __init__(self, uri: str, views: Views, reader: PayloadReader, max_ticket_bytes: int, options: dict[str, Any]) -> None:
+    def __init__(self, uri: str, views: Views, reader: PayloadReader, max_message_bytes: int, options: dict[str, Any]) -> None:
         self._views = views
-        self._max_ticket_bytes = max_ticket_bytes
+        self._max_message_bytes = max_message_bytes
         self._reader = reader
-        self.stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._stopping = False
+        self._sending: set[_Sender] = set()
         super().__init__(uri, **options)
 
-    def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.GeneratorStream:
-        try:
-            self._check_size(ticket.ticket)
-            request = PayloadRequest.from_ticket(ticket.ticket)
-            schema = payload_schema(self._views.view(request.dataset).float_labels)
-            return flight.GeneratorStream(schema, self._batches(request, schema))
-        except ModynError as error:
-            raise error_to_flight(error) from error
+    def say_goodbye(self) -> None:
+        """To all clients: an exchange ends when the client does not ask any more."""
+        with self._lock:
+            self._stopping = True
+            for sender in self._sending:
+                sender.say_goodbye()
 
-    def _check_size(self, ticket: bytes) -> None:
-        # Flight itself takes a message of any size; what is refused here was held in memory once, and is not unpacked.
-        if len(ticket) > self._max_ticket_bytes:
-            raise InvalidArgumentError(
-                f"a payload request of {len(ticket)} bytes is too large for storage, which takes {self._max_ticket_bytes}: ask for "
-                "fewer keys at once, or raise storage.max_message_bytes in the system file"
-            )
-
-    def _batches(self, request: PayloadRequest, schema: pa.Schema) -> Iterator[tuple[pa.RecordBatch, bytes]]:
+    def do_exchange(
+        self,
+        context: flight.ServerCallContext,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.MetadataRecordBatchWriter,
+    ) -> None:
         try:
-            with PAYLOAD_SECONDS.time():
-                view = partial(self._views.view, request.dataset)
-                for payloads, done in self._reader.read(view, request.keys, request.on_missing):
-                    if self.stopping.is_set():
-                        raise UnavailableError("storage is stopping; the stream goes on when it is back")
-                    yield to_record_batch(payloads, schema), done.to_bytes(8, "little")
+            if descriptor != DESCRIPTOR:
+                raise InvalidArgumentError(
+                    "this is an exchange of payloads; use PayloadClient of the same version as the storage service"
+                )
+            question = Question.from_schema(reader.schema)
+            float_labels = self._views.view(question.dataset).float_labels
+            with self._lock:
+                if self._stopping:
+                    raise UnavailableError("storage is stopping")
+                sender = _Sender(writer, float_labels)
+                self._sending.add(sender)
+            try:
+                self._serve(question, float_labels, reader, sender)
+            finally:
+                sender.close()
+                with self._lock:
+                    self._sending.remove(sender)
+        except _ClientGone:
+            pass
         except ModynError as error:
             raise error_to_flight(error) from error
         except Exception as error:
-            get_logger("storage").exception("payload_request_failed", dataset=request.dataset, num_keys=len(request.keys))
+            get_logger("storage").exception("payload_request_failed")
             raise error_to_flight(
                 ModynError(f"the payload request failed: {type(error).__name__}: {error}; the log of storage has the details")
             ) from error
+
+    def _serve(self, question: Question, float_labels: bool, reader: flight.MetadataRecordBatchReader, sender: _Sender) -> None:
+        """Answers requests, one after the other, until the client ends the exchange."""
+        view = partial(self._views.view, question.dataset)
+        while (request := _next_request(reader)) is not None:
+            self._check_size(request.data.nbytes)
+            keys = keys_from_batch(request.data)
+            number = number_from_bytes(b"" if request.app_metadata is None else request.app_metadata.to_pybytes())
+            if number == END:
+                return
+            with PAYLOAD_SECONDS.time():
+                if view().float_labels != float_labels:
+                    raise UnavailableError(f"dataset '{question.dataset}' was registered anew in the meantime")
+                for payloads, done in self._reader.read(view, keys, question.on_missing):
+                    sender.send(payloads, number, done)
+
+    def _check_size(self, num_bytes: int) -> None:
+        # Flight itself takes a message of any size; what is refused here was held in memory once.
+        if num_bytes > self._max_message_bytes:
+            raise InvalidArgumentError(
+                f"a payload request of {num_bytes} bytes is too large for storage, which takes {self._max_message_bytes}: ask for "
+                "fewer keys at once, or raise storage.max_message_bytes in the system file"
+            )
+
+
+class _ClientGone(Exception):
+    """The client has cancelled the exchange, or the connection to it is lost: nobody is there to be told."""
+
+
+def _next_request(reader: flight.MetadataRecordBatchReader) -> flight.FlightStreamChunk | None:
+    """None at the end of the requests."""
+    try:
+        return reader.read_chunk()
+    except StopIteration:
+        return None
+    except pa.ArrowInvalid as error:
+        raise InvalidArgumentError(f"a payload request cannot be read: {error}") from error
+    except pa.ArrowException as error:
+        raise _ClientGone from error
+
+
+class _Sender:
+    """Sends pieces on a thread of its own. At most one waits while another is on its way."""
+
+    def __init__(self, writer: flight.MetadataRecordBatchWriter, float_labels: bool) -> None:
+        self._writer = writer
+        self._schema = payload_schema(float_labels)
+        self._changed = threading.Condition()
+        self._waiting: tuple[Payloads, AnswerHead] | None = None
+        self._leaving = self._complete = False
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="payload-sender", daemon=True)
+        self._thread.start()
+
+    def send(self, payloads: Payloads, number: int, done: int) -> None:
+        """Waits until the piece before it is on its way. Raises _ClientGone if nobody is there to get it."""
+        size = payloads.record_size if payloads.record_size is not None else common_size(payloads.offsets)
+        head = AnswerHead(Kind.SAMPLES, number, done, size)
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting is None or self._failure is not None)
+            if self._failure is not None:
+                raise _ClientGone from self._failure
+            if self._leaving:
+                raise UnavailableError("storage is stopping")
+            self._waiting = (payloads, head)
+            self._changed.notify_all()
+
+    def say_goodbye(self) -> None:
+        """Tells the client to go elsewhere, also while nothing is asked."""
+        with self._changed:
+            self._leaving = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Waits until all is sent."""
+        with self._changed:
+            self._complete = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._writer.begin(self._schema)
+            while (message := self._next()) is not None:
+                payloads, head = message
+                batch = no_samples(self._schema) if payloads is None else to_record_batch(payloads, self._schema)
+                self._writer.write_with_metadata(batch, head.to_bytes())
+        except Exception as error:  # noqa: BLE001  (it ends the thread that gathers)
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+
+    def _next(self) -> tuple[Payloads | None, AnswerHead] | None:
+        """What to send next, or None when that was all."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._leaving or self._complete, ALIVE_S)
+            if self._waiting is not None:
+                message, self._waiting = self._waiting, None
+                self._changed.notify_all()
+                return message
+            if self._complete:
+                return None
+            if self._leaving:
+                self._complete = True
+                return None, AnswerHead(Kind.GOODBYE)
+            return None, AnswerHead(Kind.ALIVE)
 
 
 class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow has no types
