@@ -45,12 +45,13 @@ def logs(
     from modyn.local.stack import log_file
 
     config = system_config()
-    parts = ("stack", "postgres", "redis", *SERVICES)
+    services = (*SERVICES, *config.replicas)
+    parts = ("stack", "postgres", "redis", *services)
     is_run = name is not None and name not in parts
     if name is not None and is_run:
         _require_run(name, parts)
     about = _mention(name) if name is not None and is_run else None
-    chosen = (name,) if name is not None and not is_run else SERVICES
+    chosen = (name,) if name is not None and not is_run else services
     of_services: Logs = {log_file(config, part): (part, about) for part in chosen}
 
     def find() -> Logs:

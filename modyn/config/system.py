@@ -269,7 +269,24 @@ class SystemConfig(BaseSettings):
         """Folder of what one service keeps."""
         return self.state_dir / service
 
+    @property
+    def replicas(self) -> dict[str, Endpoint]:
+        """Where the further processes that serve payloads do so, by name: each is a service that goes by the section of storage."""
+        addresses = self.storage.replica_addresses or [
+            f"unix:{self.run_dir}/flight-{number}.sock" for number in range(1, self.storage.replicas + 1)
+        ]
+        own = self.endpoint("flight")
+        return {
+            f"replica-{number}": own.model_copy(update={"address": address}) for number, address in enumerate(addresses, start=1)
+        }
+
     def service(self, name: str) -> ServiceConfig:
+        names = list(self.replicas) if name.startswith("replica-") else []
+        if name in names:
+            # Its own socket is for whoever looks after it on this machine.
+            port = self.storage.metrics_port
+            update = {"address": None, "metrics_port": port + names.index(name) + 1 if port else 0}
+            return self.storage.model_copy(update=update)
         section = getattr(self, name)
         assert isinstance(section, ServiceConfig)
         return section
@@ -285,12 +302,8 @@ class SystemConfig(BaseSettings):
         )
 
     def endpoints(self, name: Literal["flight"]) -> list[Endpoint]:
-        """Where payloads are served: by storage itself first, then by replica 1, 2, …"""
-        own = self.endpoint(name)
-        further = self.storage.replica_addresses or [
-            f"unix:{self.run_dir / name}-{number}.sock" for number in range(1, self.storage.replicas + 1)
-        ]
-        return [own, *(own.model_copy(update={"address": address}) for address in further)]
+        """Where payloads are served: by storage itself first, then by its replicas."""
+        return [self.endpoint(name), *self.replicas.values()]
 
     def resolved_database_url(self) -> str:
         """The configured PostgreSQL, or the embedded one, which writes its URL down when it starts."""

@@ -1,7 +1,7 @@
 """All services on this machine, supervised by one small process: `python -m modyn.local.stack`.
 
-It starts what the system file does not point elsewhere: PostgreSQL and Redis unless their URLs are set, then the six services. What dies is
-started again, with a pause that grows; what is there when it ends, ends with it.
+It starts what the system file does not point elsewhere: PostgreSQL and Redis unless their URLs are set, then the six services and replicas of
+storage's payload server. What dies is started again, with a pause that grows; what is there when it ends, ends with it.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ class _ServiceProcess:
     def __init__(self, name: str, config: SystemConfig, config_file: Path | None) -> None:
         self._name = name
         self._config = config
-        self._command = [sys.executable, "-m", f"modyn.{name}", *(["--config", str(config_file)] if config_file else [])]
+        self._command = [sys.executable, "-m", *_program(name), *(["--config", str(config_file)] if config_file else [])]
         self._process: subprocess.Popen[bytes] | None = None
-        self.url = config.endpoint(name).address
+        self.url = config.replicas.get(name, config.endpoint(name)).address
 
     @property
     def pid(self) -> int | None:
@@ -141,7 +141,8 @@ class Stack:
     def __init__(self, config: SystemConfig, config_file: Path | None) -> None:
         self._config = config
         self._databases = _databases(config)
-        self._services = [_Part(name, _ServiceProcess(name, config, config_file)) for name in SERVICES]
+        names = (SERVICES[0], *config.replicas, *SERVICES[1:])
+        self._services = [_Part(name, _ServiceProcess(name, config, config_file)) for name in names]
         self._stopping = False
 
     def run(self) -> int:
@@ -391,7 +392,13 @@ def _service_pid(lock: Path, name: str) -> int | None:
         pid = int(lock.read_text())
     except (OSError, ValueError):
         return None
-    return pid if _is_running(pid, f"modyn.{name}") else None
+    return pid if _is_running(pid, _program(name)[0]) else None
+
+
+def _program(name: str) -> list[str]:
+    """Module and arguments that make the process of a service."""
+    kind, _, number = name.partition("-")
+    return ["modyn.storage.replica", "--number", number] if kind == "replica" else [f"modyn.{name}"]
 
 
 def _is_running(pid: int, module: str) -> bool:

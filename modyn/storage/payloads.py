@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from prometheus_client import Counter
 
-from modyn.errors import DataError
+from modyn.errors import DataError, NotFoundError
 from modyn.records import Int64Array, LabelArray
 from modyn.storage.flight import OnMissing, Payloads
 from modyn.storage.index_view import IndexView
-from modyn.storage.segments import Locations
+from modyn.storage.segments import Entries, Locations
 
 PAYLOAD_BYTES = Counter("modyn_storage_payload_bytes_total", "Bytes of payloads that were read", ["dataset"])
 
@@ -65,16 +64,23 @@ def locate(view: Callable[[], IndexView], keys: Int64Array, on_missing: OnMissin
     Keys that do not exist or were deleted raise NotFoundError that names the first of them, or are left out with on_missing="skip".
     """
     now = view()
-    missing = now.missing(keys)
-    if not missing.any():
-        where = np.arange(len(keys))
-    elif on_missing == "raise":
-        now.refuse_missing(keys)
-        raise AssertionError("some keys are missing")
-    else:
-        where = np.flatnonzero(~missing)
+    where, entries = np.arange(len(keys)), _entries_of_all(now, keys)
+    if entries is None:
+        if on_missing == "raise":
+            now.refuse_missing(keys)
+        where = np.flatnonzero(~now.missing(keys))
         keys = keys[where]
-    return Located(keys, where, now.index.samples_by_key(keys).labels, now.index.locate(keys), view)
+        entries = now.index.entries(keys)
+    return Located(keys, where, entries.labels, entries.locations, view)
+
+
+def _entries_of_all(view: IndexView, keys: Int64Array) -> Entries | None:
+    """None: some of the keys are missing. One pass over them where none is, which is the rule."""
+    try:
+        entries = view.index.entries(keys)
+    except NotFoundError:
+        return None
+    return None if view.deletions.count and view.deletions.contains(keys).any() else entries
 
 
 class PayloadReader:
@@ -89,51 +95,37 @@ class PayloadReader:
     def read(self, view: Callable[[], IndexView], keys: Int64Array, on_missing: OnMissing) -> Iterator[tuple[Payloads, int]]:
         """Pieces in the order asked, each with the number of `keys` that are dealt with after it. There is at least one piece.
 
-        Raises NotFoundError before the first piece if keys are missing and that is not allowed.
+        All keys are looked up first. Raises as `locate`.
         """
-        if on_missing == "raise":
-            view().refuse_missing(keys)
-        pieces = _pieces(view, keys, on_missing)
-        next_piece = self._start(pieces)
-        while next_piece is not None:
-            piece = next_piece.result()
-            next_piece = self._start(pieces)
-            yield piece
+        located = locate(view, keys, on_missing)
+        pieces = iter(cut(located.locations.lengths, len(located), BYTES, ROWS))
+        piece = self._start(located, next(pieces))
+        for following in pieces:
+            payloads = piece.result()
+            piece = self._start(located, following)
+            yield payloads, int(located.where[following[0]])
+        yield piece.result(), len(keys)
 
-    def _start(self, pieces: Iterator[Callable[[], tuple[Payloads, int]]]) -> Future[tuple[Payloads, int]] | None:
-        piece = next(pieces, None)
-        return None if piece is None else self._ahead.submit(piece)
-
-
-def _pieces(
-    view: Callable[[], IndexView], keys: Int64Array, on_missing: OnMissing
-) -> Iterator[Callable[[], tuple[Payloads, int]]]:
-    for first in range(0, max(1, len(keys)), ROWS):
-        part = keys[first : first + ROWS]
-        located = locate(view, part, on_missing)
-        cuts = cut(located.locations.lengths, len(located), BYTES)
-        for number, (start, stop) in enumerate(cuts):
-            # Skipped keys at the end belong to the last piece of their part.
-            done = first + (len(part) if number == len(cuts) - 1 else int(located.where[stop - 1]) + 1)
-            yield partial(_piece, located, start, stop, done)
+    def _start(self, located: Located, piece: tuple[int, int]) -> Future[Payloads]:
+        return self._ahead.submit(located.take, slice(*piece))
 
 
-def _piece(located: Located, start: int, stop: int, done: int) -> tuple[Payloads, int]:
-    return located.take(slice(start, stop)), done
+def cut(lengths: Int64Array | int, num_samples: int, max_bytes: int, max_rows: int) -> list[tuple[int, int]]:
+    """Ranges [start, stop) over the samples, each of at most `max_rows`, and of at most `max_bytes` or one sample. One empty range if there
+    are no samples.
 
-
-def cut(lengths: Int64Array | int, num_samples: int, max_bytes: int) -> list[tuple[int, int]]:
-    """Ranges [start, stop) over the samples, each of at most `max_bytes` or of one sample. One empty range if there are no samples.
-
-    >>> cut(np.array([3, 3, 3, 20, 1]), 5, 6), cut(4, 5, 8), cut(1, 0, 8)
-    ([(0, 2), (2, 3), (3, 4), (4, 5)], [(0, 2), (2, 4), (4, 5)], [(0, 0)])
+    >>> cut(np.array([3, 3, 3, 20, 1]), 5, 6, 9), cut(4, 5, 8, 9), cut(4, 5, 99, 3), cut(1, 0, 8, 9)
+    ([(0, 2), (2, 3), (3, 4), (4, 5)], [(0, 2), (2, 4), (4, 5)], [(0, 3), (3, 5)], [(0, 0)])
     """
-    ends = np.cumsum(np.broadcast_to(np.asarray(lengths, np.int64), num_samples))
+    if isinstance(lengths, int):
+        step = max(1, min(max_rows, max_bytes // lengths)) if lengths else max_rows
+        return [(start, min(start + step, num_samples)) for start in range(0, max(num_samples, 1), step)]
+    ends = np.cumsum(lengths)
     ranges: list[tuple[int, int]] = []
     start = 0
     while start < num_samples:
         before = int(ends[start - 1]) if start else 0
         stop = max(start + 1, int(np.searchsorted(ends, before + max_bytes, side="right")))
-        ranges.append((start, stop))
-        start = stop
+        ranges.append((start, min(stop, start + max_rows)))
+        start = ranges[-1][1]
     return ranges or [(0, 0)]

@@ -124,7 +124,8 @@ def build(context: ServiceContext) -> Sequence[Registration]:
 
 def _check_roots(config: SystemConfig) -> None:
     """Raises SecurityError where somebody from outside could have any folder of this machine read to them."""
-    reachable = [config.endpoint(name).address for name in ("storage", "flight") if not config.endpoint(name).is_local]
+    endpoints = (config.endpoint("storage"), *config.endpoints("flight"))
+    reachable = [endpoint.address for endpoint in endpoints if not endpoint.is_local]
     if reachable and not config.storage.dataset_roots:
         raise SecurityError(
             f"storage will not listen on {reachable[0]}, which other machines can reach, without limits to what it reads; "

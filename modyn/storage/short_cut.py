@@ -30,6 +30,9 @@ __all__ = ["LocalPayloads", "Located", "ShortCut", "open_payloads"]
 
 ShortCut = Literal["auto", "on", "off"]
 
+KEYS_AT_ONCE = 262_144
+"""Keys that a fetch looks up together."""
+
 
 class LocalPayloads:
     """Payloads of one dataset by key, read here. May be used by several threads at once, not across a fork."""
@@ -57,9 +60,11 @@ class LocalPayloads:
     def fetch(self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise") -> Iterator[Payloads]:
         """The samples of `keys`, as `PayloadClient.fetch` gives them; a piece is read while the caller works on the one before."""
         self._check(dataset)
-        for payloads, _ in self._reader.read(self.view, np.ascontiguousarray(keys, np.int64), on_missing):
-            if len(payloads):
-                yield payloads
+        keys = np.ascontiguousarray(keys, np.int64)
+        for first in range(0, len(keys), KEYS_AT_ONCE):
+            for payloads, _ in self._reader.read(self.view, keys[first : first + KEYS_AT_ONCE], on_missing):
+                if len(payloads):
+                    yield payloads
 
     def locate(self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise") -> Located:
         """Where the samples of `keys` are, in the order asked, duplicates included; `Located.take` reads them. Missing keys as for `fetch`."""

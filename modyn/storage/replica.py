@@ -1,0 +1,51 @@
+"""A further process that serves payloads, from what storage has published: `python -m modyn.storage.replica --number N --config FILE`.
+
+It keeps nothing, and needs no database: storage's folder and the data files are all that it reads, and storage need not run meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from modyn.config.system import load_system_config
+from modyn.errors import ConfigError, ModynError
+from modyn.rpc.server import Registration, ServiceContext, run_service
+from modyn.storage.flight_server import PayloadServer
+from modyn.storage.published import PublishedDatasets, PublishedNames
+from modyn.storage.sources import Sources
+
+
+def build(context: ServiceContext) -> Sequence[Registration]:
+    """The payload server of this replica. Nothing but its health is asked over the service's own socket."""
+    config = context.config
+    sources = Sources(config.storage.num_threads)
+    context.on_shutdown(sources.close)
+    payloads = PayloadServer(config.replicas[context.name], PublishedDatasets(PublishedNames.of(config), sources))
+    context.on_shutdown(payloads.stop)
+    context.logger.info("serving_payloads", address=payloads.address)
+    return []
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m modyn.storage.replica", description="A further process that serves payloads."
+    )
+    parser.add_argument("--number", type=int, required=True, metavar="N", help="which of storage.replicas this one is, from 1 on")
+    parser.add_argument("--config", type=Path, help="system configuration, YAML; default: $MODYN_CONFIG, or else the defaults")
+    arguments = parser.parse_args()
+    name = f"replica-{arguments.number}"
+    try:
+        config = load_system_config(arguments.config)
+        if name not in config.replicas:
+            raise ConfigError(f"storage.replicas: there is no replica {arguments.number} of {config.storage.replicas}; raise it")
+    except ModynError as error:
+        sys.stderr.write(f"modyn {name}: {error.message}\n")
+        return 1
+    return run_service(name, config, build)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
