@@ -56,8 +56,9 @@ def prepare(task: dict[str, Any]) -> Arrange:
     from modyn.config.base import load_section
     from modyn.config.system import load_system_config
     from modyn.dataset.config import DataConfig
+    from modyn.dataset.connections import ServiceClients
     from modyn.dataset.loader import BatchLoader
-    from modyn.dataset.online_dataset import LoadOptions, OnlineDataset, ServiceClients
+    from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
     from modyn.selector.client import SelectorClient
 
     torch.set_num_threads(1)
@@ -69,8 +70,9 @@ def prepare(task: dict[str, Any]) -> Arrange:
         with SelectorClient(config.endpoint("selector")) as selector:
             trigger_set = selector.trigger_set(run["run_id"], 0)
         data = load_section(DataConfig, run["data"], "data")
-        connect = ServiceClients(config.endpoint("selector"), config.endpoint("flight"))
-        dataset = OnlineDataset(trigger_set, data, connect, LoadOptions(**run["options"]))
+        streams = run["options"].get("parallel_prefetch_requests", 1)
+        connect = ServiceClients.of(config, data.dataset_id, streams)
+        dataset = TriggerSetDataset(trigger_set, data, connect, LoadOptions(**run["options"]))
 
         def start() -> Iterable[Any]:
             with BatchLoader(dataset, run["workers"]) as loader:

@@ -1,4 +1,28 @@
 """From (run, trigger) to batches of tensors: keys from the selector, payloads from storage, the user's functions in between.
 
-Importing this package is cheap; `online_dataset`, `loader`, `decode`, `functions` and `batch` import torch and belong in workers.
+Importing this package is cheap; what it offers is imported, with torch, when it is first used:
+
+- `OnlineDataset(run, trigger)`: the samples of a trigger set, from a notebook or a script
+- `BatchLoader`: a dataset with several workers
+- `serve_keys(keys, data)`: any list of keys
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from modyn.dataset.given_keys import serve_keys
+    from modyn.dataset.loader import BatchLoader
+    from modyn.dataset.online_dataset import OnlineDataset
+
+__all__ = ["BatchLoader", "OnlineDataset", "serve_keys"]
+
+_HOMES = {"BatchLoader": "loader", "OnlineDataset": "online_dataset", "serve_keys": "given_keys"}
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

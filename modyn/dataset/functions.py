@@ -11,7 +11,7 @@ import json
 import linecache
 import struct
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -24,30 +24,36 @@ import torch
 from modyn.dataset.user_code import EXTRAS, imported_name
 from modyn.errors import ConfigError, UserCodeError
 from modyn.registry import load_object
-from modyn.workers.limits import CallSite
+from modyn.workers.limits import Call
 
 
-class UserFunction(CallSite):
-    """A callable of the user with the name under which the pipeline knows it.
+class UserFunction:
+    """A callable of the user with the name under which the pipeline knows it."""
 
-    `describe` is what the argument belongs to in messages, e.g. `sample 17 of dataset 'digits'`; it is called only when there is an error.
-    """
-
-    __slots__ = ("_call", "_file")
+    __slots__ = ("_call", "_file", "name")
 
     def __init__(self, name: str, call: Callable[..., Any], file: str | None) -> None:
-        super().__init__(name)
+        self.name = name
         self._call = call
         self._file = file
 
     def __call__(self, describe: Callable[[], str], *arguments: Any) -> Any:
-        self.running = describe
-        try:
-            return self._call(*arguments)
-        except Exception as error:
-            raise UserCodeError(f"{self.name} failed for {describe()}: {told(error, self._file)}") from error
-        finally:
-            self.running = None
+        """`describe` is what the argument belongs to in messages, e.g. `sample 17 of dataset 'digits'`; it is called only when there is an
+        error."""
+        with Call(self.name, lambda _: describe()):
+            try:
+                return self._call(*arguments)
+            except Exception as error:
+                raise UserCodeError(f"{self.name} failed for {describe()}: {told(error, self._file)}") from error
+
+    def each(self, describe: Callable[[int], str], values: Iterable[Any]) -> list[Any]:
+        """What the function returns for each of `values`. `describe(i)` is what value i belongs to."""
+        function = self._call
+        with Call(self.name, describe) as call:
+            try:
+                return [function(value) for call.at, value in enumerate(values)]
+            except Exception as error:
+                raise UserCodeError(f"{self.name} failed for {describe(call.at)}: {told(error, self._file)}") from error
 
 
 def compile_function(text: str, name: str) -> UserFunction:

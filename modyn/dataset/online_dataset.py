@@ -1,168 +1,68 @@
-"""A trigger set as batches of tensors, for any number of epochs: prefetched by partition, shuffled by seed, resumable by position."""
+"""A trigger set of a run as batches, by the names of both: for notebooks and scripts, which know no endpoints."""
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from typing import Any
 
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import get_worker_info
 
-from modyn.config.system import Endpoint
-from modyn.dataset.batch import Batch, Position
+from modyn.config.base import load_section
+from modyn.config.system import SystemConfig, load_system_config
+from modyn.dataset.batch import Batch
 from modyn.dataset.config import DataConfig
-from modyn.dataset.plan import Plan, Unit, augmentation_seed
-from modyn.dataset.prefetch import in_background
-from modyn.dataset.reader import BatchReader
-from modyn.errors import ConflictError
-from modyn.records import KeysAndWeights, RunId, TriggerSetInfo
+from modyn.dataset.connections import ServiceClients
+from modyn.dataset.loader import BatchLoader
+from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
+from modyn.errors import ConfigError
+from modyn.records import RunId
 from modyn.selector.client import SelectorClient
-from modyn.storage.flight import PayloadClient
-
-DECODED_AHEAD = 2
-"""Batches that a thread decodes ahead of the one in use."""
 
 
-class Keys(Protocol):
-    """The part of a SelectorClient that is used here."""
+class OnlineDataset(TriggerSetDataset):
+    """The samples that trigger `trigger` of run `run` selected, as batches of tensors:
 
-    def keys(self, run_id: RunId, trigger_id: int, partition: int, worker: int = 0, num_workers: int = 1) -> KeysAndWeights: ...
+    for batch in OnlineDataset("digits-0007", 3, batch_size=1024):
+        model(batch.data)
 
-    def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Clients:
-    """Open connections of one process."""
-
-    selector: Keys
-    payloads: PayloadClient
-
-    def close(self) -> None:
-        self.selector.close()
-        self.payloads.close()
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceClients:
-    """Connects to the real services; called in the process that uses the connections, since they do not survive a fork."""
-
-    selector: Endpoint
-    flight: Endpoint
-
-    def __call__(self) -> Clients:
-        return Clients(SelectorClient(self.selector), PayloadClient(self.flight))
-
-
-@dataclass(frozen=True, slots=True)
-class LoadOptions:
-    """How a trigger set is served; names and defaults as in the `training` section. seed None: another order at each construction."""
-
-    batch_size: int
-    drop_last: bool = True
-    shuffle: bool = False
-    seed: int | None = None
-    epochs: int = 1
-    num_prefetched_partitions: int = 1
-    parallel_prefetch_requests: int = 1
-
-
-class OnlineDataset(IterableDataset[Batch]):
-    """The batches of `epochs` epochs over one trigger set, one after the other: `Batch.epoch` and `Batch.index` say which.
-
-    connect: makes the clients, inside the process that iterates; must be picklable if DataLoader workers are used.
-    The batches are the same for any number of DataLoader workers (see modyn.dataset.plan). Clients and threads live as long as one
-    iteration over all epochs. Iterate with `modyn.dataset.loader.BatchLoader`, or with a DataLoader of batch_size=None.
+    data: how bytes become tensors; by default the `data` section of the run's pipeline, whose code then runs here. workers: threads, or
+    processes where that code runs for each sample. system: the services; by default those of the system file that MODYN_CONFIG names, or of
+    the state folder `.modyn`. The other arguments are as in the `training` section, except that no sample is left out by default.
+    Raises NotFoundError for an unknown run or trigger.
     """
 
     def __init__(
         self,
-        trigger_set: TriggerSetInfo,
-        data: DataConfig,
-        connect: Callable[[], Clients],
-        options: LoadOptions,
-        position: Position = Position(),  # noqa: B008  (frozen)
+        run: str,
+        trigger: int,
+        data: DataConfig | Mapping[str, Any] | None = None,
+        *,
+        batch_size: int = 256,
+        drop_last: bool = False,
+        shuffle: bool = False,
+        seed: int | None = None,
+        epochs: int = 1,
+        workers: int = 1,
+        num_prefetched_partitions: int = 1,
+        parallel_prefetch_requests: int = 1,
+        system: SystemConfig | None = None,
     ) -> None:
-        super().__init__()
-        self.trigger_set = trigger_set
-        self.data = data
-        self.options = options
-        self.plan = Plan(
-            num_keys=trigger_set.num_keys,
-            partition_size=trigger_set.partition_size,
-            batch_size=options.batch_size,
-            drop_last=options.drop_last,
-            shuffle=options.shuffle,
-            # Drawn here, once, so that all workers agree.
-            seed=options.seed if options.seed is not None else secrets.randbits(62),
-            trigger_id=trigger_set.trigger_id,
-        )
-        self._connect = connect
-        self._position = position
-
-    @property
-    def num_batches(self) -> int:
-        """Batches of one epoch."""
-        return self.plan.num_batches
-
-    def set_epoch(self, epoch: int) -> None:
-        """The next iteration starts with epoch `epoch`."""
-        self.seek(Position(epoch))
-
-    def seek(self, position: Position) -> None:
-        """The next iteration starts at `position`: exactly what has been consumed there is skipped, without being read."""
-        self._position = position
+        system = system or load_system_config()
+        with SelectorClient(system.endpoint("selector")) as selector:
+            trigger_set = selector.trigger_set(RunId(run), trigger)
+            section = selector.data_section(RunId(run)) if data is None else data
+        if section is None:
+            raise ConfigError(f"run '{run}' was registered without its `data` section; give it as the argument `data`")
+        config = section if isinstance(section, DataConfig) else load_section(DataConfig, section, "data")
+        connect = ServiceClients.of(system, config.dataset_id, streams=parallel_prefetch_requests)
+        options = LoadOptions(batch_size, drop_last, shuffle, seed, epochs, num_prefetched_partitions, parallel_prefetch_requests)
+        super().__init__(trigger_set, config, connect, options)
+        self._workers = workers
 
     def __iter__(self) -> Iterator[Batch]:
-        info = get_worker_info()
-        return self.serve() if info is None else self._serve(info.id, info.num_workers)
-
-    def serve(self) -> Iterator[Batch]:
-        """All batches, made in this process: by threads, or by the caller's own where decoding draws random numbers."""
-        return self._serve(0, 1, background=not self.data.may_draw)
-
-    def _serve(self, worker: int, num_workers: int, background: bool = False) -> Generator[Batch, None, None]:
-        first = self._position.epoch * self.num_batches + self._position.batch
-        clients = self._connect()
-        try:
-            reader = BatchReader(
-                self.plan.units(self.options.epochs, first, worker, num_workers),
-                TriggerSetKeys(self.trigger_set, self.plan, clients.selector),
-                clients.payloads,
-                self.data,
-                training=True,
-                whole_units=self.options.shuffle,
-                ahead=self.options.num_prefetched_partitions,
-                threads=self.options.parallel_prefetch_requests,
-                seed_of=self._seed_of if self.data.may_draw else None,
-            )
-            if background:
-                yield from in_background(reader.batches(), DECODED_AHEAD, reader.stop)
-            else:
-                yield from reader.batches()
-        finally:
-            clients.close()
-
-    def _seed_of(self, epoch: int, index: int) -> int:
-        return augmentation_seed(self.plan.seed, self.plan.trigger_id, epoch, index)
-
-
-@dataclass(frozen=True, slots=True)
-class TriggerSetKeys:
-    """Keys of a trigger set's partitions, from the selector."""
-
-    trigger_set: TriggerSetInfo
-    plan: Plan
-    selector: Keys
-
-    def keys_of(self, unit: Unit) -> KeysAndWeights:
-        """Raises ConflictError if the partition is not what the plan was made for."""
-        run_id, trigger_id = self.trigger_set.run_id, self.trigger_set.trigger_id
-        whole = self.selector.keys(run_id, trigger_id, unit.partition)
-        if len(whole) != self.plan.partition_length(unit.partition):
-            raise ConflictError(
-                f"partition {unit.partition} of trigger {trigger_id} of run {run_id} holds {len(whole)} keys, "
-                f"not {self.plan.partition_length(unit.partition)}: the trigger set was replaced while it was read; start the training anew"
-            )
-        return KeysAndWeights(whole.keys[unit.rows], whole.weights[unit.rows])
+        if get_worker_info() is not None:
+            yield from super().__iter__()
+        else:
+            with closing(BatchLoader(self, self._workers)) as loader:
+                yield from loader

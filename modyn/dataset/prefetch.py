@@ -1,15 +1,14 @@
-"""Loading ahead of use on threads, in order, with bounds. No polling: threads wait on one condition and are woken."""
+"""Work ahead of use on threads, in order, with bounds. No polling: threads wait on one condition and are woken."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 U = TypeVar("U")
 C = TypeVar("C")
-T = TypeVar("T")
 
 JOIN_S = 10.0
 """How long to wait for a thread that is still inside a call when it is told to stop; it is a daemon and ends with its call."""
@@ -26,10 +25,13 @@ class Prefetcher(Generic[U, C]):
     """Loads `units` on `threads` threads, up to `ahead` beyond the one in use, and yields each with its chunks, in order.
 
     Chunks can be used as soon as they arrive. What `units` or `load` raise in a thread is raised at once where the chunks are used, also
-    if its turn has not come. After `close` nothing more is yielded, and the threads end.
+    if its turn has not come. After `stop` nothing more is yielded, and the threads end. A prefetcher may be the units of another one, and
+    is then stopped first. `name`: of the threads.
     """
 
-    def __init__(self, units: Iterator[U], load: Callable[[U], Iterator[C]], ahead: int, threads: int) -> None:
+    def __init__(
+        self, units: Iterator[U], load: Callable[[U], Iterator[C]], *, ahead: int, threads: int, name: str = "prefetch"
+    ) -> None:
         self._units = units
         self._load = load
         self._ahead = max(ahead, 0)
@@ -43,7 +45,7 @@ class Prefetcher(Generic[U, C]):
         self._failure: BaseException | None = None
         # No more threads than units that may be loaded at once.
         self._threads = [
-            threading.Thread(target=self._work, name=f"prefetch-{i}", daemon=True)
+            threading.Thread(target=self._work, name=f"{name}-{i}", daemon=True)
             for i in range(max(1, min(threads, self._ahead + 1)))
         ]
 
@@ -62,11 +64,14 @@ class Prefetcher(Generic[U, C]):
                 self._used += 1
                 self._changed.notify_all()
 
-    def close(self) -> None:
-        """Ends the threads. May be called by any thread, and repeatedly."""
+    def stop(self) -> None:
+        """Tells the threads to end, and whoever waits for chunks. May be called by any thread, and repeatedly."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
+
+    def join(self) -> None:
+        """Waits for the threads to end once they are told to."""
         for thread in self._threads:
             if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(JOIN_S)
@@ -122,50 +127,3 @@ class Prefetcher(Generic[U, C]):
                 self._slots.append(slot)
                 self._pulled += 1
                 return slot
-
-
-def in_background(items: Generator[T, None, None], depth: int, stop: Callable[[], None]) -> Generator[T, None, None]:
-    """The same items, made by a thread up to `depth` ahead. `stop` is called when the consumer ends first; it must make `items` end."""
-    changed = threading.Condition()
-    ready: deque[T] = deque()
-    ended = stopped = False
-    failure: BaseException | None = None
-
-    def work() -> None:
-        nonlocal ended, failure
-        try:
-            for item in items:
-                with changed:
-                    ready.append(item)
-                    changed.notify_all()
-                    changed.wait_for(lambda: len(ready) < depth or stopped)
-                    if stopped:
-                        break
-        except BaseException as error:  # noqa: BLE001  (it is raised again in the thread that waits for the items)
-            failure = error
-        finally:
-            items.close()
-            with changed:
-                ended = True
-                changed.notify_all()
-
-    thread = threading.Thread(target=work, name="decode", daemon=True)
-    thread.start()
-    try:
-        while True:
-            with changed:
-                # An error overtakes what is ready: the sooner it is known, the less is computed in vain.
-                changed.wait_for(lambda: bool(ready) or ended)
-                if failure is not None:
-                    raise failure
-                if not ready:
-                    return
-                item = ready.popleft()
-                changed.notify_all()
-            yield item
-    finally:
-        with changed:
-            stopped = True
-            changed.notify_all()
-        stop()
-        thread.join(JOIN_S)

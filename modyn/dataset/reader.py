@@ -1,24 +1,30 @@
-"""One reader: what one process serves of a planned stream, from keys to decoded batches. The order of reading is the order of running."""
+"""One reader: what one process serves of a planned stream, from keys to decoded batches. The order of reading is the order of running.
+
+units → keys (prefetched) → payloads (prefetched, or looked up by the short cut) → planned batches → gathered → decoded
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from modyn.dataset.arrivals import Fetches, Locates, arrivals
 from modyn.dataset.batch import Batch
 from modyn.dataset.config import DataConfig
-from modyn.dataset.decode import Decoder, Segment, concatenate
+from modyn.dataset.decode import Decoder, as_tensor
 from modyn.dataset.plan import Unit
 from modyn.dataset.prefetch import Prefetcher
-from modyn.errors import ModynError
-from modyn.records import Float32Array, Int64Array, KeysAndWeights
-from modyn.storage.flight import OnMissing, PayloadClient, Payloads
+from modyn.records import Float32Array, KeysAndWeights
+from modyn.storage.flight import OnMissing, Payloads
+
+BATCHES_AHEAD = 2
+"""Batches that are made ahead of the one in use, at least."""
 
 
 class KeySource(Protocol):
@@ -28,146 +34,122 @@ class KeySource(Protocol):
         """Keys and weights of `unit.rows`, in that order. Called by prefetch threads, several at once."""
 
 
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """How a stream is read.
+
+    shuffled: rows of a unit are in random order. ahead: units whose keys, and payloads or windows of them, are prefetched beyond the one in
+    use. requests: how many at once. on_missing: "skip" leaves deleted samples out of their batch, "raise" makes them an error.
+    training: whether random transformations are applied. seed_of(epoch, index): what the random generators are seeded with while that
+    batch is decoded; None leaves them alone. pin_memory: batches are in page-locked memory.
+    """
+
+    training: bool
+    shuffled: bool = False
+    ahead: int = 1
+    requests: int = 1
+    on_missing: OnMissing = "skip"
+    seed_of: Callable[[int, int], int] | None = None
+    pin_memory: bool = False
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Chunk:
-    """Arrived samples of a unit: sample `rows[i]` of `payloads` is position `where[i]` of the unit, weighted `weights[i]`.
+class _Planned:
+    """A batch whose parts have arrived."""
 
-    where: int64 (k,), ascending. Positions below `upto` have arrived, or are no longer there.
-    """
+    epoch: int
+    index: int
+    parts: Sequence[Any]
 
-    where: Int64Array
-    rows: Int64Array
-    weights: Float32Array
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Gathered:
+    """A batch whose payloads are in one buffer. A cache of payloads would stand before it, one of decoded samples behind it."""
+
+    epoch: int
+    index: int
     payloads: Payloads
-    upto: int
-
-
-def align(asked: Int64Array, start: int, arrived: Int64Array) -> Int64Array:
-    """Positions in `asked`, from `start` on, of the keys `arrived`: those asked for, in order, some perhaps left out.
-
-    >>> align(np.array([5, 3, 9, 3, 4]), 1, np.array([9, 4])).tolist()
-    [2, 4]
-    """
-    n = len(arrived)
-    if np.array_equal(asked[start : start + n], arrived):
-        return np.arange(start, start + n, dtype=np.int64)
-    positions = np.empty(n, np.int64)
-    for i, key in enumerate(arrived.tolist()):
-        rest = asked[start:]
-        step = int(np.argmax(rest == key)) if len(rest) else 0
-        if not len(rest) or rest[step] != key:
-            raise ModynError(f"storage answered key {key}, which was not asked for or not in this order")
-        positions[i] = start + step
-        start += step + 1
-    return positions
+    weights: Float32Array
 
 
 class BatchReader:
-    """Serves the batches of `units`: keys from `source`, payloads from `payloads`, decoded as `data` says.
-
-    whole_units: rows of a unit are in shuffled order. Then its payloads are asked for in stored order, which is how they are read fastest,
-    and put in order once all have arrived; else samples are used as soon as they arrive.
-    seed_of(epoch, index): what the random generators are seeded with while that batch is decoded; None leaves them alone.
-    on_missing: "skip" leaves deleted samples out of their batch, "raise" makes them an error.
-    """
+    """Serves the batches of `units`, once: keys from `source`, payloads from `payloads`, decoded as `data` says."""
 
     def __init__(
-        self,
-        units: Iterator[Unit],
-        source: KeySource,
-        payloads: PayloadClient,
-        data: DataConfig,
-        *,
-        training: bool,
-        whole_units: bool = False,
-        ahead: int = 1,
-        threads: int = 1,
-        on_missing: OnMissing = "skip",
-        seed_of: Callable[[int, int], int] | None = None,
+        self, units: Iterator[Unit], source: KeySource, payloads: Fetches | Locates, data: DataConfig, options: ReadOptions
     ) -> None:
-        self._source = source
-        self._payloads = payloads
-        self._dataset = data.dataset_id
-        self._whole_units = whole_units
-        self._on_missing: OnMissing = on_missing
-        self._seed_of = seed_of
-        self._decoder = Decoder(data, training=training)
-        self._prefetcher: Prefetcher[Unit, Chunk] = Prefetcher(units, self._load, ahead, threads)
+        self._options = options
+        self._decoder = Decoder(data, training=options.training)
+        keys: Prefetcher[Unit, KeysAndWeights] = Prefetcher(
+            units, lambda unit: iter((source.keys_of(unit),)), ahead=options.ahead, threads=options.requests, name="prefetch-keys"
+        )
+        self._arrivals = arrivals(
+            keys,
+            payloads,
+            data.dataset_id,
+            options.on_missing,
+            shuffled=options.shuffled,
+            ahead=options.ahead,
+        )
+        self._serving: Prefetcher[_Planned, Any] | None = None
 
-    def stop(self) -> None:
-        """Makes `batches` end, whichever thread is in it."""
-        self._prefetcher.close()
+    def batches(self, num_threads: int) -> Generator[Batch, None, None]:
+        """All batches, in order; one whose samples are all deleted is empty. Made by `num_threads` threads, or with 0 by the caller's own:
+        where decoding draws random numbers. Bytes are read ahead by a thread even then."""
+        try:
+            if num_threads:
+                yield from self._served(lambda planned: self._decode(self._gather(planned)), num_threads)
+            else:
+                for gathered in self._served(self._gather, 1):
+                    yield self._decode(gathered)
+        finally:
+            self._close()
 
-    def batches(self) -> Generator[Batch, None, None]:
-        """All batches, in order; one whose samples are all deleted is empty. Ends the threads when it ends."""
-        with closing(self._prefetcher):
-            segments: list[Segment] = []
-            for unit, chunks in self._prefetcher:
-                chunk: Chunk | None = None
-                for piece in unit.pieces:
-                    while chunk is not None or (chunk := next(chunks, None)) is not None:
-                        first, last = np.searchsorted(chunk.where, (piece.start, piece.stop))
-                        if last > first:
-                            segments.append(Segment(chunk.payloads, chunk.rows[first:last], chunk.weights[first:last]))
-                        if chunk.upto >= piece.stop:
-                            break
-                        chunk = None
-                    else:
-                        return  # stopped: a unit is complete otherwise
-                    if piece.last:
-                        yield self._decode(segments, piece.epoch, piece.index)
-                        segments = []
+    def _close(self) -> None:
+        """Ends all threads: those that others wait for are told first."""
+        self._arrivals.stop()
+        if self._serving is not None:
+            self._serving.stop()
+            self._serving.join()
+        self._arrivals.join()
 
-    def _decode(self, segments: list[Segment], epoch: int, index: int) -> Batch:
-        with seeded(None if self._seed_of is None else self._seed_of(epoch, index)):
-            data, labels = self._decoder.decode(segments)
-        keys = np.concatenate([np.empty(0, np.int64), *(segment.keys for segment in segments)])
-        weights = np.concatenate([np.empty(0, np.float32), *(segment.weights for segment in segments)])
-        return Batch(torch.from_numpy(keys), data, labels, torch.from_numpy(weights), epoch, index)
+    def _served(self, make: Callable[[_Planned], Any], num_threads: int) -> Iterator[Any]:
+        """What `make` makes of each planned batch, in their order, on threads."""
+        ahead = max(BATCHES_AHEAD, num_threads)
+        self._serving = Prefetcher(
+            self._planned(), lambda planned: iter((make(planned),)), ahead=ahead, threads=num_threads, name="serve"
+        )
+        for _, made in self._serving:
+            yield from made
 
-    def _load(self, unit: Unit) -> Iterator[Chunk]:
-        wanted = self._source.keys_of(unit)
-        return self._load_sorted(unit, wanted) if self._whole_units else self._load_in_order(wanted)
+    def _planned(self) -> Iterator[_Planned]:
+        """The batches, each as soon as its last part is there; without those that are cut off when the reader is stopped."""
+        parts: list[Any] = []
+        for unit, chunks in self._arrivals.units():
+            chunk = None
+            for piece in unit.pieces:
+                while chunk is not None or (chunk := next(chunks, None)) is not None:
+                    part = chunk.part(piece.start, piece.stop)
+                    if part is not None:
+                        parts.append(part)
+                    if chunk.upto >= piece.stop:
+                        break
+                    chunk = None
+                else:
+                    return  # stopped: a unit is complete otherwise
+                if piece.last:
+                    yield _Planned(piece.epoch, piece.index, parts)
+                    parts = []
 
-    def _load_in_order(self, wanted: KeysAndWeights) -> Iterator[Chunk]:
-        done = 0
-        for arrived in self._payloads.fetch(self._dataset, wanted.keys, self._on_missing):
-            where = align(wanted.keys, done, arrived.keys)
-            done = int(where[-1]) + 1 if len(where) else done
-            yield Chunk(where, np.arange(len(where)), wanted.weights[where], arrived, done)
-        if done < len(wanted) or not len(wanted):
-            nothing = np.empty(0, np.int64)
-            yield Chunk(nothing, nothing, wanted.weights[:0], _no_payloads(), len(wanted))
+    def _gather(self, planned: _Planned) -> _Gathered:
+        return _Gathered(planned.epoch, planned.index, *self._arrivals.gather(planned.parts))
 
-    def _load_sorted(self, unit: Unit, wanted: KeysAndWeights) -> Iterator[Chunk]:
-        order = _inverse(unit.rows)[1]
-        asked = wanted.keys[order]
-        parts, present, done = [], [np.empty(0, np.int64)], 0
-        for arrived in self._payloads.fetch(self._dataset, asked, self._on_missing):
-            where = align(asked, done, arrived.keys)
-            done = int(where[-1]) + 1 if len(where) else done
-            parts.append(arrived)
-            present.append(where)
-        # Row k of the answer belongs to position order[present[k]] of the unit.
-        where, rows = _inverse(order[np.concatenate(present)])
-        yield Chunk(where, rows, wanted.weights[where], concatenate(parts) if parts else _no_payloads(), len(wanted))
-
-
-def _inverse(values: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """The distinct, non-negative `values` in ascending order, and the index at which each stands: a sort in linear time.
-
-    >>> [column.tolist() for column in _inverse(np.array([3, 0, 2]))]
-    [[0, 2, 3], [1, 2, 0]]
-    """
-    index = np.full(int(values.max(initial=-1)) + 1, -1, np.int64)
-    index[values] = np.arange(len(values))
-    present = np.flatnonzero(index >= 0)
-    return present, index[present]
-
-
-def _no_payloads() -> Payloads:
-    nothing = np.empty(0, np.int64)
-    return Payloads(nothing, nothing, np.empty(0, np.uint8), np.zeros(1, np.int64))
+    def _decode(self, gathered: _Gathered) -> Batch:
+        payloads, seed_of = gathered.payloads, self._options.seed_of
+        with seeded(None if seed_of is None else seed_of(gathered.epoch, gathered.index)):
+            data, labels = self._decoder.decode(payloads)
+        batch = Batch(as_tensor(payloads.keys), data, labels, as_tensor(gathered.weights), gathered.epoch, gathered.index)
+        return batch.pin_memory() if self._options.pin_memory else batch
 
 
 @contextmanager

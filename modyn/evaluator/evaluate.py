@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from modyn.dataset.arrivals import Fetches, Locates, align
 from modyn.dataset.batch import Batch, Data
 from modyn.dataset.functions import UserFunction, compile_function
-from modyn.dataset.loader import KEYS_PER_UNIT, serve_keys
-from modyn.dataset.reader import align
+from modyn.dataset.given_keys import KEYS_PER_UNIT, serve_keys
+from modyn.dataset.on_device import on_device
 from modyn.errors import ConfigError, UserCodeError
 from modyn.evaluator.config import EvaluationDatasetConfig
 from modyn.evaluator.intervals import members, union
@@ -24,7 +25,6 @@ from modyn.evaluator.outputs import KeptOutputs, Rows
 from modyn.evaluator.score import Score
 from modyn.records import Int64Array, Interval, SampleBatch
 from modyn.storage.client import StorageClient
-from modyn.storage.flight import PayloadClient
 
 
 def evaluate(
@@ -32,7 +32,7 @@ def evaluate(
     dataset: EvaluationDatasetConfig,
     intervals: Sequence[Interval],
     storage: StorageClient,
-    payloads: PayloadClient,
+    payloads: Fetches | Locates,
     *,
     device: str = "cpu",
     progress: Callable[[int, int], None] = lambda seen, total: None,
@@ -49,7 +49,14 @@ def evaluate(
     merged = union(intervals)
     total = sum(storage.count_samples(dataset.dataset_id, interval) for interval in merged)
     samples = _Samples(dataset.dataset_id, intervals, storage, kept)
-    batches = serve_keys(samples.keys(), dataset, payloads, dataset.batch_size, num_threads=dataset.dataloader_workers)
+    batches = serve_keys(
+        samples.keys(),
+        dataset,
+        dataset.batch_size,
+        num_threads=dataset.dataloader_workers,
+        pin_memory=device.startswith("cuda"),
+        payloads=payloads,
+    )
     seen = 0
 
     def tally(output: Any, keys: Int64Array, labels: torch.Tensor, timestamps: Int64Array) -> None:
@@ -61,13 +68,12 @@ def evaluate(
         progress(seen, total)
 
     with closing(batches), _evaluating(model, device):
-        for batch in batches:
+        for batch in on_device(batches, device):
             timestamps = samples.timestamps_of(batch)
-            on_device = batch.to(device)
-            output = forward(model, on_device.data)
+            output = forward(model, batch.data)
             if kept is not None:
                 kept.add(_rows(batch, timestamps, output))
-            tally(output, batch.keys.numpy(), on_device.labels, timestamps)
+            tally(output, batch.keys.numpy(), batch.labels, timestamps)
         for rows in samples.kept_rows(dataset.batch_size):
             tally(torch.from_numpy(rows.outputs).to(device), rows.keys, torch.from_numpy(rows.labels).to(device), rows.timestamps)
     if kept is not None:

@@ -12,6 +12,7 @@ import grpc
 from prometheus_client import Counter
 
 from modyn.config.system import SystemConfig
+from modyn.dataset.connections import PayloadSource
 from modyn.db.engine import open_database
 from modyn.errors import ModynError
 from modyn.evaluator.client import (
@@ -96,8 +97,9 @@ class PoolRun:
             dataset=request.dataset,
             intervals=tuple(intervals),
             device=request.device,
-            storage=self._config.endpoint("storage"),
-            flight=self._config.endpoint("flight"),
+            payloads=PayloadSource.of(
+                self._config, request.dataset["dataset_id"], streams=request.dataset.get("dataloader_workers", 1)
+            ),
             model_storage=self._config.endpoint("model_storage"),
             scratch=scratch,
             decoding=dataset_digest(request.dataset),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from modyn.config.system import Endpoint
+from modyn.dataset.connections import PayloadSource
 from modyn.evaluator.outputs import Room
 from modyn.records import Interval
 
@@ -20,8 +21,7 @@ class Work:
     dataset: Mapping[str, Any]
     intervals: tuple[Interval, ...]
     device: str
-    storage: Endpoint
-    flight: Endpoint
+    payloads: PayloadSource
     model_storage: Endpoint
     scratch: Path
     """An empty folder of this job's own; it is removed when the job has ended."""

@@ -16,7 +16,6 @@ from modyn.model_storage.client import ModelStorageClient
 from modyn.models.build import build_model
 from modyn.models.weights import load_weights
 from modyn.storage.client import StorageClient
-from modyn.storage.flight import PayloadClient
 from modyn.workers import Report
 
 PROGRESS_EVERY_S: Final = 0.3
@@ -40,7 +39,7 @@ def run(work: Work, report: Report) -> list[Score]:
     load_weights(model, stored.path)
     kept = KeptOutputs(work.room, _name(work, stored.path), work.scratch) if work.room else None
     report.check()
-    with StorageClient(work.storage) as storage, PayloadClient(work.flight) as payloads:
+    with StorageClient(work.payloads.storage) as storage, work.payloads.open() as payloads:
         return evaluate(model, dataset, work.intervals, storage, payloads, device=work.device, progress=progress, kept=kept)
 
 

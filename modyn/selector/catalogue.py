@@ -23,6 +23,7 @@ class RunRecord:
     dataset: str
     selection_strategy: dict[str, Any]
     seed: int
+    data: dict[str, Any] | None
     num_samples: int
     float_labels: bool | None
     deleting: bool
@@ -43,9 +44,16 @@ class TriggerRecord:
         return TriggerSetInfo(run_id, self.trigger_id, self.num_keys, self.partition_size, self.keys_checksum)
 
 
-def add_run(session: Session, run_id: RunId, dataset: str, selection_strategy: dict[str, Any], seed: int) -> bool:
+def add_run(
+    session: Session,
+    run_id: RunId,
+    dataset: str,
+    selection_strategy: dict[str, Any],
+    seed: int,
+    data: dict[str, Any] | None,
+) -> bool:
     """Whether the run is new. One of two that register the same run at once waits for the other."""
-    row = {"run_id": run_id, "dataset": dataset, "selection_strategy": selection_strategy, "seed": seed}
+    row = {"run_id": run_id, "dataset": dataset, "selection_strategy": selection_strategy, "seed": seed, "data": data}
     added = session.execute(upsert(RUNS).values(row).on_conflict_do_nothing().returning(RUNS.c.number)).all()
     return bool(added)
 

@@ -11,7 +11,7 @@ from modyn.proto import selector_pb2, selector_pb2_grpc
 from modyn.records import KeysAndWeights, RunId, SampleBatch, TriggerSetInfo
 from modyn.rpc.client import SectionClient
 from modyn.rpc.columns import batch_to_proto, share_from_proto
-from modyn.rpc.structs import to_struct
+from modyn.rpc.structs import from_struct, to_struct
 
 SAMPLES_PER_CALL = 131_072
 """Samples in one Inform message (3 MiB): larger batches are split, which the position makes harmless."""
@@ -25,12 +25,29 @@ class SelectorClient(SectionClient):
 
     _Stub = selector_pb2_grpc.SelectorStub
 
-    def register_run(self, run_id: RunId, dataset: str, selection_strategy: Mapping[str, Any], seed: int) -> None:
-        """Makes a run known. A no-op if it is known with equal arguments, AlreadyExistsError if with others."""
+    def register_run(
+        self,
+        run_id: RunId,
+        dataset: str,
+        selection_strategy: Mapping[str, Any],
+        seed: int,
+        data: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Makes a run known. A no-op if it is known with equal arguments, AlreadyExistsError if with others. data: that section of the
+        pipeline, kept as it was given first, for who reads trigger sets without the pipeline."""
         request = selector_pb2.SelectorRun(
-            run_id=run_id, dataset=dataset, selection_strategy=to_struct(selection_strategy), seed=seed
+            run_id=run_id,
+            dataset=dataset,
+            selection_strategy=to_struct(selection_strategy),
+            seed=seed,
+            data=None if data is None else to_struct(data),
         )
         self._stub.RegisterRun(request)
+
+    def data_section(self, run_id: RunId) -> dict[str, Any] | None:
+        """The `data` section that the run was registered with; None if it was without."""
+        found = self._stub.GetRun(selector_pb2.SelectorRunId(run_id=run_id))
+        return from_struct(found.data) if found.HasField("data") else None
 
     def inform(self, run_id: RunId, position: int, samples: SampleBatch) -> int:
         """Appends `samples` at `position` of the run's stream; the number of samples held now.

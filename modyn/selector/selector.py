@@ -75,8 +75,15 @@ class Selector:
             self._logger.info("orphan_removed", path=str(directory))
             shutil.rmtree(directory)
 
-    def register_run(self, run_id: RunId, dataset: str, selection_strategy: Mapping[str, Any], seed: int) -> None:
-        """Makes a run known. A no-op if it is known with equal arguments, AlreadyExistsError if with others.
+    def register_run(
+        self,
+        run_id: RunId,
+        dataset: str,
+        selection_strategy: Mapping[str, Any],
+        seed: int,
+        data: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Makes a run known. A no-op if it is known with equal arguments, AlreadyExistsError if with others. data: kept as it was given first.
 
         Raises InvalidArgumentError for a name that is no file name, ConfigError for a wrong section.
         """
@@ -90,7 +97,9 @@ class Selector:
         if before is not None and before.deleting:
             self._finish_delete(before)
         with self._database.session() as session:
-            added = catalogue.add_run(session, run_id, dataset, dict(selection_strategy), seed)
+            added = catalogue.add_run(
+                session, run_id, dataset, dict(selection_strategy), seed, None if data is None else dict(data)
+            )
             run = catalogue.get_run(session, run_id, lock=True)
             if added:
                 self._log(run, session).create()
@@ -98,6 +107,11 @@ class Selector:
             raise AlreadyExistsError(
                 f"run '{run_id}' is registered with another dataset, selection strategy or seed; choose another run id or delete the run"
             )
+
+    def run(self, run_id: RunId) -> RunRecord:
+        """What a run was registered with. Raises NotFoundError if it is not known."""
+        with self._database.session() as session:
+            return catalogue.get_run(session, run_id)
 
     def inform(self, run_id: RunId, position: int, samples: SampleBatch) -> int:
         """Appends `samples` at `position` of the run's stream; the number held now. What is held already is skipped."""

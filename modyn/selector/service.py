@@ -14,7 +14,7 @@ from modyn.rpc.columns import batch_from_proto, share_to_proto
 from modyn.rpc.logs import bind
 from modyn.rpc.replies import plugins_to_reply, problems_to_reply
 from modyn.rpc.server import Registration, ServiceContext
-from modyn.rpc.structs import from_struct
+from modyn.rpc.structs import from_struct, to_struct
 from modyn.selector.presampling import PRESAMPLING
 from modyn.selector.selection import SELECTION, check_strategy
 from modyn.selector.selector import Selector
@@ -36,8 +36,19 @@ class SelectorServicer(selector_pb2_grpc.SelectorServicer):
     def RegisterRun(self, request: selector_pb2.SelectorRun, context: grpc.ServicerContext) -> common_pb2.Empty:
         strategy = from_struct(request.selection_strategy)
         with bind(run_id=request.run_id):
-            self._selector.register_run(RunId(request.run_id), request.dataset, strategy, request.seed)
+            data = from_struct(request.data) if request.HasField("data") else None
+            self._selector.register_run(RunId(request.run_id), request.dataset, strategy, request.seed, data)
         return common_pb2.Empty()
+
+    def GetRun(self, request: selector_pb2.SelectorRunId, context: grpc.ServicerContext) -> selector_pb2.SelectorRun:
+        run = self._selector.run(RunId(request.run_id))
+        return selector_pb2.SelectorRun(
+            run_id=run.run_id,
+            dataset=run.dataset,
+            selection_strategy=to_struct(run.selection_strategy),
+            seed=run.seed,
+            data=None if run.data is None else to_struct(run.data),
+        )
 
     def Inform(self, request: selector_pb2.InformRequest, context: grpc.ServicerContext) -> selector_pb2.InformReply:
         with bind(run_id=request.run_id):

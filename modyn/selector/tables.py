@@ -15,6 +15,8 @@ RUNS = Table(
     Column("dataset", Text, nullable=False),
     Column("selection_strategy", JSON, nullable=False),
     Column("seed", BigInteger, nullable=False),
+    # The section of that name; unknown for runs of older releases.
+    Column("data", JSON),
     # Committed together with the samples, or after they are on disk: what lies beyond does not exist.
     Column("num_samples", BigInteger, nullable=False, server_default="0"),
     # Unknown until the first sample.

@@ -108,15 +108,21 @@ class LocalPayloads:
 
 
 def open_payloads(
-    storage: Endpoint, flights: Sequence[Endpoint], dataset: str, short_cut: ShortCut = "auto", num_threads: int = 1
+    storage: Endpoint,
+    flights: Sequence[Endpoint],
+    dataset: str,
+    short_cut: ShortCut = "auto",
+    num_threads: int = 1,
+    streams: int = 1,
 ) -> LocalPayloads | PayloadClient:
     """A reader of the dataset's payloads: by the short cut if it is proven that this process sees what storage sees, else over Flight.
 
     "on": ConfigError that says why the short cut cannot be taken, in place of Flight. "off": storage is not asked.
+    num_threads: that read for one batch by the short cut. streams: exchanges at once for one fetch over Flight.
     """
     logger = get_logger("storage")
     if short_cut == "off":
-        return PayloadClient(flights[0])
+        return PayloadClient(flights, streams)
     try:
         payloads = LocalPayloads(storage, dataset, num_threads)
     except ModynError as error:
@@ -125,6 +131,6 @@ def open_payloads(
                 f"{error.message}. storage.short_cut is on: run the workers on storage's machine, as its user and with its mounts, or set it to auto"
             ) from error
         logger.info("payloads_over_flight", dataset=dataset, why=error.message)
-        return PayloadClient(flights[0])
+        return PayloadClient(flights, streams)
     logger.info("payloads_by_short_cut", dataset=dataset)
     return payloads

@@ -96,7 +96,11 @@ class Driver:
         """Makes the run known to the selector and brings the policy and the evaluations to where the cursor stands."""
         self._do(
             lambda: self._clients.selector.register_run(
-                self.run.run_id, self.pipeline.dataset_id, self.pipeline.selection_strategy, self._recorded.selection_seed
+                self.run.run_id,
+                self.pipeline.dataset_id,
+                self.pipeline.selection_strategy,
+                self._recorded.selection_seed,
+                self.pipeline.section("data"),
             )
         )
         if self._recorded.policy_state is not None:

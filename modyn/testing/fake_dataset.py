@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from modyn.dataset.online_dataset import Clients
+from modyn.dataset.connections import Clients
 from modyn.records import Int64Array, KeysAndWeights, RunId, TriggerSetInfo
 from modyn.testing.fake_storage import FakePayloadClient, FakeStorage
 
@@ -16,7 +16,7 @@ from modyn.testing.fake_storage import FakePayloadClient, FakeStorage
 class FakeTriggerSet:
     """`keys` in partitions of `partition_size`. Sample k has label k % 10, weight k / 2 and as payload `payload(k)`, by default int64 k.
 
-    deleted: keys that storage no longer has. Call it to connect: it is what OnlineDataset takes as `connect`.
+    deleted: keys that storage no longer has. Call it to connect: it is what TriggerSetDataset takes as `connect`.
     """
 
     keys: Int64Array
@@ -29,6 +29,8 @@ class FakeTriggerSet:
     """Called with the keys of each payload request; may raise."""
     trigger_id: int = 0
     dataset_id: str = "fake"
+    short_cut: bool = False
+    """Whether payloads are read here, not fetched."""
 
     @property
     def info(self) -> TriggerSetInfo:
@@ -47,7 +49,9 @@ class FakeTriggerSet:
         return storage
 
     def __call__(self) -> Clients:
-        return Clients(_FakeKeys(self), FakePayloadClient(self.storage(), self.answer_size))
+        storage = self.storage()
+        payloads = storage.short_cut() if self.short_cut else FakePayloadClient(storage, self.answer_size)
+        return Clients(_FakeKeys(self), payloads)
 
 
 def int64_payload(key: int) -> bytes:

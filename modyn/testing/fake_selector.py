@@ -27,6 +27,7 @@ class _Run:
     strategy: dict[str, Any]
     seed: int
     policy: SelectionPolicy
+    data: dict[str, Any] | None = None
     samples: SampleBatch = field(default_factory=SampleBatch.empty)
     boundaries: list[int] = field(default_factory=list)
     sets: list[KeysAndWeights] = field(default_factory=list)
@@ -50,11 +51,23 @@ class FakeSelectorClient(FakeClient):
     def plugins(self) -> list[Plugin]:
         return [*SELECTION.plugins.values(), *PRESAMPLING.plugins.values()]
 
-    def register_run(self, run_id: RunId, dataset: str, selection_strategy: Mapping[str, Any], seed: int) -> None:
+    def register_run(
+        self,
+        run_id: RunId,
+        dataset: str,
+        selection_strategy: Mapping[str, Any],
+        seed: int,
+        data: Mapping[str, Any] | None = None,
+    ) -> None:
         section = dict(selection_strategy)
-        run = self.runs.setdefault(run_id, _Run(dataset, section, seed, build_strategy(section)))
+        run = self.runs.setdefault(
+            run_id, _Run(dataset, section, seed, build_strategy(section), None if data is None else dict(data))
+        )
         if (run.dataset, run.strategy, run.seed) != (dataset, section, seed):
             raise AlreadyExistsError(f"run '{run_id}' is registered with other arguments; choose another run id")
+
+    def data_section(self, run_id: RunId) -> dict[str, Any] | None:
+        return self._run(run_id).data
 
     def inform(self, run_id: RunId, position: int, samples: SampleBatch) -> int:
         run = self._run(run_id)

@@ -17,10 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from modyn.config.system import DatasetConfig
-from modyn.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from modyn.errors import AlreadyExistsError, CancelledError, InvalidArgumentError, NotFoundError
 from modyn.records import Int64Array, Interval, LabelArray, SampleBatch
 from modyn.storage.client import DatasetInfo, FileProblem, IngestProgress, NewSamples, StorageClient
-from modyn.storage.flight import OnMissing, PayloadClient, Payloads
+from modyn.storage.flight import OnMissing, PayloadClient, Payloads, PayloadStream
+from modyn.storage.flight_messages import common_size
+from modyn.storage.short_cut import LocalPayloads, Located
 from modyn.testing.fake_client import FakeClient
 
 
@@ -56,6 +58,9 @@ class FakeStorage:
 
     def payload_client(self) -> FakePayloadClient:
         return FakePayloadClient(self)
+
+    def short_cut(self) -> FakeLocalPayloads:
+        return FakeLocalPayloads(self)
 
     def add_dataset(self, name: str, float_labels: bool = False) -> None:
         with self.arrived:
@@ -207,25 +212,93 @@ class FakePayloadClient(PayloadClient):
     def close(self) -> None:
         pass
 
-    def fetch(self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise") -> Iterator[Payloads]:
+    def fetch(self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise") -> FakeFetch:
         if on_missing not in ("raise", "skip"):
             raise InvalidArgumentError(f"on_missing is 'raise' or 'skip', not {on_missing!r}")
-        keys = np.asarray(keys, np.int64)
+        return FakeFetch(self._answers(dataset, np.asarray(keys, np.int64), on_missing))
+
+    def _answers(self, dataset: str, keys: Int64Array, on_missing: OnMissing) -> Iterator[Payloads]:
         if self._storage.before_fetch is not None:
             self._storage.before_fetch(keys)
         for first in range(0, len(keys), self._batch_size):
-            with self._storage.arrived:
-                found = self._storage.find(dataset)
-                part = keys[first : first + self._batch_size]
-                if on_missing == "raise":
-                    _refuse_missing(dataset, found, part)
-                part = np.asarray([key for key in part if found.has(int(key))], np.int64)
-                payloads = [found.payloads[key] for key in part]
-                labels = found.batch(part).labels
-            if len(part):
-                offsets = np.concatenate([[0], np.cumsum([len(payload) for payload in payloads])]).astype(np.int64)
-                data: npt.NDArray[np.uint8] = np.frombuffer(b"".join(payloads), np.uint8)
-                yield Payloads(part, labels, data, offsets)
+            part = keys[first : first + self._batch_size]
+            found = part[_present(self._storage, dataset, part, on_missing)]
+            if len(found):
+                yield _payloads(self._storage, dataset, found)
+
+
+class FakeFetch(PayloadStream):
+    """Answers of a FakePayloadClient."""
+
+    def __init__(self, answers: Iterator[Payloads]) -> None:
+        self._answers = answers
+        self._cancelled = False
+
+    def __next__(self) -> Payloads:
+        if self._cancelled:
+            raise CancelledError("the fetch was cancelled")
+        return next(self._answers)
+
+    def cancel(self) -> None:
+        self._cancelled = True
+
+    def close(self) -> None:
+        self.cancel()
+
+    def __del__(self) -> None:
+        """There are no threads to end."""
+
+
+class FakeLocalPayloads(LocalPayloads):
+    """The short cut to a FakeStorage, whose `before_fetch` is called when payloads are read."""
+
+    def __init__(self, storage: FakeStorage) -> None:
+        self._fake = storage
+
+    def close(self) -> None:
+        pass
+
+    def fetch(self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise") -> Iterator[Payloads]:
+        located = self.locate(dataset, keys, on_missing)
+        if len(located):
+            yield located.take(slice(None))
+
+    def locate(self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise") -> Located:
+        keys = np.asarray(keys, np.int64)
+        where = _present(self._fake, dataset, keys, on_missing)
+        return _FakeLocated(self._fake, dataset, keys[where], where)
+
+
+class _FakeLocated(Located):
+    def __init__(self, storage: FakeStorage, dataset: str, keys: Int64Array, where: Int64Array) -> None:
+        with storage.arrived:
+            labels = storage.find(dataset).batch(keys).labels
+        for name, value in {"keys": keys, "where": where, "labels": labels, "_fake": storage, "_dataset": dataset}.items():
+            object.__setattr__(self, name, value)
+
+    def take(self, rows: Int64Array | slice) -> Payloads:
+        storage, keys = self._fake, self.keys[rows]  # type: ignore[attr-defined]
+        if storage.before_fetch is not None:
+            storage.before_fetch(keys)
+        return _payloads(storage, self._dataset, keys)  # type: ignore[attr-defined]
+
+
+def _present(storage: FakeStorage, dataset: str, keys: Int64Array, on_missing: OnMissing) -> Int64Array:
+    """Positions of the keys that there are samples for."""
+    with storage.arrived:
+        found = storage.find(dataset)
+        if on_missing == "raise":
+            _refuse_missing(dataset, found, keys)
+        return np.flatnonzero(np.asarray([found.has(int(key)) for key in keys], bool))
+
+
+def _payloads(storage: FakeStorage, dataset: str, keys: Int64Array) -> Payloads:
+    with storage.arrived:
+        found = storage.find(dataset)
+        payloads, labels = [found.payloads[key] for key in keys], found.batch(keys).labels
+    offsets = np.concatenate([[0], np.cumsum([len(payload) for payload in payloads])]).astype(np.int64)
+    data: npt.NDArray[np.uint8] = np.frombuffer(b"".join(payloads), np.uint8)
+    return Payloads(keys, labels, data, offsets, common_size(offsets))
 
 
 def _refuse_missing(name: str, dataset: _Dataset, keys: Int64Array) -> None:

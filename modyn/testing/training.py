@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from modyn.dataset.online_dataset import Clients
+from modyn.dataset.connections import Clients
 from modyn.models.weights import load_weights
 from modyn.records import Int64Array, RunId, TriggerSetInfo
 from modyn.testing.fake_dataset import FakeTriggerSet

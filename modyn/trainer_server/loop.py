@@ -119,7 +119,7 @@ class Training:
         self._on_boundary = [hook.on_boundary for hook in hooks if type(hook).on_boundary is not Hook.on_boundary]
 
     def run(self, batches: Iterator[Batch]) -> None:
-        """Train on `batches`, which go on behind `progress`, until the plan is fulfilled or they end."""
+        """Train on `batches`, which are on the device and go on behind `progress`, until the plan is fulfilled or they end."""
         self.parts.model.train()
         for hook in self.hooks:
             hook.on_begin(self)
@@ -168,7 +168,7 @@ class Training:
 
     def _forward(self, batch: Batch) -> Tensor:
         parts = self.parts
-        batch = parts.downsampling.select(parts.model, batch.to(parts.device))
+        batch = parts.downsampling.select(parts.model, batch)
         if not parts.amp:
             return parts.criterion(self._network(batch.data), batch.labels, batch.weights)
         with torch.autocast(parts.device.type, self._autocast_dtype):

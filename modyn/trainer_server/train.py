@@ -23,8 +23,10 @@ import torch
 from modyn.config.base import load_section
 from modyn.dataset.batch import Batch, Position
 from modyn.dataset.config import DataConfig
+from modyn.dataset.connections import Clients, ServiceClients
 from modyn.dataset.loader import BatchLoader
-from modyn.dataset.online_dataset import Clients, LoadOptions, OnlineDataset, ServiceClients
+from modyn.dataset.on_device import on_device
+from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.errors import ConfigError, CorruptStateError, InvalidArgumentError, NotFoundError, TrainingError, UnavailableError
 from modyn.model_storage.client import ModelHeader, ModelStorageClient, StoredModel
 from modyn.models.build import build_model
@@ -149,7 +151,8 @@ def train(job: TrainingJob, report: Report) -> Trained:
         closing(SelectorClient(config.endpoint("selector"))) as selector,
         closing(ModelStorageClient(config.endpoint("model_storage"))) as models,
     ):
-        connect = ServiceClients(config.endpoint("selector"), config.endpoint("flight"))
+        training = load_section(TrainingConfig, request.pipeline["training"], "training")
+        connect = ServiceClients.of(config, request.pipeline["data"]["dataset_id"], training.parallel_prefetch_requests)
         return run_training(request, Surroundings(selector, models, connect, config.service_dir("trainer_server")), report)
 
 
@@ -197,7 +200,7 @@ def _run(task: Task, training: Training, seed: int, checkpoint: Mapping[str, Any
     at = checkpoint["progress"] if checkpoint else {"epoch": 0, "batches_in_epoch": 0}
     dataset = _dataset(task, seed, Position(at["epoch"], at["batches_in_epoch"]))
     with BatchLoader(dataset, task.config.dataloader_workers, pin_memory=task.config.on_gpu) as loader:
-        batches = _begun(iter(loader))
+        batches = _begun(on_device(iter(loader), task.config.device))
         # Only now: starting to load draws random numbers, how many depends on the number of workers.
         seed_everything(derived_seed(seed, trigger_id, _TRAINING))
         if checkpoint is not None:
@@ -317,7 +320,7 @@ def _parts(task: Task, model: torch.nn.Module) -> Parts:
     )
 
 
-def _dataset(task: Task, seed: int, position: Position) -> OnlineDataset:
+def _dataset(task: Task, seed: int, position: Position) -> TriggerSetDataset:
     config = task.config
     options = LoadOptions(
         batch_size=config.batch_size,
@@ -329,7 +332,7 @@ def _dataset(task: Task, seed: int, position: Position) -> OnlineDataset:
         parallel_prefetch_requests=config.parallel_prefetch_requests,
     )
     data = load_section(DataConfig, task.request.pipeline["data"], "data")
-    return OnlineDataset(task.trigger_set, data, task.around.connect, options, position)
+    return TriggerSetDataset(task.trigger_set, data, task.around.connect, options, position)
 
 
 def _begun(batches: Iterator[Batch]) -> Iterator[Batch]:

@@ -1,6 +1,6 @@
 """What one worker may take: seconds for one call of a function of the user, and memory. Watched from inside the worker.
 
-A call is marked by two assignments, see `CallSite`; a thread looks at the marks about once a second. Knows no torch.
+A call is marked while it runs, see `Call`; a thread looks at the marks about once a second. Knows no torch.
 """
 
 from __future__ import annotations
@@ -10,34 +10,40 @@ import resource
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
 LOOK_S: Final = 1.0
 """Between two looks at the marks."""
 STUCK_S: Final = 2.0
 """Beyond the limit: a call that even keeps the watching thread from running is ended by a thread that needs no interpreter."""
 
-_sites: weakref.WeakSet[CallSite] = weakref.WeakSet()
-_sites_lock = threading.Lock()
+_running: Final[set[Call]] = set()
+"""Calls that have not returned. Sets are changed and copied by single operations of the interpreter, which need no lock."""
 
 
-class CallSite:
-    """A function of the user, as the watchdog sees it.
+class Call:
+    """A call of a function of the user as the watchdog sees it, or calls of it one after the other. Use as a context manager.
 
-    `running` is None, or what describes the argument of the call that runs: a new object for each call, by whose identity calls are told
-    apart. So that a call costs two assignments, its beginning is when the watchdog first sees it.
+    at: which of the calls runs; set it before each. So that a call costs one assignment, its beginning is when the watchdog first sees it.
+    describe(at): what the argument of that call belongs to.
     """
 
-    __slots__ = ("__weakref__", "name", "running")
+    __slots__ = ("at", "describe", "name")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, describe: Callable[[int], str]) -> None:
         self.name = name
-        self.running: Callable[[], str] | None = None
-        with _sites_lock:
-            _sites.add(self)
+        self.describe = describe
+        self.at = 0
+
+    def __enter__(self) -> Self:
+        _running.add(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        _running.discard(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +89,17 @@ def impose(limits: WorkerLimits, give_up: Callable[[str], None]) -> None:
 
 def _watch(limits: WorkerLimits, give_up: Callable[[str], None]) -> None:
     timeout_s = limits.user_function_timeout_s
-    seen: dict[CallSite, tuple[Callable[[], str], float]] = {}
+    seen: dict[Call, tuple[int, float]] = {}
     while True:
         time.sleep(min(LOOK_S, timeout_s / 4))
-        with _sites_lock:
-            sites = list(_sites)
         _arm(limits)
         now = time.monotonic()
-        running = {site: call for site in sites if (call := site.running) is not None}
-        seen = {site: (call, seen[site][1] if site in seen and seen[site][0] is call else now) for site, call in running.items()}
-        for site, (call, since) in seen.items():
-            if now - since >= timeout_s and site.running is call:
+        running = {call: call.at for call in list(_running)}
+        seen = {call: seen[call] if call in seen and seen[call][0] == at else (at, now) for call, at in running.items()}
+        for call, (at, since) in seen.items():
+            if now - since >= timeout_s and call in _running and call.at == at:
                 give_up(
-                    f"{site.name} did not return for {call()} within {timeout_s:g} s; make it faster, or raise "
+                    f"{call.name} did not return for {call.describe(at)} within {timeout_s:g} s; make it faster, or raise "
                     f"{limits.service}.user_function_timeout_s in the system file"
                 )
 

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 
 from modyn.dataset.config import DataConfig, RecordLayout
-from modyn.dataset.decode import Decoder, Segment, concatenate
+from modyn.dataset.decode import Decoder
 from modyn.dataset.functions import compile_function, compile_transformation
+from modyn.dataset.payload_rows import no_payloads
 from modyn.dataset.user_code import EXTRAS
 from modyn.errors import ConfigError, DataError, UserCodeError
 from modyn.storage.flight import Payloads
@@ -27,26 +26,8 @@ def payloads(*parts: bytes, first_key: int = 0, dtype: str = "int64") -> Payload
     return Payloads(keys, (keys % 3).astype(dtype), np.frombuffer(b"".join(parts), np.uint8), offsets)
 
 
-def segment(arrived: Payloads, *rows: int) -> Segment:
-    return Segment(arrived, np.array(rows, np.int64), np.ones(len(rows), np.float32))
-
-
 def decoder(training: bool = True, **fields: Any) -> Decoder:
     return Decoder(DataConfig(dataset_id="d", **fields), training=training)
-
-
-@given(st.lists(st.lists(st.integers(0, 4), max_size=6), min_size=1, max_size=3), st.data(), st.booleans())
-def test_contiguous_holds_the_chosen_samples(lengths: list[list[int]], data: st.DataObject, even: bool) -> None:
-    parts = [payloads(*[bytes([i + 10 * j]) * (3 if even else n) for i, n in enumerate(ns)]) for j, ns in enumerate(lengths)]
-    whole = concatenate(parts)
-    assert [bytes(whole.payload(i)) for i in range(len(whole))] == [bytes(p.payload(i)) for p in parts for i in range(len(p))]
-    rows = data.draw(st.permutations(range(len(whole))))[: data.draw(st.integers(0, len(whole)))]
-    for chosen in (rows, sorted(rows)):
-        alone = segment(whole, *chosen).contiguous()
-        assert [bytes(alone.payload(i)) for i in range(len(alone))] == [bytes(whole.payload(row)) for row in chosen]
-        assert alone.keys.tolist() == whole.keys[np.array(chosen, np.int64)].tolist()
-        assert len(alone.data) == alone.offsets[-1]
-        assert alone.offsets[0] == 0
 
 
 @pytest.mark.parametrize("dtype", ["<f4", ">f4", "<i2", ">i8", "u1", "f8", "f2", "bool"])
@@ -55,16 +36,16 @@ def test_layout_reads_any_type_byte_order_shape_and_offset(dtype: str, even: boo
     expected = np.arange(24).reshape(4, 2, 3).astype(dtype)
     arrived = payloads(*[b"xyz" + row.tobytes() + b"t" * (1 if even else i) for i, row in enumerate(expected)])
     decode = decoder(record_layout=RecordLayout(dtype=dtype, shape=(2, 3), offset=3)).decode
-    data, labels = decode([segment(arrived, 0, 2), segment(arrived, 3)])
+    data, labels = decode(arrived)
     assert isinstance(data, torch.Tensor)
-    assert np.array_equal(data.numpy(), expected[[0, 2, 3]].astype(np.dtype(dtype).newbyteorder("=")))
-    assert labels.tolist() == [0, 2, 0]
+    assert np.array_equal(data.numpy(), expected.astype(np.dtype(dtype).newbyteorder("=")))
+    assert labels.tolist() == [0, 1, 2, 0]
     data[0] = 0  # writable: not a view of the wire's buffer
 
 
 def test_a_record_that_is_too_short_is_named() -> None:
     with pytest.raises(DataError, match=r"sample 1 of dataset 'd' has 3 bytes.* needs 4"):
-        decoder(record_layout=RecordLayout(dtype="f4")).decode([segment(payloads(b"1234", b"123"), 0, 1)])
+        decoder(record_layout=RecordLayout(dtype="f4")).decode(payloads(b"1234", b"123"))
 
 
 def test_order_of_parser_and_transformations() -> None:
@@ -76,21 +57,19 @@ def test_order_of_parser_and_transformations() -> None:
         "random_transformations": ["lambda x: x * 10"],
     }
     arrived = payloads(b"1 a", b"2 b")
-    assert decoder(**fields).decode([segment(arrived, 0, 1)])[0].tolist() == [20.0, 30.0]  # type: ignore[union-attr]
-    assert decoder(training=False, **fields).decode([segment(arrived, 1, 0)])[0].tolist() == [3.0, 2.0]  # type: ignore[union-attr]
+    assert decoder(**fields).decode(arrived)[0].tolist() == [20.0, 30.0]  # type: ignore[union-attr]
+    assert decoder(training=False, **fields).decode(arrived)[0].tolist() == [2.0, 3.0]  # type: ignore[union-attr]
 
 
 def test_tuples_and_dicts_of_tensors() -> None:
     arrived = payloads(b"\x01", b"\x02")
     pair = "def bytes_parser_function(x):\n    return torch.tensor(x[0]), np.full(2, x[0])\n"
-    data, _ = decoder(bytes_parser_function=pair).decode([segment(arrived, 0), segment(arrived, 1)])
+    data, _ = decoder(bytes_parser_function=pair).decode(arrived)
     assert isinstance(data, tuple)
     assert data[0].tolist() == [1, 2]
     assert data[1].shape == (2, 2)
     named = "def batch_parser_function(data, offsets):\n    return {'a': torch.tensor(data.tolist())}\n"
-    data, _ = decoder(batch_parser_function=named, transformations=["lambda s: {'b': s['a'] + 1}"]).decode(
-        [segment(arrived, 0), segment(arrived, 1)]
-    )
+    data, _ = decoder(batch_parser_function=named, transformations=["lambda s: {'b': s['a'] + 1}"]).decode(arrived)
     assert isinstance(data, dict)
     assert data["b"].tolist() == [2, 3]
 
@@ -99,17 +78,17 @@ def test_labels_are_transformed_as_a_batch_and_floats_become_float32() -> None:
     layout = RecordLayout(dtype="u1")
     source = "def label_transformer_function(labels):\n    return (labels > 0).long()\n"
     arrived = payloads(b"1", b"2", b"3")
-    assert decoder(record_layout=layout, label_transformer_function=source).decode([segment(arrived, 0, 1, 2)])[1].tolist() == [
+    assert decoder(record_layout=layout, label_transformer_function=source).decode(arrived)[1].tolist() == [
         0,
         1,
         1,
     ]
     floats = payloads(b"1", b"2", dtype="float64")
-    assert decoder(record_layout=layout).decode([segment(floats, 0, 1)])[1].dtype == torch.float32
+    assert decoder(record_layout=layout).decode(floats)[1].dtype == torch.float32
 
 
 def test_nothing_to_decode() -> None:
-    data, labels = decoder(record_layout=RecordLayout(dtype="u1")).decode([])
+    data, labels = decoder(record_layout=RecordLayout(dtype="u1")).decode(no_payloads())
     assert len(data) == len(labels) == 0
 
 
@@ -153,7 +132,7 @@ def test_nothing_to_decode() -> None:
 )
 def test_errors_in_user_code_name_function_sample_and_line(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(UserCodeError, match=message):
-        decoder(**fields).decode([segment(payloads(b"a", b"b", first_key=5), 0, 1)])
+        decoder(**fields).decode(payloads(b"a", b"b", first_key=5))
 
 
 def test_importable_names_with_and_without_arguments() -> None:
@@ -180,7 +159,7 @@ def test_images_are_parsed_with_names_that_need_no_import() -> None:
         Image.fromarray(np.full((4, 5), shade, np.uint8)).save(file, "PNG")
         files.append(file.getvalue())
     source = "def bytes_parser_function(data):\n    return np.array(Image.open(io.BytesIO(data)), np.float32)[None] / 255\n"
-    data, _ = decoder(bytes_parser_function=source).decode([segment(payloads(*files), 1, 0)])
+    data, _ = decoder(bytes_parser_function=source).decode(payloads(*files))
     assert isinstance(data, torch.Tensor)
     assert data.shape == (2, 1, 4, 5)
-    assert (data[:, 0, 0, 0] * 255).round().tolist() == [200, 10]
+    assert (data[:, 0, 0, 0] * 255).round().tolist() == [10, 200]

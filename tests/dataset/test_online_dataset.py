@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 
 from modyn.dataset.batch import Batch, Position
 from modyn.dataset.config import DataConfig, RecordLayout
+from modyn.dataset.connections import Clients
 from modyn.dataset.loader import BatchLoader
-from modyn.dataset.online_dataset import LoadOptions, OnlineDataset
+from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.errors import ConflictError, CorruptStateError, DataError, UserCodeError
 from modyn.records import Int64Array
 from modyn.testing.fake_dataset import FakeTriggerSet
+from modyn.testing.fake_storage import FakePayloadClient
 
 LAYOUT = DataConfig(dataset_id="fake", record_layout=RecordLayout(dtype="int64"))
 PER_SAMPLE = DataConfig(
@@ -40,7 +42,7 @@ def no_thread_is_left() -> Iterator[None]:
     yield
     deadline = time.monotonic() + 5
     while (
-        left := [t.name for t in threading.enumerate() if t.name.startswith(("prefetch", "decode"))]
+        left := [t.name for t in threading.enumerate() if t.name.startswith(("prefetch", "serve"))]
     ) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not left
@@ -52,7 +54,7 @@ def trigger_set(num_keys: int, partition_size: int, **fields: Any) -> FakeTrigge
     return FakeTriggerSet(keys, partition_size, **fields)
 
 
-def served(dataset: OnlineDataset, num_workers: int = 1) -> list[Batch]:
+def served(dataset: TriggerSetDataset, num_workers: int = 1) -> list[Batch]:
     with BatchLoader(dataset, num_workers) as loader:
         batches = list(loader)
     for batch in batches:
@@ -97,7 +99,7 @@ def test_each_epoch_yields_each_key_once_with_its_own_columns(
 ) -> None:
     keys = trigger_set(num_keys, partition_size, answer_size=answer_size)
     options = LoadOptions(batch_size, drop_last, shuffle, 7, 2, ahead, threads)
-    dataset = OnlineDataset(keys.info, data, keys, options)
+    dataset = TriggerSetDataset(keys.info, data, keys, options)
     batches = served(dataset)
     assert [(b.epoch, b.index) for b in batches] == [(e, i) for e in range(2) for i in range(dataset.num_batches)]
     for epoch in range(2):
@@ -116,11 +118,11 @@ def test_each_epoch_yields_each_key_once_with_its_own_columns(
 def test_resuming_skips_exactly_what_was_consumed(num_keys: int, partition: int, size: int, shuffle: bool, consumed: int) -> None:
     keys = trigger_set(num_keys, partition)
     options = LoadOptions(size, drop_last=False, shuffle=shuffle, seed=3, epochs=3)
-    whole = served(OnlineDataset(keys.info, LAYOUT, keys, options))
+    whole = served(TriggerSetDataset(keys.info, LAYOUT, keys, options))
     consumed = min(consumed, len(whole))
     position = Position.after(whole[consumed - 1]) if consumed else Position()
     restored = Position.from_state(position.to_state())
-    rest = served(OnlineDataset(keys.info, LAYOUT, keys, options, restored))
+    rest = served(TriggerSetDataset(keys.info, LAYOUT, keys, options, restored))
     assert content(rest) == content(whole[consumed:])
 
 
@@ -138,10 +140,10 @@ def test_deleted_samples_leave_their_batch_and_no_other(
 ) -> None:
     options = LoadOptions(size, drop_last=False, shuffle=shuffle, seed=3)
     keys = trigger_set(num_keys, partition, answer_size=3)
-    whole = served(OnlineDataset(keys.info, data, keys, options))
+    whole = served(TriggerSetDataset(keys.info, data, keys, options))
     missing = frozenset(deleted & set(keys.keys.tolist()))
     fewer = trigger_set(num_keys, partition, answer_size=3, deleted=missing)
-    left = served(OnlineDataset(fewer.info, data, fewer, options))
+    left = served(TriggerSetDataset(fewer.info, data, fewer, options))
     expected = [(e, i, [k for k in ks if k not in missing]) for e, i, ks in content(whole)]
     assert content(left) == [batch for batch in expected if batch[2]]
 
@@ -149,9 +151,9 @@ def test_deleted_samples_leave_their_batch_and_no_other(
 def test_repeated_keys_keep_their_places() -> None:
     keys = FakeTriggerSet(np.array([4, 1, 4, 4, 2, 1]), 6, answer_size=2, deleted=frozenset([2]))
     for shuffle in (False, True):
-        batches = served(OnlineDataset(keys.info, LAYOUT, keys, LoadOptions(6, drop_last=False, shuffle=shuffle, seed=1)))
+        batches = served(TriggerSetDataset(keys.info, LAYOUT, keys, LoadOptions(6, drop_last=False, shuffle=shuffle, seed=1)))
         assert sorted(batches[0].keys.tolist()) == [1, 1, 4, 4, 4]
-    assert content(served(OnlineDataset(keys.info, LAYOUT, keys, LoadOptions(2, False)))) == [
+    assert content(served(TriggerSetDataset(keys.info, LAYOUT, keys, LoadOptions(2, False)))) == [
         (0, 0, [4, 1]),
         (0, 1, [4, 4]),
         (0, 2, [1]),
@@ -165,8 +167,8 @@ def test_several_worker_processes_yield_the_same_batches() -> None:
         dataset_id="fake", record_layout=LAYOUT.record_layout, random_transformations=("lambda x: x + 0 * torch.rand(1).long()",)
     )
     position = Position(0, 3)
-    alone = served(OnlineDataset(keys.info, config, keys, options, position))
-    shared = served(OnlineDataset(keys.info, config, keys, options, position), num_workers=2)
+    alone = served(TriggerSetDataset(keys.info, config, keys, options, position))
+    shared = served(TriggerSetDataset(keys.info, config, keys, options, position), num_workers=2)
     assert content(shared) == content(alone)
     assert len(alone) == 13
 
@@ -176,7 +178,7 @@ def test_without_a_seed_the_order_changes_and_with_one_it_does_not() -> None:
 
     def order(seed: int | None, trigger_id: int = 0) -> list[tuple[int, int, list[int]]]:
         keys.trigger_id = trigger_id
-        return content(served(OnlineDataset(keys.info, LAYOUT, keys, LoadOptions(200, shuffle=True, seed=seed))))
+        return content(served(TriggerSetDataset(keys.info, LAYOUT, keys, LoadOptions(200, shuffle=True, seed=seed))))
 
     assert order(1) == order(1)
     assert order(1) != order(2)
@@ -193,7 +195,7 @@ def test_random_transformations_are_repeatable_and_leave_the_generators_alone() 
     )
 
     def drawn(seed: int, position: Position = START) -> list[torch.Tensor]:
-        dataset = OnlineDataset(keys.info, config, keys, LoadOptions(5, seed=seed), position)
+        dataset = TriggerSetDataset(keys.info, config, keys, LoadOptions(5, seed=seed), position)
         with BatchLoader(dataset) as loader:
             return [batch.data for batch in loader if isinstance(batch.data, torch.Tensor)]
 
@@ -217,16 +219,18 @@ def test_samples_come_out_before_the_partition_is_complete() -> None:
 
     keys = trigger_set(30, 30, answer_size=5, before_fetch=before_fetch)
     clients = keys()
-    original = clients.payloads.fetch
+    client = clients.payloads
+    assert isinstance(client, FakePayloadClient)
+    original = client._answers
 
-    def fetch(*arguments: Any) -> Iterator[Any]:
+    def answers(*arguments: Any) -> Iterator[Any]:
         for number, payloads in enumerate(original(*arguments)):
             if number == 2:
                 assert taken.wait(10)
             yield payloads
 
-    clients.payloads.fetch = fetch  # type: ignore[method-assign,assignment]
-    with BatchLoader(OnlineDataset(keys.info, LAYOUT, lambda: clients, LoadOptions(10))) as loader:
+    client._answers = answers  # type: ignore[method-assign,assignment]
+    with BatchLoader(TriggerSetDataset(keys.info, LAYOUT, lambda: clients, LoadOptions(10))) as loader:
         first = next(iter(loader))
         assert len(first) == 10
         taken.set()
@@ -236,13 +240,15 @@ def test_samples_come_out_before_the_partition_is_complete() -> None:
 def test_prefetching_is_bounded_and_runs_ahead() -> None:
     asked: list[int] = []
     keys = trigger_set(100, 10, before_fetch=lambda keys: asked.append(len(keys)))
-    dataset = OnlineDataset(keys.info, LAYOUT, keys, LoadOptions(10, num_prefetched_partitions=3, parallel_prefetch_requests=2))
+    dataset = TriggerSetDataset(
+        keys.info, LAYOUT, keys, LoadOptions(10, num_prefetched_partitions=3, parallel_prefetch_requests=2)
+    )
     batches = dataset.serve()
     next(batches)
     time.sleep(0.3)
     # One in use, three ahead of it; the thread that decodes is at most three batches further than we are.
     assert 4 <= len(asked) <= 7
-    batches.close()  # type: ignore[attr-defined]
+    batches.close()
 
 
 def test_an_error_in_a_prefetch_thread_surfaces_at_once_with_its_cause() -> None:
@@ -255,13 +261,13 @@ def test_an_error_in_a_prefetch_thread_surfaces_at_once_with_its_cause() -> None
     keys = FakeTriggerSet(np.arange(40), 10, before_fetch=before_fetch)
     options = LoadOptions(10, num_prefetched_partitions=3, parallel_prefetch_requests=3)
     started = time.monotonic()
-    loader = BatchLoader(OnlineDataset(keys.info, LAYOUT, lambda: _impatient(keys), options))
+    loader = BatchLoader(TriggerSetDataset(keys.info, LAYOUT, lambda: _impatient(keys), options))
     with pytest.raises(DataError, match="truncated"):
         list(loader)
     assert time.monotonic() - started < 5
 
 
-def _impatient(keys: FakeTriggerSet) -> Any:
+def _impatient(keys: FakeTriggerSet) -> Clients:
     """Clients whose sleeping request ends when it is cancelled, as a real one does."""
     clients = keys()
     cancelled = threading.Event()
@@ -272,7 +278,8 @@ def _impatient(keys: FakeTriggerSet) -> Any:
         elif keys.before_fetch is not None:
             keys.before_fetch(asked)
 
-    clients.payloads._storage.before_fetch = before_fetch  # type: ignore[attr-defined]
+    assert isinstance(clients.payloads, FakePayloadClient)
+    clients.payloads._storage.before_fetch = before_fetch
     return clients
 
 
@@ -280,7 +287,7 @@ def test_an_error_in_a_worker_process_keeps_its_message() -> None:
     keys = trigger_set(20, 10)
     config = DataConfig(dataset_id="fake", bytes_parser_function="def bytes_parser_function(x):\n    return x['a']\n")
     with (
-        BatchLoader(OnlineDataset(keys.info, config, keys, LoadOptions(5)), num_workers=2) as loader,
+        BatchLoader(TriggerSetDataset(keys.info, config, keys, LoadOptions(5)), num_workers=2) as loader,
         pytest.raises(
             UserCodeError,
             match=r"^bytes_parser_function failed for sample \d+ of dataset 'fake': TypeError.* at line 2: `return x\[.a.\]`$",
@@ -293,7 +300,7 @@ def test_a_trigger_set_that_changed_is_noticed() -> None:
     keys = trigger_set(20, 10)
     info = FakeTriggerSet(np.arange(25), 10).info
     with pytest.raises(ConflictError, match="partition 2 of trigger 0"):
-        list(BatchLoader(OnlineDataset(info, LAYOUT, keys, LoadOptions(5))))
+        list(BatchLoader(TriggerSetDataset(info, LAYOUT, keys, LoadOptions(5))))
 
 
 @pytest.mark.parametrize(
@@ -306,7 +313,7 @@ def test_positions_that_cannot_be_read_are_refused(state: dict[str, int]) -> Non
 
 def test_an_abandoned_iteration_ends_its_threads() -> None:
     keys = trigger_set(1000, 10)
-    loader = BatchLoader(OnlineDataset(keys.info, LAYOUT, keys, LoadOptions(5, epochs=5, num_prefetched_partitions=2)))
+    loader = BatchLoader(TriggerSetDataset(keys.info, LAYOUT, keys, LoadOptions(5, epochs=5, num_prefetched_partitions=2)))
     next(iter(loader))
     loader.close()
-    assert not [t.name for t in threading.enumerate() if t.name.startswith(("prefetch", "decode"))]
+    assert not [t.name for t in threading.enumerate() if t.name.startswith(("prefetch", "serve"))]

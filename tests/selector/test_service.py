@@ -51,8 +51,10 @@ def client(system_config: SystemConfig) -> Iterator[SelectorClient]:
 
 
 def test_a_run_over_the_wire(client: SelectorClient) -> None:
-    client.register_run(RUN, "d", {**SECTION, "uses_weights": True}, seed=2**62 + 1)
-    client.register_run(RUN, "d", {**SECTION, "uses_weights": True}, seed=2**62 + 1)
+    data = {"dataset_id": "d", "record_layout": {"dtype": "u1", "shape": [2, 3]}}
+    for _ in range(2):
+        client.register_run(RUN, "d", {**SECTION, "uses_weights": True}, seed=2**62 + 1, data=data)
+    assert client.data_section(RUN) == data
     assert client.inform(RUN, 0, stream(0, 300_001)) == 300_001
     assert client.inform(RUN, 0, stream(0, 300_002)) == 300_002
     assert client.inform(RUN, 300_002, SampleBatch.empty()) == 300_002
@@ -72,6 +74,7 @@ def test_a_run_over_the_wire(client: SelectorClient) -> None:
 
 def test_errors_arrive_as_they_left(client: SelectorClient) -> None:
     client.register_run(RUN, "d", SECTION, 1)
+    assert client.data_section(RUN) is None
     client.inform(RUN, 0, stream(0, 10))
     client.trigger(RUN, 0, 10)
     with pytest.raises(ConflictError, match="gap"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 import time
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -89,19 +88,23 @@ def test_memory_that_runs_out_names_the_limit_and_its_field(tmp_path: Path) -> N
 def test_what_ends_in_time_is_left_alone_and_calls_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many short calls of one function, longer than the limit together, are no long one."""
     monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, **__: None)
-    monkeypatch.setattr(modyn.workers.limits, "_sites", weakref.WeakSet())
+    monkeypatch.setattr(modyn.workers.limits, "_running", set())
     monkeypatch.setattr(modyn.workers.limits, "_active", [])
     given_up: list[str] = []
     modyn.workers.limits.impose(WorkerLimits("trainer_server", 0.2), given_up.append)
     function = compile_function("def f(seconds):\n    import time\n    time.sleep(seconds)", "f")
     for i in range(30):
         function(partial("sample {}".format, i), 0.02)
+    function.each("sample {}".format, [0.02] * 30)
     assert given_up == []
     function(lambda: "sample 30", 0.5)
     assert "f did not return for sample 30 within 0.2 s" in given_up[0]
+    given_up.clear()
+    function.each("sample {}".format, [0.01, 0.01, 0.5])
+    assert "f did not return for sample 2 within 0.2 s" in given_up[0]
     with pytest.raises(UserCodeError):
         function(lambda: "sample 31", "no number")
-    assert function.running is None
+    assert not modyn.workers.limits._running
 
 
 def test_only_what_memory_is_to_blame_for_is_told_so() -> None:

@@ -1,0 +1,73 @@
+"""The connections that one process reads a trigger set by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from modyn.config.system import Endpoint, SystemConfig
+from modyn.records import KeysAndWeights, RunId
+from modyn.selector.client import SelectorClient
+
+if TYPE_CHECKING:
+    from modyn.storage.flight import PayloadClient
+    from modyn.storage.short_cut import LocalPayloads
+
+
+class Keys(Protocol):
+    """The part of a SelectorClient that is used here."""
+
+    def keys(self, run_id: RunId, trigger_id: int, partition: int, worker: int = 0, num_workers: int = 1) -> KeysAndWeights: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """Open connections of one process."""
+
+    selector: Keys
+    payloads: LocalPayloads | PayloadClient
+
+    def close(self) -> None:
+        self.selector.close()
+        self.payloads.close()
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadSource:
+    """Where the payloads of one dataset are, and by which way they come: by the short cut where it is proven. `streams`: exchanges with the
+    payload servers at once, for one fetch. Picklable; opened in the process that reads, since connections do not survive a fork."""
+
+    dataset: str
+    storage: Endpoint
+    flights: tuple[Endpoint, ...]
+    short_cut: Literal["auto", "on", "off"] = "auto"
+    streams: int = 1
+
+    @staticmethod
+    def of(config: SystemConfig, dataset: str, streams: int = 1) -> PayloadSource:
+        flights = tuple(config.endpoints("flight"))
+        return PayloadSource(dataset, config.endpoint("storage"), flights, config.storage.short_cut, streams)
+
+    def open(self) -> LocalPayloads | PayloadClient:
+        # Here, since services that only name a source start without what reads it.
+        from modyn.storage.short_cut import open_payloads
+
+        # One thread a gather: whoever wants more gathers several batches at once.
+        return open_payloads(self.storage, self.flights, self.dataset, self.short_cut, streams=self.streams)
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceClients:
+    """Connects to the real services; called in the process that uses the connections."""
+
+    selector: Endpoint
+    payloads: PayloadSource
+
+    @staticmethod
+    def of(config: SystemConfig, dataset: str, streams: int = 1) -> ServiceClients:
+        return ServiceClients(config.endpoint("selector"), PayloadSource.of(config, dataset, streams))
+
+    def __call__(self) -> Clients:
+        return Clients(SelectorClient(self.selector), self.payloads.open())
