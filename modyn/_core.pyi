@@ -149,6 +149,24 @@ class SampleIndex:
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None: ...
     def contains(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]: ...
 
+@final
+class KeySet:
+    """A set of keys >= 0. Immutable; `united` shares what does not change with the sets that it was made of."""
+
+    def __init__(self, keys: npt.NDArray[np.int64]) -> None:
+        """`keys` ascend strictly. Raises InvalidArgumentError."""
+    @staticmethod
+    def parsed(content: bytes) -> KeySet:
+        """What `serialized` gave. Raises InvalidArgumentError if it is not."""
+    def serialized(self) -> bytes:
+        """2 to 6 bytes a key where keys are few, a bit for each possible key where they are many."""
+    def __len__(self) -> int: ...
+    def united(self, other: KeySet) -> KeySet: ...
+    def contains(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """For each of `keys`, any numbers, whether it is in the set."""
+    def between(self, first: int, end: int) -> npt.NDArray[np.int64]:
+        """Keys in [first, end), ascending."""
+
 def find_runs(
     values: npt.NDArray[np.int64], max_runs: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:

@@ -53,5 +53,6 @@ void register_errors(py::module_& module);
 void register_files(py::module_& module);
 void register_gather(py::module_& module);
 void register_index(py::module_& module);
+void register_key_set(py::module_& module);
 
 }  // namespace modyn::bindings

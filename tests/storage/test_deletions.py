@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -76,6 +79,113 @@ def test_a_failed_write_changes_nothing(tmp_path: Path) -> None:
         deletions.add(np.array([2]))
     assert deletions.contains(np.array([1, 2])).tolist() == [True, False]
     assert Deletions.open(tmp_path / "moved" / "deletions").count == 1
+
+
+def test_each_addition_changes_what_others_see_of_the_file_and_costs_what_it_brings(tmp_path: Path) -> None:
+    """The first additions are appended; a log that has doubled becomes one block again. Readers notice either by size or inode."""
+    path = tmp_path / "deletions"
+    deletions = Deletions.open(path)
+    rng = np.random.default_rng(0)
+    expected: set[int] = set()
+    seen, inodes = set(), set()
+    for _ in range(100):
+        new = rng.integers(0, 2**34, 1000)
+        deletions.add(new)
+        expected |= set(new.tolist())
+        status = path.stat()
+        seen.add((status.st_ino, status.st_size))
+        inodes.add(status.st_ino)
+    assert len(seen) == 100
+    assert 2 <= len(inodes) < 10
+    assert path.stat().st_size < 16 * len(expected)
+    again = Deletions.open(path)
+    assert again.count == len(expected)
+    assert again.keys_between(0, 2**34).tolist() == sorted(expected)
+
+
+@pytest.mark.parametrize("left_behind", [b"\0", b"x" * 7, b"y" * 5000])
+def test_what_a_kill_left_behind_the_log_does_not_count(tmp_path: Path, left_behind: bytes) -> None:
+    path = tmp_path / "deletions"
+    Deletions.open(path).add(np.array([1]))
+    Deletions.open(path).add(np.array([2, 5]))
+    with open(path, "ab") as file:
+        file.write(left_behind)
+    deletions = Deletions.open(path)
+    assert deletions.keys_between(0, 10).tolist() == [1, 2, 5]
+    size = path.stat().st_size
+    deletions.add(np.array([7]))
+    assert path.stat().st_size > size
+    assert Deletions.open(path).keys_between(0, 10).tolist() == [1, 2, 5, 7]
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_an_addition_that_is_cut_off_happened_or_did_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """The process ends before the first sync, before the second one, or not at all; then another goes on."""
+    path = tmp_path / "deletions"
+    Deletions.open(path).add(np.array([1]))
+    calls = 0
+
+    class Killed(BaseException):
+        pass
+
+    def until_killed(descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == step:
+            raise Killed
+
+    deletions = Deletions.open(path)
+    with monkeypatch.context() as patch:
+        patch.setattr("modyn.storage.deletions.os.fsync", until_killed)
+        if step < 3:
+            with pytest.raises(Killed):
+                deletions.add(np.array([2]))
+        else:
+            assert deletions.add(np.array([2])) == 1
+    found = Deletions.open(path).keys_between(0, 10).tolist()
+    assert found == ([1] if step == 1 else [1, 2])
+    assert Deletions.open(path).add(np.array([2, 3])) == 4 - len(found) - 1
+    assert Deletions.open(path).keys_between(0, 10).tolist() == [1, 2, 3]
+
+
+def test_a_file_of_version_1_is_read_and_written_anew(tmp_path: Path) -> None:
+    path = tmp_path / "deletions"
+    bits = np.zeros((2, 8192), np.uint8)
+    bits[0, 0], bits[1, 8191] = 0b1000_0010, 0b1000_0000
+    body = np.array([0, 3]).tobytes() + bits.tobytes()
+    path.write_bytes(struct.pack("<8sIIqq", b"MODYNDEL", 1, zlib.crc32(body), 2, 3) + zstandard.compress(body))
+    deletions = Deletions.open(path)
+    assert deletions.keys_between(0, 2**40).tolist() == [1, 7, 4 * 65_536 - 1]
+    deletions.add(np.array([8]))
+    assert path.read_bytes()[8] == 2
+    assert Deletions.open(path).keys_between(0, 2**40).tolist() == [1, 7, 8, 4 * 65_536 - 1]
+    path.write_bytes(struct.pack("<8sIIqq", b"MODYNDEL", 1, zlib.crc32(body) + 1, 2, 3) + zstandard.compress(body))
+    with pytest.raises(CorruptStateError, match="checksum"):
+        Deletions.open(path)
+
+
+def test_a_log_that_was_cut_is_not_written_to(tmp_path: Path) -> None:
+    path = tmp_path / "deletions"
+    deletions = Deletions.open(path)
+    deletions.add(np.array([1]))
+    os.truncate(path, 40)
+    with pytest.raises(CorruptStateError, match="was cut"):
+        deletions.add(np.array([2]))
+
+
+def test_every_flipped_bit_and_every_cut_of_a_log_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "deletions"
+    deletions = Deletions.open(path)
+    for key in (1, 70_000, 5):
+        deletions.add(np.array([key]))
+    content = path.read_bytes()[:-1]
+    for position in range(len(content)):
+        path.write_bytes(content[:position] + bytes([content[position] ^ 0x10]) + content[position + 1 :])
+        with pytest.raises(CorruptStateError):
+            Deletions.open(path)
+        path.write_bytes(content[:position])
+        with pytest.raises(CorruptStateError):
+            Deletions.open(path)
 
 
 @pytest.mark.parametrize("damage", ["empty", "magic", "version", "cut", "flipped", "no-frame"])

@@ -1,0 +1,49 @@
+// A set of keys that is asked often and grows by batches: sorted positions where keys are few, bits where they are many.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "modyn/sample_index.hpp"
+
+namespace modyn {
+
+// Keys are not negative. Immutable, any number of threads. A set made from another shares with it every chunk of 65,536 keys that is the
+// same in both: adding a few keys to many copies little.
+class KeySet {
+ public:
+  KeySet() = default;
+  // `keys` ascend strictly. Throws InvalidArgument if they do not, or one is negative.
+  KeySet(const std::int64_t* keys, std::size_t count);
+  // What `serialized` gave. Throws InvalidArgument if it cannot have been that.
+  static KeySet parsed(const std::uint8_t* data, std::size_t size);
+  std::vector<std::uint8_t> serialized() const;
+
+  std::int64_t size() const { return size_; }
+  KeySet united(const KeySet& other) const;
+  // found[i]: whether keys[i], any number, is in the set.
+  void contains(const std::int64_t* keys, std::size_t count, bool* found) const;
+  // Keys in [first, end), ascending.
+  std::vector<std::int64_t> between(std::int64_t first, std::int64_t end) const;
+
+ private:
+  struct Chunk {
+    std::vector<std::uint16_t> positions;  // ascending; empty if there are bits
+    std::vector<std::uint64_t> bits;
+    std::size_t size() const;
+    bool contains(std::uint16_t position) const;
+    template <typename Visit>
+    void each(const Visit& visit) const;
+    static std::shared_ptr<const Chunk> of(std::vector<std::uint16_t> positions);
+  };
+  using Chunks = std::vector<std::shared_ptr<const Chunk>>;
+  KeySet(std::vector<std::int64_t> ids, Chunks chunks);
+
+  Slots ids_;  // of the chunks: their keys divided by 65,536
+  Chunks chunks_;
+  std::int64_t size_ = 0;
+};
+
+}  // namespace modyn
