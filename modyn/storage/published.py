@@ -182,26 +182,29 @@ def _map_names(path: Path, count: int) -> tuple[Any, Any]:
 
 
 class _Held:
-    """The file that a path leads to now, or that there is none. Held open, so that its number is not given to another file meanwhile."""
+    """The file that a path leads to now, or that there is none. Held open, so that its number is not given to another file meanwhile.
+
+    A file that takes the place of another has another number; one that is added to, as deletions are, another size.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor: int | None = None
-        self._identity: tuple[int, int] | None = None
+        self._identity: tuple[int, int, int] | None = None
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return  # None is there, or none that may be read, which is told by whoever reads it.
         status = os.fstat(self._descriptor)
-        self._identity = status.st_dev, status.st_ino
+        self._identity = status.st_dev, status.st_ino, status.st_size
 
     def is_current(self) -> bool:
-        """Whether the path still leads to this file."""
+        """Whether the path still leads to this file, as it was."""
         try:
             status = os.stat(self._path)
         except OSError:
             return self._identity is None
-        return self._identity == (status.st_dev, status.st_ino)
+        return self._identity == (status.st_dev, status.st_ino, status.st_size)
 
     def __del__(self) -> None:
         # Not by a call: another thread may be about to compare.
