@@ -89,6 +89,7 @@ class PayloadClient:
         """Fetches that run are cancelled."""
         for fetch in list(self._fetches):
             fetch.end(CancelledError("the payload client was closed"))
+            fetch.abandon_streams()
         self.connections.close()
 
     def fetch(self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise") -> PayloadStream:
@@ -198,7 +199,8 @@ class Fetch:
                     self._open.popleft()
                     self._changed.notify_all()
                 elif head is None and self._cut_to == len(self._keys):
-                    self._end(None)
+                    self._ended = True  # The streams owe nothing, and end their exchanges in good order.
+                    self._changed.notify_all()
                 else:
                     self._start()
                     self._changed.wait(self._look_after_streams())
@@ -219,6 +221,9 @@ class Fetch:
         self._open.clear()
         self._returned.clear()
         self._changed.notify_all()
+        self.abandon_streams()
+
+    def abandon_streams(self) -> None:
         for stream in self._streams:
             stream.abandon()
 

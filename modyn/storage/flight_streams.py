@@ -39,7 +39,7 @@ class Stream:
         self._preferred = preferred
         self._endpoint = preferred
         self._reader: Any = None
-        self._abandoned = False
+        self._abandoned = threading.Event()
         self._stall_s: float | None = None
         self._asking_failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="payloads", daemon=True)
@@ -58,7 +58,7 @@ class Stream:
 
     def abandon(self) -> None:
         """Ends the exchange at once, from any thread; the stream opens no other."""
-        self._abandoned = True
+        self._abandoned.set()
         self._cancel()
 
     def stalled(self, stall_s: float) -> None:
@@ -73,12 +73,14 @@ class Stream:
             reader.cancel()
 
     def _run(self) -> None:
-        while not self._abandoned and self._fetch.has_work():
+        while not self._abandoned.is_set() and self._fetch.has_work():
             self._endpoint = self._connections.choose(self._preferred)
             try:
                 self._exchange()
             except UnavailableError as error:
-                self._connections.failed(self._endpoint, AVOID_S if self._stall_s is None else self._stall_s)
+                if self._abandoned.is_set():
+                    return
+                self._connections.failed(self._endpoint, AVOID_S if self._stall_s is None else max(AVOID_S, self._stall_s))
                 self._fetch.broke(self, error)
             except ModynError as error:
                 self._fetch.failed(self, error)
@@ -112,7 +114,7 @@ class Stream:
                 self._connections.give_back(self._endpoint, client)
             else:
                 client.close()
-        if self.owed and not self._abandoned:
+        if self.owed and not self._abandoned.is_set():
             raise UnavailableError(f"the payload server at {self._address} ended the exchange before it had answered")
 
     def _converse(self, writer: Any) -> bool:
@@ -165,7 +167,7 @@ class Stream:
 
     def _read(self) -> bool:
         """Reads to the end of the exchange. False: the fetch has ended before."""
-        while not self._abandoned:
+        while not self._abandoned.is_set():
             try:
                 chunk = self._reader.read_chunk()
             except StopIteration:

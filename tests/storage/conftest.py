@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from modyn.config.system import SystemConfig
-from modyn.testing.running_storage import RunningStorage, start_storage
+from modyn.testing.running_storage import RunningStorage, binary_dataset, start_storage, write_records
 
 
 @pytest.fixture
@@ -31,3 +31,22 @@ def stack() -> Iterator[ExitStack]:
 def storage(quick_config: SystemConfig, stack: ExitStack) -> RunningStorage:
     """A service without datasets."""
     return start_storage(quick_config, stack)
+
+
+@pytest.fixture
+def numbers(storage: RunningStorage, tmp_path: Path) -> RunningStorage:
+    """1,000 records in 10 files; the data of a record is 1,000,000 + its key."""
+    for i in range(10):
+        write_records(tmp_path / "data" / f"{i}.bin", range(1_000_000 + 100 * i, 1_000_000 + 100 * (i + 1)), 1000 + i)
+    storage.client.register_dataset(binary_dataset(tmp_path / "data"))
+    storage.ingest()
+    return storage
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Payloads come in many short record batches, and a fetch is many requests."""
+    monkeypatch.setattr("modyn.storage.payloads.ROWS", 64)
+    monkeypatch.setattr("modyn.storage.payloads.BYTES", 80)
+    monkeypatch.setattr("modyn.storage.flight.FIRST_KEYS", 150)
+    monkeypatch.setattr("modyn.storage.flight.REQUEST_BYTES", 5000)

@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trustme
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from modyn.config.system import DatasetConfig, Endpoint, SecurityConfig
 from modyn.errors import (
@@ -22,26 +24,7 @@ from modyn.errors import (
 )
 from modyn.storage.flight import PayloadClient, Payloads
 from modyn.storage.flight_server import PayloadServer
-from modyn.testing.running_storage import RunningStorage, binary_dataset, image_dataset, write_image, write_records
-
-
-@pytest.fixture
-def numbers(storage: RunningStorage, tmp_path: Path) -> RunningStorage:
-    """1,000 records in 10 files; the data of a record is 1,000,000 + its key."""
-    for i in range(10):
-        write_records(tmp_path / "data" / f"{i}.bin", range(1_000_000 + 100 * i, 1_000_000 + 100 * (i + 1)), 1000 + i)
-    storage.client.register_dataset(binary_dataset(tmp_path / "data"))
-    storage.ingest()
-    return storage
-
-
-@pytest.fixture
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many short record batches in one answer, and several requests for one call."""
-    monkeypatch.setattr("modyn.storage.payloads.ROWS", 64)
-    monkeypatch.setattr("modyn.storage.payloads.BYTES", 80)
-    monkeypatch.setattr("modyn.storage.flight.FIRST_KEYS", 150)
-    monkeypatch.setattr("modyn.storage.flight.REQUEST_BYTES", 5000)
+from modyn.testing.running_storage import RunningStorage, image_dataset, write_image
 
 
 def check_paired(batches: Iterator[Payloads], keys: list[int]) -> None:
@@ -58,6 +41,30 @@ def check_paired(batches: Iterator[Payloads], keys: list[int]) -> None:
 def test_payloads_are_paired_with_their_keys(numbers: RunningStorage) -> None:
     keys = np.random.default_rng(1).integers(0, 1000, 2000)
     check_paired(numbers.payloads.fetch("numbers", keys), keys.tolist())
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_any_keys_in_any_order_over_any_streams(numbers: RunningStorage, stack: ExitStack) -> None:
+    numbers.client.delete_samples("numbers", np.arange(500, 600))
+    clients = [stack.enter_context(PayloadClient(numbers.config.endpoint("flight"), streams)) for streams in (1, 2, 3)]
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.lists(st.integers(-2, 1002), max_size=700), st.booleans(), st.sampled_from(clients))
+    def check(keys: list[int], in_order: bool, client: PayloadClient) -> None:
+        keys = sorted(keys) if in_order else keys
+        present = [key for key in keys if 0 <= key < 500 or 600 <= key < 1000]
+        check_paired(client.fetch("numbers", np.asarray(keys, np.int64), "skip"), present)
+        if len(present) == len(keys):
+            check_paired(client.fetch("numbers", np.asarray(keys, np.int64)), keys)
+        else:
+            with pytest.raises(NotFoundError):
+                list(client.fetch("numbers", np.asarray(keys, np.int64)))
+
+    check()
+
+
+def test_records_of_one_size_say_so(numbers: RunningStorage) -> None:
+    assert [batch.record_size for batch in numbers.payloads.fetch("numbers", np.arange(10))] == [8]
 
 
 def test_payloads_of_many_lengths(storage: RunningStorage, tmp_path: Path, small_pieces: None) -> None:
