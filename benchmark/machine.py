@@ -13,7 +13,7 @@ REPORTS = Path(__file__).parent / "reports"
 
 
 def describe() -> str:
-    """Processor, cores and software of this machine, one line."""
+    """Processor, cores, memory and software of this machine, one line."""
     model = next(
         (
             line.split(":", 1)[1].strip()
@@ -22,7 +22,9 @@ def describe() -> str:
         ),
         platform.machine(),
     )
-    return f"{model}, {os.cpu_count()} cores, {platform.system()} {platform.release()}, Python {platform.python_version()}"
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    software = f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
+    return f"{model}, {os.cpu_count()} cores, {memory:.0f} GiB, {software}"
 
 
 def spread(values: Sequence[float], unit: str = "s") -> str:
@@ -30,10 +32,15 @@ def spread(values: Sequence[float], unit: str = "s") -> str:
     return f"{statistics.median(values):.2f} {unit} ({min(values):.2f}–{max(values):.2f})"
 
 
+def dated(name: str) -> str:
+    """`name` with today's date before it, as reports and what belongs to them are called."""
+    return f"{dt.date.today().isoformat()}-{name}"
+
+
 def write_report(name: str, command: str, body: str) -> Path:
     """Writes `reports/<date>-<name>.md` and returns where it is."""
     REPORTS.mkdir(exist_ok=True)
-    path = REPORTS / f"{dt.date.today().isoformat()}-{name}.md"
+    path = REPORTS / f"{dated(name)}.md"
     path.write_text(
         f"# {name.replace('-', ' ').capitalize()}\n\n{dt.date.today().isoformat()} · {describe()} · `{command}`\n\n{body.strip()}\n"
     )

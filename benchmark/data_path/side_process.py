@@ -18,6 +18,8 @@ from typing import Any, Self
 
 from benchmark.data_path.figure import Measured, Side
 
+_END_S = 10.0
+
 ROOT = Path(__file__).parents[2]
 
 Start = Callable[[], Iterable[Any]]
@@ -73,7 +75,12 @@ class SideProcess:
         return self._process.pid
 
     def close(self) -> None:
-        if self._process is not None:
+        """Ends it: by itself, so that it gives back shared memory and the like, or by force."""
+        if self._process is None:
+            return
+        try:
+            self._process.communicate(timeout=_END_S)
+        except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.communicate()
 

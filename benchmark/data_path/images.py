@@ -1,0 +1,84 @@
+"""The JPEG files of figure d: 160 x 160 pixels, gradients with noise, 5 to 22 KB, each with a label file. And how they are decoded."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from modyn.config.system import DatasetConfig
+
+SIDE, BATCH_SIZE = 160, 128
+_DISTINCT = 300
+"""Making an image takes longer than decoding it: the files repeat after so many."""
+
+PIL = """
+import io
+from PIL import Image
+
+def bytes_parser_function(data):
+    return torch.from_numpy(np.array(Image.open(io.BytesIO(data)).convert("RGB")))
+"""
+SIMPLEJPEG = """
+import simplejpeg
+
+def bytes_parser_function(data):
+    return torch.from_numpy(simplejpeg.decode_jpeg(data))
+"""
+SIMPLEJPEG_THREADS = """
+from concurrent.futures import ThreadPoolExecutor
+import simplejpeg
+
+threads = ThreadPoolExecutor(2)
+
+def batch_parser_function(data, offsets):
+    images = np.empty((len(offsets) - 1, 160, 160, 3), np.uint8)
+
+    def decode(rows):
+        for i in rows:
+            simplejpeg.decode_jpeg(data[offsets[i] : offsets[i + 1]], buffer=images[i])
+
+    list(threads.map(decode, np.array_split(np.arange(len(images)), 8)))
+    return torch.from_numpy(images)
+"""
+"""The decoder lets other threads run, so a pool decodes on all cores without further processes."""
+
+
+def write_images(folder: Path, num_files: int) -> Path:
+    """`num_files` files `<number>.jpg` with `<number>.label` beside them. Returns the folder."""
+    folder.mkdir(parents=True)
+    images = [_jpeg(number) for number in range(min(_DISTINCT, num_files))]
+    for number in range(num_files):
+        stem = folder / f"{number:06d}"
+        stem.with_suffix(".jpg").write_bytes(images[number % len(images)])
+        stem.with_suffix(".label").write_text(str(label_of(number)))
+        os.utime(stem.with_suffix(".jpg"), (1_000_000, 1_000_000))
+    return folder
+
+
+def label_of(number: int) -> int:
+    return number % 10
+
+
+def images_dataset(name: str, folder: Path) -> DatasetConfig:
+    options = {"file_extension": ".jpg", "label_file_extension": ".label"}
+    return DatasetConfig(
+        name=name, base_path=folder, file_wrapper="SingleSampleFileWrapper", file_wrapper_config=options, watch=False
+    )
+
+
+def _jpeg(number: int) -> bytes:
+    """Smooth colours with noise, coarse and fine, whose strength grows with `number` and with it the size of the file."""
+    random = np.random.default_rng([7, number])
+    y, x = np.mgrid[0:SIDE, 0:SIDE].astype(np.float32) * (2 * np.pi / SIDE)
+    waves = random.uniform(-1, 1, (3, 5))
+    smooth = np.stack([128 + 90 * np.sin(a * x + b * y + 3 * c) * np.cos(d * x - e * y) for a, b, c, d, e in waves], -1)
+    strength = 3 + 39 * (number % 100) / 100
+    coarse = random.normal(0, strength, (SIDE // 2, SIDE // 2, 3)).repeat(2, 0).repeat(2, 1)
+    pixels = np.clip(smooth + coarse + random.normal(0, strength / 3, smooth.shape), 0, 255).astype(np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG", quality=92)
+    return file.getvalue()
