@@ -21,7 +21,9 @@ Name = Annotated[str, typer.Argument(help="Name of the dataset.", show_default=F
 @app.command()
 def register(
     name: Name,
-    folder: Annotated[Path, typer.Argument(help="Folder of the files, searched recursively.", show_default=False)],
+    folder: Annotated[
+        str, typer.Argument(help="Folder of the files, searched recursively, or s3://BUCKET/PREFIX.", show_default=False)
+    ],
     wrapper: Annotated[
         str,
         typer.Option(
@@ -48,11 +50,11 @@ def register(
     docs/datasets.md tells the options of every format.
     """
     from modyn.config.base import load_section
-    from modyn.config.system import DatasetConfig
+    from modyn.config.system import DatasetConfig, is_s3
 
     fields = {
         "name": name,
-        "base_path": folder.absolute(),
+        "base_path": folder if is_s3(folder) else str(Path(folder).absolute()),
         "file_wrapper": wrapper,
         "file_wrapper_config": dict(_option(text) for text in option or []),
         "timestamp_source": timestamp_source,

@@ -81,16 +81,38 @@ class SecurityConfig(Section):
         return text
 
 
+def is_s3(base_path: str) -> bool:
+    """Whether a dataset lies in a bucket."""
+    return base_path.startswith("s3://")
+
+
 class DatasetConfig(Section):
     """A dataset: where its files lie and how samples are cut from them."""
 
     name: str = Field(description="identity, used as `data.dataset_id` in pipelines", pattern=DATASET_NAME)
-    base_path: Path = Field(description="folder of the files, searched recursively")
+    base_path: str = Field(description="folder of the files, searched recursively; or s3://BUCKET/PREFIX, see docs/datasets.md")
     file_wrapper: str = Field(description="file format, e.g. SingleSampleFileWrapper")
     file_wrapper_config: dict[str, Any] = Field(default_factory=dict, description="options of the file format")
-    filesystem_wrapper: Literal["LocalFilesystemWrapper"] = Field("LocalFilesystemWrapper", description="where the files lie")
+    filesystem_wrapper: Literal["LocalFilesystemWrapper", "S3FilesystemWrapper"] = Field(
+        "LocalFilesystemWrapper", description="where the files lie; base_path says it, so this may be left out"
+    )
     timestamp_source: str = Field("", description="where a sample's time stands; empty: its file's modification time")
     watch: bool = Field(True, description="index new files as they appear")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_base_path(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or not isinstance(data.get("base_path"), str | os.PathLike):
+            return data
+        base_path = os.fspath(data["base_path"])
+        wrapper = "S3FilesystemWrapper" if is_s3(base_path) else "LocalFilesystemWrapper"
+        return {"filesystem_wrapper": wrapper, **data, "base_path": base_path}
+
+    @model_validator(mode="after")
+    def _lies_where_it_says(self) -> DatasetConfig:
+        if is_s3(self.base_path) != (self.filesystem_wrapper == "S3FilesystemWrapper"):
+            raise ValueError(f"filesystem_wrapper is {self.filesystem_wrapper}, but base_path is {self.base_path}; leave it out")
+        return self
 
 
 class ServiceConfig(Section):

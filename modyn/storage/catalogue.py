@@ -10,7 +10,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, field
 
 from psycopg2 import extensions
@@ -209,17 +209,14 @@ class Catalogue:
             _replace_problems(cursor, dataset_id, change)
         return version + 1
 
-    def problems(self, dataset_id: int, base_path: str) -> list[FileProblem]:
-        """The newest problems first."""
+    def problems(self, dataset_id: int, full_path: Callable[[str], str]) -> list[FileProblem]:
+        """The newest problems first. `full_path` makes what is shown of a path in the dataset's folder."""
         with self.database.raw() as connection, connection.cursor() as cursor:
             cursor.execute(
                 "SELECT path, reason, found_at FROM storage.problems WHERE dataset_id = %s ORDER BY found_at DESC, path LIMIT %s",
                 (dataset_id, LISTED_PROBLEMS),
             )
-            return [
-                FileProblem(os.path.normpath(os.path.join(base_path, os.fsdecode(bytes(path)))), reason, found_at)
-                for path, reason, found_at in cursor
-            ]
+            return [FileProblem(full_path(os.fsdecode(bytes(path))), reason, found_at) for path, reason, found_at in cursor]
 
     def _datasets(self, condition: str, values: tuple[object, ...]) -> list[DatasetRow]:
         with self.database.raw() as connection, connection.cursor() as cursor:

@@ -83,15 +83,19 @@ class Roots:
     """Folders that data may lie in; none: it may lie anywhere."""
 
     folders: tuple[str, ...] = field(default=())
+    buckets: tuple[str, ...] = field(default=())
+    """Roots that begin with `s3:/`."""
 
     @staticmethod
     def of(paths: Iterable[Path]) -> Roots:
-        return Roots(tuple(os.path.realpath(path) for path in paths))
+        texts = [str(path) for path in paths]
+        folders = tuple(os.path.realpath(text) for text in texts if not text.startswith("s3:/"))
+        return Roots(folders, tuple(text for text in texts if text.startswith("s3:/")))
 
     def hold(self, path: str) -> bool:
         """Whether `path`, with symbolic links followed, lies in one of the roots."""
         real = os.path.realpath(path)
-        return not self.folders or any(os.path.commonpath([real, root]) == root for root in self.folders)
+        return not (self.folders or self.buckets) or any(os.path.commonpath([real, root]) == root for root in self.folders)
 
     def check(self, path: str) -> None:
         """Raises SecurityError if `path` lies outside the roots."""

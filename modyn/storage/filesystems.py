@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from modyn.config.system import is_s3
 from modyn.storage.files import Listing, Roots, SeenFile, check_folder, list_files
 from modyn.storage.formats.base import FileFormat
+
+if TYPE_CHECKING:
+    from modyn.storage.sources import PathTable, RecordSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,10 @@ class FileSystem(ABC):
 
     def __init__(self, base: str) -> None:
         self.base = base
+
+    @abstractmethod
+    def check_roots(self, roots: Roots) -> None:
+        """Raises SecurityError if the folder lies outside the roots, whether it is there or not."""
 
     @abstractmethod
     def check(self, roots: Roots) -> None:
@@ -46,8 +55,16 @@ class FileSystem(ABC):
     def stamp(self, path: str) -> FileStatus | None:
         """Changes when the file does, as far as that can be known at no cost; None if it cannot, or if there is no such file."""
 
+    @abstractmethod
+    def adapt(self, file_format: FileFormat) -> FileFormat:
+        """The same format for files that lie here."""
+
+    @abstractmethod
+    def range_source(self, paths: PathTable) -> RecordSource | None:
+        """What reads ranges of bytes of these files; None: they are files of this machine."""
+
     def full_path(self, path: str) -> str:
-        return os.path.join(self.base, path)
+        return os.path.join(self.base, path) if path else self.base
 
     def signature(self, seen: SeenFile, file_format: FileFormat) -> str:
         """State of a file and its companions: a file that was set aside is looked at again when this changes."""
@@ -60,6 +77,9 @@ class FileSystem(ABC):
 
 class LocalFiles(FileSystem):
     """A folder that this machine sees as its own."""
+
+    def check_roots(self, roots: Roots) -> None:
+        roots.check(self.base)
 
     def check(self, roots: Roots) -> None:
         check_folder(self.base, roots)
@@ -80,7 +100,18 @@ class LocalFiles(FileSystem):
     def stamp(self, path: str) -> FileStatus | None:
         return self.status(path)
 
+    def adapt(self, file_format: FileFormat) -> FileFormat:
+        return file_format
+
+    def range_source(self, paths: PathTable) -> RecordSource | None:
+        return None
+
 
 def open_filesystem(base_path: str) -> FileSystem:
-    """The folder that a dataset's `base_path` names."""
+    """The folder that a dataset's `base_path` names. Raises ConfigError if that is a URL which cannot be used."""
+    if is_s3(base_path):
+        # Not before it is needed: half of the processes that import this never see a bucket.
+        from modyn.storage.s3 import S3Files
+
+        return S3Files(base_path)
     return LocalFiles(base_path)

@@ -36,10 +36,9 @@ class OpenDataset:
     def __init__(self, catalogue: Catalogue, folder: Path, contents: Contents, settle_s: float, sources: Sources) -> None:
         self.catalogue = catalogue
         self.folder = folder
-        self.format = build_format(
-            contents.row.config.file_wrapper, contents.row.config.file_wrapper_config, contents.row.config.timestamp_source
-        )
-        self.filesystem = open_filesystem(str(contents.row.config.base_path))
+        config = contents.row.config
+        self.filesystem = open_filesystem(config.base_path)
+        self.format = self.filesystem.adapt(build_format(config.file_wrapper, config.file_wrapper_config, config.timestamp_source))
         self.settling = Settling(settle_s)
         self.writing = threading.Lock()
         """Held by whoever ingests in this process; the advisory lock is for other processes."""

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from queue import SimpleQueue
 
-from modyn.config.system import DatasetConfig, SystemConfig
+from modyn.config.system import DatasetConfig, SystemConfig, is_s3
 from modyn.errors import AlreadyExistsError, ConfigError, InvalidArgumentError, ModynError, NotFoundError, UnavailableError
 from modyn.rpc.logs import get_logger
 from modyn.storage.catalogue import Catalogue, DatasetRow
@@ -21,6 +21,7 @@ from modyn.storage.open_dataset import OpenDataset
 from modyn.storage.proof import ShortCutOffer
 from modyn.storage.published import PublishedNames, withdraw
 from modyn.storage.records import DatasetInfo, FileProblem, IngestProgress
+from modyn.storage.s3_url import S3Url
 from modyn.storage.sources import Sources
 from modyn.storage.watch import Watcher
 
@@ -71,20 +72,19 @@ class Store:
 
     def register(self, config: DatasetConfig, *, may_be_absent: bool = False) -> DatasetInfo:
         """Makes a dataset known and watches its folder if it is to be. `may_be_absent`: the folder may appear later."""
-        base = str(config.base_path)
-        if not os.path.isabs(base):
-            raise InvalidArgumentError(f"base_path '{base}' of dataset '{config.name}' is not absolute; write it from the root")
+        config = config.model_copy(update={"base_path": _normal(config)})
+        base = config.base_path
         try:
             base.encode()
         except UnicodeEncodeError as error:
             raise InvalidArgumentError(
                 f"base_path {base!r} of dataset '{config.name}' is not valid UTF-8; rename the folder"
             ) from error
-        config = config.model_copy(update={"base_path": type(config.base_path)(os.path.normpath(base))})
         file_format = build_format(config.file_wrapper, config.file_wrapper_config, config.timestamp_source)
-        self._roots.check(base)
+        folder = open_filesystem(base)
+        folder.check_roots(self._roots)
         if not may_be_absent:
-            open_filesystem(base).check(self._roots)
+            folder.check(self._roots)
         with self._lock:
             row = self._catalogue.dataset(config.name) or self._catalogue.add(config, file_format.float_labels)
             difference = _difference(row.config, config)
@@ -161,7 +161,7 @@ class Store:
 
     def problems(self, name: str) -> list[FileProblem]:
         dataset = self.dataset(name)
-        return self._catalogue.problems(dataset.row.id, dataset.base_path)
+        return self._catalogue.problems(dataset.row.id, dataset.filesystem.full_path)
 
     def ingest(self, name: str) -> Iterator[IngestProgress]:
         """Ingests now. The work goes on when nobody listens any more, and does not wait for a slow listener."""
@@ -203,6 +203,17 @@ class Store:
         self._withdraw(row)  # First, and again: the folder must not be read while it loses its files, deletions among them.
         shutil.rmtree(self._folder / row.folder, ignore_errors=True)
         self._catalogue.end_delete(row.id)
+
+
+def _normal(config: DatasetConfig) -> str:
+    """The one way to write a dataset's base_path. Raises ConfigError, InvalidArgumentError."""
+    if is_s3(config.base_path):
+        return str(S3Url.parse(config.base_path))
+    if not os.path.isabs(config.base_path):
+        raise InvalidArgumentError(
+            f"base_path '{config.base_path}' of dataset '{config.name}' is not absolute; write it from the root"
+        )
+    return os.path.normpath(config.base_path)
 
 
 def _difference(known: DatasetConfig, asked: DatasetConfig) -> str:

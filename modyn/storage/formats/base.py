@@ -10,7 +10,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 import numpy as np
 from pydantic import ConfigDict
@@ -28,6 +28,14 @@ CHUNK_ROWS = 1 << 18
 """A format yields at most this many samples at once."""
 
 _FINGERPRINT_BYTES = 1 << 16
+
+
+class SupportsReadAndSeek(Protocol):
+    """What is wanted of an open file."""
+
+    def read(self, num_bytes: int, /) -> bytes: ...
+
+    def seek(self, offset: int, /) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,25 +138,36 @@ class FileFormat(ABC):
 
     def resume_point(self, path: str, end: int, num_samples: int) -> FormatResume:
         """What to remember of a file of which `num_samples` samples in the first `end` bytes are indexed. Raises DataError."""
-        return FormatResume(end, num_samples, fingerprint(path, end))
+        return FormatResume(end, num_samples, self.fingerprint(path, end))
 
     def check_unchanged(self, path: str, resume: FormatResume) -> None:
         """Raise DataError if the bytes of `path` that `resume` speaks of are no longer there or no longer the same."""
-        size = file_size(path)
+        size = self.file_size(path)
         if size < resume.end:
             raise DataError(
                 f"{path} was cut: {resume.end} bytes of it are indexed, it has {size} now. Samples in it can no longer be read; "
                 f"restore the file, or delete its samples and add the data under a new name"
             )
-        if fingerprint(path, resume.end) != resume.fingerprint:
+        if self.fingerprint(path, resume.end) != resume.fingerprint:
             raise DataError(
                 f"{path} was rewritten: its first {resume.end} bytes, which are indexed, are not the same any more. "
                 f"Restore the file, or delete its samples and add the data under a new name"
             )
 
+    def file_size(self, path: str) -> int:
+        """Bytes in `path`. Raises DataError."""
+        return file_size(path)
+
+    def fingerprint(self, path: str, num_bytes: int) -> str:
+        """Hash of the first and the last 64 KiB of the first `num_bytes` bytes of `path`. Raises DataError."""
+        return fingerprint(path, num_bytes)
+
 
 class WholeFileFormat(FileFormat):
     """A format with one sample in each file, so that many files are indexed with one call."""
+
+    reads_payloads: ClassVar[bool] = True
+    """Looks into the files, and not only at their names, sizes, times and companions."""
 
     @abstractmethod
     def index_files(self, paths: Sequence[str]) -> IndexedFiles:
@@ -172,12 +191,17 @@ def file_size(path: str) -> int:
 
 def fingerprint(path: str, num_bytes: int) -> str:
     """Hash of the first and the last 64 KiB of the first `num_bytes` bytes of `path`. Raises DataError."""
-    digest = hashlib.sha256(num_bytes.to_bytes(8, "little"))
     try:
         with open(path, "rb") as file:
-            digest.update(file.read(min(num_bytes, _FINGERPRINT_BYTES)))
-            file.seek(max(0, num_bytes - _FINGERPRINT_BYTES))
-            digest.update(file.read(min(num_bytes, _FINGERPRINT_BYTES)))
+            return fingerprint_of(file, num_bytes)
     except OSError as error:
         raise unreadable(path, error) from error
+
+
+def fingerprint_of(file: SupportsReadAndSeek, num_bytes: int) -> str:
+    """As `fingerprint`, of an open file. Raises OSError."""
+    digest = hashlib.sha256(num_bytes.to_bytes(8, "little"))
+    digest.update(file.read(min(num_bytes, _FINGERPRINT_BYTES)))
+    file.seek(max(0, num_bytes - _FINGERPRINT_BYTES))
+    digest.update(file.read(min(num_bytes, _FINGERPRINT_BYTES)))
     return digest.hexdigest()

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -16,12 +13,11 @@ import pyarrow.parquet as pq
 
 from modyn.errors import DataError
 from modyn.records import Int64Array
+from modyn.storage.kept import Kept
 
 if TYPE_CHECKING:
     from modyn.storage.filesystems import FileStatus, FileSystem
     from modyn.storage.sources import PathTable, UInt8Array, UInt32Array
-
-T = TypeVar("T")
 
 CACHE_BYTES = 256 << 20
 """Payloads of row groups that are kept for the next request of a dataset."""
@@ -106,8 +102,8 @@ class RowGroupSource:
 
     def __init__(self, paths: PathTable, folder: FileSystem, columns: Sequence[str], cache_bytes: int = CACHE_BYTES) -> None:
         self._paths, self._folder, self._columns = paths, folder, list(columns)
-        self._footers = _Kept[_Footer](_FOOTERS, lambda footer: 1)
-        self._groups = _Kept[Payloads](cache_bytes, lambda group: group.nbytes)
+        self._footers = Kept[_Footer](_FOOTERS, lambda footer: 1)
+        self._groups = Kept[Payloads](cache_bytes, lambda group: group.nbytes)
 
     def gather(self, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int) -> tuple[UInt8Array, Int64Array]:
         """As `RecordSource` says; `offsets` are rows of the files."""
@@ -183,41 +179,6 @@ class _Footer:
 
     metadata: pq.FileMetaData
     first_rows: Int64Array
-
-
-class _Kept(Generic[T]):
-    """What was made last, up to a total size. Each thing is made once, however many threads ask for it at the same time."""
-
-    def __init__(self, limit: int, size_of: Callable[[T], int]) -> None:
-        self._limit, self._size_of = limit, size_of
-        self._lock = threading.Lock()
-        self._found: OrderedDict[Hashable, Future[T]] = OrderedDict()
-        self._size = 0
-
-    def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        with self._lock:
-            future = self._found.get(key)
-            if future is not None:
-                self._found.move_to_end(key)
-            else:
-                mine = self._found[key] = Future()
-        if future is not None:
-            return future.result()
-        try:
-            made = make()
-        except BaseException as error:
-            with self._lock:
-                del self._found[key]
-            mine.set_exception(error)
-            raise
-        mine.set_result(made)
-        with self._lock:
-            self._size += self._size_of(made)
-            for old in [key for key, future in self._found.items() if future.done()]:
-                if self._size <= self._limit:
-                    break
-                self._size -= self._size_of(self._found.pop(old).result())
-        return made
 
 
 def _runs(values: UInt32Array | Int64Array) -> Iterator[tuple[int, int]]:

@@ -41,6 +41,7 @@ class SingleSampleFormat(WholeFileFormat):
 
     Config: ClassVar[type[SingleSampleConfig]] = SingleSampleConfig
     config: SingleSampleConfig
+    reads_payloads = False
 
     def __init__(self, config: SingleSampleConfig, timestamp_source: str = "") -> None:
         super().__init__(config, timestamp_source)

@@ -1,0 +1,282 @@
+"""Datasets in S3 buckets, or on servers that speak its language: listing, indexing by way of a copy, and reading ranges of objects.
+
+Formats read files of this machine, in Python and in C++. An object that is to be indexed is therefore copied to a temporary folder, once;
+payloads are read from the bucket by ranges (`s3_ranges`), and only what is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property, partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import fs
+
+from modyn.errors import DataError, NotFoundError, SecurityError, UnavailableError
+from modyn.storage.files import Listing, Roots, SeenFile
+from modyn.storage.filesystems import FileStatus, FileSystem
+from modyn.storage.formats.base import FileFormat, FormatResume, IndexedFiles, IndexedSamples, WholeFileFormat, fingerprint_of
+from modyn.storage.s3_ranges import PART_BYTES, RangeSource, in_parallel, key_of, unreadable_object
+from modyn.storage.s3_url import S3Url
+
+if TYPE_CHECKING:
+    from modyn.storage.sources import PathTable, RecordSource
+
+_REQUESTS_AT_ONCE = 16
+_CONNECT_S, _ANSWER_S, _ATTEMPTS = 10.0, 60.0, 4
+_FILES_AT_ONCE = 512
+"""Files that lie in the temporary folder at once when files of one sample are indexed."""
+
+
+class S3Files(FileSystem):
+    """A prefix of a bucket. Full paths are `s3://BUCKET/PREFIX/NAME`, without the options of the URL. Safe to share between threads."""
+
+    def __init__(self, base_path: str) -> None:
+        """Connects to nothing. Raises ConfigError."""
+        self.url = S3Url.parse(base_path)
+        super().__init__(f"s3://{self.url.folder}")
+        self._listed: dict[str, FileStatus] | None = None
+
+    @cached_property
+    def client(self) -> fs.S3FileSystem:
+        options = dict(self.url.options)
+        found = {name: options[name] for name in ("endpoint_override", "region", "scheme") if name in options}
+        return fs.S3FileSystem(
+            **found,
+            anonymous=options.get("anonymous") == "true",
+            connect_timeout=_CONNECT_S,
+            request_timeout=_ANSWER_S,
+            retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS),
+        )
+
+    @cached_property
+    def requests(self) -> ThreadPoolExecutor:
+        """Threads that wait for the server."""
+        return ThreadPoolExecutor(_REQUESTS_AT_ONCE, thread_name_prefix="s3")
+
+    def check_roots(self, roots: Roots) -> None:
+        # A root is kept as a path, which makes one slash of two.
+        allowed = [S3Url.parse(f"s3://{root[4:]}") for root in roots.buckets]
+        if (roots.folders or roots.buckets) and not any(root.holds(self.url) for root in allowed):
+            raise SecurityError(
+                f"{self.url} is not below what storage may read ({', '.join(map(str, allowed)) or 'no bucket'}); add its bucket to "
+                f"storage.dataset_roots, with the same options"
+            )
+
+    def check(self, roots: Roots) -> None:
+        self.check_roots(roots)
+        with _reachable(self.base):
+            found = self.client.get_file_info(self.url.folder)
+        if found.type == fs.FileType.NotFound:
+            raise NotFoundError(f"there are no objects below {self.base}; check bucket and prefix, or put the first object there")
+
+    def list_files(self, file_format: FileFormat, roots: Roots) -> Listing:
+        self.check_roots(roots)
+        files: list[SeenFile] = []
+        listed: dict[str, FileStatus] = {}
+        with _reachable(self.base):
+            for info in self.client.get_file_info(fs.FileSelector(self.url.folder, recursive=True)):
+                if info.type == fs.FileType.File:
+                    path = f"s3://{info.path}"
+                    listed[path] = FileStatus(info.size, info.mtime_ns)
+                    if file_format.holds_samples(path):
+                        files.append(SeenFile(path[len(self.base) + 1 :], info.size, info.mtime_ns))
+        self._listed = listed
+        files.sort(key=lambda file: file.order)
+        return Listing(files, {})
+
+    def status(self, path: str) -> FileStatus | None:
+        """As it was listed last: asking for each object would take longer than listing all."""
+        if self._listed is not None:
+            return self._listed.get(path)
+        with _reachable(path):
+            info = self.client.get_file_info(key_of(path))
+        return FileStatus(info.size, info.mtime_ns) if info.type == fs.FileType.File else None
+
+    def open(self, path: str) -> pa.NativeFile:
+        """Raises OSError."""
+        return self.client.open_input_file(key_of(path))
+
+    def stamp(self, path: str) -> FileStatus | None:
+        return None
+
+    def adapt(self, file_format: FileFormat) -> FileFormat:
+        return CopiedFiles(self, file_format) if isinstance(file_format, WholeFileFormat) else CopiedFile(self, file_format)
+
+    def range_source(self, paths: PathTable) -> RecordSource:
+        return RangeSource(self.open, self.requests, paths)
+
+    def read(self, path: str) -> bytes:
+        """A whole small object. Raises OSError."""
+        with self.open(path) as file:
+            content: bytes = file.read()
+            return content
+
+    def copy(self, path: str, target: str) -> None:
+        """Copies an object, in parts that are read in parallel. Raises OSError."""
+        with self.open(path) as source, open(target, "wb") as file:
+            size = source.size()
+            reads = [partial(source.read_at, min(PART_BYTES, size - at), at) for at in range(0, size, PART_BYTES)]
+            for part in in_parallel(self.requests, reads):
+                file.write(part)
+
+
+class CopiedFile(FileFormat):
+    """A format whose files are copied to this machine before they are indexed. The copies are gone when it is done."""
+
+    def __init__(self, files: S3Files, inner: FileFormat) -> None:
+        self.config, self.timestamps = inner.config, inner.timestamps
+        self.can_grow = inner.can_grow  # type: ignore[misc]  # what the inner one's class says
+        self._files, self._inner = files, inner
+
+    def holds_samples(self, path: str) -> bool:
+        return self._inner.holds_samples(path)
+
+    def companions(self, path: str) -> tuple[str, ...]:
+        return self._inner.companions(path)
+
+    def row_source(self, paths: PathTable, folder: FileSystem) -> RecordSource | None:
+        return self._inner.row_source(paths, folder)
+
+    def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
+        with _Copies(self._files) as copies:
+            copies.add(path)
+            for companion in self._inner.companions(path):
+                copies.add(companion)
+            with copies.told_as_asked():
+                yield from self._inner.index(copies.local(path), resume)
+
+    def file_size(self, path: str) -> int:
+        with _readable(path), self._files.open(path) as file:
+            size: int = file.size()
+            return size
+
+    def fingerprint(self, path: str, num_bytes: int) -> str:
+        with _readable(path), self._files.open(path) as file:
+            return fingerprint_of(file, num_bytes)
+
+
+class CopiedFiles(CopiedFile, WholeFileFormat):
+    """The same for a format of one sample a file: only what it looks into is copied."""
+
+    _inner: WholeFileFormat
+
+    def index_files(self, paths: Sequence[str]) -> IndexedFiles:
+        parts = [self._index_some(paths[first : first + _FILES_AT_ONCE]) for first in range(0, len(paths), _FILES_AT_ONCE)]
+        problems = {number * _FILES_AT_ONCE + i: error for number, part in enumerate(parts) for i, error in part.problems.items()}
+        return IndexedFiles(
+            np.concatenate([part.lengths for part in parts]),
+            np.concatenate([part.labels for part in parts]),
+            np.concatenate([part.timestamps for part in parts]),
+            problems,
+        )
+
+    def _index_some(self, paths: Sequence[str]) -> IndexedFiles:
+        with _Copies(self._files) as copies:
+            companions = [companion for path in paths for companion in self._inner.companions(path)]
+            copies.add_small([*companions, *(paths if self._inner.reads_payloads else ())])
+            for path in () if self._inner.reads_payloads else paths:
+                copies.add_shape(path)
+            found = self._inner.index_files([copies.local(path) for path in paths])
+            problems = {i: copies.error(paths[i]) or copies.as_asked(error) for i, error in found.problems.items()}
+            return replace(found, problems=problems)
+
+
+class _Copies:
+    """A temporary folder with copies of objects under their own names."""
+
+    def __init__(self, files: S3Files) -> None:
+        self._files = files
+        self._folder = tempfile.TemporaryDirectory(prefix="modyn-s3-")
+        self._errors: dict[str, DataError] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._folder.cleanup()
+
+    def local(self, path: str) -> str:
+        return os.path.join(self._folder.name, path[len(self._files.base) + 1 :])
+
+    def add(self, path: str) -> None:
+        """Raises DataError, UnavailableError."""
+        with _readable(path):
+            self._files.copy(path, self._place(path))
+        self._set_time(path)
+
+    def add_small(self, paths: Sequence[str]) -> None:
+        """Many at once. What cannot be read is not there then."""
+        for path, content in zip(paths, in_parallel(self._files.requests, [partial(self._read, p) for p in paths]), strict=True):
+            if content is not None:
+                with open(self._place(path), "wb") as file:
+                    file.write(content)
+                self._set_time(path)
+
+    def add_shape(self, path: str) -> None:
+        """A file of the object's size and time, without its content."""
+        status = self._files.status(path)
+        if status is not None:
+            with open(self._place(path), "wb") as file:
+                file.truncate(status.size)
+            self._set_time(path)
+
+    def error(self, path: str) -> DataError | None:
+        """Why this object is not there."""
+        return self._errors.get(path)
+
+    def as_asked(self, error: DataError) -> DataError:
+        """The same error with the names of objects in place of those of copies."""
+        return DataError(error.message.replace(self._folder.name, self._files.base))
+
+    @contextmanager
+    def told_as_asked(self) -> Iterator[None]:
+        try:
+            yield
+        except DataError as error:
+            raise self.as_asked(error) from error
+
+    def _place(self, path: str) -> str:
+        place = self.local(path)
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+        return place
+
+    def _read(self, path: str) -> bytes | None:
+        try:
+            with _readable(path):
+                return self._files.read(path)
+        except DataError as error:
+            self._errors[path] = error
+            return None
+
+    def _set_time(self, path: str) -> None:
+        status = self._files.status(path)
+        if status is not None:
+            os.utime(self.local(path), ns=(status.mtime_ns, status.mtime_ns))
+
+
+@contextmanager
+def _reachable(path: str) -> Iterator[None]:
+    """For what needs the server and not one file of it."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, FileNotFoundError):
+            raise NotFoundError(f"{path} cannot be read: {error}; create the bucket or correct base_path") from error
+        raise UnavailableError(f"{path} cannot be read: {error}; check network, region, endpoint and credentials") from error
+
+
+@contextmanager
+def _readable(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise unreadable_object(path, 0, error) from error

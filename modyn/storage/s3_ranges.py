@@ -1,0 +1,138 @@
+"""Ranges of objects, read with few requests: neighbours are one, and several are under way at once."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from modyn.errors import DataError, ModynError, UnavailableError
+from modyn.records import Int64Array
+from modyn.storage.kept import Kept
+
+if TYPE_CHECKING:
+    from modyn.storage.sources import PathTable, UInt8Array, UInt32Array
+
+T = TypeVar("T")
+
+GAP_BYTES = 64 << 10
+"""Bytes between two samples that are read along, which takes less time than another request."""
+PART_BYTES = 8 << 20
+"""Most bytes of one request, unless a single sample is larger."""
+_READS_AHEAD = 32
+"""Requests that are under way or whose answers wait to be taken, for each call."""
+_OPEN_OBJECTS = 4096
+
+_TROUBLE = (
+    "NETWORK_CONNECTION",
+    "SLOW_DOWN",
+    "SERVICE_UNAVAILABLE",
+    "INTERNAL_FAILURE",
+    "THROTTLING",
+    "REQUEST_TIMEOUT",
+    "curlCode",
+)
+"""Words of the client's errors that speak of the server and not of the object."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """Bytes [start, stop) of one object, for the samples at positions [first, last) of the sorted question."""
+
+    file_id: int
+    start: int
+    stop: int
+    first: int
+    last: int
+
+
+class RangeSource:
+    """A `RecordSource` of objects whose samples are ranges of their bytes."""
+
+    def __init__(self, open_object: Callable[[str], pa.NativeFile], requests: ThreadPoolExecutor, paths: PathTable) -> None:
+        self._open, self._requests, self._paths = open_object, requests, paths
+        self._objects = Kept[pa.NativeFile](_OPEN_OBJECTS, lambda _: 1)
+
+    def gather(self, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int) -> tuple[UInt8Array, Int64Array]:
+        """As `RecordSource` says. Raises UnavailableError if the server cannot be reached."""
+        sizes = np.broadcast_to(np.asarray(lengths, np.int64), len(file_ids))
+        bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+        data = np.empty(int(bounds[-1]), np.uint8)
+        order = np.lexsort((offsets, file_ids))
+        order = order[sizes[order] > 0]
+        begins, ends = offsets[order], offsets[order] + sizes[order]
+        planned = plan(file_ids[order], begins, ends)
+        answers = in_parallel(self._requests, [partial(self._read, asked) for asked in planned])
+        for asked, answer in zip(planned, answers, strict=True):
+            for at in range(asked.first, asked.last):
+                to, begin = int(bounds[order[at]]), int(begins[at]) - asked.start
+                size = int(ends[at] - begins[at])
+                data[to : to + size] = answer[begin : begin + size]
+        return data, bounds
+
+    def _read(self, asked: _Request) -> UInt8Array:
+        path, wanted = self._paths[asked.file_id], asked.stop - asked.start
+        try:
+            for _ in range(2):
+                content = self._objects.get(asked.file_id, lambda: self._open(path)).read_at(wanted, asked.start)
+                if len(content) == wanted:
+                    return np.frombuffer(content, np.uint8)
+                # An object that grew is seen with the size that it had when it was opened.
+                self._objects.forget(asked.file_id)
+        except OSError as error:
+            raise unreadable_object(path, asked.start, error) from error
+        raise DataError(
+            f"{path} was cut: {wanted} bytes wanted at byte {asked.start}, {len(content)} are there; restore the object or delete its samples"
+        )
+
+
+def plan(file_ids: UInt32Array, begins: Int64Array, ends: Int64Array) -> list[_Request]:
+    """The requests for ranges that are sorted by file and begin: those at most GAP_BYTES apart share one of at most PART_BYTES."""
+    requests: list[_Request] = []
+    ranges = zip(file_ids.tolist(), begins.tolist(), ends.tolist(), strict=True)
+    first = start = stop = 0
+    current: int | None = None
+    for at, (file_id, begin, end) in enumerate(ranges):
+        if file_id != current or begin > stop + GAP_BYTES or end > start + PART_BYTES:
+            if current is not None:
+                requests.append(_Request(current, start, stop, first, at))
+            current, first, start, stop = file_id, at, begin, end
+        stop = max(stop, end)
+    if current is not None:
+        requests.append(_Request(current, start, stop, first, len(begins)))
+    return requests
+
+
+def in_parallel(pool: ThreadPoolExecutor, calls: Sequence[Callable[[], T]]) -> Iterator[T]:
+    """Results in order, a bounded number of calls ahead of whoever takes them. Not to be used by a call itself."""
+    running: deque[Future[T]] = deque()
+    try:
+        for call in calls:
+            running.append(pool.submit(call))
+            if len(running) >= _READS_AHEAD:
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()
+    finally:
+        for future in running:
+            future.cancel()
+
+
+def key_of(path: str) -> str:
+    """Bucket and key of `s3://BUCKET/KEY`."""
+    return path.removeprefix("s3://")
+
+
+def unreadable_object(path: str, offset: int, error: OSError) -> ModynError:
+    """What an OSError on an object means: something is wrong with the object, or the server is not to be had."""
+    if isinstance(error, FileNotFoundError):
+        return DataError(f"cannot read {path} at byte {offset}: there is no such object; put it back or delete its samples")
+    if any(word in str(error) for word in _TROUBLE):
+        return UnavailableError(f"cannot read {path} at byte {offset}: {error}")
+    return DataError(f"cannot read {path} at byte {offset}: {error}; make the object readable for storage")
