@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from modyn._core import PathTable
 from modyn.config.system import DatasetConfig
 from modyn.errors import NotFoundError
 from modyn.records import Int64Array
 from modyn.storage.deletions import BoolArray, Deletions
 from modyn.storage.segments import SegmentIndex
-from modyn.storage.sources import PathTable, RecordSource
+from modyn.storage.sources import RecordSource
 
 _NAMED_KEYS = 5
 

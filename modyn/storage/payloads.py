@@ -46,16 +46,17 @@ class Located:
         Raises DataError naming file and offset of what cannot be read, NotFoundError if the dataset was deleted.
         """
         view, keys = self.view(), self.keys[rows]
-        lengths = self.locations.lengths
         file_ids, offsets = self.locations.file_ids[rows], self.locations.offsets[rows]
         if (row := view.first_altered(file_ids)) is not None:
             raise DataError(
                 f"{view.paths[int(file_ids[row])]} was changed after it was indexed, so the sample with key {keys[row]} at byte "
                 f"{offsets[row]} of it cannot be read; `modyn data problems {view.name}` tells more"
             )
+        lengths = self.locations.lengths
+        size = lengths if isinstance(lengths, int) else None
         data, bounds = view.source.gather(file_ids, offsets, lengths if isinstance(lengths, int) else lengths[rows])
         PAYLOAD_BYTES.labels(view.name).inc(data.nbytes)
-        return Payloads(keys, self.labels[rows], data, bounds)
+        return Payloads(keys, self.labels[rows], data, bounds, size)
 
 
 def locate(view: Callable[[], IndexView], keys: Int64Array, on_missing: OnMissing) -> Located:

@@ -16,9 +16,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from modyn._core import PathTable
 from modyn.durable import TEMPORARY_SUFFIX
 from modyn.errors import UnavailableError
-from modyn.storage.sources import PathTable
 
 NONCE = "nonce"
 
@@ -114,7 +114,7 @@ def _some(paths: PathTable) -> list[str]:
     """The first file, the last, and some between."""
     count = len(paths)
     chosen = range(count) if count <= _FILES else {0, count - 1, *random.sample(range(count), _FILES - 2)}
-    return [os.fspath(paths[file_id]) for file_id in chosen]
+    return [paths[file_id] for file_id in chosen]
 
 
 def _present(paths: list[str]) -> Iterator[FileIdentity]:

@@ -23,13 +23,15 @@ from typing import Any
 import numpy as np
 
 from modyn import _core
+from modyn._core import PathTable
 from modyn.config.system import DATASET_NAME, DatasetConfig, SystemConfig
 from modyn.durable import TEMPORARY_SUFFIX, write_atomically
 from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
+from modyn.records import Int64Array
 from modyn.storage.deletions import Deletions
 from modyn.storage.index_view import IndexView
 from modyn.storage.segments import Segment, SegmentIndex
-from modyn.storage.sources import PathTable, RecordSource, Sources
+from modyn.storage.sources import RecordSource, Sources, UInt8Array
 
 INDEX = "index.json"
 DELETIONS = "deletions"
@@ -167,7 +169,7 @@ def _write_names(path: Path, names: Sequence[str]) -> None:
     write_atomically(path, [ends.data.cast("B"), b"".join(encoded)])
 
 
-def _map_names(path: Path, count: int) -> tuple[Any, Any]:
+def _map_names(path: Path, count: int) -> tuple[Int64Array, UInt8Array]:
     """The ends int64 (count,) and the text uint8 of a block, mapped. Raises CorruptStateError."""
     try:
         content = _core.map_file(path)

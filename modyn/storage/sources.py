@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from modyn._core import Gatherer
+from modyn._core import Gatherer, PathTable
 from modyn.config.system import DatasetConfig
 from modyn.records import Int64Array
 
@@ -16,26 +15,6 @@ UInt8Array = npt.NDArray[np.uint8]
 UInt32Array = npt.NDArray[np.uint32]
 
 _OPEN_FILES = 512
-
-
-class PathTable:
-    """Full paths of files by id. Append-only; safe to read while another thread appends."""
-
-    def __init__(self, base: str) -> None:
-        self._base = base
-        self._paths: list[str] = []
-
-    def __len__(self) -> int:
-        return len(self._paths)
-
-    def __getitem__(self, file_id: int) -> str:
-        return self._paths[file_id]
-
-    def append_packed(self, text: UInt8Array, ends: Int64Array) -> None:
-        """Names that stand one behind the other in `text`, each up to its end."""
-        starts = [0, *ends[:-1].tolist()]
-        names = (text[start:end].tobytes() for start, end in zip(starts, ends.tolist(), strict=True))
-        self._paths += [os.path.join(self._base, os.fsdecode(name)) for name in names]
 
 
 class RecordSource(Protocol):
@@ -54,8 +33,7 @@ class LocalSource:
         self._paths = paths
 
     def gather(self, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int) -> tuple[UInt8Array, Int64Array]:
-        ids, positions = np.unique(file_ids, return_inverse=True)
-        return self._gatherer.gather([self._paths[id_] for id_ in ids.tolist()], positions.astype(np.uint32), offsets, lengths)
+        return self._gatherer.gather(self._paths, file_ids, offsets, lengths)
 
 
 class Sources:

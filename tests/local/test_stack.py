@@ -22,13 +22,16 @@ from modyn.local.process import alive
 from modyn.local.stack import StackStatus, log_file, start_stack
 from modyn.testing.stack import RunningStack, clean_environment, stack_on
 
-PARTS = ("postgres", "redis", *SERVICES)
+PARTS = ("postgres", "redis", "storage", "replica-1", *SERVICES[1:])
 
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[RunningStack]:
     """A stack of this module's own, to be maltreated."""
-    with tempfile.TemporaryDirectory(prefix="modyn-", ignore_cleanup_errors=True) as folder, stack_on(Path(folder)) as running:
+    with (
+        tempfile.TemporaryDirectory(prefix="modyn-", ignore_cleanup_errors=True) as folder,
+        stack_on(Path(folder), storage={"replicas": 1}) as running,
+    ):
         running.tiny_dataset("kept", num_samples=10)
         yield running
 
@@ -60,7 +63,7 @@ def zombies_below(pid: int) -> list[psutil.Process]:
 def is_whole(stack: RunningStack) -> bool:
     with stack.client() as client:
         status = client.status()
-    return status.state == "ready" and len(status.parts) == 8 and all(part.healthy and part.pid for part in status.parts)
+    return status.state == "ready" and len(status.parts) == len(PARTS) and all(part.healthy and part.pid for part in status.parts)
 
 
 def require_data(stack: RunningStack) -> None:
@@ -85,7 +88,7 @@ def test_up_again_leaves_a_stack_that_runs_alone(stack: RunningStack) -> None:
     assert shown[-1] == before
 
 
-@pytest.mark.parametrize("name", ["postgres", "redis", "storage", "trainer_server", "supervisor"])
+@pytest.mark.parametrize("name", ["postgres", "redis", "storage", "replica-1", "trainer_server", "supervisor"])
 def test_a_part_that_is_killed_is_started_again(stack: RunningStack, name: str) -> None:
     with stack.client() as client:
         (part,) = (part for part in client.status().parts if part.name == name)
@@ -219,5 +222,6 @@ def test_a_mistake_in_the_system_file_is_told_before_anything_starts(tmp_path: P
     assert done.returncode == 1
     assert done.stderr == (
         f"error: {file}: storage.num_thread: there is no such key, did you mean 'num_threads'? Allowed: address, dataset_roots, datasets, "
-        "flight_address, log_level, max_message_bytes, max_threads, metrics_host, metrics_port, num_threads, poll_interval_s, settle_s\n"
+        "flight_address, log_level, max_message_bytes, max_threads, metrics_host, metrics_port, num_threads, poll_interval_s, "
+        "replica_addresses, replicas, settle_s, short_cut\n"
     )

@@ -23,6 +23,7 @@ from modyn.records import Interval, SampleBatch
 from modyn.rpc.channel import is_serving
 from modyn.storage.client import StorageClient
 from modyn.storage.flight import PayloadClient
+from modyn.storage.published import Publication
 from modyn.testing.running_storage import binary_dataset, start_storage, write_records
 
 INGEST_AND_DIE = """
@@ -30,7 +31,7 @@ import os, signal, sys
 from pathlib import Path
 from modyn.config.system import load_system_config
 from modyn import durable
-from modyn.storage import ingest, open_dataset, segment_writer
+from modyn.storage import ingest, open_dataset, published, segment_writer
 from modyn.storage.catalogue import Catalogue
 from modyn.storage.store import Store
 
@@ -61,6 +62,9 @@ owner, name, side = {
     "before_commit": (Catalogue, "commit", True),
     "inside_commit": (__import__("modyn.storage.catalogue").storage.catalogue, "_replace_problems", False),
     "after_commit": (Catalogue, "commit", False),
+    "before_publication": (open_dataset.OpenDataset, "_publish", True),
+    "inside_publication": (published, "_write_names", False),
+    "after_publication": (open_dataset.OpenDataset, "_publish", False),
     "before_merge": (segment_writer, "merge_segments", True),
     "after_merge": (segment_writer, "merge_segments", False),
 }[point]
@@ -89,6 +93,9 @@ POINTS = [
     ("after_commit", 3),
     ("before_merge", 1),
     ("after_merge", 1),
+    ("before_publication", 3),
+    ("inside_publication", 1),
+    ("after_publication", 2),
 ]
 
 
@@ -134,8 +141,14 @@ def test_killed_ingestion_is_exactly_once(quick_config: SystemConfig, tmp_path: 
                 assert sorted(storage.data_of(range(count))) == list(range(count)), f"after {point} {nth}"
                 assert storage.client.dataset("numbers").num_samples == count
                 assert storage.client.problems("numbers") == []
-                known = {path.name for path in storage.store.dataset("numbers").folder.iterdir()}
-                assert known <= {segment.path.name for segment in storage.store.dataset("numbers").segments()} | {"deletions"}
+                dataset = storage.store.dataset("numbers")
+                published = Publication.read(dataset.folder)
+                assert published.segments == tuple(segment.path.name for segment in dataset.segments())
+                known = {"index.json", "deletions", "nonce", *published.segments, *(block.file for block in published.names)}
+                assert {path.name for path in dataset.folder.iterdir()} <= known
+                with storage.short_cut() as local:
+                    payloads = local.fetch("numbers", np.arange(count))
+                    assert sorted(np.concatenate([batch.data.view("<i8") for batch in payloads]).tolist()) == list(range(count))
                 replayed = SampleBatch.concatenate(list(storage.client.samples_in_interval("numbers", Interval(), 1000)))
                 assert sorted(replayed.keys.tolist()) == list(range(count))
 

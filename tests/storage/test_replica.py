@@ -1,0 +1,174 @@
+"""Replicas serve what storage publishes: the same payloads, without storage, its database or a message from it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from modyn.config.system import SystemConfig
+from modyn.errors import ConfigError, DataError, NotFoundError
+from modyn.rpc.channel import is_serving
+from modyn.rpc.probe import main as probe
+from modyn.storage.flight import PayloadClient
+from modyn.storage.flight_server import PayloadServer
+from modyn.storage.published import PublishedDatasets, PublishedNames
+from modyn.storage.sources import Sources
+from modyn.testing.running_storage import RunningStorage, binary_dataset, start_storage, write_records
+
+
+def with_replicas(config: SystemConfig, number: int) -> SystemConfig:
+    return config.model_copy(update={"storage": config.storage.model_copy(update={"replicas": number})})
+
+
+@pytest.fixture
+def replica(storage: RunningStorage, stack: ExitStack) -> PayloadClient:
+    """A client of a replica in this process, and only of it."""
+    endpoint = with_replicas(storage.config, 1).replicas["replica-1"]
+    server = PayloadServer(endpoint, PublishedDatasets(PublishedNames.of(storage.config), Sources(1)))
+    stack.callback(server.stop)
+    return stack.enter_context(PayloadClient(endpoint, retry_s=5))
+
+
+def data_of(payloads: PayloadClient, keys: list[int] | range) -> list[int]:
+    batches = payloads.fetch("numbers", np.asarray(keys, np.int64))
+    return [int.from_bytes(batch.payload(i), "little") for batch in batches for i in range(len(batch))]
+
+
+def test_a_replica_sees_every_change_at_the_next_request(storage: RunningStorage, replica: PayloadClient, tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="no dataset 'numbers'"):
+        data_of(replica, [0])
+    storage.client.register_dataset(binary_dataset(tmp_path / "d"))
+    for number in range(3):
+        write_records(tmp_path / "d" / f"{number}.bin", range(100 * number, 100 * number + 100), 1000 + number)
+        storage.ingest()
+        keys = np.random.default_rng(number).integers(0, 100 * number + 100, 500).tolist()
+        assert data_of(replica, keys) == keys == storage.data_of(keys)
+    storage.client.delete_samples("numbers", np.asarray([7]))
+    with pytest.raises(NotFoundError, match="the keys 7:"):
+        data_of(replica, [6, 7, 8])
+    write_records(tmp_path / "d" / "2.bin", range(100), 5000)
+    storage.ingest()
+    with pytest.raises(DataError, match=r"2\.bin was changed"):
+        data_of(replica, [1, 250])
+    storage.client.delete_dataset("numbers")
+    with pytest.raises(NotFoundError, match="no dataset 'numbers'"):
+        data_of(replica, [1])
+    write_records(tmp_path / "e" / "0.bin", range(500, 510), 1000)
+    storage.client.register_dataset(binary_dataset(tmp_path / "e"))
+    storage.ingest()
+    assert data_of(replica, [3]) == [503]
+
+
+def test_a_replica_serves_without_storage(quick_config: SystemConfig, stack: ExitStack, tmp_path: Path) -> None:
+    """Storage ends before the replica starts."""
+    write_records(tmp_path / "d" / "0.bin", range(50), 1000)
+    with ExitStack() as first:
+        storage = start_storage(quick_config, first)
+        storage.client.register_dataset(binary_dataset(tmp_path / "d"))
+        storage.ingest()
+    endpoint = with_replicas(quick_config, 1).replicas["replica-1"]
+    server = PayloadServer(endpoint, PublishedDatasets(PublishedNames.of(quick_config), Sources(1)))
+    stack.callback(server.stop)
+    with PayloadClient(endpoint, retry_s=5) as client:
+        assert data_of(client, range(50)) == list(range(50))
+
+
+# As a process
+
+
+@contextmanager
+def replica_process(config: SystemConfig, config_file: Path, number: int) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "modyn.storage.replica", "--number", str(number), "--config", str(config_file)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        give_up = time.monotonic() + 30
+        while not is_serving(config.endpoint(f"replica-{number}")):
+            assert process.poll() is None
+            assert time.monotonic() < give_up
+            time.sleep(0.02)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def write_config(config: SystemConfig, path: Path, **storage: object) -> Path:
+    path.write_text(yaml.safe_dump({"state_dir": str(config.state_dir), "storage": storage}))
+    return path
+
+
+def test_the_process_is_a_service_like_the_others(
+    storage: RunningStorage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No database is named to it. It is healthy, measured, and ends when it is asked to."""
+    write_records(tmp_path / "d" / "0.bin", range(50), 1000)
+    storage.client.register_dataset(binary_dataset(tmp_path / "d"))
+    storage.ingest()
+    file = write_config(storage.config, tmp_path / "system.yaml", replicas=2)
+    config = with_replicas(storage.config, 2)
+    with replica_process(config, file, 2) as process:
+        assert probe(["replica-2", "--config", str(file)]) == 0
+        assert probe(["replica-1", "--config", str(file)]) == 1
+        assert probe(["replica-3", "--config", str(file)]) == 1
+        assert "there is no service 'replica-3'" in capsys.readouterr().err
+        with PayloadClient(config.replicas["replica-2"], retry_s=5) as client:
+            assert data_of(client, range(50)) == list(range(50))
+        url = (config.service_dir("replica-2") / "metrics_url").read_text().strip()
+        with urllib.request.urlopen(url) as metrics:
+            assert 'modyn_storage_payload_bytes_total{dataset="numbers"} 400.0' in metrics.read().decode()
+        process.terminate()
+        assert process.wait(10) == 0
+
+
+def test_a_replica_that_is_not_configured_does_not_start(quick_config: SystemConfig, tmp_path: Path) -> None:
+    file = write_config(quick_config, tmp_path / "system.yaml", replicas=1)
+    for number, reason in ((2, "there is no replica 2 of 1"), (0, "there is no replica 0 of 1")):
+        command = [sys.executable, "-m", "modyn.storage.replica", "--number", str(number), "--config", str(file)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 1
+        assert reason in done.stderr
+
+
+def test_a_replica_off_loopback_wants_tls_and_token(quick_config: SystemConfig, tmp_path: Path) -> None:
+    file = write_config(quick_config, tmp_path / "system.yaml", replicas=1, replica_addresses=["0.0.0.0:0"])
+    command = [sys.executable, "-m", "modyn.storage.replica", "--number", "1", "--config", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "token" in done.stderr
+
+
+# Configuration
+
+
+def test_addresses_and_ports_of_replicas(quick_config: SystemConfig, tmp_path: Path) -> None:
+    config = with_replicas(quick_config, 2)
+    assert [endpoint.address for endpoint in config.endpoints("flight")] == [
+        f"unix:{config.run_dir}/{name}.sock" for name in ("flight", "flight-1", "flight-2")
+    ]
+    assert config.endpoint("replica-2").address == f"unix:{config.run_dir}/replica-2.sock"
+    named = SystemConfig.model_validate(
+        {"storage": {"replicas": 2, "replica_addresses": ["a:1", "b:2"], "metrics_port": 9100, "address": "s:3"}}
+    )
+    assert [endpoint.address for endpoint in named.replicas.values()] == ["a:1", "b:2"]
+    assert named.service("replica-2").metrics_port == 9102
+    assert named.endpoint("replica-2").is_unix
+    with pytest.raises(ConfigError, match=r"replica_addresses has 1 addresses for 2 replicas"):
+        load(tmp_path, "storage: {replicas: 2, replica_addresses: ['a:1']}")
+    with pytest.raises(ConfigError, match=r"replica_addresses.*is not an address"):
+        load(tmp_path, "storage: {replicas: 1, replica_addresses: [here]}")
+
+
+def load(folder: Path, text: str) -> SystemConfig:
+    from modyn.config.system import load_system_config
+
+    (folder / "system.yaml").write_text(text)
+    return load_system_config(folder / "system.yaml")
