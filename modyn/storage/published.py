@@ -29,6 +29,7 @@ from modyn.durable import TEMPORARY_SUFFIX, write_atomically
 from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
 from modyn.records import Int64Array
 from modyn.storage.deletions import Deletions
+from modyn.storage.filesystems import open_filesystem
 from modyn.storage.index_view import IndexView
 from modyn.storage.segments import Segment, SegmentIndex
 from modyn.storage.sources import RecordSource, Sources, UInt8Array
@@ -281,7 +282,7 @@ class PublishedIndex:
     def _opened(self, published: Publication) -> tuple[PathTable, RecordSource]:
         """The names of all files, those that are new appended: a file never gets another name."""
         if self._paths is None or self._source is None:
-            self._paths = PathTable(str(published.config.base_path))
+            self._paths = PathTable(open_filesystem(published.config.base_path).base)
             self._source = self._sources.open(published.config, self._paths)
         first = 0
         for block in published.names:

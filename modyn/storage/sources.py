@@ -10,6 +10,8 @@ import numpy.typing as npt
 from modyn._core import Gatherer, PathTable
 from modyn.config.system import DatasetConfig
 from modyn.records import Int64Array
+from modyn.storage.filesystems import open_filesystem
+from modyn.storage.formats import build_format
 
 UInt8Array = npt.NDArray[np.uint8]
 UInt32Array = npt.NDArray[np.uint32]
@@ -44,7 +46,9 @@ class Sources:
 
     def open(self, dataset: DatasetConfig, paths: PathTable) -> RecordSource:
         """The source of a dataset whose files are `paths`, by its file system and its format."""
-        return LocalSource(self._gatherer, paths)
+        folder = open_filesystem(dataset.base_path)
+        file_format = build_format(dataset.file_wrapper, dataset.file_wrapper_config, dataset.timestamp_source)
+        return file_format.row_source(paths, folder) or folder.range_source(paths) or LocalSource(self._gatherer, paths)
 
     def close(self) -> None:
         """Lets go of open files; the sources may still be used."""
