@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import get_worker_info
 
 from modyn.dataset.batch import Data
 from modyn.dataset.config import DataConfig, RecordLayout
@@ -16,6 +18,9 @@ from modyn.dataset.payload_rows import record_size
 from modyn.errors import DataError, UserCodeError
 from modyn.records import Int64Array
 from modyn.storage.flight import Payloads
+
+BLOCK = 512
+"""Samples that are decoded by functions for one sample before they are put into one tensor."""
 
 
 class Decoder:
@@ -48,14 +53,30 @@ class Decoder:
         if not len(keys):
             return torch.empty(0), torch.empty(0, dtype=torch.int64)
         if self._parse:
-            whole, bounds = payloads.data.data, payloads.offsets.tolist()
-            parts = map(whole.__getitem__, map(slice, bounds, bounds[1:]))
-            data = self._stack(self._transform(self._parse.each(partial(self._sample, keys), parts), keys), keys)
+            data = self._by_sample(partial(self._parsed_payloads, payloads), keys)
         else:
             data = from_layout(self._layout, payloads, self._dataset) if self._layout else self._parsed(payloads)
             if self._steps:
-                data = self._stack(self._transform(_rows(data, len(keys)), keys), keys)
+                data = self._by_sample(partial(_rows, data), keys)
         return data, self._labels(payloads.labels, keys)
+
+    def _by_sample(self, samples: Callable[[int, int], list[Any]], keys: Int64Array) -> Data:
+        """`samples(start, stop)` through tokenizer and transformations, as a batch. In blocks: many thousand live objects would keep the
+        garbage collector busy, for longer than the functions of the user take."""
+        blocks: list[Data] = []
+        for start in range(0, len(keys), BLOCK):
+            of_block = keys[start : start + BLOCK]
+            block = samples(start, start + len(of_block))
+            for step in self._steps:
+                block = step.each(partial(self._sample, of_block), block)
+            blocks.append(self._stack(block, of_block))
+        return blocks[0] if len(blocks) == 1 else self._join(blocks, keys)
+
+    def _parsed_payloads(self, payloads: Payloads, start: int, stop: int) -> list[Any]:
+        assert self._parse
+        data, bounds = payloads.data.data, payloads.offsets[start : stop + 1].tolist()
+        views = map(data.__getitem__, map(slice, bounds, bounds[1:]))
+        return self._parse.each(partial(self._sample, payloads.keys[start:stop]), views)
 
     def _sample(self, keys: Int64Array, i: int) -> str:
         return f"sample {keys[i]} of dataset '{self._dataset}'"
@@ -75,11 +96,6 @@ class Decoder:
         whole: Data = data
         return whole
 
-    def _transform(self, samples: list[Any], keys: Int64Array) -> list[Any]:
-        for step in self._steps:
-            samples = step.each(partial(self._sample, keys), samples)
-        return samples
-
     def _stack(self, samples: list[Any], keys: Int64Array) -> Data:
         try:
             first = samples[0]
@@ -89,12 +105,22 @@ class Decoder:
                 return {name: _stacked([sample[name] for sample in samples]) for name in first}
             return _stacked(samples)
         except (RuntimeError, TypeError, ValueError, KeyError, IndexError) as error:
-            shapes = [_told(sample) for sample in samples]
-            odd = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), 0)
-            raise UserCodeError(
-                f"{self._sample(keys, odd)} was decoded to {shapes[odd]}, {self._sample(keys, 0)} to {shapes[0]}: parser and "
-                "transformations must return tensors (or tuples or dicts of tensors) of one shape, so that they make a batch"
-            ) from error
+            raise self._unequal(samples, keys) from error
+
+    def _join(self, blocks: list[Data], keys: Int64Array) -> Data:
+        try:
+            return joined(blocks)
+        except (RuntimeError, TypeError, ValueError, KeyError, IndexError) as error:
+            # Samples of a block are of one shape: the first of each stands for it.
+            raise self._unequal([_rows(block, 0, 1)[0] for block in blocks], keys[::BLOCK]) from error
+
+    def _unequal(self, samples: Sequence[Any], keys: Int64Array) -> UserCodeError:
+        shapes = [_told(sample) for sample in samples]
+        odd = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), 0)
+        return UserCodeError(
+            f"{self._sample(keys, odd)} was decoded to {shapes[odd]}, {self._sample(keys, 0)} to {shapes[0]}: parser and "
+            "transformations must return tensors (or tuples or dicts of tensors) of one shape, so that they make a batch"
+        )
 
     def _labels(self, labels: Any, keys: Int64Array) -> torch.Tensor:
         tensor = as_tensor(labels.astype(np.float32 if labels.dtype.kind == "f" else np.int64, copy=False))
@@ -162,12 +188,33 @@ def _is_data(data: Any) -> bool:
     return bool(_parts(data)) and all(isinstance(part, torch.Tensor) for part in _parts(data))
 
 
-def _rows(data: Data, num_rows: int) -> list[Any]:
+def _rows(data: Data, start: int, stop: int) -> list[Any]:
+    """Samples [start, stop) of a batch, one by one."""
     if isinstance(data, torch.Tensor):
-        return list(data)
+        return list(data[start:stop])
     if isinstance(data, tuple):
-        return [tuple(part[i] for part in data) for i in range(num_rows)]
-    return [{name: part[i] for name, part in data.items()} for i in range(num_rows)]
+        return [tuple(part[i] for part in data) for i in range(start, stop)]
+    return [{name: part[i] for name, part in data.items()} for i in range(start, stop)]
+
+
+def joined(blocks: Sequence[Any]) -> Data:
+    """One batch of the samples of all blocks, which are alike. Raises what torch raises if they are not."""
+    first = blocks[0]
+    if isinstance(first, tuple):
+        return tuple(_concatenated(list(columns)) for columns in zip(*blocks, strict=True))
+    if isinstance(first, dict):
+        return {name: _concatenated([block[name] for block in blocks]) for name in first}
+    return _concatenated(blocks)
+
+
+def _concatenated(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    if get_worker_info() is None or len({part.dtype for part in parts}) > 1:
+        return torch.cat(list(parts))
+    # In a worker process: straight into memory that the training process sees, as torch's own collation does. It is copied there otherwise.
+    shape = (sum(map(len, parts)), *parts[0].shape[1:])
+    storage = torch.UntypedStorage._new_shared(math.prod(shape) * parts[0].element_size())  # type: ignore[no-untyped-call]
+    room = torch.empty(0, dtype=parts[0].dtype).set_(storage, 0, shape)  # type: ignore[call-overload]
+    return torch.cat(list(parts), out=room)
 
 
 def _told(value: Any) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from modyn._core import take
 from modyn.records import Int64Array
 from modyn.storage.flight import Payloads
 
@@ -33,16 +34,12 @@ def neighbours(payloads: Payloads, start: int, stop: int) -> Payloads:
 
 def taken(payloads: Payloads, rows: Int64Array) -> Payloads:
     """Samples `rows`, int64 (n,), in that order, duplicates allowed: copied."""
-    keys, labels = payloads.keys[rows], payloads.labels[rows]
     size = record_size(payloads)
-    if size is not None:
-        # Whole rows are moved, not single bytes: that is what shuffled records of fixed size cost.
-        records = payloads.data[payloads.offsets[0] : payloads.offsets[-1]].reshape(len(payloads), size)
-        return Payloads(keys, labels, np.take(records, rows, axis=0).reshape(-1), np.arange(len(rows) + 1) * size, size)
-    lengths = (payloads.offsets[1:] - payloads.offsets[:-1])[rows]
-    offsets = _ends(lengths)
-    places = np.repeat(payloads.offsets[rows] - offsets[:-1], lengths) + np.arange(offsets[-1])
-    return Payloads(keys, labels, payloads.data[places], offsets)
+    if size:
+        data, offsets = take(payloads.data[payloads.offsets[0] : payloads.offsets[-1]], size, rows)
+    else:
+        data, offsets = take(payloads.data, payloads.offsets, rows)
+    return Payloads(payloads.keys[rows], payloads.labels[rows], data, offsets, size)
 
 
 def concatenated(parts: Sequence[Payloads]) -> Payloads:
