@@ -1,9 +1,9 @@
-"""Our side as a training process: trigger sets through OnlineDataset and BatchLoader, as the trainer's worker uses them."""
+"""Our side as a training process: trigger sets through OnlineDataset, served by the BatchLoader that the trainer uses."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +25,7 @@ class TrainingProcess:
         self._process: SideProcess = processes.open(__name__, task)
 
     def side(self, trigger_set: TriggerSetInfo, data: Mapping[str, Any], workers: int, **options: Any) -> Side:
-        """One epoch over `trigger_set`. data: as the `data` section of a pipeline. options: those of LoadOptions."""
+        """One epoch over `trigger_set`. data: as the `data` section of a pipeline. options: those of OnlineDataset."""
         options = {"drop_last": False, "seed": 0, **options}
         return self._process.side(
             "modyn", trigger_set.num_keys, run_id=trigger_set.run_id, data=dict(data), workers=workers, options=options
@@ -53,13 +53,8 @@ class TrainingProcess:
 def prepare(task: dict[str, Any]) -> Arrange:
     import torch
 
-    from modyn.config.base import load_section
     from modyn.config.system import load_system_config
-    from modyn.dataset.config import DataConfig
-    from modyn.dataset.connections import ServiceClients
-    from modyn.dataset.loader import BatchLoader
-    from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
-    from modyn.selector.client import SelectorClient
+    from modyn.dataset.online_dataset import OnlineDataset
 
     torch.set_num_threads(1)
     if task["short_cut"] != "auto":
@@ -67,18 +62,8 @@ def prepare(task: dict[str, Any]) -> Arrange:
     config = load_system_config(Path(task["config_file"]))
 
     def arrange(run: dict[str, Any]) -> Start:
-        with SelectorClient(config.endpoint("selector")) as selector:
-            trigger_set = selector.trigger_set(run["run_id"], 0)
-        data = load_section(DataConfig, run["data"], "data")
-        streams = run["options"].get("parallel_prefetch_requests", 1)
-        connect = ServiceClients.of(config, data.dataset_id, streams)
-        dataset = TriggerSetDataset(trigger_set, data, connect, LoadOptions(**run["options"]))
-
-        def start() -> Iterable[Any]:
-            with BatchLoader(dataset, run["workers"]) as loader:
-                yield from loader
-
-        return start
+        dataset = OnlineDataset(run["run_id"], 0, run["data"], workers=run["workers"], system=config, **run["options"])
+        return lambda: dataset
 
     return arrange
 

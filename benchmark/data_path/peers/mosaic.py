@@ -56,9 +56,9 @@ def prepare(task: dict[str, Any]) -> Arrange:
     def load(dataset: Any, workers: int) -> Any:
         return DataLoader(dataset, batch_size, num_workers=workers)
 
-    # An epoch that is broken off leaves processes that wait for each other: the ways are tried on a smaller set, to its end.
-    few = written("mosaic-few", records[: 2 * batch_size])
-    ways = {workers: partial(load, few, workers) for workers in (0, 1, 2)}
+    # A dataset whose epoch is broken off, or that changes its number of workers, waits for ever: each way has its own, small one, and reads
+    # it to the end. Workers come first: they are forked, and an iteration in this process starts threads.
+    ways = {workers: partial(load, written(f"mosaic-{workers}", records[: 2 * batch_size]), workers) for workers in (2, 1, 0)}
     best = fastest({str(workers): way for workers, way in ways.items()}, num_batches=None)
     start = partial(load, written("mosaic", records), int(best))
     return lambda _: start
