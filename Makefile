@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CONSTRAINTS := constraints.txt
 STAMP := $(VENV)/.installed
+MOTO := $(VENV)/moto/.installed
 JOBS ?= 2
 
 .PHONY: help setup demo test check lint types unit cpp cpp-address cpp-thread test-all docs clean
@@ -25,6 +26,12 @@ $(STAMP): pyproject.toml $(CONSTRAINTS) CMakeLists.txt $(shell find cpp protos -
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --no-build-isolation --editable ".[dev,examples]"
 	@touch $@
 
+# The server that stands for S3 in tests has dependencies that are not ours: it gets an environment of its own.
+$(MOTO): $(STAMP) tests/moto-requirements.txt
+	$(PYTHON) -m venv $(VENV)/moto
+	$(VENV)/moto/bin/python -m pip install --quiet --requirement tests/moto-requirements.txt
+	@touch $@
+
 demo: setup  ## Replay a pipeline on real images through all six services, show the results, write an HTML report
 	$(BIN)/python -m examples.digits.demo
 
@@ -39,7 +46,7 @@ lint: setup
 types: setup
 	$(BIN)/mypy modyn tests benchmark examples
 
-unit: setup
+unit: setup $(MOTO)
 	$(BIN)/pytest -m "not slow" -n $(JOBS) --dist worksteal
 
 cpp: setup  ## C++ tests

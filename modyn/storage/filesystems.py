@@ -14,7 +14,8 @@ from modyn.storage.files import Listing, Roots, SeenFile, check_folder, list_fil
 from modyn.storage.formats.base import FileFormat
 
 if TYPE_CHECKING:
-    from modyn.storage.sources import PathTable, RecordSource
+    from modyn._core import PathTable
+    from modyn.storage.sources import RecordSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,8 @@ from modyn.storage.s3_ranges import PART_BYTES, RangeSource, in_parallel, key_of
 from modyn.storage.s3_url import S3Url
 
 if TYPE_CHECKING:
-    from modyn.storage.sources import PathTable, RecordSource
+    from modyn._core import PathTable
+    from modyn.storage.sources import RecordSource
 
 _REQUESTS_AT_ONCE = 16
 _CONNECT_S, _ANSWER_S, _ATTEMPTS = 10.0, 60.0, 4

@@ -17,7 +17,8 @@ from modyn.records import Int64Array
 from modyn.storage.kept import Kept
 
 if TYPE_CHECKING:
-    from modyn.storage.sources import PathTable, UInt8Array, UInt32Array
+    from modyn._core import PathTable
+    from modyn.storage.sources import UInt8Array, UInt32Array
 
 T = TypeVar("T")
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from modyn._core import PathTable
 from modyn.config.base import load_section
 from modyn.errors import DataError
 from modyn.storage.filesystems import LocalFiles
 from modyn.storage.formats.base import CHUNK_ROWS, FileFormat, FormatResume, IndexedSamples
-from modyn.storage.sources import PathTable
 from modyn.testing.checks import require
 
 Sample = tuple[bytes, float]

@@ -2,85 +2,15 @@
 
 from __future__ import annotations
 
-import io
-import struct
-import tarfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from modyn.errors import ConfigError
 from modyn.storage.formats import FILE_FORMATS, REGISTRY, build_format
 from modyn.storage.formats.base import FileFormat
-from modyn.testing.format_checks import Sample, check_file_format
-
-SAMPLES: list[Sample] = [(b"one", 1), (b"two", -2), (b"", 3), (b"four four", 2**63 - 1)]
-SAME_SIZE: list[Sample] = [(payload.ljust(9), label) for payload, label in SAMPLES]
-
-
-def csv_rows(samples: Sequence[Sample]) -> bytes:
-    return b"".join(b"%d,%s\n" % (int(label), payload) for payload, label in samples)
-
-
-def json_lines(samples: Sequence[Sample]) -> bytes:
-    return b"".join(b'{"y": %d, "x": "%s"}\n' % (int(label), payload) for payload, label in samples)
-
-
-def records(samples: Sequence[Sample]) -> bytes:
-    return b"".join(struct.pack("<q9s", int(label), payload) for payload, label in samples)
-
-
-def tar(samples: Sequence[Sample]) -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as archive:
-        for i, (payload, label) in enumerate(samples):
-            for extension, content in (("bin", payload), ("cls", str(int(label)).encode())):
-                member = tarfile.TarInfo(f"{i:04}.{extension}")
-                member.size = len(content)
-                archive.addfile(member, io.BytesIO(content))
-    return file.getvalue()
-
-
-def parquet(samples: Sequence[Sample]) -> bytes:
-    file = io.BytesIO()
-    table = pa.table({"y": pa.array([int(y) for _, y in samples]), "x": pa.array([x for x, _ in samples], pa.binary())})
-    pq.write_table(table, file, row_group_size=3)
-    return file.getvalue()
-
-
-def one_file(samples: Sequence[Sample]) -> bytes:
-    return samples[0][0]
-
-
-def as_lines(rows: Callable[[Sequence[Sample]], bytes]) -> Callable[[Sequence[Sample]], list[Sample]]:
-    """What a format of lines finds: the whole line is the payload."""
-    return lambda samples: [(rows([sample]).rstrip(b"\n"), sample[1]) for sample in samples]
-
-
-@dataclass(frozen=True)
-class Example:
-    write: Callable[[Sequence[Sample]], bytes]
-    name: str
-    config: dict[str, Any]
-    samples: list[Sample] = field(default_factory=lambda: SAMPLES)
-    found: Callable[[Sequence[Sample]], list[Sample]] = list
-
-
-EXAMPLES = {
-    "BinaryFileWrapper": Example(records, "a.bin", {"record_size": 17, "label_size": 8}, SAME_SIZE),
-    "CsvFileWrapper": Example(csv_rows, "a.csv", {"label_index": 0}, found=as_lines(csv_rows)),
-    "JsonLinesFileWrapper": Example(json_lines, "a.jsonl", {"label_field": "y"}, found=as_lines(json_lines)),
-    "ParquetFileWrapper": Example(parquet, "a.parquet", {"payload_columns": ["x"], "label_column": "y"}),
-    "SingleSampleFileWrapper": Example(
-        one_file, "a.png", {"file_extension": ".png", "label_file_extension": ".label"}, [(b"one image", 7)]
-    ),
-    "TarFileWrapper": Example(tar, "a.tar", {"payload_extension": "bin"}),
-}
+from modyn.testing.format_checks import check_file_format
+from modyn.testing.format_examples import EXAMPLES, SAMPLES, as_lines, csv_rows
 
 
 @pytest.mark.parametrize("id_", sorted(FILE_FORMATS))

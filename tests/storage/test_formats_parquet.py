@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from modyn._core import PathTable
 from modyn.errors import ConfigError, DataError
 from modyn.storage.filesystems import LocalFiles
 from modyn.storage.formats import build_format
 from modyn.storage.formats.base import FileFormat
 from modyn.storage.formats.row_groups import RowGroupSource
-from modyn.storage.sources import PathTable
 from modyn.testing.format_checks import read_file
 
 

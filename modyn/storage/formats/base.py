@@ -21,8 +21,9 @@ from modyn.records import Int64Array, LabelArray
 from modyn.storage.formats.timestamps import TimestampSource, parse_timestamp_source
 
 if TYPE_CHECKING:
+    from modyn._core import PathTable
     from modyn.storage.filesystems import FileSystem
-    from modyn.storage.sources import PathTable, RecordSource
+    from modyn.storage.sources import RecordSource
 
 CHUNK_ROWS = 1 << 18
 """A format yields at most this many samples at once."""

@@ -22,8 +22,9 @@ from modyn.storage.formats.row_groups import Payloads, RowGroupSource, lengths_o
 from modyn.storage.formats.timestamps import FromModificationTime, FromName, FromNamedColumn, iso_seconds, timestamp_of_file
 
 if TYPE_CHECKING:
+    from modyn._core import PathTable
     from modyn.storage.filesystems import FileSystem
-    from modyn.storage.sources import PathTable, RecordSource
+    from modyn.storage.sources import RecordSource
 
 _UNITS_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _DAY_S = 86_400

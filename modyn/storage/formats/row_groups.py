@@ -16,8 +16,9 @@ from modyn.records import Int64Array
 from modyn.storage.kept import Kept
 
 if TYPE_CHECKING:
+    from modyn._core import PathTable
     from modyn.storage.filesystems import FileStatus, FileSystem
-    from modyn.storage.sources import PathTable, UInt8Array, UInt32Array
+    from modyn.storage.sources import UInt8Array, UInt32Array
 
 CACHE_BYTES = 256 << 20
 """Payloads of row groups that are kept for the next request of a dataset."""
