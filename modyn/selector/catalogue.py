@@ -24,9 +24,13 @@ class RunRecord:
     selection_strategy: dict[str, Any]
     seed: int
     data: dict[str, Any] | None
-    num_samples: int
-    float_labels: bool | None
+    num_rows: int
     deleting: bool
+
+    @property
+    def in_database(self) -> bool:
+        """Whether its samples are wanted as rows."""
+        return bool(self.selection_strategy.get("storage_backend") == "database")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +81,9 @@ def run_ids(session: Session) -> list[RunId]:
     return [RunId(run_id) for run_id in session.scalars(select(RUNS.c.run_id).order_by(RUNS.c.number))]
 
 
-def extend_run(session: Session, run: RunRecord, num_samples: int, float_labels: bool | None) -> None:
-    """From the end of the transaction on, the run holds `num_samples` samples."""
-    values = {"num_samples": num_samples, "float_labels": float_labels}
-    session.execute(update(RUNS).where(RUNS.c.number == run.number).values(values))
+def set_rows(session: Session, run: RunRecord, num_rows: int) -> None:
+    """From the end of the transaction on, the run's table holds so many rows."""
+    session.execute(update(RUNS).where(RUNS.c.number == run.number).values(num_rows=num_rows))
 
 
 def mark_deleting(session: Session, run: RunRecord) -> None:

@@ -1,8 +1,8 @@
 """What the selector does, without gRPC: it remembers the stream of each run and fixes the trigger sets.
 
 The row of a run is the lock of the run: whoever triggers holds it for the length of a transaction, in whatever process, and other runs
-are not touched. The order of writing is always file, disk, row, so a row never promises what is not there. Samples in files are counted
-and locked there, so that informing of them asks no database.
+are not touched. The order of writing is always file, disk, row, so a row never promises what is not there. Samples are counted and locked
+in their file, so that informing asks no database; where the strategy wants them as rows too, these are copied behind it.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from prometheus_client import Counter, Histogram
-from sqlalchemy.orm import Session
 
 from modyn.db.engine import Database
 from modyn.errors import AlreadyExistsError, ConflictError, CorruptStateError, InvalidArgumentError, NotFoundError
 from modyn.records import KeysAndWeights, RunId, SampleBatch, TriggerSetInfo
 from modyn.rpc.logs import get_logger
 from modyn.selector import catalogue
-from modyn.selector.backends import FileLog, SampleLog, TableLog
 from modyn.selector.catalogue import RunRecord, TriggerRecord
+from modyn.selector.copier import Copier
 from modyn.selector.rules import check_next, trigger_starts
+from modyn.selector.sample_log import SampleLog
 from modyn.selector.selection import build_strategy
+from modyn.selector.table import SampleTable
 from modyn.selector.trigger_set import TriggerSet, write_trigger_set
 from modyn.selector.window import SelectionContext, Window, piece_size
 
@@ -39,6 +39,8 @@ TRIGGER_SECONDS = Histogram(
 
 KEYS_PER_PIECE = 65_536
 """Keys and weights handed out at once: 768 KiB."""
+ROWS_PER_COPY = 1_048_576
+"""Samples that are copied into a run's table in one transaction, unless a trigger waits for all."""
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,199}")
 
@@ -50,9 +52,13 @@ class Selector:
         self._database = database
         self._runs = directory / "runs"
         self._runs.mkdir(parents=True, exist_ok=True)
-        self._logs: dict[RunId, FileLog] = {}
-        """Logs of runs that keep their samples in files, once they were used."""
+        self._used: dict[RunId, RunRecord] = {}
+        """Runs that were informed of samples; of their record only what never changes is used."""
+        self._copier = Copier(self._copy)
         self._logger = get_logger("selector")
+
+    def close(self) -> None:
+        self._copier.stop()
 
     def recover(self) -> None:
         """Called once before the first call is served: finishes or takes back what a crash has cut off."""
@@ -65,9 +71,7 @@ class Selector:
                 if run is not None:
                     directories.add(self._directory(run))
                 if run is not None and not run.deleting:
-                    log = self._log(run, session)
-                    if isinstance(log, FileLog):
-                        log.repair()
+                    self._log(run).repair()
                     self._remove_orphans(run, len(catalogue.boundaries(session, run)))
             if run is not None and run.deleting:
                 self._finish_delete(run)
@@ -102,7 +106,9 @@ class Selector:
             )
             run = catalogue.get_run(session, run_id, lock=True)
             if added:
-                self._log(run, session).create()
+                self._log(run).create()
+                if run.in_database:
+                    SampleTable(run, session).create()
         if (run.dataset, run.selection_strategy, run.seed) != (dataset, dict(selection_strategy), seed):
             raise AlreadyExistsError(
                 f"run '{run_id}' is registered with another dataset, selection strategy or seed; choose another run id or delete the run"
@@ -115,29 +121,24 @@ class Selector:
 
     def inform(self, run_id: RunId, position: int, samples: SampleBatch) -> int:
         """Appends `samples` at `position` of the run's stream; the number held now. What is held already is skipped."""
-        with self._appending(run_id) as log:
+        run = self._used.get(run_id)
+        if run is None or not self._log(run).exists():
+            with self._database.session() as session:
+                run = self._used[run_id] = catalogue.get_run(session, run_id)
+        log = self._log(run)
+        with log.locked():
             held = log.held().num_samples
             added = log.append(position, samples)
+        if run.in_database and added:
+            self._copier.wake(run_id)
         SAMPLES_INFORMED.inc(added)
         return held + added
 
-    @contextmanager
-    def _appending(self, run_id: RunId) -> Iterator[SampleLog]:
-        """The log of a run, to which nobody else appends inside the block. Raises NotFoundError if the run is not known."""
-        known = self._logs.get(run_id)
-        if known is not None and known.exists():
-            with known.locked():
-                yield known
-            return
+    def _copy(self, run_id: RunId) -> bool:
+        """Copies some samples into the run's table; whether more are left."""
         with self._database.session() as session:
             run = catalogue.get_run(session, run_id, lock=True)
-            log = self._log(run, session)
-            if isinstance(log, FileLog):
-                self._logs[run_id] = log
-                with log.locked():
-                    yield log
-            else:
-                yield log
+            return SampleTable(run, session).copy(self._log(run), ROWS_PER_COPY) > 0
 
     def trigger(self, run_id: RunId, trigger_id: int, num_samples: int) -> TriggerSetInfo:
         """Selects the trigger set over the first `num_samples` samples, or finds the one that exists.
@@ -150,9 +151,13 @@ class Selector:
             existing = catalogue.find_trigger(session, run, trigger_id)
             if existing is None:
                 boundaries = catalogue.boundaries(session, run)
-                log = self._log(run, session)
+                log = self._log(run)
                 check_next(run_id, log.held().num_samples, boundaries, trigger_id, num_samples)
                 before = catalogue.find_trigger(session, run, trigger_id - 1)
+                if run.in_database:
+                    table = SampleTable(run, session)
+                    table.copy(log)
+                    table.complete_index()
                 existing = self._select(run, log, boundaries, before, num_samples)
                 catalogue.add_trigger(session, run, existing)
         if existing.num_samples != num_samples:
@@ -210,14 +215,13 @@ class Selector:
             self._finish_delete(run)
 
     def _finish_delete(self, run: RunRecord) -> None:
-        self._logs.pop(run.run_id, None)
+        self._used.pop(run.run_id, None)
         directory = self._directory(run)
         if directory.exists():
             shutil.rmtree(directory)
         with self._database.session() as session:
-            log = self._log(run, session)
-            if isinstance(log, TableLog):
-                log.drop()
+            if run.in_database:
+                SampleTable(run, session).drop()
             catalogue.remove_run(session, run)
 
     def _remove_orphans(self, run: RunRecord, num_triggers: int) -> None:
@@ -229,11 +233,8 @@ class Selector:
                 self._logger.info("orphan_removed", run_id=run.run_id, path=str(path))
                 path.unlink()
 
-    def _log(self, run: RunRecord, session: Session) -> SampleLog:
-        """The samples of a run whose row the session's transaction has read."""
-        if run.selection_strategy.get("storage_backend", "local") == "database":
-            return TableLog(run, session)
-        return FileLog(run.run_id, self._directory(run))
+    def _log(self, run: RunRecord) -> SampleLog:
+        return SampleLog(run.run_id, self._directory(run))
 
     def _directory(self, run: RunRecord) -> Path:
         # The number tells a run from an earlier one of the same name.

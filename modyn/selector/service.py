@@ -91,6 +91,7 @@ def build(context: ServiceContext) -> list[Registration]:
     database = open_database(context.config, SCHEMA, "modyn.selector.migrations")
     context.on_shutdown(database.close)
     selector = Selector(database, context.directory)
+    context.on_shutdown(selector.close)
     selector.recover()
     return [Registration(selector_pb2_grpc.add_SelectorServicer_to_server, SelectorServicer(selector), "modyn.Selector")]
 

@@ -17,10 +17,8 @@ RUNS = Table(
     Column("seed", BigInteger, nullable=False),
     # The section of that name; unknown for runs of older releases.
     Column("data", JSON),
-    # Committed together with the samples, or after they are on disk: what lies beyond does not exist.
-    Column("num_samples", BigInteger, nullable=False, server_default="0"),
-    # Unknown until the first sample.
-    Column("float_labels", Boolean),
+    # Of its samples, copied into its table where the strategy asks for one. Committed together with the rows.
+    Column("num_rows", BigInteger, nullable=False, server_default="0"),
     # Set before files are removed, so that a crash in between is noticed and finished.
     Column("deleting", Boolean, nullable=False, server_default="false"),
 )
@@ -39,5 +37,5 @@ TRIGGERS = Table(
 
 
 def samples_table(run_number: int) -> str:
-    """Samples of a run in PostgreSQL; written and read by COPY, which SQLAlchemy does not know, so it is not a Table here."""
+    """Samples of a run in PostgreSQL; written by COPY, which SQLAlchemy does not know, so it is not a Table here."""
     return f"samples_{run_number}"

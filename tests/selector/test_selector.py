@@ -72,10 +72,11 @@ def directory(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def selector(database: Database, directory: Path) -> Selector:
+def selector(database: Database, directory: Path) -> Iterator[Selector]:
     made = Selector(database, directory)
     made.recover()
-    return made
+    yield made
+    made.close()
 
 
 @given(cuts=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12)), max_size=30))
@@ -127,7 +128,7 @@ def test_every_column_comes_back_as_it_was(selector: Selector, database: Databas
     selector.inform(RUN, 3, stream(3, 100, dtype))
     with database.session() as session:
         run = catalogue.get_run(session, RUN)
-        log = selector._log(run, session)
+        log = selector._log(run)
         first, rest, keys = log.read(0, 3), log.read(90, 100), log.read_keys(1, 4)
         assert len(log.read(5, 5)) == 0
     assert first.keys.tolist() == extremes.tolist()
@@ -304,7 +305,7 @@ def test_columns_are_right_across_blocks(selector: Selector) -> None:
         selector.inform(RUN, first, stream(first, min(first + 70_001, 300_000)))
     selector.trigger(RUN, 0, 300_000)
     assert trigger_keys(selector, RUN, 0) == stream(0, 300_000).keys.tolist()
-    log = selector._logs[RUN]
+    log = selector._log(selector._used[RUN])
     part = log.read(65_530, 196_700)
     expected = stream(65_530, 196_700)
     for column in ("keys", "timestamps", "labels"):
@@ -325,31 +326,54 @@ def test_a_trigger_set_that_is_not_what_was_written_is_corrupt(selector: Selecto
         selector.keys(RUN, 0, 0, 0, 1)
 
 
-def test_a_failed_insert_fails_the_call_and_counts_nothing(selector: Selector, database: Database, directory: Path) -> None:
+def rows(database: Database, run_number: int = 1) -> list[tuple[Any, ...]]:
+    with database.session() as session:
+        found = session.execute(text(f"SELECT * FROM selector.samples_{run_number} ORDER BY position"))
+        return [tuple(row) for row in found]
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.float64])
+def test_rows_are_complete_when_a_trigger_selects(selector: Selector, database: Database, dtype: type[np.generic]) -> None:
+    """However much of them was copied while samples came in."""
+    selector.register_run(RUN, "d", strategy("database"), 1)
+    for first in range(0, 300, 30):
+        selector.inform(RUN, first, stream(first, first + 30, dtype))
+    selector.trigger(RUN, 0, 300)
+    samples = stream(0, 300, dtype)
+    labels = [(label, None) if dtype is np.int64 else (None, label) for label in samples.labels.tolist()]
+    expected = zip(range(300), samples.keys.tolist(), samples.timestamps.tolist(), labels, strict=True)
+    assert rows(database) == [(position, key, timestamp, *label) for position, key, timestamp, label in expected]
+
+
+def test_a_failed_insert_fails_the_trigger_and_is_made_good(selector: Selector, database: Database) -> None:
     selector.register_run(RUN, "d", strategy("database"), 1)
     selector.inform(RUN, 0, stream(0, 5))
+    selector.trigger(RUN, 0, 5)
     with database.session() as session:
         session.execute(text("ALTER TABLE selector.samples_1 ADD CONSTRAINT full_disk CHECK (position < 7)"))
+    assert selector.inform(RUN, 5, stream(5, 15)) == 15
     with pytest.raises(psycopg2.errors.CheckViolation):
-        selector.inform(RUN, 5, stream(5, 15))
+        selector.trigger(RUN, 1, 15)
+    with pytest.raises(NotFoundError):
+        selector.trigger_set(RUN, 1)
     with database.session() as session:
         session.execute(text("ALTER TABLE selector.samples_1 DROP CONSTRAINT full_disk"))
-    assert selector.inform(RUN, 5, SampleBatch.empty()) == 5
+    selector.trigger(RUN, 1, 15)
+    assert [row[0] for row in rows(database)] == list(range(15))
 
 
-def test_rows_that_lie_in_another_order_or_are_lost_are_noticed(selector: Selector, database: Database) -> None:
-    selector.register_run(RUN, "d", strategy("database"), 1)
-    selector.inform(RUN, 0, stream(0, 50))
-    with database.session() as session:
-        # An updated row is a new one, at the end.
-        session.execute(text("UPDATE selector.samples_1 SET position = position WHERE position IN (3, 17)"))
-    selector.trigger(RUN, 0, 50)
-    assert trigger_keys(selector, RUN, 0) == stream(0, 50).keys.tolist()
-    for change in ("UPDATE selector.samples_1 SET position = 18 WHERE position = 17", "DELETE FROM selector.samples_1"):
-        with database.session() as session:
-            session.execute(text(change))
-        with pytest.raises(CorruptStateError, match="does not hold samples 0 to 50"):
-            selector.trigger(RUN, 1, 50)
+def test_copies_that_a_crash_cut_off_go_on_where_they_stopped(database: Database, directory: Path) -> None:
+    first = Selector(database, directory)
+    first.register_run(RUN, "d", strategy("database"), 1)
+    first.inform(RUN, 0, stream(0, 10))
+    first.trigger(RUN, 0, 10)
+    first.close()  # Nothing is copied any more.
+    first.inform(RUN, 10, stream(10, 40))
+    second = Selector(database, directory)
+    second.recover()
+    second.trigger(RUN, 1, 40)
+    second.close()
+    assert [row[1] for row in rows(database)] == stream(0, 40).keys.tolist()
 
 
 def test_a_disk_that_is_full_fails_the_call_and_counts_nothing(selector: Selector) -> None:
@@ -418,6 +442,7 @@ def test_a_deletion_that_was_cut_off_is_finished(selector: Selector, database: D
     selector.trigger(RUN, 0, 20)
     with database.session() as session:
         session.execute(text("UPDATE selector.runs SET deleting = true"))
+    selector = Selector(database, directory)
     with pytest.raises(NotFoundError):
         selector.inform(RUN, 20, stream(20, 21))
     if by == "recover":
@@ -449,7 +474,7 @@ def test_memory_is_bounded_by_the_keys_configured_not_by_the_data(selector: Sele
     assert peak < 8 * 2**20
 
 
-def test_samples_of_an_older_release_move_with_the_schema(
+def test_a_run_of_before_there_were_logs_says_so(
     system_config: SystemConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     versions = tmp_path / "selector_migrations_then" / "versions"
@@ -459,21 +484,23 @@ def test_samples_of_an_older_release_move_with_the_schema(
     (versions / "0001_initial.py").write_text(first.read_text())
     monkeypatch.syspath_prepend(tmp_path)
     then = open_database(system_config, "selector", "selector_migrations_then")
-    section = json.dumps(strategy("database"))
     with then.session() as session:
         session.execute(
             text(
                 "INSERT INTO selector.runs (run_id, dataset, selection_strategy, seed, num_samples, float_labels) "
-                f"VALUES ('{RUN}', 'd', '{section}', 1, 3, false)".replace(":", "\\:")
-            )
+                "VALUES (:run, 'd', CAST(:section AS json), 1, 3, false)"
+            ),
+            {"run": RUN, "section": json.dumps(strategy("database"))},
         )
         session.execute(text("CREATE TABLE selector.samples_1 PARTITION OF selector.samples FOR VALUES IN (1)"))
-        session.execute(text("INSERT INTO selector.samples SELECT 1, i, 3 * i + 1, i, i, NULL FROM generate_series(0, 2) i"))
     then.close()
     now = open_database(system_config, "selector", "modyn.selector.migrations")
     selector = Selector(now, tmp_path / "selector")
     selector.recover()
-    assert selector.inform(RUN, 3, stream(3, 10)) == 10
-    selector.trigger(RUN, 0, 10)
-    assert trigger_keys(selector, RUN, 0) == stream(0, 10).keys.tolist()
+    with pytest.raises(CorruptStateError, match="is missing"):
+        selector.inform(RUN, 3, stream(3, 10))
+    selector.delete_run(RUN)
+    selector.register_run(RUN, "d", strategy("database"), 1)
+    assert selector.inform(RUN, 0, stream(0, 10)) == 10
+    selector.close()
     now.close()

@@ -20,7 +20,7 @@ class SelectionConfig(Section):
     )
     limit: int = Field(-1, ge=-1, description="samples in a trigger set at most; -1 = no limit")
     storage_backend: Literal["database", "local"] = Field(
-        "local", description="where informed samples are kept: columnar files, or rows in PostgreSQL"
+        "local", description="where informed samples are kept: columnar files, or also as rows in PostgreSQL"
     )
     uses_weights: bool = Field(False, description="multiply the loss of each sample by its weight")
     tail_triggers: int | None = Field(

@@ -1,8 +1,7 @@
-"""Samples of each run lie in a table of their own, in the order of arrival, with a block range index in place of a B-tree."""
+"""Rows of each run lie in a table of their own, as a copy of its log, and `num_rows` counts them."""
 
 from __future__ import annotations
 
-import sqlalchemy as sa
 from alembic import op
 
 revision = "0002"
@@ -10,15 +9,8 @@ down_revision = "0001"
 
 
 def upgrade() -> None:
-    partitions = op.get_bind().scalars(
-        sa.text(
-            "SELECT child.relname FROM pg_inherits JOIN pg_class child ON child.oid = inhrelid "
-            "WHERE inhparent = 'selector.samples'::regclass"
-        )
-    )
-    for name in list(partitions):
-        op.execute(f"ALTER TABLE selector.samples DETACH PARTITION selector.{name}")
-        # The primary key goes with the column.
-        op.execute(f"ALTER TABLE selector.{name} DROP COLUMN run_number")
-        op.execute(f"CREATE INDEX {name}_position ON selector.{name} USING brin (position)")
-    op.execute("DROP TABLE selector.samples")
+    # Rows were the only record of a run before there were logs for all; such a run says so when it is used, and starts anew.
+    op.execute("DROP TABLE selector.samples CASCADE")
+    op.execute("UPDATE selector.runs SET num_samples = 0")
+    op.alter_column("runs", "num_samples", new_column_name="num_rows", schema="selector")
+    op.drop_column("runs", "float_labels", schema="selector")

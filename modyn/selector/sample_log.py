@@ -1,4 +1,4 @@
-"""Samples in one append-only file a run, which is its own catalogue: informing asks no database.
+"""The stream of a run in one append-only file, which is its own catalogue: informing asks no database.
 
 Layout, little-endian: a page that starts with `_MAGIC` and holds two slots; then blocks of BLOCK rows, each three columns one behind the
 other: keys and timestamps as int64, labels as int64 or float64. The newer valid slot says how many rows exist. Appending writes rows
@@ -13,15 +13,16 @@ import struct
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from modyn.durable import sync
-from modyn.errors import CorruptStateError, UnavailableError
+from modyn.errors import ConflictError, CorruptStateError, InvalidArgumentError, UnavailableError
 from modyn.records import Int64Array, LabelArray, RunId, SampleBatch
-from modyn.selector.backends.base import Held, SampleLog
+from modyn.selector.rules import unseen
 from modyn.selector.trigger_set import write_at
 
 BLOCK = 65_536
@@ -37,17 +38,29 @@ _LABELS = (None, False, True)
 _KEYS, _TIMESTAMPS, _LABEL = range(3)
 
 
-class FileLog(SampleLog):
-    """The file `samples` in the run's directory. Appending needs the lock that `locked` takes; reading needs none."""
+@dataclass(frozen=True, slots=True)
+class Held:
+    """How many samples a log holds, and of which type their labels are: unknown before the first."""
+
+    num_samples: int = 0
+    float_labels: bool | None = None
+
+
+class SampleLog:
+    """The file `samples` in the run's directory. Appending needs the lock that `locked` takes; reading needs none.
+
+    A sample exists once `held` counts it, and never before: a crash at any moment leaves either all samples of an `append` or none.
+    """
 
     def __init__(self, run_id: RunId, directory: Path) -> None:
-        super().__init__(run_id)
+        self.run_id = run_id
         self.path = directory / "samples"
 
     def exists(self) -> bool:
         return self.path.exists()
 
     def create(self) -> None:
+        """An empty log. Called once, when the run is registered."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -75,11 +88,40 @@ class FileLog(SampleLog):
         finally:
             os.close(descriptor)
 
+    def append(self, position: int, batch: SampleBatch) -> int:
+        """Appends those samples that are not held yet; how many these are.
+
+        Raises ConflictError when there would be a gap, or when samples sent again are not those that are held; InvalidArgumentError when
+        the labels have another type than those before.
+        """
+        held = self.held()
+        new = unseen(self.run_id, held.num_samples, position, batch)
+        self._check_repeated(position, batch.slice(0, len(batch) - len(new)))
+        if not len(new):
+            return 0
+        new_are_float = new.labels.dtype.kind == "f"
+        if held.float_labels is not None and held.float_labels != new_are_float:
+            names = {True: "float64", False: "int64"}
+            raise InvalidArgumentError(
+                f"run '{self.run_id}' has {names[held.float_labels]} labels, but samples from position {held.num_samples} on bring "
+                f"{names[new_are_float]} labels; a dataset has labels of one type"
+            )
+        self._write(held.num_samples, new)
+        return len(new)
+
+    def _check_repeated(self, position: int, batch: SampleBatch) -> None:
+        if len(batch) and not np.array_equal(self.read_keys(position, position + len(batch)), batch.keys):
+            raise ConflictError(
+                f"run '{self.run_id}' holds other samples at positions {position} to {position + len(batch)} than were sent again; "
+                "a stream must be repeated as it was"
+            )
+
     def held(self) -> Held:
+        """What the log holds now."""
         with self._open(os.O_RDONLY) as descriptor:
             return self._newest_slot(descriptor)[1]
 
-    def write(self, position: int, batch: SampleBatch) -> None:
+    def _write(self, position: int, batch: SampleBatch) -> None:
         float_labels = batch.labels.dtype.kind == "f"
         columns: list[npt.NDArray[np.generic]] = [
             np.ascontiguousarray(batch.keys, "<i8"),
@@ -102,6 +144,7 @@ class FileLog(SampleLog):
             os.fdatasync(descriptor)
 
     def read(self, start: int, end: int) -> SampleBatch:
+        """Samples [start, end), which must exist. Raises CorruptStateError if they are not all there."""
         with self._open(os.O_RDONLY) as descriptor:
             held = self._newest_slot(descriptor)[1]
             labels: LabelArray = self._column(descriptor, held, _LABEL, start, end)
@@ -111,6 +154,7 @@ class FileLog(SampleLog):
             return SampleBatch(keys, timestamps, labels)
 
     def read_keys(self, start: int, end: int) -> Int64Array:
+        """Their keys alone."""
         with self._open(os.O_RDONLY) as descriptor:
             return self._column(descriptor, self._newest_slot(descriptor)[1], _KEYS, start, end)
 
