@@ -4,11 +4,12 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 CONSTRAINTS := constraints.txt
+PEERS := .venv-peers
 STAMP := $(VENV)/.installed
 MOTO := $(VENV)/moto/.installed
 JOBS ?= 2
 
-.PHONY: help setup demo test check lint types unit cpp cpp-address cpp-thread test-all docs clean
+.PHONY: help setup demo test check lint types unit cpp cpp-address cpp-thread test-all peers docs clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -23,7 +24,7 @@ $(STAMP): pyproject.toml $(CONSTRAINTS) CMakeLists.txt $(shell find cpp protos -
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) "torch==2.13.0" numpy
 	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) scikit-build-core pybind11 grpcio-tools cmake ninja
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --no-build-isolation --editable ".[dev,examples]"
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --no-build-isolation --editable ".[dev,examples,images]"
 	@touch $@
 
 # The server that stands for S3 in tests has dependencies that are not ours: it gets an environment of its own.
@@ -67,6 +68,14 @@ endef
 
 test-all: check cpp-address cpp-thread  ## The gate, and all that takes longer
 	$(BIN)/pytest -m slow
+
+peers: $(PEERS)/.installed  ## Create .venv-peers with the libraries that the benchmarks compare with
+
+$(PEERS)/.installed: benchmark/peers.txt $(CONSTRAINTS)
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) "torch==2.13.0" numpy
+	$(PEERS)/bin/python -m pip install --quiet --no-deps --requirement benchmark/peers.txt
+	@touch $@
 
 docs: setup  ## Write the generated pages again
 	$(BIN)/python -m modyn.cli.schema --markdown > docs/pipeline.md
