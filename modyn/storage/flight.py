@@ -38,7 +38,7 @@ BUFFER_BYTES = 32 * 2**20
 
 REQUEST_BYTES = 4 * 2**20
 """About the size of an answer to one request."""
-FIRST_KEYS = 4096
+FIRST_KEYS = 1024
 """Keys in a request as long as nothing is known of the size of the samples."""
 MAX_KEYS = 65_536
 REQUESTS_A_STREAM = 4

@@ -17,7 +17,7 @@ from modyn.storage.segments import Entries, Locations
 
 PAYLOAD_BYTES = Counter("modyn_storage_payload_bytes_total", "Bytes of payloads that were read", ["dataset"])
 
-ROWS = 16_384
+ROWS = 65_536
 """Most samples in one answer."""
 BYTES = 8 * 2**20
 """Most payload bytes in one answer, unless a single sample is larger."""
