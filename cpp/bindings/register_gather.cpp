@@ -34,14 +34,19 @@ struct ColumnOrNumber {
   std::int64_t number = 0;
 };
 
-// An uninitialised array in a buffer of the pool, to which it goes back with the last view of it.
+// Below this NumPy's own memory is as good.
+constexpr std::int64_t min_pooled_bytes = 64 << 10;
+
+// An uninitialised array: a large one in a buffer of the pool, to which it goes back with the last view of it.
 template <typename T>
-py::array_t<T> pooled_array(std::int64_t size) {
-  auto buffer = std::make_unique<Buffer>(BufferPool::of_process().take(static_cast<std::size_t>(size) * sizeof(T)));
+py::array_t<T> new_array(std::int64_t size) {
+  const std::int64_t bytes = size * static_cast<std::int64_t>(sizeof(T));
+  if (bytes < min_pooled_bytes) return py::array_t<T>(static_cast<py::ssize_t>(size));
+  auto buffer = std::make_unique<Buffer>(BufferPool::of_process().take(static_cast<std::size_t>(bytes)));
   const T* data = reinterpret_cast<const T*>(buffer->data());
   const py::capsule owner(buffer.get(), [](void* held) { delete static_cast<Buffer*>(held); });
   buffer.release();
-  return data == nullptr ? py::array_t<T>(py::ssize_t{0}) : py::array_t<T>(static_cast<py::ssize_t>(size), data, owner);
+  return py::array_t<T>(static_cast<py::ssize_t>(size), data, owner);
 }
 
 // A reference that any thread may drop, with or without the GIL.
@@ -109,13 +114,13 @@ class Gatherer {
     if (lengths.column) check_column(*lengths.column, "lengths", count);
     const GatherRequest request{paths,          file_ids.data(), offsets.data(), lengths.data(),
                                 lengths.number, static_cast<std::size_t>(count)};
-    auto bounds = pooled_array<std::int64_t>(count + 1);
+    auto bounds = new_array<std::int64_t>(count + 1);
     std::int64_t* const bounds_data = bounds.mutable_data();
     {
       const py::gil_scoped_release release;
       gather_bounds(request, bounds_data);
     }
-    auto data = pooled_array<std::uint8_t>(bounds_data[count]);
+    auto data = new_array<std::uint8_t>(bounds_data[count]);
     std::uint8_t* const into = data.mutable_data();
     {
       // Reading files takes long and touches no Python object: the arrays above are held by this call.
@@ -142,13 +147,13 @@ py::tuple take_rows(const Column<std::uint8_t>& data, const py::object& bounds_o
   const py::ssize_t num_records = given.column ? given.column->size() - 1 : data.size() / given.number;
   const TakeRequest request{data.data(), data.size(), given.data(), given.number, num_records, rows.data(),
                             static_cast<std::size_t>(rows.size())};
-  auto bounds = pooled_array<std::int64_t>(rows.size() + 1);
+  auto bounds = new_array<std::int64_t>(rows.size() + 1);
   std::int64_t* const bounds_data = bounds.mutable_data();
   {
     const py::gil_scoped_release release;
     take_bounds(request, bounds_data);
   }
-  auto taken = pooled_array<std::uint8_t>(bounds_data[rows.size()]);
+  auto taken = new_array<std::uint8_t>(bounds_data[rows.size()]);
   std::uint8_t* const into = taken.mutable_data();
   {
     const py::gil_scoped_release release;  // as in gather

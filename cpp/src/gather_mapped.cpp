@@ -25,7 +25,8 @@ MappedRecords::MappedRecords(const GatherRequest& request, const std::int64_t* b
   const auto count = static_cast<std::int64_t>(r_.count);
   if (r_.count < min_records || bounds_[r_.count] / count > max_mean_length) return;
   find_files();
-  if (r_.count / files_.size() < min_records_per_file) return;
+  // Files that cannot all be kept would be mapped anew for each request.
+  if (files_.size() > cache.capacity() || r_.count / files_.size() < min_records_per_file) return;
   map_files(cache);
   if (any() && !are_resident()) num_mapped_ = 0;
 }

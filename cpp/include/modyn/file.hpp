@@ -68,6 +68,7 @@ class FileCache {
   // The file that `path` names now: a kept one is opened anew if the path was removed or replaced since. Throws FileError.
   std::shared_ptr<const File> open(const std::string& path);
   std::size_t size() const;
+  std::size_t capacity() const { return capacity_; }
   void clear();
 
  private:
