@@ -51,13 +51,17 @@ void MappedRecords::find_files() {
     return table[place];
   };
   slots_.resize(r_.count);
-  std::uint32_t slot = slot_of(r_.files[0]);
-  for (std::size_t i = 0; i < r_.count; ++i) {
-    if (files_[slot].id != r_.files[i]) slot = slot_of(r_.files[i]);
-    slots_[i] = slot;
-    Wanted& file = files_[slot];
-    ++file.records;
-    file.end = std::max(file.end, r_.offsets[i] + r_.length(i));
+  for (std::size_t i = 0; i < r_.count;) {
+    const std::uint32_t id = r_.files[i];
+    const std::uint32_t slot = slot_of(id);
+    const std::size_t first = i;
+    std::int64_t end = files_[slot].end;
+    for (; i < r_.count && r_.files[i] == id; ++i) {
+      slots_[i] = slot;
+      end = std::max(end, r_.offsets[i] + r_.length(i));
+    }
+    files_[slot].records += static_cast<std::uint32_t>(i - first);
+    files_[slot].end = end;
   }
 }
 

@@ -232,6 +232,10 @@ TEST_CASE("a mapped file that grows, is replaced, or is cut between two calls") 
   CHECK(error.fault == modyn::FileFault::truncated);
   CHECK(error.offset == 999 * row);
   CHECK(error.available == 1);
+
+  std::filesystem::resize_file(path, 0);  // the map is still there: touching it raises SIGBUS
+  CHECK(failure(small, 2, cache).fault == modyn::FileFault::truncated);
+  CHECK(failure(small, 1, cache).available == 0);
 }
 
 TEST_CASE("a file that is cut while threads copy from its map") {
