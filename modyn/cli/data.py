@@ -27,7 +27,9 @@ def register(
     wrapper: Annotated[
         str,
         typer.Option(
-            "--format", help="File format: SingleSampleFileWrapper, BinaryFileWrapper, CsvFileWrapper, or one of a plug-in."
+            "--format",
+            help="File format: SingleSampleFileWrapper, BinaryFileWrapper, CsvFileWrapper, JsonLinesFileWrapper, ParquetFileWrapper, "
+            "TarFileWrapper, or one of a plug-in.",
         ),
     ] = "SingleSampleFileWrapper",
     option: Annotated[

@@ -50,6 +50,33 @@ Repeating a registration changes nothing; one with other options is refused: del
 `DatasetConfig` is in `modyn.config.system`.
 
 """
+_PLACES = """\
+## Where the files lie
+`base_path` is a folder of the machine that storage runs on, or a prefix of a bucket:
+
+```yaml
+base_path: s3://bucket/prefix?region=eu-central-1
+base_path: s3://bucket/prefix?endpoint_override=minio.example.org:9000&scheme=https
+```
+
+| option | meaning |
+|---|---|
+| `region` | of the bucket; default: what the environment or the profile says |
+| `endpoint_override` | host:port of a server that speaks S3, in place of Amazon's |
+| `scheme` | `https` (the default) or `http` |
+| `anonymous` | `true`: ask without credentials, for public buckets |
+
+Credentials are those of storage's own process: `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, a profile, or the machine's role. A URL
+that holds some is refused: it is kept and shown.
+
+All formats are read from buckets. An object is copied to a temporary folder (`TMPDIR`) once, when it is indexed, and needs room there; of
+single-sample files only the labels are. Payloads are read by ranges, neighbours with one request, several requests at once. Objects that
+are rewritten, grow or vanish are noticed by size and time, whole seconds in S3, when the bucket is listed. Each look of a watched dataset
+lists the whole prefix: `--no-watch`, or a longer `storage.poll_interval_s`, asks less of large buckets. Trainers read buckets through
+storage and never directly: there is no short cut. With `storage.dataset_roots`, buckets are listed there like folders, with the options
+of their URLs.
+
+"""
 _TIMES = """\
 ## Where a sample's time stands
 Timestamps are seconds since 1970; a time without a zone is UTC. `timestamp_source` takes one of these forms:
@@ -95,4 +122,4 @@ def dataset_reference() -> str:
     """The whole document as Markdown, without plug-ins."""
     lines = ["## Fields", "", *tables(of_model(DatasetConfig), "###", "")]
     formats = list(tables(one_of(policies(REGISTRY, plugins=False), "file_wrapper"), "###", "file_wrapper_config"))
-    return _HEAD + "\n".join(lines) + "\n" + _TIMES + "\n".join(formats) + "\n" + _TAIL
+    return _HEAD + "\n".join(lines) + "\n" + _PLACES + _TIMES + "\n".join(formats) + "\n" + _TAIL

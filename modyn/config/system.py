@@ -137,7 +137,7 @@ class StorageConfig(ServiceConfig):
     flight_address: str | None = Field(None, description="host:port of the payload server (Arrow Flight); none: a Unix socket")
     num_threads: int = Field(2, ge=1, le=256, description="threads that read files for one request")
     dataset_roots: list[Path] = Field(
-        default_factory=list, description="folders that datasets may lie in; empty: any, on loopback only"
+        default_factory=list, description="folders, or s3://BUCKET/PREFIX, that datasets may lie in; empty: any, on loopback only"
     )
     short_cut: Literal["auto", "on", "off"] = Field(
         "auto",
