@@ -18,6 +18,7 @@ from modyn.config.system import SERVICES, SystemConfig, load_system_config
 ROOT = Path(__file__).parents[2]
 SYSTEM_FILE = ROOT / "deploy" / "modyn.yaml"
 INSIDE = "/etc/modyn/modyn.yaml"
+REPLICAS = ("storage-replica-1", "storage-replica-2")
 
 
 @pytest.fixture(autouse=True)
@@ -97,6 +98,31 @@ def test_storage_reads_data_read_only_and_nothing_else(compose: dict[str, Any], 
     assert not any("/data" in mounts(service) for service in others)
 
 
+def test_replicas_are_added_by_a_file_of_their_own(compose: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    added = yaml.safe_load((ROOT / "deploy" / "replicas.yaml").read_text())["services"]
+    asking = {"storage", "trainer-server", "evaluator"}
+    assert added.keys() == asking | set(REPLICAS)
+    assert added.keys() & compose["services"].keys() == asking
+    settings = added["storage"]["environment"]
+    assert all(service["environment"] == settings for service in added.values())
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    system = load_system_config(SYSTEM_FILE)
+    storage = compose["services"]["storage"]
+    taken = {endpoint.address.rsplit(":", 1)[1] for endpoint in (*map(system.endpoint, SERVICES), *system.endpoints("flight"))}
+    assert len(taken) == len(SERVICES) + 1 + len(REPLICAS)
+    for number, (name, endpoint) in enumerate(system.replicas.items(), start=1):
+        service = added[REPLICAS[number - 1]]
+        assert service["hostname"] == REPLICAS[number - 1] == endpoint.address.rsplit(":", 1)[0]
+        command = ["python", "-m", "modyn.storage.replica", "--number", str(number), "--config", INSIDE]
+        assert service["command"] == command
+        assert service["healthcheck"]["test"] == ["CMD", "python", "-m", "modyn.rpc.probe", name, "--config", INSIDE]
+        assert mounts(service) == mounts(storage)
+        assert {key: service[key] for key in ("image", "init", "read_only", "cap_drop", "security_opt", "restart")} == {
+            key: storage[key] for key in ("image", "init", "read_only", "cap_drop", "security_opt", "restart")
+        }
+
+
 def test_secrets_are_made_once_and_mounted_read_only(compose: dict[str, Any], system: SystemConfig) -> None:
     security = system.security
     files = [security.tls_cert, security.tls_key, security.tls_ca, security.token_file]
@@ -105,7 +131,7 @@ def test_secrets_are_made_once_and_mounted_read_only(compose: dict[str, Any], sy
     assert all(file is not None and file.name in script for file in files)
     maker = compose["services"]["secrets"]
     assert maker["restart"] == "no"
-    assert maker["command"][2:] == [in_compose(name) for name in SERVICES]
+    assert maker["command"][2:] == [*(in_compose(name) for name in SERVICES), *REPLICAS]
     for name in (*map(in_compose, SERVICES), "cli"):
         assert "secrets:/etc/modyn/secrets:ro" in compose["services"][name]["volumes"]
         assert compose["services"][name]["depends_on"]["secrets"] == {"condition": "service_completed_successfully"}

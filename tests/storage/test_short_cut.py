@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from modyn.config.system import SystemConfig
 from modyn.errors import ConfigError, DataError, InvalidArgumentError, NotFoundError, UnavailableError
 from modyn.storage.client import StorageClient
+from modyn.storage.filesystems import open_filesystem
 from modyn.storage.flight import OnMissing, PayloadClient, Payloads
 from modyn.storage.proof import ShortCutOffer
 from modyn.storage.short_cut import LocalPayloads, ShortCut, open_payloads
@@ -333,6 +334,14 @@ def test_storage_whose_short_cut_is_off_offers_none(
     storage.client.register_dataset(binary_dataset(tmp_path / "data"))
     with pytest.raises(ConfigError, match="short_cut is off where storage runs"):
         storage.short_cut()
+
+
+def test_files_that_are_no_files_here_are_not_offered(numbers: RunningStorage) -> None:
+    numbers.store.dataset("numbers").filesystem = open_filesystem("s3://bucket/numbers")
+    with pytest.raises(ConfigError, match="no folder of this machine"):
+        numbers.short_cut()
+    with open_numbers(numbers, "auto") as payloads:
+        assert isinstance(payloads, PayloadClient)
 
 
 def test_the_nonce_is_for_storage_alone_and_new_after_a_restart(
