@@ -116,12 +116,19 @@ class TrainingConfig(Section):
         None,
         description="entry i bounds the samples of trigger i, over as many epochs as it takes; later triggers use the epochs",
     )
-    dataloader_workers: int = Field(1, ge=1, le=1024, description="workers that load and decode samples")
+    dataloader_workers: int = Field(
+        1, ge=1, le=1024, description="threads that read and decode batches; processes where Python runs for each sample"
+    )
     batch_size: int = Field(ge=1, description="samples in a batch")
     drop_last_batch: bool = Field(True, description="leave out the last batch of an epoch where it is smaller than the others")
-    shuffle: bool = Field(False, description="draw the order of the samples anew in each epoch, within and among partitions")
-    num_prefetched_partitions: int = Field(1, ge=0, description="partitions that are fetched ahead")
-    parallel_prefetch_requests: int = Field(1, ge=1, description="partitions that are fetched at the same time")
+    shuffle: bool = Field(
+        False,
+        description="draw the order of the samples anew in each epoch, within and among partitions; one partition: over all samples",
+    )
+    num_prefetched_partitions: int = Field(1, ge=0, description="partitions, or windows of large ones, that are fetched ahead")
+    parallel_prefetch_requests: int = Field(
+        1, ge=1, description="streams of payloads at the same time, where the short cut is not taken"
+    )
     use_previous_model: bool = Field(description="start from the model of the trigger before (fine-tune), not from scratch")
     initial_model: Literal["random", "pretrained"] = Field("random", description="what the first trigger starts from")
     initial_model_id: int | None = Field(None, ge=1, description="the stored model that `pretrained` means")

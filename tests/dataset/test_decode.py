@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from modyn.dataset.config import DataConfig, RecordLayout
-from modyn.dataset.decode import Decoder
+from modyn.dataset.decode import BLOCK, Decoder
 from modyn.dataset.functions import compile_function, compile_transformation
 from modyn.dataset.payload_rows import no_payloads
 from modyn.dataset.user_code import EXTRAS
@@ -41,6 +41,23 @@ def test_layout_reads_any_type_byte_order_shape_and_offset(dtype: str, even: boo
     assert np.array_equal(data.numpy(), expected.astype(np.dtype(dtype).newbyteorder("=")))
     assert labels.tolist() == [0, 1, 2, 0]
     data[0] = 0  # writable: not a view of the wire's buffer
+
+
+def test_payloads_that_are_the_array_are_not_copied() -> None:
+    """What was gathered for a batch is its own; what came over the wire may not be written to, and is copied."""
+    data = np.arange(6, dtype="<f4").view(np.uint8)
+    arrived = Payloads(np.arange(3), np.arange(3), data, np.arange(4) * 8, 8)
+    decode = decoder(record_layout=RecordLayout(dtype="float32", shape=(2,))).decode
+    tensor, labels = decode(arrived)
+    assert isinstance(tensor, torch.Tensor)
+    assert tensor.tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert np.shares_memory(tensor.numpy(), data)
+    assert np.shares_memory(labels.numpy(), arrived.labels)
+    data.flags.writeable = False
+    copied, _ = decode(arrived)
+    assert isinstance(copied, torch.Tensor)
+    assert not np.shares_memory(copied.numpy(), data)
+    assert torch.equal(copied, tensor)
 
 
 def test_a_record_that_is_too_short_is_named() -> None:
@@ -72,6 +89,26 @@ def test_tuples_and_dicts_of_tensors() -> None:
     data, _ = decoder(batch_parser_function=named, transformations=["lambda s: {'b': s['a'] + 1}"]).decode(arrived)
     assert isinstance(data, dict)
     assert data["b"].tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("size", [BLOCK - 1, BLOCK, 2 * BLOCK + 1])
+def test_blocks_make_one_batch(size: int) -> None:
+    arrived = payloads(*[i.to_bytes(4, "little") for i in range(size)])
+    parser = "def bytes_parser_function(x):\n    n = int.from_bytes(x, 'little')\n    return {'a': torch.tensor(n), 'b': np.full(2, n)}\n"
+    data, _ = decoder(bytes_parser_function=parser).decode(arrived)
+    assert isinstance(data, dict)
+    assert data["a"].tolist() == data["b"][:, 1].tolist() == list(range(size))
+    layout = RecordLayout(dtype="<i4")
+    data, _ = decoder(record_layout=layout, transformations=["lambda x: (x, 2 * x)"]).decode(arrived)
+    assert isinstance(data, tuple)
+    assert torch.equal(data[1], 2 * torch.arange(size))
+
+
+def test_samples_of_different_shape_are_named_across_blocks() -> None:
+    arrived = payloads(*[b"x" * (3 if i < BLOCK else 4) for i in range(BLOCK + 2)], first_key=70)
+    parser = "def bytes_parser_function(x):\n    return torch.zeros(len(x))\n"
+    with pytest.raises(UserCodeError, match=rf"sample {BLOCK + 70} .* of shape \[4\], sample 70 .* to .* shape \[3\]"):
+        decoder(bytes_parser_function=parser).decode(arrived)
 
 
 def test_labels_are_transformed_as_a_batch_and_floats_become_float32() -> None:
