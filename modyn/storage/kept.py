@@ -36,13 +36,13 @@ class Kept(Generic[T]):
                 del self._found[key]
             mine.set_exception(error)
             raise
-        mine.set_result(made)
         with self._lock:
+            mine.set_result(made)
             self._size += self._size_of(made)
-            for old in [key for key, future in self._found.items() if future.done()]:
-                if self._size <= self._limit:
-                    break
-                self._size -= self._size_of(self._found.pop(old).result())
+            while self._size > self._limit:
+                # What is still being made has no size yet.
+                oldest = next(old for old, future in self._found.items() if future.done())
+                self._size -= self._size_of(self._found.pop(oldest).result())
         return made
 
     def forget(self, key: Hashable) -> None:

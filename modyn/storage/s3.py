@@ -83,16 +83,23 @@ class S3Files(FileSystem):
         self.check_roots(roots)
         files: list[SeenFile] = []
         listed: dict[str, FileStatus] = {}
+        refused: dict[str, str] = {}
         with _reachable(self.base):
             for info in self.client.get_file_info(fs.FileSelector(self.url.folder, recursive=True)):
-                if info.type == fs.FileType.File:
-                    path = f"s3://{info.path}"
-                    listed[path] = FileStatus(info.size, info.mtime_ns)
-                    if file_format.holds_samples(path):
-                        files.append(SeenFile(path[len(self.base) + 1 :], info.size, info.mtime_ns))
+                if info.type != fs.FileType.File:
+                    continue
+                path = f"s3://{info.path}"
+                name = path[len(self.base) + 1 :]
+                listed[path] = FileStatus(info.size, info.mtime_ns)
+                if not file_format.holds_samples(path):
+                    continue
+                if _is_file_name(name):
+                    files.append(SeenFile(name, info.size, info.mtime_ns))
+                else:
+                    refused[name] = "the object's name is none that a file may have; copy it to another name"
         self._listed = listed
         files.sort(key=lambda file: file.order)
-        return Listing(files, {})
+        return Listing(files, refused)
 
     def status(self, path: str) -> FileStatus | None:
         """As it was listed last: asking for each object would take longer than listing all."""
@@ -206,7 +213,11 @@ class _Copies:
         self._folder.cleanup()
 
     def local(self, path: str) -> str:
-        return os.path.join(self._folder.name, path[len(self._files.base) + 1 :])
+        """Where the copy lies. Raises DataError if that would not be in the folder."""
+        name = path[len(self._files.base) + 1 :]
+        if not _is_file_name(name):
+            raise DataError(f"{path} cannot be copied: its name is none that a file may have")
+        return os.path.join(self._folder.name, name)
 
     def add(self, path: str) -> None:
         """Raises DataError, UnavailableError."""
@@ -218,17 +229,13 @@ class _Copies:
         """Many at once. What cannot be read is not there then."""
         for path, content in zip(paths, in_parallel(self._files.requests, [partial(self._read, p) for p in paths]), strict=True):
             if content is not None:
-                with open(self._place(path), "wb") as file:
-                    file.write(content)
-                self._set_time(path)
+                self._write(path, content, len(content))
 
     def add_shape(self, path: str) -> None:
         """A file of the object's size and time, without its content."""
         status = self._files.status(path)
         if status is not None:
-            with open(self._place(path), "wb") as file:
-                file.truncate(status.size)
-            self._set_time(path)
+            self._write(path, b"", status.size)
 
     def error(self, path: str) -> DataError | None:
         """Why this object is not there."""
@@ -250,6 +257,16 @@ class _Copies:
         os.makedirs(os.path.dirname(place), exist_ok=True)
         return place
 
+    def _write(self, path: str, content: bytes, size: int) -> None:
+        try:
+            with _readable(path), open(self._place(path), "wb") as file:
+                file.write(content)
+                file.truncate(size)
+        except DataError as error:
+            self._errors[path] = error
+        else:
+            self._set_time(path)
+
     def _read(self, path: str) -> bytes | None:
         try:
             with _readable(path):
@@ -262,6 +279,11 @@ class _Copies:
         status = self._files.status(path)
         if status is not None:
             os.utime(self.local(path), ns=(status.mtime_ns, status.mtime_ns))
+
+
+def _is_file_name(name: str) -> bool:
+    """Whether the name of an object, with the slashes in it, may be that of a file below a folder: keys may hold anything."""
+    return all(part not in {"", ".", ".."} and "\0" not in part for part in name.split("/"))
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -134,6 +135,10 @@ def unreadable_object(path: str, offset: int, error: OSError) -> ModynError:
     """What an OSError on an object means: something is wrong with the object, or the server is not to be had."""
     if isinstance(error, FileNotFoundError):
         return DataError(f"cannot read {path} at byte {offset}: there is no such object; put it back or delete its samples")
+    if error.errno == errno.ENOSPC:
+        return UnavailableError(
+            f"cannot copy {path}: there is no room for it in the temporary folder; set TMPDIR to a larger one"
+        )
     if any(word in str(error) for word in _TROUBLE):
         return UnavailableError(f"cannot read {path} at byte {offset}: {error}")
     return DataError(f"cannot read {path} at byte {offset}: {error}; make the object readable for storage")

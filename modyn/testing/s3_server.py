@@ -8,7 +8,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from pathlib import Path
+from urllib.parse import quote
 
 from pyarrow import fs
 
@@ -45,6 +47,21 @@ class S3Server:
         for name, content in objects.items():
             with client.open_output_stream(f"{folder}/{name}") as stream:
                 stream.write(content)
+
+    def put_any(self, bucket: str, key: str, content: bytes) -> None:
+        """Writes an object under a key that clients would not take as it is, e.g. with `..` in it."""
+        credential = (
+            "AWS4-HMAC-SHA256 Credential=test/20200101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=unchecked"
+        )
+        connection = HTTPConnection(self.address)
+        try:
+            connection.request("PUT", f"/{bucket}/{quote(key, safe='')}", content, {"Authorization": credential})
+            answer = connection.getresponse()
+            answer.read()
+        finally:
+            connection.close()
+        if answer.status != 200:
+            raise RuntimeError(f"{key} was not written: {answer.status}")
 
     def remove(self, path: str) -> None:
         self.client().delete_file(path)

@@ -161,6 +161,19 @@ def test_a_bucket_that_is_not_there_and_a_server_that_is_not_there(s3: S3Server,
         gone.check(Roots())
 
 
+def test_names_that_no_file_may_have_are_refused(s3: S3Server, storage: RunningStorage) -> None:
+    s3.put("names", {"ok.csv": b"2,two", "long" * 100 + ".csv": b"3,three"})
+    s3.put_any("names", "x/../../../../../tmp/escaped.csv", b"1,one")
+    s3.put_any("names", "a//b.csv", b"4,four")
+    storage.client.register_dataset(csv_dataset(s3, "names"))
+    assert storage.ingest("rows").samples_indexed == 1
+    reasons = {problem.path: problem.reason for problem in storage.client.problems("rows")}
+    assert "none that a file may have" in reasons["s3://names/x/../../../../../tmp/escaped.csv"]
+    assert "none that a file may have" in reasons["s3://names/a//b.csv"]
+    assert "File name too long" in reasons[f"s3://names/{'long' * 100}.csv"]
+    assert not Path("/tmp/escaped.csv").exists()
+
+
 def test_nothing_of_the_credentials_is_kept(s3: S3Server, quick_config: SystemConfig, caplog: pytest.LogCaptureFixture) -> None:
     s3.put("secret", {"1.csv": b"1,one\n"})
     with ExitStack() as stack, caplog.at_level(logging.DEBUG):
