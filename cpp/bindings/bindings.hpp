@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "modyn/buffers.hpp"
+
 namespace modyn::bindings {
 
 namespace py = pybind11;
@@ -46,6 +48,21 @@ py::array_t<T> to_array(std::vector<T>&& values) {
   const py::capsule owner(owned.get(), [](void* vector) { delete static_cast<std::vector<T>*>(vector); });
   owned.release();
   return py::array_t<T>(size, data, owner);
+}
+
+// Below this NumPy's own memory is as good.
+inline constexpr std::int64_t min_pooled_bytes = 64 << 10;
+
+// An uninitialised array: a large one in a buffer of the pool, to which it goes back with the last view of it.
+template <typename T>
+py::array_t<T> new_array(std::int64_t size) {
+  const std::int64_t bytes = size * static_cast<std::int64_t>(sizeof(T));
+  if (bytes < min_pooled_bytes) return py::array_t<T>(static_cast<py::ssize_t>(size));
+  auto buffer = std::make_unique<Buffer>(BufferPool::of_process().take(static_cast<std::size_t>(bytes)));
+  const T* data = reinterpret_cast<const T*>(buffer->data());
+  const py::capsule owner(buffer.get(), [](void* held) { delete static_cast<Buffer*>(held); });
+  buffer.release();
+  return py::array_t<T>(static_cast<py::ssize_t>(size), data, owner);
 }
 
 void register_csv(py::module_& module);

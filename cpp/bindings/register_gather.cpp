@@ -34,21 +34,6 @@ struct ColumnOrNumber {
   std::int64_t number = 0;
 };
 
-// Below this NumPy's own memory is as good.
-constexpr std::int64_t min_pooled_bytes = 64 << 10;
-
-// An uninitialised array: a large one in a buffer of the pool, to which it goes back with the last view of it.
-template <typename T>
-py::array_t<T> new_array(std::int64_t size) {
-  const std::int64_t bytes = size * static_cast<std::int64_t>(sizeof(T));
-  if (bytes < min_pooled_bytes) return py::array_t<T>(static_cast<py::ssize_t>(size));
-  auto buffer = std::make_unique<Buffer>(BufferPool::of_process().take(static_cast<std::size_t>(bytes)));
-  const T* data = reinterpret_cast<const T*>(buffer->data());
-  const py::capsule owner(buffer.get(), [](void* held) { delete static_cast<Buffer*>(held); });
-  buffer.release();
-  return py::array_t<T>(static_cast<py::ssize_t>(size), data, owner);
-}
-
 // A reference that any thread may drop, with or without the GIL.
 std::shared_ptr<const void> keep_alive(const py::object& object) {
   return {new py::object(object), [](const void* held) {

@@ -95,9 +95,9 @@ class StoredIndex {
   py::object entries(const Int64Array& keys) const { return look_up(keys, Wanted{true, true, false}); }
   py::object labels_and_timestamps(const Int64Array& keys) const { return look_up(keys, Wanted{false, true, true}); }
 
-  Array<bool> contains(const Int64Array& keys) const {
+  py::array_t<bool> contains(const Int64Array& keys) const {
     check_shape(keys, "keys");
-    Array<bool> found(keys.size());
+    auto found = new_array<bool>(keys.size());
     bool* into = found.mutable_data();
     {
       const py::gil_scoped_release release;
@@ -137,7 +137,7 @@ class StoredIndex {
     py::list columns;
     const auto add = [&](auto*& into, bool needed) {
       if (!needed) return;
-      Array<std::remove_reference_t<decltype(*into)>> column(count);
+      auto column = new_array<std::remove_reference_t<decltype(*into)>>(count);
       into = column.mutable_data();
       columns.append(column);
     };

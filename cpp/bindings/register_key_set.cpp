@@ -39,7 +39,7 @@ py::bytes serialized(const KeySet& set) {
 
 py::array_t<bool> contains(const KeySet& set, const Int64Array& keys) {
   const std::size_t count = num_keys(keys);
-  py::array_t<bool> found(keys.size());
+  auto found = new_array<bool>(keys.size());
   bool* into = found.mutable_data();
   {
     const py::gil_scoped_release release;  // a pass over the array, which this call holds
