@@ -255,7 +255,7 @@ class PublishedIndex:
                     self._seen = _Seen(self._read(), index, deletions)
                 except CorruptStateError:
                     # A segment or a block of names is removed when another has taken its place.
-                    if index.is_current():
+                    if index.is_current() and deletions.is_current():
                         raise
             return self._seen.view
 
