@@ -18,6 +18,7 @@ from modyn.errors import AlreadyExistsError, ConfigError, InvalidArgumentError, 
 from modyn.records import Interval, SampleBatch
 from modyn.storage.client import NewSamples, StorageClient, spec_from_proto, spec_to_proto
 from modyn.storage.flight import PayloadClient
+from modyn.storage.formats import FILE_FORMATS
 from modyn.storage.open_dataset import OpenDataset
 from modyn.testing.fake_storage import FakeStorage
 from modyn.testing.running_storage import RunningStorage, binary_dataset, start_storage, write_records
@@ -74,11 +75,7 @@ BY_TIME = [1, 5, 4, 2, 3, 7, 6, 0]
 
 
 def test_the_file_formats_are_listed(storage: RunningStorage) -> None:
-    assert [plugin.id for plugin in storage.client.plugins()] == [
-        "BinaryFileWrapper",
-        "CsvFileWrapper",
-        "SingleSampleFileWrapper",
-    ]
+    assert [plugin.id for plugin in storage.client.plugins()] == sorted(FILE_FORMATS)
 
 
 def test_intervals_are_replayed_by_time_then_key(service: Real | Fake) -> None:
