@@ -63,13 +63,15 @@ class Conclude(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Result:
-    """The runs of a case, warm or cold, round by round; theirs is empty where there is no other side."""
+    """The runs of a case, warm or cold, round by round; theirs is empty where there is no other side. warming: the runs that do not count, by
+    side; the first of a process starts what later ones find running, such as the fork server."""
 
     case: Case
     cold: bool
     ours: list[Measured] = field(default_factory=list)
     theirs: list[Measured] = field(default_factory=list)
     ratios: list[float] = field(default_factory=list)
+    warming: dict[str, Measured] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

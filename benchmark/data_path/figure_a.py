@@ -47,7 +47,7 @@ def prepare(setting: Setting) -> Iterator[list[Case]]:
                 for trigger_set in sets:
                     ours = training.side(trigger_set, data, workers, batch_size=BATCH_SIZE, **_PREFETCHING)
                     name = f"workers={workers}, parser={parser}, partition={trigger_set.partition_size // 1000}k"
-                    cases.append(Case(name, 1.0, ours, theirs, [setting.folder], cold=parser == "batch"))
+                    cases.append(Case(name, 1.0, ours, theirs, [folder], cold=parser == "batch"))
         yield cases
 
 

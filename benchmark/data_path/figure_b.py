@@ -30,7 +30,7 @@ def prepare(setting: Setting) -> Iterator[list[Case]]:
             for parser, section in (("record_layout", {"record_layout": LAYOUT}), ("batch", {"batch_parser_function": BATCH})):
                 data = {"dataset_id": "records", **section}
                 ours = training.side(trigger_set, data, 1, batch_size=BATCH_SIZE, shuffle=True)
-                cases.append(Case(f"short cut {short_cut}, parser={parser}", target, ours, theirs, [setting.folder]))
+                cases.append(Case(f"short cut {short_cut}, parser={parser}", target, ours, theirs, [folder, flat]))
         yield cases
 
 

@@ -35,7 +35,7 @@ def prepare(setting: Setting) -> Iterator[list[Case]]:
         )
         if find_spec("simplejpeg") is None:
             dali = Missing("simplejpeg, the fastest decoder, is not installed: pip install 'modyn[images]'")
-        data = [setting.folder]
+        data = [folder]
         yield [
             Case("PIL, 2 processes, against plain torch Dataset", 1.0, ours("bytes_parser_function", PIL, _WORKERS), plain, data),
             # Users choose one of the two ways to use simplejpeg; the better one is compared with DALI, the other is told.

@@ -46,9 +46,7 @@ def prepare(setting: Setting) -> Iterator[list[Case]]:
                         parallel_prefetch_requests=requests,
                     )
                     row = f"{trigger_set.partition_size // 1000} k, {served}"
-                    cases.append(
-                        Case(f"{row}: {workers}/{prefetched}/{requests}", None, side, None, [setting.folder], cold=False)
-                    )
+                    cases.append(Case(f"{row}: {workers}/{prefetched}/{requests}", None, side, None, cold=False))
         yield cases
 
 

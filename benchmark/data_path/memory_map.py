@@ -6,6 +6,7 @@ Labels and features of a batch are views of one gathered block, so that each rec
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from benchmark.data_path.side_process import Arrange, serve
@@ -18,16 +19,16 @@ def prepare(task: dict[str, Any]) -> Arrange:
     from benchmark.data_path.records import BATCH_SIZE, LABEL_BYTES, RECORD_BYTES
 
     torch.set_num_threads(1)
-    records = np.memmap(task["file"], np.float32, mode="r").reshape(-1, RECORD_BYTES // 4)
 
-    def batches(seed: int = 0) -> Iterator[Any]:
+    def batches(records: Any, seed: int = 0) -> Iterator[Any]:
         order = np.random.default_rng(seed).permutation(len(records))
         for first in range(0, len(order), BATCH_SIZE):
             gathered = records[order[first : first + BATCH_SIZE]]
             labels = gathered.view(np.int64)[:, 0]
             yield torch.from_numpy(gathered)[:, LABEL_BYTES // 4 :], torch.from_numpy(labels)
 
-    return lambda _: batches
+    # Mapped anew for each run: what is mapped cannot be dropped from the page cache.
+    return lambda _: partial(batches, np.memmap(task["file"], np.float32, mode="r").reshape(-1, RECORD_BYTES // 4))
 
 
 if __name__ == "__main__":

@@ -120,11 +120,18 @@ def _details(results: Sequence[Result]) -> str:
 
 
 def _rounds(figure: Figure, results: Sequence[Result]) -> str:
-    rows = [f"All rounds, {figure.unit}:", "", "| case | page cache | side | runs |", "|---|---|---|---|"]
+    rows = [
+        f"All rounds, {figure.unit}; the run that does not count stands in parentheses:",
+        "",
+        "| case | page cache | side | runs |",
+        "|---|---|---|---|",
+    ]
     for result in results:
         for side, runs in (("ours", result.ours), ("theirs", result.theirs)):
             if runs:
                 values = ", ".join(f"{run.value:,.4g}" for run in runs)
+                if side in result.warming:
+                    values = f"({result.warming[side].value:,.4g}) {values}"
                 rows.append(f"| {result.case.name} | {'cold' if result.cold else 'warm'} | {side} | {values} |")
     return "\n".join(rows)
 

@@ -7,6 +7,7 @@ beforehand, writes `@ready`, waits for `go`, and answers with what it measured. 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -119,7 +120,11 @@ def serve(prepare: Callable[[dict[str, Any]], Arrange]) -> None:
         start = arrange(run)
         print("@ready", flush=True)
         sys.stdin.readline()
-        print("@done" + json.dumps(consume(start, int(run["samples"]))), flush=True)
+        answer = consume(start, int(run["samples"]))
+        # Files that a run mapped are let go of: they could not be made cold for the next one.
+        del start
+        gc.collect()
+        print("@done" + json.dumps(answer), flush=True)
 
 
 def consume(start: Start, expected: int | None) -> dict[str, Any]:

@@ -15,7 +15,9 @@ from benchmark.data_path.page_cache import drop
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("letter", [letter if letter == "b" else pytest.param(letter, marks=pytest.mark.slow) for letter in letters()])
+@pytest.mark.parametrize(
+    "letter", [letter if letter == "b" else pytest.param(letter, marks=pytest.mark.slow) for letter in letters()]
+)
 def test_a_figure_runs(letter: str, tmp_path: Path) -> None:
     figure = load(letter)
     lines = measure(figure, figure.smoke_samples, pairs=1, caches=[False], folder=tmp_path)
@@ -82,5 +84,6 @@ def test_files_can_be_made_cold(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     for path in (tmp_path / "file", tmp_path / "folder" / "inner"):
         path.write_bytes(b"content")
-    drop([tmp_path / "file", tmp_path / "folder"])
+    left = drop([tmp_path / "file", tmp_path / "folder"])
+    assert 0 <= left <= 1  # some file systems live in memory
     assert (tmp_path / "folder" / "inner").read_bytes() == b"content"
