@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -43,7 +45,7 @@ class RecordLayout(Section):
     @property
     def num_bytes(self) -> int:
         """Bytes of the array of one sample."""
-        return int(np.dtype(self.dtype).itemsize * np.prod(self.shape, dtype=np.int64))
+        return np.dtype(self.dtype).itemsize * math.prod(self.shape)
 
 
 class DataConfig(Section):
