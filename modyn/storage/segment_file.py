@@ -279,7 +279,9 @@ class _Header:
     def column(self, name: str, content: npt.NDArray[np.uint8]) -> _core.Column:
         """Raises InvalidArgumentError if the bytes that the header promises are not a column of so many rows."""
         entry = self.described[name]
-        encoding: Literal["constant", "runs", "plain"] = "constant" if "constant" in entry else "runs" if "runs" in entry else "plain"
+        encoding: Literal["constant", "runs", "plain"] = (
+            "constant" if "constant" in entry else "runs" if "runs" in entry else "plain"
+        )
         return _core.Column(self.stored(name, content), encoding, int(entry["dtype"][2:]), self.info.num_samples)
 
 
