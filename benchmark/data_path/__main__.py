@@ -2,7 +2,7 @@
 
     python -m benchmark.data_path a                      five pairs, page cache warm, then cold
     python -m benchmark.data_path a --warm --report      warm only, with a dated report below benchmark/reports/
-    python -m benchmark.data_path c --samples 100000     a tenth of the data: to see that it runs, not to quote
+    python -m benchmark.data_path c --samples 100000     few samples: to see that it runs, not to quote
 
 At least the target is wanted of every ratio. Each case has a line; the last line is the ratio of the case that is worst off
 against its target. Figures c and d compare with other libraries, which live in an environment of their own: `make peers`.
