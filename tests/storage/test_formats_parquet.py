@@ -16,12 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modyn._core import PathTable
+from modyn.config.system import DatasetConfig
 from modyn.errors import ConfigError, DataError
 from modyn.storage.filesystems import LocalFiles
 from modyn.storage.formats import build_format
 from modyn.storage.formats.base import FileFormat
 from modyn.storage.formats.row_groups import RowGroupSource
+from modyn.storage.short_cut import LocalPayloads
 from modyn.testing.format_checks import read_file
+from modyn.testing.running_storage import RunningStorage
 
 
 def parquet(timestamp_source: str = "", **config: object) -> FileFormat:
@@ -226,6 +229,31 @@ def test_errors_name_file_row_and_column(
     with pytest.raises(DataError, match=message) as caught:
         read_file(parquet(source, **config), path)
     assert str(path) in caught.value.message
+
+
+def test_rows_are_served_by_the_service_and_by_the_short_cut(tmp_path: Path, storage: RunningStorage) -> None:
+    for i in range(3):
+        write(
+            tmp_path / f"{i}.parquet",
+            7,
+            a=pa.array(np.arange(20, dtype=np.float32) + 100 * i),
+            y=pa.array(np.arange(20) + 100 * i),
+        )
+    options = {"payload_columns": ["a"], "label_column": "y"}
+    config = DatasetConfig(
+        name="rows", base_path=str(tmp_path), file_wrapper="ParquetFileWrapper", file_wrapper_config=options, watch=False
+    )
+    storage.client.register_dataset(config)
+    assert storage.ingest("rows").samples_indexed == 60
+    keys = np.random.default_rng(0).permutation(60)
+    expected = storage.store.dataset("rows").samples_by_key(keys).labels.astype(np.float32)
+    with LocalPayloads(storage.config.endpoint("storage"), "rows") as local:
+        for payloads in (storage.payloads, local):
+            data = b"".join(bytes(batch.data) for batch in payloads.fetch("rows", keys))
+            assert np.array_equal(np.frombuffer(data, np.float32), expected)
+    write(tmp_path / "1.parquet", a=pa.array([1.0]), y=pa.array([1]))
+    with pytest.raises(DataError, match="1.parquet"):
+        list(storage.payloads.fetch("rows", keys))
 
 
 def test_rows_are_counted_over_chunks_and_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
