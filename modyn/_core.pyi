@@ -172,16 +172,32 @@ def find_runs(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
     """First positions, first values and steps of runs in which the value changes by the same step; None if there are more than max_runs."""
 
+@final
+class FolderScan:
+    """Collects the regular files below the folder `base` whose names end with `ending`. Not safe to share between threads."""
+
+    def __init__(self, base: PathLike, ending: str, companion_ending: str, num_threads: int = 1) -> None:
+        """`companion_ending`: of the name of the file beside each of the files, in place of `ending`; empty if there is none."""
+    def enter(self, path: PathLike) -> None:
+        """Look at the folder `path` below `base` and all in it, once, whatever path leads to it. Links are not followed."""
+    def take_files(self) -> tuple[list[str], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """What was found, in order of modification time, then path: paths below `base`, sizes (bytes), modification times (ns), and the
+        later of the file's own and its companion's; the least int64 where that is missing. A second call gives nothing."""
+    def take_links(self) -> list[str]:
+        """Paths of symbolic links that were met since the last call."""
+    def take_refused(self) -> list[tuple[str, int]]:
+        """Paths that could not be looked at since the last call, with the errno."""
+
 def stat_and_read_numbers(
-    paths: Sequence[PathLike], number_paths: Sequence[PathLike], floats: bool, num_threads: int = 1
+    paths: Sequence[PathLike], ending_size: int, number_ending: str, floats: bool, num_threads: int = 1
 ) -> tuple[
     npt.NDArray[np.int64],
     npt.NDArray[np.int64],
     npt.NDArray[np.int64] | npt.NDArray[np.float64],
     dict[int, tuple[str, str]],
 ]:
-    """Sizes (bytes), modification times (ns) of `paths`, the one number that each file of `number_paths` holds, and, by position, the
-    pairs that failed: (path at fault, reason)."""
+    """Sizes (bytes), modification times (ns) of `paths`, the one number that the file beside each holds, whose name has `number_ending` in
+    place of the last `ending_size` bytes, and, by position, those that failed: (path at fault, reason)."""
 
 def map_file(path: PathLike) -> npt.NDArray[np.uint8]:
     """A read-only map of a whole file that does not keep a file descriptor. For our own immutable files only. Raises FileAccessError."""

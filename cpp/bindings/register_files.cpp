@@ -2,18 +2,20 @@
 
 #include "bindings.hpp"
 #include "modyn/mapping.hpp"
+#include "modyn/scan.hpp"
 #include "modyn/small_files.hpp"
 
 namespace modyn::bindings {
 namespace {
 
-py::tuple stat_and_read(const py::sequence& path_objects, const py::sequence& number_path_objects, bool floats, std::size_t num_threads) {
+py::tuple stat_and_read(const py::sequence& path_objects, std::size_t ending_size, const py::object& number_ending, bool floats,
+                        std::size_t num_threads) {
   const auto paths = to_paths(path_objects);
-  const auto number_paths = to_paths(number_path_objects);
+  const std::string ending = to_path(number_ending);
   SmallFiles found;
   {
     const py::gil_scoped_release release;  // two or more system calls for each file
-    found = stat_and_read_numbers(paths, number_paths, floats, num_threads);
+    found = stat_and_read_numbers(paths, ending_size, ending, floats, num_threads);
   }
   py::dict problems;
   for (const auto& problem : found.problems) {
@@ -34,11 +36,60 @@ py::array_t<std::uint8_t> map_file(const py::object& path) {
   return array;
 }
 
+std::unique_ptr<FolderScan> make_scan(const py::object& base, const py::object& ending, const py::object& companion_ending,
+                                      std::size_t num_threads) {
+  return std::make_unique<FolderScan>(to_path(base), to_path(ending), to_path(companion_ending), num_threads);
+}
+
+void enter(FolderScan& scan, const py::object& path) {
+  const std::string folder = to_path(path);
+  const py::gil_scoped_release release;  // one or two system calls for each file
+  scan.enter(folder);
+}
+
+py::tuple take_files(FolderScan& scan) {
+  std::vector<FoundFile> files;
+  {
+    const py::gil_scoped_release release;  // sorts
+    files = scan.take_files();
+  }
+  py::list paths(files.size());
+  std::vector<std::int64_t> sizes;
+  std::vector<std::int64_t> modification_times;
+  std::vector<std::int64_t> changed;
+  for (auto* column : {&sizes, &modification_times, &changed}) column->reserve(files.size());
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    paths[i] = from_path(files[i].path);
+    sizes.push_back(files[i].size);
+    modification_times.push_back(files[i].modification_time);
+    changed.push_back(files[i].changed);
+  }
+  return py::make_tuple(paths, to_array(std::move(sizes)), to_array(std::move(modification_times)), to_array(std::move(changed)));
+}
+
+py::list take_links(FolderScan& scan) {
+  py::list links;
+  for (const auto& path : scan.take_links()) links.append(from_path(path));
+  return links;
+}
+
+py::list take_refused(FolderScan& scan) {
+  py::list refused;
+  for (const auto& [path, error_number] : scan.take_refused()) refused.append(py::make_tuple(from_path(path), error_number));
+  return refused;
+}
+
 }  // namespace
 
 void register_files(py::module_& module) {
-  module.def("stat_and_read_numbers", &stat_and_read, py::arg("paths"), py::arg("number_paths"), py::arg("floats"),
-             py::arg("num_threads") = 1);
+  module.def("stat_and_read_numbers", &stat_and_read, py::arg("paths"), py::arg("ending_size"), py::arg("number_ending"),
+             py::arg("floats"), py::arg("num_threads") = 1);
+  py::class_<FolderScan>(module, "FolderScan", py::is_final())
+      .def(py::init(&make_scan), py::arg("base"), py::arg("ending"), py::arg("companion_ending"), py::arg("num_threads") = 1)
+      .def("enter", &enter, py::arg("path"))
+      .def("take_files", &take_files)
+      .def("take_links", &take_links)
+      .def("take_refused", &take_refused);
   module.def("map_file", &map_file, py::arg("path"));
 }
 

@@ -1,6 +1,8 @@
 #include "modyn/small_files.hpp"
 
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -9,7 +11,6 @@
 #include <system_error>
 
 #include "modyn/errors.hpp"
-#include "modyn/file.hpp"
 #include "modyn/numbers.hpp"
 #include "modyn/parallel.hpp"
 
@@ -19,11 +20,30 @@ namespace {
 constexpr std::size_t files_per_block = 256;
 constexpr std::size_t longest_number = 128;
 
+// Reads up to `size` bytes from the start of a file. Returns how many there were, or -1 with errno set.
+ssize_t read_start(const char* path, char* into, std::size_t size) {
+  int descriptor;
+  do {
+    descriptor = ::open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a named pipe must not wait for its writer
+  } while (descriptor < 0 && errno == EINTR);
+  if (descriptor < 0) return -1;
+  ssize_t got;
+  do {
+    got = ::read(descriptor, into, size);
+  } while (got < 0 && errno == EINTR);
+  const int error_number = errno;
+  ::close(descriptor);
+  errno = error_number;
+  return got;
+}
+
 // Empty, or why the number cannot be read.
 template <typename Number, typename Parse>
 std::string read_number(const std::string& path, Number& value, const Parse& parse, const char* wanted) {
   char text[longest_number + 1];
-  const std::size_t size = File(path).read_some(text, sizeof(text), 0);
+  const ssize_t got = read_start(path.c_str(), text, sizeof(text));
+  if (got < 0) return std::generic_category().message(errno);
+  const auto size = static_cast<std::size_t>(got);
   const Parsed parsed = size > longest_number ? Parsed::not_a_number : parse(std::string_view(text, size), value);
   if (parsed == Parsed::ok) return {};
   return "its content " + describe(parsed, std::string_view(text, size), wanted) + "; write one number into it";
@@ -31,10 +51,10 @@ std::string read_number(const std::string& path, Number& value, const Parse& par
 
 }  // namespace
 
-SmallFiles stat_and_read_numbers(const std::vector<std::string>& paths, const std::vector<std::string>& number_paths, bool floats,
+SmallFiles stat_and_read_numbers(const std::vector<std::string>& paths, std::size_t ending_size, const std::string& number_ending, bool floats,
                                  std::size_t threads) {
-  if (paths.size() != number_paths.size()) {
-    throw InvalidArgument(std::to_string(paths.size()) + " files, but " + std::to_string(number_paths.size()) + " label files");
+  for (const auto& path : paths) {
+    if (path.size() < ending_size) throw InvalidArgument(path + " is shorter than the ending that its name should have");
   }
   SmallFiles found;
   found.sizes.resize(paths.size());
@@ -53,13 +73,10 @@ SmallFiles stat_and_read_numbers(const std::vector<std::string>& paths, const st
     if (status.st_size == 0) return add_problem(i, paths[i], "it is empty");
     found.sizes[i] = status.st_size;
     found.modification_times[i] = std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec;
-    try {
-      std::string problem = floats ? read_number(number_paths[i], found.float_numbers[i], parse_float64, "a float64 label")
-                                   : read_number(number_paths[i], found.int_numbers[i], parse_int64, "an int64 label");
-      if (!problem.empty()) add_problem(i, number_paths[i], std::move(problem));
-    } catch (const FileError& error) {
-      add_problem(i, number_paths[i], std::generic_category().message(error.error_number));
-    }
+    const std::string number_path = paths[i].substr(0, paths[i].size() - ending_size) + number_ending;
+    std::string problem = floats ? read_number(number_path, found.float_numbers[i], parse_float64, "a float64 label")
+                                 : read_number(number_path, found.int_numbers[i], parse_int64, "an int64 label");
+    if (!problem.empty()) add_problem(i, number_path, std::move(problem));
   };
   const std::size_t blocks = (paths.size() + files_per_block - 1) / files_per_block;
   parallel_for(blocks, threads, [&](std::size_t block) {

@@ -11,10 +11,11 @@ TEST_CASE("sizes and labels, and problems that stay with their file") {
   std::vector<std::string> labels;
   for (int i = 0; i < 1000; ++i) {
     paths.push_back(folder.write(std::to_string(i) + ".x", std::string(static_cast<std::size_t>(i % 5), 'x')));
-    labels.push_back(i % 7 == 3 ? folder.at("none") : folder.write(std::to_string(i) + ".label", " " + std::to_string(i * 3) + "\n"));
+    labels.push_back(folder.at(std::to_string(i) + ".label"));
+    if (i % 7 != 3) folder.write(std::to_string(i) + ".label", " " + std::to_string(i * 3) + "\n");
   }
   folder.write("1.label", "seven");
-  const auto found = modyn::stat_and_read_numbers(paths, labels, false, 4);
+  const auto found = modyn::stat_and_read_numbers(paths, 2, ".label", false, 4);
   auto problem = found.problems.begin();
   for (std::size_t i = 0; i < 1000; ++i) {
     const bool bad = i % 5 == 0 || i % 7 == 3 || i == 1;
@@ -34,8 +35,9 @@ TEST_CASE("sizes and labels, and problems that stay with their file") {
 
 TEST_CASE("decimal labels") {
   const TemporaryFolder folder;
-  const auto found = modyn::stat_and_read_numbers({folder.write("a", "x")}, {folder.write("b", "0.25")}, true, 1);
+  folder.write("a.label", "0.25");
+  const auto found = modyn::stat_and_read_numbers({folder.write("a", "x")}, 0, ".label", true, 1);
   CHECK(found.problems.empty());
   CHECK(found.float_numbers[0] == 0.25);
-  CHECK_THROWS_AS(modyn::stat_and_read_numbers({"a"}, {}, true, 1), modyn::InvalidArgument);
+  CHECK_THROWS_AS(modyn::stat_and_read_numbers({"a"}, 2, "", true, 1), modyn::InvalidArgument);
 }

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, field
+from typing import NamedTuple
 
 from psycopg2 import extensions
 from psycopg2.extras import execute_values
@@ -36,9 +37,11 @@ class DatasetRow:
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class FileRow:
-    """One indexed file. `path` is relative to the dataset's folder. `altered`: its indexed bytes are no longer those that were indexed."""
+class FileRow(NamedTuple):
+    """One indexed file. `path` is relative to the dataset's folder. `altered`: its indexed bytes are no longer those that were indexed.
+
+    A tuple, because there may be one for each sample: making it takes a tenth of the time of a frozen record.
+    """
 
     file_id: int
     path: str
@@ -136,6 +139,7 @@ class Catalogue:
     def end_delete(self, dataset_id: int) -> None:
         with self.database.raw() as connection, connection.cursor() as cursor:
             cursor.execute("DELETE FROM storage.datasets WHERE id = %s", (dataset_id,))
+            cursor.execute("DELETE FROM storage.files WHERE dataset_id = %s", (dataset_id,))
 
     def version(self, dataset_id: int) -> int | None:
         """None: the dataset is gone."""
@@ -198,7 +202,7 @@ class Catalogue:
                 cursor.execute(
                     "UPDATE storage.files SET size = %s, mtime_ns = %s, indexed_end = %s, num_samples = %s, fingerprint = %s, "
                     "altered = %s WHERE dataset_id = %s AND file_id = %s",
-                    (*astuple(file)[2:], dataset_id, file.file_id),
+                    (*file[2:], dataset_id, file.file_id),
                 )
             if change.replaced_segments:
                 cursor.execute(

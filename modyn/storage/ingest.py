@@ -1,6 +1,6 @@
 """Ingestion: what is new in a dataset's folder becomes samples, exactly once, whatever is killed and whoever else ingests too.
 
-Order of work: hold the locks, look at the folder, decide what to do with each file (`decide`), index, write segments, commit.
+Order of work: hold the locks, look at the folder, compare it with what is indexed (`FileTable.compare`), index, write segments, commit.
 """
 
 from __future__ import annotations
@@ -12,23 +12,24 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from enum import Enum
+from typing import TypeVar
 
+import numpy as np
 from prometheus_client import Counter
 
 from modyn.errors import ConflictError, DataError, ModynError, NotFoundError, SecurityError, UnavailableError
 from modyn.rpc.logs import get_logger
 from modyn.storage.catalogue import FileRow, ProblemRow
-from modyn.storage.files import FileTable, Roots, SeenFile
-from modyn.storage.formats.base import CHUNK_ROWS, FormatResume, IndexedSamples, WholeFileFormat
+from modyn.storage.files import Comparison, Listing, Roots, SeenFile, SeenFiles
+from modyn.storage.formats.base import CHUNK_ROWS, FormatResume, IndexedFiles, IndexedSamples, WholeFileFormat
 from modyn.storage.open_dataset import OpenDataset
 from modyn.storage.records import IngestProgress
 from modyn.storage.segment_writer import SegmentWriter
 
 SAMPLES_INGESTED = Counter("modyn_storage_samples_ingested_total", "Samples that were indexed", ["dataset"])
 
-FILES_AT_ONCE = 4096
-"""Files of one sample that are indexed with one call."""
+FILES_AT_ONCE = 1 << 14
+"""Files of one sample that are indexed with one call: bounds what is held of them beside the listing."""
 LOCK_PATIENCE_S = 600.0
 """For how long an ingestion on request waits for another process that ingests the same dataset."""
 
@@ -37,24 +38,7 @@ _FOLDER = ""
 """The path under which a problem of the whole folder stands."""
 
 OnProgress = Callable[[IngestProgress], None]
-
-
-class Todo(Enum):
-    """What is to be done with a file that lies in the folder."""
-
-    NOTHING = "nothing"
-    INDEX = "index"
-    RECHECK = "recheck"
-    """It is indexed, and has another size or time now."""
-
-
-def decide(seen: SeenFile, files: FileTable) -> Todo:
-    file_id = files.id_of(seen.path)
-    if file_id is None:
-        return Todo.INDEX
-    if files.is_unchanged(file_id, seen) and file_id not in files.altered:
-        return Todo.NOTHING
-    return Todo.RECHECK
+Item = TypeVar("Item")
 
 
 def ingest(
@@ -156,54 +140,58 @@ class _Ingestion:
                 self._writer.flush()
             raise
         self._writer.solve(_FOLDER)
-        self._tell(files_seen=len(listing.files))
-        self._report_absent(listing.files, listing.refused)
-        todo = {Todo.NOTHING: list[SeenFile](), Todo.INDEX: list[SeenFile](), Todo.RECHECK: list[SeenFile]()}
-        for seen in listing.files:
-            todo[decide(seen, self._dataset.files)].append(seen)
-        for seen in todo[Todo.NOTHING] if self._dataset.problems else ():
-            self._writer.solve(seen.path)
-        ready = self._settled(todo[Todo.INDEX] + todo[Todo.RECHECK])
-        jobs: list[_Job] = []
-        for seen in ready:
-            if self._dataset.files.id_of(seen.path) is None:
-                jobs.append(_Job(seen, self._files.full_path(seen.path)))
-            elif job := self._recheck(seen):
-                jobs.append(job)
+        files = listing.files
+        self._tell(files_seen=len(files))
+        compared = self._dataset.files.compare(files)
+        self._report_absent(listing, compared)
+        for position in compared.unchanged.tolist() if self._dataset.problems else ():
+            self._writer.solve(files.paths[position])
+        ready = self._settled(files.take(np.sort(np.concatenate([compared.new, compared.changed]))))
         if isinstance(self._format, WholeFileFormat):
-            self._index_whole_files(self._format, jobs)
+            compared = self._dataset.files.compare(ready)
+            for position in compared.changed.tolist():
+                self._recheck(ready[position])
+            self._index_whole_files(self._format, ready.take(compared.new))
         else:
-            self._index_files(jobs)
+            self._index_files(self._jobs(ready))
         self._flush()
 
-    def _settled(self, files: list[SeenFile]) -> list[SeenFile]:
+    def _settled(self, files: SeenFiles) -> SeenFiles:
         """Those of `files` that are not being written and were not set aside in this very state before, in their order."""
-        problems = self._dataset.problems
-        fresh = [
-            file
-            for file in files
-            if file.path not in problems or problems[file.path] != self._files.signature(file, self._format)
-        ]
-        ready, late = self._dataset.settling.ripe(
-            self._files, sorted(fresh, key=lambda file: file.order), self._format, time.time(), time.monotonic()
-        )
+        if problems := self._dataset.problems:
+            fresh = [
+                position
+                for position, path in enumerate(files.paths)
+                if path not in problems or problems[path] != self._files.signature(files[position], self._format)
+            ]
+            files = files.take(np.array(fresh, np.int64))
+        ready, late = self._dataset.settling.ripe(self._files, files, self._format, time.time(), time.monotonic())
         for path, reason in late.items():
             self._report_once(path, "waiting", reason)
         return ready
 
-    def _report_absent(self, seen: Sequence[SeenFile], refused: dict[str, str]) -> None:
+    def _jobs(self, ready: SeenFiles) -> Iterator[_Job]:
+        """What is to be indexed of files that are new or changed, one at a time: there may be many."""
+        for seen in ready:
+            if self._dataset.files.id_of(seen.path) is None:
+                yield _Job(seen, self._files.full_path(seen.path))
+            elif job := self._recheck(seen):
+                yield job
+
+    def _report_absent(self, listing: Listing, compared: Comparison) -> None:
         """Problems of indexed files that are gone and of files that may not be read; those of other files that are gone are solved."""
-        present = {file.path for file in seen}
-        for path, reason in refused.items():
+        for path, reason in listing.refused.items():
             self._report_once(path, "refused", reason)
-        for path in self._dataset.files.paths:
-            if path not in present and path not in refused:
+        for file_id in compared.absent.tolist():
+            path = self._dataset.files.paths[file_id]
+            if path not in listing.refused:
                 self._report_once(
                     path, "gone", "the file is indexed but gone: its samples cannot be read; put it back or delete its samples"
                 )
-        for path in self._dataset.problems:
-            if path not in present and path not in refused and self._dataset.files.id_of(path) is None:
-                self._writer.solve(path)
+        if problems := self._dataset.problems:
+            for path in problems.keys() - set(listing.files.paths) - listing.refused.keys():
+                if self._dataset.files.id_of(path) is None:
+                    self._writer.solve(path)
 
     def _recheck(self, seen: SeenFile) -> _Job | None:
         """An indexed file with another size or time: noted, and handed on if samples were appended to it."""
@@ -216,19 +204,19 @@ class _Ingestion:
         except DataError as error:
             self._set_aside(seen, error)
             if not row.altered:
-                self._writer.change_file(replace(row, altered=True))
+                self._writer.change_file(row._replace(altered=True))
             return None
         if self._format.can_grow and seen.size > row.indexed_end:
-            return _Job(seen, path, replace(row, altered=False))
+            return _Job(seen, path, row._replace(altered=False))
         if (row.size, row.mtime_ns) == (seen.size, seen.mtime_ns) or not isinstance(self._format, WholeFileFormat):
-            self._writer.change_file(replace(row, size=seen.size, mtime_ns=seen.mtime_ns, altered=False))
+            self._writer.change_file(row._replace(size=seen.size, mtime_ns=seen.mtime_ns, altered=False))
             self._writer.solve(seen.path)
         else:
             self._set_aside(
                 seen, DataError(f"{path} was written again after it was indexed; its samples are read as they are now")
             )
             if row.altered:
-                self._writer.change_file(replace(row, altered=False))
+                self._writer.change_file(row._replace(altered=False))
         return None
 
     def _check_unchanged(self, row: FileRow, seen: SeenFile, path: str) -> None:
@@ -240,33 +228,47 @@ class _Ingestion:
         if not isinstance(self._format, WholeFileFormat):
             self._format.check_unchanged(path, FormatResume(row.indexed_end, row.num_samples, row.fingerprint))
 
-    def _index_whole_files(self, file_format: WholeFileFormat, jobs: Sequence[_Job]) -> None:
-        for first in range(0, len(jobs), FILES_AT_ONCE):
-            part = jobs[first : first + FILES_AT_ONCE]
-            found = file_format.index_files([job.path for job in part])
-            moved = {
-                i: DataError(f"{job.path} changed while it was being indexed")
-                for i, job in enumerate(part)
-                if i not in found.problems and found.lengths[i] != job.seen.size
-            }
-            found = replace(found, problems={**found.problems, **moved})
-            for i, error in found.problems.items():
-                self._set_aside(part[i].seen, error)
-            good = [part[i].seen for i in found.good()]
-            first_id = self._writer.next_file_id
-            rows = [FileRow(first_id + i, f.path, f.size, f.mtime_ns, f.size, 1, "") for i, f in enumerate(good)]
-            if rows:
-                self._writer.add_files(rows, found)
-            self._tell(files_indexed=self._progress.files_indexed + len(rows))
+    def _index_whole_files(self, file_format: WholeFileFormat, files: SeenFiles) -> None:
+        """`files` are new. Some are looked at by other threads while those before them are added and committed."""
+
+        def look() -> Iterator[tuple[SeenFiles, IndexedFiles]]:
+            for first in range(0, len(files), FILES_AT_ONCE):
+                part = files.take(np.arange(first, min(first + FILES_AT_ONCE, len(files))))
+                yield part, file_format.index_files([self._files.full_path(path) for path in part.paths])
+
+        for part, found in _ahead(look()):
+            problems = dict(found.problems)
+            for i in np.flatnonzero(found.lengths != part.sizes).tolist():
+                problems.setdefault(i, DataError(f"{self._files.full_path(part.paths[i])} changed while it was being indexed"))
+            for i, error in problems.items():
+                self._set_aside(part[i], error)
+            good = replace(found, problems=problems)
+            self._add_whole_files(part.take(good.good()), good)
             self._flush_if_due()
 
-    def _index_files(self, jobs: Sequence[_Job]) -> None:
+    def _add_whole_files(self, good: SeenFiles, found: IndexedFiles) -> None:
+        if not len(good):
+            return
+        first_id, sizes = self._writer.next_file_id, good.sizes.tolist()
+        columns = (
+            itertools.count(first_id),
+            good.paths,
+            sizes,
+            good.mtimes_ns.tolist(),
+            sizes,
+            itertools.repeat(1),
+            itertools.repeat(""),
+        )
+        self._writer.add_files(list(map(FileRow, *columns)), found)
+        self._tell(files_indexed=self._progress.files_indexed + len(good))
+
+    def _index_files(self, jobs: Iterator[_Job]) -> None:
         """Files are indexed by several threads and added in their order."""
         with ThreadPoolExecutor(self._num_threads, thread_name_prefix="index") as pool:
-            remaining, running = iter(jobs), deque[tuple[_Job, Future[_Found]]]()
+            running = deque[tuple[_Job, Future[_Found]]]()
             try:
                 while True:
-                    for job in itertools.islice(remaining, 2 * self._num_threads - len(running)):
+                    for job in itertools.islice(jobs, 2 * self._num_threads - len(running)):
                         running.append((job, pool.submit(self._find, job)))
                     if not running:
                         return
@@ -336,12 +338,17 @@ class _Ingestion:
         """A file that is not held in memory: its segments are written as they fill, and become visible when all of it was good."""
         self._flush()
         file_id = self._writer.next_file_id if job.row is None else file_id
-        num_samples, last = 0, found.chunks[-1]
-        for chunk in itertools.chain(found.chunks, found.rest or ()):
-            self._writer.add(file_id, [chunk])
-            self._writer.spill()
-            num_samples, last = num_samples + len(chunk), chunk
-        return self._resume_point(job, [last], num_samples)
+        num_samples, last, before = 0, found.chunks[-1], self._progress.samples_indexed
+        try:
+            for chunk in itertools.chain(found.chunks, _ahead(found.rest or iter(()))):
+                self._writer.add(file_id, [chunk])
+                self._writer.spill()
+                num_samples, last = num_samples + len(chunk), chunk
+                self._tell(samples_indexed=before + num_samples)
+            return self._resume_point(job, [last], num_samples)
+        finally:
+            # They count when they are committed.
+            self._progress = replace(self._progress, samples_indexed=before)
 
     def _set_aside(self, seen: SeenFile, error: DataError) -> None:
         state = self._files.signature(seen, self._format)
@@ -369,3 +376,12 @@ class _Ingestion:
     def _tell(self, **changes: int | bool) -> None:
         self._progress = replace(self._progress, **changes)  # type: ignore[arg-type]  # every field is an int or a bool
         self._on_progress(self._progress)
+
+
+def _ahead(items: Iterator[Item]) -> Iterator[Item]:
+    """The same items; while one is worked on, another thread makes the next."""
+    with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:
+        upcoming = pool.submit(next, items, None)
+        while (item := upcoming.result()) is not None:
+            upcoming = pool.submit(next, items, None)
+            yield item

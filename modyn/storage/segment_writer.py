@@ -16,6 +16,8 @@ from modyn.storage.segments import SEGMENT_ROWS, SegmentBuilder, merge_segments,
 
 FLUSH_S = 1.0
 """Samples of complete files wait for at most so long for others to share their segment."""
+FLUSH_FILES = 1 << 15
+"""So many new files are committed together: bounds what is held of them, and gives the database work while the next ones are read."""
 MERGE_RUN = 16
 """So many neighbouring segments of about one size become one: a sample is rewritten once per factor of 16, five times at most."""
 
@@ -59,11 +61,11 @@ class SegmentWriter:
         self.solve(row.path)
 
     def add_files(self, rows: Sequence[FileRow], files: IndexedFiles) -> None:
-        """Whole files of one sample each; `rows` are those of `files.good()`, their ids follow `next_file_id`."""
+        """Whole files of one sample each; `rows` (at least one) are those of `files.good()`, their ids follow `next_file_id`."""
         self._check_labels(files)
-        self._builder.add_files(np.asarray([row.file_id for row in rows], np.uint32), files)
+        self._builder.add_files(np.arange(rows[0].file_id, rows[0].file_id + len(rows), dtype=np.uint32), files)
         self._new_files.extend(rows)
-        for row in rows:
+        for row in rows if self._problems or self._dataset.problems else ():
             self.solve(row.path)
 
     def change_file(self, row: FileRow) -> None:
@@ -85,8 +87,8 @@ class SegmentWriter:
             self._write_one()
 
     def is_due(self) -> bool:
-        """Whether there is enough for a segment, or the samples have waited for long enough."""
-        return self._builder.full() or time.monotonic() - self._flushed >= FLUSH_S
+        """Whether there is enough for a segment or a commit, or the samples have waited for long enough."""
+        return self._builder.full() or len(self._new_files) >= FLUSH_FILES or time.monotonic() - self._flushed >= FLUSH_S
 
     def flush(self) -> None:
         """Commits everything that was added. Only between files."""

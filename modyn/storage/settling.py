@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from modyn.storage.files import SeenFile
+import numpy as np
+
+from modyn.storage.files import UNKNOWN, SeenFile, SeenFiles
 from modyn.storage.filesystems import FileSystem
 from modyn.storage.formats.base import FileFormat
 
@@ -30,18 +31,19 @@ class Settling:
         """Files that the last `ripe` left for later and that only want time."""
 
     def ripe(
-        self, folder: FileSystem, files: Sequence[SeenFile], file_format: FileFormat, now: float, tick: float
-    ) -> tuple[list[SeenFile], dict[str, str]]:
+        self, folder: FileSystem, files: SeenFiles, file_format: FileFormat, now: float, tick: float
+    ) -> tuple[SeenFiles, dict[str, str]]:
         """Those of `files` that may be indexed now, in their order, and path → reason for those that wait for too long already.
 
         A file is ripe if its last change is older than the settle time, or if it has been the same for that long, whatever its
         own time says: clocks of other machines and restored archives put it into the future.
         """
-        ready: list[SeenFile] = []
         late: dict[str, str] = {}
         resting: dict[str, _Rest] = {}
         unsettled = 0
-        for file in files:
+        ready = (files.changed_ns != UNKNOWN) & (now - files.changed_ns / 1e9 >= self.settle_s)
+        for position in np.flatnonzero(~ready).tolist():
+            file = files[position]
             missing, newest = self._companions(folder, file, file_format)
             state = (file.size, max(file.mtime_ns, newest))
             rest = self._resting.get(file.path)
@@ -49,7 +51,7 @@ class Settling:
                 rest = _Rest(state, tick)
             old_enough = now - state[1] / 1e9 >= self.settle_s or tick - rest.since >= self.settle_s
             if missing is None and old_enough:
-                ready.append(file)
+                ready[position] = True
                 continue
             resting[file.path] = rest
             unsettled += missing is None
@@ -57,7 +59,7 @@ class Settling:
             if missing is not None and age_s > COMPANION_PATIENCE_S:
                 late[file.path] = f"{missing} is missing, which must stand beside the file; it is indexed once that is there"
         self._resting, self.num_unsettled = resting, unsettled
-        return ready, late
+        return files if ready.all() else files.take(np.flatnonzero(ready)), late
 
     @staticmethod
     def _companions(folder: FileSystem, file: SeenFile, file_format: FileFormat) -> tuple[str | None, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,10 @@ from hypothesis import strategies as st
 
 from modyn.errors import SecurityError
 from modyn.storage.catalogue import FileRow
-from modyn.storage.files import FileTable, Roots, SeenFile, list_files
+from modyn.storage.files import FileTable, Roots, SeenFile, SeenFiles, list_files
 from modyn.storage.filesystems import LocalFiles
 from modyn.storage.formats import build_format
-from modyn.storage.ingest import Todo, decide
+from modyn.storage.formats.base import FileFormat
 from modyn.storage.segment_writer import merge_run
 from modyn.storage.segments import SEGMENT_ROWS
 from modyn.storage.settling import COMPANION_PATIENCE_S, Settling
@@ -28,13 +29,20 @@ def seen(name: str, mtime_s: float, size: int = 16) -> SeenFile:
     return SeenFile(name, size, int(mtime_s * 1e9))
 
 
+def ripe(
+    settling: Settling, folder: LocalFiles, files: list[SeenFile], file_format: FileFormat, now: float, tick: float
+) -> tuple[list[SeenFile], dict[str, str]]:
+    ready, late = settling.ripe(folder, SeenFiles.of(files), file_format, now, tick)
+    return list(ready), late
+
+
 def test_old_files_are_ripe_at_once_and_young_ones_after_the_settle_time() -> None:
     settling = Settling(2.0)
     old, young = seen("old", 100), seen("young", 999)
-    assert settling.ripe(FOLDER, [old, young], BINARY, now=1000, tick=50)[0] == [old]
+    assert ripe(settling, FOLDER, [old, young], BINARY, now=1000, tick=50)[0] == [old]
     assert settling.num_unsettled == 1
-    assert settling.ripe(FOLDER, [young], BINARY, now=1000.9, tick=50.9)[0] == []
-    assert settling.ripe(FOLDER, [young], BINARY, now=1001.1, tick=51.1)[0] == [young]
+    assert ripe(settling, FOLDER, [young], BINARY, now=1000.9, tick=50.9)[0] == []
+    assert ripe(settling, FOLDER, [young], BINARY, now=1001.1, tick=51.1)[0] == [young]
     assert settling.num_unsettled == 0
 
 
@@ -42,45 +50,49 @@ def test_a_file_that_keeps_changing_waits() -> None:
     settling = Settling(2.0)
     for i in range(10):
         file = seen("f", 1000 + i, size=i)
-        assert settling.ripe(FOLDER, [file], BINARY, now=1000.5 + i, tick=i)[0] == []
-    assert settling.ripe(FOLDER, [seen("f", 1009, size=9)], BINARY, now=1011.5, tick=12)[0] != []
+        assert ripe(settling, FOLDER, [file], BINARY, now=1000.5 + i, tick=i)[0] == []
+    assert ripe(settling, FOLDER, [seen("f", 1009, size=9)], BINARY, now=1011.5, tick=12)[0] != []
 
 
 def test_a_file_from_the_future_is_ripe_when_it_rested() -> None:
     settling = Settling(2.0)
     future = seen("f", 9000)
-    assert settling.ripe(FOLDER, [future], BINARY, now=1000, tick=0)[0] == []
-    assert settling.ripe(FOLDER, [future], BINARY, now=1001, tick=1)[0] == []
-    assert settling.ripe(FOLDER, [future], BINARY, now=1002, tick=2)[0] == [future]
+    assert ripe(settling, FOLDER, [future], BINARY, now=1000, tick=0)[0] == []
+    assert ripe(settling, FOLDER, [future], BINARY, now=1001, tick=1)[0] == []
+    assert ripe(settling, FOLDER, [future], BINARY, now=1002, tick=2)[0] == [future]
 
 
 def test_a_companion_must_be_there_and_rest_too(tmp_path: Path) -> None:
     settling = Settling(2.0)
     image = seen("a.png", 100)
-    ready, late = settling.ripe(LocalFiles(str(tmp_path)), [image], IMAGES, now=101, tick=1)
+    ready, late = ripe(settling, LocalFiles(str(tmp_path)), [image], IMAGES, now=101, tick=1)
     assert (ready, late, settling.num_unsettled) == ([], {}, 0)
-    ready, late = settling.ripe(LocalFiles(str(tmp_path)), [image], IMAGES, now=101, tick=1.1 + COMPANION_PATIENCE_S)
+    ready, late = ripe(settling, LocalFiles(str(tmp_path)), [image], IMAGES, now=101, tick=1.1 + COMPANION_PATIENCE_S)
     assert ready == []
     assert "a.label" in late["a.png"]
     (tmp_path / "a.label").touch()
     os.utime(tmp_path / "a.label", (200, 200))
-    assert settling.ripe(LocalFiles(str(tmp_path)), [image], IMAGES, now=200.5, tick=10)[0] == []
+    assert ripe(settling, LocalFiles(str(tmp_path)), [image], IMAGES, now=200.5, tick=10)[0] == []
     assert settling.num_unsettled == 1
-    assert settling.ripe(LocalFiles(str(tmp_path)), [image], IMAGES, now=202.5, tick=12)[0] == [image]
+    assert ripe(settling, LocalFiles(str(tmp_path)), [image], IMAGES, now=202.5, tick=12)[0] == [image]
 
 
 def test_what_is_to_be_done_with_a_file() -> None:
     table = FileTable([FileRow(0, "a", 16, 5, 16, 1, "f"), FileRow(1, "b", 16, 5, 16, 1, "f", altered=True)])
-    assert decide(SeenFile("a", 16, 5), table) is Todo.NOTHING
-    assert decide(SeenFile("a", 16, 6), table) is Todo.RECHECK
-    assert decide(SeenFile("a", 32, 5), table) is Todo.RECHECK
-    assert decide(SeenFile("b", 16, 5), table) is Todo.RECHECK
-    assert decide(SeenFile("c", 16, 5), table) is Todo.INDEX
+
+    def compared(*files: SeenFile) -> list[list[int]]:
+        found = table.compare(SeenFiles.of(files))
+        return [column.tolist() for column in (found.new, found.changed, found.unchanged, found.absent)]
+
+    assert compared(SeenFile("a", 16, 5), SeenFile("b", 16, 5), SeenFile("c", 16, 5)) == [[2], [1], [0], []]
+    assert compared(SeenFile("a", 16, 6)) == [[], [0], [], [1]]
+    assert compared(SeenFile("a", 32, 5)) == [[], [0], [], [1]]
+    assert compared() == [[], [], [], [0, 1]]
     table.change([FileRow(1, "b", 16, 5, 16, 1, "f"), FileRow(0, "a", 32, 6, 32, 2, "g")])
-    assert decide(SeenFile("b", 16, 5), table) is Todo.NOTHING
-    assert decide(SeenFile("a", 32, 6), table) is Todo.NOTHING
+    assert compared(SeenFile("b", 16, 5), SeenFile("a", 32, 6)) == [[], [], [0, 1], []]
     with pytest.raises(ValueError, match="does not follow"):
         table.add([FileRow(3, "d", 1, 1, 1, 1, "")])
+    assert [len(column) for column in astuple(FileTable().compare(SeenFiles.of([])))] == [0, 0, 0, 0]
 
 
 def test_files_are_listed_in_one_order(tmp_path: Path) -> None:

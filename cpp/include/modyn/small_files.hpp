@@ -21,9 +21,10 @@ struct SmallFiles {
   std::vector<Problem> problems;  // in order of position; the columns mean nothing there
 };
 
-// Looks at each of `paths` and reads the one number that the file of the same position in `number_paths` holds. A file that is missing,
-// empty, not a regular file, or not a number is a problem of its position only. Throws InvalidArgument if the lists differ in length.
-SmallFiles stat_and_read_numbers(const std::vector<std::string>& paths, const std::vector<std::string>& number_paths, bool floats,
+// Looks at each of `paths` and reads the one number that the file beside it holds: its name has `number_ending` in place of the last
+// `ending_size` bytes. A file that is missing, empty, not a regular file, or not a number is a problem of its position only. Throws
+// InvalidArgument if a path is shorter than `ending_size`.
+SmallFiles stat_and_read_numbers(const std::vector<std::string>& paths, std::size_t ending_size, const std::string& number_ending, bool floats,
                                  std::size_t threads);
 
 }  // namespace modyn

@@ -88,6 +88,15 @@ class IndexedFiles:
         return np.flatnonzero(good).astype(np.int64)
 
 
+@dataclass(frozen=True, slots=True)
+class NameEndings:
+    """How the names of a dataset's files end. companions: of the file that must stand beside each file with samples, in place of `samples`;
+    empty if there is none."""
+
+    samples: str
+    companions: str = ""
+
+
 class FormatConfig(Section):
     """Options that every format has."""
 
@@ -128,6 +137,11 @@ class FileFormat(ABC):
 
         With `resume`, only the samples after it. Raises DataError; chunks that were yielded before it are not to be used.
         """
+
+    def endings(self) -> NameEndings | None:
+        """Says the same as `holds_samples` and `companions` where endings of names say it all: a folder is then looked at without calling
+        these for each file."""
+        return None
 
     def companions(self, path: str) -> tuple[str, ...]:
         """Files that must stand beside `path` before it can be indexed, e.g. its label file."""

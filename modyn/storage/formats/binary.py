@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from modyn import _core
 from modyn.errors import ConfigError, DataError
 from modyn.records import Int64Array, LabelArray
-from modyn.storage.formats.base import CHUNK_ROWS, FileFormat, FormatConfig, FormatResume, IndexedSamples, unreadable
+from modyn.storage.formats.base import CHUNK_ROWS, FileFormat, FormatConfig, FormatResume, IndexedSamples, NameEndings, unreadable
 from modyn.storage.formats.timestamps import FromColumn, FromField, FromNamedColumn, FromNamedField, timestamp_of_file
 
 _CHUNK_BYTES = 32 << 20
@@ -71,6 +71,9 @@ class BinaryFormat(FileFormat):
 
     def holds_samples(self, path: str) -> bool:
         return path.endswith(self.config.file_extension)
+
+    def endings(self) -> NameEndings:
+        return NameEndings(self.config.file_extension)
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
         if resume is not None:

@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from modyn import _core
 from modyn.errors import ConfigError
 from modyn.records import Int64Array
-from modyn.storage.formats.base import CHUNK_ROWS, FileFormat, FormatConfig, FormatResume, IndexedSamples, unreadable
+from modyn.storage.formats.base import CHUNK_ROWS, FileFormat, FormatConfig, FormatResume, IndexedSamples, NameEndings, unreadable
 from modyn.storage.formats.timestamps import FromColumn, FromField, FromNamedColumn, FromNamedField, timestamp_of_file
 
 _ASCII = bytes(range(128))
@@ -71,6 +71,9 @@ class CsvFormat(FileFormat):
 
     def holds_samples(self, path: str) -> bool:
         return path.endswith(self.config.file_extension)
+
+    def endings(self) -> NameEndings:
+        return NameEndings(self.config.file_extension)
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
         if resume is not None:

@@ -20,7 +20,7 @@ from pydantic import Field, field_validator
 
 from modyn.errors import ConfigError, DataError
 from modyn.records import Int64Array, LabelArray
-from modyn.storage.formats.base import CHUNK_ROWS, FileFormat, FormatConfig, FormatResume, IndexedSamples, unreadable
+from modyn.storage.formats.base import CHUNK_ROWS, FileFormat, FormatConfig, FormatResume, IndexedSamples, NameEndings, unreadable
 from modyn.storage.formats.json_fields import FieldPath, field_path, label_in, parse_object, seconds_in
 from modyn.storage.formats.timestamps import FromModificationTime, FromName, FromNamedField, iso_seconds, timestamp_of_file
 
@@ -64,6 +64,9 @@ class JsonLinesFormat(FileFormat):
 
     def holds_samples(self, path: str) -> bool:
         return path.endswith(self.config.file_extension)
+
+    def endings(self) -> NameEndings:
+        return NameEndings(self.config.file_extension)
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
         if resume is not None:

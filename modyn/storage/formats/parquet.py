@@ -17,7 +17,7 @@ from pydantic import Field, field_validator
 
 from modyn.errors import ConfigError, DataError
 from modyn.records import Int64Array, LabelArray
-from modyn.storage.formats.base import CHUNK_ROWS, FileFormat, FormatConfig, FormatResume, IndexedSamples, unreadable
+from modyn.storage.formats.base import CHUNK_ROWS, FileFormat, FormatConfig, FormatResume, IndexedSamples, NameEndings, unreadable
 from modyn.storage.formats.row_groups import Payloads, RowGroupSource, lengths_of, pack
 from modyn.storage.formats.timestamps import FromModificationTime, FromName, FromNamedColumn, iso_seconds, timestamp_of_file
 
@@ -63,6 +63,9 @@ class ParquetFormat(FileFormat):
 
     def holds_samples(self, path: str) -> bool:
         return path.endswith(self.config.file_extension)
+
+    def endings(self) -> NameEndings:
+        return NameEndings(self.config.file_extension)
 
     def row_source(self, paths: PathTable, folder: FileSystem) -> RecordSource:
         return RowGroupSource(paths, folder, self.config.payload_columns)

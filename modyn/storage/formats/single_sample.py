@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from modyn import _core
 from modyn.errors import ConfigError, DataError
-from modyn.storage.formats.base import FormatConfig, FormatResume, IndexedFiles, IndexedSamples, WholeFileFormat
+from modyn.storage.formats.base import FormatConfig, FormatResume, IndexedFiles, IndexedSamples, NameEndings, WholeFileFormat
 from modyn.storage.formats.timestamps import FromModificationTime, FromName, timestamp_of_file
 
 _THREADS = 4
@@ -53,6 +53,9 @@ class SingleSampleFormat(WholeFileFormat):
     def holds_samples(self, path: str) -> bool:
         return path.endswith(self.config.file_extension)
 
+    def endings(self) -> NameEndings:
+        return NameEndings(self.config.file_extension, self.config.label_file_extension)
+
     def companions(self, path: str) -> tuple[str, ...]:
         return (path[: len(path) - len(self.config.file_extension)] + self.config.label_file_extension,)
 
@@ -67,8 +70,10 @@ class SingleSampleFormat(WholeFileFormat):
         yield IndexedSamples(np.zeros(1, np.int64), length, found.labels, int(found.timestamps[0]), length)
 
     def index_files(self, paths: Sequence[str]) -> IndexedFiles:
-        label_paths = [self.companions(path)[0] for path in paths]
-        sizes, mtimes_ns, labels, failed = _core.stat_and_read_numbers(paths, label_paths, self.float_labels, _THREADS)
+        endings = self.endings()
+        sizes, mtimes_ns, labels, failed = _core.stat_and_read_numbers(
+            paths, len(os.fsencode(endings.samples)), endings.companions, self.float_labels, _THREADS
+        )
         problems = {i: self._problem(paths[i], at_fault, reason) for i, (at_fault, reason) in failed.items()}
         if isinstance(self.timestamps, FromModificationTime):
             return IndexedFiles(sizes, labels, mtimes_ns // 1_000_000_000, problems)

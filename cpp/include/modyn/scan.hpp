@@ -1,0 +1,70 @@
+// The files below a folder, with what `stat` says of them.
+#pragma once
+
+#include <dirent.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace modyn {
+
+struct FoundFile {
+  std::string path;  // relative to the base, with / between folders
+  std::int64_t size;               // bytes
+  std::int64_t modification_time;  // nanoseconds since 1970
+  // The later of its own modification time and its companion's; FolderScan::no_companion if that is not there.
+  std::int64_t changed;
+};
+
+// Something that was not looked into, and the errno that says why.
+struct Refused {
+  std::string path;
+  int error_number;
+};
+
+// Collects the regular files below a folder whose names end with `ending`. Symbolic links are not followed but handed out. About 100 bytes
+// and the path for each file; nothing for files of other names. Not safe to share between threads.
+class FolderScan {
+ public:
+  static constexpr std::int64_t no_companion = INT64_MIN;
+
+  // `companion_ending`: of the name of the file that stands beside each of the files, in place of `ending`; empty if there is none.
+  FolderScan(std::string base, std::string ending, std::string companion_ending, std::size_t threads);
+
+  // Looks at the folder `path` below the base ("": the base itself) and all folders in it. A folder that was entered before, on whatever
+  // path, is not entered again. What vanishes meanwhile is not there.
+  void enter(const std::string& path);
+
+  // Those that were found, in order of modification time, then path. They are handed over: a second call gives none.
+  std::vector<FoundFile> take_files();
+  // Paths of the symbolic links that were met since the last call.
+  std::vector<std::string> take_links() { return std::exchange(links_, {}); }
+  std::vector<Refused> take_refused() { return std::exchange(refused_, {}); }
+
+ private:
+  // What one folder holds, by name.
+  struct Entries {
+    std::vector<std::string> files;  // with our ending
+    std::vector<std::string> folders;
+  };
+
+  void enter_one(const std::string& path, std::vector<std::string>& folders);
+  Entries read_entries(int descriptor, DIR* stream, const std::string& path);
+  void look_at_files(int descriptor, const std::string& path, const std::vector<std::string>& names);
+
+  std::string base_;
+  std::string ending_;
+  std::string companion_ending_;
+  std::size_t threads_;
+  std::set<std::pair<std::uint64_t, std::uint64_t>> entered_;  // device and inode
+  std::vector<FoundFile> files_;
+  std::vector<std::string> links_;
+  std::vector<Refused> refused_;
+};
+
+}  // namespace modyn

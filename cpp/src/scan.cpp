@@ -1,0 +1,140 @@
+#include "modyn/scan.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <iterator>
+#include <memory>
+#include <tuple>
+
+#include "modyn/parallel.hpp"
+
+namespace modyn {
+namespace {
+
+constexpr std::size_t files_per_block = 256;
+
+std::string joined(const std::string& folder, std::string_view name) {
+  if (folder.empty()) return std::string(name);
+  std::string path;
+  path.reserve(folder.size() + 1 + name.size());
+  path.append(folder).append(1, '/').append(name);
+  return path;
+}
+
+bool ends_with(std::string_view name, std::string_view ending) {
+  return name.size() >= ending.size() && name.substr(name.size() - ending.size()) == ending;
+}
+
+std::int64_t nanoseconds(const struct timespec& time) { return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec; }
+
+struct CloseFolder {
+  void operator()(DIR* stream) const { ::closedir(stream); }
+};
+
+}  // namespace
+
+FolderScan::FolderScan(std::string base, std::string ending, std::string companion_ending, std::size_t threads)
+    : base_(std::move(base)), ending_(std::move(ending)), companion_ending_(std::move(companion_ending)), threads_(threads) {}
+
+void FolderScan::enter(const std::string& path) {
+  std::vector<std::string> pending{path};
+  while (!pending.empty()) {
+    const std::string folder = std::move(pending.back());
+    pending.pop_back();
+    enter_one(folder, pending);
+  }
+}
+
+void FolderScan::enter_one(const std::string& path, std::vector<std::string>& folders) {
+  const std::string full = path.empty() ? base_ : joined(base_, path);
+  const int descriptor = ::open(full.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const std::unique_ptr<DIR, CloseFolder> stream(descriptor < 0 ? nullptr : ::fdopendir(descriptor));
+  if (!stream) {
+    const int error_number = errno;
+    if (descriptor >= 0) ::close(descriptor);
+    if (error_number != ENOENT && error_number != ENOTDIR) refused_.push_back({path, error_number});
+    return;
+  }
+  struct stat status {};
+  if (::fstat(descriptor, &status) != 0) return refused_.push_back({path, errno});
+  if (!entered_.emplace(status.st_dev, status.st_ino).second) return;
+  const Entries entries = read_entries(descriptor, stream.get(), path);
+  for (const auto& name : entries.folders) folders.push_back(joined(path, name));
+  look_at_files(descriptor, path, entries.files);
+}
+
+FolderScan::Entries FolderScan::read_entries(int descriptor, DIR* stream, const std::string& path) {
+  Entries entries;
+  for (;;) {
+    errno = 0;
+    const dirent* entry = ::readdir(stream);
+    if (entry == nullptr) {
+      if (errno != 0) refused_.push_back({path, errno});
+      return entries;
+    }
+    const std::string_view name(entry->d_name);
+    if (name == "." || name == "..") continue;
+    unsigned char type = entry->d_type;
+    if (type == DT_UNKNOWN) {  // some file systems do not tell
+      struct stat status {};
+      if (::fstatat(descriptor, entry->d_name, &status, AT_SYMLINK_NOFOLLOW) != 0) {
+        if (errno != ENOENT) refused_.push_back({joined(path, name), errno});
+        continue;
+      }
+      type = S_ISDIR(status.st_mode) ? DT_DIR : S_ISLNK(status.st_mode) ? DT_LNK : S_ISREG(status.st_mode) ? DT_REG : DT_UNKNOWN;
+    }
+    if (type == DT_DIR) {
+      entries.folders.emplace_back(name);
+    } else if (type == DT_LNK) {
+      links_.push_back(joined(path, name));
+    } else if (type == DT_REG && ends_with(name, ending_)) {  // a pipe or a device would block whoever opens it
+      entries.files.emplace_back(name);
+    }
+  }
+}
+
+void FolderScan::look_at_files(int descriptor, const std::string& path, const std::vector<std::string>& names) {
+  struct Block {
+    std::vector<FoundFile> files;
+    std::vector<Refused> refused;
+  };
+  std::vector<Block> blocks((names.size() + files_per_block - 1) / files_per_block);
+  const auto look = [&](const std::string& name, Block& block) {
+    struct stat status {};
+    if (::fstatat(descriptor, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) {
+      if (errno != ENOENT) block.refused.push_back({joined(path, name), errno});
+      return;
+    }
+    if (!S_ISREG(status.st_mode)) return;  // replaced since it was listed
+    const std::int64_t modified = nanoseconds(status.st_mtim);
+    std::int64_t changed = modified;
+    if (!companion_ending_.empty()) {
+      const std::string companion = name.substr(0, name.size() - ending_.size()) + companion_ending_;
+      struct stat beside {};
+      changed = ::fstatat(descriptor, companion.c_str(), &beside, 0) == 0 ? std::max(modified, nanoseconds(beside.st_mtim)) : no_companion;
+    }
+    block.files.push_back({joined(path, name), status.st_size, modified, changed});
+  };
+  parallel_for(blocks.size(), threads_, [&](std::size_t i) {
+    const std::size_t end = std::min(names.size(), (i + 1) * files_per_block);
+    blocks[i].files.reserve(end - i * files_per_block);
+    for (std::size_t at = i * files_per_block; at < end; ++at) look(names[at], blocks[i]);
+  });
+  for (auto& block : blocks) {
+    std::move(block.files.begin(), block.files.end(), std::back_inserter(files_));
+    std::move(block.refused.begin(), block.refused.end(), std::back_inserter(refused_));
+  }
+}
+
+std::vector<FoundFile> FolderScan::take_files() {
+  std::sort(files_.begin(), files_.end(), [](const FoundFile& a, const FoundFile& b) {
+    return std::tie(a.modification_time, a.path) < std::tie(b.modification_time, b.path);
+  });
+  return std::exchange(files_, {});
+}
+
+}  // namespace modyn
