@@ -21,7 +21,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from modyn.errors import DataError, NotFoundError, SecurityError, UnavailableError
-from modyn.storage.files import Listing, Roots, SeenFile
+from modyn.storage.files import Listing, Roots, SeenFile, SeenFiles
 from modyn.storage.filesystems import FileStatus, FileSystem
 from modyn.storage.formats.base import FileFormat, FormatResume, IndexedFiles, IndexedSamples, WholeFileFormat, fingerprint_of
 from modyn.storage.s3_ranges import PART_BYTES, RangeSource, in_parallel, key_of, unreadable_object
@@ -98,8 +98,7 @@ class S3Files(FileSystem):
                 else:
                     refused[name] = "the object's name is none that a file may have; copy it to another name"
         self._listed = listed
-        files.sort(key=lambda file: file.order)
-        return Listing(files, refused)
+        return Listing(SeenFiles.of(files), refused)
 
     def status(self, path: str) -> FileStatus | None:
         """As it was listed last: asking for each object would take longer than listing all."""
