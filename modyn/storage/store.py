@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+from collections import deque
 from collections.abc import Iterator
-from queue import SimpleQueue
 
 from modyn.config.system import DatasetConfig, SystemConfig, is_s3
 from modyn.errors import AlreadyExistsError, ConfigError, InvalidArgumentError, ModynError, NotFoundError, UnavailableError
@@ -166,19 +166,27 @@ class Store:
     def ingest(self, name: str) -> Iterator[IngestProgress]:
         """Ingests now. The work goes on when nobody listens any more, and does not wait for a slow listener."""
         dataset = self.dataset(name)
-        news: SimpleQueue[IngestProgress | BaseException] = SimpleQueue()
+        # Only the newest is of interest, and nobody may be listening: one is kept.
+        news: deque[IngestProgress | BaseException] = deque(maxlen=1)
+        arrived = threading.Event()
+
+        def tell(item: IngestProgress | BaseException) -> None:
+            news.append(item)
+            arrived.set()
 
         def work() -> None:
             try:
-                ingest(dataset, self._roots, self._settings.num_threads, on_progress=news.put)
+                ingest(dataset, self._roots, self._settings.num_threads, on_progress=tell)
             except BaseException as error:  # noqa: BLE001  (raised again where it is waited for)
-                news.put(error)
+                tell(error)
 
         threading.Thread(target=work, name=f"ingest-{name}", daemon=True).start()
         while True:
-            item = news.get()
-            while not news.empty():  # Only the newest is of interest.
-                item = news.get()
+            arrived.wait()
+            arrived.clear()  # Before the look: what comes after it is told by the next round.
+            if not news:
+                continue
+            item = news.pop()
             if isinstance(item, BaseException):
                 raise item
             yield item

@@ -16,7 +16,10 @@ from modyn.config.system import DatasetConfig, StorageConfig, SystemConfig
 from modyn.errors import DataError, InvalidArgumentError, NotFoundError, SecurityError, UnavailableError
 from modyn.records import Interval
 from modyn.storage.catalogue import Catalogue, Change
+from modyn.storage.files import Roots
 from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume, IndexedSamples
+from modyn.storage.ingest import ingest
+from modyn.storage.records import IngestProgress
 from modyn.storage.store import Store
 from modyn.testing.running_storage import (
     RunningStorage,
@@ -411,6 +414,37 @@ def test_a_large_file_becomes_visible_at_once(storage: RunningStorage, data: Pat
     assert storage.ingest().samples_indexed == 600_001
     keys = np.random.default_rng(0).permutation(600_001)[:1000]
     assert storage.data_of(keys.tolist()) == keys.tolist()
+
+
+def test_progress_is_told_within_a_large_file(storage: RunningStorage, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("modyn.storage.ingest.CHUNK_ROWS", 1)
+    monkeypatch.setattr("modyn.storage.formats.binary.CHUNK_ROWS", 10)
+    write_records(data / "a.bin", range(35), 1000)
+    (data / "b.csv").touch()
+    storage.client.register_dataset(binary_dataset(data))
+    told: list[IngestProgress] = []
+    ingest(storage.store.dataset("numbers"), Roots(), 2, on_progress=told.append)
+    assert [p.samples_indexed for p in told if p.files_seen and not p.files_indexed] == [0, 0, 10, 20, 30, 35]
+    assert (told[-1].samples_indexed, told[-1].files_indexed, told[-1].files_seen, told[-1].finished) == (35, 1, 1, True)
+
+
+def test_many_files_of_one_sample_are_committed_in_parts(
+    storage: RunningStorage, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("modyn.storage.ingest.FILES_AT_ONCE", 7)
+    monkeypatch.setattr("modyn.storage.segment_writer.FLUSH_FILES", 10)
+    for i in range(100):
+        write_image(data / str(i % 3), f"{i:03}", f"payload {i}".encode(), i, 1000 + i)
+    (data / "1" / "022.label").write_text("cat")
+    storage.client.register_dataset(image_dataset(data))
+    told: list[IngestProgress] = []
+    ingest(storage.store.dataset("images"), Roots(), 2, on_progress=told.append)
+    assert {14, 28} <= {p.samples_indexed for p in told}
+    assert (told[-1].samples_indexed, told[-1].problems) == (99, 1)
+    labels = [i for i in range(100) if i != 22]
+    assert storage.client.samples_by_key("images", np.arange(99)).labels.tolist() == labels
+    batch = next(storage.payloads.fetch("images", np.arange(99)))
+    assert [bytes(batch.payload(i)) for i in range(99)] == [f"payload {i}".encode() for i in labels]
 
 
 class MixedLabels(FileFormat):
