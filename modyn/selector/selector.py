@@ -155,9 +155,7 @@ class Selector:
                 check_next(run_id, log.held().num_samples, boundaries, trigger_id, num_samples)
                 before = catalogue.find_trigger(session, run, trigger_id - 1)
                 if run.in_database:
-                    table = SampleTable(run, session)
-                    table.copy(log)
-                    table.complete_index()
+                    SampleTable(run, session).copy(log)
                 existing = self._select(run, log, boundaries, before, num_samples)
                 catalogue.add_trigger(session, run, existing)
         if existing.num_samples != num_samples:
