@@ -38,7 +38,9 @@ class OpenDataset:
         self.folder = folder
         config = contents.row.config
         self.filesystem = open_filesystem(config.base_path)
-        self.format = self.filesystem.adapt(build_format(config.file_wrapper, config.file_wrapper_config, config.timestamp_source))
+        self.format = self.filesystem.adapt(
+            build_format(config.file_wrapper, config.file_wrapper_config, config.timestamp_source)
+        )
         self.settling = Settling(settle_s)
         self.writing = threading.Lock()
         """Held by whoever ingests in this process; the advisory lock is for other processes."""
