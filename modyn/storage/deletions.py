@@ -74,6 +74,22 @@ class Deletions:
             raise UnavailableError(f"cannot read {path}: {error.strerror or error}; make it readable for the service") from error
         return cls(path, _decode(path, content))
 
+    def announce(self) -> None:
+        """Make readers in other processes look again. For the process that writes, when it starts: the one before it may have been killed
+        when its last keys counted already and the file had not changed its size yet."""
+        if not self._state.num_bytes:
+            return  # There is no log yet.
+        try:
+            with self._writing, open(self._path, "r+b", buffering=0) as file:
+                file.truncate(os.fstat(file.fileno()).st_size + 1)
+        except OSError as error:
+            raise self._cannot_write(error) from error
+
+    def _cannot_write(self, error: OSError) -> UnavailableError:
+        return UnavailableError(
+            f"cannot write {self._path}: {error.strerror or error}; make it writable for the service and check the space on its disk"
+        )
+
     @property
     def count(self) -> int:
         """Number of deleted keys."""
@@ -117,9 +133,7 @@ class Deletions:
                 # Whoever saw the size before the head was written looks again. It only grows: times are too coarse to tell a change.
                 file.truncate(max(size, end + len(block)) + 1)
         except OSError as error:
-            raise UnavailableError(
-                f"cannot write {self._path}: {error.strerror or error}; make it writable for the service and check the space on its disk"
-            ) from error
+            raise self._cannot_write(error) from error
 
     def contains(self, keys: Int64Array) -> BoolArray:
         """For each key, whether it is deleted: bool (n,)."""

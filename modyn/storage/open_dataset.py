@@ -51,6 +51,7 @@ class OpenDataset:
         self._closed: ModynError | None = None
         folder.mkdir(parents=True, exist_ok=True)
         self.deletions = Deletions.open(folder / DELETIONS)
+        self.deletions.announce()
         self.published = PublishedIndex(folder, sources)
         """What readers of payloads see, in this process and in others."""
         self._proof = Proof(folder)

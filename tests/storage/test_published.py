@@ -279,6 +279,32 @@ def test_a_dataset_is_withdrawn_before_its_files_go(
 # Crashes
 
 
+def test_a_deletion_that_counted_when_its_writer_was_killed_is_seen_after_the_next_start(
+    quick_config: SystemConfig, stack: ExitStack, tmp_path: Path, sources: Sources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader looks after the new block is written and before the head counts it; then the file does not change its size any more."""
+    write_records(tmp_path / "d" / "a.bin", range(10), 1000)
+    store = Store(quick_config, Catalogue.open(quick_config))
+    store.start()
+    store.register(binary_dataset(tmp_path / "d"))
+    list(store.ingest("numbers"))
+    store.dataset("numbers").delete_samples(np.array([1]))
+    reader = PublishedIndex(store.dataset("numbers").folder, sources)
+    steps = iter(["look", "kill"])
+
+    def fsync(descriptor: int) -> None:
+        if next(steps) == "kill":
+            raise KeyboardInterrupt("killed")
+        assert reader.view().missing(np.arange(10)).tolist() == [key == 1 for key in range(10)]
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("modyn.storage.deletions.os.fsync", fsync)
+        store.dataset("numbers").delete_samples(np.array([2]))
+    store.close()
+    start_storage(quick_config, stack)
+    assert reader.view().missing(np.arange(10)).tolist() == [key in {1, 2} for key in range(10)]
+
+
 def test_a_crash_between_commit_and_publication_is_mended_by_the_next_start(
     quick_config: SystemConfig, stack: ExitStack, tmp_path: Path, sources: Sources, monkeypatch: pytest.MonkeyPatch
 ) -> None:
