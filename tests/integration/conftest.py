@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from modyn.testing.breakable_stack import BreakableStack
+from modyn.testing.keyed_weights import plug_in
 from modyn.testing.stack import RunningStack, stack_on
 
 
@@ -23,3 +26,14 @@ def own_stack() -> Iterator[Callable[..., RunningStack]]:
             return exits.enter_context(stack_on(Path(folder), **sections))
 
         yield start
+
+
+@pytest.fixture(scope="module")
+def breakable(own_stack: Callable[..., RunningStack], tmp_path_factory: pytest.TempPathFactory) -> BreakableStack:
+    """A stack with two replicas of the payload server, and weights that follow from the keys."""
+    plug_ins = tmp_path_factory.mktemp("plug-ins")
+    plug_in(plug_ins)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(plug_ins), prepend=os.pathsep)
+        stack = own_stack(storage={"replicas": 2, "settle_s": 0.05, "poll_interval_s": 0.1})
+    return BreakableStack(stack)

@@ -1,0 +1,271 @@
+"""Processes of the data path are killed while trainings read: each epoch holds every key once, with what belongs to it.
+
+Payload, label and weight of a sample follow from its key, and all that is read is checked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmark.data_path.resident import MIB, watching
+from modyn.dataset import OnlineDataset
+from modyn.dataset.batch import Batch, Position
+from modyn.records import Int64Array
+from modyn.storage.payloads import PAYLOAD_BYTES
+from modyn.testing.breakable_stack import BreakableStack, Way
+from modyn.testing.keyed_samples import checked, joined, keyed_data
+from modyn.testing.stack import clean_environment
+
+NUM_KEYS, NUM_FILES = 60_000, 6
+BATCH = 256
+ways = pytest.mark.parametrize("way", ["on", "off"], ids=["short cut", "flight"])
+
+
+def read(batches: OnlineDataset, at: Mapping[int, Callable[[], object]] | None = None) -> list[Int64Array]:
+    """The keys of each epoch, checked. at: what is done after so many batches."""
+    epochs: dict[int, list[Int64Array]] = {}
+    left = dict(at or {})
+    for number, batch in enumerate(batches, start=1):
+        epochs.setdefault(batch.epoch, []).append(checked(batch))
+        left.pop(number, lambda: None)()
+    assert not left, f"there were only {number} batches"
+    return [np.concatenate(epochs[epoch]) for epoch in sorted(epochs)]
+
+
+@pytest.fixture(scope="module")
+def keys(breakable: BreakableStack) -> Int64Array:
+    """Those of trigger 0 of run `read`, over the data set `numbers`."""
+    breakable.samples("numbers", NUM_KEYS, NUM_FILES)
+    found = breakable.trigger("read", "numbers")
+    assert joined([found]) == list(range(NUM_KEYS))
+    return found
+
+
+# Storage
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_storage_is_killed_and_comes_back(breakable: BreakableStack, keys: Int64Array, shuffle: bool) -> None:
+    """Whoever reads from it waits, and goes on with the one that was started in its place."""
+    read_again = []
+
+    def kill() -> None:
+        breakable.kill("storage")
+        breakable.wait_for("storage")
+        read_again.append(breakable.served_bytes("storage", "numbers"))
+
+    dataset = OnlineDataset(
+        "read", 0, batch_size=BATCH, epochs=2, shuffle=shuffle, seed=3, workers=2, system=breakable.system("off")
+    )
+    # The epoch has 235 batches.
+    epochs = read(dataset, {20: kill, 300: lambda: breakable.kill("storage")})
+    assert [joined([epoch]) for epoch in epochs] == 2 * [keys.tolist()]
+    assert breakable.served_bytes("storage", "numbers") > 0, "none of it came from the third process"
+    if not shuffle:
+        assert np.array_equal(epochs[0], keys)
+
+
+def test_storage_is_away_where_the_short_cut_is_taken(breakable: BreakableStack, keys: Int64Array) -> None:
+    """Nobody notices; nor does who begins when it is back."""
+    options: dict[str, Any] = {"batch_size": BATCH, "shuffle": True, "seed": 4, "workers": 2, "system": breakable.system("on")}
+    with breakable.unattended():
+        epochs = read(OnlineDataset("read", 0, epochs=2, **options), {20: lambda: breakable.kill("storage")})
+    assert [joined([epoch]) for epoch in epochs] == 2 * [keys.tolist()]
+    breakable.wait_for("storage")
+    assert np.array_equal(read(OnlineDataset("read", 0, **options))[0], epochs[0])
+
+
+# Replicas
+
+
+def test_one_of_three_payload_servers_is_enough(breakable: BreakableStack, keys: Int64Array) -> None:
+    """All but one are killed in the middle of an epoch, then come back, and are needed since the one is killed."""
+    dataset = OnlineDataset(
+        "read",
+        0,
+        batch_size=BATCH,
+        epochs=2,
+        shuffle=True,
+        seed=5,
+        parallel_prefetch_requests=2,
+        system=breakable.system("off", replicas=True),
+    )
+    epochs: list[list[Int64Array]] = [[], []]
+    with closing(iter(dataset)) as batches:  # type: ignore[type-var]  # a generator
+
+        def go_on(number: int) -> None:
+            for _ in range(number):
+                batch: Batch = next(batches)
+                epochs[batch.epoch].append(checked(batch))
+
+        go_on(20)
+        with breakable.unattended():
+            breakable.kill("storage")
+            breakable.kill("replica-1")
+            go_on(150)
+            assert breakable.served_bytes("replica-2", "numbers") > 0
+        breakable.wait_for("storage", "replica-1")
+        with breakable.unattended():
+            breakable.kill("replica-2")
+            go_on(2 * 235 - 170)
+            assert next(batches, None) is None
+            assert breakable.served_bytes("storage", "numbers") + breakable.served_bytes("replica-1", "numbers") > 0
+    breakable.wait_for("replica-2")
+    assert [joined(epoch) for epoch in epochs] == 2 * [keys.tolist()]
+
+
+def test_a_replica_that_is_back_is_used(breakable: BreakableStack, keys: Int64Array) -> None:
+    """By clients that begin then: with three servers, every third begins with it."""
+    breakable.kill("replica-1")
+    breakable.wait_for("replica-1")
+    system = breakable.system("off", replicas=True)
+    for seed in range(3):
+        dataset = OnlineDataset("read", 0, batch_size=5_000, shuffle=True, seed=seed, parallel_prefetch_requests=3, system=system)
+        assert joined(read(dataset)) == keys.tolist()
+    assert breakable.served_bytes("replica-1", "numbers") > 0
+
+
+# The training itself
+
+TRAIN = """
+import json, sys
+from pathlib import Path
+from modyn.config.system import load_system_config
+from modyn.dataset import OnlineDataset
+from modyn.dataset.batch import Position
+from modyn.testing.keyed_samples import checked, keyed_data
+
+if __name__ == "__main__":
+    file, way, per_sample, workers, state = json.loads(sys.argv[1])
+    config = load_system_config(Path(file))
+    config = config.model_copy(update={"storage": config.storage.model_copy(update={"short_cut": way})})
+    data = keyed_data("numbers", per_sample=per_sample)
+    dataset = OnlineDataset("read", 0, data, batch_size=256, shuffle=True, seed=6, workers=workers, system=config)
+    dataset.seek(Position.from_state(state))
+    for batch in dataset:
+        keys = checked(batch).tolist()
+        print(json.dumps([Position.after(batch).to_state(), keys]), flush=True)
+"""
+
+
+@pytest.mark.parametrize(("way", "per_sample"), [("on", False), ("off", True)], ids=["short cut, threads", "flight, processes"])
+def test_a_killed_training_goes_on_with_what_is_missing(
+    breakable: BreakableStack, keys: Int64Array, way: Way, per_sample: bool
+) -> None:
+    """With another number of workers each time, from the position after the last batch that counts."""
+    program = breakable.stack.folder / "train.py"
+    program.write_text(TRAIN)
+    state = Position().to_state()
+    seen: list[Int64Array] = []
+    for workers, num_batches in ((2, 50), (3, 60)):
+        arguments = json.dumps([str(breakable.stack.config_file), way, per_sample, workers, state])
+        with subprocess.Popen(
+            [sys.executable, str(program), arguments], stdout=subprocess.PIPE, text=True, env=clean_environment()
+        ) as training:
+            assert training.stdout is not None
+            for _ in range(num_batches):
+                line = training.stdout.readline()
+                assert line, "the training ended by itself"
+                state, found = json.loads(line)
+                seen.append(np.asarray(found, np.int64))
+            training.send_signal(signal.SIGKILL)
+    assert state == {"version": 1, "epoch": 0, "batch": 110}
+    system = breakable.system(way)
+    data = keyed_data("numbers", per_sample=per_sample)
+    dataset = OnlineDataset("read", 0, data, batch_size=BATCH, shuffle=True, seed=6, workers=1, system=system)
+    whole = read(dataset)[0]
+    assert np.array_equal(np.concatenate(seen), whole[: 110 * BATCH])
+    dataset.seek(Position.from_state(state))
+    assert np.array_equal(np.concatenate([*seen, *read(dataset)]), whole)
+    assert joined([whole]) == keys.tolist()
+
+
+def test_eight_trainings_at_once(breakable: BreakableStack, keys: Int64Array) -> None:
+    """Each in its own order, by threads and by processes, both ways; a replica dies meanwhile."""
+    reading = threading.Semaphore(0)
+
+    def train(number: int) -> list[Int64Array]:
+        dataset = OnlineDataset(
+            "read",
+            0,
+            keyed_data("numbers", per_sample=number == 7),
+            batch_size=100 + 77 * number,
+            shuffle=number % 4 != 0,
+            seed=number,
+            epochs=2,
+            workers=1 + number % 3 if number != 7 else 2,
+            num_prefetched_partitions=1 + number % 2,
+            parallel_prefetch_requests=1 + number % 3,
+            system=breakable.system("on" if number % 2 else "off", replicas=True),
+        )
+        return read(dataset, {5: reading.release})
+
+    with ThreadPoolExecutor(8) as pool:
+        trainings = [pool.submit(train, number) for number in range(8)]
+        for _ in trainings:
+            assert reading.acquire(timeout=60), [training.exception() for training in trainings if training.done()]
+        breakable.kill("replica-1")
+        orders = [training.result() for training in trainings]
+    breakable.wait_for("replica-1")
+    for epochs in orders:
+        assert [joined([epoch]) for epoch in epochs] == 2 * [keys.tolist()]
+    assert len({epochs[0].tobytes() for number, epochs in enumerate(orders) if number % 4}) == 6
+
+
+# Who reads slowly
+
+WIDE, NUM_WIDE = 2**18, 8_192
+"""Bytes of a payload, and how many: 2 GiB, nearly all of it holes."""
+AHEAD = 384 * MIB
+"""What may be read ahead of a training that stands still: three windows of 64 MiB, and for each what is on its way."""
+MEMORY = 1024 * MIB
+"""What either side may take, with what its allocators keep for the next window, while the training runs as fast as it can."""
+
+
+@ways
+def test_who_reads_slowly_holds_up_the_others(breakable: BreakableStack, way: Way) -> None:
+    """The training stops in the middle, until nothing moves any more: what was read by then is bounded on both sides, and so is memory
+    throughout."""
+    dataset_name = f"wide-{way}"
+    breakable.samples(dataset_name, NUM_WIDE, 4, payload_bytes=WIDE)
+    found = breakable.trigger(dataset_name, dataset_name, partition=1_000)
+    dataset = OnlineDataset(dataset_name, 0, batch_size=16, shuffle=True, seed=1, workers=2, system=breakable.system(way))
+
+    def num_read() -> int:
+        if way == "off":
+            return breakable.served_bytes("storage", dataset_name)
+        return int(PAYLOAD_BYTES.labels(dataset_name)._value.get())
+
+    def settled() -> int:
+        before = -1
+        while before != (now := num_read()):
+            before = now
+            time.sleep(0.3)
+        return now
+
+    storage = breakable.pid("storage")
+    assert storage is not None
+    with watching(os.getpid()) as reader, watching(storage) as server:
+        ahead = []
+        epochs = read(dataset, {number: lambda: ahead.append(settled()) for number in (1, 40)})
+    assert joined(epochs) == found.tolist()
+    assert num_read() >= NUM_WIDE * WIDE
+    assert [read_ahead - consumed * 16 * WIDE <= AHEAD for read_ahead, consumed in zip(ahead, (1, 40), strict=True)] == [
+        True,
+        True,
+    ]
+    assert reader.peak - reader.before <= MEMORY, f"the reader grew by {reader.grown_mib:.0f} MiB"
+    assert server.peak - server.before <= MEMORY, f"storage grew by {server.grown_mib:.0f} MiB"
