@@ -10,6 +10,10 @@ from typing import Any, cast
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger
 
+if not structlog.is_configured():
+    # Scripts and notebooks configure nothing, and their standard output is their own.
+    structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
+
 
 def configure_logs(service: str, level: str = "info") -> None:
     """Called once by a process, before it logs. Standard library loggers come out in the same form."""

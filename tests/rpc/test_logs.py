@@ -33,3 +33,10 @@ def test_lines_are_json_with_service_and_ids() -> None:
     assert [line.get("run_id") for line in lines] == ["r-1", None, None, None]
     assert [line["level"] for line in lines] == ["info", "info", "warning", "error"]
     assert "ZeroDivisionError" in lines[-1]["exception"]
+
+
+def test_the_output_of_a_script_is_its_own() -> None:
+    program = 'from modyn.rpc.logs import get_logger; get_logger("files").info("found", n=1)'
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == ""
+    assert "found" in done.stderr
