@@ -27,8 +27,8 @@ WINDOW_SAMPLES = 262_144
 """Most samples of a partition that are asked for at once."""
 WINDOW_BYTES = 64 * 2**20
 """Most bytes of payloads that are asked for at once, as far as can be told from the samples before, unless one sample is larger."""
-FIRST_WINDOW = 16_384
-"""Samples asked for as long as nothing is known of their size."""
+FIRST_WINDOW = 256
+"""Samples asked for as long as nothing is known of their size: few, since several windows begin before that, and one sample may be a film."""
 
 
 class Fetched(Protocol):
