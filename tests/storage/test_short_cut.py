@@ -322,7 +322,7 @@ def test_without_proof_it_is_flight_or_an_error_never_a_guess(
     with open_numbers(numbers, "auto") as payloads:
         assert isinstance(payloads, PayloadClient)
         assert samples_of(payloads.fetch("numbers", np.asarray([3]))) == [record(3)]
-    assert reason in capsys.readouterr().out
+    assert reason in capsys.readouterr().err
     with pytest.raises((ConfigError, UnavailableError), match=f"{reason}.*storage.short_cut is on: run the workers"):
         open_numbers(numbers, "on")
 

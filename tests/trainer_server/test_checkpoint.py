@@ -223,7 +223,7 @@ def test_a_checkpoint_that_cannot_be_used_costs_time_only(
     found = room.train(pipeline)
     assert found.report.messages[0]["batches_seen"] == 0
     assert found.trained.weights_sha256 == undisturbed.trained.weights_sha256
-    assert "checkpoint_ignored" in capsys.readouterr().out
+    assert "checkpoint_ignored" in capsys.readouterr().err
 
 
 class Evil:
