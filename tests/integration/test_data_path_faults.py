@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -60,22 +61,50 @@ def keys(breakable: BreakableStack) -> Int64Array:
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_storage_is_killed_and_comes_back(breakable: BreakableStack, keys: Int64Array, shuffle: bool) -> None:
     """Whoever reads from it waits, and goes on with the one that was started in its place."""
-    read_again = []
 
-    def kill() -> None:
+    def strike() -> None:
         breakable.kill("storage")
-        breakable.wait_for("storage")
-        read_again.append(breakable.served_bytes("storage", "numbers"))
 
     dataset = OnlineDataset(
         "read", 0, batch_size=BATCH, epochs=2, shuffle=shuffle, seed=3, workers=2, system=breakable.system("off")
     )
     # The epoch has 235 batches.
-    epochs = read(dataset, {20: kill, 300: lambda: breakable.kill("storage")})
+    epochs = read(dataset, {20: strike, 300: strike})
     assert [joined([epoch]) for epoch in epochs] == 2 * [keys.tolist()]
+    breakable.wait_for("storage")
     assert breakable.served_bytes("storage", "numbers") > 0, "none of it came from the third process"
     if not shuffle:
         assert np.array_equal(epochs[0], keys)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(3))
+def test_payload_servers_die_all_the_time(breakable: BreakableStack, keys: Int64Array, seed: int) -> None:
+    """Two of three at once now and then, at random moments."""
+    chance = random.Random(seed)
+    names = ["storage", "replica-1", "replica-2"]
+
+    def strike() -> None:
+        struck = chance.sample(names, 2)
+        for name in struck:
+            breakable.kill(name)
+        breakable.wait_for(*struck)
+
+    dataset = OnlineDataset(
+        "read",
+        0,
+        batch_size=BATCH,
+        epochs=6,
+        shuffle=True,
+        seed=seed,
+        workers=2,
+        num_prefetched_partitions=chance.randint(1, 3),
+        parallel_prefetch_requests=chance.randint(1, 4),
+        system=breakable.system("off", replicas=True),
+    )
+    epochs = read(dataset, dict.fromkeys(chance.sample(range(1, 6 * 235), 12), strike))
+    assert [joined([epoch]) for epoch in epochs] == 6 * [keys.tolist()]
 
 
 def test_storage_is_away_where_the_short_cut_is_taken(breakable: BreakableStack, keys: Int64Array) -> None:
