@@ -5,7 +5,8 @@
     python -m benchmark.data_path c --samples 100000     few samples: to see that it runs, not to quote
 
 At least the target is wanted of every ratio. Each case has a line; the last line is the ratio of the case that is worst off
-against its target. Figures c and d compare with other libraries, which live in an environment of their own: `make peers`.
+against its target, or says that the figure is incomplete. Figures c and d compare with other libraries, which live in an
+environment of their own: `make peers`.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def measure(
             results: list[Result] = []
             for cold in caches:
                 results += run_rounds(figure, cases, pairs, cold=cold, tell=lambda line: print(line, flush=True))
-    lines = [*case_lines(figure, cases, results), last_line(figure, results)]
+    lines = [*case_lines(figure, cases, results), last_line(figure, cases, results)]
     if report:
         title = f"data-path-{figure.letter}"
         text = body(figure, cases, results, samples, (before, os.getloadavg()))

@@ -5,8 +5,9 @@ counted: the kernel takes them back when it needs them.
 
 - selector: `maximum_keys_in_memory` samples of 64 bytes, and two messages of `max_message_bytes`.
 - storage: two segments in the making, 100 bytes an entry, a chunk of 32 MiB for each reading thread, and two messages.
-- training process: payloads of the partition in use and of those prefetched, once as they came and once as they are put in order, and ten
-  batches of tensors.
+- training process: 50 bytes for each key of the partition in use and of those prefetched, ten batches of tensors, and the buffers that the C++
+  core keeps for the next ones. Over Flight also the windows in which payloads are asked for, waiting and running, once as they come and once
+  in one piece, and what a client buffers.
 """
 
 from __future__ import annotations
@@ -25,13 +26,17 @@ from benchmark.data_path.selector_side import PARTITION, STEP
 from benchmark.data_path.side_process import SideProcesses
 from benchmark.data_path.training_side import ShortCut, TrainingProcess
 from modyn.config.system import DatasetConfig
+from modyn.dataset.arrivals import WINDOW_BYTES
 from modyn.records import Interval, RunId, SampleBatch
 from modyn.selector.client import SelectorClient
+from modyn.storage.flight import BUFFER_BYTES
 
 _RUN = RunId("memory")
 _SEGMENT_ENTRIES = 1 << 20
 _RECORDS_OF_FIGURE_A = 5_000_000
 _PREFETCHED = 2
+_UNUSED_BUFFERS = 128 * MIB
+"""That `_core` keeps at most (cpp/src/buffers.cpp)."""
 
 
 def selector_side(services: Installation, num_samples: int) -> Side:
@@ -70,13 +75,13 @@ def storage_side(services: Installation, dataset: DatasetConfig, num_samples: in
     return Side("storage", run)
 
 
-def sparse_dataset(folder: Path, num_samples: int) -> DatasetConfig:
-    """Records of two bytes, all zero, in files that take no space on the disk."""
+def small_records(folder: Path, num_samples: int) -> DatasetConfig:
+    """Records of two random bytes, one of which is the label."""
     folder.mkdir()
+    rng = np.random.default_rng(3)
     per_file = 10_000_000
     for number, first in enumerate(range(0, num_samples, per_file)):
-        with open(folder / f"{number:04}.bin", "wb") as file:
-            file.truncate(2 * min(per_file, num_samples - first))
+        (folder / f"{number:04}.bin").write_bytes(rng.bytes(2 * min(per_file, num_samples - first)))
     config = {"record_size": 2, "label_size": 1}
     return DatasetConfig(
         name="numbers", base_path=folder, file_wrapper="BinaryFileWrapper", file_wrapper_config=config, watch=False
@@ -92,7 +97,7 @@ def _pid(services: Installation, service: str) -> int:
 
 @contextmanager
 def prepare(setting: Setting) -> Iterator[list[Case]]:
-    numbers = sparse_dataset(setting.folder / "numbers", setting.samples)
+    numbers = small_records(setting.folder / "numbers", setting.samples)
     num_records = min(_RECORDS_OF_FIGURE_A, setting.samples)
     records = write_records(setting.folder / "records", num_records)
     partition = min(PARTITION, num_records)
@@ -106,7 +111,8 @@ def prepare(setting: Setting) -> Iterator[list[Case]]:
         ]
         services.ingest(records_dataset("records", records), num_records)
         trigger_set = services.trigger_set("records", "records", partition)
-        worker_bound = RECORD_BYTES * (2 * (_PREFETCHED + 1) * partition + 10 * BATCH_SIZE)
+        worker_bound = 50 * (_PREFETCHED + 1) * partition + 10 * RECORD_BYTES * BATCH_SIZE + _UNUSED_BUFFERS
+        windows = 2 * (_PREFETCHED + 2) * WINDOW_BYTES + BUFFER_BYTES
         ways: tuple[ShortCut, ...] = ("on", "off")
         for short_cut in ways:
             training = TrainingProcess(processes, services, short_cut)
@@ -114,7 +120,8 @@ def prepare(setting: Setting) -> Iterator[list[Case]]:
             data = {"dataset_id": "records", "batch_parser_function": BATCH}
             epoch = training.side(trigger_set, data, 1, batch_size=BATCH_SIZE, **options)
             name = f"training process, short cut {short_cut}"
-            cases.append(Case(name, 1.0, training.memory_of(epoch), worker_bound / MIB, cold=False))
+            bound = worker_bound + (windows if short_cut == "off" else 0)
+            cases.append(Case(name, 1.0, training.memory_of(epoch), bound / MIB, cold=False))
         yield cases
 
 

@@ -1,4 +1,4 @@
-"""The JPEG files of figure d: 160 x 160 pixels, gradients with noise, 5 to 22 KB, each with a label file. And how they are decoded."""
+"""The JPEG files of figure d: 160 x 160 pixels, gradients with noise, 5 to 30 KB, each with a label file. And how they are decoded."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ def _jpeg(number: int) -> bytes:
     y, x = np.mgrid[0:SIDE, 0:SIDE].astype(np.float32) * (2 * np.pi / SIDE)
     waves = random.uniform(-1, 1, (3, 5))
     smooth = np.stack([128 + 90 * np.sin(a * x + b * y + 3 * c) * np.cos(d * x - e * y) for a, b, c, d, e in waves], -1)
-    strength = 3 + 39 * (number % 100) / 100
+    strength = 3 + 105 * (number % 100) / 100
     coarse = random.normal(0, strength, (SIDE // 2, SIDE // 2, 3)).repeat(2, 0).repeat(2, 1)
     pixels = np.clip(smooth + coarse + random.normal(0, strength / 3, smooth.shape), 0, 255).astype(np.uint8)
     file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "JPEG", quality=92)
+    Image.fromarray(pixels).save(file, "JPEG", quality=93)
     return file.getvalue()

@@ -17,8 +17,10 @@ def headline(results: Sequence[Result]) -> Result | None:
     return min(warm, key=lambda result: statistics.median(result.ratios) / (result.case.target or 1.0), default=None)
 
 
-def last_line(figure: Figure, results: Sequence[Result]) -> str:
-    """`a: 1.07`. A figure that compares nothing tells its best value."""
+def last_line(figure: Figure, cases: Sequence[Case], results: Sequence[Result]) -> str:
+    """`a: 1.07`. A figure that compares nothing tells its best value; one whose other sides are not all there, that it is incomplete."""
+    if _missing(cases):
+        return f"{figure.letter}: incomplete"
     worst = headline(results)
     if worst is not None:
         return f"{figure.letter}: {statistics.median(worst.ratios):.2f}"
@@ -72,7 +74,7 @@ def body(
     parts.append(_rounds(figure, results))
     worst = headline(results)
     if worst is not None:
-        parts.append(f"Least against its target: {worst.case.name}. `{last_line(figure, results)}`")
+        parts.append(f"Least against its target: {worst.case.name}. `{last_line(figure, cases, results)}`")
     return "\n\n".join(parts)
 
 
