@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,6 +29,7 @@ _HEADER = struct.Struct("<8sIIQQ32s32s32s")
 """Magic, version, 0, number of keys, partition size, SHA-256 of the keys, of the weights, and of the header up to there."""
 _DIGESTED = _HEADER.size - 32
 _READ_BYTES = 1 << 20
+_VERIFYING = tuple(threading.Lock() for _ in range(16))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,9 @@ class TriggerSet:
             with open(path, "rb") as file:
                 status = os.fstat(file.fileno())
                 self.header = _read_header(path, file.read(_HEADER.size), status.st_size)
-                _verify(path, status.st_ino, status.st_mtime_ns, self.header)
+                # Who comes while the file is read for the first time waits for the result.
+                with _VERIFYING[hash(path) % len(_VERIFYING)]:
+                    _verify(path, status.st_ino, status.st_mtime_ns, self.header)
                 mapped = np.memmap(file, np.uint8, mode="r") if self.header.num_keys else np.empty(_HEADER.size, np.uint8)
         except FileNotFoundError as error:
             raise NotFoundError(f"there is no trigger set {path}; trigger again") from error
