@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from modyn.errors import CorruptStateError
-
 Data = torch.Tensor | tuple[torch.Tensor, ...] | dict[str, torch.Tensor]
 """A batch of model inputs: one tensor (n, …), or several by position or by name."""
-
-STATE_VERSION = 1
 
 
 def map_tensors(data: Data, function: Any) -> Data:
@@ -73,18 +68,3 @@ class Position:
     def after(batch: Batch) -> Position:
         """The position once `batch` has been consumed."""
         return Position(batch.epoch, batch.index + 1)
-
-    def to_state(self) -> dict[str, int]:
-        return {"version": STATE_VERSION, "epoch": self.epoch, "batch": self.batch}
-
-    @staticmethod
-    def from_state(state: Mapping[str, Any]) -> Position:
-        """Raises CorruptStateError for what was not written by `to_state` of this version."""
-        epoch, batch = state.get("epoch"), state.get("batch")
-        if state.get("version") != STATE_VERSION or not isinstance(epoch, int) or not isinstance(batch, int):
-            raise CorruptStateError(
-                f"{dict(state)!r} is no position of a dataset of version {STATE_VERSION}; start the training anew"
-            )
-        if epoch < 0 or batch < 0:
-            raise CorruptStateError(f"{dict(state)!r} is no position of a dataset: epoch and batch count from 0")
-        return Position(epoch, batch)

@@ -17,6 +17,7 @@ from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import PayloadSource
 from modyn.dataset.plan import Piece, Unit
 from modyn.dataset.reader import BatchReader, ReadOptions
+from modyn.errors import InvalidArgumentError
 from modyn.records import Int64Array, KeysAndWeights
 from modyn.storage.flight import OnMissing, PayloadClient
 from modyn.storage.short_cut import LocalPayloads
@@ -45,6 +46,9 @@ def serve_keys(
     batches are in page-locked memory.
     payloads: where they come from; by default the services of `system`, which by default is the system file that MODYN_CONFIG names.
     """
+    for name, value in (("batch_size", batch_size), ("num_threads", num_threads)):
+        if value < 1:
+            raise InvalidArgumentError(f"{name} is {value}; it must be at least 1")
     config = data if isinstance(data, DataConfig) else load_section(DataConfig, data, "data")
     options = ReadOptions(
         training=training,

@@ -47,6 +47,10 @@ class BatchLoader:
         self._running = self._in_processes() if processes else self._in_threads()
         return self._running
 
+    def __len__(self) -> int:
+        """Batches that an iteration serves, empty ones included."""
+        return len(self._dataset)
+
     def close(self) -> None:
         """Ends threads and processes."""
         if self._running is not None:

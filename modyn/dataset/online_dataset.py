@@ -15,7 +15,7 @@ from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import ServiceClients
 from modyn.dataset.loader import BatchLoader
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
-from modyn.errors import ConfigError
+from modyn.errors import ConfigError, InvalidArgumentError
 from modyn.records import RunId
 from modyn.selector.client import SelectorClient
 
@@ -29,7 +29,9 @@ class OnlineDataset(TriggerSetDataset):
     data: how bytes become tensors; by default the `data` section of the run's pipeline, whose code then runs here. workers: threads, or
     processes where that code runs for each sample. system: the services; by default those of the system file that MODYN_CONFIG names, or of
     the state folder `.modyn`. The other arguments are as in the `training` section, except that no sample is left out by default.
-    Raises NotFoundError for an unknown run or trigger.
+    Raises NotFoundError for an unknown run or trigger, InvalidArgumentError for options out of range.
+
+    `set_epoch(e)` makes it serve exactly that epoch, as samplers of PyTorch do; `state(batch)` and `resume` go on in another process.
     """
 
     def __init__(
@@ -48,6 +50,9 @@ class OnlineDataset(TriggerSetDataset):
         parallel_prefetch_requests: int = 1,
         system: SystemConfig | None = None,
     ) -> None:
+        options = LoadOptions(batch_size, drop_last, shuffle, seed, epochs, num_prefetched_partitions, parallel_prefetch_requests)
+        if workers < 0:
+            raise InvalidArgumentError(f"workers is {workers}; it must be at least 0, which is as 1")
         system = system or load_system_config()
         with SelectorClient(system.endpoint("selector")) as selector:
             trigger_set = selector.trigger_set(RunId(run), trigger)
@@ -56,7 +61,6 @@ class OnlineDataset(TriggerSetDataset):
             raise ConfigError(f"run '{run}' was registered without its `data` section; give it as the argument `data`")
         config = section if isinstance(section, DataConfig) else load_section(DataConfig, section, "data")
         connect = ServiceClients.of(system, config.dataset_id, streams=parallel_prefetch_requests)
-        options = LoadOptions(batch_size, drop_last, shuffle, seed, epochs, num_prefetched_partitions, parallel_prefetch_requests)
         super().__init__(trigger_set, config, connect, options)
         self._workers = workers
 

@@ -13,9 +13,9 @@ from torch import nn
 
 from modyn.dataset.arrivals import Fetches, Locates, align
 from modyn.dataset.batch import Batch, Data
+from modyn.dataset.device import on_device
 from modyn.dataset.functions import UserFunction, compile_function
 from modyn.dataset.given_keys import KEYS_PER_UNIT, serve_keys
-from modyn.dataset.on_device import on_device
 from modyn.errors import ConfigError, UserCodeError
 from modyn.evaluator.config import EvaluationDatasetConfig
 from modyn.evaluator.intervals import members, union

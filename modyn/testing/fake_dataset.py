@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -34,7 +35,8 @@ class FakeTriggerSet:
 
     @property
     def info(self) -> TriggerSetInfo:
-        return TriggerSetInfo(RunId("fake-run"), self.trigger_id, len(self.keys), self.partition_size, "")
+        checksum = hashlib.sha256(self.keys.astype("<i8").tobytes()).hexdigest()
+        return TriggerSetInfo(RunId("fake-run"), self.trigger_id, len(self.keys), self.partition_size, checksum)
 
     def storage(self) -> FakeStorage:
         """Keys 0 … max(keys), at timestamps equal to the keys."""
@@ -62,11 +64,10 @@ def int64_payload(key: int) -> bytes:
 class _FakeKeys:
     trigger_set: FakeTriggerSet
 
-    def keys(self, run_id: RunId, trigger_id: int, partition: int, worker: int = 0, num_workers: int = 1) -> KeysAndWeights:
+    def keys(self, run_id: RunId, trigger_id: int, partition: int) -> KeysAndWeights:
         size = self.trigger_set.partition_size
         keys = self.trigger_set.keys[partition * size : (partition + 1) * size]
-        share = slice(len(keys) * worker // num_workers, len(keys) * (worker + 1) // num_workers)
-        return KeysAndWeights(keys[share], (keys[share] / 2).astype(np.float32))
+        return KeysAndWeights(keys, (keys / 2).astype(np.float32))
 
     def close(self) -> None:
         """Nothing is held."""

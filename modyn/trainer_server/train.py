@@ -24,8 +24,8 @@ from modyn.config.base import load_section
 from modyn.dataset.batch import Batch, Position
 from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import Clients, ServiceClients
+from modyn.dataset.device import on_device
 from modyn.dataset.loader import BatchLoader
-from modyn.dataset.on_device import on_device
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.errors import ConfigError, CorruptStateError, InvalidArgumentError, NotFoundError, TrainingError, UnavailableError
 from modyn.model_storage.client import ModelHeader, ModelStorageClient, StoredModel

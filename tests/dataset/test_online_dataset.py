@@ -5,9 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +17,8 @@ import torch
 
 import modyn.dataset
 from modyn.config.system import SystemConfig
-from modyn.dataset import BatchLoader, OnlineDataset, serve_keys
-from modyn.errors import ConfigError, NotFoundError
+from modyn.dataset import Batch, BatchLoader, OnlineDataset, Position, on_device, serve_keys
+from modyn.errors import ConfigError, ConflictError, InvalidArgumentError, NotFoundError
 from modyn.records import Interval, RunId
 from modyn.rpc.logs import get_logger
 from modyn.rpc.server import ServiceContext, start_server
@@ -72,6 +74,44 @@ def test_a_trigger_set_by_name(config: SystemConfig) -> None:
     assert sorted(key for keys in orders for key in keys) == sorted(2 * list(range(NUM_SAMPLES)))
 
 
+def test_resuming_and_epochs_by_name(config: SystemConfig) -> None:
+    """Each time with another number of workers, and with a seed that only the state knows."""
+    seen: list[Batch] = []
+    state = None
+    for workers, num_batches in ((1, 3), (3, 4), (2, 100)):
+        dataset = OnlineDataset("known", 0, batch_size=16, shuffle=True, epochs=3, workers=workers)
+        if state is not None:
+            dataset.resume(state)
+        assert len(dataset) == 12 - len(seen)
+        with closing(iter(dataset)) as batches:  # type: ignore[type-var]  # a generator
+            for batch in on_device(islice(batches, num_batches), "cpu"):
+                seen.append(batch)
+                state = dataset.state(batch)
+    assert [(batch.epoch, batch.index) for batch in seen] == [(epoch, index) for epoch in range(3) for index in range(4)]
+    orders = []
+    for epoch in range(3):
+        orders.append(torch.cat([batch.keys for batch in seen if batch.epoch == epoch]).tolist())
+        assert sorted(orders[-1]) == list(range(NUM_SAMPLES))
+    assert len({tuple(order) for order in orders}) == 3
+
+    assert state is not None
+    again = OnlineDataset("known", 0, batch_size=16, shuffle=True, seed=state["seed"])
+    for epoch in range(3):
+        again.set_epoch(epoch)
+        assert torch.cat([batch.keys for batch in again]).tolist() == orders[epoch]
+    with pytest.raises(ConflictError, match="batch_size is 17 here and 16 in the state"):
+        OnlineDataset("known", 0, batch_size=17, shuffle=True).resume(state)
+    with pytest.raises(InvalidArgumentError, match="no position of 0 batches in epoch 2"):
+        again.seek(Position(2))
+
+
+@pytest.mark.parametrize("wrong", [{"parallel_prefetch_requests": 0}, {"workers": -1}, {"batch_size": 0}])
+def test_options_are_checked_the_same_whichever_way_payloads_come(config: SystemConfig, wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    with pytest.raises(InvalidArgumentError, match=f"^{name} is {wrong[name]}; it must be at least"):
+        OnlineDataset("known", 0, **wrong)
+
+
 def test_what_cannot_be_served_is_told_at_once(config: SystemConfig) -> None:
     with pytest.raises(NotFoundError, match="no run 'nobody'"):
         OnlineDataset("nobody", 0)
@@ -90,6 +130,10 @@ def test_any_keys(config: SystemConfig) -> None:
     (batch,) = serve_keys(keys, DATA)
     assert isinstance(batch.data, torch.Tensor)
     assert batch.data.tolist() == (keys + 1000).tolist()
+    with pytest.raises(InvalidArgumentError, match="^batch_size is 0; it must be at least 1"):
+        list(serve_keys(keys, DATA, 0))
+    with pytest.raises(InvalidArgumentError, match="^num_threads is 0; it must be at least 1"):
+        list(serve_keys(keys, DATA, num_threads=0))
     with pytest.raises(NotFoundError, match="60"):
         list(serve_keys(np.array([1, 60]), DATA, on_missing="raise"))
 
@@ -98,5 +142,7 @@ def test_the_package_is_cheap_to_import() -> None:
     program = "import sys, modyn.dataset; print([m for m in ('torch', 'numpy', 'pyarrow', 'grpc') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+    for name in modyn.dataset.__all__:
+        assert getattr(modyn.dataset, name).__name__ == name
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         modyn.dataset.nothing  # noqa: B018

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,14 +16,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 from modyn.dataset.batch import Batch, Position
 from modyn.dataset.config import DataConfig, RecordLayout
 from modyn.dataset.connections import Clients
 from modyn.dataset.loader import BatchLoader
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
-from modyn.errors import ConflictError, CorruptStateError, DataError, UserCodeError
-from modyn.records import Int64Array
+from modyn.errors import ConflictError, CorruptStateError, DataError, InvalidArgumentError, UserCodeError
+from modyn.records import Int64Array, RunId, TriggerSetInfo
 from modyn.testing.fake_dataset import FakeTriggerSet
 from modyn.testing.fake_storage import FakePayloadClient
 
@@ -140,16 +143,56 @@ def test_each_epoch_yields_each_key_once_with_its_own_columns(
 def test_resuming_skips_exactly_what_was_consumed(
     num_keys: int, partition: int, size: int, consumed: int, shuffle: bool, short_cut: bool, num_workers: int
 ) -> None:
-    """With another number of workers, and by another way."""
+    """With another number of workers, by another way, and without a seed: whoever goes on has drawn another one."""
     keys = trigger_set(num_keys, partition)
-    options = LoadOptions(size, drop_last=False, shuffle=shuffle, seed=3, epochs=3)
-    whole = served(TriggerSetDataset(keys.info, LAYOUT, keys, options))
+    options = LoadOptions(size, drop_last=False, shuffle=shuffle, epochs=3)
+    first = TriggerSetDataset(keys.info, LAYOUT, keys, options)
+    whole = served(first)
     consumed = min(consumed, len(whole))
-    position = Position.after(whole[consumed - 1]) if consumed else Position()
-    restored = Position.from_state(position.to_state())
+    state = json.loads(json.dumps(first.state(whole[consumed - 1] if consumed else None)))
     keys.short_cut = short_cut
-    rest = served(TriggerSetDataset(keys.info, LAYOUT, keys, options, restored), num_workers)
-    assert content(rest) == content(whole[consumed:])
+    second = TriggerSetDataset(keys.info, LAYOUT, keys, options)
+    assert second.plan.seed != first.plan.seed
+    second.resume(state)
+    assert len(second) == len(whole) - consumed
+    assert content(served(second, num_workers)) == content(whole[consumed:])
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    num_keys=st.integers(1, 40),
+    partition=st.integers(1, 20),
+    size=st.integers(1, 12),
+    num_epochs=st.integers(1, 3),
+    consumed=st.integers(0, 12),
+    num_workers=st.integers(1, 3),
+)
+def test_an_epoch_that_is_set_is_served_alone_and_resumed_alone(
+    *, num_keys: int, partition: int, size: int, num_epochs: int, consumed: int, num_workers: int
+) -> None:
+    """As users of PyTorch's samplers expect: whatever `epochs` is, and in the order that the epoch has in the whole."""
+    keys = trigger_set(num_keys, partition)
+
+    def dataset(epochs: int, seed: int | None) -> TriggerSetDataset:
+        options = LoadOptions(size, drop_last=False, shuffle=True, seed=seed, epochs=epochs)
+        return TriggerSetDataset(keys.info, LAYOUT, keys, options)
+
+    whole = served(dataset(3, 5))
+    one = dataset(num_epochs, 5)
+    each: list[Batch] = []
+    for epoch in range(3):
+        one.set_epoch(epoch)
+        assert len(one) == one.num_batches
+        each += served(one, num_workers)
+    assert content(each) == content(whole)
+
+    consumed = min(consumed, one.num_batches)
+    state = one.state(each[2 * one.num_batches + consumed - 1] if consumed else None)
+    other = dataset(1, None)
+    other.resume(state)
+    assert content(served(other)) == content(whole[2 * one.num_batches + consumed :])
+    one.seek(Position())
+    assert content(served(one)) == content(whole[: num_epochs * one.num_batches])
 
 
 @settings(max_examples=25, deadline=None)
@@ -356,12 +399,90 @@ def test_a_trigger_set_that_changed_is_noticed() -> None:
         list(BatchLoader(TriggerSetDataset(info, LAYOUT, keys, LoadOptions(5))))
 
 
+def test_positions_that_do_not_exist_are_refused() -> None:
+    keys = trigger_set(20, 10)
+    dataset = TriggerSetDataset(keys.info, LAYOUT, keys, LoadOptions(5, epochs=2))
+    for position in (Position(2, 1), Position(3), Position(0, 5), Position(-1), Position(0, -1)):
+        with pytest.raises(InvalidArgumentError, match=rf"no position of {position.batch} batches in epoch {position.epoch}"):
+            dataset.seek(position)
+    with pytest.raises(InvalidArgumentError):
+        dataset.set_epoch(-1)
+    assert dataset.position == Position()
+    for end in (Position(2), Position(1, 4)):
+        dataset.seek(end)
+        assert (len(dataset), served(dataset)) == (0, [])
+    dataset.set_epoch(7)
+    assert len(dataset) == 4
+
+
+def test_a_state_of_other_samples_or_options_is_refused_by_name() -> None:
+    keys = trigger_set(20, 10)
+    options = LoadOptions(5, shuffle=True)
+    state = TriggerSetDataset(keys.info, LAYOUT, keys, options).state()
+
+    def refusal(info: TriggerSetInfo, options: LoadOptions) -> str:
+        dataset = TriggerSetDataset(info, LAYOUT, keys, options)
+        before = dataset.state()
+        with pytest.raises(ConflictError) as caught:
+            dataset.resume(state)
+        assert dataset.state() == before
+        return caught.value.message.removeprefix("the state does not fit this dataset: ")
+
+    assert refusal(keys.info, replace(options, batch_size=4)) == "batch_size is 4 here and 5 in the state"
+    both = refusal(keys.info, replace(options, drop_last=False, shuffle=False))
+    assert both == "drop_last is False here and True in the state; shuffle is False here and True in the state"
+    assert refusal(keys.info, replace(options, seed=9)) == f"seed is 9 here and {state['seed']} in the state"
+    assert refusal(replace(keys.info, partition_size=7), options) == "partition_size is 7 here and 10 in the state"
+    assert refusal(replace(keys.info, run_id=RunId("other")), options) == "run_id is 'other' here and 'fake-run' in the state"
+    changed = refusal(FakeTriggerSet(keys.keys[::-1], 10).info, options)
+    assert changed.startswith("keys_checksum is ")
+    fewer = refusal(FakeTriggerSet(keys.keys[:15], 10, trigger_id=3).info, options)
+    assert [part.split()[0] for part in fewer.split("; ")] == ["trigger_id", "num_keys", "keys_checksum"]
+
+
 @pytest.mark.parametrize(
-    "state", [{}, {"version": 2, "epoch": 0, "batch": 0}, {"version": 1, "epoch": -1, "batch": 0}, {"version": 1, "epoch": 0}]
+    ("change", "message"),
+    [
+        ({"version": 1}, "has version 2, this one 1"),
+        ({"epoch": -1}, "epoch is -1"),
+        ({"batch": None}, "batch is None"),
+        ({"drop_last": 1}, "drop_last is 1"),
+        ({"num_keys": True}, "num_keys is True"),
+        ({"seed": "7"}, "seed is '7'"),
+    ],
 )
-def test_positions_that_cannot_be_read_are_refused(state: dict[str, int]) -> None:
-    with pytest.raises(CorruptStateError):
-        Position.from_state(state)
+def test_states_that_cannot_be_read_are_refused(change: dict[str, Any], message: str) -> None:
+    keys = trigger_set(20, 10)
+    dataset = TriggerSetDataset(keys.info, LAYOUT, keys, LoadOptions(5))
+    with pytest.raises(CorruptStateError, match=message):
+        dataset.resume(dataset.state() | change)
+    with pytest.raises(CorruptStateError, match="this one None"):
+        dataset.resume({})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"batch_size": 0},
+        {"seed": -1},
+        {"epochs": -1},
+        {"num_prefetched_partitions": -1},
+        {"parallel_prefetch_requests": 0},
+    ],
+)
+def test_options_out_of_range_are_refused(wrong: dict[str, int]) -> None:
+    (name,) = wrong
+    with pytest.raises(InvalidArgumentError, match=rf"^{name} is {wrong[name]}; it must be at least {wrong[name] + 1}$"):
+        LoadOptions(**{"batch_size": 5} | wrong)  # type: ignore[arg-type]
+
+
+def test_the_length_is_that_of_what_comes() -> None:
+    keys = trigger_set(20, 10)
+    dataset = TriggerSetDataset(keys.info, LAYOUT, keys, LoadOptions(6, drop_last=False, epochs=3))
+    for position, left in ((Position(), 12), (Position(1, 3), 5)):
+        dataset.seek(position)
+        assert len(dataset) == len(BatchLoader(dataset, 2)) == len(DataLoader(dataset, batch_size=None)) == left
+        assert len(list(dataset)) == left
 
 
 def test_an_abandoned_iteration_ends_its_threads() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from modyn.dataset.batch import Batch
-from modyn.dataset.on_device import on_device
+from modyn.dataset.device import on_device
 
 DEVICES = [
     "cpu",
