@@ -21,7 +21,7 @@ from typing import Self
 import numpy as np
 
 from modyn.config.system import Endpoint
-from modyn.errors import CancelledError, InvalidArgumentError, ModynError, UnavailableError
+from modyn.errors import CancelledError, DeadlineError, InvalidArgumentError, ModynError, UnavailableError
 from modyn.records import Int64Array
 from modyn.storage.flight_connections import Connections
 from modyn.storage.flight_messages import AnswerHead, OnMissing, Payloads, Question
@@ -92,14 +92,19 @@ class PayloadClient:
             fetch.abandon_streams()
         self.connections.close()
 
-    def fetch(self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise") -> PayloadStream:
+    def fetch(
+        self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise", deadline_s: float | None = None
+    ) -> PayloadStream:
         """The samples of `keys`, in the order asked, duplicates included, in batches as they arrive.
 
         Keys that do not exist or were deleted raise NotFoundError that names the first of them, or are left out with
         on_missing="skip". DataError names file and offset of what cannot be read. UnavailableError: no endpoint could be reached for
-        `retry_s`. An error is raised when the consumer has got what comes before it.
+        `retry_s`. An error is raised when the consumer has got what comes before it. deadline_s: how long `next` may wait for a
+        piece; then DeadlineError, which names the sample and the endpoints that owe it.
         """
-        fetch = Fetch(self, Question(dataset, on_missing), np.ascontiguousarray(keys, dtype=np.int64), next(self._turns))
+        fetch = Fetch(
+            self, Question(dataset, on_missing), np.ascontiguousarray(keys, dtype=np.int64), next(self._turns), deadline_s
+        )
         self._fetches.add(fetch)
         return PayloadStream(fetch)
 
@@ -155,10 +160,13 @@ class Request:
 class Fetch:
     """What consumer and streams of one fetch share. Everything waits on one condition."""
 
-    def __init__(self, client: PayloadClient, question: Question, keys: Int64Array, turn: int) -> None:
+    def __init__(
+        self, client: PayloadClient, question: Question, keys: Int64Array, turn: int, deadline_s: float | None = None
+    ) -> None:
         self.question = question
         self._client = client
         self._keys = keys
+        self._deadline_s = deadline_s
         self._changed = threading.Condition()
         self._streams = [
             Stream(self, client.connections, (turn + i) % len(client.connections)) for i in range(client.num_streams)
@@ -181,6 +189,7 @@ class Fetch:
 
     def next(self) -> Payloads | None:
         """The next piece, or None at the end. Looks after streams that stall while it waits."""
+        give_up = None if self._deadline_s is None else time.monotonic() + self._deadline_s
         with self._changed:
             while True:
                 if self._ended:
@@ -201,9 +210,20 @@ class Fetch:
                 elif head is None and self._cut_to == len(self._keys):
                     self._ended = True  # The streams owe nothing, and end their exchanges in good order.
                     self._changed.notify_all()
+                elif give_up is not None and time.monotonic() >= give_up:
+                    self._end(self._too_late(head))
                 else:
                     self._start()
-                    self._changed.wait(self._look_after_streams())
+                    wait_s = self._look_after_streams()
+                    self._changed.wait(wait_s if give_up is None else min(wait_s, max(0.0, give_up - time.monotonic())))
+
+    def _too_late(self, head: Request | None) -> DeadlineError:
+        key = self._keys[self._cut_to] if head is None else head.keys[head.done]
+        owing = sorted({stream.address for stream in self._streams if stream.owed}) or ["no endpoint, as none could be asked"]
+        return DeadlineError(
+            f"the sample with key {key} of dataset '{self.question.dataset}' did not come within {self._deadline_s:g} s; it was waited "
+            f"for from {', '.join(owing)}"
+        )
 
     def end(self, error: ModynError | None) -> None:
         """From any thread: streams end, and `next` raises `error` or says that this is the end."""

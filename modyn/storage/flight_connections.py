@@ -50,6 +50,7 @@ class Connections:
 
     def __init__(self, endpoints: Sequence[Endpoint]) -> None:
         self._lock = Lock()
+        self._closed = False
         self._peers = [_Peer(endpoint, _headers(endpoint.security)) for endpoint in endpoints]
 
     def __len__(self) -> int:
@@ -108,11 +109,15 @@ class Connections:
     def give_back(self, index: int, client: flight.FlightClient) -> None:
         """After an exchange that ended well."""
         with self._lock:
-            self._peers[index].idle.append(client)
+            if not self._closed:
+                self._peers[index].idle.append(client)
+                return
+        client.close()
 
     def close(self) -> None:
-        """Closes the idle ones."""
+        """Closes the idle ones now, and those that exchanges still hold when they are given back."""
         with self._lock:
+            self._closed = True
             idle = [client for peer in self._peers for client in peer.idle]
             for peer in self._peers:
                 peer.idle = []

@@ -7,6 +7,9 @@ piece, so that a client that does not read stalls the gathering, and no request 
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -45,6 +48,12 @@ PAYLOAD_SECONDS = Histogram(
 ALIVE_S = 5.0
 """After so many seconds without an answer the client is told that the server lives."""
 
+PIECE_S = 120.0
+"""But no longer: who gathers a single piece for so many seconds hangs, on a dead mount say. The client then hears nothing, and goes
+elsewhere or reports it."""
+MAX_EXCHANGES = 64
+"""Exchanges that are served at once. Each holds two threads and some pieces."""
+
 _GRACE_S = 1.0
 
 
@@ -57,9 +66,12 @@ class Views(Protocol):
 
 class PayloadServer:
     """Listens from construction to `stop`. Raises SecurityError off loopback without TLS and token, UnavailableError if the address is
-    taken."""
+    taken.
 
-    def __init__(self, endpoint: Endpoint, views: Views) -> None:
+    Beyond `max_exchanges` a client is told that the server is busy, and tries again.
+    """
+
+    def __init__(self, endpoint: Endpoint, views: Views, max_exchanges: int = MAX_EXCHANGES) -> None:
         check_exposure("storage's payload server", endpoint)
         self._reader = PayloadReader()
         token = endpoint.security.secret()
@@ -70,7 +82,7 @@ class PayloadServer:
         if certificate is not None and key is not None and not endpoint.is_unix:
             options["tls_certificates"] = [(read_pem(certificate, "tls_cert"), read_pem(key, "tls_key"))]
         try:
-            self._server = _Server(location(endpoint), views, self._reader, endpoint.max_message_bytes, options)
+            self._server = _Server(endpoint, views, self._reader, max_exchanges, options)
         except (pa.ArrowException, OSError) as error:
             self._reader.close()
             raise UnavailableError(
@@ -89,14 +101,17 @@ class PayloadServer:
 
 
 class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
-    def __init__(self, uri: str, views: Views, reader: PayloadReader, max_message_bytes: int, options: dict[str, Any]) -> None:
+    def __init__(
+        self, endpoint: Endpoint, views: Views, reader: PayloadReader, max_exchanges: int, options: dict[str, Any]
+    ) -> None:
+        self._endpoint = endpoint
         self._views = views
-        self._max_message_bytes = max_message_bytes
+        self._max_exchanges = max_exchanges
         self._reader = reader
         self._lock = threading.Lock()
         self._stopping = False
         self._sending: set[_Sender] = set()
-        super().__init__(uri, **options)
+        super().__init__(location(endpoint), **options)
 
     def say_goodbye(self) -> None:
         """To all clients: an exchange ends when the client does not ask any more."""
@@ -122,7 +137,12 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
             with self._lock:
                 if self._stopping:
                     raise UnavailableError("storage is stopping")
-                sender = _Sender(writer, float_labels)
+                if len(self._sending) >= self._max_exchanges:
+                    raise UnavailableError(
+                        f"the payload server at {self._endpoint.address} is busy: it serves {self._max_exchanges} exchanges at once; raise "
+                        "storage.max_threads or storage.replicas in the system file if that lasts"
+                    )
+                sender = _Sender(writer, question.dataset, float_labels)
                 self._sending.add(sender)
             try:
                 self._serve(question, float_labels, reader, sender)
@@ -152,14 +172,15 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
             with PAYLOAD_SECONDS.time():
                 if view().float_labels != float_labels:
                     raise UnavailableError(f"dataset '{question.dataset}' was registered anew in the meantime")
-                for payloads, done in self._reader.read(view, keys, question.on_missing):
-                    sender.send(payloads, number, done)
+                with sender.gathering():
+                    for payloads, done in self._reader.read(view, keys, question.on_missing):
+                        sender.send(payloads, number, done)
 
     def _check_size(self, num_bytes: int) -> None:
         # Flight itself takes a message of any size; what is refused here was held in memory once.
-        if num_bytes > self._max_message_bytes:
+        if num_bytes > self._endpoint.max_message_bytes:
             raise InvalidArgumentError(
-                f"a payload request of {num_bytes} bytes is too large for storage, which takes {self._max_message_bytes}: ask for "
+                f"a payload request of {num_bytes} bytes is too large for storage, which takes {self._endpoint.max_message_bytes}: ask for "
                 "fewer keys at once, or raise storage.max_message_bytes in the system file"
             )
 
@@ -183,15 +204,26 @@ def _next_request(reader: flight.MetadataRecordBatchReader) -> flight.FlightStre
 class _Sender:
     """Sends pieces on a thread of its own. At most one waits while another is on its way."""
 
-    def __init__(self, writer: flight.MetadataRecordBatchWriter, float_labels: bool) -> None:
+    def __init__(self, writer: flight.MetadataRecordBatchWriter, dataset: str, float_labels: bool) -> None:
         self._writer = writer
+        self._dataset = dataset
         self._schema = payload_schema(float_labels)
         self._changed = threading.Condition()
         self._waiting: tuple[Payloads, AnswerHead] | None = None
         self._leaving = self._complete = False
+        self._gathering_since: float | None = None
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="payload-sender", daemon=True)
         self._thread.start()
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """While it lasts a piece is to be sent every PIECE_S seconds, or the client is left without news."""
+        self._gathering_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._gathering_since = None
 
     def send(self, payloads: Payloads, number: int, done: int) -> None:
         """Waits until the piece before it is on its way. Raises _ClientGone if nobody is there to get it."""
@@ -204,6 +236,7 @@ class _Sender:
             if self._leaving:
                 raise UnavailableError("storage is stopping")
             self._waiting = (payloads, head)
+            self._gathering_since = time.monotonic()
             self._changed.notify_all()
 
     def say_goodbye(self) -> None:
@@ -234,17 +267,23 @@ class _Sender:
     def _next(self) -> tuple[Payloads | None, AnswerHead] | None:
         """What to send next, or None when that was all."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._leaving or self._complete, ALIVE_S)
+            if not self._changed.wait_for(self._has_news, ALIVE_S):
+                since = self._gathering_since
+                if since is None or time.monotonic() < since + PIECE_S:
+                    return None, AnswerHead(Kind.ALIVE)
+                get_logger("storage").error("payload_piece_hangs", dataset=self._dataset, seconds=PIECE_S)
+                self._changed.wait_for(self._has_news)
             if self._waiting is not None:
                 message, self._waiting = self._waiting, None
                 self._changed.notify_all()
                 return message
             if self._complete:
                 return None
-            if self._leaving:
-                self._complete = True
-                return None, AnswerHead(Kind.GOODBYE)
-            return None, AnswerHead(Kind.ALIVE)
+            self._complete = True
+            return None, AnswerHead(Kind.GOODBYE)
+
+    def _has_news(self) -> bool:
+        return self._waiting is not None or self._leaving or self._complete
 
 
 class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow has no types

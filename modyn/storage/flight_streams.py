@@ -105,9 +105,9 @@ class Stream:
                 raise self._asking_failure from error
             if self._stall_s is not None:
                 raise DeadlineError(
-                    f"nothing was heard from the payload server at {self._address} for {self._stall_s:g} s"
+                    f"nothing was heard from the payload server at {self.address} for {self._stall_s:g} s"
                 ) from error
-            raise error_from_flight(error, self._address) from error
+            raise error_from_flight(error, self.address) from error
         finally:
             self._reader = None
             if ended_well:
@@ -115,7 +115,7 @@ class Stream:
             else:
                 client.close()
         if self.owed and not self._abandoned.is_set():
-            raise UnavailableError(f"the payload server at {self._address} ended the exchange before it had answered")
+            raise UnavailableError(f"the payload server at {self.address} ended the exchange before it had answered")
 
     def _converse(self, writer: Any) -> bool:
         """False: the fetch has ended before the exchange."""
@@ -142,7 +142,8 @@ class Stream:
         return ended_well
 
     @property
-    def _address(self) -> str:
+    def address(self) -> str:
+        """Of the endpoint that is asked now."""
         return self._connections.address(self._endpoint)
 
     def _keep_asking(self, writer: Any, schema: pa.Schema) -> None:
@@ -174,7 +175,7 @@ class Stream:
                 return True
             head = AnswerHead.from_bytes(b"" if chunk.app_metadata is None else chunk.app_metadata.to_pybytes())
             if head.kind is Kind.GOODBYE:
-                raise UnavailableError(f"the payload server at {self._address} is stopping")
+                raise UnavailableError(f"the payload server at {self.address} is stopping")
             if head.kind is Kind.ALIVE:
                 self._fetch.heard(self)
                 continue

@@ -23,7 +23,8 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     config = context.config
     sources = Sources(config.storage.num_threads)
     context.on_shutdown(sources.close)
-    payloads = PayloadServer(config.replicas[context.name], PublishedDatasets(PublishedNames.of(config), sources))
+    datasets = PublishedDatasets(PublishedNames.of(config), sources)
+    payloads = PayloadServer(config.replicas[context.name], datasets, config.storage.max_threads)
     context.on_shutdown(payloads.stop)
     context.logger.info("serving_payloads", address=payloads.address)
     return []

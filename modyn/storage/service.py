@@ -116,7 +116,7 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     context.on_shutdown(store.close)
     store.start()
     prepare_run_dir(config.run_dir)
-    payloads = PayloadServer(config.endpoint("flight"), store)
+    payloads = PayloadServer(config.endpoint("flight"), store, config.storage.max_threads)
     context.on_shutdown(payloads.stop)
     context.logger.info("serving_payloads", address=payloads.address)
     return [Registration(storage_pb2_grpc.add_StorageServicer_to_server, StorageService(store), FULL_NAME)]

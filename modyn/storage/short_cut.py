@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -16,22 +16,19 @@ from typing import Literal, Self
 import numpy as np
 
 from modyn.config.system import Endpoint
-from modyn.errors import ConfigError, InvalidArgumentError, ModynError, NotFoundError
+from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError, UnavailableError
 from modyn.records import Int64Array
 from modyn.rpc.logs import get_logger
 from modyn.storage.client import StorageClient
-from modyn.storage.flight import OnMissing, PayloadClient, Payloads
+from modyn.storage.flight import OnMissing, PayloadClient
 from modyn.storage.index_view import IndexView
-from modyn.storage.payloads import Located, PayloadReader, locate
+from modyn.storage.payloads import Located, locate
 from modyn.storage.published import PublishedIndex
 from modyn.storage.sources import Sources
 
 __all__ = ["LocalPayloads", "Located", "ShortCut", "open_payloads"]
 
 ShortCut = Literal["auto", "on", "off"]
-
-KEYS_AT_ONCE = 262_144
-"""Keys that a fetch looks up together."""
 
 
 class LocalPayloads:
@@ -43,7 +40,6 @@ class LocalPayloads:
         self._storage = storage
         self._dataset = dataset
         self._sources = Sources(num_threads)
-        self._reader = PayloadReader()
         self._renewing = threading.Lock()
         self._published = self._prove()
 
@@ -54,20 +50,11 @@ class LocalPayloads:
         self.close()
 
     def close(self) -> None:
-        self._reader.close()
         self._sources.close()
 
-    def fetch(self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise") -> Iterator[Payloads]:
-        """The samples of `keys`, as `PayloadClient.fetch` gives them; a piece is read while the caller works on the one before."""
-        self._check(dataset)
-        keys = np.ascontiguousarray(keys, np.int64)
-        for first in range(0, len(keys), KEYS_AT_ONCE):
-            for payloads, _ in self._reader.read(self.view, keys[first : first + KEYS_AT_ONCE], on_missing):
-                if len(payloads):
-                    yield payloads
-
     def locate(self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise") -> Located:
-        """Where the samples of `keys` are, in the order asked, duplicates included; `Located.take` reads them. Missing keys as for `fetch`."""
+        """Where the samples of `keys` are, in the order asked, duplicates included; `Located.take` reads them. Missing keys as for
+        `PayloadClient.fetch`."""
         self._check(dataset)
         return locate(self.view, np.ascontiguousarray(keys, np.int64), on_missing)
 
@@ -125,7 +112,8 @@ def open_payloads(
         return PayloadClient(flights, streams)
     try:
         payloads = LocalPayloads(storage, dataset, num_threads)
-    except ModynError as error:
+    except (ConfigError, UnavailableError) as error:
+        # Any other would be the same over Flight: there is no such dataset, its index is damaged, the token is wrong.
         if short_cut == "on":
             raise type(error)(
                 f"{error.message}. storage.short_cut is on: run the workers on storage's machine, as its user and with its mounts, or set it to auto"

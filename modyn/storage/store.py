@@ -177,7 +177,9 @@ class Store:
         def work() -> None:
             try:
                 ingest(dataset, self._roots, self._settings.num_threads, on_progress=tell)
-            except BaseException as error:  # noqa: BLE001  (raised again where it is waited for)
+            except BaseException as error:  # noqa: BLE001  (raised again where it is waited for, if anybody still waits)
+                bug = not isinstance(error, ModynError)
+                get_logger("storage").error("ingestion_failed", dataset=name, error=str(error), exc_info=bug)
                 tell(error)
 
         threading.Thread(target=work, name=f"ingest-{name}", daemon=True).start()

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from pyarrow import flight
 
@@ -22,7 +23,8 @@ from modyn.config.system import Endpoint, SystemConfig
 from modyn.errors import CancelledError, DataError, DeadlineError, ModynError, NotFoundError, UnavailableError
 from modyn.records import Int64Array
 from modyn.storage.flight import OnMissing, PayloadClient, Payloads
-from modyn.storage.flight_messages import AnswerHead, Kind, location, payload_schema, to_record_batch
+from modyn.storage.flight_connections import Connections
+from modyn.storage.flight_messages import DESCRIPTOR, AnswerHead, Kind, location, payload_schema, to_record_batch
 from modyn.storage.flight_server import PayloadServer, Views
 from modyn.storage.index_view import IndexView
 from modyn.storage.sources import RecordSource, UInt8Array, UInt32Array
@@ -242,6 +244,75 @@ def test_a_slow_server_that_says_it_lives_is_waited_for(
     slow = Watched(numbers.store, before=lambda: time.sleep(1.0))
     with PayloadClient(serve(slow), stall_s=0.4, retry_s=0) as client:
         assert keys_of(client.fetch("numbers", np.arange(10))) == list(range(10))
+
+
+@pytest.fixture
+def hanging(numbers: RunningStorage, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+    """Whoever gathers hangs until the end of the test, as on a mount whose server is gone."""
+    monkeypatch.setattr("modyn.storage.flight_server.ALIVE_S", 0.05)
+    released = threading.Event()
+
+    def hang() -> None:
+        released.wait()
+
+    yield Watched(numbers.store, before=hang)
+    released.set()
+
+
+def test_a_gather_that_hangs_is_reported_or_left_for_another_server(
+    numbers: RunningStorage, serve: Serve, hanging: Watched, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("modyn.storage.flight_server.PIECE_S", 0.3)
+    hangs = serve(hanging)
+    with PayloadClient(hangs, stall_s=0.3, retry_s=0) as client, pytest.raises(DeadlineError, match=hangs.address):
+        list(client.fetch("numbers", np.arange(10)))
+    assert "payload_piece_hangs" in capsys.readouterr().err
+    with PayloadClient([hangs, serve()], streams=2, stall_s=0.3, retry_s=20) as client:
+        assert keys_of(client.fetch("numbers", np.arange(1000))) == list(range(1000))
+
+
+def test_a_deadline_holds_also_against_a_server_that_says_it_lives(serve: Serve, hanging: Watched) -> None:
+    hangs = serve(hanging)
+    with PayloadClient(hangs) as client:
+        fetched = client.fetch("numbers", np.arange(7, 10), deadline_s=0.3)
+        with pytest.raises(DeadlineError, match=f"key 7 of dataset 'numbers' did not come within 0.3 s.*{hangs.address}"):
+            list(fetched)
+
+
+def test_a_deadline_is_for_each_piece_and_not_for_the_consumer(numbers: RunningStorage) -> None:
+    got = []
+    for number, batch in enumerate(numbers.payloads.fetch("numbers", np.arange(1000), deadline_s=2.0)):
+        if number == 0:
+            time.sleep(2.1)
+        got.append(batch)
+    assert keys_of(iter(got)) == list(range(1000))
+
+
+def test_a_server_that_is_busy_is_asked_again(pictures: RunningStorage, stack: ExitStack) -> None:
+    endpoint = endpoint_of(pictures, 0)
+    server = PayloadServer(endpoint, pictures.store, max_exchanges=1)
+    stack.callback(server.stop)
+    with PayloadClient(endpoint, buffer_bytes=2**20) as first, ThreadPoolExecutor(1) as pool:
+        held = first.fetch("images", np.arange(600) % 20)
+        next(held)
+        with (
+            PayloadClient(endpoint, retry_s=0) as impatient,
+            pytest.raises(UnavailableError, match=r"busy.*storage\.max_threads"),
+        ):
+            list(impatient.fetch("images", np.arange(20)))
+        with PayloadClient(endpoint, retry_s=20) as patient:
+            waiting = pool.submit(lambda: sum(len(batch) for batch in patient.fetch("images", np.arange(20))))
+            held.close()
+            assert waiting.result() == 20
+
+
+def test_a_connection_that_comes_back_after_the_end_is_closed(numbers: RunningStorage) -> None:
+    connections = Connections([numbers.config.endpoint("flight")])
+    client, options = connections.take(0)
+    connections.close()
+    connections.give_back(0, client)
+    with pytest.raises(pa.ArrowInvalid, match="closed"):
+        client.do_exchange(DESCRIPTOR, options)
 
 
 def test_a_dead_endpoint_costs_nothing_but_a_try(numbers: RunningStorage, serve: Serve) -> None:

@@ -20,6 +20,7 @@ from modyn.storage.client import NewSamples, StorageClient, spec_from_proto, spe
 from modyn.storage.flight import PayloadClient
 from modyn.storage.formats import FILE_FORMATS
 from modyn.storage.open_dataset import OpenDataset
+from modyn.storage.records import IngestProgress
 from modyn.testing.fake_storage import FakeStorage
 from modyn.testing.running_storage import RunningStorage, binary_dataset, start_storage, write_records
 
@@ -228,6 +229,30 @@ def test_deleting_a_dataset_ends_its_streams_with_an_error(storage: RunningStora
     with pytest.raises(NotFoundError, match="was deleted"):
         next(new)
     deletion.join()
+
+
+def test_an_ingestion_that_fails_is_logged_also_when_nobody_waits(
+    storage: RunningStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    storage.client.register_dataset(binary_dataset(tmp_path / "d"))
+    may_fail = threading.Event()
+
+    def broken(dataset: OpenDataset, *_: object, on_progress: Callable[[IngestProgress], None], **__: object) -> None:
+        on_progress(IngestProgress(1, 0, 0, 0, False))
+        may_fail.wait()
+        raise UnavailableError("the disk is full")
+
+    monkeypatch.setattr("modyn.storage.store.ingest", broken)
+    progress = storage.store.ingest("numbers")
+    next(progress)
+    del progress
+    may_fail.set()
+    for thread in threading.enumerate():
+        if thread.name == "ingest-numbers":
+            thread.join()
+    told = capfd.readouterr().err
+    assert "ingestion_failed" in told
+    assert "the disk is full" in told
 
 
 def test_streams_go_on_after_a_restart(quick_config: SystemConfig, stack: ExitStack, tmp_path: Path) -> None:

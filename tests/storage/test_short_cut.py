@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from modyn.config.system import SystemConfig
-from modyn.errors import ConfigError, DataError, InvalidArgumentError, NotFoundError, UnavailableError
+from modyn.errors import ConfigError, CorruptStateError, DataError, InvalidArgumentError, NotFoundError, UnavailableError
 from modyn.storage.client import StorageClient
 from modyn.storage.filesystems import open_filesystem
 from modyn.storage.flight import OnMissing, PayloadClient, Payloads
@@ -325,6 +325,16 @@ def test_without_proof_it_is_flight_or_an_error_never_a_guess(
     assert reason in capsys.readouterr().err
     with pytest.raises((ConfigError, UnavailableError), match=f"{reason}.*storage.short_cut is on: run the workers"):
         open_numbers(numbers, "on")
+
+
+@pytest.mark.parametrize("short_cut", ["auto", "on"])
+def test_what_flight_would_not_mend_is_raised_as_it_is(numbers: RunningStorage, short_cut: ShortCut) -> None:
+    with pytest.raises(NotFoundError, match="no dataset 'letters'") as caught:
+        open_payloads(numbers.config.endpoint("storage"), numbers.config.endpoints("flight"), "letters", short_cut)
+    assert "short_cut" not in caught.value.message
+    (numbers.store.dataset("numbers").folder / "index.json").write_text("{")
+    with pytest.raises(CorruptStateError, match=r"index\.json is damaged .*restart storage, which writes it anew$"):
+        open_numbers(numbers, short_cut)
 
 
 def test_storage_whose_short_cut_is_off_offers_none(
