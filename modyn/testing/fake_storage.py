@@ -212,7 +212,9 @@ class FakePayloadClient(PayloadClient):
     def close(self) -> None:
         pass
 
-    def fetch(self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise") -> FakeFetch:
+    def fetch(
+        self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise", deadline_s: float | None = None
+    ) -> FakeFetch:
         if on_missing not in ("raise", "skip"):
             raise InvalidArgumentError(f"on_missing is 'raise' or 'skip', not {on_missing!r}")
         return FakeFetch(self._answers(dataset, np.asarray(keys, np.int64), on_missing))
@@ -257,11 +259,6 @@ class FakeLocalPayloads(LocalPayloads):
 
     def close(self) -> None:
         pass
-
-    def fetch(self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise") -> Iterator[Payloads]:
-        located = self.locate(dataset, keys, on_missing)
-        if len(located):
-            yield located.take(slice(None))
 
     def locate(self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise") -> Located:
         keys = np.asarray(keys, np.int64)

@@ -120,7 +120,9 @@ def test_closing_calls_off_a_fetch_that_waits() -> None:
     started = threading.Event()
 
     class Client(FakePayloadClient):
-        def fetch(self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise") -> FakeFetch:
+        def fetch(
+            self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise", deadline_s: float | None = None
+        ) -> FakeFetch:
             return _Stuck(started) if 10 in keys else super().fetch(dataset, keys, on_missing)
 
     keys = FakeTriggerSet(np.arange(40), 10)

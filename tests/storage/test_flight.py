@@ -40,7 +40,9 @@ def check_paired(batches: Iterator[Payloads], keys: list[int]) -> None:
 @pytest.mark.usefixtures("small_pieces")
 def test_payloads_are_paired_with_their_keys(numbers: RunningStorage) -> None:
     keys = np.random.default_rng(1).integers(0, 1000, 2000)
-    check_paired(numbers.payloads.fetch("numbers", keys), keys.tolist())
+    pieces = list(numbers.payloads.fetch("numbers", keys))
+    check_paired(iter(pieces), keys.tolist())
+    assert max(piece.data.nbytes for piece in pieces) <= 80
 
 
 @pytest.mark.usefixtures("small_pieces")

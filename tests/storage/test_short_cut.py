@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from modyn.config.system import SystemConfig
 from modyn.errors import ConfigError, CorruptStateError, DataError, InvalidArgumentError, NotFoundError, UnavailableError
+from modyn.records import Int64Array
 from modyn.storage.client import StorageClient
 from modyn.storage.filesystems import open_filesystem
 from modyn.storage.flight import OnMissing, PayloadClient, Payloads
@@ -40,6 +41,16 @@ def samples_of(batches: Iterator[Payloads]) -> list[Sample]:
         for batch in batches
         for i, key in enumerate(batch.keys.tolist())
     ]
+
+
+def samples(
+    payloads: LocalPayloads | PayloadClient, keys: list[int] | Int64Array, on_missing: OnMissing = "raise"
+) -> list[Sample]:
+    """What is read by key of dataset "numbers", whichever way."""
+    asked = np.asarray(keys, np.int64)
+    if isinstance(payloads, PayloadClient):
+        return samples_of(payloads.fetch("numbers", asked, on_missing))
+    return samples_of(iter([payloads.locate("numbers", asked, on_missing).take(slice(None))]))
 
 
 def record(key: int) -> Sample:
@@ -82,13 +93,12 @@ def test_short_cut_flight_and_brute_force_agree(
     gone = set(np.flatnonzero(numbers.store.dataset("numbers").missing(np.arange(1000))).tolist())
     assert gone >= set(deleted)
     present = [key for key in keys if 0 <= key < 1000 and key not in gone]
-    asked = np.asarray(keys, np.int64)
     for payloads in (local, numbers.payloads):
         if len(present) < len(keys) and on_missing == "raise":
             with pytest.raises(NotFoundError, match="deleted or never existed"):
-                list(payloads.fetch("numbers", asked))
+                samples(payloads, keys)
         else:
-            assert samples_of(payloads.fetch("numbers", asked, on_missing)) == [record(key) for key in present]
+            assert samples(payloads, keys, on_missing) == [record(key) for key in present]
 
 
 @given(
@@ -133,14 +143,6 @@ def test_where_tells_which_keys_are_there(numbers: RunningStorage, local: LocalP
         local.locate("numbers", np.asarray([9, 5, -1, 7, 5000]))
 
 
-def test_pieces_are_of_bounded_size(local: LocalPayloads, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("modyn.storage.payloads.ROWS", 64)
-    monkeypatch.setattr("modyn.storage.payloads.BYTES", 80)
-    pieces = list(local.fetch("numbers", np.arange(1000)))
-    assert max(piece.data.nbytes for piece in pieces) <= 80
-    assert samples_of(iter(pieces)) == [record(key) for key in range(1000)]
-
-
 # What changes while it is read
 
 
@@ -150,16 +152,16 @@ def test_new_samples_deletions_and_altered_files_are_seen_at_the_next_request(
     located = local.locate("numbers", np.arange(1000))
     write_records(tmp_path / "data" / "new.bin", range(1_001_000, 1_001_100), 2000)
     numbers.ingest()
-    assert samples_of(local.fetch("numbers", np.asarray([1099, 0]))) == [record(1099), record(0)]
+    assert samples(local, [1099, 0]) == [record(1099), record(0)]
 
     numbers.client.delete_samples("numbers", np.asarray([0]))
     with pytest.raises(NotFoundError, match="the keys 0:"):
-        list(local.fetch("numbers", np.asarray([1099, 0])))
+        samples(local, [1099, 0])
 
     write_records(tmp_path / "data" / "3.bin", range(100), 3000)
     numbers.ingest()
     with pytest.raises(DataError, match=r"3\.bin was changed .* the sample with key 300 at byte 8 of it"):
-        list(local.fetch("numbers", np.asarray([1, 300])))
+        samples(local, [1, 300])
     with pytest.raises(DataError, match=r"3\.bin was changed"):  # also what was located before
         located.take(np.asarray([5, 305]))
     assert samples_of(iter([located.take(np.asarray([5]))])) == [record(5)]
@@ -171,7 +173,7 @@ def test_segments_that_are_merged_meanwhile(numbers: RunningStorage, local: Loca
         write_records(tmp_path / "data" / f"m{i:02}.bin", range(1_001_000 + i, 1_001_001 + i), 2000 + i)
         numbers.ingest()
     assert len(local.view().index.segments) < 15
-    assert samples_of(local.fetch("numbers", np.arange(1020))) == [record(key) for key in range(1020)]
+    assert samples(local, np.arange(1020)) == [record(key) for key in range(1020)]
     assert samples_of(iter([located.take(slice(None))])) == [record(key) for key in range(1000)]
 
 
@@ -185,13 +187,13 @@ def test_reading_goes_on_without_storage_and_after_its_restart(
         storage.ingest()
         local = stack.enter_context(storage.short_cut())
         located = local.locate("numbers", np.arange(100))
-    assert samples_of(local.fetch("numbers", np.arange(100))) == [record(key) for key in range(100)]
+    assert samples(local, np.arange(100)) == [record(key) for key in range(100)]
     again = start_storage(quick_config, stack)
     again.client.delete_samples("numbers", np.asarray([4]))
-    assert samples_of(local.fetch("numbers", np.arange(6), "skip")) == [record(key) for key in (0, 1, 2, 3, 5)]
+    assert samples(local, np.arange(6), "skip") == [record(key) for key in (0, 1, 2, 3, 5)]
     assert samples_of(iter([located.take(slice(90, 100))])) == [record(key) for key in range(90, 100)]
     with again.short_cut() as anew:
-        assert samples_of(anew.fetch("numbers", np.asarray([3]))) == [record(3)]
+        assert samples(anew, [3]) == [record(3)]
 
 
 def test_storage_that_was_moved_is_found_again_by_a_new_proof(
@@ -212,7 +214,7 @@ def test_storage_that_was_moved_is_found_again_by_a_new_proof(
         },
     )
     start_storage(moved, stack)
-    assert samples_of(local.fetch("numbers", np.asarray([7]))) == [record(7)]
+    assert samples(local, [7]) == [record(7)]
     assert local.view().paths[0].startswith(str(tmp_path / "data"))
 
 
@@ -225,9 +227,9 @@ def test_a_deleted_dataset_is_not_read_any_more(numbers: RunningStorage, local: 
     numbers.client.register_dataset(binary_dataset(tmp_path / "data"))
     numbers.ingest()
     with pytest.raises(NotFoundError, match="another was registered under its name"):
-        list(local.fetch("numbers", np.arange(3)))
+        samples(local, np.arange(3))
     with numbers.short_cut() as anew:
-        assert samples_of(anew.fetch("numbers", np.asarray([3]))) == [record(3)]
+        assert samples(anew, [3]) == [record(3)]
 
 
 # Which way is taken
@@ -237,7 +239,7 @@ def test_auto_takes_the_short_cut_where_it_is_proven(numbers: RunningStorage) ->
     for short_cut in ("auto", "on"):
         with open_numbers(numbers, short_cut) as payloads:
             assert isinstance(payloads, LocalPayloads)
-            assert samples_of(payloads.fetch("numbers", np.asarray([3]))) == [record(3)]
+            assert samples(payloads, [3]) == [record(3)]
             with pytest.raises(InvalidArgumentError, match="'numbers', not of 'letters'"):
                 payloads.locate("letters", np.asarray([3]))
 
@@ -249,7 +251,7 @@ def test_off_does_not_even_ask(numbers: RunningStorage, monkeypatch: pytest.Monk
     monkeypatch.setattr(StorageClient, "offer_short_cut", asked)
     with open_numbers(numbers, "off") as payloads:
         assert isinstance(payloads, PayloadClient)
-        assert samples_of(payloads.fetch("numbers", np.asarray([3]))) == [record(3)]
+        assert samples(payloads, [3]) == [record(3)]
 
 
 def elsewhere(offer: ShortCutOffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ShortCutOffer:
@@ -321,7 +323,7 @@ def test_without_proof_it_is_flight_or_an_error_never_a_guess(
     monkeypatch.setattr(StorageClient, "offer_short_cut", offer)
     with open_numbers(numbers, "auto") as payloads:
         assert isinstance(payloads, PayloadClient)
-        assert samples_of(payloads.fetch("numbers", np.asarray([3]))) == [record(3)]
+        assert samples(payloads, [3]) == [record(3)]
     assert reason in capsys.readouterr().err
     with pytest.raises((ConfigError, UnavailableError), match=f"{reason}.*storage.short_cut is on: run the workers"):
         open_numbers(numbers, "on")
