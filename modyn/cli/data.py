@@ -49,14 +49,22 @@ def register(
 ) -> None:
     """Make a folder of files known as a dataset. Repeating it changes nothing.
 
-    docs/datasets.md tells the options of every format.
+    What formats need, for example (docs/datasets.md tells all options of each):
+
+    \b
+    SingleSampleFileWrapper  -o file_extension=.png -o label_file_extension=.label
+    BinaryFileWrapper        -o record_size=160 -o label_size=4
+    CsvFileWrapper           -o label_index=0
+    JsonLinesFileWrapper     -o label_field=label
+    ParquetFileWrapper       -o 'payload_columns=\\[image]' -o label_column=label
+    TarFileWrapper           -o payload_extension=jpg -o label_extension=cls
     """
     from modyn.config.base import load_section
-    from modyn.config.system import DatasetConfig, is_s3
+    from modyn.config.system import DatasetConfig, is_url
 
     fields = {
         "name": name,
-        "base_path": folder if is_s3(folder) else str(Path(folder).absolute()),
+        "base_path": folder if is_url(folder) else str(Path(folder).absolute()),
         "file_wrapper": wrapper,
         "file_wrapper_config": dict(_option(text) for text in option or []),
         "timestamp_source": timestamp_source,

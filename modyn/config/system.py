@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any, Literal
@@ -86,6 +87,11 @@ def is_s3(base_path: str) -> bool:
     return base_path.startswith("s3://")
 
 
+def is_url(base_path: str) -> bool:
+    """Whether it is written as a URL, of whatever kind and with however many slashes. A folder is written from the root, or with ./"""
+    return re.match(r"\w[\w+.\-]*:/", base_path) is not None
+
+
 class DatasetConfig(Section):
     """A dataset: where its files lie and how samples are cut from them."""
 
@@ -110,6 +116,12 @@ class DatasetConfig(Section):
 
     @model_validator(mode="after")
     def _lies_where_it_says(self) -> DatasetConfig:
+        if is_url(self.base_path) and not is_s3(self.base_path):
+            # The rest is not shown: it may hold a password.
+            raise ValueError(
+                f"base_path begins with {self.base_path.partition('/')[0]}/, of which nothing is known; write s3://BUCKET/PREFIX for a "
+                "bucket, or the path of a folder from the root"
+            )
         if is_s3(self.base_path) != (self.filesystem_wrapper == "S3FilesystemWrapper"):
             raise ValueError(f"filesystem_wrapper is {self.filesystem_wrapper}, but base_path is {self.base_path}; leave it out")
         return self

@@ -14,7 +14,6 @@ from torch.utils.data import get_worker_info
 from modyn.dataset.batch import Data
 from modyn.dataset.config import DataConfig, RecordLayout
 from modyn.dataset.functions import compile_function, compile_transformation
-from modyn.dataset.payload_rows import record_size
 from modyn.errors import DataError, UserCodeError
 from modyn.records import Int64Array
 from modyn.storage.flight import Payloads
@@ -142,7 +141,7 @@ def from_layout(layout: RecordLayout, payloads: Payloads, dataset: str) -> torch
     Raises DataError for a payload that is too short.
     """
     stop, num = layout.offset + layout.num_bytes, len(payloads)
-    size = record_size(payloads)
+    size = payloads.common_size
     if size is None or size < stop:
         _refuse_short(layout, payloads, dataset)
     if size is None:

@@ -16,14 +16,6 @@ def no_payloads() -> Payloads:
     return Payloads(nothing, nothing, np.empty(0, np.uint8), np.zeros(1, np.int64))
 
 
-def record_size(payloads: Payloads) -> int | None:
-    """Bytes of every payload, if all are equal; None also if there is none."""
-    if payloads.record_size is not None:
-        return payloads.record_size
-    lengths = payloads.offsets[1:] - payloads.offsets[:-1]
-    return int(lengths[0]) if len(lengths) and bool((lengths == lengths[0]).all()) else None
-
-
 def neighbours(payloads: Payloads, start: int, stop: int) -> Payloads:
     """Samples [start, stop), as views: `data` holds their bytes and no others."""
     bounds = payloads.offsets[start : stop + 1]
@@ -34,7 +26,7 @@ def neighbours(payloads: Payloads, start: int, stop: int) -> Payloads:
 
 def taken(payloads: Payloads, rows: Int64Array) -> Payloads:
     """Samples `rows`, int64 (n,), in that order, duplicates allowed: copied."""
-    size = record_size(payloads)
+    size = payloads.common_size
     if size:
         data, offsets = take(payloads.data[payloads.offsets[0] : payloads.offsets[-1]], size, rows)
     else:

@@ -54,9 +54,11 @@ class ServiceContext:
 
     @property
     def directory(self) -> Path:
-        """Folder of what the service keeps; exists."""
+        """Folder of what the service keeps; exists, and is for its user alone: it tells of the user's data."""
         path = self.config.service_dir(self.name)
         path.mkdir(parents=True, exist_ok=True)
+        if path.stat().st_uid == os.getuid():  # One that was made by somebody else is as he wants it.
+            path.chmod(0o700)
         return path
 
     def on_shutdown(self, callback: Callable[[], None]) -> None:

@@ -48,6 +48,11 @@ class Payloads:
     def __len__(self) -> int:
         return len(self.keys)
 
+    @property
+    def common_size(self) -> int | None:
+        """Bytes of every sample, if all have the same number; None also if there is none. Looked up where `record_size` does not tell."""
+        return self.record_size if self.record_size is not None else common_size(self.offsets)
+
     def payload(self, i: int) -> memoryview:
         """The bytes of sample i, not copied."""
         return self.data[self.offsets[i] : self.offsets[i + 1]].data

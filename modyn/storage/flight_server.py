@@ -29,7 +29,6 @@ from modyn.storage.flight_messages import (
     Kind,
     Payloads,
     Question,
-    common_size,
     error_to_flight,
     keys_from_batch,
     location,
@@ -227,8 +226,7 @@ class _Sender:
 
     def send(self, payloads: Payloads, number: int, done: int) -> None:
         """Waits until the piece before it is on its way. Raises _ClientGone if nobody is there to get it."""
-        size = payloads.record_size if payloads.record_size is not None else common_size(payloads.offsets)
-        head = AnswerHead(Kind.SAMPLES, number, done, size)
+        head = AnswerHead(Kind.SAMPLES, number, done, payloads.common_size)
         with self._changed:
             self._changed.wait_for(lambda: self._waiting is None or self._failure is not None)
             if self._failure is not None:

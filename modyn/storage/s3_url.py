@@ -33,10 +33,11 @@ class S3Url:
         options = dict(parse_qsl(query, keep_blank_values=True))
         for name in options:
             if name not in OPTIONS:
-                secret = " Credentials belong into the environment of storage." if "key" in name or "token" in name else ""
+                is_secret = any(word in name.lower() for word in ("key", "token", "secret", "password"))
+                hint = "" if is_secret else nearest(name, list(OPTIONS))
                 raise ConfigError(
-                    f"base_path s3://{place}: there is no option '{name}'{nearest(name, list(OPTIONS)) or '.'} "
-                    f"Allowed: {', '.join(OPTIONS)}.{secret}"
+                    f"base_path s3://{place}: there is no option '{name}'{hint or '.'} Allowed: {', '.join(OPTIONS)}."
+                    + (" Credentials belong into the environment of storage." if is_secret else "")
                 )
         if options.get("anonymous", "true") not in {"true", "false"}:
             raise ConfigError(f"base_path s3://{place}: anonymous is true or false, not '{options['anonymous']}'")

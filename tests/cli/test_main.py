@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +14,10 @@ from typer.testing import CliRunner
 import modyn
 from modyn.cli import main as main_module
 from modyn.cli.context import OPTIONS
+from modyn.cli.data import _option
 from modyn.cli.main import app, main
 from modyn.errors import NotFoundError
+from modyn.storage.formats import FILE_FORMATS, build_format
 from modyn.testing.stack import clean_environment
 
 COMMANDS = (
@@ -30,6 +34,14 @@ def invoke(*arguments: str) -> str:
     result = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}).invoke(app, list(arguments))
     assert result.exit_code == 0, result.output
     return result.output
+
+
+def test_the_examples_in_the_help_are_options_of_all_formats() -> None:
+    lines = map(str.strip, invoke("data", "register", "--help").splitlines())
+    examples = [shlex.split(line) for line in lines if re.match(r"\w+FileWrapper +-o ", line)]
+    assert [example[0] for example in examples] == list(FILE_FORMATS)
+    for name, *options in examples:
+        build_format(name, dict(map(_option, options[1::2])))
 
 
 def test_help_names_every_command() -> None:

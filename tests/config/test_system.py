@@ -65,6 +65,10 @@ def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
         ("storage: {address: localhost}", r"storage\.address: 'localhost' is not an address; write host:port"),
         ("storage: {address: 'h:70000'}", r"storage\.address: 'h:70000' is not an address"),
         ("storage: {datasets: [{name: 'a b', base_path: /x, file_wrapper: F}]}", r"storage\.datasets\.0\.name: 'a b' is wrong"),
+        (
+            "storage: {datasets: [{name: a, base_path: 'gs://KEY:hush@b/x', file_wrapper: F}]}",
+            r"storage\.datasets\.0: base_path begins with gs:/, of which nothing is known; write s3://BUCKET/PREFIX",
+        ),
         ("security: {token: short}", r"security\.token"),
         ("security: {tls_cert: /c}", r"security: tls_cert and tls_key belong together"),
         ("security: {token: 0123456789abcdef, token_file: /t}", r"security: set token or token_file, not both"),

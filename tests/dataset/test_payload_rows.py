@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modyn.dataset.payload_rows import concatenated, neighbours, record_size, taken
+from modyn.dataset.payload_rows import concatenated, neighbours, taken
 from modyn.storage.flight import Payloads
 
 
@@ -50,4 +51,7 @@ def test_joined_parts(parts: list[tuple[list[bytes], int]]) -> None:
 @given(SAMPLES)
 def test_record_size(samples: list[bytes]) -> None:
     expected = len(samples[0]) if samples and all(len(a) == len(b) for a, b in pairwise(samples)) else None
-    assert record_size(payloads(samples)) == expected
+    whole = payloads(samples)
+    assert whole.common_size == expected
+    if samples:
+        assert replace(whole, record_size=77).common_size == 77, "what is known already is not looked up"

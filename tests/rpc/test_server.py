@@ -24,7 +24,8 @@ from modyn.errors import BY_REASON, ModynError, SecurityError, UnavailableError
 from modyn.proto import selector_pb2 as pb
 from modyn.proto import selector_pb2_grpc as pb_grpc
 from modyn.rpc.channel import Stream, is_serving, open_channel
-from modyn.rpc.server import Registration, RunningServer, start_server
+from modyn.rpc.logs import get_logger
+from modyn.rpc.server import Registration, RunningServer, ServiceContext, start_server
 
 TOKEN = "correct horse battery"
 
@@ -232,3 +233,12 @@ def test_a_second_service_on_the_same_folder_is_refused_until_the_first_is_kille
     third = start()
     assert third.stdout is not None
     assert third.stdout.readline() == "healthy\n"
+
+
+def test_what_a_service_keeps_is_for_its_user_alone(make_config: Callable[..., SystemConfig], tmp_path: Path) -> None:
+    config = make_config(state_dir=tmp_path / "state")
+    config.service_dir("selector").mkdir(parents=True, mode=0o755)
+    for name in ("storage", "selector"):
+        folder = ServiceContext(name, config, get_logger(name)).directory
+        assert folder == config.service_dir(name)
+        assert folder.stat().st_mode & 0o777 == 0o700

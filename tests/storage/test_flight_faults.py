@@ -422,7 +422,9 @@ def test_an_error_comes_behind_all_that_is_before_it(numbers: RunningStorage, tm
     got: list[Payloads] = []
     with PayloadClient([serve(), serve()], streams) as client, pytest.raises(DataError, match=r"5\.bin"):
         got.extend(client.fetch("numbers", np.arange(1000)))
-    assert keys_of(iter(got)) == list(range(500))
+    keys = keys_of(iter(got))
+    assert keys == list(range(len(keys)))
+    assert 490 < len(keys) <= 500, "all pieces (of 10 samples) but the one with the first sample of the file that is gone"
 
 
 def test_a_dataset_that_is_deleted_in_between(numbers: RunningStorage) -> None:

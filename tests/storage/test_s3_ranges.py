@@ -169,6 +169,7 @@ def test_a_url_is_written_in_one_way(text: str, written: str) -> None:
         ("s3://b?scheme=ftp", "scheme is http or https"),
         ("s3://KEY:GEHEIM@b/p", "must not hold credentials"),
         ("s3://b?access_key=KEY&secret_key=GEHEIM", "Credentials belong into the environment"),
+        ("s3://b?secret_key=GEHEIM", r"there is no option 'secret_key'\. Allowed: .*Credentials belong into the environment"),
     ],
 )
 def test_a_url_that_cannot_be_used_is_refused_without_showing_secrets(text: str, message: str) -> None:
@@ -195,5 +196,10 @@ def test_the_file_system_follows_from_the_base_path() -> None:
     fields = {"name": "d", "file_wrapper": "F"}
     assert DatasetConfig(base_path="s3://b/p", **fields).filesystem_wrapper == "S3FilesystemWrapper"
     assert DatasetConfig(base_path=Path("/b/p"), **fields).filesystem_wrapper == "LocalFilesystemWrapper"
+    for unknown in ("gs://b/p", "S3://b/p", "s3:/b/p", "file:///b/p", "abfs+x://b"):
+        with pytest.raises(ValueError, match=r"of which nothing is known; write s3://"):
+            DatasetConfig(base_path=unknown, **fields)
+    for folder in ("/b/gs://p", "/b:/p", "./gs:/p"):
+        assert DatasetConfig(base_path=folder, **fields).base_path == folder
     with pytest.raises(ValueError, match="leave it out"):
         DatasetConfig(base_path="/b", filesystem_wrapper="S3FilesystemWrapper", **fields)
