@@ -243,6 +243,9 @@ def test_several_worker_processes_yield_the_same_batches() -> None:
         keys.short_cut = short_cut
         shared = served(TriggerSetDataset(keys.info, config, keys, options, position), num_workers=2)
         assert content(shared) == content(alone)
+    one = TriggerSetDataset(keys.info, config, keys, replace(options, epochs=1))
+    one.set_epoch(1)
+    assert content(served(one, num_workers=2)) == [batch for batch in content(alone) if batch[0] == 1]
 
 
 def test_workers_are_threads_where_no_python_runs_for_each_sample() -> None:
