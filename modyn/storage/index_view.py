@@ -74,4 +74,7 @@ def refuse_missing(dataset: str, keys: Int64Array, index: SegmentIndex, deletion
     if len(missing):
         named = ", ".join(str(key) for key in missing[:_NAMED_KEYS])
         more = f" and {len(missing) - _NAMED_KEYS} more" if len(missing) > _NAMED_KEYS else ""
-        raise NotFoundError(f"dataset '{dataset}' has no samples with the keys {named}{more}: they were deleted or never existed")
+        raise NotFoundError(
+            f"dataset '{dataset}' has no samples with the keys {named}{more}: they were deleted or never existed; leave them out, "
+            'or ask with on_missing="skip", which goes on without them'
+        )

@@ -54,7 +54,10 @@ class Located:
             )
         lengths = self.locations.lengths
         size = lengths if isinstance(lengths, int) else None
-        data, bounds = view.source.gather(file_ids, offsets, lengths if isinstance(lengths, int) else lengths[rows])
+        try:
+            data, bounds = view.source.gather(file_ids, offsets, lengths if isinstance(lengths, int) else lengths[rows])
+        except DataError as error:
+            raise DataError(f"{error.message} (`modyn data problems {view.name}` lists all files that are set aside)") from error
         PAYLOAD_BYTES.labels(view.name).inc(data.nbytes)
         return Payloads(keys, self.labels[rows], data, bounds, size)
 

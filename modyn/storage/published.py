@@ -344,9 +344,19 @@ class PublishedDatasets:
 
     def view(self, name: str) -> IndexView:
         """The dataset `name` as it is published now. Raises NotFoundError if there is none, CorruptStateError, UnavailableError."""
-        target = self._names.target(name)
-        with self._lock:
-            published = self._open.get(name)
-            if published is None or published.folder != target:
-                published = self._open[name] = PublishedIndex(target, self._sources)
-        return published.view()
+        try:
+            target = self._names.target(name)
+            with self._lock:
+                published = self._open.get(name)
+                if published is None or published.folder != target:
+                    self._drop_deleted()
+                    published = self._open[name] = PublishedIndex(target, self._sources)
+            return published.view()
+        except NotFoundError:
+            with self._lock:
+                self._drop_deleted()
+            raise
+
+    def _drop_deleted(self) -> None:
+        """Lets go of files and maps of datasets that are no more, for which nobody may ever ask again."""
+        self._open = {name: published for name, published in self._open.items() if os.path.exists(published.folder / INDEX)}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import time
 import urllib.request
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -66,6 +68,25 @@ def test_a_replica_sees_every_change_at_the_next_request(storage: RunningStorage
     storage.client.register_dataset(binary_dataset(tmp_path / "e"))
     storage.ingest()
     assert data_of(replica, [3]) == [503]
+
+
+def test_a_replica_lets_go_of_datasets_that_are_deleted(storage: RunningStorage, tmp_path: Path) -> None:
+    datasets = PublishedDatasets(PublishedNames.of(storage.config), Sources(1))
+    write_records(tmp_path / "d" / "0.bin", range(50), 1000)
+    for name in ("numbers", "others", "letters"):
+        storage.client.register_dataset(binary_dataset(tmp_path / "d").model_copy(update={"name": name}))
+        storage.ingest(name)
+    numbers, others = (weakref.ref(datasets.view(name).index) for name in ("numbers", "others"))
+    storage.client.delete_dataset("numbers")
+    assert numbers() is not None
+    with pytest.raises(NotFoundError):
+        datasets.view("numbers")
+    gc.collect()
+    assert numbers() is None
+    storage.client.delete_dataset("others")
+    datasets.view("letters")
+    gc.collect()
+    assert others() is None, "nobody asks for it again, but for others"
 
 
 def test_a_replica_serves_without_storage(quick_config: SystemConfig, stack: ExitStack, tmp_path: Path) -> None:
