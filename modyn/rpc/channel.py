@@ -47,6 +47,16 @@ def open_channel(endpoint: Endpoint, *, wait_s: float = 10.0, not_repeatable: fr
     return _Channel(inner, endpoint.address, metadata, wait_s, not_repeatable)
 
 
+def repeated(call: Callable[[], T], wait_s: float) -> T:
+    """What `call` returns, made again for `wait_s` while it meets a server that cannot be reached: it must be idempotent."""
+    for attempt in stamina.retry_context(
+        on=_may_come_back, attempts=None, timeout=wait_s, wait_initial=0.05, wait_max=1.0, wait_jitter=0.05
+    ):
+        with attempt:
+            return call()
+    raise AssertionError("retry_context returns or raises")
+
+
 class _Channel(grpc.Channel):
     """A gRPC channel whose calls end in our errors. Not interceptors: those do not see errors inside a stream."""
 
@@ -69,12 +79,7 @@ class _Channel(grpc.Channel):
 
             if not repeatable or self._wait_s <= 0:
                 return once()
-            for attempt in stamina.retry_context(
-                on=_may_come_back, attempts=None, timeout=self._wait_s, wait_initial=0.05, wait_max=1.0, wait_jitter=0.05
-            ):
-                with attempt:
-                    return once()
-            raise AssertionError("retry_context returns or raises")
+            return repeated(once, self._wait_s)
 
         return invoke
 

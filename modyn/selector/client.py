@@ -9,12 +9,15 @@ import numpy as np
 
 from modyn.proto import selector_pb2, selector_pb2_grpc
 from modyn.records import KeysAndWeights, RunId, SampleBatch, TriggerSetInfo
+from modyn.rpc.channel import repeated
 from modyn.rpc.client import SectionClient
 from modyn.rpc.columns import batch_to_proto, share_from_proto
 from modyn.rpc.structs import from_struct, to_struct
 
 SAMPLES_PER_CALL = 131_072
 """Samples in one Inform message (3 MiB): larger batches are split, which the position makes harmless."""
+RETRY_S = 30.0
+"""For how long keys are asked for again while the selector cannot be reached: a training needs them in its middle."""
 TRIGGER_DEADLINE_S = 3600.0
 """Selecting from hundreds of millions of samples takes minutes."""
 
@@ -77,7 +80,8 @@ class SelectorClient(SectionClient):
         request = selector_pb2.KeysShareRequest(
             run_id=run_id, trigger_id=trigger_id, partition=partition, worker=worker, num_workers=num_workers
         )
-        parts = [share_from_proto(columns) for columns in self._stub.GetKeys(request)]
+        # A stream is not repeated by the channel; this one is read to its end before anything is made of it.
+        parts = repeated(lambda: [share_from_proto(columns) for columns in self._stub.GetKeys(request)], RETRY_S)
         if len(parts) == 1:
             return parts[0]
         return KeysAndWeights(

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +223,20 @@ def test_killed_at_any_moment_it_goes_on_with_the_same_result(system_config: Sys
         process.kill()
     leftovers = [path for path in system_config.service_dir("selector").glob("runs/*/triggers/*") if path.suffix != ".set"]
     assert not leftovers
+
+
+def test_keys_are_waited_for_while_the_selector_starts_again(system_config: SystemConfig, tmp_path: Path) -> None:
+    process = Process(system_config, tmp_path)
+    with SelectorClient(system_config.endpoint("selector"), wait_s=60) as client:
+        client.register_run(RUN, "d", SECTION, 1)
+        client.inform(RUN, 0, stream(0, 100))
+        client.trigger(RUN, 0, 100)
+        process.kill()
+        with ThreadPoolExecutor(1) as pool:
+            keys = pool.submit(client.keys, RUN, 0, 0)
+            process.start()
+            assert len(keys.result()) > 0
+    process.kill()
 
 
 def test_sigterm_ends_it_cleanly(system_config: SystemConfig, tmp_path: Path) -> None:
