@@ -131,7 +131,8 @@ class S3Files(FileSystem):
         """Copies an object, in parts that are read in parallel. Raises OSError."""
         with self.open(path) as source, open(target, "wb") as file:
             size = source.size()
-            reads = [partial(source.read_at, min(PART_BYTES, size - at), at) for at in range(0, size, PART_BYTES)]
+            parts = [(min(PART_BYTES, size - at), at) for at in range(0, size, PART_BYTES)]
+            reads = [(num_bytes, partial(source.read_at, num_bytes, at)) for num_bytes, at in parts]
             for part in in_parallel(self.requests, reads):
                 file.write(part)
 
@@ -226,7 +227,9 @@ class _Copies:
 
     def add_small(self, paths: Sequence[str]) -> None:
         """Many at once. What cannot be read is not there then."""
-        for path, content in zip(paths, in_parallel(self._files.requests, [partial(self._read, p) for p in paths]), strict=True):
+        sizes = [0 if (status := self._files.status(path)) is None else status.size for path in paths]
+        reads = [(size, partial(self._read, path)) for size, path in zip(sizes, paths, strict=True)]
+        for path, content in zip(paths, in_parallel(self._files.requests, reads), strict=True):
             if content is not None:
                 self._write(path, content, len(content))
 

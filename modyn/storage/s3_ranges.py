@@ -24,11 +24,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 GAP_BYTES = 64 << 10
-"""Bytes between two samples that are read along, which takes less time than another request."""
+"""Most bytes between two samples that are read along, which takes less time than another request."""
+GAP_SAMPLES = 64
+"""But at most so many times the bytes of the sample behind them: what is read stays in proportion to what is wanted."""
 PART_BYTES = 8 << 20
 """Most bytes of one request, unless a single sample is larger."""
 _READS_AHEAD = 32
-"""Requests that are under way or whose answers wait to be taken, for each call."""
+"""Most requests that are under way or whose answers wait to be taken, for each call."""
+_BYTES_AHEAD = 64 << 20
+"""Most bytes of their answers, unless a single one is larger."""
 _OPEN_OBJECTS = 4096
 
 _TROUBLE = (
@@ -70,7 +74,8 @@ class RangeSource:
         order = order[sizes[order] > 0]
         begins, ends = offsets[order], offsets[order] + sizes[order]
         planned = plan(file_ids[order], begins, ends)
-        answers = in_parallel(self._requests, [partial(self._read, asked) for asked in planned])
+        calls = [(asked.stop - asked.start, partial(self._read, asked)) for asked in planned]
+        answers = in_parallel(self._requests, calls)
         for asked, answer in zip(planned, answers, strict=True):
             for at in range(asked.first, asked.last):
                 to, begin = int(bounds[order[at]]), int(begins[at]) - asked.start
@@ -95,13 +100,15 @@ class RangeSource:
 
 
 def plan(file_ids: UInt32Array, begins: Int64Array, ends: Int64Array) -> list[_Request]:
-    """The requests for ranges that are sorted by file and begin: those at most GAP_BYTES apart share one of at most PART_BYTES."""
+    """The requests for ranges that are sorted by file and begin: those at most GAP_BYTES, or GAP_SAMPLES times their size, apart share one
+    of at most PART_BYTES."""
     requests: list[_Request] = []
     ranges = zip(file_ids.tolist(), begins.tolist(), ends.tolist(), strict=True)
     first = start = stop = 0
     current: int | None = None
     for at, (file_id, begin, end) in enumerate(ranges):
-        if file_id != current or begin > stop + GAP_BYTES or end > start + PART_BYTES:
+        gap = min(GAP_BYTES, GAP_SAMPLES * (end - begin))
+        if file_id != current or begin > stop + gap or end > start + PART_BYTES:
             if current is not None:
                 requests.append(_Request(current, start, stop, first, at))
             current, first, start, stop = file_id, at, begin, end
@@ -111,18 +118,22 @@ def plan(file_ids: UInt32Array, begins: Int64Array, ends: Int64Array) -> list[_R
     return requests
 
 
-def in_parallel(pool: ThreadPoolExecutor, calls: Sequence[Callable[[], T]]) -> Iterator[T]:
-    """Results in order, a bounded number of calls ahead of whoever takes them. Not to be used by a call itself."""
-    running: deque[Future[T]] = deque()
+def in_parallel(pool: ThreadPoolExecutor, calls: Sequence[tuple[int, Callable[[], T]]]) -> Iterator[T]:
+    """Results in order, a bounded number of calls and bytes ahead of whoever takes them. Each call comes with the bytes of its result. Not
+    to be used by a call itself."""
+    running: deque[tuple[int, Future[T]]] = deque()
+    ahead = 0
     try:
-        for call in calls:
-            running.append(pool.submit(call))
-            if len(running) >= _READS_AHEAD:
-                yield running.popleft().result()
+        for size, call in calls:
+            while running and (len(running) >= _READS_AHEAD or ahead + size > _BYTES_AHEAD):
+                ahead -= running[0][0]
+                yield running.popleft()[1].result()
+            running.append((size, pool.submit(call)))
+            ahead += size
         while running:
-            yield running.popleft().result()
+            yield running.popleft()[1].result()
     finally:
-        for future in running:
+        for _, future in running:
             future.cancel()
 
 

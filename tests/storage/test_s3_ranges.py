@@ -71,13 +71,17 @@ def test_samples_are_slices_of_their_objects(asked: list[tuple[int, int, int]], 
 @given(
     ranges=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 500), st.integers(1, 50)), max_size=30),
     gap=st.integers(0, 40),
+    times=st.integers(0, 3),
     part=st.integers(1, 200),
 )
-def test_requests_hold_their_samples_and_are_no_more_than_needed(ranges: list[tuple[int, int, int]], gap: int, part: int) -> None:
+def test_requests_hold_their_samples_and_are_no_more_than_needed(
+    ranges: list[tuple[int, int, int]], gap: int, times: int, part: int
+) -> None:
     ranges = sorted(ranges)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(s3_ranges, "GAP_BYTES", gap)
         patch.setattr(s3_ranges, "PART_BYTES", part)
+        patch.setattr(s3_ranges, "GAP_SAMPLES", times)
         begins = np.array([begin for _, begin, _ in ranges], np.int64)
         sizes = np.array([size for _, _, size in ranges], np.int64)
         requests = plan(np.array([file for file, _, _ in ranges], np.uint32), begins, begins + sizes)
@@ -87,9 +91,10 @@ def test_requests_hold_their_samples_and_are_no_more_than_needed(ranges: list[tu
         assert {file for file, _, _ in inside} == {request.file_id}
         assert (request.start, request.stop) == (inside[0][1], max(begin + size for _, begin, size in inside))
         assert request.stop - request.start <= max(part, *(size for _, _, size in inside))
+        assert request.stop - request.start <= (1 + times) * sum(size for _, _, size in inside)
     for one, two in pairwise(requests):
         _, begin, size = ranges[two.first]
-        apart = one.file_id != two.file_id or begin > one.stop + gap
+        apart = one.file_id != two.file_id or begin > one.stop + min(gap, times * size)
         assert apart or begin + size - one.start > part
 
 
@@ -97,13 +102,19 @@ def test_neighbours_are_one_request_and_objects_are_opened_once() -> None:
     objects = Objects(bytes(1 << 20), bytes(1 << 20))
     with ThreadPoolExecutor(4) as pool:
         source = RangeSource(objects.open, pool, objects.paths)
-        asked = [(i % 2, at, at + 100) for i, at in enumerate(range(0, 1 << 20, 5000))]
+        asked = [(i % 2, at, at + 200) for i, at in enumerate(range(0, 1 << 20, 5000))]
         ordered = sorted(asked)
         columns = [np.array(column) for column in zip(*ordered, strict=True)]
         assert len(plan(columns[0].astype(np.uint32), columns[1], columns[2])) == 2
         gather(source, asked)
         gather(source, asked)
     assert objects.opened == 2
+
+
+def test_small_samples_far_apart_do_not_read_all_between_them() -> None:
+    begins = np.arange(0, 100 << 16, 1 << 16)
+    requests = plan(np.zeros(100, np.uint32), begins, begins + 100)
+    assert [request.stop - request.start for request in requests] == [100] * 100
 
 
 def test_an_object_that_grew_is_read_and_one_that_was_cut_or_is_gone_is_named() -> None:
@@ -134,14 +145,22 @@ def test_trouble_with_the_server_is_no_fault_of_the_data() -> None:
 def test_answers_come_in_order_and_only_some_ahead() -> None:
     started: list[int] = []
 
-    def call(number: int) -> Callable[[], int]:
-        return lambda: started.append(number) or number  # type: ignore[func-returns-value]
+    def call(number: int, size: int = 1) -> tuple[int, Callable[[], int]]:
+        return size, lambda: started.append(number) or number  # type: ignore[func-returns-value]
 
     with ThreadPoolExecutor(3) as pool:
         answers = in_parallel(pool, [call(i) for i in range(200)])
         assert [next(answers) for _ in range(3)] == [0, 1, 2]
         assert max(started) < 3 + s3_ranges._READS_AHEAD
         assert list(answers) == list(range(3, 200))
+        started.clear()
+        large = s3_ranges._BYTES_AHEAD // 4
+        answers = in_parallel(pool, [call(i, 9 * large if i == 10 else large) for i in range(20)])
+        for number in range(20):
+            assert next(answers) == number
+            assert max(started) < number + 1 + 4, "four are all the bytes that may lie here"
+            assert number >= 10 or 11 not in started, "one that is larger than all is alone"
+        assert list(answers) == []
 
 
 @pytest.mark.parametrize(
