@@ -23,6 +23,8 @@ from modyn.errors import ConfigError, UnavailableError
 SERVICES = ("storage", "selector", "model_storage", "trainer_server", "evaluator", "supervisor")
 """In the order in which they start: each needs only those before it."""
 
+ROW_GROUP_CACHE_BYTES = 256 << 20
+
 DATASET_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,99}$"
 
 _UNIX_PATH_LIMIT = 80
@@ -148,6 +150,12 @@ class ServiceConfig(Section):
 class StorageConfig(ServiceConfig):
     flight_address: str | None = Field(None, description="host:port of the payload server (Arrow Flight); none: a Unix socket")
     num_threads: int = Field(2, ge=1, le=256, description="threads that read files for one request")
+    row_group_cache_bytes: int = Field(
+        ROW_GROUP_CACHE_BYTES,
+        ge=0,
+        description="what each process that reads payloads keeps of the Parquet row groups of a dataset; should hold those that are read in "
+        "turn",
+    )
     dataset_roots: list[Path] = Field(
         default_factory=list, description="folders, or s3://BUCKET/PREFIX, that datasets may lie in; empty: any, on loopback only"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from modyn.config.system import Endpoint, SystemConfig
+from modyn.config.system import ROW_GROUP_CACHE_BYTES, Endpoint, SystemConfig
 from modyn.records import KeysAndWeights, RunId
 from modyn.selector.client import SelectorClient
 
@@ -44,18 +44,29 @@ class PayloadSource:
     flights: tuple[Endpoint, ...]
     short_cut: Literal["auto", "on", "off"] = "auto"
     streams: int = 1
+    row_group_cache_bytes: int = ROW_GROUP_CACHE_BYTES
 
     @staticmethod
     def of(config: SystemConfig, dataset: str, streams: int = 1) -> PayloadSource:
         flights = tuple(config.endpoints("flight"))
-        return PayloadSource(dataset, config.endpoint("storage"), flights, config.storage.short_cut, streams)
+        storage = config.storage
+        return PayloadSource(
+            dataset, config.endpoint("storage"), flights, storage.short_cut, streams, storage.row_group_cache_bytes
+        )
 
     def open(self) -> LocalPayloads | PayloadClient:
         # Here, since services that only name a source start without what reads it.
         from modyn.storage.short_cut import open_payloads
 
         # One thread a gather: whoever wants more gathers several batches at once.
-        return open_payloads(self.storage, self.flights, self.dataset, self.short_cut, streams=self.streams)
+        return open_payloads(
+            self.storage,
+            self.flights,
+            self.dataset,
+            self.short_cut,
+            streams=self.streams,
+            row_group_cache_bytes=self.row_group_cache_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from modyn.storage.sources import Sources
 def build(context: ServiceContext) -> Sequence[Registration]:
     """The payload server of this replica. Nothing but its health is asked over the service's own socket."""
     config = context.config
-    sources = Sources(config.storage.num_threads)
+    sources = Sources(config.storage.num_threads, config.storage.row_group_cache_bytes)
     context.on_shutdown(sources.close)
     datasets = PublishedDatasets(PublishedNames.of(config), sources)
     payloads = PayloadServer(config.replicas[context.name], datasets, config.storage.max_threads)

@@ -151,8 +151,8 @@ class CopiedFile(FileFormat):
     def companions(self, path: str) -> tuple[str, ...]:
         return self._inner.companions(path)
 
-    def row_source(self, paths: PathTable, folder: FileSystem) -> RecordSource | None:
-        return self._inner.row_source(paths, folder)
+    def row_source(self, paths: PathTable, folder: FileSystem, cache_bytes: int) -> RecordSource | None:
+        return self._inner.row_source(paths, folder, cache_bytes)
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
         with _Copies(self._files) as copies:

@@ -15,7 +15,7 @@ from typing import Literal, Self
 
 import numpy as np
 
-from modyn.config.system import Endpoint
+from modyn.config.system import ROW_GROUP_CACHE_BYTES, Endpoint
 from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError, UnavailableError
 from modyn.records import Int64Array
 from modyn.rpc.logs import get_logger
@@ -34,12 +34,14 @@ ShortCut = Literal["auto", "on", "off"]
 class LocalPayloads:
     """Payloads of one dataset by key, read here. May be used by several threads at once, not across a fork."""
 
-    def __init__(self, storage: Endpoint, dataset: str, num_threads: int = 1) -> None:
+    def __init__(
+        self, storage: Endpoint, dataset: str, num_threads: int = 1, row_group_cache_bytes: int = ROW_GROUP_CACHE_BYTES
+    ) -> None:
         """Asks storage once. Raises ConfigError that says why the short cut cannot be taken, NotFoundError if there is no such dataset,
         UnavailableError if storage cannot be reached."""
         self._storage = storage
         self._dataset = dataset
-        self._sources = Sources(num_threads)
+        self._sources = Sources(num_threads, row_group_cache_bytes)
         self._renewing = threading.Lock()
         self._published = self._prove()
 
@@ -101,17 +103,18 @@ def open_payloads(
     short_cut: ShortCut = "auto",
     num_threads: int = 1,
     streams: int = 1,
+    row_group_cache_bytes: int = ROW_GROUP_CACHE_BYTES,
 ) -> LocalPayloads | PayloadClient:
     """A reader of the dataset's payloads: by the short cut if it is proven that this process sees what storage sees, else over Flight.
 
     "on": ConfigError that says why the short cut cannot be taken, in place of Flight. "off": storage is not asked.
-    num_threads: that read for one batch by the short cut. streams: exchanges at once for one fetch over Flight.
+    num_threads, row_group_cache_bytes: as for `Sources`, by the short cut. streams: exchanges at once for one fetch over Flight.
     """
     logger = get_logger("storage")
     if short_cut == "off":
         return PayloadClient(flights, streams)
     try:
-        payloads = LocalPayloads(storage, dataset, num_threads)
+        payloads = LocalPayloads(storage, dataset, num_threads, row_group_cache_bytes)
     except (ConfigError, UnavailableError) as error:
         # Any other would be the same over Flight: there is no such dataset, its index is damaged, the token is wrong.
         if short_cut == "on":

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from modyn._core import Gatherer, PathTable
-from modyn.config.system import DatasetConfig
+from modyn.config.system import ROW_GROUP_CACHE_BYTES, DatasetConfig
 from modyn.records import Int64Array
 from modyn.storage.filesystems import open_filesystem
 from modyn.storage.formats import build_format
@@ -39,16 +39,19 @@ class LocalSource:
 
 
 class Sources:
-    """Makes the sources of datasets. `num_threads` read for one request; at most `_OPEN_FILES` files are open for all."""
+    """Makes the sources of datasets. `num_threads` read for one request; at most `_OPEN_FILES` files are open for all. For each dataset of
+    rows in groups, `row_group_cache_bytes` of these are kept."""
 
-    def __init__(self, num_threads: int) -> None:
+    def __init__(self, num_threads: int, row_group_cache_bytes: int = ROW_GROUP_CACHE_BYTES) -> None:
         self._gatherer = Gatherer(_OPEN_FILES, num_threads)
+        self._row_group_cache_bytes = row_group_cache_bytes
 
     def open(self, dataset: DatasetConfig, paths: PathTable) -> RecordSource:
         """The source of a dataset whose files are `paths`, by its file system and its format."""
         folder = open_filesystem(dataset.base_path)
         file_format = build_format(dataset.file_wrapper, dataset.file_wrapper_config, dataset.timestamp_source)
-        return file_format.row_source(paths, folder) or folder.range_source(paths) or LocalSource(self._gatherer, paths)
+        rows = file_format.row_source(paths, folder, self._row_group_cache_bytes)
+        return rows or folder.range_source(paths) or LocalSource(self._gatherer, paths)
 
     def close(self) -> None:
         """Lets go of open files; the sources may still be used."""

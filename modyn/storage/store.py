@@ -33,7 +33,7 @@ class Store:
         self._settings = config.storage
         self._folder = config.service_dir("storage") / "datasets"
         self._names = PublishedNames.of(config)
-        self._sources = Sources(config.storage.num_threads)
+        self._sources = Sources(config.storage.num_threads, config.storage.row_group_cache_bytes)
         self._roots = Roots.of(config.storage.dataset_roots)
         self._catalogue = catalogue
         self._lock = threading.RLock()

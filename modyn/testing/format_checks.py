@@ -56,7 +56,7 @@ def payloads(built: FileFormat, path: Path, chunk: IndexedSamples) -> list[bytes
     name = np.frombuffer(path.name.encode(), np.uint8)
     paths = PathTable(str(path.parent))
     paths.append_packed(name, np.array([len(name)], np.int64))
-    source = built.row_source(paths, LocalFiles(str(path.parent)))
+    source = built.row_source(paths, LocalFiles(str(path.parent)), 1 << 20)
     if source is None:
         content = path.read_bytes()
         lengths = np.broadcast_to(np.asarray(chunk.lengths), len(chunk)).tolist()

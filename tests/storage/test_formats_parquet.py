@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import os
+from collections.abc import Callable
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modyn._core import PathTable
-from modyn.config.system import DatasetConfig
+from modyn.config.system import DatasetConfig, SystemConfig
+from modyn.dataset.connections import PayloadSource
 from modyn.errors import ConfigError, DataError
 from modyn.storage.filesystems import LocalFiles
 from modyn.storage.formats import build_format
@@ -24,7 +27,7 @@ from modyn.storage.formats.base import FileFormat
 from modyn.storage.formats.row_groups import RowGroupSource
 from modyn.storage.short_cut import LocalPayloads
 from modyn.testing.format_checks import read_file
-from modyn.testing.running_storage import RunningStorage
+from modyn.testing.running_storage import RunningStorage, start_storage
 
 
 def parquet(timestamp_source: str = "", **config: object) -> FileFormat:
@@ -151,6 +154,23 @@ def test_a_row_group_is_read_once_for_a_batch_and_kept_within_bounds(tmp_path: P
     assert files.opened == 11
     small.gather(ids, rows, 100)
     assert files.opened > 15
+
+
+def test_what_is_kept_of_row_groups_is_a_setting_of_the_service_and_of_the_short_cut(
+    make_config: Callable[..., SystemConfig], quick_config: SystemConfig, stack: ExitStack, tmp_path: Path
+) -> None:
+    config = make_config(state_dir=quick_config.state_dir, storage={"row_group_cache_bytes": 4321})
+    storage = start_storage(config, stack)
+    write(tmp_path / "a.parquet", x=pa.array([b"a", b"bb"]), label=pa.array([1, 2]))
+    options = {"payload_columns": ["x"], "label_column": "label"}
+    storage.client.register_dataset(
+        DatasetConfig(name="rows", base_path=str(tmp_path), file_wrapper="ParquetFileWrapper", file_wrapper_config=options)
+    )
+    local = stack.enter_context(PayloadSource.of(storage.config, "rows").open())
+    assert isinstance(local, LocalPayloads)
+    for view in (storage.store.view("rows"), local.view()):
+        assert isinstance(view.source, RowGroupSource)
+        assert view.source.cache_bytes == 4321
 
 
 def test_a_file_that_was_rewritten_removed_or_cut_is_an_error_that_names_it(tmp_path: Path) -> None:

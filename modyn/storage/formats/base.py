@@ -147,8 +147,9 @@ class FileFormat(ABC):
         """Files that must stand beside `path` before it can be indexed, e.g. its label file."""
         return ()
 
-    def row_source(self, paths: PathTable, folder: FileSystem) -> RecordSource | None:
-        """What reads payloads that are no ranges of the files' bytes; None: they are. `paths` are the full paths of the files by id."""
+    def row_source(self, paths: PathTable, folder: FileSystem, cache_bytes: int) -> RecordSource | None:
+        """What reads payloads that are no ranges of the files' bytes; None: they are. `paths` are the full paths of the files by id.
+        cache_bytes: what it may keep of them for the next request."""
         return None
 
     def resume_point(self, path: str, end: int, num_samples: int) -> FormatResume:

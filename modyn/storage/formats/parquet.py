@@ -67,8 +67,8 @@ class ParquetFormat(FileFormat):
     def endings(self) -> NameEndings:
         return NameEndings(self.config.file_extension)
 
-    def row_source(self, paths: PathTable, folder: FileSystem) -> RecordSource:
-        return RowGroupSource(paths, folder, self.config.payload_columns)
+    def row_source(self, paths: PathTable, folder: FileSystem, cache_bytes: int) -> RecordSource:
+        return RowGroupSource(paths, folder, self.config.payload_columns, cache_bytes)
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
         if resume is not None:

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from modyn.storage.filesystems import FileStatus, FileSystem
     from modyn.storage.sources import UInt8Array, UInt32Array
 
-CACHE_BYTES = 256 << 20
-"""Payloads of row groups that are kept for the next request of a dataset."""
-
 _FOOTERS = 1024
 """Files whose footers are kept."""
 
@@ -101,8 +98,10 @@ def lengths_of(schema: pa.Schema, columns: Sequence[str]) -> int | None:
 class RowGroupSource:
     """Reads the payloads of a dataset of Parquet files. Any number of threads at once."""
 
-    def __init__(self, paths: PathTable, folder: FileSystem, columns: Sequence[str], cache_bytes: int = CACHE_BYTES) -> None:
+    def __init__(self, paths: PathTable, folder: FileSystem, columns: Sequence[str], cache_bytes: int) -> None:
+        """cache_bytes: of payloads of row groups that are kept for the next request."""
         self._paths, self._folder, self._columns = paths, folder, list(columns)
+        self.cache_bytes = cache_bytes
         self._footers = Kept[_Footer](_FOOTERS, lambda footer: 1)
         self._groups = Kept[Payloads](cache_bytes, lambda group: group.nbytes)
 
