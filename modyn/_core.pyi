@@ -23,6 +23,9 @@ class FileAccessError(DataError):
 
 class FileVanishedError(FileAccessError): ...
 class FileTruncatedError(FileAccessError): ...
+class FileChangedError(FileAccessError):
+    """The file is not as it was when it was indexed, by its size and its time."""
+
 class FilePermissionError(FileAccessError): ...
 
 class CsvError(DataError):
@@ -38,13 +41,32 @@ class CsvError(DataError):
 @final
 class PathTable:
     """Which file an id means: ids count from 0 in the order of appending. Paths are relative to `base`; an absolute one stands for itself.
-    Append-only, and safe to append to while others gather."""
+    Append-only, and safe to append to while others gather.
 
-    def __init__(self, base: PathLike) -> None: ...
-    def append(self, paths: Sequence[PathLike]) -> None: ...
-    def append_packed(self, text: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64]) -> None:
-        """Path i of the block is text[ends[i - 1]:ends[i]], the first from 0. Keeps both arrays, which may be mapped, and copies nothing:
+    A file may have a stamp: its size and its time (int64 nanoseconds) when it was indexed. Whoever gathers from a file with another stamp
+    gets FileChangedError, or FileTruncatedError if the record is not there; with `may_grow`, a longer file is no changed one."""
+
+    def __init__(self, base: PathLike, may_grow: bool = False) -> None: ...
+    def append(
+        self, paths: Sequence[PathLike], sizes: npt.NDArray[np.int64] | None = None, mtimes_ns: npt.NDArray[np.int64] | None = None
+    ) -> None: ...
+    def append_packed(
+        self,
+        text: npt.NDArray[np.uint8],
+        ends: npt.NDArray[np.int64],
+        sizes: npt.NDArray[np.int64] | None = None,
+        mtimes_ns: npt.NDArray[np.int64] | None = None,
+    ) -> None:
+        """Path i of the block is text[ends[i - 1]:ends[i]], the first from 0. Keeps the arrays, which may be mapped, and copies nothing:
         they must not change. Ends are looked at when their path is asked for: InvalidArgumentError then if they make no sense."""
+    def restamp(
+        self, file_ids: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], mtimes_ns: npt.NDArray[np.int64]
+    ) -> None:
+        """Stamps in place of those that these files came with, instead of those of an earlier call. Ids ascend. Keeps the arrays as above."""
+    def stamp(self, file_id: int) -> tuple[int, int] | None:
+        """Size and time. Raises IndexError."""
+    def may_be(self, file_id: int, size: int, mtime_ns: int) -> bool:
+        """Whether a file that is like this now still has what was indexed, as far as stamps can tell. Raises IndexError."""
     def __len__(self) -> int: ...
     def __getitem__(self, file_id: int) -> str:
         """The whole path. Raises IndexError."""

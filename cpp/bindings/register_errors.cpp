@@ -14,6 +14,8 @@ const char* class_name(FileFault fault) {
       return "FileVanishedError";
     case FileFault::truncated:
       return "FileTruncatedError";
+    case FileFault::changed:
+      return "FileChangedError";
     case FileFault::permission:
       return "FilePermissionError";
     case FileFault::unreadable:
@@ -61,6 +63,7 @@ void register_errors(py::module_& module) {
   const py::object access = define(module, "FileAccessError", data_error);
   define(module, "FileVanishedError", access);
   define(module, "FileTruncatedError", access);
+  define(module, "FileChangedError", access);
   define(module, "FilePermissionError", access);
   define(module, "CsvError", data_error);
   py::register_local_exception_translator(&translate);

@@ -1,3 +1,5 @@
+#include <pybind11/stl.h>
+
 #include <memory>
 #include <optional>
 
@@ -42,24 +44,66 @@ std::shared_ptr<const void> keep_alive(const py::object& object) {
           }};
 }
 
-std::unique_ptr<PathTable> make_table(const py::object& base) { return std::make_unique<PathTable>(to_path(base)); }
+std::unique_ptr<PathTable> make_table(const py::object& base, bool may_grow) { return std::make_unique<PathTable>(to_path(base), may_grow); }
 
-void append_packed(PathTable& table, const Column<std::uint8_t>& text, const Column<std::int64_t>& ends) {
+using Stamps = std::optional<Column<std::int64_t>>;
+
+// Whether there are stamps.
+bool check_stamps(const Stamps& sizes, const Stamps& mtimes_ns, py::ssize_t count) {
+  if (sizes.has_value() != mtimes_ns.has_value()) throw InvalidArgument("sizes and mtimes_ns are given both or not at all");
+  if (sizes) check_column(*sizes, "sizes", count);
+  if (mtimes_ns) check_column(*mtimes_ns, "mtimes_ns", count);
+  return sizes.has_value();
+}
+
+void append_packed(PathTable& table, const Column<std::uint8_t>& text, const Column<std::int64_t>& ends, const Stamps& sizes,
+                   const Stamps& mtimes_ns) {
   check_column(text, "text", text.size());
   check_column(ends, "ends", ends.size());
+  const bool stamped = check_stamps(sizes, mtimes_ns, ends.size());
+  const std::int64_t* const sizes_data = stamped ? sizes->data() : nullptr;
+  const std::int64_t* const mtimes_data = stamped ? mtimes_ns->data() : nullptr;
   const std::uint8_t* text_data = text.data();
   const std::int64_t* ends_data = ends.data();
   const auto text_size = static_cast<std::size_t>(text.size());
   const auto count = static_cast<std::size_t>(ends.size());
-  auto owner = keep_alive(py::make_tuple(text, ends));
+  auto owner = keep_alive(py::make_tuple(text, ends, sizes, mtimes_ns));
   const py::gil_scoped_release release;  // the table's lock may be held by a thread that waits for the GIL
-  table.append_packed(text_data, text_size, ends_data, count, std::move(owner));
+  table.append_packed(text_data, text_size, ends_data, count, std::move(owner), sizes_data, mtimes_data);
 }
 
-void append(PathTable& table, const py::sequence& path_objects) {
+void append(PathTable& table, const py::sequence& path_objects, const Stamps& sizes, const Stamps& mtimes_ns) {
   const auto paths = to_paths(path_objects);
+  std::vector<FileStamp> stamps;
+  if (check_stamps(sizes, mtimes_ns, static_cast<py::ssize_t>(paths.size()))) {
+    for (py::ssize_t i = 0; i < sizes->size(); ++i) stamps.push_back({sizes->data()[i], mtimes_ns->data()[i]});
+  }
   const py::gil_scoped_release release;
-  table.append(paths);
+  table.append(paths, std::move(stamps));
+}
+
+void restamp(PathTable& table, const Column<std::int64_t>& ids, const Column<std::int64_t>& sizes, const Column<std::int64_t>& mtimes_ns) {
+  check_column(ids, "file_ids", ids.size());
+  check_stamps(sizes, mtimes_ns, ids.size());
+  const std::int64_t* const ids_data = ids.data();
+  const std::int64_t* const sizes_data = sizes.data();
+  const std::int64_t* const mtimes_data = mtimes_ns.data();
+  const auto count = static_cast<std::size_t>(ids.size());
+  auto owner = keep_alive(py::make_tuple(ids, sizes, mtimes_ns));
+  const py::gil_scoped_release release;
+  table.restamp(ids_data, sizes_data, mtimes_data, count, std::move(owner));
+}
+
+bool may_be(const PathTable& table, std::size_t id, std::int64_t size, std::int64_t mtime_ns) {
+  const py::gil_scoped_release release;
+  return table.file(id).may_be({size, mtime_ns});
+}
+
+std::optional<std::pair<std::int64_t, std::int64_t>> stamp_at(const PathTable& table, std::size_t id) {
+  const py::gil_scoped_release release;
+  const auto stamp = table.file(id).stamp;
+  if (!stamp) return std::nullopt;
+  return std::pair{stamp->size, stamp->mtime_ns};
 }
 
 py::str path_at(const PathTable& table, py::ssize_t id) {
@@ -151,9 +195,12 @@ py::tuple take_rows(const Column<std::uint8_t>& data, const py::object& bounds_o
 
 void register_gather(py::module_& module) {
   py::class_<PathTable>(module, "PathTable", py::is_final())
-      .def(py::init(&make_table), py::arg("base"))
-      .def("append", &append, py::arg("paths"))
-      .def("append_packed", &append_packed, py::arg("text"), py::arg("ends"))
+      .def(py::init(&make_table), py::arg("base"), py::arg("may_grow") = false)
+      .def("append", &append, py::arg("paths"), py::arg("sizes") = py::none(), py::arg("mtimes_ns") = py::none())
+      .def("append_packed", &append_packed, py::arg("text"), py::arg("ends"), py::arg("sizes") = py::none(), py::arg("mtimes_ns") = py::none())
+      .def("restamp", &restamp, py::arg("file_ids"), py::arg("sizes"), py::arg("mtimes_ns"))
+      .def("stamp", &stamp_at, py::arg("file_id"))
+      .def("may_be", &may_be, py::arg("file_id"), py::arg("size"), py::arg("mtime_ns"))
       .def("__len__", &PathTable::size)
       .def("__getitem__", &path_at, py::arg("file_id"));
   py::class_<Gatherer>(module, "Gatherer", py::is_final())

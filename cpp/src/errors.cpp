@@ -20,6 +20,9 @@ std::string message(FileFault fault, const std::string& path, std::int64_t offse
     case FileFault::truncated:
       return "file is too short: " + place + ", " + std::to_string(available) + " available; it was cut after it was indexed: restore it, "
              "or delete its samples";
+    case FileFault::changed:
+      return "file changed: " + place + " is not as it was when it was indexed: it was replaced, written again or touched since; "
+             "ingest its dataset, which looks at it again";
     case FileFault::permission:
       return "no permission to read " + place + "; let the user of the service read it";
     case FileFault::unreadable:

@@ -12,6 +12,13 @@
 #include "modyn/errors.hpp"
 
 namespace modyn {
+namespace {
+
+FileStamp stamp_of(const struct stat& status) {
+  return {status.st_size, std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec};
+}
+
+}  // namespace
 
 FileMap::FileMap(int descriptor, std::size_t size) : address_(::mmap(nullptr, size, PROT_READ, MAP_SHARED, descriptor, 0)), size_(size) {
   if (address_ == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
@@ -19,7 +26,7 @@ FileMap::FileMap(int descriptor, std::size_t size) : address_(::mmap(nullptr, si
 
 FileMap::~FileMap() { ::munmap(address_, size_); }
 
-File::File(std::string path) : path_(std::move(path)), descriptor_(-1), device_(0), inode_(0) {
+File::File(std::string path) : path_(std::move(path)), descriptor_(-1), device_(0), inode_(0), stamp_at_opening_{} {
   do {
     // O_NONBLOCK: opening a named pipe must not wait for a writer. It means nothing for regular files.
     descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -33,6 +40,7 @@ File::File(std::string path) : path_(std::move(path)), descriptor_(-1), device_(
   }
   device_ = status.st_dev;
   inode_ = status.st_ino;
+  stamp_at_opening_ = stamp_of(status);
 }
 
 File::~File() { ::close(descriptor_); }
@@ -77,22 +85,31 @@ bool File::is_resident(std::int64_t offset) const {
   return (resident & 1U) != 0;
 }
 
-std::int64_t File::size() const {
+std::int64_t File::size() const { return stamp().size; }
+
+FileStamp File::stamp() const {
   struct stat status {};
   if (::fstat(descriptor_, &status) != 0) throw file_error(errno, path_, 0, 0);
-  return status.st_size;
+  return stamp_of(status);
 }
 
-bool File::is_current() const {
+bool File::is_current(FileStamp& now) const {
   struct stat status {};
-  return ::stat(path_.c_str(), &status) == 0 && status.st_dev == device_ && status.st_ino == inode_;
+  if (::stat(path_.c_str(), &status) != 0 || status.st_dev != device_ || status.st_ino != inode_) return false;
+  now = stamp_of(status);
+  return true;
 }
 
-std::shared_ptr<const File> FileCache::open(const std::string& path) {
-  if (auto kept = find(path); kept && kept->is_current()) return kept;
+std::shared_ptr<const File> FileCache::open(const std::string& path, FileStamp* now) {
+  FileStamp current{};
+  if (auto kept = find(path); kept && kept->is_current(current)) {
+    if (now != nullptr) *now = current;
+    return kept;
+  }
   // Opened without the lock: a slow disk must not stop readers of other files. Two threads may open one file; the last one is kept.
   auto file = std::make_shared<const File>(path);
   keep(path, file);
+  if (now != nullptr) *now = file->stamp_at_opening();
   return file;
 }
 

@@ -47,7 +47,7 @@ void MappedRecords::find_files() {
       if (files_[table[place]].id == id) return table[place];
     }
     table[place] = static_cast<std::uint32_t>(files_.size());
-    files_.push_back({id, 0, 0, nullptr, nullptr});
+    files_.push_back({id, 0, 0, nullptr, nullptr, {}});
     return table[place];
   };
   slots_.resize(r_.count);
@@ -71,10 +71,12 @@ void MappedRecords::map_files(FileCache& cache) {
     Wanted& wanted = files_[slot];
     if (wanted.records < min_records_per_file) continue;
     try {
-      wanted.file = cache.open(r_.paths.path(wanted.id));
-      wanted.map = wanted.file->map(wanted.end);
+      FileStamp now{};
+      wanted.indexed = r_.paths.file(wanted.id);
+      wanted.file = cache.open(wanted.indexed.path, &now);
+      if (wanted.indexed.may_be(now)) wanted.map = wanted.file->map(wanted.end);
     } catch (const FileError&) {
-      // Reading comes to this file too, and says which record is at fault.
+      // Reading comes to this file too, as to one that changed, and says which record is at fault.
     }
     if (!wanted.map) continue;
     addresses_[slot] = wanted.map->data();
@@ -103,12 +105,17 @@ bool MappedRecords::copy(std::uint8_t* into, std::size_t threads) const {
     auto run = [&] { copy_records(bounds_, into, first, last, address); };
     if (whole && !survives_bus_error(run)) whole = false;
   });
-  return whole && still_cover();
+  return whole && are_still_as_indexed();
 }
 
-// Behind the end of a file that was cut, the rest of its last page reads as zeros, without a fault.
-bool MappedRecords::still_cover() const {
-  return std::all_of(files_.begin(), files_.end(), [](const Wanted& wanted) { return !wanted.map || wanted.file->size() >= wanted.end; });
+// Behind the end of a file that was cut, the rest of its last page reads as zeros, without a fault; and what was written while it was copied
+// has changed the file's time before.
+bool MappedRecords::are_still_as_indexed() const {
+  return std::all_of(files_.begin(), files_.end(), [](const Wanted& wanted) {
+    if (!wanted.map) return true;
+    const FileStamp now = wanted.file->stamp();
+    return now.size >= wanted.end && wanted.indexed.may_be(now);
+  });
 }
 
 std::vector<std::uint32_t> MappedRecords::others() const {

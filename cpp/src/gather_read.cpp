@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <memory>
+#include <thread>
 #include <utility>
 
 #include "gather_ways.hpp"
@@ -17,6 +19,20 @@ constexpr std::int64_t max_gap = 4096;
 constexpr std::int64_t max_run = 1 << 20;
 // Opening and reading a file takes as long as copying this many bytes.
 constexpr std::int64_t cost_of_record = 4096;
+
+// A write to a file sets its time before its size. Who looks in between waits so long at most, in so many steps.
+constexpr int growing_steps = 20;
+constexpr auto growing_step = std::chrono::milliseconds(1);
+
+// Whether `file`, which is `now` like this, still has what was indexed. `now` is its stamp after the answer.
+bool is_as_indexed(const IndexedFile& indexed, const File& file, FileStamp& now) {
+  for (int step = 0; !indexed.may_be(now); ++step) {
+    if (step == growing_steps || !indexed.may_grow || now.size != indexed.stamp->size) return false;
+    std::this_thread::sleep_for(growing_step);
+    now = file.stamp();
+  }
+  return true;
+}
 
 unsigned bits_for(std::uint64_t value) {
   unsigned bits = 0;
@@ -87,6 +103,7 @@ class BlockReader {
       if (run.end > run.begin) read_run(first, run);
       first = run.last;
     }
+    check_what_was_read();
   }
 
  private:
@@ -118,7 +135,7 @@ class BlockReader {
 
   void read_run(std::size_t first, const Run& run) {
     const std::size_t head = at(first);
-    if (!file_ || file_id_ != r_.files[head]) file_ = open(head);
+    if (!file_ || file_id_ != r_.files[head]) open(head);
     const auto size = static_cast<std::size_t>(run.end - run.begin);
     std::uint8_t* target = run.direct ? into_ + bounds_[head] : scratch(size);
     const std::size_t got = file_->read_some(target, size, run.begin);
@@ -130,14 +147,33 @@ class BlockReader {
     }
   }
 
-  std::shared_ptr<const File> open(std::size_t head) {
-    const std::string path = r_.paths.path(r_.files[head]);
+  void open(std::size_t head) {
+    check_what_was_read();
+    file_.reset();
     file_id_ = r_.files[head];
+    first_of_file_ = head;
+    // What is known of the file is asked for before the file: it may grow in between, and be indexed again.
+    indexed_ = r_.paths.file(file_id_);
+    FileStamp now{};
     try {
-      return cache_.open(path);
+      file_ = cache_.open(indexed_.path, &now);
     } catch (FileError& error) {
-      throw FileError(error.fault, path, r_.offsets[head], r_.length(head), -1, error.error_number);
+      throw FileError(error.fault, indexed_.path, r_.offsets[head], r_.length(head), -1, error.error_number);
     }
+    check(now);
+  }
+
+  // What was written while it was read has changed the file's time before.
+  void check_what_was_read() const {
+    if (file_ && indexed_.stamp) check(file_->stamp());
+  }
+
+  void check(FileStamp now) const {
+    if (is_as_indexed(indexed_, *file_, now)) return;
+    const std::int64_t offset = r_.offsets[first_of_file_];
+    const std::int64_t length = r_.length(first_of_file_);
+    const std::int64_t available = std::clamp<std::int64_t>(now.size - offset, 0, length);
+    throw FileError(available < length ? FileFault::truncated : FileFault::changed, indexed_.path, offset, length, available, 0);
   }
 
   std::uint8_t* scratch(std::size_t size) {
@@ -163,7 +199,9 @@ class BlockReader {
   std::uint8_t* into_;
   FileCache& cache_;
   std::shared_ptr<const File> file_;
+  IndexedFile indexed_;
   std::uint32_t file_id_ = 0;
+  std::size_t first_of_file_ = 0;
   std::unique_ptr<std::uint8_t[]> scratch_;
   std::size_t scratch_size_ = 0;
 };

@@ -21,7 +21,7 @@ class MappedRecords {
   MappedRecords(const GatherRequest& request, const std::int64_t* bounds, FileCache& cache);
 
   bool any() const { return num_mapped_ > 0; }
-  // Copies their records. False if a file was cut since; then `into` holds nothing of use.
+  // Copies their records. False if a file was cut or changed since; then `into` holds nothing of use.
   bool copy(std::uint8_t* into, std::size_t threads) const;
   // Positions of the records that are not in mapped files.
   std::vector<std::uint32_t> others() const;
@@ -34,12 +34,13 @@ class MappedRecords {
     std::int64_t end;  // of the record that lies farthest
     std::shared_ptr<const File> file;
     std::shared_ptr<const FileMap> map;
+    IndexedFile indexed;
   };
 
   void find_files();
   void map_files(FileCache& cache);
   bool are_resident() const;
-  bool still_cover() const;
+  bool are_still_as_indexed() const;
 
   const GatherRequest& r_;
   const std::int64_t* bounds_;

@@ -1,4 +1,5 @@
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -17,6 +18,8 @@ struct Records {
   std::vector<std::uint32_t> files;
   std::vector<std::int64_t> offsets;
   std::vector<std::int64_t> lengths;
+  std::vector<modyn::FileStamp> stamps{};
+  bool may_grow = false;
 
   void add(std::uint32_t file, std::int64_t offset, std::int64_t length) {
     files.push_back(file);
@@ -30,8 +33,8 @@ struct Records {
   }
 
   std::string gather(std::size_t threads, modyn::FileCache& cache) const {
-    modyn::PathTable table("");
-    table.append(paths);
+    modyn::PathTable table("", may_grow);
+    table.append(paths, stamps);
     const modyn::GatherRequest request{table, files.data(), offsets.data(), lengths.data(), 0, files.size()};
     std::vector<std::int64_t> bounds(files.size() + 1);
     modyn::gather_bounds(request, bounds.data());
@@ -149,6 +152,51 @@ TEST_CASE("errors name file, offset and sizes") {
   CHECK(error.fault == modyn::FileFault::vanished);
   CHECK(error.path == folder.at("gone"));
   CHECK(error.wanted == 2);
+}
+
+TEST_CASE("a file that is not as it was when it was indexed is never read") {
+  const TemporaryFolder folder;
+  // Long ago: a file that is written twice within one tick of the clock has the same time twice.
+  const auto rename_over = [&](const std::string& path) {
+    const auto other = folder.write("other", numbered_rows(1000));
+    std::filesystem::last_write_time(other, std::filesystem::file_time_type::clock::now() - std::chrono::hours(1));
+    std::filesystem::rename(other, path);
+  };
+  for (const std::size_t count : {std::size_t{3}, std::size_t{5000}}) {  // by reading, and from a map
+    for (const bool may_grow : {false, true}) {
+      CAPTURE(count);
+      CAPTURE(may_grow);
+      Records records = shuffled_rows(folder.write("a", numbered_rows(1000)), 1000, count, 3);
+      records.may_grow = may_grow;
+      const auto& path = records.paths[0];
+      const std::string content = expected_rows(records);
+      modyn::FileCache cache(3);
+      records.stamps = {modyn::File(path).stamp()};
+      CHECK(records.gather(2, cache) == content);
+
+      rename_over(path);
+      const auto replaced = failure(records, 2, cache);
+      CHECK(replaced.fault == modyn::FileFault::changed);
+      CHECK(replaced.path == path);
+      CHECK(replaced.wanted == row);
+      records.stamps = {modyn::File(path).stamp()};
+      CHECK(records.gather(2, cache) == content);
+
+      std::fstream(path, std::ios::in | std::ios::out) << "in place";
+      CHECK(failure(records, 2, cache).fault == modyn::FileFault::changed);
+
+      rename_over(path);
+      records.stamps = {modyn::File(path).stamp()};
+      std::ofstream(path, std::ios::app) << "more";
+      if (may_grow) {
+        CHECK(records.gather(2, cache) == content);
+      } else {
+        CHECK(failure(records, 2, cache).fault == modyn::FileFault::changed);
+      }
+      std::filesystem::resize_file(path, 0);
+      CHECK(failure(records, 2, cache).fault == modyn::FileFault::truncated);
+    }
+  }
 }
 
 TEST_CASE("records that cannot exist are the caller's mistake") {

@@ -26,6 +26,31 @@ TEST_CASE("ids count on over blocks of either kind") {
   CHECK(text.use_count() == 2);  // held, not copied
 }
 
+TEST_CASE("stamps, and others in place of them") {
+  modyn::PathTable table("/base", true);
+  table.append({"a", "b"});
+  table.append({"c", "d"}, {{10, 1}, {20, 2}});
+  CHECK(!table.file(1).stamp);
+  CHECK(table.file(1).may_be({5, 5}));
+  CHECK(table.file(3).path == "/base/d");
+  CHECK(*table.file(3).stamp == modyn::FileStamp{20, 2});
+  CHECK(table.file(3).may_be({20, 2}));
+  CHECK(table.file(3).may_be({21, 2}));
+  CHECK(!table.file(3).may_be({20, 3}));
+  CHECK(!table.file(3).may_be({19, 2}));
+  const std::vector<std::int64_t> ids{0, 3}, sizes{7, 21}, times{8, 9}, none;
+  table.restamp(ids.data(), sizes.data(), times.data(), 2, nullptr);
+  CHECK(*table.file(0).stamp == modyn::FileStamp{7, 8});
+  CHECK(*table.file(2).stamp == modyn::FileStamp{10, 1});
+  CHECK(*table.file(3).stamp == modyn::FileStamp{21, 9});
+  table.restamp(none.data(), none.data(), none.data(), 0, nullptr);
+  CHECK(*table.file(3).stamp == modyn::FileStamp{20, 2});
+  modyn::PathTable rigid("");
+  CHECK_THROWS_AS(rigid.append({"a"}, {{1, 1}, {2, 2}}), modyn::InvalidArgument);
+  rigid.append({"a"}, {{1, 1}});
+  CHECK(!rigid.file(0).may_be({2, 1}));
+}
+
 TEST_CASE("without a base, paths stand as they are") {
   modyn::PathTable table("");
   table.append({"relative", "/absolute"});

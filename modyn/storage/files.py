@@ -130,6 +130,11 @@ class FileTable:
             (altered.add if row.altered else altered.discard)(row.file_id)
         self.altered = frozenset(altered)
 
+    def stamps(self, file_ids: Int64Array | slice) -> tuple[Int64Array, Int64Array]:
+        """Sizes and times (nanoseconds) with which these files were indexed or found unchanged last: int64."""
+        # Indexing by a slice would share the memory, and the arrays could not grow then.
+        return np.array(np.asarray(self._sizes)[file_ids]), np.array(np.asarray(self._mtimes)[file_ids])
+
     def id_of(self, path: str) -> int | None:
         return self._ids.get(path)
 

@@ -208,15 +208,8 @@ class _Ingestion:
             return None
         if self._format.can_grow and seen.size > row.indexed_end:
             return _Job(seen, path, row._replace(altered=False))
-        if (row.size, row.mtime_ns) == (seen.size, seen.mtime_ns) or not isinstance(self._format, WholeFileFormat):
-            self._writer.change_file(row._replace(size=seen.size, mtime_ns=seen.mtime_ns, altered=False))
-            self._writer.solve(seen.path)
-        else:
-            self._set_aside(
-                seen, DataError(f"{path} was written again after it was indexed; its samples are read as they are now")
-            )
-            if row.altered:
-                self._writer.change_file(row._replace(altered=False))
+        self._writer.change_file(row._replace(size=seen.size, mtime_ns=seen.mtime_ns, altered=False))
+        self._writer.solve(seen.path)
         return None
 
     def _check_unchanged(self, row: FileRow, seen: SeenFile, path: str) -> None:
@@ -225,7 +218,14 @@ class _Ingestion:
                 f"{path} was rewritten: it had {row.size} bytes when it was indexed and has {seen.size} now. "
                 f"Restore the file, or delete its samples and add the data under a new name"
             )
-        if not isinstance(self._format, WholeFileFormat):
+        if isinstance(self._format, WholeFileFormat):
+            # Nothing is kept of what is in it: there may be millions.
+            if seen.mtime_ns != row.mtime_ns:
+                raise DataError(
+                    f"{path} was written again after it was indexed, maybe with something else. Restore the file with the time that it "
+                    f"had, or delete its sample and add the data under a new name"
+                )
+        else:
             self._format.check_unchanged(path, FormatResume(row.indexed_end, row.num_samples, row.fingerprint))
 
     def _index_whole_files(self, file_format: WholeFileFormat, files: SeenFiles) -> None:

@@ -202,7 +202,7 @@ class OpenDataset:
         self._file_names.update({row.info.first_key: row.file_name for row in change.segments})
         row = replace(self.row, next_key=change.next_key, version=version)
         # If this fails, the row is still the old one: `refresh` then starts from what the catalogue says.
-        self._publish(row)
+        self._publish(row, [file.file_id for file in change.changed_files])
         self.row = row
         if replaced:
             self.index = SegmentIndex(list(self._segments.values()), self.row.float_labels)
@@ -214,9 +214,9 @@ class OpenDataset:
         self.in_doubt = False
         self.wake()
 
-    def _publish(self, row: DatasetRow) -> None:
+    def _publish(self, row: DatasetRow, changed: Sequence[int] = ()) -> None:
         names = [self._file_names[first] for first in sorted(self._file_names)]
-        self._publisher.publish(row.config, row.version, row.float_labels, names, self.files.paths, self.files.altered)
+        self._publisher.publish(row.config, row.version, row.float_labels, names, self.files, changed)
 
     def segments(self) -> Sequence[Segment]:
         """In order of key."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from prometheus_client import Counter
 
+from modyn._core import FileChangedError
 from modyn.errors import DataError, NotFoundError
 from modyn.records import Int64Array, LabelArray
 from modyn.storage.flight import OnMissing, Payloads
@@ -56,6 +58,10 @@ class Located:
         size = lengths if isinstance(lengths, int) else None
         try:
             data, bounds = view.source.gather(file_ids, offsets, lengths if isinstance(lengths, int) else lengths[rows])
+        except FileChangedError as error:
+            found = (i for i in np.flatnonzero(offsets == error.offset).tolist() if view.paths[int(file_ids[i])] == error.path)
+            named = "".join(f"the sample with key {keys[i]} cannot be read: " for i in itertools.islice(found, 1))
+            raise FileChangedError(f"{named}{error.message}: `modyn data ingest {view.name}`") from error
         except DataError as error:
             raise DataError(f"{error.message} (`modyn data problems {view.name}` lists all files that are set aside)") from error
         PAYLOAD_BYTES.labels(view.name).inc(data.nbytes)

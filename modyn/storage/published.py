@@ -1,8 +1,10 @@
 """What storage publishes of a dataset for readers in other processes: files in the dataset's folder, complete at any moment.
 
 `index.json` says everything but what stands in other files: the segments, the deleted keys, and the names of the data files in blocks
-that only grow in number. Each publication is a new file that takes the place of the old one, so a reader that finds the same file finds
-the same state, at the price of a `stat`. Storage publishes a change before it shows it to anybody: who knows a key finds it here.
+that only grow in number. A block also has sizes and times of its files, by which readers notice that others changed them; those that are
+others by now stand in a file of their own. Each publication is a new file that takes the place of the old one, so a reader that finds
+the same file finds the same state, at the price of a `stat`. Storage publishes a change before it shows it to anybody: who knows a key
+finds it here.
 
 `names/NAME` links to the folder of the dataset of that name.
 """
@@ -14,13 +16,14 @@ import os
 import re
 import threading
 import uuid
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from modyn import _core
 from modyn._core import PathTable
@@ -29,7 +32,7 @@ from modyn.durable import TEMPORARY_SUFFIX, write_atomically
 from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
 from modyn.records import Int64Array
 from modyn.storage.deletions import Deletions
-from modyn.storage.filesystems import open_filesystem
+from modyn.storage.files import FileTable
 from modyn.storage.index_view import IndexView
 from modyn.storage.segments import Segment, SegmentIndex
 from modyn.storage.sources import RecordSource, Sources, UInt8Array
@@ -38,13 +41,23 @@ INDEX = "index.json"
 DELETIONS = "deletions"
 _NAMES = ".names"
 """Ending of the blocks of file names."""
-_FORMAT = 1
+_STAMPS = ".stamps"
+"""Ending of the sizes and times that are not those in the blocks any more."""
+_FORMAT = 2
 _ADVICE = "restart storage, which writes it anew"
 
 
 @dataclass(frozen=True, slots=True)
 class NameBlock:
-    """A file with the names of `count` data files: their ends (int64) in the text that follows."""
+    """A file about `count` data files: ends of their names, sizes and times (nanoseconds), all int64, and the text of the names."""
+
+    file: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class StampFile:
+    """A file about `count` data files whose stamps changed: ids, ascending, sizes and times, all int64."""
 
     file: str
     count: int
@@ -52,7 +65,8 @@ class NameBlock:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What `index.json` says of a dataset. segments: names of files. altered: ids of files that may not be read, ascending."""
+    """What `index.json` says of a dataset. segments: names of files. altered: ids of files that may not be read, ascending.
+    stamps: None if all are those in the blocks."""
 
     config: DatasetConfig
     version: int
@@ -60,6 +74,7 @@ class Publication:
     segments: tuple[str, ...]
     names: tuple[NameBlock, ...]
     altered: tuple[int, ...]
+    stamps: StampFile | None = None
 
     @property
     def num_files(self) -> int:
@@ -74,6 +89,7 @@ class Publication:
             "segments": self.segments,
             "names": [[block.file, block.count] for block in self.names],
             "altered": self.altered,
+            "stamps": self.stamps and [self.stamps.file, self.stamps.count],
         }
         return json.dumps(content).encode()
 
@@ -94,6 +110,7 @@ class Publication:
                 tuple(content["segments"]),
                 tuple(NameBlock(*block) for block in content["names"]),
                 tuple(content["altered"]),
+                StampFile(*content["stamps"]) if content["stamps"] else None,
             )
         except (FileNotFoundError, NotADirectoryError) as error:
             raise NotFoundError(f"no dataset is published in {folder}") from error
@@ -116,19 +133,22 @@ class Publisher:
         version: int,
         float_labels: bool,
         segments: Sequence[str],
-        paths: Sequence[str],
-        altered: frozenset[int],
+        files: FileTable,
+        changed: Iterable[int] = (),
     ) -> None:
-        """Makes readers see this state at their next request. `paths`: of all files by id, relative to the dataset's folder; those that
-        are published already are not looked at again. Raises UnavailableError: readers then see the state before."""
+        """Makes readers see this state at their next request. `files` of which names are published already are not looked at again but for
+        the ids `changed`, which may have other stamps; the first time, for all. Raises UnavailableError: readers then see the state before."""
+        is_first = self._published is None
         before = self._last(version)
-        names = before.names if before is not None and before.num_files <= len(paths) else ()
-        now = Publication(config, version, float_labels, tuple(segments), names, tuple(sorted(altered)))
-        if now != before or now.num_files < len(paths):
-            now = Publication(config, version, float_labels, now.segments, self._with_names(now, paths), now.altered)
+        names, stamps = (before.names, before.stamps) if before is not None and before.num_files <= len(files) else ((), None)
+        now = Publication(config, version, float_labels, tuple(segments), names, tuple(sorted(files.altered)), stamps)
+        known = np.arange(now.num_files) if is_first else np.array(sorted(i for i in set(changed) if i < now.num_files), np.int64)
+        now = replace(now, stamps=self._with_stamps(now, files, known))
+        if now != before or now.num_files < len(files):
+            now = replace(now, names=self._with_names(now, files))
             write_atomically(self._folder / INDEX, [now.to_json()])
         self._published = now
-        self._sweep({block.file for block in now.names})
+        self._sweep({block.file for block in now.names} | ({now.stamps.file} if now.stamps else set()))
 
     def _last(self, version: int) -> Publication | None:
         """What is published now, unless it is of a later state than the catalogue, which was restored from a backup then."""
@@ -139,21 +159,33 @@ class Publisher:
                 return None
         return self._published if self._published.version <= version else None
 
-    def _with_names(self, now: Publication, paths: Sequence[str]) -> tuple[NameBlock, ...]:
+    def _with_stamps(self, now: Publication, files: FileTable, known: Int64Array) -> StampFile | None:
+        """The stamps that are not those in the blocks, once those of the ids `known`, ascending, are looked at again. Whoever was told once
+        that a file has another stamp than its block is told on: he may have mapped the block before it was written anew."""
+        found = np.flatnonzero(~_are_stamped(self._folder, now, files, known))
+        if not len(found):
+            return now.stamps
+        before = _map_stamps(self._folder, now.stamps)[0] if now.stamps else np.zeros(0, np.int64)
+        ids = np.union1d(before, known[found])
+        path = self._folder / f"{uuid.uuid4().hex[:12]}{_STAMPS}"
+        write_atomically(path, [column.data.cast("B") for column in (ids, *files.stamps(ids))])
+        return StampFile(path.name, len(ids))
+
+    def _with_names(self, now: Publication, files: FileTable) -> tuple[NameBlock, ...]:
         """The blocks with what they lack of `paths`. A block takes in those before it that are not twice its size, so that there are few,
         and a name is rewritten seldom."""
         blocks, first = list(now.names), now.num_files
-        if first == len(paths):
+        if first == len(files):
             return now.names
-        while blocks and blocks[-1].count < 2 * (len(paths) - first):
+        while blocks and blocks[-1].count < 2 * (len(files) - first):
             first -= blocks.pop().count
-        block = NameBlock(f"{first:010d}-{uuid.uuid4().hex[:12]}{_NAMES}", len(paths) - first)
-        _write_names(self._folder / block.file, paths[first:])
+        block = NameBlock(f"{first:010d}-{uuid.uuid4().hex[:12]}{_NAMES}", len(files) - first)
+        _write_names(self._folder / block.file, files, first)
         return (*blocks, block)
 
     def _sweep(self, known: set[str]) -> None:
         """Removes blocks that others have taken in, or that a crash left. Readers keep their maps: a file lives on without a name."""
-        for pattern in (f"*{_NAMES}*", f"{INDEX}*{TEMPORARY_SUFFIX}"):
+        for pattern in (f"*{_NAMES}*", f"*{_STAMPS}*", f"{INDEX}*{TEMPORARY_SUFFIX}"):
             for path in self._folder.glob(pattern):
                 if path.name not in known:
                     path.unlink(missing_ok=True)
@@ -164,24 +196,71 @@ def withdraw(folder: Path) -> None:
     (folder / INDEX).unlink(missing_ok=True)
 
 
-def _write_names(path: Path, names: Sequence[str]) -> None:
-    encoded = [os.fsencode(name) for name in names]
+@dataclass(frozen=True, slots=True, eq=False)
+class _Block:
+    """A block of names, mapped. ends, sizes, mtimes_ns: int64 (n,). text: uint8."""
+
+    ends: Int64Array
+    sizes: Int64Array
+    mtimes_ns: Int64Array
+    text: UInt8Array
+
+
+def _write_names(path: Path, files: FileTable, first: int) -> None:
+    encoded = [os.fsencode(name) for name in files.paths[first:]]
     ends = np.cumsum([len(name) for name in encoded], dtype=np.int64)
-    write_atomically(path, [ends.data.cast("B"), b"".join(encoded)])
+    columns = ends, *files.stamps(slice(first, None))
+    write_atomically(path, [*(column.data.cast("B") for column in columns), b"".join(encoded)])
 
 
-def _map_names(path: Path, count: int) -> tuple[Int64Array, UInt8Array]:
-    """The ends int64 (count,) and the text uint8 of a block, mapped. Raises CorruptStateError."""
+def _map_names(path: Path, count: int) -> _Block:
+    """Raises CorruptStateError."""
+    columns, text = _map_columns(path, count)
+    if count and int(columns[0][-1]) != len(text):
+        raise CorruptStateError(f"{path} is damaged; {_ADVICE}")
+    return _Block(columns[0], columns[1], columns[2], text)
+
+
+def _map_stamps(folder: Path, stamps: StampFile) -> Int64Array:
+    """Ids, sizes and times: int64 (3, count), mapped. Raises CorruptStateError."""
+    return _map_columns(folder / stamps.file, stamps.count)[0]
+
+
+def _map_columns(path: Path, count: int) -> tuple[Int64Array, UInt8Array]:
+    """Three columns and what follows: int64 (3, count), uint8. Raises CorruptStateError."""
     try:
         content = _core.map_file(path)
     except _core.FileAccessError as error:
-        raise CorruptStateError(f"cannot read the names of data files: {error}; {_ADVICE}") from error
-    if len(content) < 8 * count:
+        raise CorruptStateError(f"cannot read what is known of data files: {error}; {_ADVICE}") from error
+    size = 3 * 8 * count
+    if len(content) < size:
         raise CorruptStateError(f"{path} is cut short; {_ADVICE}")
-    ends, text = content[: 8 * count].view(np.int64), content[8 * count :]
-    if count and int(ends[-1]) != len(text):
-        raise CorruptStateError(f"{path} is damaged; {_ADVICE}")
-    return ends, text
+    return content[:size].view(np.int64).reshape(3, count), content[size:]
+
+
+def _are_stamped(folder: Path, published: Publication, files: FileTable, ids: Int64Array) -> npt.NDArray[np.bool_]:
+    """Whether the stamp of each of `ids`, ascending, is published as it is: bool (n,)."""
+    sizes, mtimes_ns = files.stamps(ids)
+    same = np.zeros(len(ids), np.bool_)
+
+    def compare(places: Int64Array | slice, in_column: Int64Array, of: Int64Array, at: Int64Array) -> None:
+        same[places] = (in_column[at] == sizes[places]) & (of[at] == mtimes_ns[places])
+
+    try:
+        first = 0
+        for block in published.names if len(ids) else ():
+            start, stop = np.searchsorted(ids, [first, first + block.count]).tolist()
+            if start < stop:
+                mapped = _map_names(folder / block.file, block.count)
+                compare(slice(start, stop), mapped.sizes, mapped.mtimes_ns, ids[start:stop] - first)
+            first += block.count
+        if published.stamps is not None and len(ids):
+            restamped = _map_stamps(folder, published.stamps)
+            _, places, at = np.intersect1d(ids, restamped[0], assume_unique=True, return_indices=True)
+            compare(places, restamped[1], restamped[2], at)
+    except CorruptStateError:
+        same[:] = False  # They are written once more.
+    return same
 
 
 class _Held:
@@ -237,6 +316,7 @@ class PublishedIndex:
         self._seen: _Seen | None = None
         self._segments: dict[str, Segment] = {}
         self._paths: PathTable | None = None
+        self._stamps: StampFile | None = None
         self._source: RecordSource | None = None
 
     def view(self) -> IndexView:
@@ -282,16 +362,20 @@ class PublishedIndex:
     def _opened(self, published: Publication) -> tuple[PathTable, RecordSource]:
         """The names of all files, those that are new appended: a file never gets another name."""
         if self._paths is None or self._source is None:
-            self._paths = PathTable(open_filesystem(published.config.base_path).base)
+            self._paths = self._sources.table(published.config)
             self._source = self._sources.open(published.config, self._paths)
         first = 0
         for block in published.names:
             known = len(self._paths) - first
             if known < block.count:
-                ends, text = _map_names(self.folder / block.file, block.count)
-                start = int(ends[known - 1]) if known else 0
-                self._paths.append_packed(text[start:], ends[known:] - start if known else ends)
+                mapped = _map_names(self.folder / block.file, block.count)
+                start = int(mapped.ends[known - 1]) if known else 0
+                ends = mapped.ends[known:] - start if known else mapped.ends
+                self._paths.append_packed(mapped.text[start:], ends, mapped.sizes[known:], mapped.mtimes_ns[known:])
             first += block.count
+        if published.stamps is not None and published.stamps != self._stamps:
+            self._paths.restamp(*_map_stamps(self.folder, published.stamps))
+            self._stamps = published.stamps
         return self._paths, self._source
 
 

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,6 +16,7 @@ import pyarrow as pa
 
 from modyn.errors import DataError, ModynError, UnavailableError
 from modyn.records import Int64Array
+from modyn.storage.formats.row_groups import changed
 from modyn.storage.kept import Kept
 
 if TYPE_CHECKING:
@@ -87,16 +89,38 @@ class RangeSource:
         path, wanted = self._paths[asked.file_id], asked.stop - asked.start
         try:
             for _ in range(2):
-                content = self._objects.get(asked.file_id, lambda: self._open(path)).read_at(wanted, asked.start)
+                # An object that was looked at again by storage has another stamp, and is opened again.
+                key = asked.file_id, self._paths.stamp(asked.file_id)
+                content = self._objects.get(key, lambda: self._opened(asked)).read_at(wanted, asked.start)
                 if len(content) == wanted:
                     return np.frombuffer(content, np.uint8)
                 # An object that grew is seen with the size that it had when it was opened.
-                self._objects.forget(asked.file_id)
+                self._objects.forget(key)
         except OSError as error:
             raise unreadable_object(path, asked.start, error) from error
         raise DataError(
             f"{path} was cut: {wanted} bytes wanted at byte {asked.start}, {len(content)} are there; restore the object or delete its samples"
         )
+
+    def _opened(self, asked: _Request) -> pa.NativeFile:
+        """Raises FileChangedError if the object is not the one that was indexed. One that is replaced later is not noticed here."""
+        path = self._paths[asked.file_id]
+        opened = self._open(path)
+        stamp = self._paths.stamp(asked.file_id)
+        if stamp is not None:
+            size, written_ns = int(opened.size()), _written_ns(opened, stamp[1])
+            if not self._paths.may_be(asked.file_id, size, written_ns):
+                raise changed(path, asked.start, f"byte {asked.start}")
+        return opened
+
+
+def _written_ns(opened: pa.NativeFile, indexed_ns: int) -> int:
+    """When the object was written. `indexed_ns` where the server tells no more than that: its answer is in whole seconds, if there is one."""
+    text = {str(name): value for name, value in opened.metadata().items()}.get("Last-Modified")
+    if text is None:
+        return indexed_ns
+    seconds = int(datetime.fromisoformat(text.decode() if isinstance(text, bytes) else text).timestamp())
+    return indexed_ns if seconds == indexed_ns // 10**9 else seconds * 10**9
 
 
 def plan(file_ids: UInt32Array, begins: Int64Array, ends: Int64Array) -> list[_Request]:

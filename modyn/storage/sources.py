@@ -24,7 +24,8 @@ class RecordSource(Protocol):
 
     def gather(self, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int) -> tuple[UInt8Array, Int64Array]:
         """The bytes of n samples in the order asked, duplicates included: (data, bounds int64 (n+1,)); sample i is
-        `data[bounds[i]:bounds[i + 1]]`. Raises DataError naming file and offset of what cannot be read."""
+        `data[bounds[i]:bounds[i + 1]]`. Raises DataError naming file and offset of what cannot be read,
+        FileChangedError if a file is not as it was when it was indexed."""
 
 
 class LocalSource:
@@ -45,6 +46,12 @@ class Sources:
     def __init__(self, num_threads: int, row_group_cache_bytes: int = ROW_GROUP_CACHE_BYTES) -> None:
         self._gatherer = Gatherer(_OPEN_FILES, num_threads)
         self._row_group_cache_bytes = row_group_cache_bytes
+
+    @staticmethod
+    def table(dataset: DatasetConfig) -> PathTable:
+        """For the paths of a dataset's files: empty."""
+        file_format = build_format(dataset.file_wrapper, dataset.file_wrapper_config, dataset.timestamp_source)
+        return PathTable(open_filesystem(dataset.base_path).base, file_format.can_grow)
 
     def open(self, dataset: DatasetConfig, paths: PathTable) -> RecordSource:
         """The source of a dataset whose files are `paths`, by its file system and its format."""

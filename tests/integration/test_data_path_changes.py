@@ -75,7 +75,16 @@ def overwrite(path: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    ("change", "noticed"), [(truncate, False), (truncate, True), (remove, False), (replace, True), (overwrite, True)]
+    ("change", "noticed"),
+    [
+        (truncate, False),
+        (truncate, True),
+        (remove, False),
+        (replace, False),
+        (replace, True),
+        (overwrite, False),
+        (overwrite, True),
+    ],
 )
 @pytest.mark.parametrize("number", [0, 6], ids=["before", "in the middle"])
 def test_a_file_is_not_what_it_was(
@@ -116,6 +125,28 @@ def test_a_file_is_not_what_it_was(
     ingest(breakable, name)
     dataset.seek(Position(0, len(seen)))
     assert np.array_equal(np.concatenate([got, *read(dataset)]), keys)
+
+
+def test_a_file_is_touched_or_grows_before_a_scan(breakable: BreakableStack, way: Way) -> None:
+    """One that grew is read at once; one that was touched once a look at it has shown that it is the same, also by who began before."""
+    name = f"touched-{way}"
+    folder = breakable.samples(name, NUM_KEYS, NUM_FILES)
+    keys = breakable.trigger(name, name, partition=2_000)
+    options: dict[str, Any] = {"batch_size": BATCH, "workers": 2, "system": breakable.system(way)}
+    write_keyed_file(folder / "3.bin", range(NUM_KEYS, NUM_KEYS + 100), 9_000, mode="ab")
+    dataset = OnlineDataset(name, 0, epochs=3, **options)
+    seen: dict[int, list[Int64Array]] = {0: [], 1: [], 2: []}
+    for batch in dataset:
+        seen[batch.epoch].append(checked(batch))
+        if batch.index == 100 and batch.epoch == 0:
+            ingest(breakable, name)
+    assert [joined(seen[epoch]) for epoch in seen] == 3 * [keys.tolist()]
+
+    os.utime(folder / "0.bin", (8_000, 8_000))
+    with pytest.raises(DataError, match=rf"key 0 .*changed.*0\.bin.*byte 0\b.*modyn data ingest {name}"):
+        read(OnlineDataset(name, 0, **options))
+    ingest(breakable, name)
+    assert np.array_equal(np.concatenate(read(OnlineDataset(name, 0, **options))), keys)
 
 
 def test_a_file_grows_between_and_inside_epochs(breakable: BreakableStack, way: Way) -> None:

@@ -316,6 +316,13 @@ def test_a_changed_image_is_reported(storage: RunningStorage, data: Path) -> Non
     storage.ingest("images")
     assert "rewritten" in reasons(storage, "images")["a.png"]
     assert "written again" in reasons(storage, "images")["b.png"]
+    for key in (0, 1):
+        with pytest.raises(DataError, match=rf"changed after it was indexed.* key {key} "):
+            list(storage.payloads.fetch("images", np.asarray([key])))
+    write_image(data, "b", b"second", 2, 1001)
+    storage.ingest("images")
+    assert "b.png" not in reasons(storage, "images")
+    assert bytes(next(storage.payloads.fetch("images", np.asarray([1]))).payload(0)) == b"second"
     with pytest.raises(DataError, match=r"a\.png"):
         list(storage.payloads.fetch("images", np.asarray([0])))
     assert storage.client.dataset("images").next_key == 2

@@ -18,7 +18,8 @@ from modyn.config.system import DatasetConfig, SystemConfig
 from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
 from modyn.records import Int64Array
 from modyn.storage import published
-from modyn.storage.catalogue import Catalogue
+from modyn.storage.catalogue import Catalogue, FileRow
+from modyn.storage.files import FileTable
 from modyn.storage.index_view import IndexView
 from modyn.storage.open_dataset import OpenDataset
 from modyn.storage.published import Publication, PublishedDatasets, PublishedIndex, PublishedNames, Publisher, withdraw
@@ -47,10 +48,44 @@ def read(view: IndexView, keys: list[int]) -> list[int]:
 def publish(
     publisher: Publisher, config: DatasetConfig, paths: list[str], version: int = 1, altered: frozenset[int] = frozenset()
 ) -> None:
-    publisher.publish(config, version, False, [], paths, altered)
+    publisher.publish(config, version, False, [], table(paths, altered))
 
 
-# Names of files
+def table(paths: list[str], altered: frozenset[int] = frozenset(), stamps: dict[int, int] | None = None) -> FileTable:
+    """Files of one byte, written at second 0 or at that of `stamps`."""
+    seconds = stamps or {}
+    return FileTable(
+        FileRow(i, path, 1, seconds.get(i, 0) * 10**9, 1, 1, "", altered=i in altered) for i, path in enumerate(paths)
+    )
+
+
+# Names and stamps of files
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    steps=st.lists(
+        st.tuples(st.integers(0, 12), st.lists(st.integers(0, 60), max_size=4), st.booleans(), st.booleans()), max_size=10
+    )
+)
+def test_readers_that_look_now_and_then_see_every_stamp(
+    tmp_path_factory: pytest.TempPathFactory, sources: Sources, steps: list[tuple[int, list[int], bool, bool]]
+) -> None:
+    """A step: files that are new, files that have another stamp, whether storage was started again, whether the old reader looks."""
+    folder = tmp_path_factory.mktemp("published")
+    config, publisher, files = binary_dataset(folder / "data"), Publisher(folder), FileTable()
+    old = PublishedIndex(folder, sources)
+    for version, (num_new, touched, restarted, looks) in enumerate(steps, start=1):
+        changed = sorted({i for i in touched if i < len(files)})
+        files.change(FileRow(i, files.paths[i], 1, version, 1, 1, "") for i in changed)
+        files.add(FileRow(i, f"{i}", 1, -i, 1, 1, "") for i in range(len(files), len(files) + num_new))
+        if restarted:
+            publisher = Publisher(folder)
+        publisher.publish(config, version, False, [], files, changed)
+        for reader in [PublishedIndex(folder, sources), *([old] if looks else [])]:
+            paths = reader.view().paths
+            sizes, times = files.stamps(slice(None))
+            assert [paths.stamp(i) for i in range(len(paths))] == list(zip(sizes.tolist(), times.tolist(), strict=True))
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -217,7 +252,8 @@ def test_what_is_damaged_or_unknown_is_told(tmp_path: Path, sources: Sources) ->
         (json.dumps(content | {"format": 99}), "format 99"),
         (json.dumps({"format": 1}), "damaged"),
         (json.dumps(content | {"segments": ["none.segment"]}), "missing"),
-        (json.dumps(content | {"names": [["none.names", 1]]}), "names of data files"),
+        (json.dumps(content | {"names": [["none.names", 1]]}), "known of data files"),
+        (json.dumps(content | {"stamps": ["none.stamps", 1]}), "known of data files"),
     ):
         (tmp_path / "index.json").unlink()
         (tmp_path / "index.json").write_text(text)
@@ -374,7 +410,7 @@ def test_an_index_of_segments_is_opened_once(tmp_path: Path, sources: Sources) -
         columns = SegmentColumns(np.zeros(2, np.uint32), column([0, 8]), column([8, 8]), column([1, 2]), column([5, 5]))
         names.append(f"{number}.segment")
         write_segment(tmp_path / names[-1], 2 * number, columns)
-        publisher.publish(config, number, False, names, ["a"], frozenset())
+        publisher.publish(config, number, False, names, table(["a"]))
         view = reader.view()
         assert view.index.next_key == 2 * number + 2
         for name in names:  # what is open needs its name no more

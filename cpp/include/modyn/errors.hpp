@@ -13,7 +13,7 @@ class InvalidArgument : public std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-enum class FileFault { vanished, truncated, permission, unreadable };
+enum class FileFault { vanished, truncated, changed, permission, unreadable };
 
 // Bytes of a file that were asked for cannot be read. `available` counts the bytes from `offset` on; -1 if unknown.
 class FileError : public std::runtime_error {

@@ -29,6 +29,14 @@ class FileMap {
   std::size_t size_;
 };
 
+// How long a file is and when it was last written: what is compared to notice that others changed it.
+struct FileStamp {
+  std::int64_t size;
+  std::int64_t mtime_ns;
+
+  bool operator==(const FileStamp& other) const { return size == other.size && mtime_ns == other.mtime_ns; }
+};
+
 // An open file. Safe to read from many threads.
 class File {
  public:
@@ -47,8 +55,12 @@ class File {
   bool is_resident(std::int64_t offset) const;
   // Bytes of the file now. Throws FileError.
   std::int64_t size() const;
-  // Whether `path` still names the file that is open here.
-  bool is_current() const;
+  // As it is now. Throws FileError.
+  FileStamp stamp() const;
+  // As it was when it was opened.
+  FileStamp stamp_at_opening() const { return stamp_at_opening_; }
+  // Whether `path` still names the file that is open here; if so, `now` is its stamp.
+  bool is_current(FileStamp& now) const;
   const std::string& path() const { return path_; }
 
  private:
@@ -56,6 +68,7 @@ class File {
   int descriptor_;
   std::uint64_t device_;
   std::uint64_t inode_;
+  FileStamp stamp_at_opening_;
   mutable std::mutex map_mutex_;
   mutable std::shared_ptr<const FileMap> map_;
 };
@@ -65,8 +78,9 @@ class FileCache {
  public:
   explicit FileCache(std::size_t capacity) : capacity_(capacity) {}
 
-  // The file that `path` names now: a kept one is opened anew if the path was removed or replaced since. Throws FileError.
-  std::shared_ptr<const File> open(const std::string& path);
+  // The file that `path` names now: a kept one is opened anew if the path was removed or replaced since. `now`, if
+  // given, is set to its stamp. Throws FileError.
+  std::shared_ptr<const File> open(const std::string& path, FileStamp* now = nullptr);
   std::size_t size() const;
   std::size_t capacity() const { return capacity_; }
   void clear();

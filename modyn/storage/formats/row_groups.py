@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from modyn._core import FileChangedError
 from modyn.errors import DataError
 from modyn.records import Int64Array
 from modyn.storage.kept import Kept
@@ -131,6 +132,8 @@ class RowGroupSource:
         for start, stop in _runs(file_ids):
             path = self._paths[int(file_ids[start])]
             stamp = self._folder.stamp(path)
+            if stamp is not None and not self._paths.may_be(int(file_ids[start]), stamp.size, stamp.mtime_ns):
+                raise changed(path, int(rows[start]), f"row {rows[start]}")
             footer = self._footer(path, stamp)
             of_file = rows[start:stop]
             if of_file[-1] >= footer.first_rows[-1]:
@@ -185,6 +188,16 @@ def _runs(values: UInt32Array | Int64Array) -> Iterator[tuple[int, int]]:
     """Ranges [start, stop) of equal neighbours."""
     edges = [0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist(), len(values)]
     return pairwise(edges)
+
+
+def changed(path: str, offset: int, place: str) -> FileChangedError:
+    """What a file is told by that is not as it was when it was indexed. place: of a sample that was asked for."""
+    error = FileChangedError(
+        f"file changed: {path} ({place} wanted) is not as it was when it was indexed: it was replaced, written again or touched since; "
+        f"ingest its dataset, which looks at it again"
+    )
+    error.path, error.offset = path, offset
+    return error
 
 
 def _unreadable(path: str, error: Exception) -> DataError:
