@@ -8,7 +8,7 @@ import pytest
 
 from modyn.errors import ConfigError
 from modyn.storage.formats import FILE_FORMATS, REGISTRY, build_format
-from modyn.storage.formats.base import FileFormat
+from modyn.storage.formats.base import FileFormat, fingerprint
 from modyn.testing.format_checks import check_file_format
 from modyn.testing.format_examples import EXAMPLES, SAMPLES, as_lines, csv_rows
 
@@ -45,3 +45,19 @@ def test_the_check_finds_a_format_that_does_not_look_at_what_is_indexed(tmp_path
     found = as_lines(csv_rows)
     with pytest.raises(AssertionError, match="goes on with an indexed file"):
         check_file_format(Forgetful, {"label_index": 0}, path, found(SAMPLES), appended=(csv_rows(SAMPLES), found(SAMPLES)))
+
+
+@pytest.mark.parametrize(
+    ("size", "at", "noticed"),
+    [(300_000, 0, True), (300_000, 150_001, True), (300_000, 299_999, True)]
+    + [(2**24, at, True) for at in (0, 2**16, 2**16 + 4095, 2**24 - 2**16 - 1, 2**24 - 1)]
+    + [(2**24, 2**16 + 4096, False)],
+)
+def test_a_fingerprint_sees_all_of_a_short_file_and_much_of_a_long_one(tmp_path: Path, size: int, at: int, noticed: bool) -> None:
+    path = tmp_path / "a"
+    content = bytearray(size)
+    path.write_bytes(content)
+    before = fingerprint(str(path), size)
+    content[at] = 1
+    path.write_bytes(content + b"appended")
+    assert (fingerprint(str(path), size) != before) == noticed

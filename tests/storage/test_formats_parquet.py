@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modyn._core import PathTable
+from modyn._core import FileChangedError, PathTable
 from modyn.config.system import DatasetConfig, SystemConfig
 from modyn.dataset.connections import PayloadSource
 from modyn.errors import ConfigError, DataError
@@ -194,6 +194,22 @@ def test_a_file_that_was_rewritten_removed_or_cut_is_an_error_that_names_it(tmp_
     path.unlink()
     with pytest.raises(DataError, match="cannot read .*a.parquet as Parquet"):
         source.gather(one, second, 2)
+
+
+def test_rows_of_a_file_that_has_another_time_than_it_was_indexed_with_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    write(path, x=pa.array([b"a", b"bb"]))
+    table = PathTable(str(tmp_path))
+    status = path.stat()
+    table.append(["a.parquet"], np.array([status.st_size]), np.array([status.st_mtime_ns]))
+    source = RowGroupSource(table, LocalFiles(str(tmp_path)), ["x"])
+    one, second = np.zeros(1, np.uint32), np.ones(1, np.int64)
+    assert source.gather(one, second, 2)[0].tobytes() == b"bb"
+    os.utime(path, (1000, 1000))
+    with pytest.raises(FileChangedError, match=r"a\.parquet \(row 1 wanted\) is not as it was"):
+        source.gather(one, second, 2)
+    table.restamp(np.array([0]), np.array([status.st_size]), np.array([1000 * 10**9]))
+    assert source.gather(one, second, 2)[0].tobytes() == b"bb"
 
 
 @pytest.mark.parametrize(

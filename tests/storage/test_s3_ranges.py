@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modyn._core import PathTable
+from modyn._core import FileChangedError, PathTable
 from modyn.config.system import DatasetConfig
 from modyn.errors import ConfigError, DataError, SecurityError, UnavailableError
 from modyn.storage import s3_ranges
@@ -115,6 +115,37 @@ def test_small_samples_far_apart_do_not_read_all_between_them() -> None:
     begins = np.arange(0, 100 << 16, 1 << 16)
     requests = plan(np.zeros(100, np.uint32), begins, begins + 100)
     assert [request.stop - request.start for request in requests] == [100] * 100
+
+
+def test_an_object_of_another_size_or_time_than_it_was_indexed_with_is_refused() -> None:
+    objects = Objects(b"0123456789")
+    first, size = np.array([0]), np.array([10])
+    with ThreadPoolExecutor(4) as pool:
+        source = RangeSource(objects.open, pool, objects.paths)
+        objects.paths.restamp(first, size, np.array([5]))
+        assert gather(source, [(0, 5, 10)]) == [b"56789"]
+        objects.contents["s3://b/0"] += b"abc"
+        objects.paths.restamp(first, size, np.array([6]))
+        with pytest.raises(FileChangedError, match=r"s3://b/0 \(byte 5 wanted\) is not as it was"):
+            gather(source, [(0, 5, 10)])
+        objects.paths.restamp(first, size + 3, np.array([7]))
+        assert gather(source, [(0, 10, 13)]) == [b"abc"]
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ({}, 1_500_000_000),
+        ({"Last-Modified": "1970-01-01T00:00:01Z"}, 1_500_000_000),
+        ({"Last-Modified": b"1970-01-01T00:00:02Z"}, 2 * 10**9),
+    ],
+)
+def test_the_time_of_an_object_is_told_in_whole_seconds(told: dict[str, object], expected: int) -> None:
+    class Opened:
+        def metadata(self) -> dict[str, object]:
+            return told
+
+    assert s3_ranges._written_ns(Opened(), 1_500_000_000) == expected
 
 
 def test_an_object_that_grew_is_read_and_one_that_was_cut_or_is_gone_is_named() -> None:
