@@ -23,6 +23,7 @@ class FileAccessError(DataError):
 
 class FileVanishedError(FileAccessError): ...
 class FileTruncatedError(FileAccessError): ...
+
 class FileChangedError(FileAccessError):
     """The file is not as it was when it was indexed, by its size and its time."""
 
@@ -48,7 +49,10 @@ class PathTable:
 
     def __init__(self, base: PathLike, may_grow: bool = False) -> None: ...
     def append(
-        self, paths: Sequence[PathLike], sizes: npt.NDArray[np.int64] | None = None, mtimes_ns: npt.NDArray[np.int64] | None = None
+        self,
+        paths: Sequence[PathLike],
+        sizes: npt.NDArray[np.int64] | None = None,
+        mtimes_ns: npt.NDArray[np.int64] | None = None,
     ) -> None: ...
     def append_packed(
         self,
@@ -59,9 +63,7 @@ class PathTable:
     ) -> None:
         """Path i of the block is text[ends[i - 1]:ends[i]], the first from 0. Keeps the arrays, which may be mapped, and copies nothing:
         they must not change. Ends are looked at when their path is asked for: InvalidArgumentError then if they make no sense."""
-    def restamp(
-        self, file_ids: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], mtimes_ns: npt.NDArray[np.int64]
-    ) -> None:
+    def restamp(self, file_ids: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], mtimes_ns: npt.NDArray[np.int64]) -> None:
         """Stamps in place of those that these files came with, instead of those of an earlier call. Ids ascend. Keeps the arrays as above."""
     def stamp(self, file_id: int) -> tuple[int, int] | None:
         """Size and time. Raises IndexError."""
