@@ -125,12 +125,12 @@ class Stream:
         self.is_asking = True
         try:
             writer.begin(schema)
-            if self._ask(writer, schema):
-                if self._fetch.is_cut():
-                    _say_end(writer, schema)
-                else:
-                    asking = threading.Thread(target=self._keep_asking, args=(writer, schema), name="payload-keys", daemon=True)
-                    asking.start()
+            # Another stream may have been faster and asked for the last: then this exchange ends before it has begun.
+            if not self._ask(writer, schema) or self._fetch.is_cut():
+                _say_end(writer, schema)
+            else:
+                asking = threading.Thread(target=self._keep_asking, args=(writer, schema), name="payload-keys", daemon=True)
+                asking.start()
             ended_well = self._read()
         finally:
             self.is_asking = False

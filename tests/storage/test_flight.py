@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -63,6 +64,19 @@ def test_any_keys_in_any_order_over_any_streams(numbers: RunningStorage, stack: 
                 list(client.fetch("numbers", np.asarray(keys, np.int64)))
 
     check()
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_no_stream_is_left_when_a_fetch_is_done(numbers: RunningStorage, stack: ExitStack) -> None:
+    """Also not one that wanted to ask when another had just asked for the last keys."""
+    client = stack.enter_context(PayloadClient(numbers.config.endpoint("flight"), 4))
+    before = set(threading.enumerate())
+    for count in range(1, 120):
+        list(client.fetch("numbers", np.arange(count * 8)))
+    for thread in set(threading.enumerate()) - before:
+        if thread.name in ("payloads", "payload-keys", "payload-sender"):
+            thread.join(30)
+            assert not thread.is_alive(), thread.name
 
 
 def test_records_of_one_size_say_so(numbers: RunningStorage) -> None:
