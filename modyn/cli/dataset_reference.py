@@ -71,7 +71,8 @@ that holds some is refused: it is kept and shown.
 
 All formats are read from buckets. An object is copied to a temporary folder (`TMPDIR`) once, when it is indexed, and needs room there; of
 single-sample files only the labels are. Payloads are read by ranges, neighbours with one request, several requests at once. Objects that
-are rewritten, grow or vanish are noticed by size and time, whole seconds in S3, when the bucket is listed. Each look of a watched dataset
+are rewritten, grow or vanish are noticed by size and time, whole seconds in S3, when the bucket is listed and when they are opened to be
+read; one that stays open for reading, or a Parquet object, not before the next listing. Each look of a watched dataset
 lists the whole prefix: `--no-watch`, or a longer `storage.poll_interval_s`, asks less of large buckets. Trainers read buckets through
 storage and never directly: there is no short cut. With `storage.dataset_roots`, buckets are listed there like folders, with the options
 of their URLs.
@@ -111,6 +112,13 @@ once.
 A file that cannot be used (cut, not readable, a label that is no number, a name without a time) is set aside and disturbs no other.
 `modyn data problems NAME`, or `client.problems(name)`, lists these files and why; correct the file and it is looked at again. A file that
 was indexed must keep its bytes: one that was cut or rewritten is listed there as well.
+
+Whoever reads a sample compares size and time of its file with those it was indexed with. Samples of a file that was replaced, written again
+or touched since are refused with an error, until storage has looked at it again: with the next look at a watched folder, or with
+`modyn data ingest NAME`. What was appended to a file that can grow disturbs nobody. That a touched file is still the same is told by its
+first and last 64 KiB and 64 blocks of 4 KiB between, all of it up to 384 KiB: a rewrite that keeps the size and all of these is taken for
+a touch. Of files of one sample nothing is kept but size and time: one with another time is refused until the file is put back with the
+time that it had (`cp -p`). A rewrite that keeps size and time is not noticed.
 
 ## Deletion
 `modyn data delete NAME --key KEY` deletes single samples for good: they leave every later stream, count, training and evaluation, and
