@@ -6,6 +6,7 @@ import datetime as dt
 import os
 import platform
 import statistics
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,6 +26,20 @@ def describe() -> str:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     software = f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
     return f"{model}, {os.cpu_count()} cores, {memory:.0f} GiB, {software}"
+
+
+def busy_cores(seconds: float = 1.0) -> float:
+    """How many cores worked during the last `seconds`, whoever for. The load average still tells of what ran minutes ago."""
+
+    def worked() -> float:
+        user, nice, system, _, _, *interrupts = (
+            int(field) for field in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]
+        )
+        return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
+
+    before = worked()
+    time.sleep(seconds)
+    return (worked() - before) / seconds
 
 
 def spread(values: Sequence[float], unit: str = "s") -> str:

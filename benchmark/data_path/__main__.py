@@ -12,14 +12,13 @@ environment of their own: `make peers`.
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 from pathlib import Path
 
 from benchmark.data_path.figure import Figure, Result, Setting, letters, load
 from benchmark.data_path.report import body, case_lines, last_line
 from benchmark.data_path.rounds import run_rounds
-from benchmark.machine import write_report
+from benchmark.machine import busy_cores, write_report
 
 
 def main() -> None:
@@ -51,7 +50,7 @@ def measure(
     figure: Figure, samples: int, pairs: int, caches: list[bool], *, folder: Path | None = None, report: bool = False
 ) -> list[str]:
     """Runs a figure; `caches` says whether cold, in which order. Prints as it goes and returns the lines of the cases and the last one."""
-    before = os.getloadavg()
+    busy = busy_cores()
     with tempfile.TemporaryDirectory(prefix=f"modyn-figure-{figure.letter}-", dir=folder) as name:
         print(f"{figure.letter}. {figure.title}: {samples:,} samples, {pairs} pairs", flush=True)
         with figure.prepare(Setting(Path(name), samples, pairs)) as cases:
@@ -61,7 +60,7 @@ def measure(
     lines = [*case_lines(figure, cases, results), last_line(figure, cases, results)]
     if report:
         title = f"data-path-{figure.letter}"
-        text = body(figure, cases, results, samples, (before, os.getloadavg()))
+        text = body(figure, cases, results, samples, busy)
         if figure.conclude is not None:
             text += "\n\n" + figure.conclude(results, title)
         only = "" if len(caches) == 2 else " --cold" if caches[0] else " --warm"

@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from benchmark.data_path import page_cache
 from benchmark.data_path.figure import Case, Figure, Measured, Missing, Result
 
+_QUIET_CORES = 0.2
+"""Cores that may be busy with something else before a figure begins."""
+
 
 def headline(results: Sequence[Result]) -> Result | None:
     """The warm case that is worst off against its target (cold ones only if there is no other); None where nothing was compared."""
@@ -50,19 +53,14 @@ def body(
     cases: Sequence[Case],
     results: Sequence[Result],
     samples: int,
-    load: tuple[tuple[float, ...], tuple[float, ...]],
+    busy: float,
 ) -> str:
     """The report below its heading."""
-    before, after = (" / ".join(f"{value:.2f}" for value in values) for values in load)
     cold = f"; cold by {page_cache.how()}" if any(result.cold for result in results) else ""
     parts = [
         f"Figure {figure.letter}: {figure.title}. {samples:,} samples unless the case says otherwise{cold}. Both sides in turn, the first "
-        f"changing from round to round, after one round that does not count. Load average before: {before}, after: {after}."
-        + (
-            f" **Other work ran on this machine: {os.cpu_count()} cores and this load. Not to be quoted.**"
-            if load[0][0] > 0.5 * (os.cpu_count() or 1)
-            else ""
-        ),
+        f"changing from round to round, after one round that does not count. Cores busy with other work right before: {busy:.2f} of {os.cpu_count()}."
+        + (" **Not to be quoted.**" if busy > _QUIET_CORES else ""),
         _table(figure, results),
     ]
     missing = _missing(cases)
