@@ -68,7 +68,7 @@ class Decoder:
             block = samples(start, start + len(of_block))
             for step in self._steps:
                 block = step.each(partial(self._sample, of_block), block)
-            blocks.append(self._stack(block, of_block))
+            blocks.append(self._stack(block, of_block, last=len(keys) <= BLOCK))
         return blocks[0] if len(blocks) == 1 else self._join(blocks, keys)
 
     def _parsed_payloads(self, payloads: Payloads, start: int, stop: int) -> list[Any]:
@@ -95,14 +95,15 @@ class Decoder:
         whole: Data = data
         return whole
 
-    def _stack(self, samples: list[Any], keys: Int64Array) -> Data:
+    def _stack(self, samples: list[Any], keys: Int64Array, *, last: bool) -> Data:
+        """last: nothing else is made of it before it leaves this process."""
         try:
             first = samples[0]
             if isinstance(first, tuple):
-                return tuple(_stacked([sample[i] for sample in samples]) for i in range(len(first)))
+                return tuple(_stacked([sample[i] for sample in samples], last) for i in range(len(first)))
             if isinstance(first, dict):
-                return {name: _stacked([sample[name] for sample in samples]) for name in first}
-            return _stacked(samples)
+                return {name: _stacked([sample[name] for sample in samples], last) for name in first}
+            return _stacked(samples, last)
         except (RuntimeError, TypeError, ValueError, KeyError, IndexError) as error:
             raise self._unequal(samples, keys) from error
 
@@ -169,12 +170,22 @@ def as_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
     return torch.from_numpy(array if array.flags.writeable and array.flags.aligned else array.copy())
 
 
-def _stacked(samples: Sequence[Any]) -> torch.Tensor:
+def _stacked(samples: Sequence[Any], last: bool) -> torch.Tensor:
     """One tensor of all samples: tensors, arrays or numbers, of one shape and type."""
     kinds = set(map(type, samples))
-    if kinds == {np.ndarray} and len({sample.dtype for sample in samples}) == 1:
+    in_worker = last and get_worker_info() is not None
+    if kinds == {np.ndarray} and len({sample.dtype for sample in samples}) == 1 and not in_worker:
         return torch.from_numpy(np.stack(samples))
-    return torch.stack(list(samples) if kinds == {torch.Tensor} else [torch.as_tensor(sample) for sample in samples])
+    tensors = list(samples) if kinds == {torch.Tensor} else [torch.as_tensor(sample) for sample in samples]
+    if not in_worker or len({tensor.dtype for tensor in tensors}) > 1:
+        return torch.stack(tensors)
+    return torch.stack(tensors, out=_shared_room((len(tensors), *tensors[0].shape), tensors[0].dtype))
+
+
+def _shared_room(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """In a worker process: memory that the training process sees, as torch's own collation takes it. A batch is copied there otherwise."""
+    storage = torch.UntypedStorage._new_shared(math.prod(shape) * dtype.itemsize)  # type: ignore[no-untyped-call]
+    return torch.empty(0, dtype=dtype).set_(storage, 0, shape)  # type: ignore[call-overload, no-any-return]
 
 
 def _parts(data: Any) -> list[torch.Tensor]:
@@ -209,10 +220,7 @@ def joined(blocks: Sequence[Any]) -> Data:
 def _concatenated(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     if get_worker_info() is None or len({part.dtype for part in parts}) > 1:
         return torch.cat(list(parts))
-    # In a worker process: straight into memory that the training process sees, as torch's own collation does. It is copied there otherwise.
-    shape = (sum(map(len, parts)), *parts[0].shape[1:])
-    storage = torch.UntypedStorage._new_shared(math.prod(shape) * parts[0].element_size())  # type: ignore[no-untyped-call]
-    room = torch.empty(0, dtype=parts[0].dtype).set_(storage, 0, shape)  # type: ignore[call-overload]
+    room = _shared_room((sum(map(len, parts)), *parts[0].shape[1:]), parts[0].dtype)
     return torch.cat(list(parts), out=room)
 
 
