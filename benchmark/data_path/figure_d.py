@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 
 from benchmark.data_path.figure import Case, Figure, Missing, Setting, Side
-from benchmark.data_path.images import BATCH_SIZE, PIL, SIMPLEJPEG, SIMPLEJPEG_THREADS, images_dataset, write_images
+from benchmark.data_path.images import BATCH_SIZE, PIL, PIL_THREADS, SIMPLEJPEG, SIMPLEJPEG_THREADS, images_dataset, write_images
 from benchmark.data_path.installation import installation
 from benchmark.data_path.peers import PYTHON, missing
 from benchmark.data_path.side_process import SideProcesses
@@ -37,7 +37,16 @@ def prepare(setting: Setting) -> Iterator[list[Case]]:
             dali = Missing("simplejpeg, the fastest decoder, is not installed: pip install 'modyn[images]'")
         data = [folder]
         yield [
-            Case("PIL, 2 processes, against plain torch Dataset", 1.0, ours("bytes_parser_function", PIL, _WORKERS), plain, data),
+            Case(
+                "PIL, pool of 2 threads, against plain torch Dataset",
+                1.0,
+                ours("batch_parser_function", PIL_THREADS, 1),
+                plain,
+                data,
+            ),
+            Case(
+                "PIL, 2 processes, against plain torch Dataset", None, ours("bytes_parser_function", PIL, _WORKERS), plain, data
+            ),
             # Users choose one of the two ways to use simplejpeg; the better one is compared with DALI, the other is told.
             Case(
                 "simplejpeg, pool of 2 threads, against DALI on the CPU",
@@ -59,7 +68,7 @@ def prepare(setting: Setting) -> Iterator[list[Case]]:
 
 FIGURE = Figure(
     "d",
-    "JPEG files of 5 to 22 KB, 160 x 160, batches of 128, shuffled, two workers",
+    "JPEG files of 5 to 30 KB, 160 x 160, batches of 128, shuffled, two workers",
     "images/s",
     samples=20_000,
     smoke_samples=300,

@@ -22,6 +22,23 @@ from PIL import Image
 def bytes_parser_function(data):
     return torch.from_numpy(np.array(Image.open(io.BytesIO(data)).convert("RGB")))
 """
+PIL_THREADS = """
+from concurrent.futures import ThreadPoolExecutor
+import io
+from PIL import Image
+
+threads = ThreadPoolExecutor(2)
+
+def batch_parser_function(data, offsets):
+    images = np.empty((len(offsets) - 1, 160, 160, 3), np.uint8)
+
+    def decode(rows):
+        for i in rows:
+            images[i] = Image.open(io.BytesIO(data[offsets[i] : offsets[i + 1]])).convert("RGB")
+
+    list(threads.map(decode, np.array_split(np.arange(len(images)), 8)))
+    return torch.from_numpy(images)
+"""
 SIMPLEJPEG = """
 import simplejpeg
 
