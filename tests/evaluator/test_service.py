@@ -200,7 +200,7 @@ def test_killed_and_started_again(
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     stack.callback(process.wait)
     stack.callback(process.kill)
-    evaluator = stack.enter_context(EvaluatorClient(system_config.endpoint("evaluator")))
+    evaluator = stack.enter_context(EvaluatorClient(system_config.endpoint("evaluator"), wait_s=60))
     started = evaluator.start(request(model_id, dataset=slow))
     watching = evaluator.watch(started.evaluation_id)
     while next(watching).samples_seen == 0:
