@@ -173,11 +173,10 @@ def as_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
 def _stacked(samples: Sequence[Any], last: bool) -> torch.Tensor:
     """One tensor of all samples: tensors, arrays or numbers, of one shape and type."""
     kinds = set(map(type, samples))
-    in_worker = last and get_worker_info() is not None
-    if kinds == {np.ndarray} and len({sample.dtype for sample in samples}) == 1 and not in_worker:
+    if kinds == {np.ndarray} and len({sample.dtype for sample in samples}) == 1:
         return torch.from_numpy(np.stack(samples))
     tensors = list(samples) if kinds == {torch.Tensor} else [torch.as_tensor(sample) for sample in samples]
-    if not in_worker or len({tensor.dtype for tensor in tensors}) > 1:
+    if not last or get_worker_info() is None or len({tensor.dtype for tensor in tensors}) > 1:
         return torch.stack(tensors)
     return torch.stack(tensors, out=_shared_room((len(tensors), *tensors[0].shape), tensors[0].dtype))
 
