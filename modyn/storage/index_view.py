@@ -23,6 +23,8 @@ class IndexView:
     """What is known of a dataset at `version`. `paths`: full path by file id."""
 
     config: DatasetConfig
+    identity: str
+    """Of this registration: a dataset that is registered under the same name later has another."""
     version: int
     float_labels: bool
     index: SegmentIndex

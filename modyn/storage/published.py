@@ -11,21 +11,17 @@ finds it here.
 
 from __future__ import annotations
 
-import json
+import errno
 import os
 import re
 import threading
 import uuid
 from collections.abc import Iterable, Sequence, Set
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from modyn import _core
 from modyn._core import PathTable
 from modyn.config.system import DATASET_NAME, DatasetConfig, SystemConfig
 from modyn.durable import TEMPORARY_SUFFIX, write_atomically
@@ -34,90 +30,25 @@ from modyn.records import Int64Array
 from modyn.storage.deletions import Deletions
 from modyn.storage.files import FileTable
 from modyn.storage.index_view import IndexView
+from modyn.storage.published_files import (
+    INDEX,
+    NAMES,
+    STAMPS,
+    NameBlock,
+    Publication,
+    StampFile,
+    are_stamped,
+    is_readable,
+    map_names,
+    map_stamps,
+    write_names,
+)
 from modyn.storage.segments import Segment, SegmentIndex
-from modyn.storage.sources import RecordSource, Sources, UInt8Array
+from modyn.storage.sources import RecordSource, Sources
 
-INDEX = "index.json"
+__all__ = ["DELETIONS", "Publication", "PublishedDatasets", "PublishedIndex", "PublishedNames", "Publisher", "withdraw"]
+
 DELETIONS = "deletions"
-_NAMES = ".names"
-"""Ending of the blocks of file names."""
-_STAMPS = ".stamps"
-"""Ending of the sizes and times that are not those in the blocks any more."""
-_FORMAT = 2
-_ADVICE = "restart storage, which writes it anew"
-
-
-@dataclass(frozen=True, slots=True)
-class NameBlock:
-    """A file about `count` data files: ends of their names, sizes and times (nanoseconds), all int64, and the text of the names."""
-
-    file: str
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class StampFile:
-    """A file about `count` data files whose stamps changed: ids, ascending, sizes and times, all int64."""
-
-    file: str
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Publication:
-    """What `index.json` says of a dataset. segments: names of files. altered: ids of files that may not be read, ascending.
-    stamps: None if all are those in the blocks."""
-
-    config: DatasetConfig
-    version: int
-    float_labels: bool
-    segments: tuple[str, ...]
-    names: tuple[NameBlock, ...]
-    altered: tuple[int, ...]
-    stamps: StampFile | None = None
-
-    @property
-    def num_files(self) -> int:
-        return sum(block.count for block in self.names)
-
-    def to_json(self) -> bytes:
-        content = {
-            "format": _FORMAT,
-            "dataset": self.config.model_dump(mode="json"),
-            "version": self.version,
-            "float_labels": self.float_labels,
-            "segments": self.segments,
-            "names": [[block.file, block.count] for block in self.names],
-            "altered": self.altered,
-            "stamps": self.stamps and [self.stamps.file, self.stamps.count],
-        }
-        return json.dumps(content).encode()
-
-    @staticmethod
-    def read(folder: Path) -> Publication:
-        """Raises NotFoundError if nothing is published in `folder`, CorruptStateError, UnavailableError."""
-        path = folder / INDEX
-        try:
-            content: dict[str, Any] = json.loads(path.read_bytes())
-            if content["format"] != _FORMAT:
-                raise CorruptStateError(
-                    f"{path} is of format {content['format']}, this Modyn reads format {_FORMAT}; use the Modyn that wrote it"
-                )
-            return Publication(
-                DatasetConfig.model_validate(content["dataset"]),
-                int(content["version"]),
-                bool(content["float_labels"]),
-                tuple(content["segments"]),
-                tuple(NameBlock(*block) for block in content["names"]),
-                tuple(content["altered"]),
-                StampFile(*content["stamps"]) if content["stamps"] else None,
-            )
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise NotFoundError(f"no dataset is published in {folder}") from error
-        except OSError as error:
-            raise UnavailableError(f"cannot read {path}: {error.strerror or error}; make it readable") from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise CorruptStateError(f"{path} is damaged ({error}); {_ADVICE}") from error
 
 
 class Publisher:
@@ -140,9 +71,13 @@ class Publisher:
         the ids `changed`, which may have other stamps; the first time, for all. Raises UnavailableError: readers then see the state before."""
         is_first = self._published is None
         before = self._last(version)
-        names, stamps = (before.names, before.stamps) if before is not None and before.num_files <= len(files) else ((), None)
+        kept = before if before is not None and before.num_files <= len(files) else None
+        names, stamps, num_known = (kept.names, kept.stamps, kept.num_files) if kept is not None else ((), None, 0)
+        if is_first and kept is not None and not is_readable(self._folder, kept):
+            # Written anew, stamps of all files too: some reader may have mapped the blocks before they were damaged.
+            names, stamps = (), None
         now = Publication(config, version, float_labels, tuple(segments), names, tuple(sorted(files.altered)), stamps)
-        known = np.arange(now.num_files) if is_first else np.array(sorted(i for i in set(changed) if i < now.num_files), np.int64)
+        known = np.arange(num_known) if is_first else np.array(sorted(i for i in set(changed) if i < num_known), np.int64)
         now = replace(now, stamps=self._with_stamps(now, files, known))
         if now != before or now.num_files < len(files):
             now = replace(now, names=self._with_names(now, files))
@@ -152,22 +87,21 @@ class Publisher:
 
     def _last(self, version: int) -> Publication | None:
         """What is published now, unless it is of a later state than the catalogue, which was restored from a backup then."""
-        if self._published is None:
-            try:
-                self._published = Publication.read(self._folder)
-            except (NotFoundError, CorruptStateError):
-                return None
-        return self._published if self._published.version <= version else None
+        try:
+            published = self._published or Publication.read(self._folder)
+        except (NotFoundError, CorruptStateError):
+            return None
+        return published if published.version <= version else None
 
     def _with_stamps(self, now: Publication, files: FileTable, known: Int64Array) -> StampFile | None:
         """The stamps that are not those in the blocks, once those of the ids `known`, ascending, are looked at again. Whoever was told once
         that a file has another stamp than its block is told on: he may have mapped the block before it was written anew."""
-        found = np.flatnonzero(~_are_stamped(self._folder, now, files, known))
+        found = np.flatnonzero(~are_stamped(self._folder, now, files, known))
         if not len(found):
             return now.stamps
-        before = _map_stamps(self._folder, now.stamps)[0] if now.stamps else np.zeros(0, np.int64)
+        before = map_stamps(self._folder, now.stamps)[0] if now.stamps else np.zeros(0, np.int64)
         ids = np.union1d(before, known[found])
-        path = self._folder / f"{uuid.uuid4().hex[:12]}{_STAMPS}"
+        path = self._folder / f"{uuid.uuid4().hex[:12]}{STAMPS}"
         write_atomically(path, [column.data.cast("B") for column in (ids, *files.stamps(ids))])
         return StampFile(path.name, len(ids))
 
@@ -179,13 +113,13 @@ class Publisher:
             return now.names
         while blocks and blocks[-1].count < 2 * (len(files) - first):
             first -= blocks.pop().count
-        block = NameBlock(f"{first:010d}-{uuid.uuid4().hex[:12]}{_NAMES}", len(files) - first)
-        _write_names(self._folder / block.file, files, first)
+        block = NameBlock(f"{first:010d}-{uuid.uuid4().hex[:12]}{NAMES}", len(files) - first)
+        write_names(self._folder / block.file, files, first)
         return (*blocks, block)
 
     def _sweep(self, known: set[str]) -> None:
         """Removes blocks that others have taken in, or that a crash left. Readers keep their maps: a file lives on without a name."""
-        for pattern in (f"*{_NAMES}*", f"*{_STAMPS}*", f"{INDEX}*{TEMPORARY_SUFFIX}"):
+        for pattern in (f"*{NAMES}*", f"*{STAMPS}*", f"{INDEX}*{TEMPORARY_SUFFIX}"):
             for path in self._folder.glob(pattern):
                 if path.name not in known:
                     path.unlink(missing_ok=True)
@@ -194,73 +128,6 @@ class Publisher:
 def withdraw(folder: Path) -> None:
     """Readers find no dataset in `folder` any more."""
     (folder / INDEX).unlink(missing_ok=True)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Block:
-    """A block of names, mapped. ends, sizes, mtimes_ns: int64 (n,). text: uint8."""
-
-    ends: Int64Array
-    sizes: Int64Array
-    mtimes_ns: Int64Array
-    text: UInt8Array
-
-
-def _write_names(path: Path, files: FileTable, first: int) -> None:
-    encoded = [os.fsencode(name) for name in files.paths[first:]]
-    ends = np.cumsum([len(name) for name in encoded], dtype=np.int64)
-    columns = ends, *files.stamps(slice(first, None))
-    write_atomically(path, [*(column.data.cast("B") for column in columns), b"".join(encoded)])
-
-
-def _map_names(path: Path, count: int) -> _Block:
-    """Raises CorruptStateError."""
-    columns, text = _map_columns(path, count)
-    if count and int(columns[0][-1]) != len(text):
-        raise CorruptStateError(f"{path} is damaged; {_ADVICE}")
-    return _Block(columns[0], columns[1], columns[2], text)
-
-
-def _map_stamps(folder: Path, stamps: StampFile) -> Int64Array:
-    """Ids, sizes and times: int64 (3, count), mapped. Raises CorruptStateError."""
-    return _map_columns(folder / stamps.file, stamps.count)[0]
-
-
-def _map_columns(path: Path, count: int) -> tuple[Int64Array, UInt8Array]:
-    """Three columns and what follows: int64 (3, count), uint8. Raises CorruptStateError."""
-    try:
-        content = _core.map_file(path)
-    except _core.FileAccessError as error:
-        raise CorruptStateError(f"cannot read what is known of data files: {error}; {_ADVICE}") from error
-    size = 3 * 8 * count
-    if len(content) < size:
-        raise CorruptStateError(f"{path} is cut short; {_ADVICE}")
-    return content[:size].view(np.int64).reshape(3, count), content[size:]
-
-
-def _are_stamped(folder: Path, published: Publication, files: FileTable, ids: Int64Array) -> npt.NDArray[np.bool_]:
-    """Whether the stamp of each of `ids`, ascending, is published as it is: bool (n,)."""
-    sizes, mtimes_ns = files.stamps(ids)
-    same = np.zeros(len(ids), np.bool_)
-
-    def compare(places: Int64Array | slice, in_column: Int64Array, of: Int64Array, at: Int64Array) -> None:
-        same[places] = (in_column[at] == sizes[places]) & (of[at] == mtimes_ns[places])
-
-    try:
-        first = 0
-        for block in published.names if len(ids) else ():
-            start, stop = np.searchsorted(ids, [first, first + block.count]).tolist()
-            if start < stop:
-                mapped = _map_names(folder / block.file, block.count)
-                compare(slice(start, stop), mapped.sizes, mapped.mtimes_ns, ids[start:stop] - first)
-            first += block.count
-        if published.stamps is not None and len(ids):
-            restamped = _map_stamps(folder, published.stamps)
-            _, places, at = np.intersect1d(ids, restamped[0], assume_unique=True, return_indices=True)
-            compare(places, restamped[1], restamped[2], at)
-    except CorruptStateError:
-        same[:] = False  # They are written once more.
-    return same
 
 
 class _Held:
@@ -346,10 +213,10 @@ class PublishedIndex:
             index = self._seen.view.index
         else:
             index = SegmentIndex(list(segments.values()), published.float_labels)
-        self._segments = segments
         paths, source = self._opened(published)
-        return IndexView(
+        view = IndexView(
             published.config,
+            self.folder.name,
             published.version,
             published.float_labels,
             index,
@@ -358,6 +225,9 @@ class PublishedIndex:
             frozenset(published.altered),
             source,
         )
+        # Last: these are the segments of the view's index, and stay those of the last one if anything failed.
+        self._segments = segments
+        return view
 
     def _opened(self, published: Publication) -> tuple[PathTable, RecordSource]:
         """The names of all files, those that are new appended: a file never gets another name."""
@@ -368,13 +238,13 @@ class PublishedIndex:
         for block in published.names:
             known = len(self._paths) - first
             if known < block.count:
-                mapped = _map_names(self.folder / block.file, block.count)
+                mapped = map_names(self.folder / block.file, block.count)
                 start = int(mapped.ends[known - 1]) if known else 0
                 ends = mapped.ends[known:] - start if known else mapped.ends
                 self._paths.append_packed(mapped.text[start:], ends, mapped.sizes[known:], mapped.mtimes_ns[known:])
             first += block.count
         if published.stamps is not None and published.stamps != self._stamps:
-            self._paths.restamp(*_map_stamps(self.folder, published.stamps))
+            self._paths.restamp(*map_stamps(self.folder, published.stamps))
             self._stamps = published.stamps
         return self._paths, self._source
 
@@ -410,10 +280,15 @@ class PublishedNames:
                 path.unlink(missing_ok=True)
 
     def target(self, name: str) -> Path:
-        """Raises NotFoundError if there is no dataset of this name."""
-        if re.fullmatch(DATASET_NAME, name):
-            with suppress(OSError):  # No link, or none that may be read: to a reader there is no such dataset.
-                return self._folder / os.readlink(self._folder / name)
+        """Raises NotFoundError if there is no dataset of this name, UnavailableError if that cannot be told."""
+        path = self._folder / name
+        try:
+            if re.fullmatch(DATASET_NAME, name):
+                return self._folder / os.readlink(path)
+        except OSError as error:
+            # EINVAL: something is there that is no link.
+            if error.errno not in (errno.ENOENT, errno.EINVAL):
+                raise UnavailableError(f"cannot read {path}: {error.strerror or error}; make it readable") from error
         raise NotFoundError(f"there is no dataset '{name}'; `modyn data ls` lists them, `modyn data register` adds one")
 
 
