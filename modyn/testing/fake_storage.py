@@ -251,6 +251,34 @@ class FakeFetch(PayloadStream):
         """There are no threads to end."""
 
 
+class StuckPayloadClient(FakePayloadClient):
+    """The answer to a request that has `stuck_key` in it never comes: such a fetch ends by being called off."""
+
+    def __init__(self, storage: FakeStorage, stuck_key: int) -> None:
+        super().__init__(storage, 10)
+        self._stuck_key = stuck_key
+        self.started, self.called_off = threading.Event(), threading.Event()
+
+    def fetch(
+        self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise", deadline_s: float | None = None
+    ) -> FakeFetch:
+        return _StuckFetch(self) if self._stuck_key in keys else super().fetch(dataset, keys, on_missing)
+
+
+class _StuckFetch(FakeFetch):
+    def __init__(self, client: StuckPayloadClient) -> None:
+        super().__init__(iter(()))
+        self._client = client
+
+    def __next__(self) -> Payloads:
+        self._client.started.set()
+        self._client.called_off.wait()
+        raise CancelledError("the fetch was cancelled")
+
+    def cancel(self) -> None:
+        self._client.called_off.set()
+
+
 class FakeLocalPayloads(LocalPayloads):
     """The short cut to a FakeStorage, whose `before_fetch` is called when payloads are read."""
 

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from modyn.dataset import arrivals
 from modyn.dataset.arrivals import align, windows
 from modyn.dataset.config import DataConfig, RecordLayout
+from modyn.dataset.connections import Clients
 from modyn.dataset.loader import BatchLoader
 from modyn.dataset.plan import Piece, Plan, Unit
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
-from modyn.errors import CancelledError, ModynError
-from modyn.records import Int64Array
-from modyn.storage.flight import OnMissing, Payloads
+from modyn.errors import ModynError
 from modyn.testing.fake_dataset import FakeTriggerSet
-from modyn.testing.fake_storage import FakeFetch, FakePayloadClient
+from modyn.testing.fake_storage import StuckPayloadClient
+from modyn.testing.waiting import PATIENCE_S
 
 BYTES = DataConfig(dataset_id="fake", record_layout=RecordLayout(dtype="int64"))
 
@@ -99,38 +99,13 @@ def test_large_samples_are_asked_for_in_small_windows(monkeypatch: pytest.Monkey
     assert max(asked) == 20
 
 
-class _Stuck(FakeFetch):
-    """A fetch whose answer comes only when it is called off."""
-
-    def __init__(self, started: threading.Event) -> None:
-        super().__init__(iter(()))
-        self._started = started
-        self._ended = threading.Event()
-
-    def __next__(self) -> Payloads:
-        self._started.set()
-        assert self._ended.wait(30)
-        raise CancelledError("the fetch was cancelled")
-
-    def cancel(self) -> None:
-        self._ended.set()
-
-
 def test_closing_calls_off_a_fetch_that_waits() -> None:
-    started = threading.Event()
-
-    class Client(FakePayloadClient):
-        def fetch(
-            self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise", deadline_s: float | None = None
-        ) -> FakeFetch:
-            return _Stuck(started) if 10 in keys else super().fetch(dataset, keys, on_missing)
-
     keys = FakeTriggerSet(np.arange(40), 10)
-    clients = keys()
-    client = Client(keys.storage(), 10)
-    dataset = TriggerSetDataset(keys.info, BYTES, lambda: type(clients)(clients.selector, client), LoadOptions(10))
+    client = StuckPayloadClient(keys.storage(), stuck_key=10)
+    dataset = TriggerSetDataset(keys.info, BYTES, lambda: Clients(keys().selector, client), LoadOptions(10))
     batches: Iterator[object] = iter(loader := BatchLoader(dataset))
     next(batches)
-    assert started.wait(10)
+    assert client.started.wait(PATIENCE_S)
     loader.close()
+    assert client.called_off.is_set()
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(("prefetch", "serve"))]

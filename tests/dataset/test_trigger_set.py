@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import multiprocessing
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +25,8 @@ from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.errors import ConflictError, CorruptStateError, DataError, InvalidArgumentError, UserCodeError
 from modyn.records import Int64Array, RunId, TriggerSetInfo
 from modyn.testing.fake_dataset import FakeTriggerSet
-from modyn.testing.fake_storage import FakePayloadClient
+from modyn.testing.fake_storage import FakePayloadClient, StuckPayloadClient
+from modyn.testing.waiting import PATIENCE_S, eventually
 
 LAYOUT = DataConfig(dataset_id="fake", record_layout=RecordLayout(dtype="int64"))
 PER_SAMPLE = DataConfig(
@@ -44,12 +44,11 @@ START = Position()
 def no_thread_is_left() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
-    deadline = time.monotonic() + 5
-    while (
-        left := [t.name for t in threading.enumerate() if t.name.startswith(("prefetch", "serve"))]
-    ) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not left
+    eventually(lambda: not left_threads(), left_threads)
+
+
+def left_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(("prefetch", "serve"))]
 
 
 def trigger_set(num_keys: int, partition_size: int, **fields: Any) -> FakeTriggerSet:
@@ -71,13 +70,6 @@ def check_pairing(batch: Batch) -> None:
     assert torch.equal(batch.data.reshape(-1), batch.keys)
     assert torch.equal(batch.labels, batch.keys % 10)
     assert torch.equal(batch.weights, (batch.keys / 2).to(torch.float32))
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def content(batches: list[Batch]) -> list[tuple[int, int, list[int]]]:
@@ -263,7 +255,7 @@ def test_one_partition_is_shuffled_globally_and_read_batch_by_batch() -> None:
     options = LoadOptions(20, shuffle=True, seed=1, num_prefetched_partitions=5)
     batches = TriggerSetDataset(keys.info, LAYOUT, keys, options).serve(2)
     order = next(batches).keys.tolist()
-    wait_until(lambda: len(read) >= 3)
+    eventually(lambda: len(read) >= 3)
     assert len(read) <= 5  # one in use, two ahead, and two threads at work
     order += [key for batch in batches for key in batch.keys.tolist()]
     assert set(read) == {20}
@@ -325,7 +317,7 @@ def test_samples_come_out_before_the_partition_is_complete() -> None:
     def answers(*arguments: Any) -> Iterator[Any]:
         for number, payloads in enumerate(original(*arguments)):
             if number == 2:
-                assert taken.wait(10)
+                assert taken.wait(PATIENCE_S)
             yield payloads
 
     client._answers = answers  # type: ignore[method-assign,assignment]
@@ -344,42 +336,27 @@ def test_prefetching_is_bounded_and_runs_ahead() -> None:
     )
     batches = dataset.serve()
     next(batches)
-    wait_until(lambda: len(asked) >= 4)
+    eventually(lambda: len(asked) >= 4)
     # One in use, three ahead of it; the thread that makes batches is at most three further than we are.
     assert len(asked) <= 8
     batches.close()
 
 
 def test_an_error_in_a_prefetch_thread_surfaces_at_once_with_its_cause() -> None:
+    """Although the fetch before it waits, which is called off."""
+
     def before_fetch(keys: Int64Array) -> None:
         if int(keys[0]) == 20:
+            assert client.started.wait(PATIENCE_S)
             raise DataError("digits/7.png, offset 0: truncated")
-        if int(keys[0]) == 10:
-            time.sleep(20)
 
     keys = FakeTriggerSet(np.arange(40), 10, before_fetch=before_fetch)
+    client = StuckPayloadClient(keys.storage(), stuck_key=10)
     options = LoadOptions(10, num_prefetched_partitions=3, parallel_prefetch_requests=3)
-    started = time.monotonic()
-    loader = BatchLoader(TriggerSetDataset(keys.info, LAYOUT, lambda: _impatient(keys), options))
+    loader = BatchLoader(TriggerSetDataset(keys.info, LAYOUT, lambda: Clients(keys().selector, client), options))
     with pytest.raises(DataError, match="truncated"):
         list(loader)
-    assert time.monotonic() - started < 5
-
-
-def _impatient(keys: FakeTriggerSet) -> Clients:
-    """Clients whose sleeping request ends when it is cancelled, as a real one does."""
-    clients = keys()
-    cancelled = threading.Event()
-
-    def before_fetch(asked: Int64Array) -> None:
-        if int(asked[0]) == 10:
-            cancelled.wait(0.5)
-        elif keys.before_fetch is not None:
-            keys.before_fetch(asked)
-
-    assert isinstance(clients.payloads, FakePayloadClient)
-    clients.payloads._storage.before_fetch = before_fetch
-    return clients
+    assert client.called_off.is_set()
 
 
 def test_an_error_in_a_worker_process_keeps_its_message() -> None:
@@ -493,4 +470,4 @@ def test_an_abandoned_iteration_ends_its_threads() -> None:
     loader = BatchLoader(TriggerSetDataset(keys.info, LAYOUT, keys, LoadOptions(5, epochs=5, num_prefetched_partitions=2)))
     next(iter(loader))
     loader.close()
-    assert not [t.name for t in threading.enumerate() if t.name.startswith(("prefetch", "serve"))]
+    assert not left_threads()

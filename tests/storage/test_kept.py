@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.storage.kept import Kept
+from modyn.testing.waiting import PATIENCE_S
 
 
 @given(asked=st.lists(st.integers(0, 6), max_size=40), limit=st.integers(0, 20))
@@ -29,7 +30,7 @@ def test_many_threads_that_want_one_thing_make_it_once() -> None:
 
     def make() -> int:
         started.append(1)
-        go.wait(10)
+        go.wait(PATIENCE_S)
         return 7
 
     with ThreadPoolExecutor(8) as pool:

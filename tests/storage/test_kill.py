@@ -20,11 +20,12 @@ from modyn.config.system import StorageConfig, SystemConfig
 from modyn.errors import UnavailableError
 from modyn.local.postgres import PostgresServer
 from modyn.records import Interval, SampleBatch
-from modyn.rpc.channel import is_serving
 from modyn.storage.client import StorageClient
 from modyn.storage.flight import PayloadClient
 from modyn.storage.published import Publication
+from modyn.testing.processes import ServiceProcess, write_config
 from modyn.testing.running_storage import binary_dataset, start_storage, write_records
+from modyn.testing.waiting import PATIENCE_S
 
 INGEST_AND_DIE = """
 import os, signal, sys
@@ -99,21 +100,11 @@ POINTS = [
 ]
 
 
-def write_config(config: SystemConfig, path: Path) -> Path:
-    values = {
-        "state_dir": str(config.state_dir),
-        "database_url": config.database_url,
-        "storage": {"settle_s": 0.05, "poll_interval_s": 0.05},
-    }
-    path.write_text(yaml.safe_dump(values))
-    return path
-
-
 def test_killed_ingestion_is_exactly_once(quick_config: SystemConfig, tmp_path: Path) -> None:
     """One dataset through all points one after the other, each with new files: small ones, a large one, and one that grows."""
     folder, program = tmp_path / "d", tmp_path / "program.py"
     program.write_text(INGEST_AND_DIE)
-    config_path = write_config(quick_config, tmp_path / "system.yaml")
+    config_path = write_config(quick_config, tmp_path)
     with ExitStack() as stack:
         start_storage(quick_config, stack).client.register_dataset(binary_dataset(folder))
     count = 0
@@ -130,7 +121,7 @@ def test_killed_ingestion_is_exactly_once(quick_config: SystemConfig, tmp_path: 
             [sys.executable, str(program), str(config_path), point, str(nth)],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_S,
             check=False,
         )
         assert done.returncode == -signal.SIGKILL, f"{point} {nth}: {done.stdout}{done.stderr}"
@@ -154,58 +145,40 @@ def test_killed_ingestion_is_exactly_once(quick_config: SystemConfig, tmp_path: 
                 assert sorted(replayed.keys.tolist()) == list(range(count))
 
 
-def start_process(config_path: Path, config: SystemConfig) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen([sys.executable, "-m", "modyn.storage", "--config", str(config_path)], stderr=subprocess.DEVNULL)
-    give_up = time.monotonic() + 20
-    while not is_serving(config.endpoint("storage")):
-        assert process.poll() is None
-        assert time.monotonic() < give_up
-        time.sleep(0.02)
-    return process
-
-
-@pytest.mark.timeout(120)
 def test_clients_outlive_a_killed_service(quick_config: SystemConfig, tmp_path: Path) -> None:
     """A stream of new samples and payload requests go on while the service is killed at random moments."""
     random_ = random.Random(7)
-    config_path = write_config(quick_config, tmp_path / "system.yaml")
     folder = tmp_path / "d"
-    process = start_process(config_path, quick_config)
     arrived: list[int] = []
     count = 0
-    try:
-        with (
-            StorageClient(quick_config.endpoint("storage"), retry_s=20) as client,
-            PayloadClient(quick_config.endpoint("flight"), retry_s=20) as payloads,
-        ):
-            client.register_dataset(binary_dataset(folder, watch=True))
-            new = client.new_samples("numbers", 0, 100)
-            for round_ in range(3):
-                for i in range(5):
-                    write_records(folder / f"{round_}-{i}.bin", range(count, count + 100), 1000 + round_)
-                    count += 100
-                time.sleep(random_.uniform(0.0, 0.3))
-                process.kill()
-                process.wait()
-                process = start_process(config_path, quick_config)
-                while len(arrived) < count:
-                    batch = next(new)
-                    arrived += batch.keys.tolist()
-                    (got,) = payloads.fetch("numbers", batch.keys)
-                    assert got.labels.tolist() == batch.labels.tolist()
-            assert arrived == list(range(count))
-            data = [
-                int.from_bytes(batch.payload(i), "little")
-                for batch in payloads.fetch("numbers", np.arange(count))
-                for i in range(len(batch))
-            ]
-            assert sorted(data) == list(range(count))
-            new.cancel()
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(10) == 0
-    finally:
-        process.kill()
-        process.wait()
+    with (
+        ServiceProcess("storage", quick_config, tmp_path) as process,
+        StorageClient(quick_config.endpoint("storage"), retry_s=PATIENCE_S) as client,
+        PayloadClient(quick_config.endpoint("flight"), retry_s=PATIENCE_S) as payloads,
+    ):
+        client.register_dataset(binary_dataset(folder, watch=True))
+        new = client.new_samples("numbers", 0, 100)
+        for round_ in range(3):
+            for i in range(5):
+                write_records(folder / f"{round_}-{i}.bin", range(count, count + 100), 1000 + round_)
+                count += 100
+            time.sleep(random_.uniform(0.0, 0.3))
+            process.kill()
+            process.start()
+            while len(arrived) < count:
+                batch = next(new)
+                arrived += batch.keys.tolist()
+                (got,) = payloads.fetch("numbers", batch.keys)
+                assert got.labels.tolist() == batch.labels.tolist()
+        assert arrived == list(range(count))
+        data = [
+            int.from_bytes(batch.payload(i), "little")
+            for batch in payloads.fetch("numbers", np.arange(count))
+            for i in range(len(batch))
+        ]
+        assert sorted(data) == list(range(count))
+        new.cancel()
+        assert process.end() == 0
 
 
 def test_the_process_tells_what_is_wrong(quick_config: SystemConfig, tmp_path: Path) -> None:
@@ -213,7 +186,7 @@ def test_the_process_tells_what_is_wrong(quick_config: SystemConfig, tmp_path: P
         path = tmp_path / "system.yaml"
         path.write_text(text)
         command = [sys.executable, "-m", "modyn.storage", "--config", str(path)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
     done = run("storage: {poll_intervall_s: 1}")
     assert done.returncode != 0
@@ -221,12 +194,6 @@ def test_the_process_tells_what_is_wrong(quick_config: SystemConfig, tmp_path: P
     done = run(yaml.safe_dump({"state_dir": str(tmp_path / "s"), "database_url": "postgresql://nobody@127.0.0.1:1/none"}))
     assert done.returncode == 1
     assert "PostgreSQL" in done.stderr
-
-
-def test_services_do_not_import_what_is_heavy() -> None:
-    program = "import sys, modyn.storage.service, modyn.storage.flight_server; print([m for m in ('torch', 'pandas', 'plotly') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 def test_a_disk_that_cannot_be_written(quick_config: SystemConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ from modyn.storage.segments import SegmentColumns, write_segment
 from modyn.storage.sources import Sources
 from modyn.storage.store import Store
 from modyn.testing.running_storage import RunningStorage, binary_dataset, start_storage, write_records
+from modyn.testing.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -174,7 +175,7 @@ def test_keys_that_were_told_are_published(storage: RunningStorage, tmp_path: Pa
             write_next(tmp_path / "d")
             storage.ingest()
 
-    ingesting = threading.Thread(target=ingest)
+    ingesting = threading.Thread(target=ingest, daemon=True)
     ingesting.start()
     count = 0
     for batch in told:
@@ -197,6 +198,7 @@ def test_a_reader_never_sees_half_a_change(storage: RunningStorage, tmp_path: Pa
     storage.client.register_dataset(binary_dataset(tmp_path / "d"))
     reader, ended = PublishedIndex(folder_of(storage), sources), threading.Event()
     failures: list[BaseException] = []
+    looks = threading.Semaphore(0)
 
     def look() -> None:
         known, deleted = 0, -1
@@ -209,19 +211,26 @@ def test_a_reader_never_sees_half_a_change(storage: RunningStorage, tmp_path: Pa
                 assert gone.sum() >= deleted
                 known, deleted = len(now), int(gone.sum())
                 assert read(view, now.tolist()) == now.tolist()
+                looks.release()
         except BaseException as error:  # noqa: BLE001  (raised again in the main thread)
             failures.append(error)
+            looks.release()
 
-    threads = [threading.Thread(target=look) for _ in range(3)]
+    threads = [threading.Thread(target=look, daemon=True) for _ in range(3)]
     for thread in threads:
         thread.start()
-    for number in range(20):
-        write_next(tmp_path / "d")
-        storage.ingest()
-        storage.client.delete_samples("numbers", np.asarray([5 * number]))
-    ended.set()
-    for thread in threads:
-        thread.join()
+    try:
+        for number in range(20):
+            write_next(tmp_path / "d")
+            storage.ingest()
+            storage.client.delete_samples("numbers", np.asarray([5 * number]))
+            # Somebody looks between changes too, however starved the readers are.
+            assert looks.acquire(timeout=PATIENCE_S)
+            assert not failures
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join(PATIENCE_S)
     assert not failures
     view = reader.view()
     assert view.deletions.count == 20

@@ -5,26 +5,25 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
-import time
 import urllib.request
 import weakref
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 
 from modyn.config.system import SystemConfig
 from modyn.errors import ConfigError, DataError, NotFoundError
-from modyn.rpc.channel import is_serving
 from modyn.rpc.probe import main as probe
 from modyn.storage.flight import PayloadClient
 from modyn.storage.flight_server import PayloadServer
 from modyn.storage.published import PublishedDatasets, PublishedNames
 from modyn.storage.sources import Sources
+from modyn.testing.processes import ServiceProcess, write_config
 from modyn.testing.running_storage import RunningStorage, binary_dataset, start_storage, write_records
+from modyn.testing.waiting import PATIENCE_S
 
 
 def with_replicas(config: SystemConfig, number: int) -> SystemConfig:
@@ -37,7 +36,7 @@ def replica(storage: RunningStorage, stack: ExitStack) -> PayloadClient:
     endpoint = with_replicas(storage.config, 1).replicas["replica-1"]
     server = PayloadServer(endpoint, PublishedDatasets(PublishedNames.of(storage.config), Sources(1)))
     stack.callback(server.stop)
-    return stack.enter_context(PayloadClient(endpoint, retry_s=5))
+    return stack.enter_context(PayloadClient(endpoint))
 
 
 def data_of(payloads: PayloadClient, keys: list[int] | range) -> list[int]:
@@ -99,32 +98,11 @@ def test_a_replica_serves_without_storage(quick_config: SystemConfig, stack: Exi
     endpoint = with_replicas(quick_config, 1).replicas["replica-1"]
     server = PayloadServer(endpoint, PublishedDatasets(PublishedNames.of(quick_config), Sources(1)))
     stack.callback(server.stop)
-    with PayloadClient(endpoint, retry_s=5) as client:
+    with PayloadClient(endpoint) as client:
         assert data_of(client, range(50)) == list(range(50))
 
 
 # As a process
-
-
-@contextmanager
-def replica_process(config: SystemConfig, config_file: Path, number: int) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "modyn.storage.replica", "--number", str(number), "--config", str(config_file)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        give_up = time.monotonic() + 30
-        while not is_serving(config.endpoint(f"replica-{number}")):
-            assert process.poll() is None
-            assert time.monotonic() < give_up
-            time.sleep(0.02)
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def write_config(config: SystemConfig, path: Path, **storage: object) -> Path:
-    path.write_text(yaml.safe_dump({"state_dir": str(config.state_dir), "storage": storage}))
-    return path
 
 
 def test_the_process_is_a_service_like_the_others(
@@ -134,35 +112,37 @@ def test_the_process_is_a_service_like_the_others(
     write_records(tmp_path / "d" / "0.bin", range(50), 1000)
     storage.client.register_dataset(binary_dataset(tmp_path / "d"))
     storage.ingest()
-    file = write_config(storage.config, tmp_path / "system.yaml", replicas=2)
-    config = with_replicas(storage.config, 2)
-    with replica_process(config, file, 2) as process:
-        assert probe(["replica-2", "--config", str(file)]) == 0
+    config = with_replicas(storage.config, 2).model_copy(update={"database_url": None})
+    with ServiceProcess("replica-2", config, tmp_path) as process:
+        file = tmp_path / "system.yaml"
+        assert probe(["replica-2", "--config", str(file), "--timeout", "60"]) == 0
         assert probe(["replica-1", "--config", str(file)]) == 1
         assert probe(["replica-3", "--config", str(file)]) == 1
         assert "there is no service 'replica-3'" in capsys.readouterr().err
-        with PayloadClient(config.replicas["replica-2"], retry_s=5) as client:
+        with PayloadClient(config.replicas["replica-2"]) as client:
             assert data_of(client, range(50)) == list(range(50))
         url = (config.service_dir("replica-2") / "metrics_url").read_text().strip()
         with urllib.request.urlopen(url) as metrics:
             assert 'modyn_storage_payload_bytes_total{dataset="numbers"} 400.0' in metrics.read().decode()
-        process.terminate()
-        assert process.wait(10) == 0
+        assert process.end() == 0
+
+
+def run_replica(config: SystemConfig, folder: Path, number: int) -> subprocess.CompletedProcess[str]:
+    """To its end."""
+    file = write_config(config, folder)
+    command = [sys.executable, "-m", "modyn.storage.replica", "--number", str(number), "--config", str(file)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def test_a_replica_that_is_not_configured_does_not_start(quick_config: SystemConfig, tmp_path: Path) -> None:
-    file = write_config(quick_config, tmp_path / "system.yaml", replicas=1)
     for number, reason in ((2, "there is no replica 2 of 1"), (0, "there is no replica 0 of 1")):
-        command = [sys.executable, "-m", "modyn.storage.replica", "--number", str(number), "--config", str(file)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = run_replica(with_replicas(quick_config, 1), tmp_path, number)
         assert done.returncode == 1
         assert reason in done.stderr
 
 
-def test_a_replica_off_loopback_wants_tls_and_token(quick_config: SystemConfig, tmp_path: Path) -> None:
-    file = write_config(quick_config, tmp_path / "system.yaml", replicas=1, replica_addresses=["0.0.0.0:0"])
-    command = [sys.executable, "-m", "modyn.storage.replica", "--number", "1", "--config", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+def test_a_replica_off_loopback_wants_tls_and_token(make_config: Callable[..., SystemConfig], tmp_path: Path) -> None:
+    done = run_replica(make_config(storage={"replicas": 1, "replica_addresses": ["0.0.0.0:0"]}), tmp_path, 1)
     assert done.returncode == 1
     assert "token" in done.stderr
 

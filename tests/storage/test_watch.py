@@ -14,13 +14,14 @@ from modyn.errors import NotFoundError, UnavailableError
 from modyn.storage.open_dataset import OpenDataset
 from modyn.storage.watch import Watcher, pause_s
 from modyn.testing.running_storage import RunningStorage, binary_dataset, start_storage, write_records
+from modyn.testing.waiting import PATIENCE_S, eventually
 
 
 def wait_until(storage: RunningStorage, num_samples: int) -> None:
-    give_up = time.monotonic() + 10
-    while storage.client.dataset("numbers").num_samples < num_samples:
-        assert time.monotonic() < give_up, f"{storage.client.dataset('numbers')} {storage.client.problems('numbers')}"
-        time.sleep(0.02)
+    eventually(
+        lambda: storage.client.dataset("numbers").num_samples >= num_samples,
+        lambda: f"{storage.client.dataset('numbers')} {storage.client.problems('numbers')}",
+    )
 
 
 def test_new_files_are_pushed_without_being_asked_for(storage: RunningStorage, tmp_path: Path) -> None:
@@ -56,10 +57,7 @@ def test_a_watcher_outlives_a_folder_that_goes_away(storage: RunningStorage, tmp
     folder = tmp_path / "d"
     storage.client.register_dataset(binary_dataset(folder, watch=True))
     folder.rmdir()
-    give_up = time.monotonic() + 10
-    while not storage.client.problems("numbers"):
-        assert time.monotonic() < give_up
-        time.sleep(0.02)
+    eventually(lambda: storage.client.problems("numbers"))
     write_records(folder / "a.bin", [5], 1000)
     wait_until(storage, 1)
     assert storage.client.problems("numbers") == []
@@ -85,16 +83,20 @@ def test_asking_while_a_watcher_works_indexes_once(storage: RunningStorage, tmp_
 
 
 def test_a_growing_file_is_left_alone_until_it_rests(quick_config: SystemConfig, stack: ExitStack, tmp_path: Path) -> None:
-    config = quick_config.model_copy(update={"storage": StorageConfig(settle_s=0.3, poll_interval_s=0.05)})
+    """The time that it has to rest is far away while it grows, and over afterwards, however slow the writer is."""
+    config = quick_config.model_copy(update={"storage": StorageConfig(settle_s=3600, poll_interval_s=0.02)})
     storage = start_storage(config, stack)
     folder = tmp_path / "d"
     storage.client.register_dataset(binary_dataset(folder, watch=True))
+    settling = storage.store.dataset("numbers").settling
     with (folder / "a.bin").open("wb", buffering=0) as file:
         for _ in range(20):
             file.write(b"x" * 15)
-            time.sleep(0.03)
+            settling.num_unsettled = 0
+            eventually(lambda: settling.num_unsettled)
             file.write(b"x")
         assert storage.client.dataset("numbers").num_samples == 0
+    settling.settle_s = 0.05
     wait_until(storage, 20)
     assert storage.client.problems("numbers") == []
 
@@ -111,8 +113,10 @@ def test_a_look_that_fails_is_tried_again(storage: RunningStorage, tmp_path: Pat
         looked.set()
 
     watcher = Watcher(storage.store.dataset("numbers"), look, 0.01)
-    assert looked.wait(10)
-    watcher.stop()
+    try:
+        assert looked.wait(PATIENCE_S)
+    finally:
+        watcher.stop()
 
 
 def test_the_watcher_of_a_deleted_dataset_ends(storage: RunningStorage, tmp_path: Path) -> None:
