@@ -197,12 +197,12 @@ class TriggerSetKeys:
     selector: Keys
 
     def keys_of(self, unit: Unit) -> KeysAndWeights:
-        """Raises ConflictError if the partition is not what the plan was made for."""
+        """Raises ConflictError if the trigger set is another one by now, or the partition not what the plan was made for."""
         run_id, trigger_id = self.trigger_set.run_id, self.trigger_set.trigger_id
-        whole = self.selector.keys(run_id, trigger_id, unit.partition)
+        whole = self.selector.keys(run_id, trigger_id, unit.partition, keys_checksum=self.trigger_set.keys_checksum)
         if len(whole) != self.plan.partition_length(unit.partition):
             raise ConflictError(
                 f"partition {unit.partition} of trigger {trigger_id} of run {run_id} holds {len(whole)} keys, "
                 f"not {self.plan.partition_length(unit.partition)}: the trigger set was replaced while it was read; start the training anew"
             )
-        return KeysAndWeights(whole.keys[unit.rows], whole.weights[unit.rows])
+        return whole

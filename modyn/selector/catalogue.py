@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import delete, insert, select, text, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.orm import Session
 
@@ -75,6 +75,11 @@ def get_run(session: Session, run_id: RunId, *, lock: bool = False) -> RunRecord
     if run is None or run.deleting:
         raise NotFoundError(f"the selector knows no run '{run_id}'; register it first")
     return run
+
+
+def allow_idle(session: Session) -> None:
+    """The transaction may wait for what happens outside the database, however long, where PostgreSQL is set to end those that idle."""
+    session.execute(text("SET LOCAL idle_in_transaction_session_timeout = 0"))
 
 
 def run_ids(session: Session) -> list[RunId]:

@@ -75,10 +75,24 @@ class SelectorClient(SectionClient):
     def trigger_set(self, run_id: RunId, trigger_id: int) -> TriggerSetInfo:
         return _info(self._stub.GetTriggerSet(selector_pb2.TriggerId(run_id=run_id, trigger_id=trigger_id)))
 
-    def keys(self, run_id: RunId, trigger_id: int, partition: int, worker: int = 0, num_workers: int = 1) -> KeysAndWeights:
-        """The equal share of worker `worker` of `num_workers` of a partition, in stream order; shares differ by at most one key."""
+    def keys(
+        self,
+        run_id: RunId,
+        trigger_id: int,
+        partition: int,
+        worker: int = 0,
+        num_workers: int = 1,
+        keys_checksum: str = "",
+    ) -> KeysAndWeights:
+        """The equal share of worker `worker` of `num_workers` of a partition, in stream order; shares differ by at most one key.
+        keys_checksum: that of the trigger set which is meant: ConflictError if there is another one now. Empty: whichever there is."""
         request = selector_pb2.KeysShareRequest(
-            run_id=run_id, trigger_id=trigger_id, partition=partition, worker=worker, num_workers=num_workers
+            run_id=run_id,
+            trigger_id=trigger_id,
+            partition=partition,
+            worker=worker,
+            num_workers=num_workers,
+            keys_checksum=keys_checksum,
         )
         # A stream is not repeated by the channel; this one is read to its end before anything is made of it.
         parts = repeated(lambda: [share_from_proto(columns) for columns in self._stub.GetKeys(request)], RETRY_S)

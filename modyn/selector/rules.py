@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from modyn.errors import ConflictError, InvalidArgumentError
-from modyn.records import RunId, SampleBatch
+from modyn.records import RunId, SampleBatch, TriggerSetInfo
 
 
 def unseen(run_id: RunId, held: int, position: int, batch: SampleBatch) -> SampleBatch:
@@ -38,6 +38,15 @@ def check_next(run_id: RunId, held: int, boundaries: Sequence[int], trigger_id: 
     if boundaries and num_samples < boundaries[-1]:
         raise ConflictError(
             f"trigger {trigger_id} of run '{run_id}' asks for {num_samples} samples, fewer than the {boundaries[-1]} of the one before"
+        )
+
+
+def check_meant(found: TriggerSetInfo, keys_checksum: str) -> None:
+    """Raises ConflictError unless the trigger set is the one with these keys; an empty checksum takes any."""
+    if keys_checksum and keys_checksum != found.keys_checksum:
+        raise ConflictError(
+            f"trigger {found.trigger_id} of run '{found.run_id}' has other keys than when it was begun to be read: the run was deleted and "
+            "begun anew; start what reads it anew, too"
         )
 
 

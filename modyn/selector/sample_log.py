@@ -1,8 +1,9 @@
 """The stream of a run in one append-only file, which is its own catalogue: informing asks no database.
 
-Layout, little-endian: a page that starts with `_MAGIC` and holds two slots; then blocks of BLOCK rows, each three columns one behind the
-other: keys and timestamps as int64, labels as int64 or float64. The newer valid slot says how many rows exist. Appending writes rows
-behind them, waits for the disk, and only then writes the other slot: whatever is torn, the older one still stands.
+Layout, little-endian: a page that starts with `_MAGIC` and the version; two slots, each in a page of its own, which a disk that stops in
+the middle does not damage together; then blocks of BLOCK rows, each three columns one behind the other: keys and timestamps as int64, labels
+as int64 or float64. The newer valid slot says how many rows exist. Appending writes rows behind them, waits for the disk, and only then
+writes the other slot: whatever is torn, the older one still stands.
 """
 
 from __future__ import annotations
@@ -28,14 +29,33 @@ from modyn.selector.trigger_set import write_at
 BLOCK = 65_536
 """Rows whose columns lie together: 1.5 MiB."""
 
-_MAGIC = b"MODYNLOG\x01"
+_MAGIC = b"MODYNLOG"
+_VERSION = 2
 _SLOT = struct.Struct("<QQQI")
 """Number of the write, rows, `_LABELS`, and the CRC-32 of these."""
-_SLOTS = (512, 1024)
-_DATA = 4096
 _LABELS = (None, False, True)
 """Whether labels are float64; unknown before the first."""
 _KEYS, _TIMESTAMPS, _LABEL = range(3)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Where the two slots and the rows begin."""
+
+    slots: tuple[int, int]
+    rows: int
+
+    def offset(self, column: int, row: int) -> int:
+        block, within = divmod(row, BLOCK)
+        return self.rows + 8 * ((3 * block + column) * BLOCK + within)
+
+    def end(self, num_rows: int) -> int:
+        """The size of a file with so many rows, at least."""
+        return self.offset(_LABEL, num_rows - 1) + 8 if num_rows else self.rows
+
+
+_LAYOUTS = {1: _Layout((512, 1024), 4096), _VERSION: _Layout((4096, 8192), 12288)}
+"""By version. Logs of version 1 stay what they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +64,15 @@ class Held:
 
     num_samples: int = 0
     float_labels: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What the beginning of the file says. number: of the last write."""
+
+    layout: _Layout
+    number: int
+    held: Held
 
 
 class SampleLog:
@@ -66,7 +95,8 @@ class SampleLog:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 if os.fstat(descriptor).st_size == 0:
-                    os.pwrite(descriptor, _MAGIC.ljust(_DATA, b"\0"), 0)
+                    beginning = _MAGIC + bytes([_VERSION])
+                    os.pwrite(descriptor, beginning.ljust(_LAYOUTS[_VERSION].rows, b"\0"), 0)
                     os.fsync(descriptor)
             finally:
                 os.close(descriptor)
@@ -119,7 +149,7 @@ class SampleLog:
     def held(self) -> Held:
         """What the log holds now."""
         with self._open(os.O_RDONLY) as descriptor:
-            return self._newest_slot(descriptor)[1]
+            return self._state(descriptor).held
 
     def _write(self, position: int, batch: SampleBatch) -> None:
         float_labels = batch.labels.dtype.kind == "f"
@@ -129,43 +159,52 @@ class SampleLog:
             np.ascontiguousarray(batch.labels, "<f8" if float_labels else "<i8"),
         ]
         with self._open(os.O_RDWR) as descriptor:
-            number, before = self._newest_slot(descriptor)
-            assert before.num_samples == position, "samples are written at the end"
+            before = self._state(descriptor)
+            layout, number = before.layout, before.number + 1
+            assert before.held.num_samples == position, "samples are written at the end"
             # Writing behind the end of a file that lost its tail would fill the hole with zeros: valid keys.
-            if os.fstat(descriptor).st_size < _end(position):
-                raise self._too_short(before)
+            if os.fstat(descriptor).st_size < layout.end(position):
+                raise self._too_short(before.held)
             for first, last in _by_block(position, position + len(batch)):
                 for column, values in enumerate(columns):
-                    write_at(descriptor, values[first - position : last - position], _offset(column, first))
+                    write_at(descriptor, values[first - position : last - position], layout.offset(column, first))
             os.fdatasync(descriptor)
-            fields = (number + 1, position + len(batch), _LABELS.index(float_labels))
+            fields = (number, position + len(batch), _LABELS.index(float_labels))
             crc = zlib.crc32(_SLOT.pack(*fields, 0)[:-4])
-            os.pwrite(descriptor, _SLOT.pack(*fields, crc), _SLOTS[(number + 1) % 2])
-            os.fdatasync(descriptor)
+            slot = layout.slots[number % 2]
+            try:
+                os.pwrite(descriptor, _SLOT.pack(*fields, crc), slot)
+                os.fdatasync(descriptor)
+            except OSError:
+                # Otherwise whoever repeats the call is told that these samples are held, and nobody has synced their count.
+                os.pwrite(descriptor, bytes(_SLOT.size), slot)
+                raise
 
     def read(self, start: int, end: int) -> SampleBatch:
         """Samples [start, end), which must exist. Raises CorruptStateError if they are not all there."""
         with self._open(os.O_RDONLY) as descriptor:
-            held = self._newest_slot(descriptor)[1]
-            labels: LabelArray = self._column(descriptor, held, _LABEL, start, end)
-            if held.float_labels:
+            state = self._state(descriptor)
+            labels: LabelArray = self._column(descriptor, state, _LABEL, start, end)
+            if state.held.float_labels:
                 labels = labels.view(np.float64)
-            keys, timestamps = (self._column(descriptor, held, column, start, end) for column in (_KEYS, _TIMESTAMPS))
+            keys, timestamps = (self._column(descriptor, state, column, start, end) for column in (_KEYS, _TIMESTAMPS))
             return SampleBatch(keys, timestamps, labels)
 
     def read_keys(self, start: int, end: int) -> Int64Array:
         """Their keys alone."""
         with self._open(os.O_RDONLY) as descriptor:
-            return self._column(descriptor, self._newest_slot(descriptor)[1], _KEYS, start, end)
+            return self._column(descriptor, self._state(descriptor), _KEYS, start, end)
 
     def repair(self) -> None:
-        """Removes what a crash has left behind the last sample."""
+        """Removes what a crash has left behind the last sample, and syncs what it may have cut off from being synced."""
         if self.exists():
             with self._open(os.O_RDWR) as descriptor:
                 # Up to the end of the last block: within it, rows that do not exist are overwritten one day.
-                end = _end(-(-self._newest_slot(descriptor)[1].num_samples // BLOCK) * BLOCK)
+                state = self._state(descriptor)
+                end = state.layout.end(-(-state.held.num_samples // BLOCK) * BLOCK)
                 if os.fstat(descriptor).st_size > end:
                     os.ftruncate(descriptor, end)
+                os.fsync(descriptor)
 
     @contextmanager
     def _open(self, flags: int) -> Iterator[int]:
@@ -178,34 +217,36 @@ class SampleLog:
         except OSError as error:
             raise self._unavailable(error) from error
 
-    def _newest_slot(self, descriptor: int) -> tuple[int, Held]:
-        """(number of the last write, what the log holds after it)."""
-        page = os.pread(descriptor, _DATA, 0)
-        if len(page) < _DATA or not page.startswith(_MAGIC):
+    def _state(self, descriptor: int) -> _State:
+        beginning = os.pread(descriptor, max(layout.rows for layout in _LAYOUTS.values()), 0)
+        version = beginning[len(_MAGIC)] if beginning.startswith(_MAGIC) and len(beginning) > len(_MAGIC) else 0
+        layout = _LAYOUTS.get(version)
+        if layout is None or len(beginning) < layout.rows:
             raise CorruptStateError(f"{self.path} is no log of samples of this release; {_WAY_OUT}")
-        found = (0, Held())
-        torn = 0
-        for offset in _SLOTS:
-            number, num_samples, labels, crc = _SLOT.unpack_from(page, offset)
-            if zlib.crc32(page[offset : offset + _SLOT.size - 4]) != crc or labels >= len(_LABELS):
-                torn += any(page[offset : offset + _SLOT.size])
-            elif number > found[0]:
-                found = (number, Held(num_samples, _LABELS[labels]))
-        # One slot may be torn by a crash while it was written. Then the other stands, unless it was the very first write.
-        if torn and not found[0] and torn == len(_SLOTS):
+        found = _State(layout, 0, Held())
+        torn = False
+        for offset in layout.slots:
+            number, num_samples, labels, crc = _SLOT.unpack_from(beginning, offset)
+            if zlib.crc32(beginning[offset : offset + _SLOT.size - 4]) != crc or labels >= len(_LABELS):
+                torn = torn or any(beginning[offset : offset + _SLOT.size])
+            elif number > found.number:
+                found = _State(layout, number, Held(num_samples, _LABELS[labels]))
+        # One slot may be torn by a crash while it was written: then the other stands. Where there is no other, what is torn was the count of
+        # the only write, and its samples are not to be overwritten.
+        if torn and not found.number:
             raise CorruptStateError(f"{self.path} does not say any more how many samples it holds; {_WAY_OUT}")
         return found
 
-    def _column(self, descriptor: int, held: Held, column: int, start: int, end: int) -> Int64Array:
+    def _column(self, descriptor: int, state: _State, column: int, start: int, end: int) -> Int64Array:
         """Rows [start, end) of one column. A read and not a mapping: what was selected from must not count as memory of the service."""
         values = np.empty(max(end - start, 0), "<i8")
         for first, last in _by_block(start, end):
             target = values[first - start : last - start].data.cast("B")
             done = 0
             while done < len(target):
-                got = os.preadv(descriptor, [target[done:]], _offset(column, first) + done)
+                got = os.preadv(descriptor, [target[done:]], state.layout.offset(column, first) + done)
                 if not got:
-                    raise self._too_short(held)
+                    raise self._too_short(state.held)
                 done += got
         return values
 
@@ -221,16 +262,6 @@ class SampleLog:
 
 
 _WAY_OUT = "restore it from a backup, or delete the run and start it anew"
-
-
-def _offset(column: int, row: int) -> int:
-    block, within = divmod(row, BLOCK)
-    return _DATA + 8 * ((3 * block + column) * BLOCK + within)
-
-
-def _end(num_rows: int) -> int:
-    """The size of a file with so many rows, at least."""
-    return _offset(_LABEL, num_rows - 1) + 8 if num_rows else _DATA
 
 
 def _by_block(start: int, end: int) -> Iterator[tuple[int, int]]:

@@ -17,13 +17,21 @@ from typing import Any
 from prometheus_client import Counter, Histogram
 
 from modyn.db.engine import Database
-from modyn.errors import AlreadyExistsError, ConflictError, CorruptStateError, InvalidArgumentError, NotFoundError
+from modyn.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    CorruptStateError,
+    InvalidArgumentError,
+    ModynError,
+    NotFoundError,
+    UnavailableError,
+)
 from modyn.records import KeysAndWeights, RunId, SampleBatch, TriggerSetInfo
 from modyn.rpc.logs import get_logger
 from modyn.selector import catalogue
 from modyn.selector.catalogue import RunRecord, TriggerRecord
 from modyn.selector.copier import Copier
-from modyn.selector.rules import check_next, trigger_starts
+from modyn.selector.rules import check_meant, check_next, trigger_starts
 from modyn.selector.sample_log import SampleLog
 from modyn.selector.selection import build_strategy
 from modyn.selector.table import SampleTable
@@ -52,6 +60,8 @@ class Selector:
         self._database = database
         self._runs = directory / "runs"
         self._runs.mkdir(parents=True, exist_ok=True)
+        self._orphans = directory / "orphans"
+        """Folders of runs that the database did not name when the service started. Nobody looks there again."""
         self._used: dict[RunId, RunRecord] = {}
         """Runs that were informed of samples; of their record only what never changes is used."""
         self._copier = Copier(self._copy)
@@ -71,13 +81,30 @@ class Selector:
                 if run is not None:
                     directories.add(self._directory(run))
                 if run is not None and not run.deleting:
-                    self._log(run).repair()
-                    self._remove_orphans(run, len(catalogue.boundaries(session, run)))
+                    self._repair(run, len(catalogue.boundaries(session, run)))
             if run is not None and run.deleting:
-                self._finish_delete(run)
+                try:
+                    self._finish_delete(run)
+                except ModynError as error:
+                    self._logger.error("run_not_deleted", run_id=run_id, error=error.message)
         for directory in set(self._runs.iterdir()) - directories:
-            self._logger.info("orphan_removed", path=str(directory))
-            shutil.rmtree(directory)
+            self._set_aside(directory)
+
+    def _repair(self, run: RunRecord, num_triggers: int) -> None:
+        """What is damaged here keeps only its own run from being used, which whoever uses it is told."""
+        try:
+            self._log(run).repair()
+            self._remove_orphans(run, num_triggers)
+        except (ModynError, OSError) as error:
+            self._logger.error("run_not_repaired", run_id=run.run_id, path=str(self._directory(run)), error=str(error))
+
+    def _set_aside(self, directory: Path) -> None:
+        """A folder that no row names is left over from a registration that was cut off, or the database is another or an older one.
+        It is never deleted: then it would take all samples along."""
+        aside = self._orphans / f"{directory.name}.{time.time_ns()}"
+        self._orphans.mkdir(exist_ok=True)
+        directory.rename(aside)
+        self._logger.warning("orphan_set_aside", path=str(directory), to=str(aside))
 
     def register_run(
         self,
@@ -154,6 +181,7 @@ class Selector:
                 log = self._log(run)
                 check_next(run_id, log.held().num_samples, boundaries, trigger_id, num_samples)
                 before = catalogue.find_trigger(session, run, trigger_id - 1)
+                catalogue.allow_idle(session)
                 if run.in_database:
                     SampleTable(run, session).copy(log)
                 existing = self._select(run, log, boundaries, before, num_samples)
@@ -186,11 +214,17 @@ class Selector:
         with self._database.session() as session:
             return _existing(catalogue.find_trigger(session, catalogue.get_run(session, run_id), trigger_id), run_id, trigger_id)
 
-    def keys(self, run_id: RunId, trigger_id: int, partition: int, worker: int, num_workers: int) -> Iterator[KeysAndWeights]:
-        """A worker's share of a partition, in pieces. Raises CorruptStateError when the file is not the one that was written."""
+    def keys(
+        self, run_id: RunId, trigger_id: int, partition: int, worker: int, num_workers: int, keys_checksum: str = ""
+    ) -> Iterator[KeysAndWeights]:
+        """A worker's share of a partition, in pieces. keys_checksum: of the trigger set that is meant; empty: of whichever there is.
+
+        Raises ConflictError when there is another one now, CorruptStateError when the file is not the one that was written.
+        """
         with self._database.session() as session:
             run = catalogue.get_run(session, run_id)
             info = _existing(catalogue.find_trigger(session, run, trigger_id), run_id, trigger_id)
+        check_meant(info, keys_checksum)
         path = self._set_path(run, trigger_id)
         if not path.exists():
             raise CorruptStateError(
@@ -215,12 +249,22 @@ class Selector:
     def _finish_delete(self, run: RunRecord) -> None:
         self._used.pop(run.run_id, None)
         directory = self._directory(run)
-        if directory.exists():
-            shutil.rmtree(directory)
+        # Several may delete a run at once, and take files away from under each other.
+        while directory.exists():
+            try:
+                shutil.rmtree(directory)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise UnavailableError(
+                    f"cannot delete {directory} of run '{run.run_id}': {error.strerror}; repair the disk and delete the run again"
+                ) from error
         with self._database.session() as session:
-            if run.in_database:
-                SampleTable(run, session).drop()
-            catalogue.remove_run(session, run)
+            found = catalogue.find_run(session, run.run_id, lock=True)
+            if found is not None and found.number == run.number:
+                if run.in_database:
+                    SampleTable(run, session).drop()
+                catalogue.remove_run(session, run)
 
     def _remove_orphans(self, run: RunRecord, num_triggers: int) -> None:
         """Removes trigger sets that were not finished, or finished and never entered into the catalogue."""

@@ -64,7 +64,12 @@ class SelectorServicer(selector_pb2_grpc.SelectorServicer):
 
     def GetKeys(self, request: selector_pb2.KeysShareRequest, context: grpc.ServicerContext) -> Iterator[common_pb2.KeyColumns]:
         share = self._selector.keys(
-            RunId(request.run_id), request.trigger_id, request.partition, request.worker, request.num_workers
+            RunId(request.run_id),
+            request.trigger_id,
+            request.partition,
+            request.worker,
+            request.num_workers,
+            request.keys_checksum,
         )
         yield from (share_to_proto(part) for part in share)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from modyn.durable import replacing
+from modyn.durable import replacing, sync
 from modyn.errors import CorruptStateError, InvalidArgumentError, ModynError, NotFoundError, UnavailableError
 from modyn.records import KeysAndWeights
 from modyn.selector.window import Selection
@@ -85,6 +85,8 @@ def write_trigger_set(path: Path, partition_size: int, selection: Selection) -> 
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Also when the folder was there: an earlier attempt may have made it and got no further.
+        sync(path.parent.parent)
         with replacing(path, temporary_path(path)) as file:
             header = _write(file.fileno(), partition_size, selection)
     except OSError as error:

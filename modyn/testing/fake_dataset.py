@@ -64,7 +64,7 @@ def int64_payload(key: int) -> bytes:
 class _FakeKeys:
     trigger_set: FakeTriggerSet
 
-    def keys(self, run_id: RunId, trigger_id: int, partition: int) -> KeysAndWeights:
+    def keys(self, run_id: RunId, trigger_id: int, partition: int, *, keys_checksum: str) -> KeysAndWeights:
         size = self.trigger_set.partition_size
         keys = self.trigger_set.keys[partition * size : (partition + 1) * size]
         return KeysAndWeights(keys, (keys / 2).astype(np.float32))

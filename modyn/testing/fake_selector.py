@@ -14,7 +14,7 @@ from modyn.errors import AlreadyExistsError, ConflictError, NotFoundError
 from modyn.records import Int64Array, KeysAndWeights, RunId, SampleBatch, TriggerSetInfo
 from modyn.registry import Plugin
 from modyn.selector.presampling import PRESAMPLING
-from modyn.selector.rules import check_next, trigger_starts, unseen
+from modyn.selector.rules import check_meant, check_next, trigger_starts, unseen
 from modyn.selector.selection import SELECTION, SelectionPolicy, build_strategy, check_strategy
 from modyn.selector.trigger_set import share_bounds
 from modyn.selector.window import SelectionContext, Window, piece_size
@@ -91,8 +91,17 @@ class FakeSelectorClient(FakeClient):
         size = self.runs[run_id].policy.shared.maximum_keys_in_memory
         return TriggerSetInfo(run_id, trigger_id, len(keys), size, hashlib.sha256(keys.astype("<i8").tobytes()).hexdigest())
 
-    def keys(self, run_id: RunId, trigger_id: int, partition: int, worker: int = 0, num_workers: int = 1) -> KeysAndWeights:
+    def keys(
+        self,
+        run_id: RunId,
+        trigger_id: int,
+        partition: int,
+        worker: int = 0,
+        num_workers: int = 1,
+        keys_checksum: str = "",
+    ) -> KeysAndWeights:
         info, found = self.trigger_set(run_id, trigger_id), self._set(run_id, trigger_id)
+        check_meant(info, keys_checksum)
         start, stop = share_bounds(info.num_keys, info.partition_size, partition, worker, num_workers)
         return KeysAndWeights(found.keys[start:stop], found.weights[start:stop])
 

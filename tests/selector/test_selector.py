@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
+import shutil
+import threading
+import time
 import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +20,8 @@ import psycopg2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import text
+from sqlalchemy import event, text
+from sqlalchemy.engine import Connection
 
 from modyn.config.system import SystemConfig
 from modyn.db.engine import Database, open_database
@@ -32,6 +37,8 @@ from modyn.errors import (
 from modyn.records import RunId, SampleBatch
 from modyn.selector.rules import unseen
 from modyn.selector.selector import Selector
+from modyn.selector.trigger_set import TriggerSetHeader, write_trigger_set
+from modyn.selector.window import Selection
 from modyn.testing.fake_selector import FakeSelectorClient
 
 BACKENDS = ("local", "database")
@@ -243,6 +250,7 @@ def test_what_a_crash_leaves_is_repaired(selector: Selector, database: Database,
     again.recover()
     assert size <= (folder / "samples").stat().st_size < size + 1_000_000
     assert list((directory / "runs").iterdir()) == [folder]
+    assert [path.name.rsplit(".", 1)[0] for path in (directory / "orphans").iterdir()] == ["never-committed.99"]
     assert [path.name for path in (folder / "triggers").iterdir()] == ["000000.set"]
     again.inform(RUN, 20, stream(20, 30))
     again.trigger(RUN, 1, 30)
@@ -250,12 +258,78 @@ def test_what_a_crash_leaves_is_repaired(selector: Selector, database: Database,
     assert trigger_keys(again, RUN, 1) == stream(0, 30).keys.tolist()
 
 
+def test_with_another_database_no_samples_are_deleted_and_none_mistaken_for_others(
+    selector: Selector, database: Database, directory: Path
+) -> None:
+    selector.register_run(RUN, "d", strategy(), 1)
+    selector.inform(RUN, 0, stream(0, 20))
+    (path,) = (directory / "runs").glob("*/samples")
+    samples = path.read_bytes()
+    with database.session() as session:
+        session.execute(text("TRUNCATE selector.runs RESTART IDENTITY CASCADE"))
+    for restart in (1, 2):
+        again = Selector(database, directory)
+        again.recover()
+        again.register_run(RUN, "d", strategy(), 1)  # of the same name and number
+        assert again.inform(RUN, 0, SampleBatch.empty()) == 0, restart
+    (kept,) = (directory / "orphans").glob("*/samples")
+    assert kept.read_bytes() == samples
+
+
+@pytest.mark.parametrize("damage", ["other bytes", "no count", "a folder"])
+def test_one_damaged_run_keeps_no_other_from_being_used(
+    selector: Selector, database: Database, directory: Path, damage: str
+) -> None:
+    other = RunId("run-2")
+    for run_id in (RUN, other):
+        selector.register_run(run_id, "d", strategy(), 1)
+        selector.inform(run_id, 0, stream(0, 20))
+    (path,) = (directory / "runs").glob(f"{RUN}.*/samples")
+    content = path.read_bytes()
+    path.unlink()
+    if damage == "a folder":
+        path.mkdir()
+    else:
+        path.write_bytes(b"other bytes" if damage == "other bytes" else content[:4096] + b"x" * 8192 + content[12288:])
+    again = Selector(database, directory)
+    again.recover()
+    assert again.trigger(other, 0, 20).num_keys == 20
+    for call in (lambda: again.inform(RUN, 20, stream(20, 30)), lambda: again.trigger(RUN, 0, 20)):
+        with pytest.raises((CorruptStateError, UnavailableError), match=str(path)):
+            call()
+    again.delete_run(RUN)
+    again.register_run(RUN, "d", strategy(), 1)
+    assert again.inform(RUN, 0, stream(0, 5)) == 5
+
+
+def test_a_deletion_that_fails_is_told_and_keeps_no_other_run_from_being_used(
+    selector: Selector, database: Database, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = RunId("run-2")
+    for run_id in (RUN, other):
+        selector.register_run(run_id, "d", strategy(), 1)
+        selector.inform(run_id, 0, stream(0, 20))
+
+    def refuses(path: Path) -> None:
+        raise OSError(30, "Read-only file system")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(shutil, "rmtree", refuses)
+        with pytest.raises(UnavailableError, match=f"cannot delete .* of run '{RUN}': Read-only file system"):
+            selector.delete_run(RUN)
+        again = Selector(database, directory)
+        again.recover()
+        assert again.trigger(other, 0, 20).num_keys == 20
+    again.delete_run(RUN)
+    assert [path.name.split(".")[0] for path in (directory / "runs").iterdir()] == [other]
+
+
 def test_without_a_restart_a_torn_tail_is_overwritten(selector: Selector, directory: Path) -> None:
     """The samples were written and not counted when the machine stopped: the call is repeated with other cuts."""
     selector.register_run(RUN, "d", strategy(), 1)
     selector.inform(RUN, 0, stream(0, 5))
     (path,) = (directory / "runs").glob("*/samples")
-    counted = path.read_bytes()[:4096]
+    counted = path.read_bytes()[:12288]
     selector.inform(RUN, 5, stream(1000, 1100))
     with open(path, "r+b") as file:
         file.write(counted)
@@ -264,21 +338,81 @@ def test_without_a_restart_a_torn_tail_is_overwritten(selector: Selector, direct
     assert trigger_keys(selector, RUN, 0) == stream(0, 9).keys.tolist()
 
 
-@pytest.mark.parametrize("slot", [512, 1024])
+@pytest.mark.parametrize("slot", [4096, 8192])
 def test_a_count_that_was_torn_while_it_was_written_leaves_the_one_before(selector: Selector, directory: Path, slot: int) -> None:
     selector.register_run(RUN, "d", strategy(), 1)
-    held = [selector.inform(RUN, first, stream(first, first + 3)) for first in (0, 3, 6, 9)[: 2 + slot // 1024]]
+    held = [selector.inform(RUN, first, stream(first, first + 3)) for first in (0, 3, 6, 9)[: 2 + slot // 8192]]
     (path,) = (directory / "runs").glob("*/samples")
     with open(path, "r+b") as file:
         file.seek(slot + 3)
         file.write(b"torn")
-    newest_is_torn = len(held) % 2 == (slot == 1024)
+    newest_is_torn = len(held) % 2 == (slot == 8192)
     assert selector.inform(RUN, 0, SampleBatch.empty()) == held[-2 if newest_is_torn else -1]
     with open(path, "r+b") as file:
-        file.seek(1536 - slot + 3)
+        file.seek(12288 - slot + 3)
         file.write(b"torn")
     with pytest.raises(CorruptStateError, match="how many samples"):
         selector.inform(RUN, 0, SampleBatch.empty())
+
+
+def test_a_damaged_count_of_the_only_samples_is_corrupt_and_they_are_not_overwritten(selector: Selector, directory: Path) -> None:
+    selector.register_run(RUN, "d", strategy(), 1)
+    selector.inform(RUN, 0, stream(0, 3))
+    (path,) = (directory / "runs").glob("*/samples")
+    with open(path, "r+b") as file:
+        file.seek(8192 + 3)
+        file.write(b"torn")
+    with pytest.raises(CorruptStateError, match="how many samples"):
+        selector.inform(RUN, 0, stream(7, 9))
+
+
+def test_a_count_that_could_not_be_synced_counts_for_nobody(
+    selector: Selector, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the call that is repeated would be told that its samples are held, and nothing be synced."""
+    selector.register_run(RUN, "d", strategy(), 1)
+    for held in (0, 4):
+        synced: list[int] = []
+
+        def fails_the_second_time(descriptor: int, synced: list[int] = synced) -> None:
+            synced.append(descriptor)
+            if len(synced) % 2 == 0:
+                raise OSError(5, "Input/output error")
+
+        with monkeypatch.context() as failing:
+            failing.setattr(os, "fdatasync", fails_the_second_time)
+            for attempt in (2, 4):
+                with pytest.raises(UnavailableError, match="Input/output error"):
+                    selector.inform(RUN, held, stream(held, held + 4))
+                assert len(synced) == attempt
+        assert selector.inform(RUN, held, SampleBatch.empty()) == held
+        assert selector.inform(RUN, held, stream(held, held + 4)) == held + 4
+
+
+def test_what_was_counted_when_the_process_was_killed_is_synced_by_the_next(
+    selector: Selector, database: Database, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    selector.register_run(RUN, "d", strategy(), 1)
+    selector.inform(RUN, 0, stream(0, 5))
+    (path,) = (directory / "runs").glob("*/samples")
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    Selector(database, directory).recover()
+    assert str(path) in synced
+
+
+def test_a_log_of_version_1_goes_on(selector: Selector, directory: Path) -> None:
+    selector.register_run(RUN, "d", strategy(), 1)
+    (path,) = (directory / "runs").glob("*/samples")
+    path.write_bytes(b"MODYNLOG\x01".ljust(4096, b"\0"))
+    for first in (0, 5, 10):
+        selector.inform(RUN, first, stream(first, first + 5))
+    assert path.read_bytes()[4096 : 4096 + 40] == stream(0, 5).keys.astype("<i8").tobytes()
+    selector.trigger(RUN, 0, 15)
+    assert trigger_keys(selector, RUN, 0) == stream(0, 15).keys.tolist()
+    path.write_bytes(b"MODYNLOG\x03".ljust(12288, b"\0"))
+    with pytest.raises(CorruptStateError, match="no log of samples of this release"):
+        selector.inform(RUN, 0, stream(0, 5))
 
 
 def test_a_log_that_lost_its_tail_is_corrupt_and_not_filled_with_zeros(selector: Selector, directory: Path) -> None:
@@ -286,7 +420,7 @@ def test_a_log_that_lost_its_tail_is_corrupt_and_not_filled_with_zeros(selector:
     selector.inform(RUN, 0, stream(0, 20))
     (path,) = (directory / "runs").glob("*/samples")
     with open(path, "r+b") as file:
-        file.truncate(4096 + 100)
+        file.truncate(12288 + 100)
     with pytest.raises(CorruptStateError, match=str(path)):
         selector.inform(RUN, 20, stream(20, 30))
     with pytest.raises(CorruptStateError, match=str(path)):
@@ -380,7 +514,7 @@ def test_a_disk_that_is_full_fails_the_call_and_counts_nothing(selector: Selecto
     selector.register_run(RUN, "d", strategy(), 1)
     selector.inform(RUN, 0, stream(0, 5))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096 + 5 * 8 + 60, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (12288 + 5 * 8 + 60, before[1]))
     try:
         with pytest.raises(UnavailableError, match="free or repair the disk"):
             selector.inform(RUN, 5, stream(5, 15))
@@ -433,6 +567,60 @@ def test_deleting_a_run_deletes_it_and_nothing_else(
         ) == (backend == "database")
     selector.register_run(RUN, "another", strategy(backend), 2)
     assert selector.inform(RUN, 0, SampleBatch.empty()) == 0
+
+
+def test_a_run_that_is_deleted_by_two_at_once_is_deleted(selector: Selector, monkeypatch: pytest.MonkeyPatch) -> None:
+    selector.register_run(RUN, "d", strategy("database"), 1)
+    selector.inform(RUN, 0, stream(0, 20))
+    selector.trigger(RUN, 0, 20)
+    both, remove = threading.Barrier(2, timeout=20), shutil.rmtree
+
+    def removed_by_the_other(path: Path) -> None:
+        if both.wait() == 0:
+            remove(path)
+        else:
+            while path.exists():
+                time.sleep(0.001)
+            raise FileNotFoundError(2, "No such file or directory", str(path / "samples"))
+
+    monkeypatch.setattr(shutil, "rmtree", removed_by_the_other)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(selector.delete_run, [RUN, RUN]))
+    with pytest.raises(NotFoundError):
+        selector.run(RUN)
+
+
+def test_a_selection_may_take_longer_than_transactions_may_idle(
+    selector: Selector, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    selector.register_run(RUN, "d", strategy(), 1)
+    selector.inform(RUN, 0, stream(0, 20))
+
+    @event.listens_for(database.engine, "begin")
+    def idle_at_most(connection: Connection) -> None:
+        connection.execute(text("SET LOCAL idle_in_transaction_session_timeout = 100"))
+
+    def slowly(path: Path, size: int, selection: Selection) -> TriggerSetHeader:
+        time.sleep(0.5)
+        return write_trigger_set(path, size, selection)
+
+    monkeypatch.setattr("modyn.selector.selector.write_trigger_set", slowly)
+    assert selector.trigger(RUN, 0, 20).num_keys == 20
+
+
+def test_keys_of_another_trigger_set_of_the_same_name_are_refused(selector: Selector) -> None:
+    """The run was deleted, registered and triggered again, while a training read its keys."""
+    fake = FakeSelectorClient()
+    for one in (selector, fake):
+        checksums = []
+        for first in (0, 100):
+            one.delete_run(RUN)
+            one.register_run(RUN, "d", strategy(), 1)
+            one.inform(RUN, 0, stream(first, first + 20))
+            checksums.append(one.trigger(RUN, 0, 20).keys_checksum)
+        with pytest.raises(ConflictError, match="was deleted and begun anew"):
+            one.keys(RUN, 0, 0, 0, 1, checksums[0])
+        one.keys(RUN, 0, 0, 0, 1, checksums[1])
 
 
 @pytest.mark.parametrize("by", ["recover", "register"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -54,6 +55,21 @@ def test_an_empty_set_has_no_partition(tmp_path: Path) -> None:
     assert (header.num_keys, len(found.keys), len(found.weights)) == (0, 0, 0)
     with pytest.raises(InvalidArgumentError, match="no partition 0"):
         found.share(0, 0, 1, 10)
+
+
+def test_the_folder_is_in_the_folder_of_the_run_before_a_set_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the disk: or a crash of the machine takes the folder away, and leaves the row that promises the set."""
+    path, synced = tmp_path / "run" / "triggers" / "0.set", []
+    sync = os.fsync
+
+    def remember(descriptor: int) -> None:
+        synced.append((Path(os.readlink(f"/proc/self/fd/{descriptor}")), path.exists()))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", remember)
+    write_trigger_set(path, 3, selection(4))
+    assert (path.parent.parent, False) in synced
+    assert synced[-1] == (path.parent, True)
 
 
 @pytest.mark.parametrize("part", [1, 3, 100])

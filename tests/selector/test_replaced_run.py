@@ -1,0 +1,67 @@
+"""A run that is deleted and begun anew under its name while somebody reads its keys: he is told, and gets no others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from modyn.config.system import SystemConfig
+from modyn.dataset.plan import Plan
+from modyn.dataset.trigger_set import TriggerSetKeys
+from modyn.errors import ConflictError
+from modyn.records import RunId, SampleBatch, TriggerSetInfo
+from modyn.rpc.logs import get_logger
+from modyn.rpc.server import ServiceContext, prepare_run_dir, start_server
+from modyn.selector.client import SelectorClient
+from modyn.selector.service import build
+
+RUN = RunId("run-1")
+
+
+@pytest.fixture
+def client(system_config: SystemConfig, tmp_path: Path) -> Iterator[SelectorClient]:
+    context = ServiceContext("selector", system_config, get_logger("selector"))
+    prepare_run_dir(system_config.run_dir)
+    server = start_server("selector", system_config.endpoint("selector"), build(context))
+    with SelectorClient(system_config.endpoint("selector")) as opened:
+        yield opened
+    server.stop()
+    context.shut_down()
+
+
+def begin(client: SelectorClient, first_key: int) -> TriggerSetInfo:
+    """The run anew, with as many samples, but other keys."""
+    keys = np.arange(first_key, first_key + 20)
+    client.delete_run(RUN)
+    client.register_run(RUN, "d", {"name": "NewDataStrategy", "maximum_keys_in_memory": 10}, 1)
+    client.inform(RUN, 0, SampleBatch(keys, keys, keys))
+    return client.trigger(RUN, 0, 20)
+
+
+def reader(client: SelectorClient, info: TriggerSetInfo) -> tuple[TriggerSetKeys, Plan]:
+    plan = Plan(
+        num_keys=info.num_keys,
+        partition_size=info.partition_size,
+        batch_size=5,
+        drop_last=False,
+        shuffle=False,
+        seed=0,
+        trigger_id=info.trigger_id,
+    )
+    return TriggerSetKeys(info, plan, client), plan
+
+
+def test_a_reader_of_the_run_before_is_refused(client: SelectorClient) -> None:
+    first = begin(client, 0)
+    keys, plan = reader(client, first)
+    units = list(plan.units(1, 0, 0, 1))
+    assert keys.keys_of(units[0]).keys.tolist()[0] == 0
+    second = begin(client, 100)
+    assert (second.num_keys, second.partition_size) == (first.num_keys, first.partition_size)
+    with pytest.raises(ConflictError, match="trigger 0 of run 'run-1' has other keys .* start what reads it anew"):
+        keys.keys_of(units[-1])
+    assert reader(client, second)[0].keys_of(units[-1]).keys.tolist()[0] >= 100
+    assert len(client.keys(RUN, 0, 0)) == 10
