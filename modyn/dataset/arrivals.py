@@ -28,7 +28,7 @@ WINDOW_SAMPLES = 262_144
 WINDOW_BYTES = 64 * 2**20
 """Most bytes of payloads that are asked for at once, as far as can be told from the samples before, unless one sample is larger."""
 FIRST_WINDOW = 256
-"""Samples asked for as long as nothing is known of their size: few, since several windows begin before that, and one sample may be a film."""
+"""Most samples asked for as long as nothing is known of their size, and no more than a batch: one sample may be a film."""
 
 
 class Fetched(Protocol):
@@ -87,8 +87,28 @@ class Arrivals(Protocol[P]):
         """Waits for the threads, once stopped."""
 
 
-KeyStream = Prefetcher[Unit, KeysAndWeights]
-"""Units, each with the keys and weights of its rows as its only chunk."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Wanted:
+    """Rows of a partition whose keys have arrived: a chunk of the short cut. Looked up when a batch is made, by whoever makes it: in random
+    order that takes a while for a whole partition, for which the first batch would have to wait."""
+
+    partition: KeysAndWeights
+    rows: Int64Array
+
+    @property
+    def upto(self) -> int:
+        return len(self.rows)
+
+    def part(self, start: int, stop: int) -> Wanted | None:
+        rows = self.rows[start:stop]
+        return Wanted(self.partition, rows) if len(rows) else None
+
+    def look_up(self) -> KeysAndWeights:
+        return KeysAndWeights(self.partition.keys[self.rows], self.partition.weights[self.rows])
+
+
+KeyStream = Prefetcher[Unit, Wanted]
+"""Units, each with its rows as its only chunk."""
 
 
 class ReadHere:
@@ -101,13 +121,13 @@ class ReadHere:
         self._dataset = dataset
         self._on_missing = on_missing
 
-    def units(self) -> Iterator[tuple[Unit, Iterator[Chunk[KeysAndWeights]]]]:
-        for unit, found in self._keys:
-            yield unit, map(_Keys, found)
+    def units(self) -> Iterator[tuple[Unit, Iterator[Chunk[Wanted]]]]:
+        return iter(self._keys)
 
-    def gather(self, parts: Sequence[KeysAndWeights]) -> tuple[Payloads, Float32Array]:
-        keys = _joined([part.keys for part in parts], np.int64)
-        weights = _joined([part.weights for part in parts], np.float32)
+    def gather(self, parts: Sequence[Wanted]) -> tuple[Payloads, Float32Array]:
+        found = [part.look_up() for part in parts]
+        keys = _joined([part.keys for part in found], np.int64)
+        weights = _joined([part.weights for part in found], np.float32)
         if not len(keys):
             return no_payloads(), weights
         located = self._payloads.locate(self._dataset, keys, self._on_missing)
@@ -119,19 +139,6 @@ class ReadHere:
 
     def join(self) -> None:
         self._keys.join()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Keys:
-    wanted: KeysAndWeights
-
-    @property
-    def upto(self) -> int:
-        return len(self.wanted)
-
-    def part(self, start: int, stop: int) -> KeysAndWeights | None:
-        keys, weights = self.wanted.keys[start:stop], self.wanted.weights[start:stop]
-        return KeysAndWeights(keys, weights) if len(keys) else None
 
 
 class Streamed:
@@ -158,7 +165,7 @@ class Streamed:
         self._dataset = dataset
         self._on_missing = on_missing
         self._shuffled = shuffled
-        self._window = FIRST_WINDOW
+        self._window: int | None = None
         self._fetches: set[Fetched] = set()
         self._stopped = False
         self._prefetcher: Prefetcher[_Window, _Arrived] = Prefetcher(
@@ -187,8 +194,8 @@ class Streamed:
     def _windows(self) -> Iterator[_Window]:
         for unit, found in self._keys:
             for wanted in found:
-                for window, rows in windows(unit, lambda: self._window):
-                    yield _Window(window, KeysAndWeights(wanted.keys[rows], wanted.weights[rows]))
+                for window in windows(unit, lambda: self._window or _first_window(unit)):  # noqa: B023  (used up at once)
+                    yield _Window(window, Wanted(wanted.partition, window.rows).look_up())
 
     def _load(self, window: _Window) -> Iterator[_Arrived]:
         return self._load_sorted(window) if self._shuffled else self._load_in_order(window.wanted)
@@ -275,6 +282,11 @@ def _nothing(upto: int) -> _Arrived:
     return _Arrived(np.empty(0, np.int64), None, np.empty(0, np.float32), no_payloads(), upto)
 
 
+def _first_window(unit: Unit) -> int:
+    piece = unit.pieces[0]
+    return min(FIRST_WINDOW, max(1, piece.stop - piece.start))
+
+
 def arrivals(
     keys: KeyStream, payloads: Fetches | Locates, dataset: str, on_missing: OnMissing, *, shuffled: bool, ahead: int
 ) -> Arrivals[Any]:
@@ -284,8 +296,8 @@ def arrivals(
     return Streamed(keys, payloads, dataset, on_missing, shuffled=shuffled, ahead=ahead)
 
 
-def windows(unit: Unit, size: Callable[[], int]) -> Iterator[tuple[Unit, slice]]:
-    """The unit in parts of at most `size()` rows, each with the rows of the unit that it holds; an empty unit is its only part."""
+def windows(unit: Unit, size: Callable[[], int]) -> Iterator[Unit]:
+    """The unit in parts of at most `size()` rows; an empty unit is its only part."""
     pieces = deque(unit.pieces)
     start = 0
     while start < len(unit.rows) or (start == 0 and pieces):
@@ -297,7 +309,7 @@ def windows(unit: Unit, size: Callable[[], int]) -> Iterator[tuple[Unit, slice]]
                 pieces.appendleft(replace(piece, start=stop))
                 piece = replace(piece, stop=stop, last=False)
             inside.append(replace(piece, start=piece.start - start, stop=piece.stop - start))
-        yield Unit(unit.partition, unit.rows[start:stop], tuple(inside)), slice(start, stop)
+        yield Unit(unit.partition, unit.rows[start:stop], tuple(inside))
         start = stop
 
 

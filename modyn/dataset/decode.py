@@ -105,18 +105,23 @@ class Decoder:
                 return {name: _stacked([sample[name] for sample in samples], last) for name in first}
             return _stacked(samples, last)
         except (RuntimeError, TypeError, ValueError, KeyError, IndexError) as error:
-            raise self._unequal(samples, keys) from error
+            raise self._unequal(samples, keys, error) from error
 
     def _join(self, blocks: list[Data], keys: Int64Array) -> Data:
         try:
             return joined(blocks)
         except (RuntimeError, TypeError, ValueError, KeyError, IndexError) as error:
             # Samples of a block are of one shape: the first of each stands for it.
-            raise self._unequal([_rows(block, 0, 1)[0] for block in blocks], keys[::BLOCK]) from error
+            raise self._unequal([_rows(block, 0, 1)[0] for block in blocks], keys[::BLOCK], error) from error
 
-    def _unequal(self, samples: Sequence[Any], keys: Int64Array) -> UserCodeError:
+    def _unequal(self, samples: Sequence[Any], keys: Int64Array, error: Exception) -> UserCodeError:
         shapes = [_told(sample) for sample in samples]
-        odd = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), 0)
+        odd = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), None)
+        if odd is None:
+            return UserCodeError(
+                f"{self._named_batch(keys)} was decoded to {shapes[0]} each, of which no batch can be made: {error}; parser and "
+                "transformations must return tensors, or tuples or dicts of tensors"
+            )
         return UserCodeError(
             f"{self._sample(keys, odd)} was decoded to {shapes[odd]}, {self._sample(keys, 0)} to {shapes[0]}: parser and "
             "transformations must return tensors (or tuples or dicts of tensors) of one shape, so that they make a batch"

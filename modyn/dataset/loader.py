@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from multiprocessing import get_context
@@ -136,5 +137,7 @@ def _start_worker(_: int) -> None:
 
     from modyn.workers import die_with_parent
 
+    # Ctrl-C reaches all processes of a terminal; when this one ends is decided by the process that it works for.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     die_with_parent()

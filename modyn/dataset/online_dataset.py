@@ -29,6 +29,7 @@ class OnlineDataset(TriggerSetDataset):
     data: how bytes become tensors; by default the `data` section of the run's pipeline, whose code then runs here. workers: threads, or
     processes where that code runs for each sample. system: the services; by default those of the system file that MODYN_CONFIG names, or of
     the state folder `.modyn`. The other arguments are as in the `training` section, except that no sample is left out by default.
+    A batch whose samples were all deleted is left out; with a DataLoader of your own (batch_size=None) it comes, empty.
     Raises NotFoundError for an unknown run or trigger, InvalidArgumentError for options out of range.
 
     `set_epoch(e)` makes it serve exactly that epoch, as samplers of PyTorch do; `state(batch)` and `resume` go on in another process.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from modyn._core import permutation
 from modyn.errors import InvalidArgumentError
 from modyn.records import Int64Array
 
@@ -117,8 +118,10 @@ class Plan:
         length = self.partition_length(partition)
         if not self.shuffle:
             return np.arange(length, dtype=np.int64)
-        rng = np.random.default_rng([self.seed, self.trigger_id, epoch, _ORDER_OF_SAMPLES, partition])
-        return rng.permutation(length).astype(np.int64)
+        words = np.random.SeedSequence([self.seed, self.trigger_id, epoch, _ORDER_OF_SAMPLES, partition]).generate_state(
+            4, np.uint64
+        )
+        return permutation(tuple(words.tolist()), length)
 
     def units(self, epochs: int, first_batch: int = 0, worker: int = 0, num_workers: int = 1) -> Iterator[Unit]:
         """What `worker` of `num_workers` serves of the batches from number `first_batch` (counted over all epochs) to the end of the

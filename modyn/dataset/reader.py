@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from modyn.dataset.arrivals import Fetches, Locates, arrivals
+from modyn.dataset.arrivals import Fetches, KeyStream, Locates, Wanted, arrivals
 from modyn.dataset.batch import Batch
 from modyn.dataset.config import DataConfig
 from modyn.dataset.decode import Decoder, as_tensor
@@ -31,7 +31,7 @@ class KeySource(Protocol):
     """Where the keys of a unit come from."""
 
     def keys_of(self, unit: Unit) -> KeysAndWeights:
-        """Keys and weights of `unit.rows`, in that order. Called by prefetch threads, several at once."""
+        """Keys and weights of the unit's whole partition, of which `unit.rows` are wanted. Called by prefetch threads, several at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,12 @@ class BatchReader:
     ) -> None:
         self._options = options
         self._decoder = Decoder(data, training=options.training)
-        keys: Prefetcher[Unit, KeysAndWeights] = Prefetcher(
-            units, lambda unit: iter((source.keys_of(unit),)), ahead=options.ahead, threads=options.requests, name="prefetch-keys"
+        keys: KeyStream = Prefetcher(
+            units,
+            lambda unit: iter((Wanted(source.keys_of(unit), unit.rows),)),
+            ahead=options.ahead,
+            threads=options.requests,
+            name="prefetch-keys",
         )
         self._arrivals = arrivals(
             keys,

@@ -41,9 +41,8 @@ def test_windows_hold_what_their_unit_holds(plan: Plan, sizes: list[int], num_wo
     for unit in plan.units(1, worker=0, num_workers=num_workers):
         limits = iter(sizes * 60)
         pieces, rows = [], []
-        for window, part in windows(unit, lambda: next(limits)):  # noqa: B023  (used up at once)
+        for window in windows(unit, lambda: next(limits)):  # noqa: B023  (used up at once)
             assert len(window.rows) <= max(sizes)
-            assert np.array_equal(window.rows, unit.rows[part])
             assert window.pieces[0].start == 0
             assert window.pieces[-1].stop == len(window.rows)
             rows += window.rows.tolist()
@@ -68,7 +67,7 @@ def _merged(pieces: list[tuple[int, int, list[int], bool]]) -> list[tuple[int, i
 def test_an_empty_unit_has_one_empty_window() -> None:
     unit = next(iter(Plan(3, 3, 3).units(1)))
     empty = Unit(0, np.empty(0, np.int64), (Piece(0, 5, 0, 0, True),))
-    assert [window.pieces for window, _ in windows(empty, lambda: 4)] == [empty.pieces]
+    assert [window.pieces for window in windows(empty, lambda: 4)] == [empty.pieces]
     assert len(list(windows(unit, lambda: 4))) == 1
 
 
@@ -97,6 +96,11 @@ def test_large_samples_are_asked_for_in_small_windows(monkeypatch: pytest.Monkey
     assert sum(asked) == 200
     assert asked[0] == 5
     assert max(asked) == 20
+    monkeypatch.setattr(arrivals, "FIRST_WINDOW", 50)
+    asked.clear()
+    with BatchLoader(TriggerSetDataset(keys.info, BYTES, keys, options)) as loader:
+        next(iter(loader))
+    assert asked[0] == 16, "no more than a batch, as long as nothing is known of the samples' size"
 
 
 def test_closing_calls_off_a_fetch_that_waits() -> None:

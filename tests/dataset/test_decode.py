@@ -111,6 +111,13 @@ def test_samples_of_different_shape_are_named_across_blocks() -> None:
         decoder(bytes_parser_function=parser).decode(arrived)
 
 
+def test_what_makes_no_tensors_is_told_as_such() -> None:
+    """All are alike, so their shapes are not at fault."""
+    parser = "def bytes_parser_function(x):\n    return bytes(x).decode()\n"
+    with pytest.raises(UserCodeError, match=r"was decoded to a str each, of which no batch can be made: .*str"):
+        decoder(bytes_parser_function=parser).decode(payloads(b"one", b"two"))
+
+
 def test_labels_are_transformed_as_a_batch_and_floats_become_float32() -> None:
     layout = RecordLayout(dtype="u1")
     source = "def label_transformer_function(labels):\n    return (labels > 0).long()\n"

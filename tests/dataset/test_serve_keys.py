@@ -50,7 +50,8 @@ def test_a_long_array_is_asked_for_in_parts(monkeypatch: pytest.MonkeyPatch) -> 
     asked: list[int] = []
     clients = FakeTriggerSet(np.arange(45), 45, before_fetch=lambda keys: asked.append(len(keys)))()
     assert [len(batch) for batch in serve_keys(np.arange(45), DATA, 6, payloads=clients.payloads)] == [6] * 7 + [3]
-    assert asked == [10, 10, 10, 10, 5, 0]
+    assert sum(asked) == 45
+    assert max(asked) <= 10
 
 
 def test_deleted_samples() -> None:

@@ -321,11 +321,12 @@ def test_samples_come_out_before_the_partition_is_complete() -> None:
             yield payloads
 
     client._answers = answers  # type: ignore[method-assign,assignment]
-    with BatchLoader(TriggerSetDataset(keys.info, LAYOUT, lambda: clients, LoadOptions(10))) as loader:
-        first = next(iter(loader))
-        assert len(first) == 10
+    options = LoadOptions(10, num_prefetched_partitions=0)
+    with BatchLoader(TriggerSetDataset(keys.info, LAYOUT, lambda: clients, options)) as loader:
+        batches = iter(loader)
+        assert [len(next(batches)), len(next(batches))] == [10, 10], "the second one from the first half of an answer of twenty"
         taken.set()
-    assert asked == [30]
+    assert asked == [10, 20], "a batch to learn how large samples are, then the rest at once"
 
 
 def test_prefetching_is_bounded_and_runs_ahead() -> None:
@@ -423,7 +424,7 @@ def test_a_state_of_other_samples_or_options_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 1}, "has version 2, this one 1"),
+        ({"version": 1}, "has version 3, this one 1"),
         ({"epoch": -1}, "epoch is -1"),
         ({"batch": None}, "batch is None"),
         ({"drop_last": 1}, "drop_last is 1"),
