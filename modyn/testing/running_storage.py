@@ -20,6 +20,7 @@ from modyn.storage.flight_server import PayloadServer
 from modyn.storage.service import FULL_NAME, StorageService
 from modyn.storage.short_cut import LocalPayloads
 from modyn.storage.store import Store
+from modyn.testing.waiting import PATIENCE_S
 
 RECORD = np.dtype([("label", "<i8"), ("data", "<i8")])
 """Records of these tests: the payload of a sample is its data, which is unique."""
@@ -101,7 +102,7 @@ def start_storage(config: SystemConfig, stack: ExitStack) -> RunningStorage:
     endpoint = config.endpoint("storage")
     server = start_server("storage", endpoint, [Registration(add_StorageServicer_to_server, StorageService(store), FULL_NAME)])
     stack.callback(server.stop)
-    client = stack.enter_context(StorageClient(endpoint.model_copy(update={"address": server.address}), retry_s=5.0))
+    client = stack.enter_context(StorageClient(endpoint.model_copy(update={"address": server.address}), retry_s=PATIENCE_S))
     flight_endpoint = config.endpoint("flight").model_copy(update={"address": flight.address})
-    payloads = stack.enter_context(PayloadClient(flight_endpoint, retry_s=5.0))
+    payloads = stack.enter_context(PayloadClient(flight_endpoint, retry_s=PATIENCE_S))
     return RunningStorage(config, store, client, payloads)

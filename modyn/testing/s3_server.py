@@ -72,8 +72,9 @@ def running_s3() -> Iterator[S3Server]:
     """Raises FileNotFoundError if the server is not installed."""
     command = [str(SERVER), "-H", "127.0.0.1", "-p", "0"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    drain: subprocess.Popen[bytes] | None = None
+    assert process.stderr is not None
     try:
-        assert process.stderr is not None
         for line in process.stderr:
             if found := re.search(r"http://(127\.0\.0\.1:\d+)", line):
                 break
@@ -83,7 +84,8 @@ def running_s3() -> Iterator[S3Server]:
         drain = subprocess.Popen(["cat"], stdin=process.stderr, stdout=subprocess.DEVNULL)
         yield S3Server(found[1])
     finally:
-        process.terminate()
+        process.kill()
         process.wait()
-    drain.wait()
-    process.stderr.close()
+        if drain is not None:
+            drain.wait()
+        process.stderr.close()

@@ -10,7 +10,6 @@ run = runs.submit(pipeline_yaml(), "pipeline.yaml", RunOptions(RunMode.EXPERIMEN
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +34,7 @@ from modyn.testing.fake_model_storage import FakeModelStorage
 from modyn.testing.fake_selector import FakeSelectorClient
 from modyn.testing.fake_storage import FakeStorage
 from modyn.testing.fake_trainer_server import FakeTrainerServer
+from modyn.testing.waiting import PATIENCE_S, eventually
 from modyn.trainer_server.client import TrainerServerClient, TrainingRequest
 
 
@@ -105,10 +105,9 @@ def pipeline_yaml(**sections: object) -> str:
     return yaml.safe_dump({name: value for name, value in {**pipeline, **sections}.items() if value is not None}, sort_keys=False)
 
 
-def wait_until_at_rest(runs: Runs, run_id: str, timeout_s: float = 10.0) -> Run:
+def wait_until_at_rest(runs: Runs, run_id: str, timeout_s: float = PATIENCE_S) -> Run:
     """The run, once nothing of it runs any more. AssertionError when that takes too long."""
-    give_up = time.monotonic() + timeout_s
-    while not (run := runs.run(run_id)).is_at_rest:
-        assert time.monotonic() < give_up, f"run {run_id} is still {run.state} after {timeout_s} s"
-        time.sleep(0.005)
-    return run
+    eventually(
+        lambda: runs.run(run_id).is_at_rest, lambda: f"run {run_id} is still {runs.run(run_id).state}", timeout_s=timeout_s
+    )
+    return runs.run(run_id)

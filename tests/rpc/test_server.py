@@ -7,9 +7,9 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from modyn.proto import selector_pb2_grpc as pb_grpc
 from modyn.rpc.channel import Stream, is_serving, open_channel
 from modyn.rpc.logs import get_logger
 from modyn.rpc.server import Registration, RunningServer, ServiceContext, start_server
+from modyn.testing.waiting import PATIENCE_S, eventually
 
 TOKEN = "correct horse battery"
 
@@ -48,18 +49,28 @@ class Servicer(pb_grpc.SelectorServicer):
         raise BY_REASON[request.run_id]("in the middle")
 
 
-def serve(endpoint: Endpoint) -> RunningServer:
-    return start_server(
-        "selector", endpoint, [Registration(pb_grpc.add_SelectorServicer_to_server, Servicer(), "modyn.Selector")], max_threads=8
-    )
+Serve = Callable[[Endpoint], RunningServer]
 
 
 @pytest.fixture
-def endpoint(tmp_path: Path) -> Iterator[Endpoint]:
+def serve() -> Iterator[Serve]:
+    """Starts a server, which is stopped when the test ends."""
+    with ExitStack() as running:
+
+        def start(endpoint: Endpoint) -> RunningServer:
+            registration = Registration(pb_grpc.add_SelectorServicer_to_server, Servicer(), "modyn.Selector")
+            server = start_server("selector", endpoint, [registration], max_threads=8)
+            running.callback(server.stop, 0.1)
+            return server
+
+        yield start
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path, serve: Serve) -> Endpoint:
     where = Endpoint(address=f"unix:{tmp_path}/s.sock")
-    server = serve(where)
-    yield where
-    server.stop(0.1)
+    serve(where)
+    return where
 
 
 @pytest.mark.parametrize("reason", sorted(BY_REASON))
@@ -82,20 +93,20 @@ def test_a_bug_is_an_internal_error_that_names_the_call(endpoint: Endpoint) -> N
 
 
 def test_health_and_reflection(endpoint: Endpoint) -> None:
-    assert is_serving(endpoint)
+    eventually(lambda: is_serving(endpoint))
     with open_channel(endpoint) as channel:
         answers = ServerReflectionStub(channel).ServerReflectionInfo(iter([ServerReflectionRequest(list_services="")]))
         names = {service.name for service in next(answers).list_services_response.service}
     assert "modyn.Selector" in names
 
 
-def test_a_call_waits_for_a_server_that_comes_back(tmp_path: Path) -> None:
+def test_a_call_waits_for_a_server_that_comes_back(tmp_path: Path, serve: Serve) -> None:
     where = Endpoint(address=f"unix:{tmp_path}/late.sock")
-    servers: list[RunningServer] = []
-    threading.Timer(0.5, lambda: servers.append(serve(where))).start()
-    with open_channel(where, wait_s=10) as channel:
+    late = threading.Timer(0.5, serve, [where])
+    late.start()
+    with open_channel(where, wait_s=PATIENCE_S) as channel:
         assert pb_grpc.SelectorStub(channel).Trigger(pb.TriggerRequest(run_id="ok")).run_id == "ok"
-    servers[0].stop(0.1)
+    late.join()
 
 
 def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -117,24 +128,22 @@ def test_a_stream_can_be_cancelled_from_another_thread(endpoint: Endpoint) -> No
                 next(stream)
 
 
-def test_a_message_over_the_limit_is_refused(tmp_path: Path) -> None:
+def test_a_message_over_the_limit_is_refused(tmp_path: Path, serve: Serve) -> None:
     where = Endpoint(address=f"unix:{tmp_path}/small.sock", max_message_bytes=2**16)
-    server = serve(where)
+    serve(where)
     generous = where.model_copy(update={"max_message_bytes": 2**24})
     with open_channel(generous, wait_s=0) as channel, pytest.raises(ModynError, match="larger than max"):
         pb_grpc.SelectorStub(channel).Trigger(pb.TriggerRequest(run_id="x" * 2**17))
-    server.stop(0.1)
 
 
-def test_a_taken_port_is_named() -> None:
+def test_a_taken_port_is_named(serve: Serve) -> None:
     first = serve(Endpoint(address="127.0.0.1:0"))
     with pytest.raises(UnavailableError, match=rf"cannot listen on {first.address}.*selector\.address"):
         serve(Endpoint(address=first.address))
-    first.stop(0.1)
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "10.1.2.3:0"])
-def test_off_loopback_it_refuses_without_tls_and_token(address: str) -> None:
+def test_off_loopback_it_refuses_without_tls_and_token(address: str, serve: Serve) -> None:
     with pytest.raises(SecurityError, match="tls_cert and tls_key and token"):
         serve(Endpoint(address=address))
     with pytest.raises(SecurityError, match="without tls_cert and tls_key"):
@@ -154,7 +163,7 @@ def security(tmp_path: Path) -> SecurityConfig:
     )
 
 
-def test_tls_and_token_let_in_who_has_them_and_nobody_else(security: SecurityConfig) -> None:
+def test_tls_and_token_let_in_who_has_them_and_nobody_else(security: SecurityConfig, serve: Serve) -> None:
     server = serve(Endpoint(address="0.0.0.0:0", security=security))
     address = f"127.0.0.1:{server.address.rsplit(':', 1)[1]}"
     with open_channel(Endpoint(address=address, security=security)) as channel:
@@ -164,8 +173,7 @@ def test_tls_and_token_let_in_who_has_them_and_nobody_else(security: SecurityCon
         pb_grpc.SelectorStub(channel).Trigger(pb.TriggerRequest(run_id="ok"))
     with open_channel(Endpoint(address=address), wait_s=0) as channel, pytest.raises(UnavailableError):
         pb_grpc.SelectorStub(channel).Trigger(pb.TriggerRequest(run_id="ok"))
-    assert is_serving(Endpoint(address=address, security=wrong))
-    server.stop(0.1)
+    eventually(lambda: is_serving(Endpoint(address=address, security=wrong)))
 
 
 PROGRAM = """
@@ -206,12 +214,12 @@ def test_a_service_serves_metrics_and_ends_cleanly_on_sigterm(tmp_path: Path, st
     assert process.stdout is not None
     assert process.stdout.readline() == "healthy\n"
     config = SystemConfig(state_dir=tmp_path)
-    assert is_serving(config.endpoint("selector"))
+    eventually(lambda: is_serving(config.endpoint("selector")))
     assert oct(config.run_dir.stat().st_mode)[-3:] == "700"
     url = (tmp_path / "selector" / "metrics_url").read_text().strip()
     assert b"modyn_call_seconds_count" in urllib.request.urlopen(url).read()
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=10)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
     assert out == "closed\n"
     assert '"event": "stopped"' in err
@@ -224,12 +232,11 @@ def test_a_second_service_on_the_same_folder_is_refused_until_the_first_is_kille
     assert first.stdout is not None
     first.stdout.readline()
     second = start()
-    assert second.wait(10) == 1
+    assert second.wait(PATIENCE_S) == 1
     assert second.stderr is not None
     assert "another selector service works on" in second.stderr.read()
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
-    time.sleep(0.01)
     third = start()
     assert third.stdout is not None
     assert third.stdout.readline() == "healthy\n"

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,19 +13,19 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-import yaml
 
 from modyn.config.base import Problem
 from modyn.config.system import SystemConfig
 from modyn.errors import AlreadyExistsError, ConflictError, InvalidArgumentError, NotFoundError
 from modyn.proto import selector_pb2, selector_pb2_grpc
 from modyn.records import RunId, SampleBatch
-from modyn.rpc.channel import is_serving
 from modyn.rpc.logs import get_logger
 from modyn.rpc.server import ServiceContext, prepare_run_dir, start_server
 from modyn.selector.client import SelectorClient
 from modyn.selector.service import build
 from modyn.testing.fake_selector import FakeSelectorClient
+from modyn.testing.processes import ServiceProcess
+from modyn.testing.waiting import PATIENCE_S
 
 RUN = RunId("run-1")
 SECTION: dict[str, Any] = {"name": "NewDataStrategy", "maximum_keys_in_memory": 300_000}
@@ -45,10 +41,12 @@ def client(system_config: SystemConfig) -> Iterator[SelectorClient]:
     context = ServiceContext("selector", system_config, get_logger("selector"))
     prepare_run_dir(system_config.run_dir)
     server = start_server("selector", system_config.endpoint("selector"), build(context))
-    with SelectorClient(system_config.endpoint("selector")) as opened:
-        yield opened
-    server.stop()
-    context.shut_down()
+    try:
+        with SelectorClient(system_config.endpoint("selector")) as opened:
+            yield opened
+    finally:
+        server.stop()
+        context.shut_down()
 
 
 def test_a_run_over_the_wire(client: SelectorClient) -> None:
@@ -116,36 +114,6 @@ def test_keys_come_in_messages_of_at_most_a_mebibyte(client: SelectorClient, sys
     assert max(sizes) <= 2**20
 
 
-def test_the_service_starts_without_heavy_imports() -> None:
-    program = "import sys, modyn.selector.service; print([m for m in ('torch', 'pandas', 'plotly') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-class Process:
-    """A real selector process that can be killed and started again."""
-
-    def __init__(self, config: SystemConfig, folder: Path) -> None:
-        self.config, self.log = config, folder / "selector.log"
-        self.file = folder / "system.yaml"
-        self.file.write_text(yaml.safe_dump({"state_dir": str(config.state_dir), "database_url": config.database_url}))
-        self.start()
-
-    def start(self) -> None:
-        command = [sys.executable, "-m", "modyn.selector", "--config", str(self.file)]
-        with open(self.log, "ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log)
-        give_up = time.monotonic() + 30
-        while not is_serving(self.config.endpoint("selector"), 0.2):
-            assert self.process.poll() is None, self.log.read_text()
-            assert time.monotonic() < give_up, self.log.read_text()
-            time.sleep(0.02)
-
-    def kill(self) -> None:
-        os.kill(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-
 def drive(client: SelectorClient | FakeSelectorClient, number: int, answered: Callable[[], object] = int) -> list[str]:
     """One run: samples in small batches, a trigger now and then. The checksums of its trigger sets."""
     run_id = RunId(f"run-{number}")
@@ -179,7 +147,7 @@ def whole_sets(client: SelectorClient | FakeSelectorClient, number: int) -> list
 
 def test_killed_at_any_moment_it_goes_on_with_the_same_result(system_config: SystemConfig, tmp_path: Path) -> None:
     """Ten times kill -9 while runs on both backends are informed and triggered: every trigger set is that of an undisturbed run."""
-    process, moments = Process(system_config, tmp_path), random.Random(7)
+    moments = random.Random(7)
     results: dict[int, list[str]] = {}
     errors: list[BaseException] = []
     enough, answers = threading.Event(), threading.Semaphore(0)
@@ -187,59 +155,61 @@ def test_killed_at_any_moment_it_goes_on_with_the_same_result(system_config: Sys
     def keep_driving(parity: int) -> None:
         try:
             # A restart takes its time on a machine that is busy otherwise.
-            with SelectorClient(system_config.endpoint("selector"), wait_s=60) as client:
+            with SelectorClient(system_config.endpoint("selector"), wait_s=PATIENCE_S) as client:
                 number = parity
                 while number < 2 or not enough.is_set():
                     results[number] = drive(client, number, answers.release)
                     number += 2
         except BaseException as error:  # noqa: BLE001 - handed to the main thread
             errors.append(error)
+            answers.release()
 
-    drivers = [threading.Thread(target=keep_driving, args=(parity,)) for parity in (0, 1)]
-    for driver in drivers:
-        driver.start()
-    try:
-        for _ in range(10):
-            # In the middle of work: after some answers, a random moment into the next calls.
-            for _ in range(moments.randrange(1, 12)):
-                assert answers.acquire(timeout=30), errors
-            time.sleep(moments.uniform(0, 0.02))
-            process.kill()
-            while answers.acquire(blocking=False):
-                pass
-            process.start()
-        enough.set()
+    drivers = [threading.Thread(target=keep_driving, args=(parity,), daemon=True) for parity in (0, 1)]
+    with ServiceProcess("selector", system_config, tmp_path) as process:
         for driver in drivers:
-            driver.join(60)
+            driver.start()
+        try:
+            for _ in range(10):
+                # In the middle of work: after some answers, a random moment into the next calls.
+                for _ in range(moments.randrange(1, 12)):
+                    assert answers.acquire(timeout=PATIENCE_S)
+                    assert not errors, errors
+                time.sleep(moments.uniform(0, 0.02))
+                process.kill()
+                while answers.acquire(blocking=False):
+                    pass
+                process.start()
+        finally:
+            enough.set()
+            for driver in drivers:
+                driver.join(PATIENCE_S)
         assert not errors, errors
+        assert not any(driver.is_alive() for driver in drivers)
         assert {number % 2 for number in results} == {0, 1}
         with SelectorClient(system_config.endpoint("selector")) as client:
             for number, checksums in results.items():
                 fake = FakeSelectorClient()
                 assert checksums == drive(fake, number)
                 assert whole_sets(client, number) == whole_sets(fake, number)
-    finally:
-        enough.set()
-        process.kill()
     leftovers = [path for path in system_config.service_dir("selector").glob("runs/*/triggers/*") if path.suffix != ".set"]
     assert not leftovers
 
 
 def test_keys_are_waited_for_while_the_selector_starts_again(system_config: SystemConfig, tmp_path: Path) -> None:
-    process = Process(system_config, tmp_path)
-    with SelectorClient(system_config.endpoint("selector"), wait_s=60) as client:
+    with (
+        ServiceProcess("selector", system_config, tmp_path) as process,
+        SelectorClient(system_config.endpoint("selector"), wait_s=PATIENCE_S) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
         client.register_run(RUN, "d", SECTION, 1)
         client.inform(RUN, 0, stream(0, 100))
         client.trigger(RUN, 0, 100)
         process.kill()
-        with ThreadPoolExecutor(1) as pool:
-            keys = pool.submit(client.keys, RUN, 0, 0)
-            process.start()
-            assert len(keys.result()) > 0
-    process.kill()
+        keys = pool.submit(client.keys, RUN, 0, 0)
+        process.start()
+        assert len(keys.result()) > 0
 
 
 def test_sigterm_ends_it_cleanly(system_config: SystemConfig, tmp_path: Path) -> None:
-    process = Process(system_config, tmp_path)
-    process.process.terminate()
-    assert process.process.wait(10) == 0
+    with ServiceProcess("selector", system_config, tmp_path) as process:
+        assert process.end() == 0
