@@ -44,6 +44,7 @@ MAX_KEYS = 65_536
 REQUESTS_A_STREAM = 4
 """Most requests of a fetch, for each stream, that are sent and not yet consumed."""
 
+_CLOSED = "the payload client was closed"
 _ROW_BYTES = 24
 """Key, label and offset of a sample on the wire."""
 _JOIN_S = 2.0
@@ -77,6 +78,8 @@ class PayloadClient:
         self.sample_bytes: dict[str, float] = {}
         """Mean size of the samples by dataset, as they came lately."""
         self._turns = count(os.getpid())  # clients of several processes begin with different endpoints
+        self._lock = threading.Lock()
+        self._closed = False
         self._fetches: weakref.WeakSet[Fetch] = weakref.WeakSet()
 
     def __enter__(self) -> Self:
@@ -86,9 +89,12 @@ class PayloadClient:
         self.close()
 
     def close(self) -> None:
-        """Fetches that run are cancelled."""
-        for fetch in list(self._fetches):
-            fetch.end(CancelledError("the payload client was closed"))
+        """Fetches that run are cancelled; none begins any more."""
+        with self._lock:
+            self._closed = True
+            fetches = list(self._fetches)
+        for fetch in fetches:
+            fetch.end(CancelledError(_CLOSED))
             fetch.abandon_streams()
         self.connections.close()
 
@@ -100,12 +106,15 @@ class PayloadClient:
         Keys that do not exist or were deleted raise NotFoundError that names the first of them, or are left out with
         on_missing="skip". DataError names file and offset of what cannot be read. UnavailableError: no endpoint could be reached for
         `retry_s`. An error is raised when the consumer has got what comes before it. deadline_s: how long `next` may wait for a
-        piece; then DeadlineError, which names the sample and the endpoints that owe it.
+        piece; then DeadlineError, which names the sample and the endpoints that owe it. CancelledError if the client was closed.
         """
         fetch = Fetch(
             self, Question(dataset, on_missing), np.ascontiguousarray(keys, dtype=np.int64), next(self._turns), deadline_s
         )
-        self._fetches.add(fetch)
+        with self._lock:
+            if self._closed:
+                raise CancelledError(_CLOSED)
+            self._fetches.add(fetch)
         return PayloadStream(fetch)
 
 
@@ -184,6 +193,8 @@ class Fetch:
         """A heap of those that a broken stream owed."""
         self._buffered = 0
         self._failing_since: float | None = None
+        self._failing: set[int] = set()
+        """Endpoints that broke since then, without any answer in between."""
 
     # The consumer's side
 
@@ -273,23 +284,36 @@ class Fetch:
             return not self._ended and self._can_ask()
 
     def ask(self, stream: Stream) -> Request | None:
-        """The next request for `stream`, once there is room for it. None: it shall ask for nothing more on this exchange."""
+        """The next request for `stream`, once there is room for it. None: it shall ask for nothing more on this exchange.
+
+        A stream owes requests in ascending order, always: a returned one goes only to a stream that owes nothing behind it. So whoever
+        owes what the consumer waits for owes that first, and `deliver` never makes him wait: no fetch hangs, however full its buffer is.
+        Nor does such a request stay with nobody: the stream that gave it back owes nothing any more and comes to ask.
+        """
         with self._changed:
             self._changed.wait_for(
                 lambda: (
                     self._ended
                     or not stream.is_asking
                     or self._is_cut()
-                    or (self._can_ask() and len(stream.owed) < REQUESTS_A_STREAM - 1)
+                    or (self._can_ask() and self._keeps_order(stream) and len(stream.owed) < REQUESTS_A_STREAM - 1)
                 )
             )
             if self._ended or not stream.is_asking or not self._can_ask():
                 return None
-            request = heapq.heappop(self._returned) if self._returned else self._cut()
+            if self._returned:
+                request = heapq.heappop(self._returned)
+                self._changed.notify_all()  # Others may have waited for it to be taken.
+            else:
+                request = self._cut()
             if not stream.owed:
                 stream.waits_since = time.monotonic()
             stream.owed.append((request, request.done))
             return request
+
+    def _keeps_order(self, stream: Stream) -> bool:
+        """Whether what is asked for next comes behind all that `stream` owes."""
+        return not self._returned or not stream.owed or stream.owed[-1][0] < self._returned[0]
 
     def is_cut(self) -> bool:
         """Whether nothing is left to be asked for, unless a stream breaks."""
@@ -328,6 +352,7 @@ class Fetch:
         check_answer(request.keys[request.done : done], payloads.keys, self.question.on_missing)
         with self._changed:
             self._failing_since = None
+            self._failing.clear()
             stream.waits_since = None
             self._changed.wait_for(
                 lambda: (
@@ -358,12 +383,15 @@ class Fetch:
             self._changed.notify_all()
 
     def broke(self, stream: Stream, error: UnavailableError) -> None:
-        """What `stream` owes goes back; waits until some endpoint may be tried again. Gives up after `retry_s` without any answer."""
+        """What `stream` owes goes back; waits until some endpoint may be tried again. Gives up after `retry_s` without any answer, once
+        each endpoint has been tried."""
         with self._changed:
             lost = self._take_back(stream)
             now, pause = time.monotonic(), self._client.connections.pause_s()
             self._failing_since = self._failing_since or now
-            if pause and now + pause > self._failing_since + self._client.retry_s:
+            self._failing.add(stream.endpoint)
+            all_failed = len(self._failing) == len(self._client.connections)
+            if all_failed and now + pause > self._failing_since + self._client.retry_s:
                 self._fail(lost, error)
             else:
                 self._changed.wait_for(lambda: self._ended, pause)

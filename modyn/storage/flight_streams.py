@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 class Stream:
     """A thread that reads answers and, where one request is not all, one that asks: neither has to wait for the other.
 
-    `owed`, `waits_since` belong to the fetch and are changed under its lock.
+    `owed`, `waits_since` belong to the fetch and are changed under its lock. `endpoint`: the one that is asked now, by its index.
     """
 
     def __init__(self, fetch: Fetch, connections: Connections, preferred: int) -> None:
         self._fetch = fetch
         self._connections = connections
         self._preferred = preferred
-        self._endpoint = preferred
+        self.endpoint = preferred
         self._reader: Any = None
         self._abandoned = threading.Event()
         self._stall_s: float | None = None
@@ -74,13 +74,13 @@ class Stream:
 
     def _run(self) -> None:
         while not self._abandoned.is_set() and self._fetch.has_work():
-            self._endpoint = self._connections.choose(self._preferred)
+            self.endpoint = self._connections.choose(self._preferred)
             try:
                 self._exchange()
             except UnavailableError as error:
                 if self._abandoned.is_set():
                     return
-                self._connections.failed(self._endpoint, AVOID_S if self._stall_s is None else max(AVOID_S, self._stall_s))
+                self._connections.failed(self.endpoint, AVOID_S if self._stall_s is None else max(AVOID_S, self._stall_s))
                 self._fetch.broke(self, error)
             except ModynError as error:
                 self._fetch.failed(self, error)
@@ -91,7 +91,7 @@ class Stream:
         """Asks and reads until all is answered or there is a better endpoint."""
         self._stall_s, self._asking_failure = None, None
         ended_well = False
-        client, options = self._connections.take(self._endpoint)
+        client, options = self._connections.take(self.endpoint)
         try:
             writer, self._reader = client.do_exchange(DESCRIPTOR, options)
             try:
@@ -111,7 +111,7 @@ class Stream:
         finally:
             self._reader = None
             if ended_well:
-                self._connections.give_back(self._endpoint, client)
+                self._connections.give_back(self.endpoint, client)
             else:
                 client.close()
         if self.owed and not self._abandoned.is_set():
@@ -144,12 +144,12 @@ class Stream:
     @property
     def address(self) -> str:
         """Of the endpoint that is asked now."""
-        return self._connections.address(self._endpoint)
+        return self._connections.address(self.endpoint)
 
     def _keep_asking(self, writer: Any, schema: pa.Schema) -> None:
         try:
             # An endpoint that failed is gone back to when it may be tried again: this exchange is ended for that.
-            while self._connections.choose(self._preferred) == self._endpoint and self._ask(writer, schema):
+            while self._connections.choose(self._preferred) == self.endpoint and self._ask(writer, schema):
                 pass
             _say_end(writer, schema)
         except (pa.ArrowException, OSError):
@@ -180,7 +180,7 @@ class Stream:
                 self._fetch.heard(self)
                 continue
             self._fetch.deliver(self, head, from_record_batch(chunk.data, head.record_size))
-            self._connections.answered(self._endpoint)
+            self._connections.answered(self.endpoint)
         return False
 
 
