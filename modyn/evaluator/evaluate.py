@@ -158,6 +158,9 @@ class _Transformers:
 def _evaluating(model: nn.Module, device: str) -> Iterator[None]:
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"evaluation.device is '{device}', but the evaluator's machine has no usable GPU; write cpu")
+    if device.startswith("cuda"):
+        # What asks for "the" GPU is to find this one, not to take memory of the first.
+        torch.cuda.set_device(torch.device(device).index or 0)
     model.to(device)
     model.eval()
     with torch.inference_mode():

@@ -23,7 +23,7 @@ from modyn.errors import ConfigError, CorruptStateError, TrainingError
 from modyn.rpc.logs import get_logger
 from modyn.trainer_server.loop import Hook, Training
 
-VERSION: Final = 1
+VERSION: Final = 2
 
 _logger = get_logger("checkpoint")
 
@@ -53,6 +53,7 @@ def snapshot(training: Training) -> dict[str, Any]:
     """Everything that the rest of the training depends on. Only between two steps: gradients are not part of it."""
     return {
         "progress": training.progress.to_state(),
+        "finished": training.finished,
         "epoch_loss": training.epoch_loss,
         "seconds": dict(training.clock.seconds),
         "model": training.parts.model.state_dict(),
@@ -68,6 +69,7 @@ def restore(training: Training, state: Mapping[str, Any]) -> None:
     """Bring a training that was just built to where the snapshot was taken. Random numbers last: building draws some."""
     for name, value in state["progress"].items():
         setattr(training.progress, name, value)
+    training.finished = state["finished"]
     training.epoch_loss = state["epoch_loss"].to(training.parts.device)
     training.clock.seconds.update(state["seconds"])
     training.parts.model.load_state_dict(state["model"])

@@ -130,8 +130,8 @@ class Training:
             if batch is None:
                 self._end_epoch()
                 break
-            while batch.epoch > self.progress.epoch:  # the last batches held nothing: samples may be deleted after the selection
-                self._end_epoch()
+            if not self._goes_on_with(batch):
+                break
             self._train_on(batch)
             if self.plan.ends_epoch(batch.epoch, batch.index):
                 self._end_epoch()
@@ -141,6 +141,15 @@ class Training:
         for hook in self.hooks:
             hook.on_end(self)
         self.clock.lap("hooks")
+
+    def _goes_on_with(self, batch: Batch) -> bool:
+        """Whether this batch is still trained on. First it ends those epochs and steps whose last batch did not come because it held
+        nothing: samples may be deleted after the selection."""
+        while batch.epoch > self.progress.epoch and not self.finished:
+            self._end_epoch()
+        if self._pending and self.plan.steps_between(self.progress.batches_in_epoch - 1, batch.index):
+            self._step()
+        return not self.finished
 
     def _train_on(self, batch: Batch) -> None:
         batch = self._within_bound(batch)
@@ -221,26 +230,38 @@ class Training:
 def _explained(error: Exception, batch: Batch, model: nn.Module) -> ModynError:
     """The error of a batch, with the batch's name and what can be told of the cause."""
     where = f"batch {batch.index} of epoch {batch.epoch} (sample keys {_shortened(batch.keys.tolist())})"
-    labels = batch.labels.cpu()
-    if not labels.dtype.is_floating_point and labels.dim() == 1 and len(labels):
-        negative = labels < 0
-        if bool(negative.any()) and "ignore" not in str(error):
-            i = int(negative.nonzero()[0])
-            return DataError(
-                f"{where}: sample key {int(batch.keys[i])} has the label {int(labels[i])}; classes count from 0. {error}"
-            )
-        num_classes = _num_outputs(model, batch)
-        if num_classes is not None and int(labels.max()) >= num_classes:
-            i = int(labels.argmax())
-            return DataError(
-                f"{where}: sample key {int(batch.keys[i])} has the label {int(labels[i])}, but the model has {num_classes} classes "
-                f"(0 to {num_classes - 1}): set model.config.num_classes, or map labels with data.label_transformer_function"
-            )
+    try:
+        found = _wrong_label(where, error, batch, model)
+    except Exception:  # noqa: BLE001  (after an error on a GPU nothing can be read from it any more)
+        found = None
+    if found is not None:
+        return found
     shapes = map_tensors(batch.data, lambda tensor: f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}")
-    kind = str(labels.dtype).removeprefix("torch.")
+    kind = str(batch.labels.dtype).removeprefix("torch.")
     return TrainingError(
-        f"{where}: {type(error).__name__}: {error}; the model was given {shapes} and labels {kind}{list(labels.shape)}: "
+        f"{where}: {type(error).__name__}: {error}; the model was given {shapes} and labels {kind}{list(batch.labels.shape)}: "
         "see that data, model and training.optimization_criterion fit together"
+    )
+
+
+def _wrong_label(where: str, error: Exception, batch: Batch, model: nn.Module) -> DataError | None:
+    """The error of a label that is no class of the model, if there is one."""
+    labels = batch.labels.cpu()
+    if labels.dtype.is_floating_point or labels.dim() != 1 or not len(labels):
+        return None
+    negative = labels < 0
+    if bool(negative.any()) and "ignore" not in str(error):
+        i = int(negative.nonzero()[0])
+        return DataError(
+            f"{where}: sample key {int(batch.keys[i])} has the label {int(labels[i])}; classes count from 0. {error}"
+        )
+    num_classes = _num_outputs(model, batch)
+    if num_classes is None or int(labels.max()) < num_classes:
+        return None
+    i = int(labels.argmax())
+    return DataError(
+        f"{where}: sample key {int(batch.keys[i])} has the label {int(labels[i])}, but the model has {num_classes} classes "
+        f"(0 to {num_classes - 1}): set model.config.num_classes, or map labels with data.label_transformer_function"
     )
 
 

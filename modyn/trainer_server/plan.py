@@ -85,6 +85,10 @@ class TrainingPlan:
         """Whether the optimizers step after this batch."""
         return (index + 1) % self.accumulation == 0 or self.ends_epoch(epoch, index)
 
+    def steps_between(self, last: int, index: int) -> bool:
+        """Whether the optimizers step between batch `last` and batch `index` of an epoch, of which those in between hold nothing."""
+        return last // self.accumulation != index // self.accumulation
+
     def group_size(self, epoch: int, index: int) -> int:
         """Over how many batches the gradients that this batch adds to are averaged."""
         first = index - index % self.accumulation

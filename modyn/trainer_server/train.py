@@ -48,7 +48,15 @@ from modyn.trainer_server.components import build_criterion, build_optimizers, b
 from modyn.trainer_server.config import TrainingConfig
 from modyn.trainer_server.downsampling import build_downsampling
 from modyn.trainer_server.hooks import EarlyStopping, EpochLosses, LossLog, ProgressReports, Schedulers, StopRequests
-from modyn.trainer_server.jobs import Trained, TrainingJob, checkpoint_path, scratch_dir
+from modyn.trainer_server.jobs import (
+    Trained,
+    TrainingJob,
+    checkpoint_path,
+    optimizers_path,
+    remove,
+    remove_outlived,
+    scratch_dir,
+)
 from modyn.trainer_server.loop import Clock, Hook, Parts, Training
 from modyn.trainer_server.plan import TrainingPlan
 from modyn.workers import Report
@@ -126,8 +134,7 @@ class Task:
         return checkpoint_path(self.around.folder, self.request)
 
     def optimizers_path(self, trigger_id: int) -> Path:
-        """Where the optimizers' state at the end of a trigger's training is kept, for `keep_optimizer_state`."""
-        return self.around.folder / "optimizers" / f"{self.request.run_id}.{trigger_id}.pt"
+        return optimizers_path(self.around.folder, self.request.run_id, trigger_id)
 
     def identity(self) -> dict[str, Any]:
         """What two attempts at one training have in common, and no two trainings."""
@@ -253,6 +260,8 @@ def _prepare(config: TrainingConfig, *, deterministic: bool) -> None:
         missing = missing_device(config.device)
         if missing:
             raise ConfigError(f"training.device: {missing}")
+        # What asks for "the" GPU, such as the thread that page-locks batches, is to find this one, not to take memory of the first.
+        torch.cuda.set_device(torch.device(config.device).index or 0)
     if deterministic:
         # cuBLAS reads this once, before its first use.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -285,7 +294,7 @@ def _parent_on_its_way(
             raise
         finally:
             wait([stored])
-            into.unlink(missing_ok=True)
+            remove(into)
 
 
 def _initial_model(task: Task, parent: StoredModel | None) -> torch.nn.Module:
@@ -364,10 +373,8 @@ def _store(task: Task, parts: Parts, parent: StoredModel | None, result: dict[st
         )
         version = _put(task.around.models, header, path)
     finally:
-        path.unlink(missing_ok=True)
-    task.checkpoint_path.unlink(missing_ok=True)
-    if task.config.keep_optimizer_state and parent is not None and parent.version.run_id == request.run_id:
-        task.optimizers_path(parent.version.trigger_id).unlink(missing_ok=True)
+        remove(path)
+    remove_outlived(task.around.folder, request)
     get_logger("training").info("stored", model_id=version.model_id, samples=result["num_samples"])
     return Trained(version.model_id, version.weights_sha256, result)
 

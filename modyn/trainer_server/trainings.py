@@ -150,7 +150,12 @@ class Trainings:
             self._set(key, replace(self._status(key), state=TrainingState.RUNNING, **message))
 
     def _done(self, key: Key, request: TrainingRequest, job: Job) -> None:
-        self._clean_up(request, job.state is JobState.FINISHED)
+        try:
+            self._clean_up(request, job.state is JobState.FINISHED)
+        finally:  # or who watches waits for ever
+            self._settle(key, job)
+
+    def _settle(self, key: Key, job: Job) -> None:
         RUNNING.dec()
         TRAININGS.labels(job.state).inc()
         with self._changed:
@@ -161,8 +166,8 @@ class Trainings:
                 self._set(key, _ended(status, job.state, job.error))
                 return
             trained = job.result()
-            _count(trained.result)
             self._set(key, _with_result(status, trained.model_id, trained.result))
+        _count(trained.result)
 
     def _status(self, key: Key) -> TrainingStatus:
         if key not in self._statuses:

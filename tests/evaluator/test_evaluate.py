@@ -17,7 +17,7 @@ from torch import nn
 
 from modyn.errors import CancelledError, ConfigError, NotFoundError, UserCodeError
 from modyn.evaluator.config import EvaluationDatasetConfig, load_dataset
-from modyn.evaluator.evaluate import evaluate
+from modyn.evaluator.evaluate import _evaluating, evaluate
 from modyn.evaluator.intervals import members, union
 from modyn.evaluator.outputs import KeptOutputs, Room
 from modyn.evaluator.score import Score
@@ -221,6 +221,19 @@ def test_a_device_that_is_not_there() -> None:
     dataset = EvaluationDatasetConfig.model_validate(SECTION)
     with pytest.raises(ConfigError, match="no usable GPU"):
         evaluate(Counting(), dataset, [Interval()], fake.client(), fake.payload_client(), device="cuda:0")
+
+
+@pytest.mark.parametrize(("device", "chosen"), [("cuda:1", [1]), ("cuda", [0]), ("cpu", [])])
+def test_the_gpu_of_an_evaluation_is_the_one_of_its_process(
+    monkeypatch: pytest.MonkeyPatch, device: str, chosen: list[int]
+) -> None:
+    found: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", found.append)
+    model = Counting()
+    monkeypatch.setattr(model, "to", lambda device: model)
+    with _evaluating(model, device):
+        assert found == chosen
 
 
 def test_progress_is_told_and_can_end_it() -> None:

@@ -14,7 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from modyn.errors import CancelledError, ConfigError, CorruptStateError, TrainingError
+from modyn.errors import CancelledError, ConfigError, ConflictError, CorruptStateError, TrainingError
+from modyn.model_storage.client import ModelHeader
+from modyn.records import ModelVersion
+from modyn.testing.fake_model_storage import FakeModelStorage
 from modyn.testing.training import MemoryData, Outcome, RecordedReport, TrainingRoom, small_pipeline
 from modyn.trainer_server import registries
 from modyn.trainer_server.checkpoint import load_checkpoint, random_state, read_state, set_random_state, write_state
@@ -110,6 +113,33 @@ def test_a_training_with_an_epoch_schedule_goes_on_at_the_border_of_an_epoch(tmp
     progress = read_state(path)["progress"]
     assert (progress["epoch"], progress["batches_in_epoch"], progress["batches"]) == (1, 0, 5)
     assert room.train(pipeline).trained.weights_sha256 == undisturbed.trained.weights_sha256
+
+
+class FullModels(FakeModelStorage):
+    """Takes no model the first time."""
+
+    full = True
+
+    def put(self, header: ModelHeader, safetensors_path: Path) -> ModelVersion:
+        if self.full:
+            self.full = False
+            raise ConflictError("model storage is full")
+        return super().put(header, safetensors_path)
+
+
+def test_a_training_that_had_ended_early_is_not_gone_on_with(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"gradient_accumulation_steps": 1, "early_stopping": {"patience": 1, "min_delta": 1e9}}
+    pipeline = demanding_pipeline(**options)
+    undisturbed = TrainingRoom(tmp_path / "undisturbed").train(pipeline)
+    assert undisturbed.result["num_epochs"] == 2
+    room = TrainingRoom(tmp_path / "disturbed", FullModels())
+    with pytest.raises(ConflictError, match="is full"):
+        room.train(pipeline)
+    report = RecordedReport()
+    again = room.train(pipeline, report=report)
+    assert report.looks == 0
+    assert again.trained.weights_sha256 == undisturbed.trained.weights_sha256
+    assert comparable(again) == comparable(undisturbed)
 
 
 def test_without_a_seed_the_order_of_samples_survives_too(tmp_path: Path) -> None:

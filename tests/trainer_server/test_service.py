@@ -171,6 +171,17 @@ def test_a_worker_that_dies_is_a_failed_training(room: Room) -> None:
     assert type(failed.to_error()) is TrainingError
 
 
+@pytest.mark.parametrize(("act", "state"), [("succeed", TrainingState.FINISHED), ("fail", TrainingState.FAILED)])
+def test_a_training_ends_for_who_watches_also_if_nothing_can_be_cleaned_up(room: Room, act: str, state: TrainingState) -> None:
+    def fails(request: TrainingRequest, stored: bool) -> None:
+        raise OSError(30, "Read-only file system")
+
+    room.trainings._clean_up = fails
+    room.client.start(room.request(act=act))
+    wait_until(lambda: room.trainings._status((RUN, 0)).state.is_final)
+    assert room.final().state is state
+
+
 def test_trainings_wait_in_line_and_stop(room: Room) -> None:
     room.client.start(room.request(0, act="wait"))
     room.client.start(room.request(1, act="wait"))

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from modyn.config.base import load_section
 from modyn.errors import (
     CancelledError,
     ConfigError,
@@ -37,7 +38,10 @@ from modyn.testing.training import (
     train_in_memory,
 )
 from modyn.trainer_server.checkpoint import seed_everything
-from modyn.trainer_server.train import derived_seed
+from modyn.trainer_server.client import TrainingRequest
+from modyn.trainer_server.config import TrainingConfig
+from modyn.trainer_server.jobs import clean_up
+from modyn.trainer_server.train import Surroundings, _prepare, derived_seed, run_training
 
 Batches = list[tuple[Tensor, Tensor, Tensor]]
 
@@ -422,6 +426,34 @@ def test_the_state_of_optimizers_goes_on_with_the_model_if_it_is_kept(tmp_path: 
         room.train(pipeline, trigger_id=2, parent_model_id=second.trained.model_id)
 
 
+def test_optimizers_that_a_crash_has_left_are_removed_with_the_next_model(tmp_path: Path) -> None:
+    names = {"memory-0001.0.pt", "memory-0001.1.pt", "memory-0001.2.pt", "memory-0001.x.0.pt", "memory-0001.0.0.pt"}
+    folder = tmp_path / "optimizers"
+    folder.mkdir()
+    for name in names:
+        (folder / name).touch()
+    request = TrainingRequest(RunId("memory-0001"), 2, small_pipeline())
+    clean_up(tmp_path, request, stored=False)
+    assert {path.name for path in folder.iterdir()} == names
+    clean_up(tmp_path, request, stored=True)
+    assert {path.name for path in folder.iterdir()} == names - {"memory-0001.0.pt", "memory-0001.1.pt"}
+
+
+def test_what_cannot_be_removed_fails_no_training_whose_model_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_only(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(30, "Read-only file system", str(path))
+
+    room = TrainingRoom(tmp_path)
+    request = TrainingRequest(RunId("memory-0001"), 0, small_pipeline())
+    surroundings = Surroundings(MemoryData(), room.models, MemoryData(), tmp_path)
+    with monkeypatch.context() as failing:
+        failing.setattr(Path, "unlink", read_only)
+        trained = run_training(request, surroundings, RecordedReport())
+        clean_up(tmp_path, request, stored=True)
+    assert room.models.find(RunId("memory-0001"), 0) is not None
+    assert trained.model_id == 1
+
+
 def test_progress_is_reported_by_time_with_totals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("modyn.trainer_server.hooks.REPORT_INTERVAL_S", 0.0)
     found = train_in_memory(small_pipeline(), MemoryData(), tmp_path)
@@ -456,6 +488,52 @@ def test_samples_deleted_after_the_selection_do_not_stop_a_training(tmp_path: Pa
     found = train_in_memory(pipeline, MemoryData(deleted=deleted), tmp_path)
     assert found.result["num_samples"] == 2 * (40 - len(deleted))
     assert not any(math.isnan(loss) for loss in found.result["epoch_losses"])
+
+
+def test_a_group_of_batches_that_lost_its_last_one_steps_without_it(tmp_path: Path) -> None:
+    pipeline = small_pipeline({"gradient_accumulation_steps": 2})
+    found = train_in_memory(pipeline, MemoryData(deleted=frozenset(range(8, 16))), tmp_path)
+    assert found.result["num_steps"] == 3
+
+    model = fresh_model(pipeline)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = batches_of(list(range(40)))
+    for group, size in (([0], 2), ([2, 3], 2), ([4], 1)):
+        for number in group:
+            inputs, labels, _weights = batches[number]
+            torch.autograd.backward(nn.functional.cross_entropy(model(inputs), labels) / size)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert equal(found, model)
+
+
+def test_a_training_ends_with_its_epoch_also_if_the_last_batch_of_it_was_deleted(tmp_path: Path) -> None:
+    pipeline = small_pipeline({"epochs_per_trigger": 4, "early_stopping": {"patience": 1, "min_delta": 1e9}})
+    found = train_in_memory(pipeline, MemoryData(deleted=frozenset(range(32, 40))), tmp_path)
+    assert (found.result["num_epochs"], found.result["num_batches"]) == (2, 8)
+
+
+def test_a_gpu_that_does_not_answer_after_an_error_hides_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a failed assertion on a GPU, everything that is asked of it fails."""
+    pipeline = small_pipeline()
+    pipeline["model"]["config"]["input_size"] = 5
+
+    def gone(tensor: Tensor) -> Tensor:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(Tensor, "cpu", gone)
+    with pytest.raises(TrainingError, match=r"batch 0 of epoch 0 .*: RuntimeError: mat1 and mat2 .* and labels int64\[8\]"):
+        train_in_memory(pipeline, MemoryData(), tmp_path)
+
+
+@pytest.mark.parametrize(("device", "chosen"), [("cuda:1", [1]), ("cuda", [0]), ("cpu", [])])
+def test_the_gpu_of_a_training_is_the_one_of_its_process(monkeypatch: pytest.MonkeyPatch, device: str, chosen: list[int]) -> None:
+    """Or threads of PyTorch that ask for the current one take memory of the first."""
+    found: list[int] = []
+    monkeypatch.setattr("modyn.trainer_server.train.missing_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "set_device", found.append)
+    _prepare(load_section(TrainingConfig, {**small_pipeline()["training"], "device": device}, "training"), deterministic=False)
+    assert found == chosen
 
 
 def test_a_label_out_of_range_is_named_with_its_key(tmp_path: Path) -> None:
