@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from pathlib import Path
@@ -190,10 +190,11 @@ class Roots:
             )
 
 
-def list_files(base: str, file_format: FileFormat, roots: Roots) -> Listing:
+def list_files(base: str, file_format: FileFormat, roots: Roots, indexed: Sequence[str] = ()) -> Listing:
     """All files below `base` that hold samples by their name, in the order in which they are to be indexed.
 
-    Symbolic links are followed where they stay under the roots. Raises NotFoundError if there is no folder `base`.
+    Symbolic links are followed where they stay under the roots; of several to one folder, the one that paths in `indexed` go through, or the
+    first by name. Raises NotFoundError if there is no folder `base`.
     """
     check_folder(base, roots)
     endings = file_format.endings()
@@ -202,7 +203,8 @@ def list_files(base: str, file_format: FileFormat, roots: Roots) -> Listing:
     linked: list[SeenFile] = []
     scan.enter("")
     while links := scan.take_links():
-        for link in links:
+        folders: dict[tuple[int, int], list[str]] = {}
+        for link in sorted(links, key=os.fsencode):
             full_path = os.path.join(base, link)
             try:
                 roots.check(full_path)
@@ -216,9 +218,11 @@ def list_files(base: str, file_format: FileFormat, roots: Roots) -> Listing:
                 refused[link] = error.message
                 continue
             if stat.S_ISDIR(status.st_mode):
-                scan.enter(link)
+                folders.setdefault((status.st_dev, status.st_ino), []).append(link)
             elif stat.S_ISREG(status.st_mode) and file_format.holds_samples(full_path):
                 linked.append(SeenFile(link, status.st_size, status.st_mtime_ns))
+        for names in folders.values():
+            scan.enter(names[0] if len(names) == 1 else _in_use(names, indexed))
     for path, error_number in scan.take_refused():
         refused[path] = f"it cannot be looked at: {os.strerror(error_number)}; make it readable for the storage service"
     files = SeenFiles(*scan.take_files())
@@ -226,6 +230,11 @@ def list_files(base: str, file_format: FileFormat, roots: Roots) -> Listing:
         held = [i for i, path in enumerate(files.paths) if file_format.holds_samples(os.path.join(base, path))]
         files = replace(files.take(np.array(held, np.int64)), changed_ns=np.full(len(held), UNKNOWN, np.int64))
     return Listing(files.and_these(SeenFiles.of(linked)) if linked else files, refused)
+
+
+def _in_use(links: Sequence[str], indexed: Sequence[str]) -> str:
+    """The first of several links to one folder through which files were indexed, or the first: a file keeps its path when a link is added."""
+    return next((link for link in links if any(path.startswith(f"{link}/") for path in indexed)), links[0])
 
 
 def check_folder(base: str, roots: Roots) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
 from modyn.config.system import is_s3
+from modyn.errors import UnavailableError
 from modyn.storage.files import Listing, Roots, SeenFile, check_folder, list_files
-from modyn.storage.formats.base import FileFormat
+from modyn.storage.formats.base import FileFormat, unreadable
 
 if TYPE_CHECKING:
     from modyn._core import PathTable
@@ -26,8 +28,20 @@ class FileStatus:
     mtime_ns: int
 
 
+@dataclass(frozen=True, slots=True)
+class FileVersion:
+    """A file at one moment. `tag` is another one for another file of the same name, and for another content where that is known."""
+
+    size: int
+    mtime_ns: int
+    tag: str
+
+
 class FileSystem(ABC):
     """The folder of one dataset. A file's full path is its path in the folder behind `base`; formats and messages get full paths."""
+
+    appends: ClassVar[bool] = True
+    """A file can become longer without being replaced."""
 
     def __init__(self, base: str) -> None:
         self.base = base
@@ -41,12 +55,21 @@ class FileSystem(ABC):
         """Raises NotFoundError if there is no such folder, SecurityError if it lies outside the roots."""
 
     @abstractmethod
-    def list_files(self, file_format: FileFormat, roots: Roots) -> Listing:
-        """All files that hold samples by their name, in the order in which they are to be indexed. Raises as `check`."""
+    def list_files(self, file_format: FileFormat, roots: Roots, indexed: Sequence[str] = ()) -> Listing:
+        """All files that hold samples by their name, in the order in which they are to be indexed. Of several links to one folder, that is
+        followed through which `indexed` files were found. Raises as `check`."""
 
     @abstractmethod
     def status(self, path: str) -> FileStatus | None:
         """Of the file with this full path; None if there is none."""
+
+    @abstractmethod
+    def version(self, seen: SeenFile) -> FileVersion | None:
+        """Of the file itself, now, whatever was listed; None if there is none. Raises DataError, UnavailableError."""
+
+    @abstractmethod
+    def outage(self, path: str, error: OSError) -> UnavailableError | None:
+        """What an error in reading means that is not the file's."""
 
     @abstractmethod
     def open(self, path: str) -> pa.NativeFile:
@@ -85,8 +108,8 @@ class LocalFiles(FileSystem):
     def check(self, roots: Roots) -> None:
         check_folder(self.base, roots)
 
-    def list_files(self, file_format: FileFormat, roots: Roots) -> Listing:
-        return list_files(self.base, file_format, roots)
+    def list_files(self, file_format: FileFormat, roots: Roots, indexed: Sequence[str] = ()) -> Listing:
+        return list_files(self.base, file_format, roots, indexed)
 
     def status(self, path: str) -> FileStatus | None:
         try:
@@ -94,6 +117,19 @@ class LocalFiles(FileSystem):
         except OSError:
             return None
         return FileStatus(status.st_size, status.st_mtime_ns)
+
+    def version(self, seen: SeenFile) -> FileVersion | None:
+        path = self.full_path(seen.path)
+        try:
+            status = os.stat(path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise unreadable(path, error) from error
+        return FileVersion(status.st_size, status.st_mtime_ns, f"{status.st_dev}:{status.st_ino}")
+
+    def outage(self, path: str, error: OSError) -> UnavailableError | None:
+        return None
 
     def open(self, path: str) -> pa.NativeFile:
         return pa.OSFile(path)

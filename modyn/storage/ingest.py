@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,13 +17,23 @@ from typing import TypeVar
 import numpy as np
 from prometheus_client import Counter
 
-from modyn.errors import ConflictError, DataError, ModynError, NotFoundError, SecurityError, UnavailableError
+from modyn.errors import ConflictError, DataError, NotFoundError, SecurityError, UnavailableError
 from modyn.rpc.logs import get_logger
 from modyn.storage.catalogue import FileRow, ProblemRow
 from modyn.storage.files import Comparison, Listing, Roots, SeenFile, SeenFiles
-from modyn.storage.formats.base import CHUNK_ROWS, FormatResume, IndexedFiles, IndexedSamples, WholeFileFormat
+from modyn.storage.formats.base import (
+    CHUNK_ROWS,
+    SAYS_NOTHING_OF_CONTENT,
+    FormatResume,
+    IndexedFiles,
+    IndexedSamples,
+    WholeFileFormat,
+    refused_samples,
+)
+from modyn.storage.one_file import ChangedError, FileJob
 from modyn.storage.open_dataset import OpenDataset
 from modyn.storage.records import IngestProgress
+from modyn.storage.retries import AGAIN
 from modyn.storage.segment_writer import SegmentWriter
 
 SAMPLES_INGESTED = Counter("modyn_storage_samples_ingested_total", "Samples that were indexed", ["dataset"])
@@ -68,6 +78,10 @@ def ingest(
 def _locks(dataset: OpenDataset, patient: bool) -> Iterator[bool]:
     """The right to change the dataset, among the threads and the processes."""
     if not dataset.writing.acquire(timeout=LOCK_PATIENCE_S if patient else 0.0):
+        if patient:
+            raise UnavailableError(
+                f"dataset '{dataset.name}' has been ingested for {LOCK_PATIENCE_S:.0f} s already; ask again later"
+            )
         yield False
         return
     try:
@@ -85,27 +99,12 @@ def _locks(dataset: OpenDataset, patient: bool) -> Iterator[bool]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
-    """A file to index: new, or the rest of one that grew."""
-
-    seen: SeenFile
-    path: str
-    row: FileRow | None = None
-
-    @property
-    def resume(self) -> FormatResume | None:
-        return None if self.row is None else FormatResume(self.row.indexed_end, self.row.num_samples, self.row.fingerprint)
-
-
-@dataclass(frozen=True, slots=True)
 class _Found:
     """What is in a file: all of it in `chunks`, or the beginning, and `rest` gives what follows."""
 
     chunks: Sequence[IndexedSamples] = ()
     rest: Iterator[IndexedSamples] | None = None
-    resume: FormatResume | None = None
-    """Of the whole file, if there is no rest."""
-    error: DataError | None = None
+    error: DataError | ChangedError | None = None
 
 
 class _Ingestion:
@@ -118,13 +117,20 @@ class _Ingestion:
         self._files = dataset.filesystem
         self._writer = SegmentWriter(dataset)
         self._progress = IngestProgress()
+        self._retry_all = False
+        """Files that were set aside are looked at, whether they changed or not."""
+        self._num_changed = 0
+        """Files that the last look left for the next one, because they changed while they were indexed."""
 
     def run(self, patient: bool) -> IngestProgress:
         settle_until = time.monotonic() + 10 * self._dataset.settling.settle_s + 1
+        self._retry_all = patient
         while True:
             self._look()
-            if not patient or not self._dataset.settling.num_unsettled or time.monotonic() > settle_until:
+            unsettled = self._dataset.settling.num_unsettled or self._num_changed
+            if not patient or not unsettled or time.monotonic() > settle_until:
                 break
+            self._retry_all = False
             time.sleep(max(0.02, self._dataset.settling.settle_s / 4))
         self._writer.merge()
         self._tell(finished=True)
@@ -133,14 +139,14 @@ class _Ingestion:
     def _look(self) -> None:
         """One look at the folder, and everything that follows from it."""
         try:
-            listing = self._files.list_files(self._format, self._roots)
+            listing = self._files.list_files(self._format, self._roots, self._dataset.files.paths)
         except (NotFoundError, SecurityError) as error:
             if self._dataset.problems.get(_FOLDER) != error.message:
                 self._report(_FOLDER, error.message, error.message)
                 self._writer.flush()
             raise
-        self._writer.solve(_FOLDER)
         files = listing.files
+        self._num_changed = 0
         self._tell(files_seen=len(files))
         compared = self._dataset.files.compare(files)
         self._report_absent(listing, compared)
@@ -155,26 +161,33 @@ class _Ingestion:
         else:
             self._index_files(self._jobs(ready))
         self._flush()
+        self._dataset.retries.keep_only(self._dataset.problems)
 
     def _settled(self, files: SeenFiles) -> SeenFiles:
         """Those of `files` that are not being written and were not set aside in this very state before, in their order."""
-        if problems := self._dataset.problems:
-            fresh = [
-                position
-                for position, path in enumerate(files.paths)
-                if path not in problems or problems[path] != self._files.signature(files[position], self._format)
-            ]
+        if self._dataset.problems and not self._retry_all:
+            tick = time.monotonic()
+            fresh = [position for position in range(len(files)) if self._is_fresh(files[position], tick)]
             files = files.take(np.array(fresh, np.int64))
         ready, late = self._dataset.settling.ripe(self._files, files, self._format, time.time(), time.monotonic())
         for path, reason in late.items():
             self._report_once(path, "waiting", reason)
         return ready
 
-    def _jobs(self, ready: SeenFiles) -> Iterator[_Job]:
+    def _is_fresh(self, file: SeenFile, tick: float) -> bool:
+        state = self._dataset.problems.get(file.path)
+        if state is None:
+            return True
+        signature = self._files.signature(file, self._format)
+        if state == AGAIN + signature:
+            return self._dataset.retries.is_due(file.path, tick)
+        return state != signature
+
+    def _jobs(self, ready: SeenFiles) -> Iterator[FileJob]:
         """What is to be indexed of files that are new or changed, one at a time: there may be many."""
         for seen in ready:
             if self._dataset.files.id_of(seen.path) is None:
-                yield _Job(seen, self._files.full_path(seen.path))
+                yield FileJob(self._files, self._format, seen)
             elif job := self._recheck(seen):
                 yield job
 
@@ -182,32 +195,39 @@ class _Ingestion:
         """Problems of indexed files that are gone and of files that may not be read; those of other files that are gone are solved."""
         for path, reason in listing.refused.items():
             self._report_once(path, "refused", reason)
-        for file_id in compared.absent.tolist():
-            path = self._dataset.files.paths[file_id]
-            if path not in listing.refused:
-                self._report_once(
-                    path, "gone", "the file is indexed but gone: its samples cannot be read; put it back or delete its samples"
-                )
+        gone = [path for i in compared.absent.tolist() if not _is_below(path := self._dataset.files.paths[i], listing.refused)]
+        if len(gone) > 1 and len(gone) == len(self._dataset.files):
+            # A disk that is not mounted looks so. What could be said of each file would say nothing more.
+            reason = f"none of the {len(gone):,} files that are indexed is there; mount the folder, or put the files back"
+            self._report_once(_FOLDER, "gone", reason)
+            return
+        if _FOLDER not in listing.refused:
+            self._writer.solve(_FOLDER)
+        for path in gone:
+            reason = "the file is indexed but gone: its samples cannot be read; put it back or delete its samples"
+            self._report_once(path, "gone", reason)
         if problems := self._dataset.problems:
             for path in problems.keys() - set(listing.files.paths) - listing.refused.keys():
                 if self._dataset.files.id_of(path) is None:
                     self._writer.solve(path)
 
-    def _recheck(self, seen: SeenFile) -> _Job | None:
+    def _recheck(self, seen: SeenFile) -> FileJob | None:
         """An indexed file with another size or time: noted, and handed on if samples were appended to it."""
         file_id = self._dataset.files.id_of(seen.path)
         assert file_id is not None
         row = self._dataset.catalogue.file(self._dataset.row.id, file_id)
         path = self._files.full_path(seen.path)
+        if not row.num_samples:
+            return FileJob(self._files, self._format, seen, row)  # Nothing is indexed that could have changed.
         try:
             self._check_unchanged(row, seen, path)
         except DataError as error:
             self._set_aside(seen, error)
-            if not row.altered:
+            if not row.altered and not isinstance(error, SAYS_NOTHING_OF_CONTENT):
                 self._writer.change_file(row._replace(altered=True))
             return None
         if self._format.can_grow and seen.size > row.indexed_end:
-            return _Job(seen, path, row._replace(altered=False))
+            return FileJob(self._files, self._format, seen, row)
         self._writer.change_file(row._replace(size=seen.size, mtime_ns=seen.mtime_ns, altered=False))
         self._writer.solve(seen.path)
         return None
@@ -238,11 +258,16 @@ class _Ingestion:
 
         for part, found in _ahead(look()):
             problems = dict(found.problems)
-            for i in np.flatnonzero(found.lengths != part.sizes).tolist():
-                problems.setdefault(i, DataError(f"{self._files.full_path(part.paths[i])} changed while it was being indexed"))
+            changed = found.lengths != part.sizes
+            if found.mtimes_ns is not None:
+                changed |= found.mtimes_ns != part.mtimes_ns
+            for i, reason in refused_samples(found.labels, found.timestamps).items():
+                problems.setdefault(i, DataError(f"cannot use {self._files.full_path(part.paths[i])}: {reason}; correct it"))
             for i, error in problems.items():
                 self._set_aside(part[i], error)
-            good = replace(found, problems=problems)
+            left = [i for i in np.flatnonzero(changed).tolist() if i not in problems]
+            self._num_changed += len(left)
+            good = replace(found, problems=problems | {i: DataError("it changed") for i in left})
             self._add_whole_files(part.take(good.good()), good)
             self._flush_if_due()
 
@@ -262,10 +287,10 @@ class _Ingestion:
         self._writer.add_files(list(map(FileRow, *columns)), found)
         self._tell(files_indexed=self._progress.files_indexed + len(good))
 
-    def _index_files(self, jobs: Iterator[_Job]) -> None:
+    def _index_files(self, jobs: Iterator[FileJob]) -> None:
         """Files are indexed by several threads and added in their order."""
         with ThreadPoolExecutor(self._num_threads, thread_name_prefix="index") as pool:
-            running = deque[tuple[_Job, Future[_Found]]]()
+            running = deque[tuple[FileJob, Future[_Found]]]()
             try:
                 while True:
                     for job in itertools.islice(jobs, 2 * self._num_threads - len(running)):
@@ -279,80 +304,75 @@ class _Ingestion:
                 for _, future in running:
                     future.cancel()
 
-    def _find(self, job: _Job) -> _Found:
+    @staticmethod
+    def _find(job: FileJob) -> _Found:
         """What is in one file, held in memory unless it is large. Runs in a thread of its own."""
         chunks: list[IndexedSamples] = []
+        samples = job.samples()
         try:
-            samples = self._guarded(job)
             for chunk in samples:
                 chunks.append(chunk)
                 if sum(len(chunk) for chunk in chunks) >= CHUNK_ROWS:
                     return _Found(chunks, rest=samples)
-            return _Found(chunks, resume=self._resume_point(job, chunks[-1:], sum(len(chunk) for chunk in chunks)))
-        except DataError as error:
+            return _Found(chunks)
+        except (DataError, ChangedError) as error:
             return _Found(error=error)
 
-    def _guarded(self, job: _Job) -> Iterator[IndexedSamples]:
-        """The samples of a file. What a user's own format raises is told like any other bad file."""
-        try:
-            yield from self._format.index(job.path, job.resume)
-        except (ModynError, GeneratorExit):
-            raise
-        except Exception as error:
-            get_logger("storage").exception("format_failed", path=job.path)
-            raise DataError(
-                f"{type(self._format).__name__} failed on {job.path}: {type(error).__name__}: {error}; the log of storage has the details"
-            ) from error
-
-    def _resume_point(self, job: _Job, last: Sequence[IndexedSamples], num_samples: int) -> FormatResume:
-        before = job.resume or FormatResume(0, 0, "")
-        end = last[-1].end if last else before.end
-        return self._format.resume_point(job.path, end, before.num_samples + num_samples)
-
-    def _add(self, job: _Job, found: _Found) -> None:
+    def _add(self, job: FileJob, found: _Found) -> None:
         if found.error is not None:
-            self._set_aside(job.seen, found.error)
+            self._leave(job.seen, found.error)
             return
         file_id = self._writer.next_file_id if job.row is None else job.row.file_id
         try:
             if found.rest is None:
-                resume = found.resume
                 self._writer.add(file_id, found.chunks)
             else:
-                resume = self._add_large(job, file_id, found)
-            assert resume is not None
-        except DataError as error:
+                file_id = self._add_large(job, found.chunks, found.rest)
+        except (DataError, ChangedError) as error:
             # A small file is refused as a whole. A large one stands alone since the last flush.
             if found.rest is not None:
                 self._writer.discard()
-            self._set_aside(job.seen, error)
+            self._leave(job.seen, error)
             return
+        seen, known = job.seen, job.remembered
         self._writer.complete(
-            FileRow(file_id, job.seen.path, job.seen.size, job.seen.mtime_ns, resume.end, resume.num_samples, resume.fingerprint)
+            FileRow(file_id, seen.path, seen.size, seen.mtime_ns, known.end, known.num_samples, known.fingerprint)
         )
         self._tell(files_indexed=self._progress.files_indexed + 1)
         if found.rest is not None:
             self._flush()
 
-    def _add_large(self, job: _Job, file_id: int, found: _Found) -> FormatResume:
-        """A file that is not held in memory: its segments are written as they fill, and become visible when all of it was good."""
+    def _add_large(self, job: FileJob, chunks: Sequence[IndexedSamples], rest: Iterator[IndexedSamples]) -> int:
+        """A file that is not held in memory: its segments are written as they fill, and become visible when all of it was good. Its id."""
         self._flush()
-        file_id = self._writer.next_file_id if job.row is None else file_id
-        num_samples, last, before = 0, found.chunks[-1], self._progress.samples_indexed
+        file_id = self._writer.next_file_id if job.row is None else job.row.file_id
+        num_samples, before = 0, self._progress.samples_indexed
         try:
-            for chunk in itertools.chain(found.chunks, _ahead(found.rest or iter(()))):
+            for chunk in itertools.chain(chunks, _ahead(rest)):
                 self._writer.add(file_id, [chunk])
                 self._writer.spill()
-                num_samples, last = num_samples + len(chunk), chunk
+                num_samples += len(chunk)
                 self._tell(samples_indexed=before + num_samples)
-            return self._resume_point(job, [last], num_samples)
         finally:
             # They count when they are committed.
             self._progress = replace(self._progress, samples_indexed=before)
+        return file_id
+
+    def _leave(self, seen: SeenFile, error: DataError | ChangedError) -> None:
+        if isinstance(error, ChangedError):
+            self._num_changed += 1
+        else:
+            self._set_aside(seen, error)
 
     def _set_aside(self, seen: SeenFile, error: DataError) -> None:
         state = self._files.signature(seen, self._format)
-        self._report(seen.path, state, error.message)
+        if isinstance(error, SAYS_NOTHING_OF_CONTENT):
+            state = AGAIN + state
+            self._dataset.retries.failed(seen.path, time.monotonic())
+        if self._dataset.problems.get(seen.path) == state:
+            self._writer.report(ProblemRow(seen.path, state, error.message))  # The reason may be another one.
+        else:
+            self._report(seen.path, state, error.message)
 
     def _report_once(self, path: str, state: str, reason: str) -> None:
         if self._dataset.problems.get(path) != state:
@@ -376,6 +396,14 @@ class _Ingestion:
     def _tell(self, **changes: int | bool) -> None:
         self._progress = replace(self._progress, **changes)  # type: ignore[arg-type]  # every field is an int or a bool
         self._on_progress(self._progress)
+
+
+def _is_below(path: str, folders: Mapping[str, str]) -> bool:
+    """Whether `path` is one of `folders` or lies in one of them; "" is the folder of all."""
+    if not folders:
+        return False
+    parts = path.split("/")
+    return any("/".join(parts[:depth]) in folders for depth in range(len(parts) + 1))
 
 
 def _ahead(items: Iterator[Item]) -> Iterator[Item]:

@@ -22,6 +22,7 @@ from modyn.storage.index_view import missing_keys, refuse_missing
 from modyn.storage.proof import Proof, ShortCutOffer
 from modyn.storage.published import DELETIONS, PublishedIndex, Publisher
 from modyn.storage.records import DatasetInfo
+from modyn.storage.retries import Retries
 from modyn.storage.segments import Segment, SegmentIndex
 from modyn.storage.settling import Settling
 from modyn.storage.sources import Sources
@@ -42,6 +43,7 @@ class OpenDataset:
             build_format(config.file_wrapper, config.file_wrapper_config, config.timestamp_source)
         )
         self.settling = Settling(settle_s)
+        self.retries = Retries()
         self.writing = threading.Lock()
         """Held by whoever ingests in this process; the advisory lock is for other processes."""
         self.in_doubt = True

@@ -7,14 +7,13 @@ payloads are read from the bucket by ranges (`s3_ranges`), and only what is aske
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
@@ -22,10 +21,19 @@ from pyarrow import fs
 
 from modyn.errors import DataError, NotFoundError, SecurityError, UnavailableError
 from modyn.storage.files import Listing, Roots, SeenFile, SeenFiles
-from modyn.storage.filesystems import FileStatus, FileSystem
-from modyn.storage.formats.base import FileFormat, FormatResume, IndexedFiles, IndexedSamples, WholeFileFormat, fingerprint_of
-from modyn.storage.s3_ranges import PART_BYTES, RangeSource, in_parallel, key_of, unreadable_object
+from modyn.storage.filesystems import FileStatus, FileSystem, FileVersion
+from modyn.storage.formats.base import (
+    FileFormat,
+    FormatResume,
+    IndexedFiles,
+    IndexedSamples,
+    UnusableNowError,
+    WholeFileFormat,
+    fingerprint_of,
+)
+from modyn.storage.s3_ranges import PART_BYTES, RangeSource, in_parallel, key_of, outage, unreadable_object, written_ns
 from modyn.storage.s3_url import S3Url
+from modyn.storage.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from modyn._core import PathTable
@@ -39,6 +47,8 @@ _FILES_AT_ONCE = 512
 
 class S3Files(FileSystem):
     """A prefix of a bucket. Full paths are `s3://BUCKET/PREFIX/NAME`, without the options of the URL. Safe to share between threads."""
+
+    appends: ClassVar[bool] = False
 
     def __init__(self, base_path: str) -> None:
         """Connects to nothing. Raises ConfigError."""
@@ -79,7 +89,7 @@ class S3Files(FileSystem):
         if found.type == fs.FileType.NotFound:
             raise NotFoundError(f"there are no objects below {self.base}; check bucket and prefix, or put the first object there")
 
-    def list_files(self, file_format: FileFormat, roots: Roots) -> Listing:
+    def list_files(self, file_format: FileFormat, roots: Roots, indexed: Sequence[str] = ()) -> Listing:
         self.check_roots(roots)
         files: list[SeenFile] = []
         listed: dict[str, FileStatus] = {}
@@ -107,6 +117,20 @@ class S3Files(FileSystem):
         with _reachable(path):
             info = self.client.get_file_info(key_of(path))
         return FileStatus(info.size, info.mtime_ns) if info.type == fs.FileType.File else None
+
+    def version(self, seen: SeenFile) -> FileVersion | None:
+        path = self.full_path(seen.path)
+        with _readable(path):
+            try:
+                with self.open(path) as file:
+                    tags = {str(name): str(value) for name, value in file.metadata().items()}
+                    tag = tags.get("ETag", "") + tags.get("VersionId", "")
+                    return FileVersion(int(file.size()), written_ns(file, seen.mtime_ns), tag)
+            except FileNotFoundError:
+                return None
+
+    def outage(self, path: str, error: OSError) -> UnavailableError | None:
+        return outage(path, 0, error)
 
     def open(self, path: str) -> pa.NativeFile:
         """Raises OSError."""
@@ -150,6 +174,9 @@ class CopiedFile(FileFormat):
 
     def companions(self, path: str) -> tuple[str, ...]:
         return self._inner.companions(path)
+
+    def row_begin(self, offset: int) -> int | None:
+        return self._inner.row_begin(offset)
 
     def row_source(self, paths: PathTable, folder: FileSystem, cache_bytes: int) -> RecordSource | None:
         return self._inner.row_source(paths, folder, cache_bytes)
@@ -203,7 +230,8 @@ class _Copies:
 
     def __init__(self, files: S3Files) -> None:
         self._files = files
-        self._folder = tempfile.TemporaryDirectory(prefix="modyn-s3-")
+        with _readable(files.base):
+            self._folder = scratch_folder()
         self._errors: dict[str, DataError] = {}
 
     def __enter__(self) -> Self:
@@ -245,7 +273,8 @@ class _Copies:
 
     def as_asked(self, error: DataError) -> DataError:
         """The same error with the names of objects in place of those of copies."""
-        return DataError(error.message.replace(self._folder.name, self._files.base))
+        kind = UnusableNowError if isinstance(error, UnusableNowError) else DataError
+        return kind(error.message.replace(self._folder.name, self._files.base))
 
     @contextmanager
     def told_as_asked(self) -> Iterator[None]:

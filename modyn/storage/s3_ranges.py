@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from modyn.errors import DataError, ModynError, UnavailableError
 from modyn.records import Int64Array
+from modyn.storage.formats.base import UnusableNowError
 from modyn.storage.formats.row_groups import changed
 from modyn.storage.kept import Kept
 
@@ -108,13 +109,13 @@ class RangeSource:
         opened = self._open(path)
         stamp = self._paths.stamp(asked.file_id)
         if stamp is not None:
-            size, written_ns = int(opened.size()), _written_ns(opened, stamp[1])
-            if not self._paths.may_be(asked.file_id, size, written_ns):
+            size, at_ns = int(opened.size()), written_ns(opened, stamp[1])
+            if not self._paths.may_be(asked.file_id, size, at_ns):
                 raise changed(path, asked.start, f"byte {asked.start}")
         return opened
 
 
-def _written_ns(opened: pa.NativeFile, indexed_ns: int) -> int:
+def written_ns(opened: pa.NativeFile, indexed_ns: int) -> int:
     """When the object was written. `indexed_ns` where the server tells no more than that: its answer is in whole seconds, if there is one."""
     text = {str(name): value for name, value in opened.metadata().items()}.get("Last-Modified")
     if text is None:
@@ -171,9 +172,16 @@ def unreadable_object(path: str, offset: int, error: OSError) -> ModynError:
     if isinstance(error, FileNotFoundError):
         return DataError(f"cannot read {path} at byte {offset}: there is no such object; put it back or delete its samples")
     if error.errno == errno.ENOSPC:
-        return UnavailableError(
+        return UnusableNowError(
             f"cannot copy {path}: there is no room for it in the temporary folder; set TMPDIR to a larger one"
         )
+    return outage(path, offset, error) or UnusableNowError(
+        f"cannot read {path} at byte {offset}: {error}; make the object readable for storage"
+    )
+
+
+def outage(path: str, offset: int, error: OSError) -> UnavailableError | None:
+    """The server is not to be had: trying again helps."""
     if any(word in str(error) for word in _TROUBLE):
         return UnavailableError(f"cannot read {path} at byte {offset}: {error}")
-    return DataError(f"cannot read {path} at byte {offset}: {error}; make the object readable for storage")
+    return None

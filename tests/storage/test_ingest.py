@@ -443,10 +443,11 @@ def test_many_files_of_one_sample_are_committed_in_parts(
     for i in range(100):
         write_image(data / str(i % 3), f"{i:03}", f"payload {i}".encode(), i, 1000 + i)
     (data / "1" / "022.label").write_text("cat")
+    os.utime(data / "1" / "022.label", (1000, 1000))
     storage.client.register_dataset(image_dataset(data))
     told: list[IngestProgress] = []
     ingest(storage.store.dataset("images"), Roots(), 2, on_progress=told.append)
-    assert {14, 28} <= {p.samples_indexed for p in told}
+    assert {14, 27} <= {p.samples_indexed for p in told}
     assert (told[-1].samples_indexed, told[-1].problems) == (99, 1)
     labels = [i for i in range(100) if i != 22]
     assert storage.client.samples_by_key("images", np.arange(99)).labels.tolist() == labels

@@ -145,7 +145,7 @@ def test_the_time_of_an_object_is_told_in_whole_seconds(told: dict[str, object],
         def metadata(self) -> dict[str, object]:
             return told
 
-    assert s3_ranges._written_ns(Opened(), 1_500_000_000) == expected
+    assert s3_ranges.written_ns(Opened(), 1_500_000_000) == expected
 
 
 def test_an_object_that_grew_is_read_and_one_that_was_cut_or_is_gone_is_named() -> None:

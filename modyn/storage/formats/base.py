@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 import numpy as np
 from pydantic import ConfigDict
 
+from modyn._core import FileAccessError
 from modyn.config.base import Section
 from modyn.errors import DataError
-from modyn.records import Int64Array, LabelArray
+from modyn.records import MAX_TIMESTAMP, Int64Array, LabelArray
 from modyn.storage.formats.timestamps import TimestampSource, parse_timestamp_source
 
 if TYPE_CHECKING:
@@ -32,6 +33,14 @@ _FINGERPRINT_BYTES = 1 << 16
 """At each end."""
 _FINGERPRINT_BLOCKS, _FINGERPRINT_BLOCK_BYTES = 64, 1 << 12
 """Evenly spread between the ends."""
+
+
+class UnusableNowError(DataError):
+    """A file could not be read, which says nothing of what is in it: it is tried again, though its size and time stay the same."""
+
+
+SAYS_NOTHING_OF_CONTENT = (UnusableNowError, FileAccessError)
+"""The same of Python and of C++."""
 
 
 class SupportsReadAndSeek(Protocol):
@@ -76,13 +85,14 @@ class IndexedFiles:
     """Files of one sample each, in the order asked; file i's payload is its bytes [0, lengths[i]). Arrays have shape (n,).
 
     lengths: int64. labels: int64 or float64. timestamps: int64 seconds. problems: position -> why that file cannot be used; the other
-    columns mean nothing at these positions.
+    columns mean nothing at these positions. mtimes_ns: int64, when the files were written that were looked at; None: not known.
     """
 
     lengths: Int64Array
     labels: LabelArray
     timestamps: Int64Array
     problems: Mapping[int, DataError] = field(default_factory=dict)
+    mtimes_ns: Int64Array | None = None
 
     def good(self) -> Int64Array:
         """Positions of the files without a problem, ascending: int64 (m,)."""
@@ -146,6 +156,11 @@ class FileFormat(ABC):
         these for each file."""
         return None
 
+    def row_begin(self, offset: int) -> int | None:
+        """Where the row begins whose payload is at `offset`: so much of a file that grows is indexed up to the size it was seen with. None: not
+        known; such a file is left for the next look if it grew while it was indexed."""
+        return None
+
     def companions(self, path: str) -> tuple[str, ...]:
         """Files that must stand beside `path` before it can be indexed, e.g. its label file."""
         return ()
@@ -193,9 +208,36 @@ class WholeFileFormat(FileFormat):
         """Index all `paths`; a file that cannot be used is in `problems` and does not disturb the others."""
 
 
+def beginning(file_format: FileFormat, chunk: IndexedSamples, num_bytes: int) -> IndexedSamples | None:
+    """The rows of a chunk that lie in the first `num_bytes` bytes of the file; None if there are none, or if that cannot be told."""
+    if chunk.end <= num_bytes:
+        return chunk
+    kept = int(np.append(chunk.offsets + chunk.lengths > num_bytes, True).argmax())
+    end = num_bytes if kept == len(chunk) else file_format.row_begin(int(chunk.offsets[kept]))
+    if not kept or end is None:
+        return None
+    return IndexedSamples(
+        chunk.offsets[:kept],
+        chunk.lengths if isinstance(chunk.lengths, int) else chunk.lengths[:kept],
+        chunk.labels[:kept],
+        chunk.timestamps if isinstance(chunk.timestamps, int) else chunk.timestamps[:kept],
+        min(end, num_bytes),
+    )
+
+
+def refused_samples(labels: LabelArray, timestamps: Int64Array | int) -> dict[int, str]:
+    """Position -> why no format may bring this sample: its label is no finite number, or its time lies in no interval [start, end)."""
+    found: dict[int, str] = {}
+    for at in np.flatnonzero(~np.isfinite(labels)).tolist() if labels.dtype.kind == "f" else ():
+        found[at] = f"the label {labels[at]} is no finite number"
+    for at in np.flatnonzero(np.broadcast_to(np.asarray(timestamps) == MAX_TIMESTAMP, len(labels))).tolist():
+        found.setdefault(at, f"the time {MAX_TIMESTAMP} lies in no interval; times are smaller")
+    return found
+
+
 def unreadable(path: str, error: OSError, offset: int = 0) -> DataError:
     """The DataError for an OSError on a file of the user."""
-    return DataError(
+    return UnusableNowError(
         f"cannot read {path} at byte {offset}: {error.strerror or error}; make the file readable for the storage service"
     )
 

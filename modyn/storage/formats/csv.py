@@ -75,6 +75,9 @@ class CsvFormat(FileFormat):
     def endings(self) -> NameEndings:
         return NameEndings(self.config.file_extension)
 
+    def row_begin(self, offset: int) -> int:
+        return offset
+
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
         if resume is not None:
             self.check_unchanged(path, resume)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _UNITS_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _DAY_S = 86_400
+_BATCH_BYTES = 64 << 20
+"""About so many bytes of rows are in memory at once."""
 
 
 class ParquetConfig(FormatConfig):
@@ -85,7 +87,8 @@ class ParquetFormat(FileFormat):
                 unread = fixed is not None and _certainly_without_nulls(file.metadata, payload)
                 columns = [self.config.label_column, *([] if unread else payload), *self._time_column()]
                 first = 0
-                for batch in file.iter_batches(CHUNK_ROWS, columns=list(dict.fromkeys(columns))):
+                rows = _rows_at_once(file.metadata, columns)
+                for batch in file.iter_batches(rows, columns=list(dict.fromkeys(columns))):
                     for name in dict.fromkeys(columns):
                         _refuse_null(path, first, name, batch.column(name))
                     lengths = fixed if fixed is not None else pack(batch, payload).lengths()
@@ -168,6 +171,14 @@ def _refuse_null(path: str, first: int, name: str, column: pa.Array) -> None:
         raise DataError(f"{path}, row {row}: column '{name}' is null; fill it or leave the row out")
 
 
+def _rows_at_once(metadata: pq.FileMetaData, columns: list[str]) -> int:
+    """How many rows of the widest row group are about _BATCH_BYTES in these columns."""
+    wanted = [i for i in range(len(metadata.schema)) if metadata.schema.column(i).path in columns]
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    row_bytes = [sum(group.column(i).total_uncompressed_size for i in wanted) / max(1, group.num_rows) for group in groups]
+    return max(1, min(CHUNK_ROWS, int(_BATCH_BYTES / max(1.0, *row_bytes)) if row_bytes else CHUNK_ROWS))
+
+
 def _certainly_without_nulls(metadata: pq.FileMetaData, columns: list[str]) -> bool:
     """Whether the file says of each of these columns that it holds no null."""
     schema = metadata.schema
@@ -188,4 +199,6 @@ def _readable(path: str) -> Iterator[None]:
     except pa.ArrowException as error:
         raise DataError(f"{path} cannot be read as Parquet: {error}; write the file again") from error
     except OSError as error:
+        if error.errno is None:  # Not the system's: what Arrow finds wrong in a file.
+            raise DataError(f"{path} cannot be read as Parquet: {error}; write the file again") from error
         raise unreadable(path, error) from error

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from modyn._core import FileChangedError
-from modyn.errors import DataError
+from modyn.errors import DataError, ModynError
 from modyn.records import Int64Array
 from modyn.storage.kept import Kept
 
@@ -158,7 +158,7 @@ class RowGroupSource:
             with self._folder.open(path) as file:
                 metadata = pq.read_metadata(file)
         except (pa.ArrowException, OSError) as error:
-            raise _unreadable(path, error) from error
+            raise self._unreadable(path, error) from error
         sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
         return _Footer(metadata, np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)]))
 
@@ -173,7 +173,11 @@ class RowGroupSource:
                         )
                 return pack(table, self._columns)
         except (pa.ArrowException, OSError, KeyError) as error:
-            raise _unreadable(path, error) from error
+            raise self._unreadable(path, error) from error
+
+    def _unreadable(self, path: str, error: Exception) -> ModynError:
+        outage = self._folder.outage(path, error) if isinstance(error, OSError) else None
+        return outage or DataError(f"cannot read {path} as Parquet: {error}; restore the file as it was when it was indexed")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -198,7 +202,3 @@ def changed(path: str, offset: int, place: str) -> FileChangedError:
     )
     error.path, error.offset = path, offset
     return error
-
-
-def _unreadable(path: str, error: Exception) -> DataError:
-    return DataError(f"cannot read {path} as Parquet: {error}; restore the file as it was when it was indexed")

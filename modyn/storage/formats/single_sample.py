@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
@@ -11,11 +12,21 @@ from pydantic import Field, model_validator
 
 from modyn import _core
 from modyn.errors import ConfigError, DataError
-from modyn.storage.formats.base import FormatConfig, FormatResume, IndexedFiles, IndexedSamples, NameEndings, WholeFileFormat
+from modyn.storage.formats.base import (
+    FormatConfig,
+    FormatResume,
+    IndexedFiles,
+    IndexedSamples,
+    NameEndings,
+    UnusableNowError,
+    WholeFileFormat,
+)
 from modyn.storage.formats.timestamps import FromModificationTime, FromName, timestamp_of_file
 
 _THREADS = 4
 """Looking at small files waits for the disk, so that a few threads help on any number of cores."""
+_FROM_THE_SYSTEM = frozenset(os.strerror(number) for number in errno.errorcode)
+"""Reasons that speak of reading a file and not of what is in it."""
 
 
 class SingleSampleConfig(FormatConfig):
@@ -76,7 +87,7 @@ class SingleSampleFormat(WholeFileFormat):
         )
         problems = {i: self._problem(paths[i], at_fault, reason) for i, (at_fault, reason) in failed.items()}
         if isinstance(self.timestamps, FromModificationTime):
-            return IndexedFiles(sizes, labels, mtimes_ns // 1_000_000_000, problems)
+            return IndexedFiles(sizes, labels, mtimes_ns // 1_000_000_000, problems, mtimes_ns)
         timestamps = np.zeros(len(paths), np.int64)
         for i, path in enumerate(paths):
             if i not in problems:
@@ -84,9 +95,10 @@ class SingleSampleFormat(WholeFileFormat):
                     timestamps[i] = timestamp_of_file(path, 0, self.timestamps) or 0
                 except DataError as error:
                     problems[i] = error
-        return IndexedFiles(sizes, labels, timestamps, problems)
+        return IndexedFiles(sizes, labels, timestamps, problems, mtimes_ns)
 
     def _problem(self, path: str, at_fault: str, reason: str) -> DataError:
+        kind = UnusableNowError if reason in _FROM_THE_SYSTEM else DataError
         if at_fault == path:
-            return DataError(f"cannot use {path}: {reason}; correct or remove it")
-        return DataError(f"cannot use {path}: its label file {os.path.basename(at_fault)} has a problem: {reason}")
+            return kind(f"cannot use {path}: {reason}; correct or remove it")
+        return kind(f"cannot use {path}: its label file {os.path.basename(at_fault)} has a problem: {reason}")
