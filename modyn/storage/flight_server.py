@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -70,8 +69,16 @@ class PayloadServer:
     Beyond `max_exchanges` a client is told that the server is busy, and tries again.
     """
 
-    def __init__(self, endpoint: Endpoint, views: Views, max_exchanges: int = MAX_EXCHANGES) -> None:
-        check_exposure("storage's payload server", endpoint)
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        views: Views,
+        max_exchanges: int = MAX_EXCHANGES,
+        name: str = "storage",
+        setting: str = "storage.flight_address",
+    ) -> None:
+        """`name`: of the process, for errors. `setting`: where `endpoint` is written."""
+        check_exposure(f"{name}'s payload server", endpoint)
         self._reader = PayloadReader()
         token = endpoint.security.secret()
         options: dict[str, Any] = {}
@@ -85,8 +92,8 @@ class PayloadServer:
         except (pa.ArrowException, OSError) as error:
             self._reader.close()
             raise UnavailableError(
-                f"storage cannot serve payloads on {endpoint.address}: the address is taken or not one of this machine; "
-                f"stop what uses it or set storage.flight_address in the system file"
+                f"{name} cannot serve payloads on {endpoint.address}: the address is taken or not one of this machine; "
+                f"stop what uses it or set {setting} in the system file"
             ) from error
         self.address = endpoint.address if endpoint.is_unix else f"{endpoint.address.rsplit(':', 1)[0]}:{self._server.port}"
 
@@ -132,7 +139,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
                     "this is an exchange of payloads; use PayloadClient of the same version as the storage service"
                 )
             question = Question.from_schema(reader.schema)
-            float_labels = self._views.view(question.dataset).float_labels
+            dataset = self._views.view(question.dataset)
             with self._lock:
                 if self._stopping:
                     raise UnavailableError("storage is stopping")
@@ -141,10 +148,10 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
                         f"the payload server at {self._endpoint.address} is busy: it serves {self._max_exchanges} exchanges at once; raise "
                         "storage.max_threads or storage.replicas in the system file if that lasts"
                     )
-                sender = _Sender(writer, question.dataset, float_labels)
+                sender = _Sender(writer, question.dataset, dataset.float_labels)
                 self._sending.add(sender)
             try:
-                self._serve(question, float_labels, reader, sender)
+                self._serve(question, dataset.identity, reader, sender, context)
             finally:
                 sender.close()
                 with self._lock:
@@ -159,21 +166,35 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
                 ModynError(f"the payload request failed: {type(error).__name__}: {error}; the log of storage has the details")
             ) from error
 
-    def _serve(self, question: Question, float_labels: bool, reader: flight.MetadataRecordBatchReader, sender: _Sender) -> None:
-        """Answers requests, one after the other, until the client ends the exchange."""
-        view = partial(self._views.view, question.dataset)
+    def _serve(
+        self,
+        question: Question,
+        identity: str,
+        reader: flight.MetadataRecordBatchReader,
+        sender: _Sender,
+        context: flight.ServerCallContext,
+    ) -> None:
+        """Answers requests, one after the other, until the client ends the exchange. `identity`: the dataset of the whole exchange."""
+
+        def view() -> IndexView:
+            now = self._views.view(question.dataset)
+            now.refuse_other(identity)
+            return now
+
+        def check_client() -> None:
+            sender.check()
+            if context.is_cancelled():
+                raise _ClientGone
+
         while (request := _next_request(reader)) is not None:
             self._check_size(request.data.nbytes)
             keys = keys_from_batch(request.data)
             number = number_from_bytes(b"" if request.app_metadata is None else request.app_metadata.to_pybytes())
             if number == END:
                 return
-            with PAYLOAD_SECONDS.time():
-                if view().float_labels != float_labels:
-                    raise UnavailableError(f"dataset '{question.dataset}' was registered anew in the meantime")
-                with sender.gathering():
-                    for payloads, done in self._reader.read(view, keys, question.on_missing):
-                        sender.send(payloads, number, done)
+            with PAYLOAD_SECONDS.time(), sender.gathering():
+                for payloads, done in self._reader.read(view, keys, question.on_missing, check_client):
+                    sender.send(payloads, number, done)
 
     def _check_size(self, num_bytes: int) -> None:
         # Flight itself takes a message of any size; what is refused here was held in memory once.
@@ -223,6 +244,12 @@ class _Sender:
             yield
         finally:
             self._gathering_since = None
+
+    def check(self) -> None:
+        """Raises _ClientGone if nobody is there to get anything."""
+        with self._changed:
+            if self._failure is not None:
+                raise _ClientGone from self._failure
 
     def send(self, payloads: Payloads, number: int, done: int) -> None:
         """Waits until the piece before it is on its way. Raises _ClientGone if nobody is there to get it."""

@@ -46,6 +46,13 @@ class IndexView:
     def base_path(self) -> str:
         return str(self.config.base_path)
 
+    def refuse_other(self, identity: str) -> None:
+        """Raises NotFoundError if this is not the registration with this identity."""
+        if self.identity != identity:
+            raise NotFoundError(
+                f"dataset '{self.name}' was deleted, and another was registered under its name: its keys mean other samples now"
+            )
+
     def missing(self, keys: Int64Array) -> BoolArray:
         """For each key, whether there is no sample with it (any more): bool (n,)."""
         return missing_keys(keys, self.index, self.deletions)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 
 import numpy as np
 from prometheus_client import Counter
@@ -23,6 +24,8 @@ ROWS = 65_536
 """Most samples in one answer."""
 BYTES = 8 * 2**20
 """Most payload bytes in one answer, unless a single sample is larger."""
+STEP_S = 1.0
+"""Whoever waits for a piece looks so often whether it is still wanted: a read on a dead mount may never end."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,6 +39,8 @@ class Located:
     where: Int64Array
     labels: LabelArray
     locations: Locations
+    identity: str
+    """Of the registration that they were looked up in."""
     view: Callable[[], IndexView]
     """The dataset as it is now: what becomes unreadable after the look-up is not read."""
 
@@ -48,6 +53,7 @@ class Located:
         Raises DataError naming file and offset of what cannot be read, NotFoundError if the dataset was deleted.
         """
         view, keys = self.view(), self.keys[rows]
+        view.refuse_other(self.identity)
         file_ids, offsets = self.locations.file_ids[rows], self.locations.offsets[rows]
         if (row := view.first_altered(file_ids)) is not None:
             raise DataError(
@@ -81,7 +87,7 @@ def locate(view: Callable[[], IndexView], keys: Int64Array, on_missing: OnMissin
         where = np.flatnonzero(~now.missing(keys))
         keys = keys[where]
         entries = now.index.entries(keys)
-    return Located(keys, where, entries.labels, entries.locations, view)
+    return Located(keys, where, entries.labels, entries.locations, now.identity, view)
 
 
 def _entries_of_all(view: IndexView, keys: Int64Array) -> Entries | None:
@@ -93,31 +99,76 @@ def _entries_of_all(view: IndexView, keys: Int64Array) -> Entries | None:
     return None if view.deletions.count and view.deletions.contains(keys).any() else entries
 
 
-class PayloadReader:
-    """Reads payloads for all requests of a process, one piece of each ahead of whoever takes them."""
+@dataclass(slots=True, eq=False)
+class _Pool:
+    """The threads that read one dataset, and what they have not ended."""
 
-    def __init__(self, requests_at_once: int = 8) -> None:
-        self._ahead = ThreadPoolExecutor(requests_at_once, thread_name_prefix="gather")
+    threads: ThreadPoolExecutor
+    running: list[Future[Payloads]] = field(default_factory=list)
+
+
+class PayloadReader:
+    """Reads payloads for all requests of a process, one piece of each ahead of whoever takes them.
+
+    `pieces_at_once` of one dataset, on threads of its own: one that lies on a dead mount, where reads hang, holds up no other.
+    """
+
+    def __init__(self, pieces_at_once: int = 8) -> None:
+        self._pieces_at_once = pieces_at_once
+        self._lock = threading.Lock()
+        self._pools: dict[str, _Pool] = {}
 
     def close(self) -> None:
-        self._ahead.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            for pool in self._pools.values():
+                pool.threads.shutdown(wait=False, cancel_futures=True)
 
-    def read(self, view: Callable[[], IndexView], keys: Int64Array, on_missing: OnMissing) -> Iterator[tuple[Payloads, int]]:
+    def read(
+        self,
+        view: Callable[[], IndexView],
+        keys: Int64Array,
+        on_missing: OnMissing,
+        check_wanted: Callable[[], None] = lambda: None,
+    ) -> Iterator[tuple[Payloads, int]]:
         """Pieces in the order asked, each with the number of `keys` that are dealt with after it. There is at least one piece.
 
-        All keys are looked up first. Raises as `locate`.
+        All keys are looked up first. `check_wanted` is called now and then while a piece takes long; what it raises ends the reading.
+        Raises as `locate`, NotFoundError if the dataset was deleted.
         """
         located = locate(view, keys, on_missing)
         pieces = iter(cut(located.locations.lengths, len(located), BYTES, ROWS))
         piece = self._start(located, next(pieces))
-        for following in pieces:
-            payloads = piece.result()
-            piece = self._start(located, following)
-            yield payloads, int(located.where[following[0]])
-        yield piece.result(), len(keys)
+        try:
+            for following in pieces:
+                payloads = _result(piece, check_wanted)
+                piece = self._start(located, following)
+                yield payloads, int(located.where[following[0]])
+            yield _result(piece, check_wanted), len(keys)
+        finally:
+            piece.cancel()
 
     def _start(self, located: Located, piece: tuple[int, int]) -> Future[Payloads]:
-        return self._ahead.submit(located.take, slice(*piece))
+        with self._lock:
+            pool = self._pools.get(located.identity)
+            if pool is None:
+                self._drop_idle()
+                pool = _Pool(ThreadPoolExecutor(self._pieces_at_once, thread_name_prefix="gather"))
+                self._pools[located.identity] = pool
+            started = pool.threads.submit(located.take, slice(*piece))
+            pool.running = [*(other for other in pool.running if not other.done()), started]
+            return started
+
+    def _drop_idle(self) -> None:
+        """Ends the threads of datasets that nobody reads: there may be many in the life of a server."""
+        for identity, pool in list(self._pools.items()):
+            if all(piece.done() for piece in pool.running):
+                self._pools.pop(identity).threads.shutdown(wait=False)
+
+
+def _result(piece: Future[Payloads], check_wanted: Callable[[], None]) -> Payloads:
+    while not wait([piece], STEP_S).done:
+        check_wanted()
+    return piece.result()
 
 
 def cut(lengths: Int64Array | int, num_samples: int, max_bytes: int, max_rows: int) -> list[tuple[int, int]]:

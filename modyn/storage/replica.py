@@ -24,7 +24,10 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     sources = Sources(config.storage.num_threads, config.storage.row_group_cache_bytes)
     context.on_shutdown(sources.close)
     datasets = PublishedDatasets(PublishedNames.of(config), sources)
-    payloads = PayloadServer(config.replicas[context.name], datasets, config.storage.max_threads)
+    endpoint = config.replicas[context.name]
+    payloads = PayloadServer(
+        endpoint, datasets, config.storage.max_threads, name=context.name, setting="storage.replica_addresses"
+    )
     context.on_shutdown(payloads.stop)
     context.logger.info("serving_payloads", address=payloads.address)
     return []

@@ -73,10 +73,7 @@ class LocalPayloads:
         with self._renewing:
             if self._published is old:
                 fresh = self._prove()
-                if fresh.folder.name != old.folder.name:
-                    raise NotFoundError(
-                        f"dataset '{self._dataset}' was deleted, and another was registered under its name: its keys mean other samples now"
-                    )
+                fresh.view().refuse_other(old.folder.name)
                 self._published = fresh
             return self._published
 
