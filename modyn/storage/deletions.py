@@ -12,7 +12,9 @@ import os
 import struct
 import threading
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
 import numpy as np
@@ -124,11 +126,15 @@ class Deletions:
                 size = os.fstat(file.fileno()).st_size
                 if size < end:
                     raise CorruptStateError(f"{self._path} was cut; {_ADVICE}")
-                file.seek(end)
-                file.write(block)
+                try:
+                    _write_all(file, end, block)
+                except OSError:
+                    # Nothing counts of it, but it may be all that the disk had left.
+                    with suppress(OSError):
+                        file.truncate(size)
+                    raise
                 os.fsync(file.fileno())
-                file.seek(0)
-                file.write(_head(end + len(block), count))
+                _write_all(file, 0, _head(end + len(block), count))
                 os.fsync(file.fileno())
                 # Whoever saw the size before the head was written looks again. It only grows: times are too coarse to tell a change.
                 file.truncate(max(size, end + len(block)) + 1)
@@ -146,6 +152,14 @@ class Deletions:
     def count_between(self, first: int, end: int) -> int:
         """Number of deleted keys in [first, end)."""
         return len(self.keys_between(first, end))
+
+
+def _write_all(file: FileIO, position: int, content: bytes) -> None:
+    """At `position`. A disk that fills takes a part, and says so only when it is asked for the rest. Raises OSError."""
+    file.seek(position)
+    rest = memoryview(content)
+    while rest:
+        rest = rest[file.write(rest) or 0 :]
 
 
 def _key_set(keys: list[int] | Int64Array) -> KeySet:

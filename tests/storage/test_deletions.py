@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import struct
 import zlib
@@ -145,6 +147,35 @@ def test_an_addition_that_is_cut_off_happened_or_did_not(tmp_path: Path, monkeyp
     found = Deletions.open(path).keys_between(0, 10).tolist()
     assert found == ([1] if step == 1 else [1, 2])
     assert Deletions.open(path).add(np.array([2, 3])) == 4 - len(found) - 1
+    assert Deletions.open(path).keys_between(0, 10).tolist() == [1, 2, 3]
+
+
+def test_a_disk_that_takes_only_a_part_leaves_the_log_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "deletions"
+    deletions = Deletions.open(path)
+    deletions.add(np.array([1]))
+    before = path.stat().st_size
+    limit = 7
+
+    class FullDisk(io.FileIO):
+        """Takes parts, and of all together `limit` bytes."""
+
+        taken = 0
+
+        def write(self, content: bytes | memoryview) -> int:  # type: ignore[override]
+            part = min(5, len(content), limit - self.taken)
+            if not part:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            self.taken += part
+            return super().write(bytes(content[:part]))
+
+    monkeypatch.setattr("modyn.storage.deletions.open", lambda path, *_, **__: FullDisk(path, "r+"), raising=False)
+    with pytest.raises(UnavailableError, match="No space left"):
+        deletions.add(np.array([2, 3]))
+    assert path.stat().st_size == before
+    assert Deletions.open(path).keys_between(0, 10).tolist() == [1]
+    limit = 10_000
+    deletions.add(np.array([2, 3]))
     assert Deletions.open(path).keys_between(0, 10).tolist() == [1, 2, 3]
 
 

@@ -138,17 +138,61 @@ def test_an_archive_cut_anywhere_is_an_error_that_names_the_place(tmp_path: Path
     samples = [(b"p" * 600, 1), (b"q", 2)]
     write_tar(path, sample_members(samples), tar_format=tarfile.USTAR_FORMAT)
     content = path.read_bytes()
-    complete = [0, 2560, 4608]  # behind whole samples, where the archive might as well end
-    end = 4608
-    for size in range(0, end, 64):
+    # Behind a whole sample the archive might as well end, if it said so.
+    for size in [*range(0, 4608 + 512, 64), 4608 + 511]:
         path.write_bytes(content[:size])
-        if size in complete:
-            assert read_file(shards(), path).samples == samples[: complete.index(size)]
-            continue
-        with pytest.raises(DataError, match=r"a\.tar, byte (\d+): (the archive is cut|the sample .* has no member)") as caught:
+        with pytest.raises(DataError, match=r"a\.tar, byte (\d+): (the archive|the sample .* has no member)") as caught:
             read_file(shards(), path)
         place = int(caught.value.message.split("byte ")[1].split(":")[0])
         assert place <= size
+    for size in (4608 + 512, 4608 + 1024):
+        path.write_bytes(content[:size])
+        assert read_file(shards(), path).samples == samples
+
+
+def test_samples_that_would_be_missing_are_told(tmp_path: Path) -> None:
+    one, two, both = tmp_path / "1.tar", tmp_path / "2.tar", tmp_path / "both.tar"
+    write_tar(one, sample_members([(b"p", 1)]))
+    write_tar(two, sample_members([(b"q", 2)]))
+    both.write_bytes(one.read_bytes() + two.read_bytes())
+    with pytest.raises(DataError, match="byte 10240: something stands behind the end of the archive"):
+        read_file(shards(), both)
+    with tarfile.open(one, "a") as archive:
+        link = tarfile.TarInfo("copy.jpg")
+        link.type, link.linkname = tarfile.LNKTYPE, "00000.jpg"
+        archive.addfile(link)
+    with pytest.raises(DataError, match=r"byte 2048: 'copy\.jpg' is stored as a link .* --hard-dereference"):
+        read_file(shards(), one)
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        (b"10 path=a\n0 a=b\n", "this pax header is damaged"),
+        (b"6 a=b\n4 a=\n" + b"9" * 5000 + b" a=b\n", "this pax header is damaged"),
+        (b"14 size=-1024\n", "the size in its pax header is no number: b'-1024'"),
+    ],
+)
+def test_a_damaged_pax_header_is_told(tmp_path: Path, records: bytes, message: str) -> None:
+    path = tmp_path / "a.tar"
+    header = tarfile.TarInfo("x")
+    header.type, header.size = tarfile.XHDTYPE, len(records)
+    write_tar(path, sample_members([(b"p", 1)]), tar_format=tarfile.USTAR_FORMAT)
+    path.write_bytes(header.tobuf() + records.ljust(-(-len(records) // 512) * 512, b"\0") + path.read_bytes())
+    with pytest.raises(DataError, match=message):
+        read_file(shards(), path)
+
+
+def test_a_negative_size_is_no_number(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    write_tar(path, sample_members([(b"p", 1)]), tar_format=tarfile.USTAR_FORMAT)
+    content = bytearray(path.read_bytes())
+    content[1024 + 124 : 1024 + 136] = b"-0000002000\0"
+    content[1024 + 148 : 1024 + 156] = b" " * 8
+    content[1024 + 148 : 1024 + 156] = b"%06o\0 " % sum(content[1024:1536])
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="is no number in it"):
+        read_file(shards(), path)
 
 
 def test_a_damaged_header_in_the_middle_is_no_end(tmp_path: Path) -> None:
@@ -175,6 +219,7 @@ def test_a_damaged_header_in_the_middle_is_no_end(tmp_path: Path) -> None:
             "byte 1536: the label of the sample 'a' cannot be read: 'cat' is not an int64 label",
         ),
         ([("a.jpg", b"p"), ("a.cls", b"9223372036854775808")], "out of the range of int64"),
+        ([("a.jpg", b"p"), ("a.cls", b"1_0")], "'1_0' is not an int64 label"),
         ([("a.jpg", b"p"), ("a.cls", b"1" * (2**20 + 1))], "at most 1048576 may"),
     ],
 )
@@ -183,6 +228,18 @@ def test_incomplete_samples_and_bad_labels_are_named(tmp_path: Path, members: Me
     write_tar(path, members, tar_format=tarfile.USTAR_FORMAT)
     with pytest.raises(DataError, match=message):
         read_file(shards(), path)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"), [(b"1e400", "out of the range of float64"), (b"nan", "not a float64"), (b"1_0", "not")]
+)
+def test_float_labels_are_finite_decimal_numbers(tmp_path: Path, text: bytes, problem: str) -> None:
+    path = tmp_path / "a.tar"
+    write_tar(path, [("a.jpg", b"p"), ("a.cls", text)])
+    with pytest.raises(DataError, match=problem):
+        read_file(shards(label_type="float"), path)
+    write_tar(path, [("a.jpg", b"p"), ("a.cls", b" -1.5e3\n"), ("b.jpg", b"q"), ("b.cls", b"+.5")])
+    assert read_file(shards(label_type="float"), path).samples == [(b"p", -1500.0), (b"q", 0.5)]
 
 
 def test_chunks_together_are_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

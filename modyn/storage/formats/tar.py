@@ -6,6 +6,7 @@ reader of archives takes for their end may be a header that is damaged, and the 
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import zlib
@@ -30,6 +31,8 @@ _MAX_EXTENSION_BYTES = 1 << 20
 
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _REGULAR = frozenset(b"\x000" + b"7")
+_WHOLE = re.compile(rb"[+-]?[0-9]{1,4000}")
+_DECIMAL = re.compile(rb"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _SAMPLE_NAME = re.compile(rb"((?:.*/|)[^./]+)\.([^/]*)", re.DOTALL)
 
 
@@ -203,10 +206,7 @@ class _Archive:
         offset = 0
         for_all: dict[bytes, bytes] = {}
         for_next: dict[bytes, bytes] = {}
-        while offset < self._size:
-            header = self._header(offset)
-            if header is None:
-                return
+        while (header := self._header(offset)) is not None:
             kind = header[156]
             records = for_all | for_next
             size = self._number(offset, header[124:136])
@@ -220,13 +220,10 @@ class _Archive:
                 elif kind == b"L"[0]:
                     for_next[b"path"] = text.rstrip(b"\0")
             else:
-                size = int(records.get(b"size", size))
+                if b"size" in records:
+                    size = self._decimal(offset, records[b"size"])
                 name = records.get(b"path") or _short_name(header)
-                if kind == b"S"[0] or any(name.startswith(b"GNU.sparse") for name in records):
-                    raise self.error(
-                        offset,
-                        f"'{name.decode(errors='backslashreplace')}' is stored as a sparse file; pack the archive without --sparse",
-                    )
+                self._refuse_kind(offset, kind, name, records)
                 if kind not in _REGULAR:
                     size = 0
                 elif data + size > self._size:
@@ -235,8 +232,30 @@ class _Archive:
                     yield _Member(name, data, size, offset)
                 for_next = {}
             offset = data + -(-size // _BLOCK) * _BLOCK
-        if offset > self._size:
-            raise self._cut(self._size, offset - self._size)
+            if offset > self._size:
+                raise self._cut(self._size, offset - self._size)
+        self._refuse_more(offset + _BLOCK)
+
+    def _refuse_kind(self, offset: int, kind: int, name: bytes, records: dict[bytes, bytes]) -> None:
+        """Raises DataError for a member that may be a sample and does not have its bytes here, one behind the other."""
+        how = ""
+        if kind == b"S"[0] or any(record.startswith(b"GNU.sparse") for record in records):
+            how = "a sparse file; pack the archive without --sparse"
+        elif kind == b"1"[0] and _SAMPLE_NAME.fullmatch(name):
+            how = "a link to another member; pack the archive with --hard-dereference"
+        if how:
+            raise self.error(offset, f"'{name.decode(errors='backslashreplace')}' is stored as {how}")
+
+    def _refuse_more(self, offset: int) -> None:
+        """Raises DataError if something stands behind the end, as in two archives that were written one behind the other."""
+        self._file.seek(offset)
+        while part := self._file.read(_MAX_EXTENSION_BYTES):
+            if rest := part.lstrip(b"\0"):
+                raise self.error(
+                    offset + len(part) - len(rest),
+                    "something stands behind the end of the archive; join archives with `tar --concatenate`, or give each as a file",
+                )
+            offset += len(part)
 
     def _header(self, offset: int) -> bytes | None:
         """The block at `offset`; None if it marks the end."""
@@ -248,6 +267,8 @@ class _Archive:
                     raise self.error(
                         0, f"the archive is compressed with {kind}; unpack it: payloads are read as ranges of its bytes"
                     )
+        if not header:
+            raise self.error(offset, "the archive has no end mark: it is cut, or still being written; write it as a whole")
         if len(header) < _BLOCK:
             raise self._cut(offset, _BLOCK)
         if not header.strip(b"\0"):
@@ -263,21 +284,27 @@ class _Archive:
     def _number(self, offset: int, text: bytes) -> int:
         if text[0] & 0x80:  # GNU: a number of more than 8 GiB stands in base 256.
             return int.from_bytes(bytes([text[0] & 0x7F]) + text[1:], "big")
-        try:
-            return int(text.split(b"\0")[0].strip() or b"0", 8)
-        except ValueError as error:
-            raise self.error(offset, f"this is no header of a tar archive: {text!r} is no number in it") from error
+        digits = text.split(b"\0")[0].strip() or b"0"
+        if not re.fullmatch(rb"[0-7]+", digits):
+            raise self.error(offset, f"this is no header of a tar archive: {text!r} is no number in it")
+        return int(digits, 8)
+
+    def _decimal(self, offset: int, text: bytes) -> int:
+        if not re.fullmatch(rb"[0-9]{1,20}", text):
+            raise self.error(offset, f"the size in its pax header is no number: {text[:80]!r}")
+        return int(text)
 
     def _pax_records(self, offset: int, text: bytes) -> dict[bytes, bytes]:
         """`LENGTH KEYWORD=VALUE\\n`, again and again."""
         found = {}
         at = 0
         while at < len(text) and text[at]:
-            match = re.compile(rb"(\d+) ([^=]+)=").match(text, at)
-            if match is None or at + int(match[1]) > len(text) or text[at + int(match[1]) - 1 : at + int(match[1])] != b"\n":
+            match = re.compile(rb"([0-9]{1,20}) ([^=]+)=").match(text, at)
+            end = at + int(match[1]) if match else 0
+            if match is None or not match.end() < end <= len(text) or text[end - 1 : end] != b"\n":
                 raise self.error(offset + at, "this pax header is damaged")
-            found[match[2]] = text[match.end() : at + int(match[1]) - 1]
-            at += int(match[1])
+            found[match[2]] = text[match.end() : end - 1]
+            at = end
         return found
 
     def _cut(self, offset: int, wanted: int) -> DataError:
@@ -313,10 +340,9 @@ def _short_name(header: bytes) -> bytes:
 def _number(text: bytes, *, floats: bool) -> int | float:
     """The one number that a label member holds. Raises ValueError."""
     shown = repr(text[:80].decode(errors="backslashreplace"))
-    try:
-        number = float(text) if floats else int(text)
-    except ValueError as error:
-        raise ValueError(f"{shown} is not {'a float64' if floats else 'an int64'} label") from error
-    if not floats and not -(2**63) <= number < 2**63:
-        raise ValueError(f"{shown} is out of the range of int64")
+    if not (_DECIMAL if floats else _WHOLE).fullmatch(text.strip()):
+        raise ValueError(f"{shown} is not {'a float64' if floats else 'an int64'} label")
+    number = float(text) if floats else int(text)
+    if not (math.isfinite(number) if floats else -(2**63) <= number < 2**63):
+        raise ValueError(f"{shown} is out of the range of {'float64' if floats else 'int64'}")
     return number
