@@ -1,12 +1,12 @@
 """Measures one figure of the data path: ours and the other side in turn, and the median ratio as the last line.
 
-    python -m benchmark.data_path a                      five pairs, page cache warm, then cold
+    python -m benchmark.data_path a                      five pairs (k: three), page cache warm, then cold
     python -m benchmark.data_path a --warm --report      warm only, with a dated report below benchmark/reports/
     python -m benchmark.data_path c --samples 100000     few samples: to see that it runs, not to quote
 
 At least the target is wanted of every ratio. Each case has a line; the last line is the ratio of the case that is worst off
-against its target, or says that the figure is incomplete. Figures c and d compare with other libraries, which live in an
-environment of their own: `make peers`.
+against its target, warm or cold, which the line before it names, or says that the figure is incomplete. Figures c and d compare
+with other libraries, which live in an environment of their own: `make peers`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 from benchmark.data_path.figure import Figure, Result, Setting, letters, load
-from benchmark.data_path.report import body, case_lines, last_line
+from benchmark.data_path.report import body, case_lines, last_line, named
 from benchmark.data_path.rounds import run_rounds
 from benchmark.machine import busy_cores, write_report
 
@@ -32,18 +32,19 @@ def main() -> None:
     )
     parser.add_argument("figure", choices=figures, metavar="FIGURE", help="one letter, see below")
     parser.add_argument("--samples", type=int, help="work on so many samples in place of the figure's own number")
-    parser.add_argument("--pairs", type=int, default=5, help="how often both sides run, in turn (default 5)")
+    parser.add_argument("--pairs", type=int, help="how often both sides run, in turn (default: the figure's own number)")
     cache = parser.add_mutually_exclusive_group()
     cache.add_argument("--warm", action="store_true", help="only with the data in the page cache")
     cache.add_argument("--cold", action="store_true", help="only with the data out of the page cache")
     parser.add_argument("--report", action="store_true", help="write a dated report below benchmark/reports/")
     parser.add_argument("--folder", type=Path, help="make the data below this folder, e.g. on another disk (default: TMPDIR)")
     options = parser.parse_args()
-    if options.pairs < 1 or (options.samples is not None and options.samples < 1):
+    if any(number is not None and number < 1 for number in (options.pairs, options.samples)):
         parser.error("--pairs and --samples are at least 1")
     figure = figures[options.figure]
     caches = [False] if options.warm else [True] if options.cold else [False, True]
-    measure(figure, options.samples or figure.samples, options.pairs, caches, folder=options.folder, report=options.report)
+    samples, pairs = options.samples or figure.samples, options.pairs or figure.pairs
+    measure(figure, samples, pairs, caches, folder=options.folder, report=options.report)
 
 
 def measure(
@@ -56,8 +57,10 @@ def measure(
         with figure.prepare(Setting(Path(name), samples, pairs)) as cases:
             results: list[Result] = []
             for cold in caches:
-                results += run_rounds(figure, cases, pairs, cold=cold, tell=lambda line: print(line, flush=True))
-    lines = [*case_lines(figure, cases, results), last_line(figure, cases, results)]
+                results += run_rounds(
+                    figure, cases, pairs, cold=cold, uncounted=cold == caches[0], tell=lambda line: print(line, flush=True)
+                )
+    lines = [*case_lines(figure, cases, results), *named(cases, results), last_line(figure, cases, results)]
     if report:
         title = f"data-path-{figure.letter}"
         text = body(figure, cases, results, samples, busy)

@@ -20,10 +20,14 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Side:
-    """One of the programs compared. `run(ready)` calls `ready` right before its clock starts."""
+    """One of the programs compared. `run(ready)` calls `ready` right before its clock starts. fresh: called before each cold run, ends the
+    processes that hold maps of the data from runs before, since what is mapped cannot be made cold."""
 
     name: str
     run: Callable[[Callable[[], None]], Measured]
+    fresh: Callable[[], None] | None = None
+    files: Sequence[Path] = ()
+    """What it reads, where that is not `Case.data`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,7 @@ class Case:
     theirs: Side | float | Missing | None
     data: Sequence[Path] = ()
     cold: bool = True
-    """Whether a cold run says anything new."""
+    """Whether a cold run says anything new. Where not, the figure says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,12 @@ class Setting:
     folder: Path
     samples: int
     pairs: int
+
+
+IN_MEMORY = "data still in memory at the start, %"
+"""Detail of a cold run."""
+_COLD_BELOW = 5.0
+"""Percent of the data that may still be in memory."""
 
 
 class Conclude(Protocol):
@@ -73,10 +83,18 @@ class Result:
     ratios: list[float] = field(default_factory=list)
     warming: dict[str, Measured] = field(default_factory=dict)
 
+    @property
+    def cache(self) -> str:
+        """How the page cache was: `warm`, `cold`, or that it was meant to be cold and how much was in memory all the same."""
+        if not self.cold:
+            return "warm"
+        left = max((run.details.get(IN_MEMORY, 0.0) for run in (*self.ours, *self.theirs)), default=0.0)
+        return "cold" if left <= _COLD_BELOW else f"not cold, {left:.0f} % in memory"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Figure:
-    """samples: of the full figure. smoke_samples: few, for a test that all of it runs."""
+    """samples: of the full figure. smoke_samples: few, for a test that all of it runs. pairs: rounds, where nothing else is asked for."""
 
     letter: str
     title: str
@@ -85,6 +103,7 @@ class Figure:
     smoke_samples: int
     prepare: Callable[[Setting], AbstractContextManager[Sequence[Case]]]
     more_is_better: bool = True
+    pairs: int = 5
     conclude: Conclude | None = None
 
 

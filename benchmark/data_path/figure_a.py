@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from benchmark.data_path.figure import Case, Figure, Setting
 from benchmark.data_path.installation import installation
@@ -18,9 +19,10 @@ from benchmark.data_path.records import (
 from benchmark.data_path.side_process import SideProcesses
 from benchmark.data_path.training_side import TrainingProcess
 
-_FILES_PER_SAMPLE = 4
-"""Parsing sample by sample takes a hundred times as long: fewer files, as many for each of two workers."""
-_PREFETCHING = {"num_prefetched_partitions": 2, "parallel_prefetch_requests": 2}
+_FILES_PER_SAMPLE = 12
+"""Parsing sample by sample takes a hundred times as long: fewer files, as many for each of two workers, and more than two of the larger
+partitions."""
+_PREFETCHING: dict[str, Any] = {"num_prefetched_partitions": 2, "parallel_prefetch_requests": 2}
 
 
 @contextmanager
@@ -47,6 +49,9 @@ def prepare(setting: Setting) -> Iterator[list[Case]]:
                 for trigger_set in sets:
                     ours = training.side(trigger_set, data, workers, batch_size=BATCH_SIZE, **_PREFETCHING)
                     name = f"workers={workers}, parser={parser}, partition={trigger_set.partition_size // 1000}k"
+                    if num_samples < setting.samples:
+                        name += f", {num_samples:,} samples"
+                    # Not cold sample by sample: less than 100 MB/s, which any disk reads ahead of the parser.
                     cases.append(Case(name, 1.0, ours, theirs, [folder], cold=parser == "batch"))
         yield cases
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from benchmark.data_path.figure import Case, Figure, Setting
 from benchmark.data_path.installation import installation
@@ -24,13 +25,14 @@ def prepare(setting: Setting) -> Iterator[list[Case]]:
         services.ingest(records_dataset("records", folder), setting.samples)
         # One partition holds the whole set: shuffling inside it is a permutation of all samples, as on the other side.
         trigger_set = services.trigger_set("shuffled", "records", setting.samples)
-        theirs = processes.open("benchmark.data_path.memory_map", {"file": str(flat)}).side("numpy memory map", setting.samples)
+        numpy = processes.open("benchmark.data_path.memory_map", {"file": str(flat)})
+        theirs = replace(numpy.side("numpy memory map", setting.samples, shuffled=True), files=[flat])
         for short_cut, target in TARGETS.items():
             training = TrainingProcess(processes, services, short_cut)
             for parser, section in (("record_layout", {"record_layout": LAYOUT}), ("batch", {"batch_parser_function": BATCH})):
                 data = {"dataset_id": "records", **section}
                 ours = training.side(trigger_set, data, 1, batch_size=BATCH_SIZE, shuffle=True)
-                cases.append(Case(f"short cut {short_cut}, parser={parser}", target, ours, theirs, [folder, flat]))
+                cases.append(Case(f"short cut {short_cut}, parser={parser}", target, ours, theirs, [folder]))
         yield cases
 
 

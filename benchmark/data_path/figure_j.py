@@ -3,11 +3,18 @@
 What grows beyond the memory of the idle process is measured, and compared with what the configuration allows. Pages of mapped files are not
 counted: the kernel takes them back when it needs them.
 
-- selector: `maximum_keys_in_memory` samples of 64 bytes, and two messages of `max_message_bytes`.
-- storage: two segments in the making, 100 bytes an entry, a chunk of 32 MiB for each reading thread, and two messages.
-- training process: 50 bytes for each key of the partition in use and of those prefetched, ten batches of tensors, and the buffers that the C++
-  core keeps for the next ones. Over Flight also the windows in which payloads are asked for, waiting and running, once as they come and once
-  in one piece, and what a client buffers.
+Bounds are made of what is configured, here by its defaults, and of constants of the code, which are named as there:
+
+- selector: 64 bytes for each of `maximum_keys_in_memory` samples of a trigger, and two messages of `selector.max_message_bytes`.
+- storage: two segments in the making, of SEGMENT_ROWS entries of 100 bytes; a chunk of 32 MiB for each of `storage.num_threads`; two messages of
+  `storage.max_message_bytes`.
+- training process: 50 bytes for each key of the partition in use and of `num_prefetched_partitions`; ten batches of tensors; and the buffers
+  that the C++ core keeps for the next ones. Over Flight also the windows (WINDOW_BYTES) in which payloads are asked for, waiting and running,
+  once as they come and once in one piece, and what a client buffers (BUFFER_BYTES). All payloads together are several times as much.
+  With worker processes, as much for each.
+
+Selector and storage are started anew for each run, so that none begins with what the one before left. Growth of a training process counts from
+its first run. Processes below the one that is watched are counted with it.
 """
 
 from __future__ import annotations
@@ -20,20 +27,21 @@ import numpy as np
 
 from benchmark.data_path.figure import Case, Figure, Measured, Setting, Side
 from benchmark.data_path.installation import Installation, installation
-from benchmark.data_path.records import BATCH, BATCH_SIZE, RECORD_BYTES, records_dataset, write_records
-from benchmark.data_path.resident import MIB, watching
+from benchmark.data_path.records import BATCH, BATCH_SIZE, PER_SAMPLE, RECORD_BYTES, records_dataset, write_records
+from benchmark.data_path.resident import MIB, Watched, watching
 from benchmark.data_path.selector_side import PARTITION, STEP
 from benchmark.data_path.side_process import SideProcesses
 from benchmark.data_path.training_side import ShortCut, TrainingProcess
 from modyn.config.system import DatasetConfig
 from modyn.dataset.arrivals import WINDOW_BYTES
-from modyn.records import Interval, RunId, SampleBatch
+from modyn.records import Interval, RunId, SampleBatch, TriggerSetInfo
 from modyn.selector.client import SelectorClient
 from modyn.storage.flight import BUFFER_BYTES
+from modyn.storage.segment_file import SEGMENT_ROWS
 
 _RUN = RunId("memory")
-_SEGMENT_ENTRIES = 1 << 20
-_RECORDS_OF_FIGURE_A = 5_000_000
+_RECORDS, _RECORDS_PER_SAMPLE = 20_000_000, 5_000_000
+"""What training processes read, in batches, and sample by sample, which takes longer: 3.2 GB and 0.8 GB."""
 _PREFETCHED = 2
 _UNUSED_BUFFERS = 128 * MIB
 """That `_core` keeps at most (cpp/src/buffers.cpp)."""
@@ -41,8 +49,9 @@ _UNUSED_BUFFERS = 128 * MIB
 
 def selector_side(services: Installation, num_samples: int) -> Side:
     def run(ready: Callable[[], None]) -> Measured:
+        services.restart("selector")
         strategy = {"name": "NewDataStrategy", "maximum_keys_in_memory": PARTITION}
-        with SelectorClient(services.config.endpoint("selector")) as selector, watching(_pid(services, "selector")) as memory:
+        with SelectorClient(services.config.endpoint("selector")) as selector, watching(services.pid("selector")) as memory:
             ready()
             selector.register_run(_RUN, "numbers", strategy, seed=0)
             for first in range(0, num_samples, STEP):
@@ -55,14 +64,15 @@ def selector_side(services: Installation, num_samples: int) -> Side:
             selector.delete_run(_RUN)
         if not selector_is_whole:
             raise RuntimeError(f"{found} of {num_samples} keys were read")
-        return Measured(memory.grown_mib, {"idle, MiB": memory.before / MIB})
+        return _grown(memory)
 
     return Side("selector", run)
 
 
 def storage_side(services: Installation, dataset: DatasetConfig, num_samples: int) -> Side:
     def run(ready: Callable[[], None]) -> Measured:
-        with watching(_pid(services, "storage")) as memory:
+        services.restart("storage")
+        with watching(services.pid("storage")) as memory:
             ready()
             services.ingest(dataset, num_samples)
             batches = services.client.storage.samples_in_interval(dataset.name, Interval(), STEP)
@@ -70,9 +80,13 @@ def storage_side(services: Installation, dataset: DatasetConfig, num_samples: in
         services.client.storage.delete_dataset(dataset.name)
         if found != num_samples:
             raise RuntimeError(f"{found} of {num_samples} samples were streamed")
-        return Measured(memory.grown_mib, {"idle, MiB": memory.before / MIB})
+        return _grown(memory)
 
     return Side("storage", run)
+
+
+def _grown(memory: Watched) -> Measured:
+    return Measured(memory.grown / MIB, {"idle, MiB": sum(memory.before.values()) / MIB})
 
 
 def small_records(folder: Path, num_samples: int) -> DatasetConfig:
@@ -88,39 +102,39 @@ def small_records(folder: Path, num_samples: int) -> DatasetConfig:
     )
 
 
-def _pid(services: Installation, service: str) -> int:
-    pid = next(part.pid for part in services.client.status().parts if part.name == service)
-    if pid is None:
-        raise RuntimeError(f"{service} does not run")
-    return pid
-
-
 @contextmanager
 def prepare(setting: Setting) -> Iterator[list[Case]]:
     numbers = small_records(setting.folder / "numbers", setting.samples)
-    num_records = min(_RECORDS_OF_FIGURE_A, setting.samples)
+    num_records = min(_RECORDS, setting.samples)
     records = write_records(setting.folder / "records", num_records)
     partition = min(PARTITION, num_records)
     with installation(setting.folder) as services, SideProcesses() as processes:
         config = services.config
         keys_bound = 64 * PARTITION + 2 * config.selector.max_message_bytes
-        index_bound = 2 * 100 * _SEGMENT_ENTRIES + config.storage.num_threads * 32 * MIB + 2 * config.storage.max_message_bytes
+        index_bound = 2 * 100 * SEGMENT_ROWS + config.storage.num_threads * 32 * MIB + 2 * config.storage.max_message_bytes
+        # None of these cold: memory does not depend on where files are.
         cases = [
             Case("selector", 1.0, selector_side(services, setting.samples), keys_bound / MIB, cold=False),
             Case("storage", 1.0, storage_side(services, numbers, setting.samples), index_bound / MIB, cold=False),
         ]
         services.ingest(records_dataset("records", records), num_records)
         trigger_set = services.trigger_set("records", "records", partition)
+        few = services.trigger_set("few", "records", partition, min(_RECORDS_PER_SAMPLE, num_records))
         worker_bound = 50 * (_PREFETCHED + 1) * partition + 10 * RECORD_BYTES * BATCH_SIZE + _UNUSED_BUFFERS
         windows = 2 * (_PREFETCHED + 2) * WINDOW_BYTES + BUFFER_BYTES
-        ways: tuple[ShortCut, ...] = ("on", "off")
-        for short_cut in ways:
+        batch, per_sample = {"batch_parser_function": BATCH}, {"bytes_parser_function": PER_SAMPLE}
+        runs: list[tuple[ShortCut, TriggerSetInfo, dict[str, str], int, int]] = [
+            ("on", trigger_set, batch, 1, worker_bound),
+            ("off", trigger_set, batch, 1, worker_bound + windows),
+            ("on", few, per_sample, 2, 2 * worker_bound),
+        ]
+        for short_cut, keys, parser, workers, bound in runs:
             training = TrainingProcess(processes, services, short_cut)
             options = {"num_prefetched_partitions": _PREFETCHED, "parallel_prefetch_requests": 2, "shuffle": True}
-            data = {"dataset_id": "records", "batch_parser_function": BATCH}
-            epoch = training.side(trigger_set, data, 1, batch_size=BATCH_SIZE, **options)
-            name = f"training process, short cut {short_cut}"
-            bound = worker_bound + (windows if short_cut == "off" else 0)
+            data = {"dataset_id": "records", **parser}
+            epoch = training.side(keys, data, workers, check=False, batch_size=BATCH_SIZE, **options)
+            served = "in batches" if workers == 1 else f"{workers} worker processes, per sample"
+            name = f"training process, short cut {short_cut}, {served}, {keys.num_keys:,} samples"
             cases.append(Case(name, 1.0, training.memory_of(epoch), bound / MIB, cold=False))
         yield cases
 

@@ -46,6 +46,7 @@ def prepare(setting: Setting) -> Iterator[list[Case]]:
                         parallel_prefetch_requests=requests,
                     )
                     row = f"{trigger_set.partition_size // 1000} k, {served}"
+                    # Not cold: the grid is about what waits for what between processes.
                     cases.append(Case(f"{row}: {workers}/{prefetched}/{requests}", None, side, None, cold=False))
         yield cases
 
@@ -92,5 +93,6 @@ FIGURE = Figure(
     samples=2_000_000,
     smoke_samples=3_000,
     prepare=prepare,
+    pairs=3,
     conclude=conclude,
 )

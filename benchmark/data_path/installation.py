@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,10 +13,12 @@ from typing import Any
 
 from modyn.client import Client
 from modyn.config.system import DatasetConfig, SystemConfig
+from modyn.local.stack import PartStatus
 from modyn.records import Interval, RunId, TriggerSetInfo
 from modyn.selector.client import SelectorClient
 
 _STREAM_BATCH = 100_000
+_RESTART_PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,6 +37,25 @@ class Installation:
             raise RuntimeError(
                 f"{dataset.name} holds {info.num_samples:,} samples, {expected:,} were written; {info.num_problems} problems"
             )
+
+    def restart(self, service: str) -> None:
+        """Ends a service; the stack starts it again. Returns once it serves."""
+        old = self.pid(service)
+        os.kill(old, signal.SIGTERM)
+        deadline = time.monotonic() + _RESTART_PATIENCE_S
+        while (part := self._part(service)).pid in (old, None) or not part.healthy:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{service} did not come back within {_RESTART_PATIENCE_S:.0f} s")
+            time.sleep(0.05)
+
+    def pid(self, service: str) -> int:
+        pid = self._part(service).pid
+        if pid is None:
+            raise RuntimeError(f"{service} does not run")
+        return pid
+
+    def _part(self, service: str) -> PartStatus:
+        return next(part for part in self.client.status().parts if part.name == service)
 
     def trigger_set(self, run: str, dataset: str, partition_size: int, num_samples: int | None = None) -> TriggerSetInfo:
         """All samples of a dataset, or its first ones, as the trigger set of a new run: informed in stream order, as a supervisor does."""

@@ -11,25 +11,34 @@ from pathlib import Path
 import numpy as np
 
 _DROP = Path("/proc/sys/vm/drop_caches")
+_EVERYTHING = "3"
 
 
 def how() -> str:
     """Which way is open here, for the report."""
-    return "drop_caches" if os.access(_DROP, os.W_OK) else "posix_fadvise(DONTNEED) on the data"
+    return "drop_caches" if _may_drop() else "posix_fadvise(DONTNEED) on the data, names and inodes of files stay in memory"
 
 
 def drop(paths: Iterable[Path]) -> float:
-    """All pages of the machine where that is allowed, those of the files below `paths` elsewhere; written out first.
+    """All pages, names and inodes of the machine where that is allowed, pages of the files below `paths` elsewhere; written out first.
 
-    Pages that a process has mapped stay, either way. Returns the share of the bytes below `paths` that is still in memory.
+    Pages that a process has mapped stay, either way. Returns the share of the bytes that is still in memory, of that one of `paths` of which
+    most is.
     """
     os.sync()
-    files = list(_files(paths))
-    if os.access(_DROP, os.W_OK):
-        _DROP.write_text("1")
-    else:
-        _advise(files)
-    return _resident(files)
+    files = [list(_files(path)) for path in paths]
+    if not _may_drop():
+        _advise(path for below in files for path in below)
+        return max(map(_resident, files), default=0.0)
+    _DROP.write_text(_EVERYTHING)
+    left = max(map(_resident, files), default=0.0)
+    # Looking has brought names and inodes of all files back.
+    _DROP.write_text(_EVERYTHING)
+    return left
+
+
+def _may_drop() -> bool:
+    return os.access(_DROP, os.W_OK)
 
 
 def _advise(files: Iterable[Path]) -> None:
@@ -61,9 +70,8 @@ def _resident(files: Iterable[Path]) -> float:
     return present / pages if pages else 0.0
 
 
-def _files(paths: Iterable[Path]) -> Iterator[Path]:
-    for path in paths:
-        if path.is_dir():
-            yield from (child for child in path.rglob("*") if child.is_file())
-        else:
-            yield path
+def _files(path: Path) -> Iterator[Path]:
+    if path.is_dir():
+        yield from (child for child in path.rglob("*") if child.is_file())
+    else:
+        yield path

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmark.data_path.contents import NUMBERS
 from modyn.config.system import DatasetConfig
 
 RECORD_BYTES, LABEL_BYTES, FEATURES = 160, 8, 38
@@ -29,7 +30,7 @@ def batch_parser_function(data, offsets):
 
 
 def write_records(folder: Path, num_records: int) -> Path:
-    """`num_records` records in files of RECORDS_PER_FILE, one second apart; feature 0 of record i is i % 2^23. Returns the folder."""
+    """`num_records` records in files of RECORDS_PER_FILE, one second apart; feature 0 of record i is i % NUMBERS. Returns the folder."""
     folder.mkdir(parents=True)
     random = np.random.default_rng(0)
     kind = np.dtype([("label", "<i8"), ("features", "<f4", (FEATURES,))])
@@ -39,7 +40,7 @@ def write_records(folder: Path, num_records: int) -> Path:
     for number, first in enumerate(range(0, num_records, RECORDS_PER_FILE)):
         count = min(RECORDS_PER_FILE, num_records - first)
         records["label"] = np.arange(first, first + RECORDS_PER_FILE) % 2
-        records["features"][:, 0] = np.arange(first, first + RECORDS_PER_FILE) % 2**23
+        records["features"][:, 0] = np.arange(first, first + RECORDS_PER_FILE) % NUMBERS
         path = folder / f"{number:05d}.bin"
         records[:count].tofile(path)
         os.utime(path, (1_000_000 + number, 1_000_000 + number))

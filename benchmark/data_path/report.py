@@ -14,10 +14,15 @@ _QUIET_CORES = 0.2
 
 
 def headline(results: Sequence[Result]) -> Result | None:
-    """The warm case that is worst off against its target (cold ones only if there is no other); None where nothing was compared."""
+    """The case, warm or cold, that is worst off against its target; None where nothing was compared."""
     compared = [result for result in results if result.ratios and result.case.target is not None]
-    warm = [result for result in compared if not result.cold] or compared
-    return min(warm, key=lambda result: statistics.median(result.ratios) / (result.case.target or 1.0), default=None)
+    return min(compared, key=lambda result: statistics.median(result.ratios) / (result.case.target or 1.0), default=None)
+
+
+def named(cases: Sequence[Case], results: Sequence[Result]) -> list[str]:
+    """A line with the name of the case that the last line is about, if it is about one."""
+    worst = None if _missing(cases) else headline(results)
+    return [f"least against its target: {worst.case.name}, {worst.cache}"] if worst is not None else []
 
 
 def last_line(figure: Figure, cases: Sequence[Case], results: Sequence[Result]) -> str:
@@ -37,7 +42,7 @@ def case_lines(figure: Figure, cases: Sequence[Case], results: Sequence[Result])
     """One line for each case: `a[workers=1]: 1.12 (target 1.0)`."""
     lines = []
     for result in results:
-        name = f"{figure.letter}[{result.case.name}{', cold' if result.cold else ''}]"
+        name = f"{figure.letter}[{result.case.name}{f', {result.cache}' if result.cold else ''}]"
         if result.ratios:
             ratio = statistics.median(result.ratios)
             wanted = "" if result.case.target is None else f" (target {result.case.target:g})"
@@ -58,8 +63,8 @@ def body(
     """The report below its heading."""
     cold = f"; cold by {page_cache.how()}" if any(result.cold for result in results) else ""
     parts = [
-        f"Figure {figure.letter}: {figure.title}. {samples:,} samples unless the case says otherwise{cold}. Both sides in turn, the first "
-        f"changing from round to round, after one round that does not count. Cores busy with other work right before: {busy:.2f} of {os.cpu_count()}."
+        f"Figure {figure.letter}: {figure.title}. {samples:,} samples unless the case says otherwise{cold}. All sides in turn, in the other "
+        f"order in every second round, after one round that does not count. Cores busy with other work right before: {busy:.2f} of {os.cpu_count()}."
         + (" **Not to be quoted.**" if busy > _QUIET_CORES else ""),
         _table(figure, results),
     ]
@@ -70,9 +75,7 @@ def body(
     if details:
         parts.append(details)
     parts.append(_rounds(figure, results))
-    worst = headline(results)
-    if worst is not None:
-        parts.append(f"Least against its target: {worst.case.name}. `{last_line(figure, cases, results)}`")
+    parts += [f"{line[0].upper()}{line[1:]}. `{last_line(figure, cases, results)}`" for line in named(cases, results)]
     return "\n\n".join(parts)
 
 
@@ -90,8 +93,8 @@ def _table(figure: Figure, results: Sequence[Result]) -> str:
         if result.ratios:
             ratio = f"**{statistics.median(result.ratios):.2f}** ({min(result.ratios):.2f}–{max(result.ratios):.2f})"
         target = "–" if result.case.target is None else f"{result.case.target:g}"
-        cache = "cold" if result.cold else "warm"
-        rows.append(f"| {result.case.name} | {cache} | {_spread(result.ours)} | {_spread(result.theirs)} | {ratio} | {target} |")
+        sides = f"{_spread(result.ours)} | {_spread(result.theirs)}"
+        rows.append(f"| {result.case.name} | {result.cache} | {sides} | {ratio} | {target} |")
     return "\n".join(rows)
 
 
@@ -102,8 +105,7 @@ def _details(results: Sequence[Result]) -> str:
             names = dict.fromkeys(name for run in runs for name in run.details)
             for name in names:
                 values = [run.details[name] for run in runs if name in run.details]
-                cache = "cold" if result.cold else "warm"
-                rows.append(f"| {result.case.name} | {cache} | {side} | {name} | {statistics.median(values):,.4g} |")
+                rows.append(f"| {result.case.name} | {result.cache} | {side} | {name} | {statistics.median(values):,.4g} |")
     return (
         "\n".join(
             [
@@ -132,7 +134,7 @@ def _rounds(figure: Figure, results: Sequence[Result]) -> str:
                 values = ", ".join(f"{run.value:,.4g}" for run in runs)
                 if side in result.warming:
                     values = f"({result.warming[side].value:,.4g}) {values}"
-                rows.append(f"| {result.case.name} | {'cold' if result.cold else 'warm'} | {side} | {values} |")
+                rows.append(f"| {result.case.name} | {result.cache} | {side} | {values} |")
     return "\n".join(rows)
 
 

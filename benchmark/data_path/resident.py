@@ -1,11 +1,12 @@
-"""Memory that a process has to itself, watched while something happens. Pages of files that it maps are the page cache's, not its own."""
+"""Memory that a process and those below it have to themselves, watched while something happens. Pages of files that they map are the page
+cache's, not their own."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 _EVERY_S = 0.005
@@ -14,32 +15,48 @@ MIB = 2**20
 
 @dataclass(slots=True)
 class Watched:
-    """Bytes before, and the most of them since."""
+    """before: bytes that each process had when it was first seen, by its id; a worker is born with pages of whoever it was forked from.
+    grown: the most that all together had beyond that."""
 
-    before: int
-    peak: int
+    before: dict[int, int] = field(default_factory=dict)
+    grown: int = 0
 
-    @property
-    def grown_mib(self) -> float:
-        return (self.peak - self.before) / MIB
+    def look(self, pid: int) -> None:
+        now = {member: own_bytes(member) for member in family(pid)}
+        for member, size in now.items():
+            self.before.setdefault(member, size)
+        self.grown = max(self.grown, sum(size - self.before[member] for member, size in now.items()))
+
+
+def family(pid: int) -> list[int]:
+    """A process and all below it. One that ends meanwhile has none."""
+    members = [pid]
+    for member in members:
+        for tasks in Path(f"/proc/{member}/task").glob("*/children"):
+            with suppress(FileNotFoundError, ProcessLookupError):
+                members += map(int, tasks.read_text().split())
+    return members
 
 
 def own_bytes(pid: int) -> int:
-    """Anonymous and shared memory of a process now."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    """Anonymous and shared memory of a process now; none if it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
 
 
 @contextmanager
-def watching(pid: int) -> Iterator[Watched]:
-    """Looks 200 times a second until the block ends."""
-    now = own_bytes(pid)
-    watched = Watched(now, now)
+def watching(pid: int, before: Mapping[int, int] | None = None) -> Iterator[Watched]:
+    """Looks 200 times a second until the block ends. before: of processes that were seen in an earlier run already."""
+    watched = Watched(dict(before or {}))
+    watched.look(pid)
     ended = threading.Event()
 
     def look() -> None:
         while not ended.wait(_EVERY_S):
-            watched.peak = max(watched.peak, own_bytes(pid))
+            watched.look(pid)
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()

@@ -6,48 +6,64 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmark.data_path import page_cache
-from benchmark.data_path.figure import Case, Figure, Measured, Missing, Result, Side
+from benchmark.data_path.figure import IN_MEMORY, Case, Figure, Measured, Missing, Result, Side
 
 
-def run_rounds(figure: Figure, cases: Sequence[Case], pairs: int, *, cold: bool, tell: Callable[[str], None]) -> list[Result]:
-    """`pairs` rounds over the cases that can be measured, after one that is not counted, which warms caches and finds mistakes early.
+def run_rounds(
+    figure: Figure, cases: Sequence[Case], pairs: int, *, cold: bool, uncounted: bool, tell: Callable[[str], None]
+) -> list[Result]:
+    """`pairs` rounds over the cases that can be measured. uncounted: after one that is not counted, and warm, which starts what later ones
+    find running and finds mistakes early.
 
-    In every second round each case runs the other side first.
+    Each side runs once a round, however many cases it stands in; every second round goes through the sides from the last to the first.
     """
     results = [Result(case, cold) for case in cases if not isinstance(case.theirs, Missing) and (case.cold or not cold)]
-    for number in range(0 if not cold else 1, pairs + 1):
-        ran: dict[Side, Measured] = {}
+    data: dict[Side, list[Path]] = {}
+    for result in results:
+        for side in _sides(result.case):
+            data.setdefault(side, list(side.files or result.case.data))
+    for number in range(0 if uncounted else 1, pairs + 1):
+        order = list(data) if number % 2 else list(reversed(data))
+        ran = {side: _run_cold(side, data[side]) if cold and number else side.run(_nothing) for side in order}
         for result in results:
-            case = result.case
-            sides = [case.ours, *([case.theirs] if isinstance(case.theirs, Side) else [])]
-            for side in sides if number % 2 else reversed(sides):
-                if side not in ran:
-                    ran[side] = _run_cold(side, case.data) if cold else side.run(_nothing)
             if number == 0:
-                result.warming.update({"ours" if side is case.ours else "theirs": ran[side] for side in sides})
-                continue
-            ours = ran[case.ours]
-            result.ours.append(ours)
-            line = f"{'cold ' if cold else ''}round {number}, {case.name}: ours {ours.value:,.5g} {figure.unit}"
-            theirs = _other(case, ran)
-            if theirs is not None:
-                result.theirs.append(theirs)
-                ratio = ours.value / theirs.value if figure.more_is_better else theirs.value / ours.value
-                result.ratios.append(ratio)
-                line += f", theirs {theirs.value:,.5g}, ratio {ratio:.2f}"
-            tell(line)
+                names = zip(("ours", "theirs"), _sides(result.case), strict=False)
+                result.warming.update({name: ran[side] for name, side in names})
+            else:
+                tell(_record(figure, result, ran, number))
     return results
+
+
+def _record(figure: Figure, result: Result, ran: dict[Side, Measured], number: int) -> str:
+    """Adds a round to the result of a case, and tells it in a line."""
+    case = result.case
+    ours = ran[case.ours]
+    result.ours.append(ours)
+    line = f"{'cold ' if result.cold else ''}round {number}, {case.name}: ours {ours.value:,.5g} {figure.unit}"
+    theirs = _other(case, ran)
+    if theirs is not None:
+        result.theirs.append(theirs)
+        ratio = ours.value / theirs.value if figure.more_is_better else theirs.value / ours.value
+        result.ratios.append(ratio)
+        line += f", theirs {theirs.value:,.5g}, ratio {ratio:.2f}"
+    return line
 
 
 def _run_cold(side: Side, data: Sequence[Path]) -> Measured:
     """Tells with the rest how much of the data could not be dropped, because a process has it mapped."""
+    if side.fresh is not None:
+        side.fresh()
     left: list[float] = []
     measured = side.run(lambda: left.append(page_cache.drop(data)))
-    return Measured(measured.value, {**measured.details, "data still in memory at the start, %": 100 * left[0]})
+    return Measured(measured.value, {**measured.details, IN_MEMORY: 100 * left[0]})
 
 
 def _nothing() -> None:
     """Everything is in the page cache already."""
+
+
+def _sides(case: Case) -> list[Side]:
+    return [case.ours, *([case.theirs] if isinstance(case.theirs, Side) else [])]
 
 
 def _other(case: Case, ran: dict[Side, Measured]) -> Measured | None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Self
 
+from benchmark.data_path.contents import Contents
 from benchmark.data_path.figure import Measured, Side
 
 _END_S = 10.0
@@ -56,15 +57,19 @@ class SideProcess:
         self._task = task
         self._process: subprocess.Popen[str] | None = None
 
-    def side(self, name: str, num_samples: int, **run: Any) -> Side:
-        """One epoch over `num_samples` samples; `run` is what `arrange` gets besides. The value is samples a second."""
+    def side(self, name: str, num_samples: int, *, shuffled: bool = False, check: bool = True, **run: Any) -> Side:
+        """One epoch over `num_samples` samples; `run` is what `arrange` gets besides. The value is samples a second. check: its first run,
+        which counts in no figure, looks whether the right samples came, shuffled if they are to be."""
+        unchecked = check
 
         def measure(ready: Callable[[], None]) -> Measured:
-            self._tell({**run, "samples": num_samples})
+            nonlocal unchecked
+            self._tell({**run, "samples": num_samples, "check": unchecked, "shuffled": shuffled})
             self._answer(name, "ready")
             ready()
             self._tell("go")
             answer = json.loads(self._answer(name, "done"))
+            unchecked = False
             return Measured(num_samples / answer["seconds"], answer["details"])
 
         return Side(name, measure)
@@ -120,21 +125,27 @@ def serve(prepare: Callable[[dict[str, Any]], Arrange]) -> None:
         start = arrange(run)
         print("@ready", flush=True)
         sys.stdin.readline()
-        answer = consume(start, int(run["samples"]))
+        contents = Contents() if run["check"] else None
+        answer = consume(start, int(run["samples"]), contents)
+        if contents is not None:
+            contents.check(int(run["samples"]), shuffled=run["shuffled"])
         # Files that a run mapped are let go of: they could not be made cold for the next one.
-        del start
+        del start, contents
         gc.collect()
         print("@done" + json.dumps(answer), flush=True)
 
 
-def consume(start: Start, expected: int | None) -> dict[str, Any]:
-    """The loop of all sides: one element of each tensor is touched, samples are counted. Raises if they are not `expected`."""
+def consume(start: Start, expected: int | None, contents: Contents | None = None) -> dict[str, Any]:
+    """The loop of all sides: one element of each tensor is touched, samples are counted. Raises if they are not `expected`. contents: where
+    they are kept for a check, out of what counts."""
     began = perf_counter()
-    first_at, first, samples, checksum = 0.0, 0, 0, 0.0
+    first_at, first, samples = 0.0, 0, 0
     for batch in start():
         tensors = _tensors(batch)
         for tensor in tensors:
-            checksum += float(tensor[(-1, *([0] * (tensor.ndim - 1)))])
+            float(tensor[(-1, *([0] * (tensor.ndim - 1)))])
+        if contents is not None:
+            contents.add(tensors)
         samples += len(tensors[0])
         if not first:
             first, first_at = samples, perf_counter() - began
@@ -144,7 +155,7 @@ def consume(start: Start, expected: int | None) -> dict[str, Any]:
     details = {"first batch, s": first_at}
     if samples > first:
         details["samples/s after the first batch"] = (samples - first) / (seconds - first_at)
-    return {"samples": samples, "seconds": seconds, "details": details, "checksum": checksum}
+    return {"samples": samples, "seconds": seconds, "details": details}
 
 
 def _tensors(batch: Any) -> list[Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,29 +25,43 @@ class TrainingProcess:
     def __init__(self, processes: SideProcesses, services: Installation, short_cut: ShortCut = "auto") -> None:
         task = {"config_file": str(services.config_file), "short_cut": short_cut}
         self._process: SideProcess = processes.open(__name__, task)
+        # Storage keeps maps of the data that it served; this process lets go of its own after each run.
+        self._fresh = partial(services.restart, "storage")
 
-    def side(self, trigger_set: TriggerSetInfo, data: Mapping[str, Any], workers: int, **options: Any) -> Side:
+    def side(
+        self, trigger_set: TriggerSetInfo, data: Mapping[str, Any], workers: int, *, check: bool = True, **options: Any
+    ) -> Side:
         """One epoch over `trigger_set`. data: as the `data` section of a pipeline. options: those of OnlineDataset."""
         options = {"drop_last": False, "seed": 0, **options}
-        return self._process.side(
-            "modyn", trigger_set.num_keys, run_id=trigger_set.run_id, data=dict(data), workers=workers, options=options
+        side = self._process.side(
+            "modyn",
+            trigger_set.num_keys,
+            shuffled=options.get("shuffle", False),
+            check=check,
+            run_id=trigger_set.run_id,
+            data=dict(data),
+            workers=workers,
+            options=options,
         )
+        return replace(side, fresh=self._fresh)
 
     def memory_of(self, epoch: Side) -> Side:
-        """`epoch`, a side of this process, with another value: MiB that the process takes beyond what it had when its first run began."""
-        idle: list[int] = []
+        """`epoch`, a side of this process, with another value: MiB that the process and its workers take beyond what they had when they were
+        first seen, which of the process itself is right before its first run."""
+        seen: dict[int, int] = {}
 
         def run(ready: Callable[[], None]) -> Measured:
             with ExitStack() as stack:
                 watched: list[Watched] = []
 
                 def begin() -> None:
-                    watched.append(stack.enter_context(watching(self._process.pid)))
-                    idle.append(watched[0].before)
+                    watched.append(stack.enter_context(watching(self._process.pid, seen)))
                     ready()
 
                 epoch.run(begin)
-            return Measured((watched[0].peak - idle[0]) / MIB, {"idle, MiB": idle[0] / MIB})
+            seen.update(watched[0].before)
+            details = {"idle, MiB": seen[self._process.pid] / MIB, "worker processes so far": len(seen) - 1.0}
+            return Measured(watched[0].grown / MIB, details)
 
         return Side(f"{epoch.name}, memory", run)
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import mmap
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+import subprocess
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from benchmark.data_path import page_cache
 from benchmark.data_path.__main__ import measure
+from benchmark.data_path.contents import Contents
 from benchmark.data_path.figure import Case, Figure, Measured, Missing, Setting, Side, letters, load
-from benchmark.data_path.page_cache import drop
 
 
 @pytest.mark.timeout(600)
@@ -54,9 +60,47 @@ def test_sides_run_in_turn_and_a_shared_side_once_a_round() -> None:
     ours, other, theirs = (_Program(name, ran, [1.0]).side for name in ("ours", "other", "theirs"))
     measure(_figure([Case("1", 1.0, ours, theirs), Case("2", 1.0, other, theirs)]), 10, pairs=2, caches=[False])
     warming, first, second = ran[:3], ran[3:6], ran[6:]
-    assert warming == ["theirs", "ours", "other"]
+    assert warming == ["other", "theirs", "ours"]
     assert first == ["ours", "theirs", "other"]
-    assert second == warming
+    assert second == ["other", "theirs", "ours"]
+
+
+@pytest.fixture
+def dropped(monkeypatch: pytest.MonkeyPatch) -> list[list[Path]]:
+    """What was made cold, where nothing is and a tenth stays in memory."""
+    calls: list[list[Path]] = []
+
+    def drop(paths: Iterable[Path]) -> float:
+        calls.append(list(paths))
+        return 0.1
+
+    monkeypatch.setattr(page_cache, "drop", drop)
+    return calls
+
+
+def test_cold_rounds_drop_what_a_side_reads_after_its_processes_were_made_anew(dropped: list[list[Path]], tmp_path: Path) -> None:
+    ran: list[str] = []
+    ours = replace(_Program("ours", ran, [1.0]).side, fresh=lambda: ran.append("fresh"))
+    theirs = replace(_Program("theirs", ran, [1.0]).side, files=[tmp_path / "own"])
+    cases = [Case("cold", 1.0, ours, theirs, [tmp_path]), Case("warm only", 1.0, ours, theirs, [tmp_path], cold=False)]
+    lines = measure(_figure(cases), 10, pairs=1, caches=[True])
+    assert ran == ["theirs", "ours", "fresh", "ours", "theirs"]  # the first two do not count
+    assert dropped == [[tmp_path], [tmp_path / "own"]]
+    assert lines[0] == "x[cold, not cold, 10 % in memory]: 1.00 (target 1)"
+
+
+def test_a_warm_round_before_makes_another_uncounted_one_superfluous(dropped: list[list[Path]], tmp_path: Path) -> None:
+    ran: list[str] = []
+    case = Case("case", 1.0, _Program("ours", ran, [1.0]).side, 1.0, [tmp_path])
+    measure(_figure([case]), 10, pairs=2, caches=[False, True])
+    assert len(ran) == 1 + 2 + 2
+    assert len(dropped) == 2
+
+
+def test_a_cold_case_may_be_the_worst_off(dropped: list[list[Path]], tmp_path: Path) -> None:
+    ours = _Program("ours", [], [9.0, 9.0, 2.0]).side  # uncounted, warm, cold
+    lines = measure(_figure([Case("case", 1.0, ours, 4.0, [tmp_path])]), 10, pairs=1, caches=[False, True])
+    assert lines[-2:] == ["least against its target: case, not cold, 10 % in memory", "x: 0.50"]
 
 
 def test_the_last_line_is_the_median_ratio_of_the_case_that_is_worst_off_against_its_target() -> None:
@@ -85,10 +129,61 @@ def test_less_may_be_better() -> None:
     assert measure(_figure([Case("memory", 1.0, ours, 8.0)], more_is_better=False), 10, pairs=1, caches=[False])[-1] == "x: 4.00"
 
 
-def test_files_can_be_made_cold(tmp_path: Path) -> None:
+def test_files_can_be_made_cold_unless_they_are_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As a user who may not drop the page cache of the whole machine, which others measure on.
+    monkeypatch.setattr(page_cache, "_DROP", tmp_path / "absent")
+    kind = subprocess.run(["stat", "-f", "-c", "%T", tmp_path], capture_output=True, text=True, check=True).stdout.strip()
+    if kind in ("tmpfs", "ramfs", "overlayfs"):
+        pytest.skip(f"files on {kind} do not leave memory, or not by this way")
     (tmp_path / "folder").mkdir()
-    for path in (tmp_path / "file", tmp_path / "folder" / "inner"):
-        path.write_bytes(b"content")
-    left = drop([tmp_path / "file", tmp_path / "folder"])
-    assert 0 <= left <= 1  # some file systems live in memory
-    assert (tmp_path / "folder" / "inner").read_bytes() == b"content"
+    path = tmp_path / "folder" / "inner"
+    path.write_bytes(bytes(mmap.PAGESIZE * 4))
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert sum(mapped[:: mmap.PAGESIZE]) == 0
+        (tmp_path / "other").write_bytes(b"content")
+        assert page_cache.drop([tmp_path / "folder", tmp_path / "other"]) == 1.0
+    assert page_cache.drop([tmp_path / "folder", tmp_path / "other"]) == 0.0
+    assert path.read_bytes() == bytes(mmap.PAGESIZE * 4)
+
+
+def test_the_machines_page_cache_is_dropped_again_after_looking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking at files brings their names and inodes back."""
+    written: list[str] = []
+    monkeypatch.setattr(page_cache, "_may_drop", lambda: True)
+    monkeypatch.setattr(page_cache, "_DROP", SimpleNamespace(write_text=written.append))
+
+    def look(_: Iterable[Path]) -> float:
+        written.append("look")
+        return 0.0
+
+    monkeypatch.setattr(page_cache, "_resident", look)
+    page_cache.drop([tmp_path])
+    assert written == ["3", "look", "3"]
+
+
+def _records(numbers: list[int], labels: list[int] | None = None) -> list[torch.Tensor]:
+    return [torch.tensor([[number, 0.5] for number in numbers]), torch.tensor(labels or [number % 2 for number in numbers])]
+
+
+@pytest.mark.parametrize(
+    ("batch", "wrong"),
+    [
+        (_records([*range(1, 30), 0]), None),
+        (_records([*range(29), 28]), "each once"),
+        (_records([*range(1, 30), 0], [0] * 30), "labels"),
+        (_records([*range(30)]), "stored order"),
+    ],
+)
+def test_the_samples_that_came_are_looked_at(batch: list[torch.Tensor], wrong: str | None) -> None:
+    contents = Contents()
+    contents.add([part[:10] for part in batch])
+    contents.add([part[10:] for part in batch])
+    with pytest.raises(RuntimeError, match=wrong) if wrong else nullcontext():
+        contents.check(30, shuffled=True)
+
+
+def test_images_are_known_by_their_labels() -> None:
+    contents = Contents()
+    contents.add([torch.zeros(30, 2, 2, 3, dtype=torch.uint8), torch.arange(30) % 9])
+    with pytest.raises(RuntimeError, match="each once"):
+        contents.check(30, shuffled=False)

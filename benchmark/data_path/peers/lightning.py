@@ -43,8 +43,8 @@ def prepare(task: dict[str, Any]) -> Arrange:
         return StreamingDataLoader(dataset, batch_size=batch_size, num_workers=workers)
 
     ways = {f"{workers} workers": partial(load, workers) for workers in (0, 1, 2)}
-    best = ways[fastest(ways, num_batches=3)]
-    return lambda _: best
+    best = ways[fastest(ways, num_batches=4)]
+    return lambda _: lambda: ((blocks[:, 1:], blocks[:, 0]) for blocks in best())
 
 
 def _records(file: str, width: int, num_samples: int, first: int) -> Any:
