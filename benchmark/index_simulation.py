@@ -5,6 +5,8 @@
 records: files of 180,000 binary records of one size. rows: CSV files, rows of any length. files: one sample a file. Segments are written by
 the real writer, once for each kind; its bytes then make all others, with their own keys. Beyond a gigabyte a kind, the columns of further
 segments are holes in sparse files: they take memory and time as others do, but no disk, so that reading them cold means less.
+
+And deleted keys among so many samples: none, a few, and more, at random.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import numpy as np
 from benchmark.data_path.page_cache import drop
 from benchmark.machine import write_report
 from modyn.records import Int64Array
+from modyn.storage.deletions import Deletions
 from modyn.storage.segment_file import SEGMENT_ROWS, SegmentColumns, write_segment
 from modyn.storage.segments import Segment, SegmentIndex
 
@@ -57,7 +60,10 @@ def main() -> None:
             build(Path(name), COLUMNS[kind](np.random.default_rng(0)), options.entries)
             rows.append(row(kind, Path(name)))
             print(rows[-1], flush=True)
+    with tempfile.TemporaryDirectory(prefix="modyn-deleted-", dir=options.folder) as name:
+        deleted = [deleted_row(Path(name) / str(count), options.entries, count) for count in DELETED if count < options.entries]
     body = f"{options.entries:,} entries, batches of {BATCH:,} keys drawn from all of them.\n\n{HEAD}\n" + "\n".join(rows)
+    body += f"\n\n{DELETED_HEAD}\n" + "\n".join(deleted)
     print(body)
     if options.report:
         command = f"python -m benchmark.index_simulation --entries {options.entries} --kinds {options.kinds}"
@@ -180,6 +186,24 @@ def row(kind: str, folder: Path) -> str:
         f"{found['warm_open_s']:.2f} | {found['anonymous_mib']:.1f} | {found['cold_ns']:,.0f} | {found['random_ns']:.0f} | "
         f"{found['locate_ns']:.0f} | {found['sequential_ns']:.1f} | {found['mapped_mib']:,.0f} |"
     )
+
+
+DELETED = (0, 10, 100_000, 10_000_000)
+DELETED_HEAD = (
+    "| deleted | bytes on the disk | asking for a batch of random keys, ms | deleting 1,000 more, ms |\n|---|---|---|---|"
+)
+
+
+def deleted_row(path: Path, entries: int, count: int) -> str:
+    rng = np.random.default_rng(2)
+    deletions = Deletions.open(path)
+    deletions.add(np.unique(rng.integers(0, entries, count)))
+    size = path.stat().st_size if path.exists() else 0
+    asked = [rng.integers(0, entries, BATCH) for _ in range(SETTLED)]
+    asking = statistics.median(timed(lambda keys=keys: deletions.contains(keys))[0] for keys in asked)  # type: ignore[misc]
+    more = [rng.integers(0, entries, 1000) for _ in range(SETTLED)]
+    deleting = statistics.median(timed(lambda keys=keys: deletions.add(keys))[0] for keys in more)  # type: ignore[misc]
+    return f"| {count:,} | {size:,} | {asking * 1e3:.3f} | {deleting * 1e3:.1f} |"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How fast one client gets payloads by key over Flight, against NumPy's fancy indexing of one memory map in the same process.
 
-    python -m benchmark.payload_stream [--samples 1000000] [--pairs 3] [--streams 1 2 4] [--replicas 0]
+    python -m benchmark.payload_stream [--samples 1000000] [--pairs 3] [--streams 1 2 4] [--replicas 0] [--report]
 
 Records of 160 bytes. "sequential": all keys in stored order. "sorted": a random half of the keys, in stored order, as they are asked for
 when a partition is shuffled here. "shuffled": a permutation of all keys, served in that order. NumPy gathers the same rows, batch by
@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from benchmark.data_path.installation import installation
 from benchmark.data_path.records import BATCH_SIZE, RECORD_BYTES, records_dataset, write_flat, write_records
+from benchmark.machine import write_report
 from modyn.records import Int64Array
 from modyn.storage.flight import PayloadClient
 
@@ -31,8 +32,10 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--replicas", type=int, default=0, help="further payload servers beside storage's own")
+    parser.add_argument("--report", action="store_true", help="write a dated report below benchmark/reports/")
     options = parser.parse_args()
     ratios: dict[tuple[str, int], float] = {}
+    lines = []
     with tempfile.TemporaryDirectory(prefix="modyn-stream-") as name:
         folder = Path(name)
         write_records(folder / "records", options.samples)
@@ -42,7 +45,20 @@ def main() -> None:
             for order, keys in orders(options.samples).items():
                 for streams in options.streams:
                     with PayloadClient(services.config.endpoints("flight"), streams) as client:
-                        ratios[order, streams] = compare(order, streams, keys, client, flat, options.pairs)
+                        ratio, line = compare(order, streams, keys, client, flat, options.pairs)
+                    ratios[order, streams] = ratio
+                    lines.append(line)
+                    print(line, flush=True)
+    if options.report:
+        streams = " ".join(map(str, options.streams))
+        command = (
+            f"python -m benchmark.payload_stream --samples {options.samples} --pairs {options.pairs} --streams {streams} "
+            f"--replicas {options.replicas}"
+        )
+        body = "Medians; ratios are medians of pairs, after one that does not count.\n\n" + "\n".join(
+            f"- {line}" for line in lines
+        )
+        print(f"report: {write_report('payload-stream', command, body)}")
     print(f"sorted, {options.streams[0]} stream(s): {ratios['sorted', options.streams[0]]:.2f}")
 
 
@@ -52,8 +68,10 @@ def orders(num_samples: int) -> dict[str, Int64Array]:
     return {"sequential": np.arange(num_samples), "sorted": np.sort(shuffled[: num_samples // 2]), "shuffled": shuffled}
 
 
-def compare(order: str, streams: int, keys: Int64Array, client: PayloadClient, flat: npt.NDArray[np.uint8], pairs: int) -> float:
-    """Prints and returns the median ratio of `pairs`, after one that is not counted."""
+def compare(
+    order: str, streams: int, keys: Int64Array, client: PayloadClient, flat: npt.NDArray[np.uint8], pairs: int
+) -> tuple[float, str]:
+    """The median ratio of `pairs`, after one that is not counted, and a line about it."""
 
     def ours() -> int:
         return sum(len(payloads) for payloads in client.fetch("records", keys))
@@ -64,8 +82,7 @@ def compare(order: str, streams: int, keys: Int64Array, client: PayloadClient, f
     rates = [(rate(ours, len(keys)), rate(numpy, len(keys))) for _ in range(pairs + 1)][1:]
     ratio = statistics.median(mine / theirs for mine, theirs in rates)
     mine, theirs = (statistics.median(side) for side in zip(*rates, strict=True))
-    print(f"{order:10} streams={streams}  {mine / 1e6:6.2f} M/s  NumPy {theirs / 1e6:6.2f} M/s  ratio {ratio:.2f}", flush=True)
-    return ratio
+    return ratio, f"{order:10} streams={streams}  {mine / 1e6:6.2f} M/s  NumPy {theirs / 1e6:6.2f} M/s  ratio {ratio:.2f}"
 
 
 def rate(read: Callable[[], int], expected: int) -> float:
