@@ -311,3 +311,19 @@ def test_rows_are_counted_over_chunks_and_row_groups(tmp_path: Path, monkeypatch
 def test_wrong_options_are_refused(config: dict[str, object], source: str) -> None:
     with pytest.raises(ConfigError):
         parquet(source, **config)
+
+
+def test_wide_rows_are_read_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over the bounds of row groups: rows of many small groups are one chunk, those of a wide one several."""
+    path = tmp_path / "a.parquet"
+    rng = np.random.default_rng(0)
+    images = pa.table(
+        {"data": [rng.bytes(10_000) for _ in range(50)], "label": range(50), "note": [rng.bytes(50_000) for _ in range(50)]}
+    )
+    pq.write_table(images, path, row_group_size=20)
+    images_format = build_format("ParquetFileWrapper", {"payload_columns": ["data"], "label_column": "label"})
+    assert [len(chunk) for chunk in images_format.index(str(path))] == [50]
+    monkeypatch.setattr("modyn.storage.formats.parquet._BATCH_BYTES", 100_000)
+    sizes = [len(chunk) for chunk in images_format.index(str(path))]
+    assert sum(sizes) == 50
+    assert set(sizes[:-1]) == {9}
