@@ -1,4 +1,6 @@
-"""The C++ core: gathering records from files, indexing CSV, looking keys up, mapping our own files. Everything here releases the GIL."""
+"""The C++ core: gathering records from files, indexing CSV, looking keys up, mapping our own files. What touches files or passes over arrays
+releases the GIL meanwhile. Arrays that are handed in must not change during the call, as another thread could make them: they are checked
+first and read again then."""
 
 import os
 from collections.abc import Sequence
@@ -76,7 +78,8 @@ class PathTable:
 @final
 class Gatherer:
     """Reads records by location. Safe to share between threads; keeps at most `max_open_files` files open, some of them mapped (mapped
-    pages count as the process's shared memory, RssFile; they are the page cache's own and cost nothing)."""
+    pages count as the process's shared memory, RssFile; they are the page cache's own and cost nothing). A kept file that was replaced or
+    written is opened anew when it is asked for again."""
 
     def __init__(self, max_open_files: int = 256, num_threads: int = 1) -> None: ...
     def gather(
@@ -90,6 +93,9 @@ class Gatherer:
         data[bounds[i]:bounds[i+1]]. `file_ids` point into `paths`. Raises FileAccessError, InvalidArgumentError."""
     @property
     def num_open_files(self) -> int: ...
+    def forget_removed(self) -> int:
+        """Close the kept files that were removed or replaced, whose space on the disk is not free before; how many they were. Cheap: a
+        system call for each open file."""
     def close_files(self) -> None:
         """Forget all open files."""
 
@@ -104,7 +110,7 @@ def take(
 
 @final
 class CsvIndexer:
-    """Finds the rows of a CSV file, from byte `start` on, in bounded chunks."""
+    """Finds the rows of a CSV file, from byte `start` on, in bounded chunks. Not safe to share between threads."""
 
     def __init__(
         self,
@@ -194,7 +200,8 @@ class KeySet:
 def find_runs(
     values: npt.NDArray[np.int64], max_runs: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
-    """First positions, first values and steps of runs in which the value changes by the same step; None if there are more than max_runs."""
+    """First positions, first values and steps of runs in which the value changes by the same step; None if there are more than max_runs.
+    Nothing has no runs."""
 
 @final
 class FolderScan:
@@ -208,7 +215,7 @@ class FolderScan:
         """What was found, in order of modification time, then path: paths below `base`, sizes (bytes), modification times (ns), and the
         later of the file's own and its companion's; the least int64 where that is missing. A second call gives nothing."""
     def take_links(self) -> list[str]:
-        """Paths of symbolic links that were met since the last call."""
+        """Paths of symbolic links that were met since the last call, sorted."""
     def take_refused(self) -> list[tuple[str, int]]:
         """Paths that could not be looked at since the last call, with the errno."""
 
@@ -225,3 +232,7 @@ def stat_and_read_numbers(
 
 def map_file(path: PathLike) -> npt.NDArray[np.uint8]:
     """A read-only map of a whole file that does not keep a file descriptor. For our own immutable files only. Raises FileAccessError."""
+
+def permutation(seed: tuple[int, int, int, int], count: int) -> npt.NDArray[np.int64]:
+    """A random order of 0 … count - 1, int64 (count,), each equally likely; a seed gives the same one everywhere. Several times as fast as
+    shuffling in place where `count` numbers do not fit into the cache. Raises InvalidArgumentError for a seed of zeros."""

@@ -50,6 +50,11 @@ py::array_t<T> to_array(std::vector<T>&& values) {
   return py::array_t<T>(size, data, owner);
 }
 
+// What callers hand in. No forcecast: numbers never wrap silently. One that is not aligned is copied.
+template <typename T>
+using Array = py::array_t<T, py::array::c_style | py::detail::npy_api::NPY_ARRAY_ALIGNED_>;
+using Int64Array = Array<std::int64_t>;
+
 // Below this NumPy's own memory is as good.
 inline constexpr std::int64_t min_pooled_bytes = 64 << 10;
 
@@ -71,5 +76,6 @@ void register_files(py::module_& module);
 void register_gather(py::module_& module);
 void register_index(py::module_& module);
 void register_key_set(py::module_& module);
+void register_permutation(py::module_& module);
 
 }  // namespace modyn::bindings

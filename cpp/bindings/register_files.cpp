@@ -26,7 +26,12 @@ py::tuple stat_and_read(const py::sequence& path_objects, std::size_t ending_siz
 }
 
 py::array_t<std::uint8_t> map_file(const py::object& path) {
-  auto mapping = std::make_unique<Mapping>(to_path(path));
+  const std::string file = to_path(path);
+  std::unique_ptr<Mapping> mapping;
+  {
+    const py::gil_scoped_release release;  // opening a file may wait for a disk
+    mapping = std::make_unique<Mapping>(file);
+  }
   const std::uint8_t* data = mapping->data();
   const auto size = static_cast<py::ssize_t>(mapping->size());
   const py::capsule owner(mapping.get(), [](void* mapped) { delete static_cast<Mapping*>(mapped); });

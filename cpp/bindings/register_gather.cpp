@@ -11,10 +11,6 @@
 namespace modyn::bindings {
 namespace {
 
-// No forcecast: an int64 array of file numbers would wrap silently.
-template <typename T>
-using Column = py::array_t<T, py::array::c_style>;
-
 void check_column(const py::array& column, const char* name, py::ssize_t count) {
   if (column.ndim() != 1 || column.size() != count) {
     throw InvalidArgument(std::string(name) + " must be an array of shape (" + std::to_string(count) + ",)");
@@ -25,14 +21,14 @@ void check_column(const py::array& column, const char* name, py::ssize_t count) 
 struct ColumnOrNumber {
   explicit ColumnOrNumber(const py::object& object) {
     if (py::isinstance<py::array>(object)) {
-      column = object.cast<Column<std::int64_t>>();
+      column = object.cast<Int64Array>();
     } else {
       number = object.cast<std::int64_t>();
     }
   }
   const std::int64_t* data() const { return column ? column->data() : nullptr; }
 
-  std::optional<Column<std::int64_t>> column;
+  std::optional<Int64Array> column;
   std::int64_t number = 0;
 };
 
@@ -46,7 +42,7 @@ std::shared_ptr<const void> keep_alive(const py::object& object) {
 
 std::unique_ptr<PathTable> make_table(const py::object& base, bool may_grow) { return std::make_unique<PathTable>(to_path(base), may_grow); }
 
-using Stamps = std::optional<Column<std::int64_t>>;
+using Stamps = std::optional<Int64Array>;
 
 // Whether there are stamps.
 bool check_stamps(const Stamps& sizes, const Stamps& mtimes_ns, py::ssize_t count) {
@@ -56,7 +52,7 @@ bool check_stamps(const Stamps& sizes, const Stamps& mtimes_ns, py::ssize_t coun
   return sizes.has_value();
 }
 
-void append_packed(PathTable& table, const Column<std::uint8_t>& text, const Column<std::int64_t>& ends, const Stamps& sizes,
+void append_packed(PathTable& table, const Array<std::uint8_t>& text, const Int64Array& ends, const Stamps& sizes,
                    const Stamps& mtimes_ns) {
   check_column(text, "text", text.size());
   check_column(ends, "ends", ends.size());
@@ -82,7 +78,7 @@ void append(PathTable& table, const py::sequence& path_objects, const Stamps& si
   table.append(paths, std::move(stamps));
 }
 
-void restamp(PathTable& table, const Column<std::int64_t>& ids, const Column<std::int64_t>& sizes, const Column<std::int64_t>& mtimes_ns) {
+void restamp(PathTable& table, const Int64Array& ids, const Int64Array& sizes, const Int64Array& mtimes_ns) {
   check_column(ids, "file_ids", ids.size());
   check_stamps(sizes, mtimes_ns, ids.size());
   const std::int64_t* const ids_data = ids.data();
@@ -94,24 +90,31 @@ void restamp(PathTable& table, const Column<std::int64_t>& ids, const Column<std
   table.restamp(ids_data, sizes_data, mtimes_data, count, std::move(owner));
 }
 
-bool may_be(const PathTable& table, std::size_t id, std::int64_t size, std::int64_t mtime_ns) {
-  const py::gil_scoped_release release;
-  return table.file(id).may_be({size, mtime_ns});
+std::size_t checked(py::ssize_t id) {
+  if (id < 0) throw py::index_error("file " + std::to_string(id));
+  return static_cast<std::size_t>(id);
 }
 
-std::optional<std::pair<std::int64_t, std::int64_t>> stamp_at(const PathTable& table, std::size_t id) {
+bool may_be(const PathTable& table, py::ssize_t id, std::int64_t size, std::int64_t mtime_ns) {
+  const std::size_t number = checked(id);
   const py::gil_scoped_release release;
-  const auto stamp = table.file(id).stamp;
+  return table.file(number).may_be({size, mtime_ns});
+}
+
+std::optional<std::pair<std::int64_t, std::int64_t>> stamp_at(const PathTable& table, py::ssize_t id) {
+  const std::size_t number = checked(id);
+  const py::gil_scoped_release release;
+  const auto stamp = table.file(number).stamp;
   if (!stamp) return std::nullopt;
   return std::pair{stamp->size, stamp->mtime_ns};
 }
 
 py::str path_at(const PathTable& table, py::ssize_t id) {
-  if (id < 0) throw py::index_error("file " + std::to_string(id));
+  const std::size_t number = checked(id);
   std::string path;
   {
     const py::gil_scoped_release release;  // a mapped block may have to come from a disk
-    path = table.path(static_cast<std::size_t>(id));
+    path = table.path(number);
   }
   return from_path(path);
 }
@@ -122,7 +125,7 @@ class Gatherer {
     if (num_threads == 0) throw InvalidArgument("num_threads must be at least 1");
   }
 
-  py::tuple gather(const py::object& paths, const Column<std::uint32_t>& file_ids, const Column<std::int64_t>& offsets,
+  py::tuple gather(const py::object& paths, const Array<std::uint32_t>& file_ids, const Int64Array& offsets,
                    const py::object& lengths) {
     if (py::isinstance<PathTable>(paths)) return gather_from(paths.cast<const PathTable&>(), file_ids, offsets, lengths);
     PathTable table{std::string()};
@@ -130,11 +133,22 @@ class Gatherer {
     return gather_from(table, file_ids, offsets, lengths);
   }
 
+  ~Gatherer() { close_files(); }
+  Gatherer(const Gatherer&) = delete;
+  Gatherer& operator=(const Gatherer&) = delete;
+
   std::size_t num_open_files() const { return files_.size(); }
-  void close_files() { files_.clear(); }
+  std::size_t forget_removed() {
+    const py::gil_scoped_release release;  // asks a file system about each file
+    return files_.forget_removed();
+  }
+  void close_files() {
+    const py::gil_scoped_release release;  // closes hundreds of files and their maps
+    files_.clear();
+  }
 
  private:
-  py::tuple gather_from(const PathTable& paths, const Column<std::uint32_t>& file_ids, const Column<std::int64_t>& offsets,
+  py::tuple gather_from(const PathTable& paths, const Array<std::uint32_t>& file_ids, const Int64Array& offsets,
                         const py::object& lengths_object) {
     const py::ssize_t count = offsets.size();
     check_column(offsets, "offsets", count);
@@ -163,7 +177,7 @@ class Gatherer {
   std::size_t num_threads_;
 };
 
-py::tuple take_rows(const Column<std::uint8_t>& data, const py::object& bounds_object, const Column<std::int64_t>& rows,
+py::tuple take_rows(const Array<std::uint8_t>& data, const py::object& bounds_object, const Int64Array& rows,
                     std::size_t num_threads) {
   check_column(data, "data", data.size());
   check_column(rows, "rows", rows.size());
@@ -207,6 +221,7 @@ void register_gather(py::module_& module) {
       .def(py::init<std::size_t, std::size_t>(), py::arg("max_open_files") = 256, py::arg("num_threads") = 1)
       .def("gather", &Gatherer::gather, py::arg("paths"), py::arg("file_ids"), py::arg("offsets"), py::arg("lengths"))
       .def_property_readonly("num_open_files", &Gatherer::num_open_files)
+      .def("forget_removed", &Gatherer::forget_removed)
       .def("close_files", &Gatherer::close_files);
   module.def("take", &take_rows, py::arg("data"), py::arg("bounds"), py::arg("rows"), py::arg("num_threads") = 1);
 }

@@ -8,10 +8,6 @@
 namespace modyn::bindings {
 namespace {
 
-template <typename T>
-using Array = py::array_t<T, py::array::c_style>;  // no forcecast: numbers never wrap silently
-using Int64Array = Array<std::int64_t>;
-
 void check_shape(const py::array& array, const char* name) {
   if (array.ndim() != 1) throw InvalidArgument(std::string(name) + " must have one dimension, not " + std::to_string(array.ndim()));
 }
@@ -168,7 +164,7 @@ py::object runs_of(const Int64Array& values, std::size_t max_runs) {
     const py::gil_scoped_release release;  // a pass over the array, which this call holds
     runs = find_runs(values.data(), static_cast<std::size_t>(values.size()), max_runs);
   }
-  if (runs.starts.empty()) return py::none();
+  if (runs.starts.empty() && values.size() > 0) return py::none();
   return py::make_tuple(to_array(std::move(runs.starts)), to_array(std::move(runs.values)), to_array(std::move(runs.strides)));
 }
 

@@ -7,8 +7,6 @@
 namespace modyn::bindings {
 namespace {
 
-using Int64Array = py::array_t<std::int64_t, py::array::c_style>;  // no forcecast: keys never wrap silently
-
 std::size_t num_keys(const Int64Array& keys) {
   if (keys.ndim() != 1) throw InvalidArgument("keys must have one dimension, not " + std::to_string(keys.ndim()));
   return static_cast<std::size_t>(keys.size());
@@ -48,6 +46,15 @@ py::array_t<bool> contains(const KeySet& set, const Int64Array& keys) {
   return found;
 }
 
+Int64Array between(const KeySet& set, std::int64_t first, std::int64_t end) {
+  std::vector<std::int64_t> keys;
+  {
+    const py::gil_scoped_release release;  // long for large sets
+    keys = set.between(first, end);
+  }
+  return to_array(std::move(keys));
+}
+
 }  // namespace
 
 void register_key_set(py::module_& module) {
@@ -58,9 +65,7 @@ void register_key_set(py::module_& module) {
       .def("__len__", &KeySet::size)
       .def("united", &KeySet::united, py::arg("other"), py::call_guard<py::gil_scoped_release>())
       .def("contains", &contains, py::arg("keys"))
-      .def(
-          "between", [](const KeySet& set, std::int64_t first, std::int64_t end) { return to_array(set.between(first, end)); },
-          py::arg("first"), py::arg("end"));
+      .def("between", &between, py::arg("first"), py::arg("end"));
 }
 
 }  // namespace modyn::bindings

@@ -11,6 +11,12 @@ std::string where(const std::string& path, std::int64_t offset, std::int64_t wan
   return path + " (" + std::to_string(wanted) + " bytes wanted at byte " + std::to_string(offset) + ")";
 }
 
+std::string advice(int error_number) {
+  if (error_number == EMFILE) return "let the process open more files (`ulimit -n`)";
+  if (error_number == ENFILE) return "let the system open more files (`sysctl fs.file-max`)";
+  return "check the disk and the file";
+}
+
 std::string message(FileFault fault, const std::string& path, std::int64_t offset, std::int64_t wanted, std::int64_t available,
                     int error_number) {
   const std::string place = where(path, offset, wanted);
@@ -28,7 +34,7 @@ std::string message(FileFault fault, const std::string& path, std::int64_t offse
     case FileFault::unreadable:
       break;
   }
-  return "cannot read " + place + ": " + std::generic_category().message(error_number) + "; check the disk and the file";
+  return "cannot read " + place + ": " + std::generic_category().message(error_number) + "; " + advice(error_number);
 }
 
 }  // namespace

@@ -7,15 +7,22 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <iterator>
 #include <system_error>
 
 #include "modyn/errors.hpp"
+#include "modyn/file_time.hpp"
 
 namespace modyn {
 namespace {
 
-FileStamp stamp_of(const struct stat& status) {
-  return {status.st_size, std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec};
+FileStamp stamp_of(const struct stat& status) { return {status.st_size, nanoseconds(status.st_mtim)}; }
+
+// 0, or the errno that says why it cannot be read.
+int look_at(int descriptor, struct stat& status) {
+  if (::fstat(descriptor, &status) != 0) return errno;
+  if (S_ISDIR(status.st_mode)) return EISDIR;
+  return S_ISREG(status.st_mode) ? 0 : EINVAL;
 }
 
 }  // namespace
@@ -33,8 +40,7 @@ File::File(std::string path) : path_(std::move(path)), descriptor_(-1), device_(
   } while (descriptor_ < 0 && errno == EINTR);
   if (descriptor_ < 0) throw file_error(errno, path_, 0, 0);
   struct stat status {};
-  if (::fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode)) {
-    const int error_number = S_ISDIR(status.st_mode) ? EISDIR : EINVAL;
+  if (const int error_number = look_at(descriptor_, status); error_number != 0) {
     ::close(descriptor_);
     throw file_error(error_number, path_, 0, 0);
   }
@@ -58,12 +64,13 @@ std::size_t File::read_some(void* into, std::size_t size, std::int64_t offset) c
 }
 
 std::shared_ptr<const FileMap> File::map(std::int64_t wanted) const {
+  // What was appended since is not mapped: on overlayfs the first write moves a file to the upper layer, and a map made through a
+  // descriptor from before, unlike a read, shows the lower one for good.
+  if (stamp_at_opening_.size == 0 || stamp_at_opening_.size < wanted) return nullptr;
   const std::lock_guard lock(map_mutex_);
-  if (map_ && static_cast<std::int64_t>(map_->size()) >= wanted) return map_;
-  const std::int64_t there = size();
-  if (there == 0 || there < wanted) return nullptr;
+  if (map_) return map_;
   try {
-    map_ = std::make_shared<const FileMap>(descriptor_, static_cast<std::size_t>(there));
+    map_ = std::make_shared<const FileMap>(descriptor_, static_cast<std::size_t>(stamp_at_opening_.size));
   } catch (const std::system_error&) {
     return nullptr;  // no address space or no more maps for this process, or a file system that has none: pread does as well
   }
@@ -74,8 +81,9 @@ bool File::is_resident(std::int64_t offset) const {
   char byte;
   iovec into{&byte, 1};
   if (::preadv2(descriptor_, &into, 1, offset, RWF_NOWAIT) >= 0) return true;
-  if (errno != EOPNOTSUPP) return false;
-  // Some file systems cannot do this (tmpfs, NFS). mincore is the second choice: it says yes to everybody who may not write the file.
+  // Some file systems cannot do this (tmpfs, NFS), nor old kernels, and a sandbox may forbid it.
+  if (errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL && errno != EPERM) return false;
+  // mincore is the second choice: it says yes to everybody who may not write the file.
   const auto mapped = map(offset + 1);
   if (!mapped) return true;
   static const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
@@ -85,32 +93,41 @@ bool File::is_resident(std::int64_t offset) const {
   return (resident & 1U) != 0;
 }
 
-std::int64_t File::size() const { return stamp().size; }
-
 FileStamp File::stamp() const {
   struct stat status {};
   if (::fstat(descriptor_, &status) != 0) throw file_error(errno, path_, 0, 0);
   return stamp_of(status);
 }
 
-bool File::is_current(FileStamp& now) const {
+bool File::is_current() const {
   struct stat status {};
-  if (::stat(path_.c_str(), &status) != 0 || status.st_dev != device_ || status.st_ino != inode_) return false;
-  now = stamp_of(status);
-  return true;
+  return ::stat(path_.c_str(), &status) == 0 && status.st_dev == device_ && status.st_ino == inode_ && stamp_of(status) == stamp_at_opening_;
 }
 
-std::shared_ptr<const File> FileCache::open(const std::string& path, FileStamp* now) {
-  FileStamp current{};
-  if (auto kept = find(path); kept && kept->is_current(current)) {
-    if (now != nullptr) *now = current;
-    return kept;
+bool File::is_removed() const {
+  struct stat status {};
+  return ::fstat(descriptor_, &status) != 0 || status.st_nlink == 0;
+}
+
+std::shared_ptr<const File> FileCache::open(const std::string& path) {
+  if (const auto kept = find(path)) {
+    if (kept->is_current()) return kept;
+    forget(*kept);
   }
-  // Opened without the lock: a slow disk must not stop readers of other files. Two threads may open one file; the last one is kept.
-  auto file = std::make_shared<const File>(path);
+  auto file = open_anew(path);
   keep(path, file);
-  if (now != nullptr) *now = file->stamp_at_opening();
   return file;
+}
+
+// Without the lock: a slow disk must not stop readers of other files. Two threads may open one file; the last one is kept.
+std::shared_ptr<const File> FileCache::open_anew(const std::string& path) {
+  try {
+    return std::make_shared<const File>(path);
+  } catch (const FileError& error) {
+    if (error.error_number != EMFILE && error.error_number != ENFILE) throw;
+  }
+  forget_older_half();  // no more open files to be had, of which some are only kept
+  return std::make_shared<const File>(path);
 }
 
 std::shared_ptr<const File> FileCache::find(const std::string& path) {
@@ -137,6 +154,37 @@ void FileCache::keep(const std::string& path, std::shared_ptr<const File> file) 
     by_path_.erase(entries_.back().first);
     evicted.splice(evicted.begin(), entries_, std::prev(entries_.end()));
   }
+}
+
+void FileCache::forget(const File& file) {
+  std::list<Entry> closing;
+  const std::lock_guard lock(mutex_);
+  const auto found = by_path_.find(file.path());
+  if (found == by_path_.end() || found->second->second.get() != &file) return;
+  closing.splice(closing.begin(), entries_, found->second);
+  by_path_.erase(found);
+}
+
+std::size_t FileCache::forget_removed() {
+  std::list<Entry> kept;  // looked at without the lock, as in open_anew
+  {
+    const std::lock_guard lock(mutex_);
+    kept = entries_;
+  }
+  std::size_t removed = 0;
+  for (const auto& [path, file] : kept) {
+    if (!file->is_removed()) continue;
+    forget(*file);
+    ++removed;
+  }
+  return removed;
+}
+
+void FileCache::forget_older_half() {
+  std::list<Entry> closing;
+  const std::lock_guard lock(mutex_);
+  closing.splice(closing.begin(), entries_, std::next(entries_.begin(), static_cast<std::ptrdiff_t>(entries_.size() / 2)), entries_.end());
+  for (const auto& [path, file] : closing) by_path_.erase(path);
 }
 
 std::size_t FileCache::size() const {

@@ -71,10 +71,9 @@ void MappedRecords::map_files(FileCache& cache) {
     Wanted& wanted = files_[slot];
     if (wanted.records < min_records_per_file) continue;
     try {
-      FileStamp now{};
       wanted.indexed = r_.paths.file(wanted.id);
-      wanted.file = cache.open(wanted.indexed.path, &now);
-      if (wanted.indexed.may_be(now)) wanted.map = wanted.file->map(wanted.end);
+      wanted.file = cache.open(wanted.indexed.path);
+      if (wanted.indexed.may_be(wanted.file->stamp_at_opening())) wanted.map = wanted.file->map(wanted.end);
     } catch (const FileError&) {
       // Reading comes to this file too, as to one that changed, and says which record is at fault.
     }
@@ -111,11 +110,15 @@ bool MappedRecords::copy(std::uint8_t* into, std::size_t threads) const {
 // Behind the end of a file that was cut, the rest of its last page reads as zeros, without a fault; and what was written while it was copied
 // has changed the file's time before.
 bool MappedRecords::are_still_as_indexed() const {
-  return std::all_of(files_.begin(), files_.end(), [](const Wanted& wanted) {
-    if (!wanted.map) return true;
-    const FileStamp now = wanted.file->stamp();
-    return now.size >= wanted.end && wanted.indexed.may_be(now);
-  });
+  try {
+    return std::all_of(files_.begin(), files_.end(), [](const Wanted& wanted) {
+      if (!wanted.map) return true;
+      const FileStamp now = wanted.file->stamp();
+      return now.size >= wanted.end && wanted.indexed.may_be(now);
+    });
+  } catch (const FileError&) {
+    return false;  // reading meets the same, and says which record is at fault
+  }
 }
 
 std::vector<std::uint32_t> MappedRecords::others() const {

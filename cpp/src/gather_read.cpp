@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <memory>
@@ -20,15 +21,16 @@ constexpr std::int64_t max_run = 1 << 20;
 // Opening and reading a file takes as long as copying this many bytes.
 constexpr std::int64_t cost_of_record = 4096;
 
-// A write to a file sets its time before its size. Who looks in between waits so long at most, in so many steps.
-constexpr int growing_steps = 20;
-constexpr auto growing_step = std::chrono::milliseconds(1);
+// A write to a file sets its time before its size, and whoever writes may be kept from going on in between. Who looks then waits, each time
+// twice as long, up to a second in all.
+constexpr auto first_wait = std::chrono::milliseconds(1);
+constexpr auto last_wait = std::chrono::milliseconds(512);
 
 // Whether `file`, which is `now` like this, still has what was indexed. `now` is its stamp after the answer.
 bool is_as_indexed(const IndexedFile& indexed, const File& file, FileStamp& now) {
-  for (int step = 0; !indexed.may_be(now); ++step) {
-    if (step == growing_steps || !indexed.may_grow || now.size != indexed.stamp->size) return false;
-    std::this_thread::sleep_for(growing_step);
+  for (auto wait = first_wait; !indexed.may_be(now); wait *= 2) {
+    if (wait > last_wait || !indexed.may_grow || now.size != indexed.stamp->size) return false;
+    std::this_thread::sleep_for(wait);
     now = file.stamp();
   }
   return true;
@@ -116,14 +118,16 @@ class BlockReader {
   };
 
   std::size_t at(std::size_t rank) const { return order_[rank]; }
+  // By the bounds, which nobody else can reach: nothing is written beyond the buffer even if the caller's arrays change meanwhile.
+  std::int64_t length(std::size_t i) const { return bounds_[i + 1] - bounds_[i]; }
 
   Run next_run(std::size_t first, std::size_t last) const {
     const std::size_t head = at(first);
-    Run run{first + 1, r_.offsets[head], r_.offsets[head] + r_.length(head), true};
+    Run run{first + 1, r_.offsets[head], r_.offsets[head] + length(head), true};
     for (; run.last < last; ++run.last) {
       const std::size_t i = at(run.last);
       const std::int64_t begin = r_.offsets[i];
-      const std::int64_t end = std::max(run.end, begin + r_.length(i));
+      const std::int64_t end = std::max(run.end, begin + length(i));
       if (r_.files[i] != r_.files[head] || begin - run.end > max_gap) break;
       const bool direct = run.direct && begin == run.end && bounds_[i] - bounds_[head] == begin - run.begin;
       if (!direct && end - run.begin > max_run) break;
@@ -138,12 +142,46 @@ class BlockReader {
     if (!file_ || file_id_ != r_.files[head]) open(head);
     const auto size = static_cast<std::size_t>(run.end - run.begin);
     std::uint8_t* target = run.direct ? into_ + bounds_[head] : scratch(size);
-    const std::size_t got = file_->read_some(target, size, run.begin);
+    std::size_t got = 0;
+    try {
+      got = read_some(head, target, size, run.begin);
+    } catch (const FileError&) {
+      if (run.last == first + 1) throw;
+      return read_one_by_one(first, run.last);
+    }
     if (got < size) throw_truncated(first, run, static_cast<std::int64_t>(got));
     if (run.direct) return;
     for (std::size_t rank = first; rank < run.last; ++rank) {
       const std::size_t i = at(rank);
-      std::memcpy(into_ + bounds_[i], target + (r_.offsets[i] - run.begin), static_cast<std::size_t>(r_.length(i)));
+      std::memcpy(into_ + bounds_[i], target + (r_.offsets[i] - run.begin), static_cast<std::size_t>(length(i)));
+    }
+  }
+
+  // What cannot be read may be one record of a run, or a gap that nobody asked for.
+  void read_one_by_one(std::size_t first, std::size_t last) {
+    for (std::size_t rank = first; rank < last; ++rank) {
+      const std::size_t i = at(rank);
+      const Run run{rank + 1, r_.offsets[i], r_.offsets[i] + length(i), true};
+      const auto got = static_cast<std::int64_t>(read_some(i, into_ + bounds_[i], static_cast<std::size_t>(length(i)), run.begin));
+      if (got < length(i)) throw_truncated(rank, run, got);
+    }
+  }
+
+  // What `use` says of the file. Errors name record i.
+  template <typename Use>
+  auto use_file(std::size_t i, const Use& use) {
+    try {
+      try {
+        return use(*file_);
+      } catch (const FileError& error) {
+        if (error.error_number != ESTALE) throw;
+      }
+      // The server of a network file system knows this file no more; it may know the path.
+      cache_.forget(*file_);
+      file_ = cache_.open(indexed_.path);
+      return use(*file_);
+    } catch (const FileError& error) {
+      throw_for(i, error);
     }
   }
 
@@ -154,26 +192,33 @@ class BlockReader {
     first_of_file_ = head;
     // What is known of the file is asked for before the file: it may grow in between, and be indexed again.
     indexed_ = r_.paths.file(file_id_);
-    FileStamp now{};
     try {
-      file_ = cache_.open(indexed_.path, &now);
-    } catch (FileError& error) {
-      throw FileError(error.fault, indexed_.path, r_.offsets[head], r_.length(head), -1, error.error_number);
+      file_ = cache_.open(indexed_.path);
+    } catch (const FileError& error) {
+      throw_for(head, error);
     }
-    check(now);
+    check(file_->stamp_at_opening());
   }
 
   // What was written while it was read has changed the file's time before.
-  void check_what_was_read() const {
-    if (file_ && indexed_.stamp) check(file_->stamp());
+  void check_what_was_read() {
+    if (file_ && indexed_.stamp) check(use_file(first_of_file_, [](const File& file) { return file.stamp(); }));
   }
 
-  void check(FileStamp now) const {
-    if (is_as_indexed(indexed_, *file_, now)) return;
-    const std::int64_t offset = r_.offsets[first_of_file_];
-    const std::int64_t length = r_.length(first_of_file_);
-    const std::int64_t available = std::clamp<std::int64_t>(now.size - offset, 0, length);
-    throw FileError(available < length ? FileFault::truncated : FileFault::changed, indexed_.path, offset, length, available, 0);
+  void check(FileStamp now) {
+    const std::size_t i = first_of_file_;
+    if (use_file(i, [&](const File& file) { return is_as_indexed(indexed_, file, now); })) return;
+    const std::int64_t available = std::clamp<std::int64_t>(now.size - r_.offsets[i], 0, length(i));
+    const FileFault fault = available < length(i) ? FileFault::truncated : FileFault::changed;
+    throw FileError(fault, indexed_.path, r_.offsets[i], length(i), available, 0);
+  }
+
+  std::size_t read_some(std::size_t i, std::uint8_t* into, std::size_t size, std::int64_t offset) {
+    return use_file(i, [&](const File& file) { return file.read_some(into, size, offset); });
+  }
+
+  [[noreturn]] void throw_for(std::size_t i, const FileError& error) const {
+    throw FileError(error.fault, indexed_.path, r_.offsets[i], length(i), -1, error.error_number);
   }
 
   std::uint8_t* scratch(std::size_t size) {
@@ -187,10 +232,10 @@ class BlockReader {
   [[noreturn]] void throw_truncated(std::size_t first, const Run& run, std::int64_t got) const {
     const std::int64_t end_of_file = run.begin + got;
     std::size_t rank = first;
-    while (rank + 1 < run.last && r_.offsets[at(rank)] + r_.length(at(rank)) <= end_of_file) ++rank;
+    while (rank + 1 < run.last && r_.offsets[at(rank)] + length(at(rank)) <= end_of_file) ++rank;
     const std::size_t i = at(rank);
     const std::int64_t available = std::max<std::int64_t>(0, end_of_file - r_.offsets[i]);
-    throw FileError(FileFault::truncated, file_->path(), r_.offsets[i], r_.length(i), available, 0);
+    throw FileError(FileFault::truncated, file_->path(), r_.offsets[i], length(i), available, 0);
   }
 
   const GatherRequest& r_;

@@ -139,6 +139,7 @@ KeySet KeySet::parsed(const std::uint8_t* data, std::size_t size) {
     } else {
       chunk->bits.resize(kWords);
       reader.read(chunk->bits.data(), kWords);
+      if (chunk->size() == 0) throw InvalidArgument("a set of keys has a chunk without keys");
     }
     ids.push_back(id);
     chunks.push_back(std::move(chunk));

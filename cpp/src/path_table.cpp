@@ -8,6 +8,12 @@
 #include "modyn/errors.hpp"
 
 namespace modyn {
+namespace {
+
+// Ids fit into 32 bits: so does a gatherer, and the index, take them.
+constexpr std::size_t max_files = std::size_t{1} << 32;
+
+}  // namespace
 
 PathTable::PathTable(std::string base, bool may_grow) : base_(std::move(base)), may_grow_(may_grow) {
   if (!base_.empty() && base_.back() != '/') base_ += '/';
@@ -39,6 +45,7 @@ void PathTable::append_packed(const std::uint8_t* text, std::size_t text_size, c
                               std::shared_ptr<const void> owner, const std::int64_t* sizes, const std::int64_t* mtimes_ns) {
   if (count == 0) return;
   const std::unique_lock lock(mutex_);
+  if (count > max_files - size_) throw InvalidArgument("a dataset has at most 2^32 files");
   blocks_.push_back({size_, text, text_size, ends, count, std::move(owner), sizes, mtimes_ns});
   size_ += count;
 }

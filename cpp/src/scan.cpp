@@ -10,6 +10,7 @@
 #include <memory>
 #include <tuple>
 
+#include "modyn/file_time.hpp"
 #include "modyn/parallel.hpp"
 
 namespace modyn {
@@ -29,8 +30,6 @@ bool ends_with(std::string_view name, std::string_view ending) {
   return name.size() >= ending.size() && name.substr(name.size() - ending.size()) == ending;
 }
 
-std::int64_t nanoseconds(const struct timespec& time) { return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec; }
-
 struct CloseFolder {
   void operator()(DIR* stream) const { ::closedir(stream); }
 };
@@ -41,17 +40,18 @@ FolderScan::FolderScan(std::string base, std::string ending, std::string compani
     : base_(std::move(base)), ending_(std::move(ending)), companion_ending_(std::move(companion_ending)), threads_(threads) {}
 
 void FolderScan::enter(const std::string& path) {
-  std::vector<std::string> pending{path};
+  std::vector<std::string> pending;
+  enter_one(path, 0, pending);
   while (!pending.empty()) {
     const std::string folder = std::move(pending.back());
     pending.pop_back();
-    enter_one(folder, pending);
+    enter_one(folder, O_NOFOLLOW, pending);  // it was a folder when it was listed: a link that took its place is not followed
   }
 }
 
-void FolderScan::enter_one(const std::string& path, std::vector<std::string>& folders) {
+void FolderScan::enter_one(const std::string& path, int flags, std::vector<std::string>& folders) {
   const std::string full = path.empty() ? base_ : joined(base_, path);
-  const int descriptor = ::open(full.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const int descriptor = ::open(full.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | flags);
   const std::unique_ptr<DIR, CloseFolder> stream(descriptor < 0 ? nullptr : ::fdopendir(descriptor));
   if (!stream) {
     const int error_number = errno;
@@ -135,6 +135,11 @@ std::vector<FoundFile> FolderScan::take_files() {
     return std::tie(a.modification_time, a.path) < std::tie(b.modification_time, b.path);
   });
   return std::exchange(files_, {});
+}
+
+std::vector<std::string> FolderScan::take_links() {
+  std::sort(links_.begin(), links_.end());
+  return std::exchange(links_, {});
 }
 
 }  // namespace modyn

@@ -11,6 +11,7 @@
 #include <system_error>
 
 #include "modyn/errors.hpp"
+#include "modyn/file_time.hpp"
 #include "modyn/numbers.hpp"
 #include "modyn/parallel.hpp"
 
@@ -72,7 +73,7 @@ SmallFiles stat_and_read_numbers(const std::vector<std::string>& paths, std::siz
     if (!S_ISREG(status.st_mode)) return add_problem(i, paths[i], "it is not a regular file");
     if (status.st_size == 0) return add_problem(i, paths[i], "it is empty");
     found.sizes[i] = status.st_size;
-    found.modification_times[i] = std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec;
+    found.modification_times[i] = nanoseconds(status.st_mtim);
     const std::string number_path = paths[i].substr(0, paths[i].size() - ending_size) + number_ending;
     std::string problem = floats ? read_number(number_path, found.float_numbers[i], parse_float64, "a float64 label")
                                  : read_number(number_path, found.int_numbers[i], parse_int64, "an int64 label");

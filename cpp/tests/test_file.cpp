@@ -1,9 +1,11 @@
 #include <cerrno>
 #include <filesystem>
+#include <limits>
 
 #include "doctest/doctest.h"
 #include "modyn/errors.hpp"
 #include "modyn/file.hpp"
+#include "modyn/file_time.hpp"
 #include "modyn/mapping.hpp"
 #include "temporary_folder.hpp"
 
@@ -43,6 +45,41 @@ TEST_CASE("a file that was replaced or removed is noticed") {
   CHECK(content(*cache.open(path)) == "new");
   std::filesystem::remove(path);
   CHECK_THROWS_AS(cache.open(path), modyn::FileError);
+  CHECK(cache.size() == 0);
+}
+
+TEST_CASE("a file that was written is opened anew, with a map of what is there then") {
+  const TemporaryFolder folder;
+  modyn::FileCache cache(8);
+  const auto path = folder.write("a", "old");
+  const auto file = cache.open(path);
+  CHECK(file->map(3)->size() == 3);
+  std::ofstream(path, std::ios::app) << " and new";
+  CHECK(file->map(4) == nullptr);
+  const auto grown = cache.open(path);
+  CHECK(grown != file);
+  CHECK(grown->map(4)->size() == 11);
+  CHECK(cache.open(path) == grown);
+  CHECK(cache.size() == 1);
+}
+
+TEST_CASE("files without a name are kept no longer") {
+  const TemporaryFolder folder;
+  modyn::FileCache cache(8);
+  for (const char* name : {"stays", "removed", "replaced"}) cache.open(folder.write(name, name));
+  CHECK(cache.forget_removed() == 0);
+  std::filesystem::remove(folder.at("removed"));
+  std::filesystem::rename(folder.write("new", "new"), folder.at("replaced"));
+  CHECK(cache.forget_removed() == 2);
+  CHECK(cache.size() == 1);
+  CHECK(content(*cache.open(folder.at("replaced"))) == "new");
+}
+
+TEST_CASE("times beyond the years of int64 nanoseconds") {
+  CHECK(modyn::nanoseconds({1, 5}) == 1'000'000'005);
+  CHECK(modyn::nanoseconds({-1, 5}) == -999'999'995);
+  CHECK(modyn::nanoseconds({10'000'000'000, 5}) == std::numeric_limits<std::int64_t>::max());
+  CHECK(modyn::nanoseconds({-10'000'000'000, 5}) == -std::numeric_limits<std::int64_t>::max());
 }
 
 TEST_CASE("what is no regular file is refused") {

@@ -73,6 +73,27 @@ TEST_CASE("touching what was cut off is survived, again and again, on many threa
   CHECK(wrong == 0);
 }
 
+TEST_CASE("touching what was cut off is survived by a thread that blocks the signal, and goes on blocking it") {
+  const TemporaryFolder folder;
+  const CutMap map(folder);
+  bool survived[2] = {false, true};
+  bool blocked[2] = {false, false};
+  std::thread([&] {
+    sigset_t all, now;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, nullptr);
+    for (const std::size_t pages : {1, 2}) {
+      survived[pages - 1] = survives(map, pages * page);
+      pthread_sigmask(SIG_BLOCK, nullptr, &now);
+      blocked[pages - 1] = sigismember(&now, SIGBUS) == 1;
+    }
+  }).join();
+  CHECK(survived[0]);
+  CHECK_FALSE(survived[1]);
+  CHECK(blocked[0]);
+  CHECK(blocked[1]);
+}
+
 TEST_CASE("who handled the signal before is asked about other faults, and displaced again when needed") {
   const TemporaryFolder folder;
   const CutMap map(folder);

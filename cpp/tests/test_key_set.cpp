@@ -65,4 +65,6 @@ TEST_CASE("bytes that are no set are refused, and never read beyond their end") 
     wrong[position] = value;
     CHECK_THROWS_AS(modyn::KeySet::parsed(wrong.data(), wrong.size()), modyn::InvalidArgument);
   }
+  const std::vector<std::uint8_t> no_keys(12 + 65'536 / 8, 0);
+  CHECK_THROWS_AS(modyn::KeySet::parsed(no_keys.data(), no_keys.size()), modyn::InvalidArgument);
 }

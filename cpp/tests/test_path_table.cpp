@@ -51,6 +51,14 @@ TEST_CASE("stamps, and others in place of them") {
   CHECK(!rigid.file(0).may_be({2, 1}));
 }
 
+TEST_CASE("ids end where 32 bits do") {
+  modyn::PathTable table("");
+  table.append_packed(nullptr, 0, nullptr, (std::size_t{1} << 32) - 1, nullptr);  // not looked at
+  table.append({"last"});
+  CHECK(table.path(0xffffffff) == "last");
+  CHECK_THROWS_AS(table.append({"one more"}), modyn::InvalidArgument);
+}
+
 TEST_CASE("without a base, paths stand as they are") {
   modyn::PathTable table("");
   table.append({"relative", "/absolute"});

@@ -37,6 +37,18 @@ TEST_CASE("files by their ending, links handed out, each folder once") {
   CHECK(scan.take_files().empty());
 }
 
+TEST_CASE("links come sorted, in whatever order they are listed") {
+  const TemporaryFolder folder;
+  std::vector<std::string> names;
+  for (int i = 0; i < 50; ++i) names.push_back("link" + std::to_string(i * 7919 % 1000));
+  for (const auto& name : names) std::filesystem::create_symlink(folder.at("target"), folder.at(name));
+  modyn::FolderScan scan(folder.at(""), ".x", "", 1);
+  scan.enter("");
+  std::sort(names.begin(), names.end());
+  CHECK(scan.take_links() == names);
+  CHECK(scan.take_links().empty());
+}
+
 TEST_CASE("many files with companions, in order of time and path") {
   const TemporaryFolder folder;
   for (int i = 0; i < 1500; ++i) {

@@ -48,19 +48,18 @@ class File {
 
   // Reads up to `size` bytes at `offset` into `into`; returns fewer only at the end of the file. Throws FileError.
   std::size_t read_some(void* into, std::size_t size, std::int64_t offset) const;
-  // A map of at least the first `size` bytes, made anew only when the file has grown; null if the file is shorter than that or cannot be
-  // mapped.
+  // A map of all bytes that were there when it was opened, made at the first call; null if these are fewer than `size`, or cannot be mapped.
   std::shared_ptr<const FileMap> map(std::int64_t size) const;
   // Whether the byte at `offset` can be read without waiting for a disk. Where the system cannot tell, it can.
   bool is_resident(std::int64_t offset) const;
-  // Bytes of the file now. Throws FileError.
-  std::int64_t size() const;
   // As it is now. Throws FileError.
   FileStamp stamp() const;
   // As it was when it was opened.
   FileStamp stamp_at_opening() const { return stamp_at_opening_; }
-  // Whether `path` still names the file that is open here; if so, `now` is its stamp.
-  bool is_current(FileStamp& now) const;
+  // Whether the path still names the file that is open here, and it is as it was when it was opened.
+  bool is_current() const;
+  // Whether no path at all names it any more: its space on the disk is free once it is closed.
+  bool is_removed() const;
   const std::string& path() const { return path_; }
 
  private:
@@ -73,14 +72,19 @@ class File {
   mutable std::shared_ptr<const FileMap> map_;
 };
 
-// The most recently used files, kept open. At most `capacity` are kept; a file that a reader still holds closes when it lets go.
+// The most recently used files, kept open. At most `capacity` are kept; a file that a reader still holds closes when it lets go. Safe to
+// share between threads.
 class FileCache {
  public:
   explicit FileCache(std::size_t capacity) : capacity_(capacity) {}
 
-  // The file that `path` names now: a kept one is opened anew if the path was removed or replaced since. `now`, if
-  // given, is set to its stamp. Throws FileError.
-  std::shared_ptr<const File> open(const std::string& path, FileStamp* now = nullptr);
+  // The file that `path` names, as it is now: a kept one that was removed, replaced or written since is not kept any longer. Throws
+  // FileError.
+  std::shared_ptr<const File> open(const std::string& path);
+  // Keeps this file no longer.
+  void forget(const File& file);
+  // Keeps those no longer that were removed or replaced, and says how many they were. A system call for each file that is kept.
+  std::size_t forget_removed();
   std::size_t size() const;
   std::size_t capacity() const { return capacity_; }
   void clear();
@@ -89,6 +93,8 @@ class FileCache {
   using Entry = std::pair<std::string, std::shared_ptr<const File>>;
 
   std::shared_ptr<const File> find(const std::string& path);
+  std::shared_ptr<const File> open_anew(const std::string& path);
+  void forget_older_half();
   void keep(const std::string& path, std::shared_ptr<const File> file);
 
   std::size_t capacity_;

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <exception>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -36,8 +35,8 @@ void parallel_for(std::size_t count, std::size_t threads, const Work& work) {
   others.reserve(extra);
   try {
     for (std::size_t i = 0; i < extra; ++i) others.emplace_back(drain);
-  } catch (const std::system_error&) {
-    // No more threads to be had: those that started, and this one, do the work.
+  } catch (...) {
+    // No more threads, or no memory for one, to be had: those that started, and this one, do the work.
   }
   drain();
   for (auto& thread : others) thread.join();

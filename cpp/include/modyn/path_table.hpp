@@ -32,7 +32,7 @@ class PathTable {
   // An empty base: paths stand as they are. may_grow: files that were appended to are not changed ones.
   explicit PathTable(std::string base, bool may_grow = false);
 
-  // With a stamp for each path, or none at all.
+  // With a stamp for each path, or none at all. Throws InvalidArgument, as the next one does, if there were more than 2^32 files.
   void append(const std::vector<std::string>& paths, std::vector<FileStamp> stamps = {});
   // `count` paths, of which path i is text[ends[i - 1], ends[i]), the first from 0. Nothing is copied: both stay where they are as long
   // as `owner` lives. They are not looked at before they are asked for, so that a mapped block of millions costs no memory. The same holds for sizes

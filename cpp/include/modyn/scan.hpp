@@ -42,8 +42,9 @@ class FolderScan {
 
   // Those that were found, in order of modification time, then path. They are handed over: a second call gives none.
   std::vector<FoundFile> take_files();
-  // Paths of the symbolic links that were met since the last call.
-  std::vector<std::string> take_links() { return std::exchange(links_, {}); }
+  // Paths of the symbolic links that were met since the last call, sorted: of two that lead to one folder, the first that is entered names
+  // its files, which must not depend on the order in which the file system lists them.
+  std::vector<std::string> take_links();
   std::vector<Refused> take_refused() { return std::exchange(refused_, {}); }
 
  private:
@@ -53,7 +54,8 @@ class FolderScan {
     std::vector<std::string> folders;
   };
 
-  void enter_one(const std::string& path, std::vector<std::string>& folders);
+  // `flags`: for `open`, in addition.
+  void enter_one(const std::string& path, int flags, std::vector<std::string>& folders);
   Entries read_entries(int descriptor, DIR* stream, const std::string& path);
   void look_at_files(int descriptor, const std::string& path, const std::vector<std::string>& names);
 
