@@ -49,6 +49,8 @@ def open_channel(endpoint: Endpoint, *, wait_s: float = 10.0, not_repeatable: fr
 
 def repeated(call: Callable[[], T], wait_s: float) -> T:
     """What `call` returns, made again for `wait_s` while it meets a server that cannot be reached: it must be idempotent."""
+    if wait_s <= 0:
+        return call()
     for attempt in stamina.retry_context(
         on=_may_come_back, attempts=None, timeout=wait_s, wait_initial=0.05, wait_max=1.0, wait_jitter=0.05
     ):
@@ -77,9 +79,7 @@ class _Channel(grpc.Channel):
             def once() -> Any:
                 return self._translated(lambda: call(request, timeout=timeout, metadata=self._metadata))
 
-            if not repeatable or self._wait_s <= 0:
-                return once()
-            return repeated(once, self._wait_s)
+            return repeated(once, self._wait_s) if repeatable else once()
 
         return invoke
 

@@ -7,6 +7,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from modyn.config.system import Endpoint
 from modyn.errors import InvalidArgumentError
 from modyn.proto.common_pb2 import Column, KeyColumns, SampleColumns
 from modyn.records import Int64Array, KeysAndWeights, LabelArray, SampleBatch
@@ -17,6 +18,13 @@ MOST_NUMBERS = 1 << 22
 """Numbers in a packed column at most: one without data says of itself how long it is."""
 
 _WIDTHS = (1, 2, 4, 8)
+_AROUND_BYTES = 4096
+"""What stands around the columns of a message, generously."""
+
+
+def items_per_message(endpoint: Endpoint, item_bytes: int) -> int:
+    """How many items of so many bytes surely fit into a message that `endpoint` takes."""
+    return max(1, (endpoint.max_message_bytes - _AROUND_BYTES) // item_bytes)
 
 
 def to_bytes(array: npt.NDArray[np.generic]) -> bytes:

@@ -28,6 +28,7 @@ from modyn.rpc.status import TOKEN_KEY, abort
 
 CALL_SECONDS = Histogram("modyn_call_seconds", "Seconds that calls took, streams until they ended", ["method", "outcome"])
 
+_HEALTH_CHECK = f"/{health.SERVICE_NAME}/Check"
 _GRACE_S = 1.0
 """Running calls get so long to end when a service stops. Watchers reconnect and lose nothing."""
 
@@ -247,8 +248,8 @@ class _Translation(grpc.ServerInterceptor):
         )
 
     def _allowed(self, details: Any) -> bool:
-        # A health check tells nothing worth protecting, and orchestrators cannot send a token with it.
-        if self._token is None or details.method.startswith("/grpc.health."):
+        # A health check tells nothing worth protecting, and orchestrators cannot send a token with it. Not Watch: it holds a thread.
+        if self._token is None or details.method == _HEALTH_CHECK:
             return True
         return token_matches(self._token, dict(details.invocation_metadata).get(TOKEN_KEY))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from itertools import accumulate
 from typing import NoReturn
 
 import grpc
@@ -27,7 +29,8 @@ REASON_KEY = "modyn-reason"
 TOKEN_KEY = "authorization"
 
 _MAX_DETAILS = 4000
-"""Details travel in HTTP/2 headers, which are 8 KiB at most by default."""
+"""Bytes. Details travel in HTTP/2 headers, which are 8 KiB at most by default."""
+_CUT = "..."
 
 _CODES: dict[type[ModynError], grpc.StatusCode] = {
     ConfigError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -56,11 +59,24 @@ _BY_CODE: dict[grpc.StatusCode, type[ModynError]] = {
 """For statuses that gRPC makes by itself, without a reason of ours."""
 
 
+def bounded(text: str, max_bytes: int) -> str:
+    """`text`, cut to what takes at most `max_bytes` of a header: all but printable ASCII takes three for each byte there.
+
+    >>> bounded("cannot read ä", 15), bounded("cannot read ä", 19), bounded("cannot read \\udcff", 99)
+    ('cannot read ...', 'cannot read ä', 'cannot read \\\\udcff')
+    """
+    encoded = text.encode("utf-8", "backslashreplace")  # A file's name may be no text.
+    ends = list(accumulate(1 if 0x20 <= byte <= 0x7E and byte != ord("%") else 3 for byte in encoded))
+    if not ends or ends[-1] <= max_bytes:
+        return encoded.decode()
+    return encoded[: bisect_right(ends, max_bytes - len(_CUT))].decode(errors="ignore") + _CUT
+
+
 def abort(context: grpc.ServicerContext, error: ModynError) -> NoReturn:
     """Ends a call with the status that stands for `error`."""
     code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
     context.set_trailing_metadata(((REASON_KEY, error.reason),))
-    context.abort(code, error.message[:_MAX_DETAILS])
+    context.abort(code, bounded(error.message, _MAX_DETAILS))
     raise AssertionError("abort raises")
 
 
@@ -75,6 +91,10 @@ def from_rpc(error: grpc.RpcError, peer: str) -> ModynError:
     if code is grpc.StatusCode.UNAVAILABLE:
         return UnavailableError(
             f"{peer} cannot be reached ({details}); is it running? `modyn status` tells, `modyn up` starts it"
+        )
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return InvalidArgumentError(
+            f"{peer}: {details}; if a message is too large, raise max_message_bytes of the service in the system file, on both sides"
         )
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineError(f"{peer} did not answer in time; `modyn logs` tells what it is doing")

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from modyn.config.system import DatasetConfig, Endpoint
-from modyn.errors import CancelledError, UnavailableError
+from modyn.errors import CancelledError, NotFoundError, UnavailableError
 from modyn.proto import common_pb2, storage_pb2, storage_pb2_grpc
 from modyn.records import Int64Array, Interval, SampleBatch
+from modyn.rpc.channel import repeated
 from modyn.rpc.client import ServiceClient
-from modyn.rpc.columns import batch_from_proto, keys_to_bytes
+from modyn.rpc.columns import batch_from_proto, items_per_message, keys_to_bytes
 from modyn.rpc.structs import from_struct, to_struct
 from modyn.storage.proof import FileIdentity, ShortCutOffer
 from modyn.storage.records import DatasetInfo, FileProblem, IngestProgress
@@ -19,7 +20,7 @@ from modyn.storage.records import DatasetInfo, FileProblem, IngestProgress
 __all__ = ["DatasetInfo", "FileProblem", "IngestProgress", "NewSamples", "StorageClient"]
 
 KEYS_PER_CALL = 131_072
-"""Keys in one request message (1 MiB): longer requests are split."""
+"""Most keys in one request message (1 MiB): longer requests are split."""
 RETRY_S = 30.0
 """For how long a broken stream is opened again without any progress before its error is raised."""
 
@@ -31,10 +32,13 @@ class StorageClient(ServiceClient):
     UnavailableError when the service cannot be reached."""
 
     _Stub = storage_pb2_grpc.StorageStub
+    _not_repeatable = frozenset({"DeleteDataset"})
 
     def __init__(self, endpoint: Endpoint, retry_s: float = RETRY_S, wait_s: float = 10.0) -> None:
         super().__init__(endpoint, wait_s)
+        self._wait_s = wait_s
         self._retry_s = retry_s
+        self._keys_per_call = min(KEYS_PER_CALL, items_per_message(endpoint, 8))
 
     def register_dataset(self, config: DatasetConfig) -> DatasetInfo:
         """Makes the dataset known; a no-op if it is known with equal options, AlreadyExistsError if with others."""
@@ -48,7 +52,21 @@ class StorageClient(ServiceClient):
 
     def delete_dataset(self, name: str) -> None:
         """Forgets the index of the dataset. The user's files stay."""
-        self._stub.DeleteDataset(storage_pb2.DatasetName(name=name))
+        is_repeated = False
+
+        def delete() -> None:
+            nonlocal is_repeated
+            try:
+                self._stub.DeleteDataset(storage_pb2.DatasetName(name=name))
+            except NotFoundError:
+                if not is_repeated:
+                    raise
+                # The call before it has deleted the dataset, and its answer was lost.
+            except UnavailableError:
+                is_repeated = True
+                raise
+
+        repeated(delete, self._wait_s)
 
     def ingest(self, name: str) -> Iterator[IngestProgress]:
         """Indexes what is new in the dataset's folder, now. The last message has `finished`."""
@@ -94,8 +112,8 @@ class StorageClient(ServiceClient):
     def samples_by_key(self, name: str, keys: Int64Array) -> SampleBatch:
         """Labels and timestamps of the keys, in the order asked. NotFoundError if one does not exist or was deleted."""
         batches: list[SampleBatch] = []
-        for first in range(0, len(keys), KEYS_PER_CALL):
-            request = storage_pb2.KeysRequest(dataset=name, keys=keys_to_bytes(keys[first : first + KEYS_PER_CALL]))
+        for first in range(0, len(keys), self._keys_per_call):
+            request = storage_pb2.KeysRequest(dataset=name, keys=keys_to_bytes(keys[first : first + self._keys_per_call]))
             batches.extend(batch_from_proto(columns) for columns in self._stub.SamplesByKey(request))
         return SampleBatch.concatenate(batches)
 
@@ -108,8 +126,8 @@ class StorageClient(ServiceClient):
     def delete_samples(self, name: str, keys: Int64Array) -> int:
         """Deletes these samples for good; the number of those that existed. Their keys are never used again."""
         deleted = 0
-        for first in range(0, len(keys), KEYS_PER_CALL):
-            request = storage_pb2.KeysRequest(dataset=name, keys=keys_to_bytes(keys[first : first + KEYS_PER_CALL]))
+        for first in range(0, len(keys), self._keys_per_call):
+            request = storage_pb2.KeysRequest(dataset=name, keys=keys_to_bytes(keys[first : first + self._keys_per_call]))
             deleted += int(self._stub.DeleteSamples(request).num_deleted)
         return deleted
 

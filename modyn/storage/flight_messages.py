@@ -25,6 +25,7 @@ from pyarrow import flight
 from modyn.config.system import Endpoint
 from modyn.errors import BY_REASON, InvalidArgumentError, ModynError, SecurityError, UnavailableError
 from modyn.records import Int64Array, LabelArray
+from modyn.rpc.status import bounded
 
 OnMissing = Literal["raise", "skip"]
 
@@ -223,9 +224,13 @@ def location(endpoint: Endpoint) -> str:
     return ("grpc+tls://" if endpoint.security.tls_cert or endpoint.security.tls_ca else "grpc://") + endpoint.address
 
 
+_MAX_ERROR, _MAX_SUMMARY = 3000, 500
+"""Bytes. An error travels in HTTP/2 headers, which are 8 KiB at most by default: once in full, and twice in short for other clients."""
+
+
 def error_to_flight(error: ModynError) -> flight.FlightServerError:
-    text = f"{error.reason}|{error.message}".encode("utf-8", "backslashreplace")  # A file's name may be no text.
-    return flight.FlightServerError(text.decode(), text)
+    text = f"{error.reason}|{error.message}"
+    return flight.FlightServerError(bounded(text, _MAX_SUMMARY), bounded(text, _MAX_ERROR).encode())
 
 
 def error_from_flight(error: Exception, address: str) -> ModynError:

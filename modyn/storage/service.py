@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import grpc
 
-from modyn.config.system import SystemConfig
+from modyn.config.system import Endpoint, SystemConfig
 from modyn.errors import SecurityError
 from modyn.proto import common_pb2, storage_pb2, storage_pb2_grpc
 from modyn.records import Interval, SampleBatch
-from modyn.rpc.columns import batch_to_proto, keys_from_bytes
+from modyn.rpc.columns import batch_to_proto, items_per_message, keys_from_bytes
 from modyn.rpc.replies import plugins_to_reply
 from modyn.rpc.server import Registration, ServiceContext, prepare_run_dir
 from modyn.storage.catalogue import Catalogue
@@ -23,14 +23,17 @@ from modyn.storage.store import Store
 
 FULL_NAME = "modyn.Storage"
 
-_KEYS_PER_MESSAGE = 65_536
+_SAMPLES_PER_MESSAGE = 65_536
+_SAMPLE_BYTES = 24
+"""Key, timestamp and label of a sample in a message, at most."""
 
 
 class StorageService(storage_pb2_grpc.StorageServicer):
-    """Serves a Store."""
+    """Serves a Store. `endpoint`: where, which says how large a message may be."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, endpoint: Endpoint) -> None:
         self._store = store
+        self._samples_per_message = items_per_message(endpoint, _SAMPLE_BYTES)
 
     def RegisterDataset(self, request: storage_pb2.DatasetSpec, context: grpc.ServicerContext) -> storage_pb2.Dataset:
         return _info(self._store.register(spec_from_proto(request)))
@@ -46,7 +49,7 @@ class StorageService(storage_pb2_grpc.StorageServicer):
         return common_pb2.Empty()
 
     def Ingest(self, request: storage_pb2.DatasetName, context: grpc.ServicerContext) -> Iterator[storage_pb2.IngestProgress]:
-        for progress in self._store.ingest(request.name):
+        for progress in self._store.ingest(request.name, context.is_active):
             yield storage_pb2.IngestProgress(
                 files_seen=progress.files_seen,
                 files_indexed=progress.files_indexed,
@@ -71,7 +74,7 @@ class StorageService(storage_pb2_grpc.StorageServicer):
     ) -> Iterator[common_pb2.SampleColumns]:
         after = (request.after_timestamp, request.after_key) if request.resume else None
         dataset = self._store.dataset(request.dataset)
-        yield from _columns(dataset.samples_in_interval(_interval(request), request.batch_size, after))
+        yield from self._columns(dataset.samples_in_interval(_interval(request), request.batch_size, after))
 
     def NewSamples(
         self, request: storage_pb2.NewSamplesRequest, context: grpc.ServicerContext
@@ -85,13 +88,14 @@ class StorageService(storage_pb2_grpc.StorageServicer):
 
         if not context.add_callback(end):
             return
-        yield from _columns(dataset.new_samples(request.first_key, request.batch_size, lambda: not ended.is_set()))
+        yield from self._columns(dataset.new_samples(request.first_key, request.batch_size, lambda: not ended.is_set()))
 
     def SamplesByKey(self, request: storage_pb2.KeysRequest, context: grpc.ServicerContext) -> Iterator[common_pb2.SampleColumns]:
         dataset, keys = self._store.dataset(request.dataset), keys_from_bytes(request.keys)
         dataset.refuse_missing(keys)
-        for first in range(0, len(keys), _KEYS_PER_MESSAGE):
-            yield batch_to_proto(dataset.samples_by_key(keys[first : first + _KEYS_PER_MESSAGE]))
+        size = min(_SAMPLES_PER_MESSAGE, self._samples_per_message)
+        for first in range(0, len(keys), size):
+            yield batch_to_proto(dataset.samples_by_key(keys[first : first + size]))
 
     def DeleteSamples(self, request: storage_pb2.KeysRequest, context: grpc.ServicerContext) -> storage_pb2.DeleteReply:
         deleted = self._store.dataset(request.dataset).delete_samples(keys_from_bytes(request.keys))
@@ -103,6 +107,13 @@ class StorageService(storage_pb2_grpc.StorageServicer):
         return storage_pb2.ShortCutOffer(
             refused=offer.refused, folder=offer.folder, nonce=offer.nonce, kernel=offer.kernel, files=files
         )
+
+    def _columns(self, batches: Iterable[SampleBatch]) -> Iterator[common_pb2.SampleColumns]:
+        """Messages with what is in `batches`, none of them empty or too large."""
+        size = self._samples_per_message
+        for batch in batches:
+            for first in range(0, len(batch), size):
+                yield batch_to_proto(batch.slice(first, first + size))
 
     def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> common_pb2.PluginList:
         return plugins_to_reply(REGISTRY)
@@ -119,7 +130,8 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     payloads = PayloadServer(config.endpoint("flight"), store, config.storage.max_threads)
     context.on_shutdown(payloads.stop)
     context.logger.info("serving_payloads", address=payloads.address)
-    return [Registration(storage_pb2_grpc.add_StorageServicer_to_server, StorageService(store), FULL_NAME)]
+    service = StorageService(store, config.endpoint("storage"))
+    return [Registration(storage_pb2_grpc.add_StorageServicer_to_server, service, FULL_NAME)]
 
 
 def _check_roots(config: SystemConfig) -> None:
@@ -131,10 +143,6 @@ def _check_roots(config: SystemConfig) -> None:
             f"storage will not listen on {reachable[0]}, which other machines can reach, without limits to what it reads; "
             "set storage.dataset_roots in the system file to the folders that datasets lie in"
         )
-
-
-def _columns(batches: Iterable[SampleBatch]) -> Iterator[common_pb2.SampleColumns]:
-    return (batch_to_proto(batch) for batch in batches if len(batch))
 
 
 def _interval(request: storage_pb2.IntervalRequest) -> Interval:

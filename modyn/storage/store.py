@@ -6,7 +6,7 @@ import os
 import shutil
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from modyn.config.system import DatasetConfig, SystemConfig, is_s3
 from modyn.errors import AlreadyExistsError, ConfigError, InvalidArgumentError, ModynError, NotFoundError, UnavailableError
@@ -24,6 +24,9 @@ from modyn.storage.records import DatasetInfo, FileProblem, IngestProgress
 from modyn.storage.s3_url import S3Url
 from modyn.storage.sources import Sources
 from modyn.storage.watch import Watcher
+
+_STEP_S = 1.0
+"""Whoever waits for news of an ingestion looks so often whether anybody still listens."""
 
 
 class Store:
@@ -163,8 +166,8 @@ class Store:
         dataset = self.dataset(name)
         return self._catalogue.problems(dataset.row.id, dataset.filesystem.full_path)
 
-    def ingest(self, name: str) -> Iterator[IngestProgress]:
-        """Ingests now. The work goes on when nobody listens any more, and does not wait for a slow listener."""
+    def ingest(self, name: str, is_active: Callable[[], bool] = lambda: True) -> Iterator[IngestProgress]:
+        """Ingests now. The work goes on when nobody listens any more, that is not `is_active`, and does not wait for a slow listener."""
         dataset = self.dataset(name)
         # Only the newest is of interest, and nobody may be listening: one is kept.
         news: deque[IngestProgress | BaseException] = deque(maxlen=1)
@@ -176,7 +179,7 @@ class Store:
 
         def work() -> None:
             try:
-                ingest(dataset, self._roots, self._settings.num_threads, on_progress=tell)
+                tell(ingest(dataset, self._roots, self._settings.num_threads, on_progress=tell))
             except BaseException as error:  # noqa: BLE001  (raised again where it is waited for, if anybody still waits)
                 bug = not isinstance(error, ModynError)
                 get_logger("storage").error("ingestion_failed", dataset=name, error=str(error), exc_info=bug)
@@ -184,7 +187,9 @@ class Store:
 
         threading.Thread(target=work, name=f"ingest-{name}", daemon=True).start()
         while True:
-            arrived.wait()
+            while not arrived.wait(_STEP_S):
+                if not is_active():
+                    return
             arrived.clear()  # Before the look: what comes after it is told by the next round.
             if not news:
                 continue

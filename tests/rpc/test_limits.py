@@ -1,0 +1,103 @@
+"""What nobody may take more of than his share: threads of a service, bytes of a message, bytes of an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from modyn.config.system import Endpoint, SecurityConfig
+from modyn.errors import InvalidArgumentError, NotFoundError, SecurityError
+from modyn.proto import selector_pb2 as pb
+from modyn.proto import selector_pb2_grpc as pb_grpc
+from modyn.records import SampleBatch
+from modyn.rpc.channel import is_serving, open_channel
+from modyn.rpc.columns import batch_to_proto, items_per_message
+from modyn.rpc.server import Registration, start_server
+from modyn.rpc.status import bounded
+from modyn.storage.flight_messages import error_from_flight, error_to_flight
+from modyn.testing.waiting import eventually
+
+TOKEN = "correct horse battery"
+
+
+class Servicer(pb_grpc.SelectorServicer):
+    """Finds nothing, in the words that it is asked with, as often as the trigger says."""
+
+    def Trigger(self, request: Any, context: grpc.ServicerContext) -> pb.TriggerSet:
+        raise NotFoundError(request.run_id * request.trigger_id)
+
+
+Serve = Callable[..., Endpoint]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """Starts a server with these fields of its endpoint."""
+    servers = []
+
+    def start(**fields: Any) -> Endpoint:
+        where = Endpoint(address=f"unix:{tmp_path}/s.sock", **fields)
+        registration = Registration(pb_grpc.add_SelectorServicer_to_server, Servicer(), "modyn.Selector")
+        servers.append(start_server("selector", where, [registration], max_threads=4))
+        return where
+
+    yield start
+    for server in servers:
+        server.stop(0.1)
+
+
+def test_only_checks_of_health_need_no_token(serve: Serve) -> None:
+    """A watch keeps a thread, of which there are few."""
+    endpoint = serve(security=SecurityConfig(token=TOKEN))
+    stranger = Endpoint(address=endpoint.address)
+    eventually(lambda: is_serving(stranger))
+    with open_channel(stranger, wait_s=0) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        for _ in range(8):
+            with pytest.raises(SecurityError, match="no valid token"):
+                next(stub.Watch(health_pb2.HealthCheckRequest(), timeout=10))
+        assert is_serving(stranger)
+    with open_channel(endpoint, wait_s=0) as channel:
+        watching = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert next(watching).status == health_pb2.HealthCheckResponse.SERVING
+        watching.cancel()
+
+
+@pytest.mark.parametrize("text", ["a", "ä", "漢", "%", "\n"])
+@pytest.mark.parametrize("times", [100, 5_000, 100_000])
+def test_an_error_of_any_length_arrives(serve: Serve, text: str, times: int) -> None:
+    error = NotFoundError(text * times)
+    with open_channel(serve(), wait_s=0) as channel, pytest.raises(NotFoundError) as caught:
+        pb_grpc.SelectorStub(channel).Trigger(pb.TriggerRequest(run_id=text, trigger_id=times))
+    over_flight = error_from_flight(error_to_flight(error), "here")
+    assert isinstance(over_flight, NotFoundError)
+    for message in (caught.value.message, over_flight.message):
+        assert error.message.startswith(message.removesuffix("..."))
+        assert len(message) >= min(100, times)
+
+
+def test_a_bounded_text_is_as_short_as_it_must_be() -> None:
+    for text in ("plain", "ünï", "%", "\udcff", "漢" * 30):
+        for size in range(3, 120):
+            cut = bounded(text, size).encode()
+            assert sum(1 if 0x20 <= byte <= 0x7E and byte != ord("%") else 3 for byte in cut) <= size
+
+
+def test_a_message_that_is_too_large_says_what_to_raise(serve: Serve) -> None:
+    endpoint = serve(max_message_bytes=2**16)
+    generous = endpoint.model_copy(update={"max_message_bytes": 2**24})
+    with open_channel(generous, wait_s=0) as channel, pytest.raises(InvalidArgumentError, match="raise max_message_bytes"):
+        pb_grpc.SelectorStub(channel).Trigger(pb.TriggerRequest(run_id="x" * 2**17))
+
+
+def test_so_many_samples_fit_into_a_message() -> None:
+    endpoint = Endpoint(address="unix:/nowhere", max_message_bytes=2**16)
+    count = items_per_message(endpoint, 24)
+    anything = np.random.default_rng(1).integers(-(2**63), 2**63 - 1, count)
+    assert 0.9 * 2**16 < batch_to_proto(SampleBatch(anything, anything, anything)).ByteSize() <= 2**16
