@@ -52,7 +52,9 @@ Repeating a registration changes nothing; one with other options is refused: del
 """
 _PLACES = """\
 ## Where the files lie
-`base_path` is a folder of the machine that storage runs on, or a prefix of a bucket:
+`base_path` is a folder of the machine that storage runs on, searched with all folders in it, or a prefix of a bucket. Symbolic links are
+followed where they stay under `storage.dataset_roots`. A folder is looked into once, however many links lead to it; a link to a file is a
+file of its own, and beside the file that it points to, every sample is there twice.
 
 ```yaml
 base_path: s3://bucket/prefix?region=eu-central-1
@@ -69,13 +71,14 @@ base_path: s3://bucket/prefix?endpoint_override=minio.example.org:9000&scheme=ht
 Credentials are those of storage's own process: `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, a profile, or the machine's role. A URL
 that holds some is refused: it is kept and shown.
 
-All formats are read from buckets. An object is copied to a temporary folder (`TMPDIR`) once, when it is indexed, and needs room there; of
-single-sample files only the labels are. Payloads are read by ranges, neighbours with one request, several requests at once. Objects that
-are rewritten, grow or vanish are noticed by size and time, whole seconds in S3, when the bucket is listed and when they are opened to be
-read; one that stays open for reading, or a Parquet object, not before the next listing. Each look of a watched dataset
-lists the whole prefix: `--no-watch`, or a longer `storage.poll_interval_s`, asks less of large buckets. Trainers read buckets through
-storage and never directly: there is no short cut. With `storage.dataset_roots`, buckets are listed there like folders, with the options
-of their URLs.
+All formats are read from buckets. An object is copied to a temporary folder (`TMPDIR`) once, when it is indexed; of single-sample files
+only the labels are. Room for twice `storage.num_threads` of the largest objects is enough; an object for which there is none is listed
+among the problems and tried again. What a killed process left there goes when the next one copies something. Payloads are read by ranges,
+neighbours with one request, several requests at once. Objects that are rewritten, grow or vanish are noticed by size and time, whole
+seconds in S3, when the bucket is listed and when they are opened to be read; one that stays open for reading, or a Parquet object, not
+before the next listing. Each look of a watched dataset lists the whole prefix: `--no-watch`, or a longer `storage.poll_interval_s`, asks
+less of large buckets. Trainers read buckets through storage and never directly: there is no short cut. With `storage.dataset_roots`,
+buckets are listed there like folders, with the options of their URLs.
 
 """
 _TIMES = """\
@@ -104,21 +107,26 @@ _TAIL = """\
 ## Watching
 With `watch` (the default; `--no-watch` turns it off) storage looks at the folder every `storage.poll_interval_s` seconds and indexes what
 is new: a production run sees it at once. A file is taken when it has not changed for `storage.settle_s` seconds; one whose label file is
-missing waits for it, and is listed among the problems after some seconds. Rows and records that are appended to a file are indexed as new
+missing waits for it, and is listed among the problems after some seconds. A file that changes while it is indexed is left to the next look.
+A label file is read once, with its sample: a label that is corrected later changes nothing; delete the dataset and register it again, or
+give sample and label under another name and delete the old key. Rows and records that are appended to a file are indexed as new
 samples. Without `watch`, `modyn data ingest NAME` indexes what is new; both may be done at any time, and every sample is indexed exactly
 once.
 
 ## Problems
-A file that cannot be used (cut, not readable, a label that is no number, a name without a time) is set aside and disturbs no other.
-`modyn data problems NAME`, or `client.problems(name)`, lists these files and why; correct the file and it is looked at again. A file that
-was indexed must keep its bytes: one that was cut or rewritten is listed there as well.
+A file that cannot be used (cut, not readable, a label that is no finite number, a name without a time) is set aside and disturbs no other.
+`modyn data problems NAME`, or `client.problems(name)`, lists these files and why; correct the file and it is looked at again. One that could
+not be read at all (no permission, too many open files, a disk out of order, a format that failed) is tried again by itself, after pauses of
+up to five minutes. `modyn data ingest NAME` tries all that were set aside. A file that was indexed must keep its bytes: one that was cut,
+rewritten or removed is listed there as well. When all of them are gone, the folder is listed, once: most likely it is not mounted.
 
 Whoever reads a sample compares size and time of its file with those it was indexed with. Samples of a file that was replaced, written again
 or touched since are refused with an error, until storage has looked at it again: with the next look at a watched folder, or with
-`modyn data ingest NAME`. What was appended to a file that can grow disturbs nobody. That a touched file is still the same is told by its
-first and last 64 KiB and 64 blocks of 4 KiB between, all of it up to 384 KiB: a rewrite that keeps the size and all of these is taken for
-a touch. Of files of one sample nothing is kept but size and time: one with another time is refused until the file is put back with the
-time that it had (`cp -p`). A rewrite that keeps size and time is not noticed.
+`modyn data ingest NAME`. Only of CSV, JSON Lines and binary files that became longer is this not known before that look: they may have been
+appended to, which disturbs nobody, and one that was replaced by a longer file is read at the old places until then. That a touched file is
+still the same is told by its first and last 64 KiB and 64 blocks of 4 KiB between, all of it up to 384 KiB: a rewrite that keeps the size
+and all of these is taken for a touch. Of files of one sample nothing is kept but size and time: one with another time is refused until the
+file is put back with the time that it had (`cp -p`). A rewrite that keeps size and time is not noticed.
 
 ## Deletion
 `modyn data delete NAME --key KEY` deletes single samples for good: they leave every later stream, count, training and evaluation, and
