@@ -28,6 +28,7 @@ $(STAMP): pyproject.toml $(CONSTRAINTS) CMakeLists.txt $(shell find cpp protos -
 	@touch $@
 
 # The server that stands for S3 in tests has dependencies that are not ours: it gets an environment of its own.
+# MODYN_TESTS_NO_SKIP: what is installed here must be there, and its tests run.
 $(MOTO): $(STAMP) tests/moto-requirements.txt
 	$(PYTHON) -m venv $(VENV)/moto
 	$(VENV)/moto/bin/python -m pip install --quiet --requirement tests/moto-requirements.txt
@@ -48,7 +49,7 @@ types: setup
 	$(BIN)/mypy modyn tests benchmark examples
 
 unit: setup $(MOTO)
-	$(BIN)/pytest -m "not slow" -n $(JOBS) --dist worksteal
+	MODYN_TESTS_NO_SKIP=1 $(BIN)/pytest -m "not slow" -n $(JOBS) --dist worksteal
 
 cpp: setup  ## C++ tests
 	$(call cpp-tests,tests,)
@@ -66,8 +67,8 @@ define cpp-tests
 	PATH="$(CURDIR)/$(BIN):$$PATH" ctest --test-dir build/$(1) --output-on-failure --no-tests=error
 endef
 
-test-all: check cpp-address cpp-thread  ## The gate, and all that takes longer
-	$(BIN)/pytest -m slow
+test-all: check cpp-address cpp-thread peers  ## The gate, and all that takes longer
+	MODYN_TESTS_NO_SKIP=1 $(BIN)/pytest -m slow
 
 peers: $(PEERS)/.installed  ## Create .venv-peers with the libraries that the benchmarks compare with
 

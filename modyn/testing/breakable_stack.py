@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,8 +30,7 @@ from modyn.storage.client import StorageClient
 from modyn.testing.keyed_samples import WORDS, keyed_data, keyed_dataset, labels_of, write_keyed_file
 from modyn.testing.keyed_weights import NAME
 from modyn.testing.stack import RunningStack
-
-PATIENCE_S = 60.0
+from modyn.testing.waiting import eventually
 
 Way = Literal["on", "off"]
 """storage.short_cut: on, or over Flight."""
@@ -110,18 +108,15 @@ class BreakableStack:
         assert pid is not None, f"{name} does not run"
         self._killed[name] = pid
         os.kill(pid, signal.SIGKILL)
-        give_up = time.monotonic() + PATIENCE_S
-        while alive(pid):
-            assert time.monotonic() < give_up
-            time.sleep(0.005)
+        eventually(lambda: not alive(pid))
 
     def wait_for(self, *names: str) -> None:
         """Until these, which were killed, are there again."""
-        give_up = time.monotonic() + PATIENCE_S
         for name in names:
-            while self.pid(name) in (None, self._killed[name]) or not is_serving(self.stack.config.endpoint(name)):
-                assert time.monotonic() < give_up, f"{name} was not started again"
-                time.sleep(0.02)
+            eventually(lambda name=name: self._is_back(name), f"{name} was not started again")  # type: ignore[misc]
+
+    def _is_back(self, name: str) -> bool:
+        return self.pid(name) not in (None, self._killed[name]) and is_serving(self.stack.config.endpoint(name))
 
     @contextmanager
     def unattended(self) -> Iterator[None]:

@@ -23,6 +23,7 @@ import yaml
 from modyn.client import Client
 from modyn.config.system import DatasetConfig, SystemConfig, load_system_config
 from modyn.supervisor.client import Run
+from modyn.testing.waiting import PATIENCE_S
 
 DAY = 86_400
 NUM_FEATURES, NUM_CLASSES = 4, 3
@@ -51,7 +52,7 @@ class RunningStack:
     def modyn(
         self,
         *arguments: object,
-        timeout_s: float = 90,
+        timeout_s: float = 150,
         cwd: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
@@ -68,7 +69,7 @@ class RunningStack:
         )
 
     def client(self) -> Client:
-        return Client(self.config_file)
+        return Client(self.config_file, wait_s=PATIENCE_S)
 
     def tiny_dataset(self, name: str, num_samples: int = 100, num_files: int = 2, **options: object) -> Path:
         """Registers and indexes a dataset of `write_tiny_files` under `name`. Returns the folder of its files."""

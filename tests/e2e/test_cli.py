@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 import yaml
 
 from modyn.testing.stack import RunningStack, tiny_evaluation, tiny_pipeline, tiny_training, write_tiny_files
+from modyn.testing.waiting import PATIENCE_S, eventually
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,12 +42,9 @@ def state_of(stack: RunningStack, run_id: str) -> str:
     return str(answer(stack, "show", run_id)["run"]["state"])
 
 
-def wait_for_state(stack: RunningStack, run_id: str, *states: str, timeout_s: float = 30) -> None:
-    give_up = time.monotonic() + timeout_s
+def wait_for_state(stack: RunningStack, run_id: str, *states: str) -> None:
     with stack.client() as client:
-        while client.show(run_id).state not in states:
-            assert time.monotonic() < give_up, f"{run_id} is {client.show(run_id)}, not {states}"
-            time.sleep(0.05)
+        eventually(lambda: client.show(run_id).state in states, lambda: f"{run_id} is {client.show(run_id)}, not {states}")
 
 
 def test_a_dataset_from_registration_to_deletion(stack: RunningStack) -> None:
@@ -183,7 +180,7 @@ def test_detach_stop_and_resume(stack: RunningStack) -> None:
     stopped = stack.modyn("stop", run_id)
     assert stopped.returncode == 0
     assert run_id in stopped.stderr
-    out, err = watcher.communicate(timeout=30)
+    out, err = watcher.communicate(timeout=PATIENCE_S)
     assert watcher.returncode == 3, err
     assert "run stopped" in err
     assert "state      stopped" in out
@@ -191,11 +188,8 @@ def test_detach_stop_and_resume(stack: RunningStack) -> None:
     write_tiny_files(folder, num_samples=50, num_files=1, first_day=3)
     assert stack.modyn("resume", run_id, "--detach").returncode == 0
     wait_for_state(stack, run_id, "waiting_for_data", "training")
-    give_up = time.monotonic() + 30
     with stack.client() as client:
-        while len(client.triggers(run_id)) < 2:
-            assert time.monotonic() < give_up
-            time.sleep(0.1)
+        eventually(lambda: len(client.triggers(run_id)) >= 2)
     assert stack.modyn("stop", run_id).returncode == 0
     wait_for_state(stack, run_id, "stopped")
     assert [t["num_keys"] for t in answer(stack, "show", run_id)["triggers"]] == [50, 50]
@@ -244,7 +238,7 @@ def test_logs_of_a_service_and_of_a_run(stack: RunningStack, finished: str) -> N
     assert following.stdout is not None
     assert following.stdout.readline()
     following.terminate()
-    following.communicate(timeout=10)
+    following.communicate(timeout=PATIENCE_S)
 
 
 def test_plugins_list_every_kind(stack: RunningStack) -> None:
@@ -326,7 +320,7 @@ def test_what_goes_wrong_has_a_code_and_a_word(stack: RunningStack, arguments: l
 
 def test_a_reader_that_leaves_is_no_error(stack: RunningStack) -> None:
     command = " ".join(f"'{part}'" for part in stack.command("plugins"))
-    done = subprocess.run(f"{command} | head -n 1", shell=True, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(f"{command} | head -n 1", shell=True, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert done.stdout.startswith("kind\t")
     assert "Traceback" not in done.stderr
 

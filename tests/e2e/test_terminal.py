@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from modyn.testing.stack import RunningStack, clean_environment
+from modyn.testing.waiting import PATIENCE_S
 
 CTRL_C = b"\x03"
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
@@ -37,14 +38,14 @@ class Terminal:
     def type(self, keys: bytes) -> None:
         os.write(self._descriptor, keys)
 
-    def read_until(self, words: str, timeout_s: float = 40) -> None:
+    def read_until(self, words: str, timeout_s: float = PATIENCE_S) -> None:
         """Reads until `words` have appeared since the start."""
         give_up = time.monotonic() + timeout_s
         while words not in self.text:
             assert time.monotonic() < give_up, f"waited for {words!r}; the terminal shows:\n{self.text}"
             assert self._read(0.2), f"the program ended before {words!r}:\n{self.text}"
 
-    def wait(self, timeout_s: float = 40) -> int:
+    def wait(self, timeout_s: float = PATIENCE_S) -> int:
         """Reads to the end. Returns the exit code."""
         give_up = time.monotonic() + timeout_s
         while self._read(0.2):
@@ -163,7 +164,7 @@ def watcher(stack: RunningStack) -> Iterator[tuple[subprocess.Popen[str], str]]:
 def test_elsewhere_an_interrupt_detaches_after_a_moment(stack: RunningStack, watcher: tuple[subprocess.Popen[str], str]) -> None:
     process, run_id = watcher
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
     assert "Ctrl-C: detaching; again within 3 s stops the run" in err
     assert f"detached; the run goes on. `modyn watch {run_id}`" in err
@@ -177,7 +178,7 @@ def test_elsewhere_a_second_interrupt_stops_the_run(stack: RunningStack, watcher
     while "again within 3 s" not in process.stderr.readline():
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 3, err
     assert "stopping the run; it can be resumed" in err
     assert "run stopped" in err

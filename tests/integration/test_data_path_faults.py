@@ -12,10 +12,10 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from modyn.storage.payloads import PAYLOAD_BYTES
 from modyn.testing.breakable_stack import BreakableStack, Way
 from modyn.testing.keyed_samples import checked, joined, keyed_data
 from modyn.testing.stack import clean_environment
+from modyn.testing.waiting import PATIENCE_S, at_rest
 
 NUM_KEYS, NUM_FILES = 60_000, 6
 BATCH = 256
@@ -58,15 +59,18 @@ def keys(breakable: BreakableStack) -> Int64Array:
 # Storage
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_storage_is_killed_and_comes_back(breakable: BreakableStack, keys: Int64Array, shuffle: bool) -> None:
-    """Whoever reads from it waits, and goes on with the one that was started in its place."""
+@pytest.mark.parametrize(
+    ("shuffle", "per_sample"), [(False, False), (True, False), (True, True)], ids=["in order", "shuffled", "worker processes"]
+)
+def test_storage_is_killed_and_comes_back(breakable: BreakableStack, keys: Int64Array, shuffle: bool, per_sample: bool) -> None:
+    """Whoever reads from it, threads or processes, waits and goes on with the one that was started in its place."""
 
     def strike() -> None:
         breakable.kill("storage")
 
+    data = keyed_data("numbers", per_sample=per_sample)
     dataset = OnlineDataset(
-        "read", 0, batch_size=BATCH, epochs=2, shuffle=shuffle, seed=3, workers=2, system=breakable.system("off")
+        "read", 0, data, batch_size=BATCH, epochs=2, shuffle=shuffle, seed=3, workers=2, system=breakable.system("off")
     )
     # The epoch has 235 batches.
     epochs = read(dataset, {20: strike, 300: strike})
@@ -246,7 +250,7 @@ def test_eight_trainings_at_once(breakable: BreakableStack, keys: Int64Array) ->
     with ThreadPoolExecutor(8) as pool:
         trainings = [pool.submit(train, number) for number in range(8)]
         for _ in trainings:
-            assert reading.acquire(timeout=60), [training.exception() for training in trainings if training.done()]
+            assert reading.acquire(timeout=PATIENCE_S), [training.exception() for training in trainings if training.done()]
         breakable.kill("replica-1")
         orders = [training.result() for training in trainings]
     breakable.wait_for("replica-1")
@@ -279,23 +283,18 @@ def test_who_reads_slowly_holds_up_the_others(breakable: BreakableStack, way: Wa
             return breakable.served_bytes("storage", dataset_name)
         return int(PAYLOAD_BYTES.labels(dataset_name)._value.get())
 
-    def settled() -> int:
-        before = -1
-        while before != (now := num_read()):
-            before = now
-            time.sleep(0.3)
-        return now
-
     storage = breakable.pid("storage")
     assert storage is not None
     with watching(os.getpid()) as reader, watching(storage) as server:
-        ahead = []
-        epochs = read(dataset, {number: lambda: ahead.append(settled()) for number in (1, 40)})
+        ahead: list[int] = []
+
+        def stand_still(consumed: int) -> None:
+            """The batch that comes next is read by then at least."""
+            ahead.append(at_rest(num_read, at_least=(consumed + 1) * 16 * WIDE) - consumed * 16 * WIDE)
+
+        epochs = read(dataset, {number: partial(stand_still, number) for number in (1, 40)})
     assert joined(epochs) == found.tolist()
     assert num_read() >= NUM_WIDE * WIDE
-    assert [read_ahead - consumed * 16 * WIDE <= AHEAD for read_ahead, consumed in zip(ahead, (1, 40), strict=True)] == [
-        True,
-        True,
-    ]
-    assert reader.peak - reader.before <= MEMORY, f"the reader grew by {reader.grown_mib:.0f} MiB"
-    assert server.peak - server.before <= MEMORY, f"storage grew by {server.grown_mib:.0f} MiB"
+    assert max(ahead) <= AHEAD
+    assert reader.grown <= MEMORY, f"the reader grew by {reader.grown / MIB:.0f} MiB"
+    assert server.grown <= MEMORY, f"storage grew by {server.grown / MIB:.0f} MiB"

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from modyn.client import Client
 from modyn.supervisor.client import RunMode, RunState
@@ -26,6 +23,7 @@ from modyn.testing.stack import (
     tiny_pipeline,
     tiny_training,
 )
+from modyn.testing.waiting import eventually
 
 FILES = [
     # (time, samples): an empty file, equal times in files that come one after the other, a gap in time, single samples
@@ -82,19 +80,11 @@ def start(client: Client, folder: Path, text: str, mode: RunMode) -> str:
     return client.run(path, mode).run_id
 
 
-def until(what: str, holds: Callable[[], bool], patience_s: float = 60.0) -> None:
-    give_up = time.monotonic() + patience_s
-    while not holds():
-        assert time.monotonic() < give_up, f"waited in vain until {what}"
-        time.sleep(0.03)
-
-
 def without_state(found: RunOutcome) -> tuple[object, ...]:
     """A production run is ended by its user, and evaluates nothing that only the end of the data makes due."""
     return found.triggers, found.num_samples, found.samples_trained, found.evaluations
 
 
-@pytest.mark.timeout(150)
 def test_production_decides_as_experiment_does(running_stack: RunningStack, tmp_path: Path) -> None:
     live, archive = tmp_path / "live", tmp_path / "archive"
     for folder in (live, archive):
@@ -108,11 +98,11 @@ def test_production_decides_as_experiment_does(running_stack: RunningStack, tmp_
             arrived += count
             # Every second file waits until the one before is indexed: some come alone, some by two.
             if number % 2:
-                until(f"{arrived} samples are indexed", partial(has_indexed, client, "live", arrived))
+                eventually(partial(has_indexed, client, "live", arrived), f"{arrived} samples were to be indexed")
         found = {}
         for name, run_id in runs.items():
-            until(f"run {run_id} has seen everything", partial(is_waiting_after, client, run_id, NUM_SAMPLES))
-            until(f"run {run_id} has evaluated", partial(has_evaluated, client, run_id))
+            eventually(partial(is_waiting_after, client, run_id, NUM_SAMPLES), f"run {run_id} was to see everything")
+            eventually(partial(has_evaluated, client, run_id), f"run {run_id} was to evaluate")
             client.stop(run_id)
             assert client.wait(run_id).state is RunState.STOPPED
             found[name] = outcome(client, run_id)
@@ -148,7 +138,6 @@ def has_evaluated(client: Client, run_id: str) -> bool:
     return len(client.evaluations(run_id)) == len(client.supervisor.triggers(run_id))
 
 
-@pytest.mark.timeout(60)
 def test_late_samples_are_trained_on_once_in_the_order_of_arrival(running_stack: RunningStack, tmp_path: Path) -> None:
     """A production run meets them when they come, a replay in the order of their times: neither loses or doubles one."""
     folder = tmp_path / "late"
@@ -159,7 +148,7 @@ def test_late_samples_are_trained_on_once_in_the_order_of_arrival(running_stack:
         run_id = start(client, tmp_path, text, RunMode.PRODUCTION)
         for number, day in enumerate([5, 1, 5, 2]):
             write_file(folder, number, day * DAY, 10)
-            until(f"file {number} is seen", partial(is_waiting_after, client, run_id, 10 * (number + 1)))
+            eventually(partial(is_waiting_after, client, run_id, 10 * (number + 1)), f"file {number} was to be seen")
         client.stop(run_id)
         client.wait(run_id)
         replay = client.wait(start(client, tmp_path, text, RunMode.EXPERIMENT))
@@ -171,7 +160,6 @@ def test_late_samples_are_trained_on_once_in_the_order_of_arrival(running_stack:
     assert len({t.keys_checksum for t in arrived.triggers}) == 4
 
 
-@pytest.mark.timeout(90)
 def test_a_production_run_that_is_resumed_goes_on_behind_what_it_has_seen(running_stack: RunningStack, tmp_path: Path) -> None:
     """Files arrive while it is stopped, while it resumes and afterwards."""
     folder = tmp_path / "paused"
@@ -181,7 +169,7 @@ def test_a_production_run_that_is_resumed_goes_on_behind_what_it_has_seen(runnin
         client.register_dataset(tiny_dataset_config("paused", folder, watch=True))
         run_id = start(client, tmp_path, text, RunMode.PRODUCTION)
         write_file(folder, 0, 1 * DAY, 50)
-        until("two triggers", lambda: client.show(run_id).num_triggers == 2)
+        eventually(lambda: client.show(run_id).num_triggers == 2)
         client.stop(run_id)
         client.wait(run_id)
         write_file(folder, 1, 2 * DAY, 25)
@@ -190,7 +178,7 @@ def test_a_production_run_that_is_resumed_goes_on_behind_what_it_has_seen(runnin
         client.resume(run_id)
         writer.join()
         write_file(folder, 3, 4 * DAY, 15)
-        until("all is seen", partial(is_waiting_after, client, run_id, 120))
+        eventually(partial(is_waiting_after, client, run_id, 120))
         client.stop(run_id)
         client.wait(run_id)
         replay = client.wait(start(client, tmp_path, text, RunMode.EXPERIMENT))

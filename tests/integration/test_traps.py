@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 
 from modyn.config.base import load_section
@@ -148,7 +147,6 @@ def test_checking_a_file_executes_nothing_in_it(running_stack: RunningStack, tmp
     assert not mark.exists()
 
 
-@pytest.mark.timeout(60)
 def test_a_seed_reaches_every_sampler_and_two_runs_at_once_do_not_disturb_each_other(running_stack: RunningStack) -> None:
     """Both runs draw from one dataset, at the same time, in the same services."""
     running_stack.tiny_dataset("shared", num_samples=200, num_files=4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -23,7 +24,10 @@ from modyn.testing.format_examples import EXAMPLES
 from modyn.testing.running_storage import RunningStorage, start_storage
 from modyn.testing.s3_server import CREDENTIALS, SERVER, S3Server, running_s3
 
-pytestmark = pytest.mark.skipif(not SERVER.exists(), reason="moto is not installed: make .venv/moto/.installed")
+# The gate installs it, and says so: there it is an error that it is missing.
+pytestmark = pytest.mark.skipif(
+    not SERVER.exists() and "MODYN_TESTS_NO_SKIP" not in os.environ, reason="moto is not installed: make .venv/moto/.installed"
+)
 
 
 @pytest.fixture(scope="module")
