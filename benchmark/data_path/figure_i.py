@@ -103,7 +103,7 @@ def copy_side(url: str, samples: SampleBatch, way: str) -> Side:
             seconds = perf_counter() - began
             cursor.execute("SELECT count(*), sum(key) FROM plain")
             found = cursor.fetchone()
-            if found != (len(samples), samples.keys.sum()):
+            if found != (len(samples), int(samples.keys.sum())):
                 raise RuntimeError(f"the table holds other rows than the {len(samples):,} that were copied: {found}")
             cursor.execute("DROP TABLE plain")
             connection.commit()

@@ -62,7 +62,7 @@ def prepare(task: dict[str, Any]) -> Arrange:
         def batches(self, files: list[str]) -> Iterator[Any]:
             """Full batches, across the ends of files: pieces are read, and their payloads and labels copied into the batch."""
             piece = np.empty((BATCH_SIZE // self.pieces, RECORD_BYTES), np.uint8)
-            buffer = memoryview(piece.reshape(-1))
+            buffer = piece.reshape(-1).data
             payloads, labels = empty()
             done = held = 0  # records of the batch, bytes of the piece
             for file in files:
