@@ -154,8 +154,12 @@ def test_servers_that_go_and_come_again_and_again(
     expected = [key for key in keys.tolist() if on_missing == "raise" or not 100 <= key < 200]
     endpoints = [endpoint_of(numbers, 0), endpoint_of(numbers, 1)]
     servers = [PayloadServer(endpoint, numbers.store) for endpoint in endpoints]
-    for which in range(2):
-        stack.callback(lambda which=which: servers[which].stop())
+
+    def stop() -> None:
+        for server in servers:
+            server.stop()
+
+    stack.callback(stop)
     got = []
     with PayloadClient(endpoints, streams, retry_s=PATIENCE_S) as client:
         for number, batch in enumerate(client.fetch("numbers", keys, on_missing)):
