@@ -80,7 +80,7 @@ class Proof:
             self._place_nonce()
         except OSError as error:
             raise UnavailableError(f"cannot write {self._folder / NONCE}: {error.strerror}; make its folder writable") from error
-        files = tuple(_present([base_path, *_some(paths)]))
+        files = tuple(_present([base_path, *(paths[file_id] for file_id in some_files(len(paths)))]))
         if not files:
             return ShortCutOffer(f"the dataset's folder {base_path} cannot be read by storage itself")
         return ShortCutOffer("", os.fsencode(self._folder.absolute()), self._nonce, _kernel(), files)
@@ -110,11 +110,9 @@ def _kernel() -> str:
         return ""
 
 
-def _some(paths: PathTable) -> list[str]:
-    """The first file, the last, and some between."""
-    count = len(paths)
-    chosen = range(count) if count <= _FILES else {0, count - 1, *random.sample(range(count), _FILES - 2)}
-    return [paths[file_id] for file_id in chosen]
+def some_files(count: int) -> list[int]:
+    """Ids of `count` files: the first, the last, and some between."""
+    return list(range(count)) if count <= _FILES else [0, count - 1, *random.sample(range(1, count - 1), _FILES - 2)]
 
 
 def _present(paths: list[str]) -> Iterator[FileIdentity]:

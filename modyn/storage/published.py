@@ -200,6 +200,7 @@ class PublishedIndex:
                 index, deletions = _Held(self.folder / INDEX), _Held(self.folder / DELETIONS)
                 try:
                     self._seen = _Seen(self._read(), index, deletions)
+                    self._sources.forget_removed()
                 except CorruptStateError:
                     # A segment or a block of names is removed when another has taken its place.
                     if index.is_current() and deletions.is_current():
@@ -274,10 +275,15 @@ class PublishedNames:
         (self._folder / name).unlink(missing_ok=True)
 
     def keep_only(self, names: Set[str]) -> None:
-        """Removes the links of datasets that are no more, and what a crash left."""
+        """Removes the links of datasets that are no more, and what a crash left. The folder is there then, also without datasets."""
+        self._folder.mkdir(parents=True, exist_ok=True)
         for path in self._folder.glob("*"):
             if path.name not in names:
                 path.unlink(missing_ok=True)
+
+    def names(self) -> list[str]:
+        """All of them, sorted."""
+        return sorted(path.name for path in self._folder.glob("*") if re.fullmatch(DATASET_NAME, path.name))
 
     def target(self, name: str) -> Path:
         """Raises NotFoundError if there is no dataset of this name, UnavailableError if that cannot be told."""
@@ -289,6 +295,10 @@ class PublishedNames:
             # EINVAL: something is there that is no link.
             if error.errno not in (errno.ENOENT, errno.EINVAL):
                 raise UnavailableError(f"cannot read {path}: {error.strerror or error}; make it readable") from error
+            if not self._folder.is_dir():
+                raise UnavailableError(
+                    f"{self._folder}, where storage publishes datasets, is not there; start storage, or mount its state_dir here"
+                ) from error
         raise NotFoundError(f"there is no dataset '{name}'; `modyn data ls` lists them, `modyn data register` adds one")
 
 

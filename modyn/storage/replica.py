@@ -1,21 +1,63 @@
 """A further process that serves payloads, from what storage has published: `python -m modyn.storage.replica --number N --config FILE`.
 
 It keeps nothing, and needs no database: storage's folder and the data files are all that it reads, and storage need not run meanwhile.
+A dataset whose files it does not find where storage has indexed them is left to the other payload servers.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from modyn.config.system import load_system_config
-from modyn.errors import ConfigError, ModynError
+from modyn.config.system import is_s3, load_system_config
+from modyn.errors import ConfigError, ModynError, UnavailableError
 from modyn.rpc.server import Registration, ServiceContext, run_service
-from modyn.storage.flight_server import PayloadServer
+from modyn.storage.flight_server import PayloadServer, Views
+from modyn.storage.index_view import IndexView
+from modyn.storage.proof import some_files
 from modyn.storage.published import PublishedDatasets, PublishedNames
 from modyn.storage.sources import Sources
+
+
+class MountedDatasets:
+    """Datasets of which this process finds files as storage has indexed them. Any number of threads.
+
+    Not the proof of the short cut: on another machine a file has other numbers. So some files are looked at for their sizes and times, once,
+    and again as long as none of them is as it should be.
+    """
+
+    def __init__(self, datasets: Views, name: str) -> None:
+        """`name`: of this process, for errors."""
+        self._datasets = datasets
+        self._name = name
+        self._lock = threading.Lock()
+        self._found: set[str] = set()
+
+    def view(self, name: str) -> IndexView:
+        """Raises UnavailableError, with which a client asks elsewhere, if the files are not here."""
+        view = self._datasets.view(name)
+        if view.identity not in self._found and len(view.paths) and not is_s3(view.base_path):
+            files = some_files(len(view.paths))
+            if not any(_is_as_indexed(view, file_id) for file_id in files):
+                raise UnavailableError(
+                    f"{self._name} finds no file of dataset '{name}' as storage has indexed it, such as {view.paths[files[0]]}; mount "
+                    f"{view.base_path} where {self._name} runs as where storage runs"
+                )
+            with self._lock:
+                self._found.add(view.identity)
+        return view
+
+
+def _is_as_indexed(view: IndexView, file_id: int) -> bool:
+    with suppress(OSError):
+        status = os.stat(view.paths[file_id])
+        return view.paths.may_be(file_id, status.st_size, status.st_mtime_ns)
+    return False
 
 
 def build(context: ServiceContext) -> Sequence[Registration]:
@@ -23,7 +65,13 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     config = context.config
     sources = Sources(config.storage.num_threads, config.storage.row_group_cache_bytes)
     context.on_shutdown(sources.close)
-    datasets = PublishedDatasets(PublishedNames.of(config), sources)
+    names = PublishedNames.of(config)
+    datasets = MountedDatasets(PublishedDatasets(names, sources), context.name)
+    for name in names.names():
+        try:
+            datasets.view(name)
+        except ModynError as error:
+            context.logger.error("dataset_not_served", dataset=name, error=error.message)
     endpoint = config.replicas[context.name]
     payloads = PayloadServer(
         endpoint, datasets, config.storage.max_threads, name=context.name, setting="storage.replica_addresses"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Protocol
 
 import numpy as np
@@ -46,6 +47,7 @@ class Sources:
     def __init__(self, num_threads: int, row_group_cache_bytes: int = ROW_GROUP_CACHE_BYTES) -> None:
         self._gatherer = Gatherer(_OPEN_FILES, num_threads)
         self._row_group_cache_bytes = row_group_cache_bytes
+        self._forgetting = threading.Lock()
 
     @staticmethod
     def table(dataset: DatasetConfig) -> PathTable:
@@ -59,6 +61,18 @@ class Sources:
         file_format = build_format(dataset.file_wrapper, dataset.file_wrapper_config, dataset.timestamp_source)
         rows = file_format.row_source(paths, folder, self._row_group_cache_bytes)
         return rows or folder.range_source(paths) or LocalSource(self._gatherer, paths)
+
+    def forget_removed(self) -> None:
+        """Lets go of open files that were removed: their space on the disk is not free before. Does not wait for that, as it asks the file
+        system about each, and one may be on a dead mount."""
+        if self._gatherer.num_open_files and self._forgetting.acquire(blocking=False):
+            threading.Thread(target=self._forget_removed, name="forget-removed", daemon=True).start()
+
+    def _forget_removed(self) -> None:
+        try:
+            self._gatherer.forget_removed()
+        finally:
+            self._forgetting.release()
 
     def close(self) -> None:
         """Lets go of open files; the sources may still be used."""

@@ -18,6 +18,7 @@ from modyn.storage.files import FileTable
 from modyn.storage.published import DELETIONS, Publication, PublishedIndex, PublishedNames, Publisher
 from modyn.storage.sources import Sources
 from modyn.testing.running_storage import RunningStorage, binary_dataset, start_storage, write_records
+from modyn.testing.waiting import eventually
 
 
 @pytest.fixture
@@ -144,3 +145,23 @@ def test_a_registration_is_told_from_the_one_before_it(storage: RunningStorage, 
     assert (storage.store.dataset("numbers").folder / DELETIONS).parent.name == first
     storage.client.delete_dataset("numbers")
     assert identity() != first
+
+
+def test_space_of_removed_files_is_free_once_the_dataset_is_looked_at_again(storage: RunningStorage, tmp_path: Path) -> None:
+    folder = tmp_path / "d"
+    storage.client.register_dataset(binary_dataset(folder))
+    for number in range(3):
+        fill(storage, folder, f"{number}.bin", 10 * number)
+
+    def held() -> list[str]:
+        links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+        targets = [os.readlink(link) for link in links if os.path.lexists(link)]
+        return [target for target in targets if target.startswith(str(folder))]
+
+    assert storage.data_of(range(30)) == list(range(30))
+    assert len(held()) == 3
+    (folder / "1.bin").unlink()
+    fill(storage, folder, "3.bin", 30)
+    assert storage.data_of([30]) == [30]
+    eventually(lambda: not any("1.bin" in target for target in held()))
+    assert storage.data_of([0, 20, 30]) == [0, 20, 30]
