@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import mmap
+import os
 import re
 import subprocess
+import sys
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -18,6 +22,11 @@ from benchmark.data_path import page_cache
 from benchmark.data_path.__main__ import measure
 from benchmark.data_path.contents import Contents
 from benchmark.data_path.figure import Case, Figure, Measured, Missing, Setting, Side, letters, load
+from benchmark.data_path.figure_i import WAYS
+from benchmark.data_path.peers import fastest
+from benchmark.data_path.resident import MIB, watching
+from benchmark.data_path.selector_side import stream
+from benchmark.data_path.side_process import Start
 
 
 @pytest.mark.timeout(600)
@@ -187,3 +196,43 @@ def test_images_are_known_by_their_labels() -> None:
     contents.add([torch.zeros(30, 2, 2, 3, dtype=torch.uint8), torch.arange(30) % 9])
     with pytest.raises(RuntimeError, match="each once"):
         contents.check(30, shuffled=False)
+
+
+def test_memory_of_worker_processes_counts_from_when_they_are_first_seen() -> None:
+    program = "import sys; sys.stdin.readline(); held = bytearray(50 << 20); print(len(held), flush=True); sys.stdin.readline()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        with watching(os.getpid()) as memory:
+            assert worker.pid in memory.before
+            worker.stdin.write("\n")
+            worker.stdin.flush()
+            worker.stdout.readline()
+            memory.look(os.getpid())
+            worker.stdin.write("\n")
+    assert memory.grown > 45 * MIB
+
+
+def test_the_fastest_way_is_found_after_its_workers_have_started() -> None:
+    def way(start_s: float, batch_s: float) -> Iterator[int]:
+        time.sleep(start_s)
+        for batch in range(7):
+            time.sleep(batch_s)
+            yield batch
+
+    ways: dict[str, Start] = {"at once, slow": lambda: way(0.0, 0.02), "later, fast": lambda: way(0.5, 0.0)}
+    assert fastest(ways, num_batches=3) == "later, fast"
+    assert fastest(ways, num_batches=None) == "at once, slow"
+
+
+def test_both_ways_of_copying_bring_the_same_rows() -> None:
+    samples = stream(150_000, "random")
+    plain, ahead = (b"".join(_rows(data) for data in way(samples)) for way in WAYS.values())
+    assert len(plain) == 150_000 * 50
+    assert plain == ahead
+
+
+def _rows(data: io.IOBase) -> bytes:
+    content = io.BufferedReader(data).read() if isinstance(data, io.RawIOBase) else data.read()
+    assert content.startswith(b"PGCOPY")
+    return bytes(content[19:-2])
