@@ -34,6 +34,9 @@ NUM_SAMPLES, NUM_TRIGGERS, DAYS = 600, 6, 6
 KILLS = 10
 """Of each service in the gate."""
 
+# Several runs each, whose services start again and again: on a machine that is busy otherwise that takes minutes.
+pytestmark = pytest.mark.timeout(600)
+
 
 def pipeline() -> str:
     """Six trainings of 200 batches with checkpoints, each model evaluated at once and all together at the end."""
@@ -283,7 +286,6 @@ def house(own_stack: Callable[..., RunningStack]) -> Iterator[House]:
         yield house
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", ["storage", "selector", "model_storage", "trainer_server", "evaluator", "postgres"])
 def test_a_run_survives_the_death_of_what_it_needs(house: House, name: str) -> None:
     """By itself: nobody resumes it."""
@@ -294,7 +296,6 @@ def test_a_run_survives_the_death_of_what_it_needs(house: House, name: str) -> N
         assert RunState.INTERRUPTED not in states
 
 
-@pytest.mark.timeout(240)
 def test_a_run_whose_supervisor_died_is_interrupted_and_goes_on_when_resumed(house: House) -> None:
     disturb(house, lambda: house.kill("supervisor"), KILLS, "supervisor")
 
