@@ -130,7 +130,8 @@ file is put back with the time that it had (`cp -p`). A rewrite that keeps size 
 
 ## Deletion
 `modyn data delete NAME --key KEY` deletes single samples for good: they leave every later stream, count, training and evaluation, and
-their keys are not used again. `modyn data delete NAME` forgets the dataset and its index. The files themselves are never touched.
+their keys are not used again. The keys of samples that cannot be read stand in the errors of whoever asks for them.
+`modyn data delete NAME` forgets the dataset and its index. The files themselves are never touched.
 """
 
 

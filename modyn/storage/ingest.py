@@ -204,7 +204,10 @@ class _Ingestion:
         if _FOLDER not in listing.refused:
             self._writer.solve(_FOLDER)
         for path in gone:
-            reason = "the file is indexed but gone: its samples cannot be read; put it back or delete its samples"
+            reason = (
+                "the file is indexed but gone: its samples cannot be read; put it back, or delete them by their keys, which the errors of "
+                "whoever asks for them name"
+            )
             self._report_once(path, "gone", reason)
         if problems := self._dataset.problems:
             for path in problems.keys() - set(listing.files.paths) - listing.refused.keys():
