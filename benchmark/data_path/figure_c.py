@@ -35,8 +35,8 @@ FLAT = "records.flat"
 PEERS = (
     Peer("torch DataLoader, memory map, __getitems__", "torch_map", None, FLAT),
     Peer("Hugging Face datasets", "hugging_face", "datasets", "hugging-face"),
-    Peer("LitData", "lightning", "litdata", "lightning"),
-    # Not cold: it takes 5 to 10 MB/s, which is no work for any disk.
+    # Not cold: less than 20 MB/s, and 10 with the next, are no work for a disk; and the first keeps its chunks mapped as long as it lives.
+    Peer("LitData", "lightning", "litdata", "lightning", cold=False),
     Peer("MosaicML Streaming", "mosaic", "snappy", "mosaic", part=5, cold=False),
 )
 
