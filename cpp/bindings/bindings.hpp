@@ -76,6 +76,6 @@ void register_files(py::module_& module);
 void register_gather(py::module_& module);
 void register_index(py::module_& module);
 void register_key_set(py::module_& module);
-void register_permutation(py::module_& module);
+void register_arrays(py::module_& module);
 
 }  // namespace modyn::bindings

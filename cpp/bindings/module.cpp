@@ -9,5 +9,5 @@ PYBIND11_MODULE(_core, module) {
   modyn::bindings::register_files(module);
   modyn::bindings::register_index(module);
   modyn::bindings::register_key_set(module);
-  modyn::bindings::register_permutation(module);
+  modyn::bindings::register_arrays(module);
 }

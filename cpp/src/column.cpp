@@ -1,5 +1,7 @@
 #include "modyn/column.hpp"
 
+#include <algorithm>
+#include <functional>
 #include <string>
 
 #include "modyn/errors.hpp"
@@ -19,6 +21,17 @@ Runs find_runs(const std::int64_t* values, std::size_t count, std::size_t max_ru
     runs.strides.push_back(static_cast<std::int64_t>(stride));
     start = end;
   }
+  return runs;
+}
+
+Runs Column::to_runs(std::int64_t num_rows) const {
+  if (kind_ == Kind::constant) return {{0}, {value_}, {0}};
+  if (kind_ != Kind::runs) return {};
+  const auto* content = static_cast<const std::int64_t*>(data_);
+  const auto part = [&](std::int64_t number) { return std::vector<std::int64_t>(content + number * value_, content + (number + 1) * value_); };
+  Runs runs{part(0), part(1), part(2)};
+  const bool ascend = std::adjacent_find(runs.starts.begin(), runs.starts.end(), std::greater_equal<>()) == runs.starts.end();
+  if (!ascend || runs.starts.front() != 0 || runs.starts.back() >= num_rows) return {};
   return runs;
 }
 

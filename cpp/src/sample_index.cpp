@@ -1,7 +1,6 @@
 #include "modyn/sample_index.hpp"
 
 #include <algorithm>
-#include <array>
 #include <string>
 #include <utility>
 
@@ -10,11 +9,42 @@
 namespace modyn {
 namespace {
 
-// Keys that are looked up together: their slots and rows stay in the first cache while each column is read for all of them.
-constexpr std::size_t kBlock = 256;
 constexpr std::size_t kTableEntriesASlot = 4;
+// 14 MB of them: those of 250,000 files of fixed rows.
+constexpr std::size_t kMostPlaces = std::size_t{1} << 18;
+
+// The value of the run `number` at `row`.
+std::uint64_t value_at(const Runs& runs, std::size_t number, std::int64_t row) {
+  return static_cast<std::uint64_t>(runs.values[number]) +
+         static_cast<std::uint64_t>(runs.strides[number]) * static_cast<std::uint64_t>(row - runs.starts[number]);
+}
 
 }  // namespace
+
+std::vector<Place> find_places(const std::vector<SegmentView>& segments) {
+  std::vector<Place> places;
+  for (std::size_t segment = 0; segment < segments.size(); ++segment) {
+    const SegmentView& view = segments[segment];
+    const std::int64_t num_rows = view.end_key - view.first_key;
+    const Runs files = view.file_ids.to_runs(num_rows), offsets = view.offsets.to_runs(num_rows);
+    if (files.starts.empty() || offsets.starts.empty()) return {};
+    const auto end_of = [num_rows](const Runs& runs, std::size_t number) {
+      return number + 1 < runs.starts.size() ? runs.starts[number + 1] : num_rows;
+    };
+    std::size_t file = 0, offset = 0;
+    for (std::int64_t row = 0; row < num_rows;) {
+      if (places.size() == kMostPlaces) return {};
+      const std::int64_t end = std::min(end_of(files, file), end_of(offsets, offset));
+      places.push_back({view.first_key + row, view.first_key + end, value_at(files, file, row), static_cast<std::uint64_t>(files.strides[file]),
+                        value_at(offsets, offset, row), static_cast<std::uint64_t>(offsets.strides[offset]),
+                        static_cast<std::uint32_t>(segment)});
+      file += static_cast<std::size_t>(end == end_of(files, file));
+      offset += static_cast<std::size_t>(end == end_of(offsets, offset));
+      row = end;
+    }
+  }
+  return places;
+}
 
 Slots::Slots(std::vector<std::int64_t> starts) : starts_(std::move(starts)) {
   if (starts_.empty()) return;
@@ -59,6 +89,10 @@ SampleIndex::SampleIndex(const std::vector<SegmentView>& segments) {
     timestamps_.push_back(segment.timestamps);
   }
   slots_ = Slots(std::move(first_keys));
+  places_ = find_places(segments);
+  std::vector<std::int64_t> starts(places_.size());
+  std::transform(places_.begin(), places_.end(), starts.begin(), [](const Place& place) { return place.first_key; });
+  place_slots_ = Slots(std::move(starts));
   const auto is_common = [&](const Column& lengths) { return lengths.is_constant() && lengths.at(0) == lengths_[0].at(0); };
   if (!lengths_.empty() && std::all_of(lengths_.begin(), lengths_.end(), is_common)) common_length_ = lengths_[0].at(0);
 }
@@ -66,30 +100,20 @@ SampleIndex::SampleIndex(const std::vector<SegmentView>& segments) {
 bool SampleIndex::look_up(const std::int64_t* keys, std::size_t count, const Answers& answers) const {
   if (count == 0) return true;
   if (slots_.size() == 0) return false;
-  std::array<std::uint32_t, kBlock> slots;
-  std::array<std::int64_t, kBlock> rows;
-  std::size_t slot = 0;
+  Block block;
   for (std::size_t start = 0; start < count; start += kBlock) {
     const std::size_t size = std::min(kBlock, count - start);
-    bool one_segment = true, known = true;
-    for (std::size_t i = 0; i < size; ++i) {
-      const std::int64_t key = keys[start + i];
-      if (key < slots_.start(slot) || key >= end_keys_[slot]) {
-        if (key < slots_.start(0)) return false;
-        const std::size_t other = slots_.find(key);
-        one_segment = one_segment && (i == 0 || other == slot);
-        slot = other;
-        known = known && key < end_keys_[slot];
-      }
-      slots[i] = static_cast<std::uint32_t>(slot);
-      rows[i] = key - slots_.start(slot);
-    }
-    if (!known) return false;
     const auto answer = [&](const std::vector<Column>& columns, auto* into) {
-      if (into != nullptr) read(columns, slots.data(), rows.data(), size, one_segment, into + start);
+      if (into != nullptr) read(columns, block, size, into + start);
     };
-    answer(file_ids_, answers.file_ids);
-    answer(offsets_, answers.offsets);
+    if (places_.empty()) {
+      if (!find_segments(keys + start, size, block)) return false;
+      answer(file_ids_, answers.file_ids);
+      answer(offsets_, answers.offsets);
+    } else if (!find_places_of(keys + start, size, block, answers.file_ids == nullptr ? nullptr : answers.file_ids + start,
+                               answers.offsets == nullptr ? nullptr : answers.offsets + start)) {
+      return false;
+    }
     answer(lengths_, answers.lengths);
     answer(labels_, answers.labels);
     answer(timestamps_, answers.timestamps);
@@ -97,13 +121,58 @@ bool SampleIndex::look_up(const std::int64_t* keys, std::size_t count, const Ans
   return true;
 }
 
+bool SampleIndex::find_segments(const std::int64_t* keys, std::size_t count, Block& block) const {
+  bool known = true;
+  std::size_t slot = block.last;
+  block.one_segment = true;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::int64_t key = keys[i];
+    if (key < slots_.start(slot) || key >= end_keys_[slot]) {
+      if (key < slots_.start(0)) return false;
+      const std::size_t other = slots_.find(key);
+      block.one_segment = block.one_segment && (i == 0 || other == slot);
+      slot = other;
+      known = known && key < end_keys_[slot];
+    }
+    block.slots[i] = static_cast<std::uint32_t>(slot);
+    block.rows[i] = key - slots_.start(slot);
+  }
+  block.last = slot;
+  return known;
+}
+
+bool SampleIndex::find_places_of(const std::int64_t* keys, std::size_t count, Block& block, std::uint32_t* file_ids,
+                                 std::int64_t* offsets) const {
+  bool known = true;
+  std::size_t at = block.last;
+  block.one_segment = true;
+  std::uint32_t segment = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::int64_t key = keys[i];
+    if (key < places_[at].first_key || key >= places_[at].end_key) {
+      if (key < places_[0].first_key) return false;
+      at = place_slots_.find(key);
+      known = known && key < places_[at].end_key;
+    }
+    const Place& place = places_[at];
+    const std::uint64_t row = place.row(key);
+    if (file_ids != nullptr) file_ids[i] = static_cast<std::uint32_t>(place.file_id + place.file_stride * row);
+    if (offsets != nullptr) offsets[i] = static_cast<std::int64_t>(place.offset + place.offset_stride * row);
+    block.one_segment = block.one_segment && (i == 0 || place.segment == segment);
+    segment = place.segment;
+    block.slots[i] = segment;
+    block.rows[i] = key - slots_.start(segment);
+  }
+  block.last = at;
+  return known;
+}
+
 template <typename T>
-void SampleIndex::read(const std::vector<Column>& columns, const std::uint32_t* slots, const std::int64_t* rows, std::size_t count,
-                       bool one_segment, T* into) const {
-  if (one_segment) {
-    columns[slots[0]].read(rows, count, into);
+void SampleIndex::read(const std::vector<Column>& columns, const Block& block, std::size_t count, T* into) const {
+  if (block.one_segment) {
+    columns[block.slots[0]].read(block.rows.data(), count, into);
   } else {
-    for (std::size_t i = 0; i < count; ++i) into[i] = static_cast<T>(columns[slots[i]].at(rows[i]));
+    for (std::size_t i = 0; i < count; ++i) into[i] = static_cast<T>(columns[block.slots[i]].at(block.rows[i]));
   }
 }
 

@@ -6,6 +6,7 @@
 #include "doctest/doctest.h"
 #include "modyn/errors.hpp"
 #include "modyn/permutation.hpp"
+#include "modyn/pick.hpp"
 
 namespace {
 
@@ -83,4 +84,19 @@ TEST_CASE("neighbours come in no order of their own, with many buckets") {
 TEST_CASE("a seed of zeros is refused") {
   Numbers order(3);
   CHECK_THROWS_AS(modyn::permutation(Seed{}, 3, order.data()), modyn::InvalidArgument);
+}
+
+TEST_CASE("numbers are picked in any order, and again; a row that does not exist is refused") {
+  Numbers values(1000);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<std::int64_t>(i * i);
+  Numbers rows{999, 0, 0, 7};
+  const Numbers order = order_of(1000, 3);
+  rows.insert(rows.end(), order.begin(), order.end());
+  Numbers found(rows.size());
+  modyn::pick(values.data(), values.size(), rows.data(), rows.size(), found.data());
+  for (std::size_t i = 0; i < rows.size(); ++i) CHECK(found[i] == rows[i] * rows[i]);
+  for (const std::int64_t wrong : {-1, 1000}) {
+    rows[500] = wrong;
+    CHECK_THROWS_AS(modyn::pick(values.data(), values.size(), rows.data(), rows.size(), found.data()), modyn::InvalidArgument);
+  }
 }

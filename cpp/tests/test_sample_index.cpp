@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <limits>
 #include <random>
 #include <string>
@@ -119,4 +120,71 @@ TEST_CASE("an index of nothing, of one segment twice, and of different lengths")
   CHECK_THROWS_AS(modyn::SampleIndex({segment(0, 10, column), segment(9, 20, column)}), modyn::InvalidArgument);
   CHECK_THROWS_AS(modyn::SampleIndex({segment(5, 5, column)}), modyn::InvalidArgument);
   CHECK(!modyn::SampleIndex({segment(0, 10, column, 1), segment(10, 20, column, 2)}).common_length());
+}
+
+TEST_CASE("places tell what the columns of their segments tell, and are left out where these are no runs") {
+  std::mt19937_64 random(5);
+  for (int round = 0; round < 100; ++round) {
+    std::vector<StoredRuns> stored;
+    std::vector<Values> file_ids, offsets;
+    std::vector<modyn::SegmentView> segments;
+    std::vector<std::pair<std::int64_t, std::int64_t>> ranges;
+    std::int64_t key = 0;
+    stored.reserve(20);
+    for (std::size_t number = 0; number < 1 + random() % 5; ++number) {
+      key += static_cast<std::int64_t>(random() % 3) * 10;
+      const auto rows = static_cast<std::int64_t>(1 + random() % 400);
+      Values files, places;
+      for (std::int64_t row = 0; row < rows;) {
+        const std::uint64_t file = random() % 1000, stride = random() % 2, offset = random() % 100'000;
+        for (const std::int64_t end = std::min<std::int64_t>(rows, row + 1 + static_cast<std::int64_t>(random() % 90)); row < end; ++row) {
+          files.push_back(static_cast<std::int64_t>(file + stride * static_cast<std::uint64_t>(row)));
+          places.push_back(static_cast<std::int64_t>(offset + 160 * static_cast<std::uint64_t>(row)));
+        }
+      }
+      stored.emplace_back(files);
+      const modyn::Column file_column = stored.back().column;
+      stored.emplace_back(places);
+      segments.push_back({key, key + rows, file_column, stored.back().column, modyn::Column::constant(160), stored.back().column, file_column});
+      ranges.emplace_back(key, key + rows);
+      file_ids.push_back(files);
+      offsets.push_back(places);
+      key += rows;
+    }
+    REQUIRE(!modyn::find_places(segments).empty());
+    const modyn::SampleIndex index(segments);
+    Values keys;
+    std::vector<std::uint32_t> expected_files;
+    Values expected_offsets;
+    for (int i = 0; i < 1000; ++i) {
+      const std::size_t number = random() % segments.size();
+      const auto [first, end] = ranges[number];
+      const std::size_t row = random() % static_cast<std::uint64_t>(end - first);
+      keys.push_back(first + static_cast<std::int64_t>(row));
+      expected_files.push_back(static_cast<std::uint32_t>(file_ids[number][row]));
+      expected_offsets.push_back(offsets[number][row]);
+    }
+    std::vector<std::uint32_t> found_files(keys.size());
+    Values found_offsets(keys.size()), found_labels(keys.size());
+    modyn::Answers answers;
+    answers.file_ids = found_files.data();
+    answers.offsets = found_offsets.data();
+    answers.labels = found_labels.data();
+    REQUIRE(index.look_up(keys.data(), keys.size(), answers));
+    CHECK(found_files == expected_files);
+    CHECK(found_offsets == expected_offsets);
+    CHECK(found_labels == expected_offsets);
+    for (std::int64_t wrong = -1; wrong <= key; ++wrong) {
+      const bool exists = std::any_of(ranges.begin(), ranges.end(), [&](const auto& range) { return range.first <= wrong && wrong < range.second; });
+      keys[700] = wrong;
+      CHECK(index.look_up(keys.data(), keys.size(), answers) == exists);
+    }
+  }
+  const Values values{3, 1, 2}, damaged{0, 5, 2, 1, 2, 3, 4, 5, 6}, late{1, 2, 1, 1, 1, 1};
+  const modyn::Column constant = modyn::Column::constant(0);
+  for (const modyn::Column& column : {modyn::Column::plain(reinterpret_cast<const std::uint8_t*>(values.data()), 8),
+                                      modyn::Column::runs(damaged.data(), 3), modyn::Column::runs(late.data(), 2)}) {
+    CHECK(modyn::find_places({{0, 3, constant, column, constant, constant, constant}}).empty());
+    CHECK(modyn::find_places({{0, 3, column, constant, constant, constant, constant}}).empty());
+  }
 }

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
+from modyn._core import pick
 from modyn.dataset.payload_rows import concatenated, neighbours, no_payloads, taken
 from modyn.dataset.plan import Piece, Unit
 from modyn.dataset.prefetch import Prefetcher
@@ -104,7 +105,7 @@ class Wanted:
         return Wanted(self.partition, rows) if len(rows) else None
 
     def look_up(self) -> KeysAndWeights:
-        return KeysAndWeights(self.partition.keys[self.rows], self.partition.weights[self.rows])
+        return KeysAndWeights(pick(self.partition.keys, self.rows), pick(self.partition.weights, self.rows))
 
 
 KeyStream = Prefetcher[Unit, Wanted]

@@ -30,6 +30,8 @@ class Column {
   static Column runs(const std::int64_t* data, std::size_t count) { return {Kind::runs, data, static_cast<std::int64_t>(count)}; }
 
   bool is_constant() const { return kind_ == Kind::constant; }
+  // What its rows consist of, one run for a constant. No runs where it stores values, and where its runs are not runs of `num_rows` rows.
+  Runs to_runs(std::int64_t num_rows) const;
   std::int64_t at(std::int64_t row) const;
 
   // into[i] = at(rows[i]), one loop for each kind of column. T: int64 or, where the caller knows that all values fit, narrower.

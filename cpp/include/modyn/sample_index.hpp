@@ -1,6 +1,7 @@
 // Where the samples of these keys are, and what is known of them: all segments of a dataset together.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -43,6 +44,20 @@ struct SegmentView {
   Column timestamps;
 };
 
+// Keys [first_key, end_key), all of one segment, whose file ids and offsets rise evenly.
+struct Place {
+  std::int64_t first_key;
+  std::int64_t end_key;
+  std::uint64_t file_id, file_stride;
+  std::uint64_t offset, offset_stride;
+  std::uint32_t segment;
+
+  std::uint64_t row(std::int64_t key) const { return static_cast<std::uint64_t>(key) - static_cast<std::uint64_t>(first_key); }
+};
+
+// The places of all segments, in order of key. Empty if some of them do not consist of runs, or of too many.
+std::vector<Place> find_places(const std::vector<SegmentView>& segments);
+
 // What to look up, one array of as many entries as there are keys for each; null: not wanted.
 struct Answers {
   std::uint32_t* file_ids = nullptr;
@@ -66,12 +81,25 @@ class SampleIndex {
   std::optional<std::int64_t> common_length() const { return common_length_; }
 
  private:
+  // Keys that are looked up together: their segments and rows stay in the first cache while each column is read for all of them.
+  static constexpr std::size_t kBlock = 256;
+  struct Block {
+    std::array<std::uint32_t, kBlock> slots;
+    std::array<std::int64_t, kBlock> rows;
+    bool one_segment = true;
+    std::size_t last = 0;  // where the key before was found: the next one is often there too
+  };
+
+  // Both fill `block` for as many keys as there are, and are false if a key is unknown. The second one gives the answers too that places tell.
+  bool find_segments(const std::int64_t* keys, std::size_t count, Block& block) const;
+  bool find_places_of(const std::int64_t* keys, std::size_t count, Block& block, std::uint32_t* file_ids, std::int64_t* offsets) const;
   template <typename T>
-  void read(const std::vector<Column>& columns, const std::uint32_t* slots, const std::int64_t* rows, std::size_t count, bool one_segment,
-            T* into) const;
+  void read(const std::vector<Column>& columns, const Block& block, std::size_t count, T* into) const;
 
   Slots slots_;
   std::vector<std::int64_t> end_keys_;
+  std::vector<Place> places_;  // in place of file_ids_ and offsets_, unless empty: one search then tells both, and the segment
+  Slots place_slots_;
   std::vector<Column> file_ids_, offsets_, lengths_, labels_, timestamps_;  // by slot
   std::optional<std::int64_t> common_length_;
 };

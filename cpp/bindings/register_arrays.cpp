@@ -1,0 +1,45 @@
+#include <pybind11/stl.h>
+
+#include "bindings.hpp"
+#include "modyn/errors.hpp"
+#include "modyn/permutation.hpp"
+#include "modyn/pick.hpp"
+
+namespace modyn::bindings {
+namespace {
+
+template <typename T>
+using Array = py::array_t<T, py::array::c_style | 0x0100>;  // NPY_ARRAY_ALIGNED_; no forcecast: numbers never wrap silently
+
+template <typename T>
+py::array_t<T> picked(const Array<T>& values, const Array<std::int64_t>& rows) {
+  if (values.ndim() != 1 || rows.ndim() != 1) throw InvalidArgument("values and rows must have one dimension");
+  auto found = new_array<T>(rows.size());
+  T* const into = found.mutable_data();
+  {
+    const py::gil_scoped_release release;
+    pick(values.data(), static_cast<std::size_t>(values.size()), rows.data(), static_cast<std::size_t>(rows.size()), into);
+  }
+  return found;
+}
+
+py::array_t<std::int64_t> permuted(const std::array<std::uint64_t, 4>& seed, std::int64_t count) {
+  if (count < 0) throw InvalidArgument("there are no permutations of " + std::to_string(count) + " numbers");
+  auto order = new_array<std::int64_t>(count);
+  std::int64_t* const into = order.mutable_data();
+  {
+    const py::gil_scoped_release release;
+    permutation(seed, static_cast<std::size_t>(count), into);
+  }
+  return order;
+}
+
+}  // namespace
+
+void register_arrays(py::module_& module) {
+  module.def("permutation", &permuted, py::arg("seed"), py::arg("count"));
+  module.def("pick", &picked<std::int64_t>, py::arg("values").noconvert(), py::arg("rows"));
+  module.def("pick", &picked<float>, py::arg("values").noconvert(), py::arg("rows"));
+}
+
+}  // namespace modyn::bindings
