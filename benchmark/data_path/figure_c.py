@@ -5,6 +5,7 @@ MosaicML Streaming gets a fifth of them, as its case says: it takes seconds for 
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,6 +47,8 @@ def prepare(setting: Setting) -> Iterator[list[Case]]:
     folder = write_records(setting.folder / "records", setting.samples)
     flat = write_flat(folder, setting.folder / FLAT)
     cases = []
+    # As many threads as cores, as for torch's own.
+    workers = os.cpu_count() or 1
     with installation(setting.folder) as services, SideProcesses() as processes:
         services.ingest(records_dataset("records", folder), setting.samples)
         training = TrainingProcess(processes, services)
@@ -55,7 +58,7 @@ def prepare(setting: Setting) -> Iterator[list[Case]]:
             samples = setting.samples // peer.part
             if samples not in sets:
                 trigger_set = services.trigger_set(f"shuffled-{samples}", "records", samples, samples)
-                sets[samples] = training.side(trigger_set, data, 1, batch_size=BATCH_SIZE, shuffle=True)
+                sets[samples] = training.side(trigger_set, data, workers, batch_size=BATCH_SIZE, shuffle=True)
             theirs: Side | Missing | None = None if peer.package is None else missing(peer.package)
             if theirs is None:
                 task = {"file": str(flat), "folder": str(setting.folder), "samples": samples}

@@ -195,6 +195,11 @@ class _Ingestion:
         """Problems of indexed files that are gone and of files that may not be read; those of other files that are gone are solved."""
         for path, reason in listing.refused.items():
             self._report_once(path, "refused", reason)
+            file_id = self._dataset.files.id_of(path)
+            if file_id is not None and file_id not in self._dataset.files.altered:
+                # Such as a link that leads out of the dataset's roots by now: what it leads to is not what was indexed.
+                row = self._dataset.catalogue.file(self._dataset.row.id, file_id)
+                self._writer.change_file(row._replace(altered=True))
         gone = [path for i in compared.absent.tolist() if not _is_below(path := self._dataset.files.paths[i], listing.refused)]
         if len(gone) > 1 and len(gone) == len(self._dataset.files):
             # A disk that is not mounted looks so. What could be said of each file would say nothing more.

@@ -271,6 +271,18 @@ def test_links_are_followed_under_the_roots_only(quick_config: SystemConfig, sta
         assert "dataset_roots" in reason
     with pytest.raises(SecurityError, match="outside"):
         storage.client.register_dataset(binary_dataset(outside, "other"))
+    # A file that is indexed becomes a link that leads out, to one with more records: nothing of it may be served.
+    write_records(outside / "more.bin", [667, 668], 1100)
+    (data / "own.bin").unlink()
+    (data / "own.bin").symlink_to(outside / "more.bin")
+    storage.ingest()
+    assert "dataset_roots" in reasons(storage)["own.bin"]
+    with pytest.raises(DataError, match=r"own\.bin was changed"):
+        storage.data_of([0])
+    (data / "own.bin").unlink()
+    write_records(data / "own.bin", [0], 900)
+    storage.ingest()
+    assert all_data(storage) == [0, 1]
 
 
 def test_a_folder_that_is_not_there(storage: RunningStorage, data: Path, tmp_path: Path) -> None:
