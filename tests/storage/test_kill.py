@@ -64,7 +64,7 @@ owner, name, side = {
     "inside_commit": (__import__("modyn.storage.catalogue").storage.catalogue, "_replace_problems", False),
     "after_commit": (Catalogue, "commit", False),
     "before_publication": (open_dataset.OpenDataset, "_publish", True),
-    "inside_publication": (published, "_write_names", False),
+    "inside_publication": (published, "write_names", False),
     "after_publication": (open_dataset.OpenDataset, "_publish", False),
     "before_merge": (segment_writer, "merge_segments", True),
     "after_merge": (segment_writer, "merge_segments", False),
