@@ -123,7 +123,9 @@ class ReadHere:
         self._on_missing = on_missing
 
     def units(self) -> Iterator[tuple[Unit, Iterator[Chunk[Wanted]]]]:
-        return iter(self._keys)
+        for unit, found in self._keys:
+            unit.rows  # noqa: B018  (made here while the keys are on their way, unless they are there already)
+            yield unit, found
 
     def gather(self, parts: Sequence[Wanted]) -> tuple[Payloads, Float32Array]:
         found = [part.look_up() for part in parts]
@@ -194,6 +196,7 @@ class Streamed:
 
     def _windows(self) -> Iterator[_Window]:
         for unit, found in self._keys:
+            unit.rows  # noqa: B018  (as above)
             for wanted in found:
                 for window in windows(unit, lambda: self._window or _first_window(unit)):  # noqa: B023  (used up at once)
                     yield _Window(window, Wanted(wanted.partition, window.rows).look_up())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -71,9 +70,10 @@ def _open(config: DataConfig, num_threads: int, system: SystemConfig | None) -> 
     return PayloadSource.of(system or load_system_config(), config.dataset_id, streams=num_threads).open()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class _GivenUnit(Unit):
-    keys: Int64Array
+    def __init__(self, keys: Int64Array, pieces: tuple[Piece, ...]) -> None:
+        super().__init__(0, np.arange(len(keys)), pieces)
+        self.keys = keys
 
 
 class _GivenKeys:
@@ -98,6 +98,6 @@ def _units(arrays: Iterator[Int64Array], batch_size: int) -> Iterator[Unit]:
                 pieces.append(Piece(0, number, start, stop, complete))
                 number, held = (number + 1, 0) if complete else (number, held + stop - start)
                 start = stop
-            yield _GivenUnit(0, np.arange(len(keys)), tuple(pieces), keys)
+            yield _GivenUnit(keys, tuple(pieces))
     if held:
-        yield _GivenUnit(0, np.empty(0, np.int64), (Piece(0, number, 0, 0, True),), np.empty(0, np.int64))
+        yield _GivenUnit(np.empty(0, np.int64), (Piece(0, number, 0, 0, True),))

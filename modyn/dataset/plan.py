@@ -6,7 +6,8 @@ batches are the same for any number of workers, all are full but the last of an 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,16 +65,23 @@ class Piece:
     last: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Unit:
-    """What one worker needs of one partition in one epoch: the unit that is prefetched.
+    """What one worker needs of one partition in one epoch: the unit that is prefetched. Any thread may ask for its rows; the order of a large
+    partition takes a while to make, and is made by the first who asks."""
 
-    rows: int64 (n,), positions within the partition, in the order in which they are used, without repetition.
-    """
+    def __init__(self, partition: int, rows: Int64Array | Callable[[], Int64Array], pieces: tuple[Piece, ...]) -> None:
+        self.partition = partition
+        self.pieces = pieces
+        self._rows = rows
+        self._making = threading.Lock()
 
-    partition: int
-    rows: Int64Array
-    pieces: tuple[Piece, ...]
+    @property
+    def rows(self) -> Int64Array:
+        """int64 (n,), positions within the partition, in the order in which they are used, without repetition."""
+        with self._making:
+            if callable(self._rows):
+                self._rows = self._rows()
+            return self._rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +165,9 @@ class Plan:
             index += num_workers
         if not pieces:
             return None
-        order = self.sample_order(epoch, partition)
-        rows = order if taken == length else np.concatenate([order[begin:end] for begin, end in parts])
+
+        def rows() -> Int64Array:
+            order = self.sample_order(epoch, partition)
+            return order if taken == length else np.concatenate([order[begin:end] for begin, end in parts])
+
         return Unit(partition, rows, tuple(pieces))
