@@ -12,6 +12,8 @@ with other libraries, which live in an environment of their own: `make peers`.
 from __future__ import annotations
 
 import argparse
+import re
+import shlex
 import tempfile
 from pathlib import Path
 
@@ -36,6 +38,7 @@ def main() -> None:
     cache = parser.add_mutually_exclusive_group()
     cache.add_argument("--warm", action="store_true", help="only with the data in the page cache")
     cache.add_argument("--cold", action="store_true", help="only with the data out of the page cache")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only the cases whose name holds this text")
     parser.add_argument("--report", action="store_true", help="write a dated report below benchmark/reports/")
     parser.add_argument("--folder", type=Path, help="make the data below this folder, e.g. on another disk (default: TMPDIR)")
     options = parser.parse_args()
@@ -44,17 +47,28 @@ def main() -> None:
     figure = figures[options.figure]
     caches = [False] if options.warm else [True] if options.cold else [False, True]
     samples, pairs = options.samples or figure.samples, options.pairs or figure.pairs
-    measure(figure, samples, pairs, caches, folder=options.folder, report=options.report)
+    measure(figure, samples, pairs, caches, folder=options.folder, report=options.report, only=options.only)
 
 
 def measure(
-    figure: Figure, samples: int, pairs: int, caches: list[bool], *, folder: Path | None = None, report: bool = False
+    figure: Figure,
+    samples: int,
+    pairs: int,
+    caches: list[bool],
+    *,
+    folder: Path | None = None,
+    report: bool = False,
+    only: str = "",
 ) -> list[str]:
     """Runs a figure; `caches` says whether cold, in which order. Prints as it goes and returns the lines of the cases and the last one."""
     busy = busy_cores()
     with tempfile.TemporaryDirectory(prefix=f"modyn-figure-{figure.letter}-", dir=folder) as name:
         print(f"{figure.letter}. {figure.title}: {samples:,} samples, {pairs} pairs", flush=True)
-        with figure.prepare(Setting(Path(name), samples, pairs)) as cases:
+        with figure.prepare(Setting(Path(name), samples, pairs)) as all_cases:
+            cases = [case for case in all_cases if only in case.name]
+            if not cases:
+                names = "\n".join(case.name for case in all_cases)
+                raise SystemExit(f"no case of figure {figure.letter} has a name with '{only}' in it; its cases are\n{names}")
             results: list[Result] = []
             for cold in caches:
                 results += run_rounds(
@@ -62,12 +76,13 @@ def measure(
                 )
     lines = [*case_lines(figure, cases, results), *named(cases, results), last_line(figure, cases, results)]
     if report:
-        title = f"data-path-{figure.letter}"
+        title = "-".join(["data-path", figure.letter, *re.findall("[a-z0-9]+", only.lower())])
         text = body(figure, cases, results, samples, busy)
         if figure.conclude is not None:
             text += "\n\n" + figure.conclude(results, title)
-        only = "" if len(caches) == 2 else " --cold" if caches[0] else " --warm"
-        command = f"python -m benchmark.data_path {figure.letter} --samples {samples} --pairs {pairs}{only}"
+        chosen = "" if len(caches) == 2 else " --cold" if caches[0] else " --warm"
+        chosen += f" --only {shlex.quote(only)}" if only else ""
+        command = f"python -m benchmark.data_path {figure.letter} --samples {samples} --pairs {pairs}{chosen}"
         print(f"report: {write_report(title, command, text)}")
     print("\n".join(lines), flush=True)
     return lines

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
-from modyn._core import pick
+from modyn.dataset.partition_keys import PartitionKeys
 from modyn.dataset.payload_rows import concatenated, neighbours, no_payloads, taken
 from modyn.dataset.plan import Piece, Unit
 from modyn.dataset.prefetch import Prefetcher
@@ -93,7 +93,7 @@ class Wanted:
     """Rows of a partition whose keys have arrived: a chunk of the short cut. Looked up when a batch is made, by whoever makes it: in random
     order that takes a while for a whole partition, for which the first batch would have to wait."""
 
-    partition: KeysAndWeights
+    partition: PartitionKeys
     rows: Int64Array
 
     @property
@@ -105,7 +105,7 @@ class Wanted:
         return Wanted(self.partition, rows) if len(rows) else None
 
     def look_up(self) -> KeysAndWeights:
-        return KeysAndWeights(pick(self.partition.keys, self.rows), pick(self.partition.weights, self.rows))
+        return self.partition.look_up(self.rows)
 
 
 KeyStream = Prefetcher[Unit, Wanted]

@@ -18,6 +18,7 @@ from modyn.dataset.arrivals import Fetches, KeyStream, Locates, Wanted, arrivals
 from modyn.dataset.batch import Batch
 from modyn.dataset.config import DataConfig
 from modyn.dataset.decode import Decoder, as_tensor
+from modyn.dataset.partition_keys import PartitionKeys
 from modyn.dataset.plan import Unit
 from modyn.dataset.prefetch import Prefetcher
 from modyn.records import Float32Array, KeysAndWeights
@@ -82,7 +83,7 @@ class BatchReader:
         self._decoder = Decoder(data, training=options.training)
         keys: KeyStream = Prefetcher(
             units,
-            lambda unit: iter((Wanted(source.keys_of(unit), unit.rows),)),
+            lambda unit: iter((Wanted(PartitionKeys(source.keys_of(unit)), unit.rows),)),
             ahead=options.ahead,
             threads=options.requests,
             name="prefetch-keys",

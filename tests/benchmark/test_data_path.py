@@ -126,6 +126,18 @@ def test_the_last_line_is_the_median_ratio_of_the_case_that_is_worst_off_against
     assert lines[-1] == "x: 1.00"
 
 
+def test_some_cases_only() -> None:
+    ours = _Program("ours", [], [9.0, 4.0, 4.0]).side
+    cases = [Case("easy", 0.1, ours, 10.0), Case("hard", 2.0, ours, 5.0)]
+    assert measure(_figure(cases), 10, pairs=1, caches=[False], only="eas") == [
+        "x[easy]: 0.40 (target 0.1)",
+        "least against its target: easy, warm",
+        "x: 0.40",
+    ]
+    with pytest.raises(SystemExit, match=r"no case of figure x .*'other'(.|\n)*easy\nhard"):
+        measure(_figure(cases), 10, pairs=1, caches=[False], only="other")
+
+
 def test_a_figure_whose_other_side_is_not_there_gives_no_number() -> None:
     ours = _Program("ours", [], [1.0]).side
     cases = [Case("there", 1.0, ours, 5.0), Case("absent", 1.0, ours, Missing("it is not installed"))]
