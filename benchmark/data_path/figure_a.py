@@ -44,6 +44,8 @@ def prepare(setting: Setting) -> Iterator[list[Case]]:
             sets = [
                 services.trigger_set(f"{parser.replace(' ', '-')}-{size}", "records", size, num_samples) for size in partitions
             ]
+            # Without a worker the training waits for its reader: told, as what one core and one disk give at most.
+            alone = reader.side("sequential reader without workers", num_samples, files=files, parser=parser, workers=0)
             for workers in (1, 2):
                 theirs = reader.side("sequential reader", num_samples, files=files, parser=parser, workers=workers)
                 for trigger_set in sets:
@@ -53,6 +55,8 @@ def prepare(setting: Setting) -> Iterator[list[Case]]:
                         name += f", {num_samples:,} samples"
                     # Not cold sample by sample: less than 100 MB/s, which any disk reads ahead of the parser.
                     cases.append(Case(name, 1.0, ours, theirs, [folder], cold=parser == "batch"))
+                    if parser == "batch" and workers == 1:
+                        cases.append(Case(f"{name}, against a reader without workers", None, ours, alone, [folder]))
         yield cases
 
 

@@ -1,9 +1,9 @@
 """The paper's local baseline (7.3.1): each DataLoader worker reads its share of the files from end to end and emits all samples in them.
 
 Nothing is selected, nothing is looked up. The parsers are those of our side, compiled from the same source, in the same loop. Its ways are tried on
-a run's own files before the first run, and the fastest is measured: with the worker processes asked for, and without any; a batch at once,
-or in pieces that stay in the processor's cache until they are copied into the batch. Memory of batches is used again, as on our side,
-instead of being given back to the kernel, which would have to clear it for the next one.
+a run's own files before the first run, and the fastest is measured: a batch at once, or in pieces that stay in the processor's cache until they
+are copied into the batch. Memory of batches is used again, as on our side, instead of being given back to the kernel, which would have to clear
+it for the next one. Without workers (`workers` is 0) the training process reads by itself, and does nothing else meanwhile.
 """
 
 from __future__ import annotations
@@ -103,8 +103,7 @@ def prepare(task: dict[str, Any]) -> Arrange:
         if (parser, workers) not in chosen:
             pieces = _PIECES if parser == "batch" else {"samples": 1}
             ways = {
-                f"{processes} worker processes, {name}": partial(load, run["files"], parser, processes, number)
-                for processes in (0, workers)
+                f"{workers} worker processes, {name}": partial(load, run["files"], parser, workers, number)
                 for name, number in pieces.items()
             }
             chosen[parser, workers] = ways[fastest(ways, num_batches=None)]
