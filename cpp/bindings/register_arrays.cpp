@@ -9,10 +9,7 @@ namespace modyn::bindings {
 namespace {
 
 template <typename T>
-using Array = py::array_t<T, py::array::c_style | 0x0100>;  // NPY_ARRAY_ALIGNED_; no forcecast: numbers never wrap silently
-
-template <typename T>
-py::array_t<T> picked(const Array<T>& values, const Array<std::int64_t>& rows) {
+py::array_t<T> picked(const Array<T>& values, const Int64Array& rows) {
   if (values.ndim() != 1 || rows.ndim() != 1) throw InvalidArgument("values and rows must have one dimension");
   auto found = new_array<T>(rows.size());
   T* const into = found.mutable_data();

@@ -124,7 +124,7 @@ class ReadHere:
 
     def units(self) -> Iterator[tuple[Unit, Iterator[Chunk[Wanted]]]]:
         for unit, found in self._keys:
-            unit.rows  # noqa: B018  (made here while the keys are on their way, unless they are there already)
+            unit.make_rows()  # while the keys are on their way
             yield unit, found
 
     def gather(self, parts: Sequence[Wanted]) -> tuple[Payloads, Float32Array]:
@@ -196,7 +196,7 @@ class Streamed:
 
     def _windows(self) -> Iterator[_Window]:
         for unit, found in self._keys:
-            unit.rows  # noqa: B018  (as above)
+            unit.make_rows()  # as above
             for wanted in found:
                 for window in windows(unit, lambda: self._window or _first_window(unit)):  # noqa: B023  (used up at once)
                     yield _Window(window, Wanted(wanted.partition, window.rows).look_up())

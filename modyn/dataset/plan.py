@@ -78,6 +78,10 @@ class Unit:
     @property
     def rows(self) -> Int64Array:
         """int64 (n,), positions within the partition, in the order in which they are used, without repetition."""
+        return self.make_rows()
+
+    def make_rows(self) -> Int64Array:
+        """Makes the rows, unless somebody has, so that nobody has to wait for them later."""
         with self._making:
             if callable(self._rows):
                 self._rows = self._rows()
