@@ -204,7 +204,7 @@ def list_files(base: str, file_format: FileFormat, roots: Roots, indexed: Sequen
     scan.enter("")
     while links := scan.take_links():
         folders: dict[tuple[int, int], list[str]] = {}
-        for link in sorted(links, key=os.fsencode):
+        for link in links:
             full_path = os.path.join(base, link)
             try:
                 roots.check(full_path)
