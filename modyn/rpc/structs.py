@@ -13,7 +13,8 @@ from modyn.errors import InvalidArgumentError
 _EXACT = 2**53
 """Whole numbers up to here survive as a double."""
 
-_BIG_INT = "$int64:"
+_BIG_INT, _FLOAT, _TEXT = "$int64:", "$float:", "$text:"
+"""Marks of what a Struct cannot hold, as text; and of text that could be taken for marked."""
 
 
 def to_struct(data: Mapping[str, Any]) -> Struct:
@@ -37,7 +38,9 @@ def _out(value: Any) -> Any:
         case int() if abs(value) > _EXACT:
             return f"{_BIG_INT}{value}"
         case float() if value != value or value in (float("inf"), float("-inf")):  # noqa: PLR0124  (NaN)
-            return f"$float:{value}"
+            return f"{_FLOAT}{value}"
+        case str() if value.startswith("$"):
+            return f"{_TEXT}{value}"
         case Mapping():
             return {str(key): _out(item) for key, item in value.items()}
         case list() | tuple():
@@ -53,8 +56,10 @@ def _back(value: Any) -> Any:
             return int(value)
         case str() if value.startswith(_BIG_INT):
             return int(value.removeprefix(_BIG_INT))
-        case str() if value.startswith("$float:"):
-            return float(value.removeprefix("$float:"))
+        case str() if value.startswith(_FLOAT):
+            return float(value.removeprefix(_FLOAT))
+        case str() if value.startswith(_TEXT):
+            return value.removeprefix(_TEXT)
         case dict():
             return {key: _back(item) for key, item in value.items()}
         case list():

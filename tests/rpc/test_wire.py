@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from modyn.errors import InvalidArgumentError
@@ -34,6 +34,7 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(st.text(max_size=6), JSON, max_size=5))
+@example({"text that looks marked": ["$float:", "$int64:1", "$text:", "$"]})
 def test_a_section_survives_the_wire(section: dict[str, object]) -> None:
     back = from_struct(to_struct(section))
     assert back == section
