@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import fcntl
 import os
 import signal
@@ -31,6 +32,8 @@ CALL_SECONDS = Histogram("modyn_call_seconds", "Seconds that calls took, streams
 _HEALTH_CHECK = f"/{health.SERVICE_NAME}/Check"
 _GRACE_S = 1.0
 """Running calls get so long to end when a service stops. Watchers reconnect and lose nothing."""
+_END_S = 30.0
+"""A service that was told to end and has not ended after so long is stuck: it says where, and is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +119,15 @@ def start_server(name: str, endpoint: Endpoint, registrations: Sequence[Registra
 
 
 def run_service(name: str, config: SystemConfig, build: Callable[[ServiceContext], Sequence[Registration]]) -> int:
-    """The main function of a service's process. Returns its exit code: 0 after SIGTERM or SIGINT, 1 when it could not start."""
+    """The main function of a service's process. Returns its exit code: 0 after SIGTERM or SIGINT, 1 when it could not start.
+
+    A service that is stuck in its end, or does not even get to it, ends by itself with code 1 and the stacks of its threads in its log.
+    """
     settings = config.service(name)
     configure_logs(name, settings.log_level)
     logger = get_logger(name)
     context = ServiceContext(name, config, logger)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop = _asked_to_end()
     try:
         check_exposure(name, config.endpoint(name))
         lock = _lock(context.directory / "lock", name)
@@ -155,6 +159,29 @@ def run_service(name: str, config: SystemConfig, build: Callable[[ServiceContext
     sys.stdout.flush()
     # Threads of calls that were cut off may still sit in a wait; the interpreter would join them forever.
     os._exit(0)
+
+
+def _asked_to_end() -> threading.Event:
+    """Set once SIGTERM or SIGINT has come.
+
+    Handlers in Python run in the main thread only: not while that is stuck, not when the kernel chose another thread for the signal and
+    the main thread waits for a lock, and a handler that takes the lock of what it interrupts would wait for itself. So the signal goes
+    through a pipe, from whichever thread it met, to a thread that does nothing else.
+    """
+    asked = threading.Event()
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+
+    def wait() -> None:
+        os.read(reader, 1)
+        faulthandler.dump_traceback_later(_END_S, exit=True)
+        asked.set()
+
+    threading.Thread(target=wait, name="signals", daemon=True).start()
+    return asked
 
 
 def prepare_run_dir(path: Path) -> None:

@@ -177,15 +177,17 @@ def test_tls_and_token_let_in_who_has_them_and_nobody_else(security: SecurityCon
 
 
 PROGRAM = """
-import sys
+import signal, sys, threading, time
 from pathlib import Path
 from modyn.config.system import SystemConfig
 from modyn.proto import selector_pb2_grpc as pb_grpc
+from modyn.rpc import server
 from modyn.rpc.server import Registration, run_service
 
 def build(context):
     context.on_shutdown(lambda: print("closed", flush=True))
     context.when_healthy.append(lambda: print("healthy", flush=True))
+    exec(sys.argv[2])
     return [Registration(pb_grpc.add_SelectorServicer_to_server, pb_grpc.SelectorServicer(), "modyn.Selector")]
 
 sys.exit(run_service("selector", SystemConfig(state_dir=Path(sys.argv[1])), build))
@@ -193,12 +195,13 @@ sys.exit(run_service("selector", SystemConfig(state_dir=Path(sys.argv[1])), buil
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts `PROGRAM` as a process; its argument runs while it builds the service."""
     running: list[subprocess.Popen[str]] = []
 
-    def launch() -> subprocess.Popen[str]:
+    def launch(more: str = "") -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-c", PROGRAM, str(tmp_path), more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         running.append(process)
         return process
@@ -223,6 +226,28 @@ def test_a_service_serves_metrics_and_ends_cleanly_on_sigterm(tmp_path: Path, st
     assert process.returncode == 0
     assert out == "closed\n"
     assert '"event": "stopped"' in err
+
+
+def test_a_signal_that_meets_another_thread_ends_the_service(start: Callable[..., subprocess.Popen[str]]) -> None:
+    """The main thread waits and hears nothing of it."""
+    hit = "threading.Thread(target=lambda: (time.sleep(0.5), signal.pthread_kill(threading.get_ident(), signal.SIGTERM))).start()"
+    process = start(f"context.when_healthy.append(lambda: {hit})")
+    out, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0
+    assert out == "healthy\nclosed\n"
+
+
+@pytest.mark.parametrize("stuck", ["on_shutdown(lambda", "when_healthy.append(lambda"])
+def test_a_service_that_is_stuck_ends_and_says_where(start: Callable[..., subprocess.Popen[str]], stuck: str) -> None:
+    process = start(f"server._END_S = 0.5; context.{stuck}: threading.Event().wait())")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "healthy\n"
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1
+    assert not out
+    assert "Timeout (0:00:00.500000)!" in err
+    assert 'File "<string>", line 1 in <lambda>' in err
 
 
 def test_a_second_service_on_the_same_folder_is_refused_until_the_first_is_killed(
