@@ -233,9 +233,9 @@ def stat_and_read_numbers(
 def map_file(path: PathLike) -> npt.NDArray[np.uint8]:
     """A read-only map of a whole file that does not keep a file descriptor. For our own immutable files only. Raises FileAccessError."""
 
-def permutation(seed: tuple[int, int, int, int], count: int) -> npt.NDArray[np.int64]:
-    """A random order of 0 … count - 1, int64 (count,), each equally likely; a seed gives the same one everywhere. Several times as fast as
-    shuffling in place where `count` numbers do not fit into the cache. Raises InvalidArgumentError for a seed of zeros."""
+def permutation(seed: tuple[int, int, int, int], count: int, threads: int) -> npt.NDArray[np.int64]:
+    """A random order of 0 … count - 1, int64 (count,), each equally likely; a seed gives the same one everywhere, on any number of threads. Several
+    times as fast as shuffling in place where `count` numbers do not fit into the cache. Raises InvalidArgumentError for a seed of zeros."""
 
 _Number = TypeVar("_Number", np.int64, np.float32)
 

@@ -20,13 +20,13 @@ py::array_t<T> picked(const Array<T>& values, const Int64Array& rows) {
   return found;
 }
 
-py::array_t<std::int64_t> permuted(const std::array<std::uint64_t, 4>& seed, std::int64_t count) {
+py::array_t<std::int64_t> permuted(const std::array<std::uint64_t, 4>& seed, std::int64_t count, std::size_t threads) {
   if (count < 0) throw InvalidArgument("there are no permutations of " + std::to_string(count) + " numbers");
   auto order = new_array<std::int64_t>(count);
   std::int64_t* const into = order.mutable_data();
   {
     const py::gil_scoped_release release;
-    permutation(seed, static_cast<std::size_t>(count), into);
+    permutation(seed, static_cast<std::size_t>(count), into, threads);
   }
   return order;
 }
@@ -34,7 +34,7 @@ py::array_t<std::int64_t> permuted(const std::array<std::uint64_t, 4>& seed, std
 }  // namespace
 
 void register_arrays(py::module_& module) {
-  module.def("permutation", &permuted, py::arg("seed"), py::arg("count"));
+  module.def("permutation", &permuted, py::arg("seed"), py::arg("count"), py::arg("threads"));
   module.def("pick", &picked<std::int64_t>, py::arg("values").noconvert(), py::arg("rows"));
   module.def("pick", &picked<float>, py::arg("values").noconvert(), py::arg("rows"));
 }

@@ -1,10 +1,12 @@
 #include "modyn/permutation.hpp"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "modyn/errors.hpp"
+#include "modyn/parallel.hpp"
 
 namespace modyn {
 namespace {
@@ -13,11 +15,16 @@ namespace {
 constexpr std::size_t bucket_size = std::size_t{1} << 14;
 // More would miss the table of pages at each number dealt; the buckets of more than 67 million numbers are larger.
 constexpr unsigned most_bits = 12;
+// Numbers that are dealt from one random sequence; more where there are many, so that counting them by hand and bucket takes 2 MiB at most.
+constexpr std::size_t hand_size = std::size_t{1} << 18;
+constexpr std::size_t most_hands = 64;
+
+using Seed = std::array<std::uint64_t, 4>;
 
 // xoshiro256++ 1.0 (Blackman and Vigna 2019).
 class Random {
  public:
-  explicit Random(const std::array<std::uint64_t, 4>& seed) : state_(seed) {}
+  explicit Random(const Seed& seed) : state_(seed) {}
 
   std::uint64_t next() {
     const std::uint64_t result = rotated(state_[0] + state_[3], 23) + state_[0];
@@ -44,7 +51,7 @@ class Random {
  private:
   static std::uint64_t rotated(std::uint64_t value, unsigned by) { return (value << by) | (value >> (64 - by)); }
 
-  std::array<std::uint64_t, 4> state_;
+  Seed state_;
 };
 
 // The buckets that numbers are dealt to, one after the other: `bits` random bits each.
@@ -63,8 +70,6 @@ class Dealer {
     return bucket;
   }
 
-  const Random& random() const { return random_; }
-
  private:
   Random random_;
   std::uint64_t drawn_ = 0;
@@ -77,31 +82,50 @@ void shuffle(Random& random, std::int64_t* numbers, std::size_t count) {
   for (std::size_t i = count; i > 1; --i) std::swap(numbers[i - 1], numbers[random.below(static_cast<std::uint32_t>(i))]);
 }
 
+// Number `stream` of the sequences that a seed stands for. Each word is mixed with a number of its own (SplitMix64, Steele 2014).
+Random sequence(const Seed& seed, std::uint64_t stream) {
+  Seed words{};
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    std::uint64_t word = seed[i] + (words.size() * stream + i + 1) * 0x9e3779b97f4a7c15ULL;
+    word = (word ^ (word >> 30)) * 0xbf58476d1ce4e5b9ULL;
+    word = (word ^ (word >> 27)) * 0x94d049bb133111ebULL;
+    words[i] = word ^ (word >> 31);
+  }
+  return Random(words);
+}
+
 }  // namespace
 
-void permutation(const std::array<std::uint64_t, 4>& seed, std::size_t count, std::int64_t* into) {
-  if (seed == std::array<std::uint64_t, 4>{}) throw InvalidArgument("a seed of zeros gives no random numbers");
+void permutation(const Seed& seed, std::size_t count, std::int64_t* into, std::size_t threads) {
+  if (seed == Seed{}) throw InvalidArgument("a seed of zeros gives no random numbers");
   if (count >> 40 != 0) throw InvalidArgument("at most 2^40 - 1 numbers can be shuffled, not " + std::to_string(count));
   unsigned bits = 0;
   while (bits < most_bits && (count >> bits) > bucket_size) ++bits;
-  Random random(seed);
-  if (bits == 0) {
-    for (std::size_t i = 0; i < count; ++i) into[i] = static_cast<std::int64_t>(i);
-    return shuffle(random, into, count);
-  }
-  // The numbers are dealt twice alike: to learn how many each bucket gets, and to put them there.
-  std::vector<std::size_t> ends((std::size_t{1} << bits) + 1);
-  Dealer counted(random, bits);
-  for (std::size_t i = 0; i < count; ++i) ++ends[counted.next() + 1];
-  for (std::size_t bucket = 1; bucket < ends.size(); ++bucket) ends[bucket] += ends[bucket - 1];
-  Dealer dealt(random, bits);
-  for (std::size_t i = 0; i < count; ++i) into[ends[dealt.next()]++] = static_cast<std::int64_t>(i);
-  random = dealt.random();
+  const std::size_t buckets = std::size_t{1} << bits;
+  // What is done at once, and from which random numbers, depends on `count` alone, not on the threads there are.
+  const std::size_t hands = std::min(most_hands, 1 + count / hand_size);
+  const auto hand = [&](std::size_t number) { return count * number / hands; };
+  // The numbers are dealt twice alike: to learn how many each bucket gets of each hand, and to put them there.
+  std::vector<std::vector<std::size_t>> next(hands, std::vector<std::size_t>(buckets));
+  parallel_for(hands, threads, [&](std::size_t number) {
+    Dealer dealer(sequence(seed, number), bits);
+    for (std::size_t i = hand(number); i < hand(number + 1); ++i) ++next[number][dealer.next()];
+  });
+  std::vector<std::size_t> starts(buckets + 1);
   std::size_t start = 0;
-  for (std::size_t bucket = 0; bucket + 1 < ends.size(); ++bucket) {
-    shuffle(random, into + start, ends[bucket] - start);
-    start = ends[bucket];
+  for (std::size_t bucket = 0; bucket < buckets; ++bucket) {
+    starts[bucket] = start;
+    for (auto& of_hand : next) start += std::exchange(of_hand[bucket], start);
   }
+  starts[buckets] = start;
+  parallel_for(hands, threads, [&](std::size_t number) {
+    Dealer dealer(sequence(seed, number), bits);
+    for (std::size_t i = hand(number); i < hand(number + 1); ++i) into[next[number][dealer.next()]++] = static_cast<std::int64_t>(i);
+  });
+  parallel_for(buckets, threads, [&](std::size_t bucket) {
+    Random random = sequence(seed, most_hands + bucket);
+    shuffle(random, into + starts[bucket], starts[bucket + 1] - starts[bucket]);
+  });
 }
 
 }  // namespace modyn

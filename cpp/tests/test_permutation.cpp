@@ -13,9 +13,9 @@ namespace {
 using Numbers = std::vector<std::int64_t>;
 using Seed = std::array<std::uint64_t, 4>;
 
-Numbers order_of(std::size_t count, std::uint64_t seed) {
+Numbers order_of(std::size_t count, std::uint64_t seed, std::size_t threads = 1) {
   Numbers order(count, -1);
-  modyn::permutation({seed, 2, 3, 4}, count, order.data());
+  modyn::permutation({seed, 2, 3, 4}, count, order.data(), threads);
   return order;
 }
 
@@ -31,7 +31,7 @@ double distance_from_even(const std::vector<std::size_t>& counts, std::size_t to
 }  // namespace
 
 TEST_CASE("every number comes once, in one bucket and in many") {
-  for (const std::size_t count : {0, 1, 2, 3, 100, 16'384, 16'385, 40'000, 300'000}) {
+  for (const std::size_t count : {0, 1, 2, 3, 100, 16'384, 16'385, 40'000, 300'000, 1'000'000}) {
     Numbers order = order_of(count, 1);
     std::sort(order.begin(), order.end());
     Numbers all(count);
@@ -43,9 +43,15 @@ TEST_CASE("every number comes once, in one bucket and in many") {
 TEST_CASE("the seed decides the order, which is the same for ever") {
   CHECK(order_of(50'000, 1) == order_of(50'000, 1));
   CHECK(order_of(50'000, 1) != order_of(50'000, 2));
-  CHECK(order_of(10, 1) == Numbers{2, 8, 1, 5, 6, 7, 3, 4, 9, 0});
+  CHECK(order_of(10, 1) == Numbers{1, 6, 0, 4, 5, 2, 3, 8, 9, 7});
   const Numbers large = order_of(50'000, 1);
-  CHECK(Numbers(large.begin(), large.begin() + 4) == Numbers{19866, 36766, 48422, 45476});
+  CHECK(Numbers(large.begin(), large.begin() + 4) == Numbers{31393, 33431, 49425, 22499});
+}
+
+TEST_CASE("the order does not depend on the number of threads") {
+  for (const std::size_t count : {100, 50'000, 1'000'000}) {
+    for (const std::size_t threads : {2, 7}) CHECK(order_of(count, 5, threads) == order_of(count, 5));
+  }
 }
 
 TEST_CASE("all orders of four numbers are equally likely") {
@@ -53,7 +59,7 @@ TEST_CASE("all orders of four numbers are equally likely") {
   for (std::uint64_t seed = 1; seed <= 24'000; ++seed) {
     Numbers order(4);
     modyn::permutation({seed * 0x9e3779b97f4a7c15ULL, seed * 0xbf58476d1ce4e5b9ULL, seed * 0x94d049bb133111ebULL, seed ^ 0x5851f42d4c957f2dULL}, 4,
-                       order.data());
+                       order.data(), 1);
     std::size_t rank = 0;
     for (std::size_t i = 0; i < 4; ++i) {
       rank *= 4 - i;
@@ -65,7 +71,7 @@ TEST_CASE("all orders of four numbers are equally likely") {
 }
 
 TEST_CASE("where a number lands does not depend on the number, with many buckets") {
-  constexpr std::size_t count = 200'000, parts = 20;
+  constexpr std::size_t count = 600'000, parts = 20;
   const Numbers order = order_of(count, 7);
   std::vector<std::size_t> counts(parts * parts);
   for (std::size_t i = 0; i < count; ++i) ++counts[i * parts / count * parts + static_cast<std::size_t>(order[i]) * parts / count];
@@ -73,7 +79,7 @@ TEST_CASE("where a number lands does not depend on the number, with many buckets
 }
 
 TEST_CASE("neighbours come in no order of their own, with many buckets") {
-  constexpr std::size_t count = 200'000;
+  constexpr std::size_t count = 600'000;
   const Numbers order = order_of(count, 9);
   std::size_t ascents = 0;
   for (std::size_t i = 1; i < count; ++i) ascents += static_cast<std::size_t>(order[i - 1] < order[i]);
@@ -83,7 +89,7 @@ TEST_CASE("neighbours come in no order of their own, with many buckets") {
 
 TEST_CASE("a seed of zeros is refused") {
   Numbers order(3);
-  CHECK_THROWS_AS(modyn::permutation(Seed{}, 3, order.data()), modyn::InvalidArgument);
+  CHECK_THROWS_AS(modyn::permutation(Seed{}, 3, order.data(), 1), modyn::InvalidArgument);
 }
 
 TEST_CASE("numbers are picked in any order, and again; a row that does not exist is refused") {

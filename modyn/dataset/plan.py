@@ -6,6 +6,7 @@ batches are the same for any number of workers, all are full but the last of an 
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from modyn.records import Int64Array
 
 _ORDER_OF_PARTITIONS, _ORDER_OF_SAMPLES, _AUGMENTATION = 1, 2, 3
 """Purposes that random generators are seeded with, so that no two share a sequence."""
+
+_CORES = len(os.sched_getaffinity(0))
 
 
 def num_batches(num_keys: int, batch_size: int, drop_last: bool) -> int:
@@ -125,15 +128,15 @@ class Plan:
         rng = np.random.default_rng([self.seed, self.trigger_id, epoch, _ORDER_OF_PARTITIONS])
         return rng.permutation(self.num_partitions).astype(np.int64)
 
-    def sample_order(self, epoch: int, partition: int) -> Int64Array:
-        """The positions within a partition in the order in which an epoch visits them."""
+    def sample_order(self, epoch: int, partition: int, threads: int = 1) -> Int64Array:
+        """The positions within a partition in the order in which an epoch visits them, whatever `threads` make it."""
         length = self.partition_length(partition)
         if not self.shuffle:
             return np.arange(length, dtype=np.int64)
         words = np.random.SeedSequence([self.seed, self.trigger_id, epoch, _ORDER_OF_SAMPLES, partition]).generate_state(
             4, np.uint64
         )
-        return permutation(tuple(words.tolist()), length)
+        return permutation(tuple(words.tolist()), length, threads)
 
     def units(self, epochs: int, first_batch: int = 0, worker: int = 0, num_workers: int = 1) -> Iterator[Unit]:
         """What `worker` of `num_workers` serves of the batches from number `first_batch` (counted over all epochs) to the end of the
@@ -171,7 +174,8 @@ class Plan:
             return None
 
         def rows() -> Int64Array:
-            order = self.sample_order(epoch, partition)
+            # The first batch waits for it, and so do the cores.
+            order = self.sample_order(epoch, partition, max(1, _CORES // num_workers))
             return order if taken == length else np.concatenate([order[begin:end] for begin, end in parts])
 
         return Unit(partition, rows, tuple(pieces))

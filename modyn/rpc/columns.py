@@ -7,6 +7,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from modyn._core import find_runs
 from modyn.config.system import Endpoint
 from modyn.errors import InvalidArgumentError
 from modyn.proto.common_pb2 import Column, KeyColumns, SampleColumns
@@ -57,11 +58,9 @@ def pack(values: Int64Array) -> Column:
     if not len(values):
         return Column()
     values = np.ascontiguousarray(values, np.int64)
-    first = int(values[0])
-    stride = int(values[1]) - first if len(values) > 1 else 0
-    may_be_progression = -(2**63) <= stride < 2**63 and int(values[-1]) - first == stride * (len(values) - 1)
-    if may_be_progression and np.array_equal(values, _progression(first, stride, len(values))):
-        return Column(base=first, stride=stride)
+    if (progression := find_runs(values, 1)) is not None:
+        _, (first,), (stride,) = progression
+        return Column(base=int(first), stride=int(stride))
     smallest = int(values.min())
     span = int(values.max()) - smallest
     width = next(width for width in _WIDTHS if span < 1 << 8 * width)
@@ -86,11 +85,13 @@ def unpack(column: Column, count: int) -> Int64Array:
 
 
 def _progression(first: int, stride: int, count: int) -> Int64Array:
-    numbers = np.arange(count, dtype=np.uint64)
+    if not stride:
+        return np.full(count, first, np.int64)
+    numbers = np.arange(count, dtype=np.int64)
     if stride != 1:
-        numbers *= np.uint64(stride % 2**64)
-    numbers += np.uint64(first % 2**64)
-    return numbers.view(np.int64)
+        numbers *= stride
+    numbers += first  # 2^64 may be passed on the way: modulo that it is right again at the end
+    return numbers
 
 
 def batch_to_proto(batch: SampleBatch) -> SampleColumns:
@@ -115,8 +116,12 @@ def batch_from_proto(columns: SampleColumns) -> SampleBatch:
 
 
 def share_to_proto(share: KeysAndWeights) -> KeyColumns:
-    weights = np.ascontiguousarray(share.weights, np.float32).view(np.uint32).astype(np.int64)
-    return KeyColumns(num_keys=len(share), keys=pack(share.keys), weights=pack(weights))
+    bits = np.ascontiguousarray(share.weights, np.float32).view(np.uint32)
+    # Most policies weigh all alike, which is quickly told.
+    alike = len(bits) and (bits == bits[0]).all()
+    return KeyColumns(
+        num_keys=len(share), keys=pack(share.keys), weights=Column(base=int(bits[0])) if alike else pack(bits.astype(np.int64))
+    )
 
 
 def share_from_proto(columns: KeyColumns) -> KeysAndWeights:

@@ -7,15 +7,17 @@ from typing import Any
 
 import numpy as np
 
+from modyn.config.system import Endpoint
 from modyn.proto import selector_pb2, selector_pb2_grpc
 from modyn.records import KeysAndWeights, RunId, SampleBatch, TriggerSetInfo
 from modyn.rpc.channel import repeated
 from modyn.rpc.client import SectionClient
-from modyn.rpc.columns import batch_to_proto, share_from_proto
+from modyn.rpc.columns import batch_to_proto, items_per_message, share_from_proto
 from modyn.rpc.structs import from_struct, to_struct
 
 SAMPLES_PER_CALL = 131_072
 """Samples in one Inform message (3 MiB): larger batches are split, which the position makes harmless."""
+_SAMPLE_BYTES = 24
 RETRY_S = 30.0
 """For how long keys are asked for again while the selector cannot be reached: a training needs them in its middle."""
 TRIGGER_DEADLINE_S = 3600.0
@@ -27,6 +29,10 @@ class SelectorClient(SectionClient):
     when a call does not fit what the run already holds, UnavailableError when the service cannot be reached. All may be repeated."""
 
     _Stub = selector_pb2_grpc.SelectorStub
+
+    def __init__(self, endpoint: Endpoint, wait_s: float = 10.0) -> None:
+        super().__init__(endpoint, wait_s)
+        self._samples_per_call = min(SAMPLES_PER_CALL, items_per_message(endpoint, _SAMPLE_BYTES))
 
     def register_run(
         self,
@@ -58,8 +64,8 @@ class SelectorClient(SectionClient):
         What is held already is skipped. ConflictError if `position` leaves a gap.
         """
         held = position
-        for first in range(0, max(len(samples), 1), SAMPLES_PER_CALL):
-            part = samples.slice(first, first + SAMPLES_PER_CALL)
+        for first in range(0, max(len(samples), 1), self._samples_per_call):
+            part = samples.slice(first, first + self._samples_per_call)
             request = selector_pb2.InformRequest(run_id=run_id, position=position + first, samples=batch_to_proto(part))
             held = int(self._stub.Inform(request).num_samples)
         return held

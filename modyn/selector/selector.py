@@ -45,8 +45,8 @@ TRIGGER_SECONDS = Histogram(
     "modyn_selector_trigger_seconds", "Seconds to select a trigger set", buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 )
 
-KEYS_PER_PIECE = 65_536
-"""Keys and weights handed out at once: 768 KiB."""
+KEYS_PER_PIECE = 1_048_576
+"""Keys and weights handed out at once: 12 MiB."""
 ROWS_PER_COPY = 1_048_576
 """Samples that are copied into a run's table in one transaction, unless a trigger waits for all."""
 
@@ -215,9 +215,18 @@ class Selector:
             return _existing(catalogue.find_trigger(session, catalogue.get_run(session, run_id), trigger_id), run_id, trigger_id)
 
     def keys(
-        self, run_id: RunId, trigger_id: int, partition: int, worker: int, num_workers: int, keys_checksum: str = ""
+        self,
+        run_id: RunId,
+        trigger_id: int,
+        partition: int,
+        worker: int,
+        num_workers: int,
+        keys_checksum: str = "",
+        *,
+        num_at_once: int = KEYS_PER_PIECE,
     ) -> Iterator[KeysAndWeights]:
-        """A worker's share of a partition, in pieces. keys_checksum: of the trigger set that is meant; empty: of whichever there is.
+        """A worker's share of a partition, in pieces of at most `num_at_once` keys.
+        keys_checksum: of the trigger set that is meant; empty: of whichever there is.
 
         Raises ConflictError when there is another one now, CorruptStateError when the file is not the one that was written.
         """
@@ -235,7 +244,7 @@ class Selector:
             raise CorruptStateError(
                 f"the trigger set {path} is not the one of trigger {trigger_id} of run '{run_id}'; restore the right one"
             )
-        return found.share(partition, worker, num_workers, KEYS_PER_PIECE)
+        return found.share(partition, worker, num_workers, num_at_once)
 
     def delete_run(self, run_id: RunId) -> None:
         """Forgets a run, its samples and its trigger sets. A no-op for a run that is not known."""

@@ -7,25 +7,30 @@ from collections.abc import Iterator, Mapping
 import grpc
 
 from modyn.config.base import Problem
+from modyn.config.system import Endpoint
 from modyn.db.engine import open_database
 from modyn.proto import common_pb2, selector_pb2, selector_pb2_grpc
 from modyn.records import RunId, TriggerSetInfo
-from modyn.rpc.columns import batch_from_proto, share_to_proto
+from modyn.rpc.columns import batch_from_proto, items_per_message, share_to_proto
 from modyn.rpc.logs import bind
 from modyn.rpc.replies import plugins_to_reply, problems_to_reply
 from modyn.rpc.server import Registration, ServiceContext
 from modyn.rpc.structs import from_struct, to_struct
 from modyn.selector.presampling import PRESAMPLING
 from modyn.selector.selection import SELECTION, check_strategy
-from modyn.selector.selector import Selector
+from modyn.selector.selector import KEYS_PER_PIECE, Selector
 from modyn.selector.tables import SCHEMA
+
+_KEY_BYTES = 12
+"""Of a key with its weight, where they cannot be packed."""
 
 
 class SelectorServicer(selector_pb2_grpc.SelectorServicer):
     """Errors leave as they are raised; the server translates them."""
 
-    def __init__(self, selector: Selector) -> None:
+    def __init__(self, selector: Selector, endpoint: Endpoint) -> None:
         self._selector = selector
+        self._keys_per_message = min(KEYS_PER_PIECE, items_per_message(endpoint, _KEY_BYTES))
 
     def ValidateSection(self, request: common_pb2.SectionRequest, context: grpc.ServicerContext) -> common_pb2.SectionReply:
         return problems_to_reply(check_pipeline(from_struct(request.pipeline)))
@@ -70,6 +75,7 @@ class SelectorServicer(selector_pb2_grpc.SelectorServicer):
             request.worker,
             request.num_workers,
             request.keys_checksum,
+            num_at_once=self._keys_per_message,
         )
         yield from (share_to_proto(part) for part in share)
 
@@ -98,7 +104,13 @@ def build(context: ServiceContext) -> list[Registration]:
     selector = Selector(database, context.directory)
     context.on_shutdown(selector.close)
     selector.recover()
-    return [Registration(selector_pb2_grpc.add_SelectorServicer_to_server, SelectorServicer(selector), "modyn.Selector")]
+    return [
+        Registration(
+            selector_pb2_grpc.add_SelectorServicer_to_server,
+            SelectorServicer(selector, context.config.endpoint("selector")),
+            "modyn.Selector",
+        )
+    ]
 
 
 def _encode(info: TriggerSetInfo) -> selector_pb2.TriggerSet:

@@ -7,17 +7,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
 from modyn.config.base import Problem
 from modyn.config.system import SystemConfig
 from modyn.errors import AlreadyExistsError, ConflictError, InvalidArgumentError, NotFoundError
-from modyn.proto import selector_pb2, selector_pb2_grpc
 from modyn.records import RunId, SampleBatch
 from modyn.rpc.logs import get_logger
 from modyn.rpc.server import ServiceContext, prepare_run_dir, start_server
@@ -38,11 +37,17 @@ def stream(start: int, end: int) -> SampleBatch:
 
 @pytest.fixture
 def client(system_config: SystemConfig) -> Iterator[SelectorClient]:
-    context = ServiceContext("selector", system_config, get_logger("selector"))
-    prepare_run_dir(system_config.run_dir)
-    server = start_server("selector", system_config.endpoint("selector"), build(context))
+    with serving(system_config) as client:
+        yield client
+
+
+@contextmanager
+def serving(config: SystemConfig) -> Iterator[SelectorClient]:
+    context = ServiceContext("selector", config, get_logger("selector"))
+    prepare_run_dir(config.run_dir)
+    server = start_server("selector", config.endpoint("selector"), build(context))
     try:
-        with SelectorClient(system_config.endpoint("selector")) as opened:
+        with SelectorClient(config.endpoint("selector")) as opened:
             yield opened
     finally:
         server.stop()
@@ -103,15 +108,14 @@ def test_sections_are_validated_and_plugins_listed(client: SelectorClient) -> No
     assert {("modyn.selection", "NewDataStrategy"), ("modyn.presampling", "Random")} <= ids
 
 
-def test_keys_come_in_messages_of_at_most_a_mebibyte(client: SelectorClient, system_config: SystemConfig) -> None:
-    client.register_run(RUN, "d", SECTION, 1)
-    client.inform(RUN, 0, stream(0, 300_000))
-    client.trigger(RUN, 0, 300_000)
-    with grpc.insecure_channel(system_config.endpoint("selector").address) as channel:
-        request = selector_pb2.KeysShareRequest(run_id=RUN, num_workers=1)
-        sizes = [reply.ByteSize() for reply in selector_pb2_grpc.SelectorStub(channel).GetKeys(request)]
-    assert len(sizes) > 1
-    assert max(sizes) <= 2**20
+def test_messages_are_no_larger_than_configured(make_config: Callable[..., SystemConfig]) -> None:
+    """Neither informing nor reading, of numbers that cannot be packed."""
+    samples = SampleBatch(*(np.random.default_rng(column).integers(-(2**63), 2**63, 20_000) for column in range(3)))
+    with serving(make_config(selector={"max_message_bytes": 65_536})) as client:
+        client.register_run(RUN, "d", SECTION, 1)
+        assert client.inform(RUN, 0, samples) == len(samples)
+        client.trigger(RUN, 0, len(samples))
+        assert np.array_equal(client.keys(RUN, 0, 0).keys, samples.keys)
 
 
 def drive(client: SelectorClient | FakeSelectorClient, number: int, answered: Callable[[], object] = int) -> list[str]:

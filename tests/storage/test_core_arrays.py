@@ -11,18 +11,18 @@ from modyn import _core
 from modyn.errors import InvalidArgumentError
 
 
-@given(st.integers(0, 70_000), st.integers(1, 2**64 - 1))
-def test_a_permutation_holds_every_number_once(count: int, seed: int) -> None:
-    order = _core.permutation((seed, 0, 1, 2), count)
+@given(st.integers(0, 70_000), st.integers(1, 2**64 - 1), st.integers(0, 3))
+def test_a_permutation_holds_every_number_once(count: int, seed: int, threads: int) -> None:
+    order = _core.permutation((seed, 0, 1, 2), count, threads)
     assert order.dtype == np.int64
     assert np.array_equal(np.sort(order), np.arange(count))
 
 
 def test_permutations_that_cannot_be_made() -> None:
     with pytest.raises(InvalidArgumentError, match="zeros"):
-        _core.permutation((0, 0, 0, 0), 3)
+        _core.permutation((0, 0, 0, 0), 3, 1)
     with pytest.raises(InvalidArgumentError, match="-1 numbers"):
-        _core.permutation((1, 0, 0, 0), -1)
+        _core.permutation((1, 0, 0, 0), -1, 1)
 
 
 @given(st.lists(st.integers(-(2**62), 2**62), min_size=1, max_size=50), st.data())
