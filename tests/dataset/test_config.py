@@ -33,7 +33,14 @@ def test_checking_executes_nothing() -> None:
 
 
 def test_checking_needs_no_torch() -> None:
-    code = "import sys, modyn.dataset.config, modyn.dataset.plan, modyn.dataset.user_code; sys.exit('torch' in sys.modules)"
+    sections = [
+        {"dataset_id": "d", "bytes_parser_function": PARSER, "transformations": ["transforms.Normalize((0.5,), (0.5,))"]},
+        {"dataset_id": "d", "record_layout": {"dtype": "<f4", "shape": [2]}, "tokenizer": "my.module:tokenizer"},
+    ]
+    code = (
+        "import sys, modyn.dataset.plan\nfrom modyn.config.base import check_section\nfrom modyn.dataset.config import DataConfig\n"
+        f"assert not [p for s in {sections!r} for p in check_section(DataConfig, s, 'data')]\nsys.exit('torch' in sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import threading
@@ -15,7 +13,6 @@ from random import Random
 
 import numpy as np
 import pytest
-import yaml
 from safetensors.numpy import save_file
 
 from modyn.config.system import SystemConfig
@@ -34,10 +31,11 @@ from modyn.models.weights import weights_sha256
 from modyn.proto import model_storage_pb2 as pb
 from modyn.proto import model_storage_pb2_grpc as pb_grpc
 from modyn.records import RunId
-from modyn.rpc.channel import is_serving, open_channel
+from modyn.rpc.channel import open_channel
 from modyn.rpc.logs import get_logger
 from modyn.rpc.server import ServiceContext, prepare_run_dir, start_server
 from modyn.testing.fake_model_storage import FakeModelStorage
+from modyn.testing.processes import ServiceProcess
 
 RUN = RunId("run-1")
 Client = ModelStorageClient | FakeModelStorage
@@ -174,50 +172,25 @@ def test_an_incomplete_put_stores_nothing(
     assert [*(folder / "models").iterdir(), *(folder / "incoming").iterdir()] == []
 
 
-class Process:
-    """Model storage as a process of its own, which can be killed and started again."""
-
-    def __init__(self, config: SystemConfig, folder: Path) -> None:
-        self.config = config
-        self._file = folder / "system.yaml"
-        self._file.write_text(yaml.safe_dump({"state_dir": str(config.state_dir), "database_url": config.database_url}))
-        self._log = folder / "log"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen([sys.executable, "-m", "modyn.model_storage", "--config", self._file], stderr=log)
-        deadline = time.monotonic() + 30
-        while not is_serving(self.config.endpoint("model_storage"), 0.3):
-            assert self._process.poll() is None, self._log.read_text()
-            assert time.monotonic() < deadline, self._log.read_text()
-            time.sleep(0.02)
-
-    def end(self, number: int) -> int:
-        assert self._process is not None
-        self._process.send_signal(number)
-        return self._process.wait(30)
-
-
 @pytest.fixture
-def process(system_config: SystemConfig, tmp_path: Path) -> Iterator[Process]:
-    made = Process(system_config, tmp_path)
-    made.start()
-    yield made
-    made.end(signal.SIGKILL)
+def process(system_config: SystemConfig, tmp_path: Path) -> Iterator[ServiceProcess]:
+    with ServiceProcess("model_storage", system_config, tmp_path) as process:
+        yield process
 
 
-def test_killed_at_random_moments_a_put_is_whole_or_not_there(process: Process, tmp_path: Path) -> None:
+def test_killed_at_random_moments_a_put_is_whole_or_not_there(
+    process: ServiceProcess, system_config: SystemConfig, tmp_path: Path
+) -> None:
     """Twelve kills and stops while models are being put: the clients' puts all succeed in the end, each trigger has one whole version."""
     random = Random(3)
-    folder = process.config.service_dir("model_storage")
+    folder = system_config.service_dir("model_storage")
     strategies = ["SafetensorsFullModel", "PyTorchFullModel", "BinaryFullModel"]
     hashes: dict[int, str] = {}
     failures: list[ModynError] = []
 
     def put_all() -> None:
         trigger_id = 0
-        with ModelStorageClient(process.config.endpoint("model_storage")) as client:
+        with ModelStorageClient(system_config.endpoint("model_storage")) as client:
             while not stop.is_set():
                 section = {"full_model_strategy": {"name": strategies[trigger_id % 3], "zip": trigger_id % 2 == 1}}
                 path = model_file(tmp_path / "put", trigger_id, 2_000_000 if trigger_id % 8 == 0 else 1000)
@@ -238,15 +211,16 @@ def test_killed_at_random_moments_a_put_is_whole_or_not_there(process: Process, 
     try:
         for _ in range(12):
             time.sleep(random.uniform(0, 0.4))
-            process.end(random.choice([signal.SIGKILL] * 5 + [signal.SIGTERM]))
+            random.choice([process.kill] * 5 + [process.end])()
             process.start()
     finally:
         stop.set()
         putting.join(60)
     assert failures == []
-    process.end(signal.SIGKILL)
+    assert hashes
+    process.kill()
     process.start()
-    with ModelStorageClient(process.config.endpoint("model_storage")) as client:
+    with ModelStorageClient(system_config.endpoint("model_storage")) as client:
         listed = client.list(RUN)
         assert [info.version.trigger_id for info in listed] == sorted(hashes) == list(range(len(hashes)))
         for info in listed:
@@ -256,14 +230,16 @@ def test_killed_at_random_moments_a_put_is_whole_or_not_there(process: Process, 
     assert list((folder / "incoming").iterdir()) == []
 
 
-def test_process_serves_metrics_and_ends_cleanly_without_torch(process: Process, tmp_path: Path) -> None:
-    with ModelStorageClient(process.config.endpoint("model_storage")) as client:
+def test_process_serves_metrics_and_ends_cleanly_without_torch(
+    process: ServiceProcess, system_config: SystemConfig, tmp_path: Path
+) -> None:
+    with ModelStorageClient(system_config.endpoint("model_storage")) as client:
         client.put(header(), model_file(tmp_path / "put"))
-    url = (process.config.service_dir("model_storage") / "metrics_url").read_text().strip()
+    url = (system_config.service_dir("model_storage") / "metrics_url").read_text().strip()
     with urllib.request.urlopen(url, timeout=5) as reply:
         assert b'modyn_models_stored_total{strategy="SafetensorsFullModel"} 1.0' in reply.read()
-    assert process.end(signal.SIGTERM) == 0
-    process.start()
+    assert "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text()
+    assert process.end() == 0
 
 
 def test_the_service_imports_nothing_heavy() -> None:
@@ -272,13 +248,13 @@ def test_the_service_imports_nothing_heavy() -> None:
         "[MODEL_FORMATS.get(id_) for id_ in MODEL_FORMATS.builtin]; "
         "found = {'torch', 'pandas', 'plotly'} & set(sys.modules); assert not found, found"
     )
-    subprocess.run([sys.executable, "-c", check], check=True, timeout=60, env={**os.environ})
+    subprocess.run([sys.executable, "-c", check], check=True, timeout=60)
 
 
-def test_get_waits_for_a_service_that_restarts(process: Process, tmp_path: Path) -> None:
-    with ModelStorageClient(process.config.endpoint("model_storage")) as client:
+def test_get_waits_for_a_service_that_restarts(process: ServiceProcess, system_config: SystemConfig, tmp_path: Path) -> None:
+    with ModelStorageClient(system_config.endpoint("model_storage")) as client:
         version = client.put(header(), model_file(tmp_path / "put"))
-        process.end(signal.SIGKILL)
+        process.kill()
         restart = threading.Thread(target=process.start)
         restart.start()
         got = client.get(version.model_id, tmp_path / "got")
