@@ -17,7 +17,7 @@ from modyn import _core
 from modyn.errors import ConfigError, DataError
 from modyn.records import Int64Array, LabelArray
 from modyn.storage.formats.base import CHUNK_ROWS, FileFormat, FormatConfig, FormatResume, IndexedSamples, NameEndings, unreadable
-from modyn.storage.formats.timestamps import FromColumn, FromField, FromNamedColumn, FromNamedField, timestamp_of_file
+from modyn.storage.formats.timestamps import FromField, refuse_other_places, timestamp_of_file
 
 _CHUNK_BYTES = 32 << 20
 _SPARSE_RECORD_BYTES = 4096
@@ -59,10 +59,8 @@ class BinaryFormat(FileFormat):
     def __init__(self, config: BinaryConfig, timestamp_source: str = "") -> None:
         super().__init__(config, timestamp_source)
         source = self.timestamps
-        if isinstance(source, FromColumn | FromNamedColumn | FromNamedField):
-            raise ConfigError(
-                f"timestamp_source '{timestamp_source}' is for other formats; a BinaryFileWrapper allows '', 'name:REGEX', 'field:OFFSET'"
-            )
+        allowed = "a BinaryFileWrapper allows '', 'name:REGEX', 'field:OFFSET'"
+        refuse_other_places(source, timestamp_source, FromField, allowed)
         if isinstance(source, FromField) and source.offset + source.size > config.record_size:
             raise ConfigError(
                 f"timestamp_source '{timestamp_source}' ends at byte {source.offset + source.size} of a record, "

@@ -10,10 +10,9 @@ from typing import ClassVar
 from pydantic import Field, field_validator, model_validator
 
 from modyn import _core
-from modyn.errors import ConfigError
 from modyn.records import Int64Array
 from modyn.storage.formats.base import CHUNK_ROWS, FileFormat, FormatConfig, FormatResume, IndexedSamples, NameEndings, unreadable
-from modyn.storage.formats.timestamps import FromColumn, FromField, FromNamedColumn, FromNamedField, timestamp_of_file
+from modyn.storage.formats.timestamps import FromColumn, refuse_other_places, timestamp_of_file
 
 _ASCII = bytes(range(128))
 
@@ -64,10 +63,8 @@ class CsvFormat(FileFormat):
 
     def __init__(self, config: CsvConfig, timestamp_source: str = "") -> None:
         super().__init__(config, timestamp_source)
-        if isinstance(self.timestamps, FromField | FromNamedColumn | FromNamedField):
-            raise ConfigError(
-                f"timestamp_source '{timestamp_source}' is for other formats; a CsvFileWrapper allows '', 'name:REGEX', 'column:N'"
-            )
+        allowed = "a CsvFileWrapper allows '', 'name:REGEX', 'column:N'"
+        refuse_other_places(self.timestamps, timestamp_source, FromColumn, allowed)
 
     def holds_samples(self, path: str) -> bool:
         return path.endswith(self.config.file_extension)

@@ -22,7 +22,7 @@ from modyn.errors import ConfigError, DataError
 from modyn.records import Int64Array, LabelArray
 from modyn.storage.formats.base import CHUNK_ROWS, FileFormat, FormatConfig, FormatResume, IndexedSamples, NameEndings, unreadable
 from modyn.storage.formats.json_fields import FieldPath, field_path, label_in, parse_object, seconds_in
-from modyn.storage.formats.timestamps import FromModificationTime, FromName, FromNamedField, iso_seconds, timestamp_of_file
+from modyn.storage.formats.timestamps import FromNamedField, iso_seconds, refuse_other_places, timestamp_of_file
 
 _BLOCK_BYTES = 8 << 20
 _MAX_LINE_BYTES = 1 << 30
@@ -54,11 +54,8 @@ class JsonLinesFormat(FileFormat):
 
     def __init__(self, config: JsonLinesConfig, timestamp_source: str = "") -> None:
         super().__init__(config, timestamp_source)
-        if not isinstance(self.timestamps, FromModificationTime | FromName | FromNamedField):
-            raise ConfigError(
-                f"timestamp_source '{timestamp_source}' is for other formats; a JsonLinesFileWrapper allows '', 'name:REGEX', "
-                f"'field:NAME' and 'field:OUTER.INNER'"
-            )
+        allowed = "a JsonLinesFileWrapper allows '', 'name:REGEX', 'field:NAME' and 'field:OUTER.INNER'"
+        refuse_other_places(self.timestamps, timestamp_source, FromNamedField, allowed)
         time_path = self.timestamps.path if isinstance(self.timestamps, FromNamedField) else None
         self._fields = _Fields(field_path(config.label_field), time_path, self.float_labels)
 

@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field, field_validator
 
-from modyn.errors import ConfigError, DataError
+from modyn.errors import DataError
 from modyn.records import Int64Array, LabelArray
 from modyn.storage.formats.base import CHUNK_ROWS, FileFormat, FormatConfig, FormatResume, IndexedSamples, NameEndings, unreadable
 from modyn.storage.formats.row_groups import Payloads, RowGroupSource, lengths_of, pack
-from modyn.storage.formats.timestamps import FromModificationTime, FromName, FromNamedColumn, iso_seconds, timestamp_of_file
+from modyn.storage.formats.timestamps import FromNamedColumn, iso_seconds, refuse_other_places, timestamp_of_file
 
 if TYPE_CHECKING:
     from modyn._core import PathTable
@@ -58,10 +58,8 @@ class ParquetFormat(FileFormat):
 
     def __init__(self, config: ParquetConfig, timestamp_source: str = "") -> None:
         super().__init__(config, timestamp_source)
-        if not isinstance(self.timestamps, FromModificationTime | FromName | FromNamedColumn):
-            raise ConfigError(
-                f"timestamp_source '{timestamp_source}' is for other formats; a ParquetFileWrapper allows '', 'name:REGEX', 'column:NAME'"
-            )
+        allowed = "a ParquetFileWrapper allows '', 'name:REGEX', 'column:NAME'"
+        refuse_other_places(self.timestamps, timestamp_source, FromNamedColumn, allowed)
 
     def holds_samples(self, path: str) -> bool:
         return path.endswith(self.config.file_extension)

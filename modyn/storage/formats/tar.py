@@ -21,7 +21,7 @@ from modyn.errors import ConfigError, DataError
 from modyn.records import LabelArray
 from modyn.storage.formats.base import CHUNK_ROWS, FileFormat, FormatConfig, FormatResume, IndexedSamples, NameEndings, unreadable
 from modyn.storage.formats.json_fields import field_path, label_in, parse_object, seconds_in
-from modyn.storage.formats.timestamps import FromModificationTime, FromName, FromNamedField, timestamp_of_file
+from modyn.storage.formats.timestamps import FromNamedField, refuse_other_places, timestamp_of_file
 
 _BLOCK = 512
 _READ_AHEAD = 1 << 14
@@ -70,11 +70,8 @@ class TarFormat(FileFormat):
 
     def __init__(self, config: TarConfig, timestamp_source: str = "") -> None:
         super().__init__(config, timestamp_source)
-        if not isinstance(self.timestamps, FromModificationTime | FromName | FromNamedField):
-            raise ConfigError(
-                f"timestamp_source '{timestamp_source}' is for other formats; a TarFileWrapper allows '', 'name:REGEX' and, with "
-                f"label_field, 'field:NAME'"
-            )
+        allowed = "a TarFileWrapper allows '', 'name:REGEX' and, with label_field, 'field:NAME'"
+        refuse_other_places(self.timestamps, timestamp_source, FromNamedField, allowed)
         if isinstance(self.timestamps, FromNamedField) and not config.label_field:
             raise ConfigError(f"timestamp_source '{timestamp_source}' needs labels in JSON objects: give label_field too")
 
