@@ -7,6 +7,7 @@ with ServiceProcess("selector", config, tmp_path) as process:
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -33,7 +34,7 @@ class ServiceProcess:
         file = write_config(config, folder)
         module, *number = name.split("-")
         arguments = ["modyn.storage.replica", "--number", *number] if number else [f"modyn.{module}"]
-        self.command = [sys.executable, "-m", *arguments, "--config", str(file)]
+        self.command = [sys.executable, "-X", "faulthandler", "-m", *arguments, "--config", str(file)]
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -57,7 +58,7 @@ class ServiceProcess:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(self.command, stdout=log, stderr=log)
         if wait:
-            eventually(self._serves, self._log.read_text)
+            eventually(self._serves, self.said)
 
     def kill(self) -> None:
         """`kill -9`; returns when it is dead. Does nothing to one that is dead already."""
@@ -66,12 +67,21 @@ class ServiceProcess:
             self._process.wait()
 
     def end(self) -> int:
-        """SIGTERM. The exit code."""
+        """SIGTERM. The exit code. AssertionError with all that it wrote, and at last where its threads were, if it does not end."""
         assert self._process is not None
         self._process.terminate()
-        return self._process.wait(PATIENCE_S)
+        try:
+            return self._process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._process.send_signal(signal.SIGABRT)
+            self._process.wait()
+            raise AssertionError(f"it did not end within {PATIENCE_S:g} s:\n{self.said()}") from None
+
+    def said(self) -> str:
+        """All that it has written since its first start."""
+        return self._log.read_text()
 
     def _serves(self) -> bool:
         assert self._process is not None
-        assert self._process.poll() is None, self._log.read_text()
+        assert self._process.poll() is None, self.said()
         return is_serving(self._endpoint)

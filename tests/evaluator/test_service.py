@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -26,6 +22,7 @@ from modyn.models.weights import save_weights
 from modyn.records import EvalInterval, RunId
 from modyn.rpc.logs import get_logger
 from modyn.rpc.server import ServiceContext, start_server
+from modyn.testing.processes import ServiceProcess
 from modyn.testing.running_storage import RunningStorage, binary_dataset, start_storage, write_records
 
 RUN = RunId("numbers-0001")
@@ -192,39 +189,31 @@ def test_edges_of_the_protocol(evaluator: EvaluatorClient) -> None:
 def test_killed_and_started_again(
     system_config: SystemConfig, stack: ExitStack, storage: RunningStorage, model_id: int, tmp_path: Path
 ) -> None:
-    system_file = tmp_path / "system.yaml"
-    system_file.write_text(f"state_dir: {system_config.state_dir}\ndatabase_url: {system_config.database_url}\n")
-    command = [sys.executable, "-m", "modyn.evaluator", "--config", str(system_file)]
     slow = DATASET | {"batch_size": 1, "transformations": ["lambda x: (__import__('time').sleep(0.02), x)[1]"]}
 
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    stack.callback(process.wait)
-    stack.callback(process.kill)
-    evaluator = stack.enter_context(EvaluatorClient(system_config.endpoint("evaluator"), wait_s=60))
+    process = stack.enter_context(ServiceProcess("evaluator", system_config, tmp_path))
+    evaluator = stack.enter_context(EvaluatorClient(system_config.endpoint("evaluator")))
     started = evaluator.start(request(model_id, dataset=slow))
     watching = evaluator.watch(started.evaluation_id)
     while next(watching).samples_seen == 0:
         continue
     workers = _children_of(process.pid)
     assert workers
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait(10)
+    process.kill()
     give_up = time.monotonic() + 10
     while any(Path(f"/proc/{pid}").exists() and "Z" not in _state(pid) for pid in workers):
         assert time.monotonic() < give_up, "workers outlive their service"
         time.sleep(0.05)
 
-    again = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    stack.callback(again.wait)
-    stack.callback(again.terminate)
+    process.start()
     evaluator = stack.enter_context(EvaluatorClient(system_config.endpoint("evaluator")))
-    evaluator.plugins()  # waits until it answers, which a stream does not
     left = list(evaluator.watch(started.evaluation_id))
     assert [status.state for status in left] == [EvaluationState.STOPPED]
     assert not list((system_config.service_dir("evaluator") / "scratch").iterdir())
     evaluator.start(request(model_id, dataset=slow))
     assert list(evaluator.watch(started.evaluation_id))[-1].state is EvaluationState.FINISHED
     assert len(evaluator.results(RUN)) == 8
+    assert process.end() == 0, process.said()
 
 
 def _children_of(pid: int) -> list[int]:
