@@ -10,8 +10,8 @@ Bounds are made of what is configured, here by its defaults, and of constants of
   `storage.max_message_bytes`.
 - training process: 50 bytes for each key of the partition in use and of `num_prefetched_partitions`; ten batches of tensors; and the buffers
   that the C++ core keeps for the next ones. Over Flight also the windows (WINDOW_BYTES) in which payloads are asked for, waiting and running,
-  once as they come and once in one piece, and what a client buffers (BUFFER_BYTES). All payloads together are several times as much.
-  With worker processes, as much for each.
+  twice, since the C library keeps about as much as is in use of what was freed, for the next ones; and what a client buffers (BUFFER_BYTES).
+  All payloads together are several times as much. With worker processes, as much for each.
 
 Selector and storage are started anew for each run, so that none begins with what the one before left. Growth of a training process counts from
 its first run. Processes below the one that is watched are counted with it.

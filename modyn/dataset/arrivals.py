@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import numpy as np
 
 from modyn.dataset.partition_keys import PartitionKeys
-from modyn.dataset.payload_rows import concatenated, neighbours, no_payloads, taken
+from modyn.dataset.payload_rows import Collected, concatenated, neighbours, no_payloads, taken
 from modyn.dataset.plan import Piece, Unit
 from modyn.dataset.prefetch import Prefetcher
 from modyn.errors import ModynError
@@ -234,13 +234,13 @@ class Streamed:
     def _load_sorted(self, window: _Window) -> Iterator[_Arrived]:
         wanted = window.wanted
         order = _inverse(window.unit.rows)[1]
-        parts, present = [], [np.empty(0, np.int64)]
+        collected, present = Collected(len(order)), [np.empty(0, np.int64)]
         for arrived, where in self._fetch(wanted.keys[order]):
-            parts.append(arrived)
+            collected.add(arrived)
             present.append(where)
         # Row k of the answer belongs to position order[present[k]] of the window.
         where, rows = _inverse(order[np.concatenate(present)])
-        yield _Arrived(where, rows, wanted.weights[where], concatenated(parts), len(wanted))
+        yield _Arrived(where, rows, wanted.weights[where], collected.payloads(), len(wanted))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from modyn._core import take
-from modyn.records import Int64Array
+from modyn.records import Int64Array, LabelArray
 from modyn.storage.flight import Payloads
 
 
@@ -48,6 +48,49 @@ def concatenated(parts: Sequence[Payloads]) -> Payloads:
         _ends(np.concatenate([part.offsets[1:] - part.offsets[:-1] for part in parts])),
         sizes.pop() if len(sizes) == 1 else None,
     )
+
+
+class Collected:
+    """Answers put into one buffer as they come, so that none of them waits in memory for the last: at most `most` samples."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._num_samples = 0
+        self._keys = np.empty(most, np.int64)
+        self._labels: LabelArray = np.empty(0, np.int64)
+        self._offsets = np.zeros(most + 1, np.int64)
+        self._data = np.empty(0, np.uint8)
+        self._sizes: set[int | None] = set()
+
+    def add(self, answer: Payloads) -> None:
+        if not len(answer):
+            return
+        start, stop = self._num_samples, self._num_samples + len(answer)
+        used = int(self._offsets[start])
+        ends = answer.offsets[1:] + (used - answer.offsets[0])
+        if ends[-1] > len(self._data):
+            self._grow(used, int(ends[-1]), stop)
+        if not start:
+            self._labels = np.empty_like(answer.labels, shape=self._most)
+        self._keys[start:stop] = answer.keys
+        self._labels[start:stop] = answer.labels
+        self._offsets[start + 1 : stop + 1] = ends
+        self._data[used : ends[-1]] = answer.data[answer.offsets[0] : answer.offsets[-1]]
+        self._sizes.add(answer.record_size)
+        self._num_samples = stop
+
+    def _grow(self, used: int, needed: int, num_samples: int) -> None:
+        """Room for all, should those to come be as large as those that have: at once where samples are of one size."""
+        grown = np.empty(max(needed, -(-needed * self._most // num_samples)), np.uint8)
+        grown[:used] = self._data[:used]
+        self._data = grown
+
+    def payloads(self) -> Payloads:
+        """All that were added, in that order, as views of what they were put into."""
+        n = self._num_samples
+        offsets = self._offsets[: n + 1]
+        size = next(iter(self._sizes)) if len(self._sizes) == 1 else None
+        return Payloads(self._keys[:n], self._labels[:n], self._data[: offsets[-1]], offsets, size)
 
 
 def _ends(lengths: Int64Array) -> Int64Array:

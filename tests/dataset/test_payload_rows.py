@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modyn.dataset.payload_rows import concatenated, neighbours, taken
+from modyn.dataset.payload_rows import Collected, concatenated, neighbours, taken
 from modyn.storage.flight import Payloads
 
 
@@ -46,6 +46,30 @@ def test_chosen_rows(samples: list[bytes], before: int, data: st.DataObject) -> 
 def test_joined_parts(parts: list[tuple[list[bytes], int]]) -> None:
     arrived = [payloads(samples, 100 * i, before) for i, (samples, before) in enumerate(parts)]
     assert content(concatenated(arrived)) == [sample for part in arrived for sample in content(part)]
+
+
+@given(st.lists(st.tuples(SAMPLES, st.integers(0, 3)), max_size=4), st.integers(0, 5))
+def test_collected_answers(parts: list[tuple[list[bytes], int]], more: int) -> None:
+    arrived = [payloads(samples, 100 * i, before) for i, (samples, before) in enumerate(parts)]
+    collected = Collected(sum(map(len, arrived)) + more)
+    for part in arrived:
+        collected.add(replace(part, record_size=part.common_size))
+    found, expected = collected.payloads(), concatenated(arrived)
+    assert content(found) == content(expected)
+    assert found.offsets.tolist() == (expected.offsets - expected.offsets[0]).tolist()
+    assert found.labels.dtype == expected.labels.dtype
+    assert len(found.data) == found.offsets[-1]
+    assert found.common_size in (expected.common_size, None)
+
+
+def test_answers_of_one_size_are_put_where_they_stay() -> None:
+    collected = Collected(30)
+    collected.add(payloads([b"abcd"] * 10))
+    room = collected.payloads().data
+    for first in (10, 20):
+        collected.add(payloads([b"efgh"] * 10, first))
+    assert np.shares_memory(collected.payloads().data, room)
+    assert bytes(collected.payloads().data) == b"abcd" * 10 + b"efgh" * 20
 
 
 @given(SAMPLES)
