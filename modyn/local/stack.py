@@ -34,8 +34,9 @@ _LOOK_EVERY_S = 0.05
 _LEFTOVER_PATIENCE_S = 10.0
 _PAUSES_S = (0.0, 0.2, 1.0, 3.0, 10.0)
 """Before the first, second, … restart of a part that keeps dying; one that has lived for a minute starts over at the first."""
-_LONGEST_PAUSE_WHEN_HEALTHY = 2
-"""Index of the longest pause before the restart of a part that was healthy when it died: runs wait for it."""
+_LONGEST_PAUSE_WHEN_HEALTHY = 1
+"""Index of the longest pause before the restart of a part that was healthy when it died: runs wait for it. It can be short: to become
+healthy takes a second and more, so that even one that dies again and again is not started all the time."""
 
 
 @dataclass(frozen=True, slots=True)

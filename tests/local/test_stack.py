@@ -19,7 +19,7 @@ from modyn.client import Client
 from modyn.config.system import SERVICES, SystemConfig
 from modyn.errors import UnavailableError
 from modyn.local.process import alive
-from modyn.local.stack import StackStatus, log_file, start_stack
+from modyn.local.stack import Stack, StackStatus, _Part, log_file, start_stack
 from modyn.testing.stack import RunningStack, clean_environment, stack_on
 
 PARTS = ("postgres", "redis", "storage", "replica-1", *SERVICES[1:])
@@ -105,6 +105,27 @@ def test_a_part_that_is_killed_is_started_again(stack: RunningStack, name: str) 
         pid = client.status().pid
     assert pid is not None
     wait_until(lambda: not zombies_below(pid), "the burial of zombies")
+
+
+class Dead:
+    """A server that is dead however often it is started."""
+
+    url, pid = "", None
+
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+
+
+@pytest.mark.parametrize(("healthy", "pauses"), [(True, 5 * [0.2]), (False, [0.2, 1.0, 3.0, 10.0, 10.0])])
+def test_runs_do_not_wait_long_for_a_part_that_was_healthy(tmp_path: Path, healthy: bool, pauses: list[float]) -> None:
+    stack, part = Stack(SystemConfig(state_dir=tmp_path), None), _Part("selector", Dead())
+    waited = []
+    for _ in pauses:
+        now = part.started_at = time.monotonic()
+        part.healthy, part.restart_at = healthy, 0.0
+        assert not stack._bring_back(part, now)
+        waited.append(round(part.restart_at - now, 3))
+    assert waited == pauses
 
 
 def test_after_a_kill_of_the_stack_itself_up_heals_everything(stack: RunningStack) -> None:
