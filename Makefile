@@ -48,7 +48,9 @@ lint: setup
 types: setup
 	$(BIN)/mypy modyn tests benchmark examples
 
+# Tests start hundreds of processes: where PYTHONDONTWRITEBYTECODE is set, each would compile the sources again.
 unit: setup $(MOTO)
+	$(BIN)/python -m compileall -q modyn tests
 	MODYN_TESTS_NO_SKIP=1 $(BIN)/pytest -m "not slow" -n $(JOBS) --dist worksteal
 
 cpp: setup  ## C++ tests

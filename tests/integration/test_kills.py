@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import psycopg2
 import pytest
+import yaml
 
 from modyn.client import Client
 from modyn.config.system import SERVICES
@@ -30,7 +31,7 @@ from modyn.testing.comparison import RunOutcome, broken_promises, differences, o
 from modyn.testing.stack import RunningStack, tiny_evaluation, tiny_pipeline, tiny_training
 from modyn.testing.waiting import PATIENCE_S, eventually
 
-NUM_SAMPLES, NUM_TRIGGERS, DAYS = 600, 6, 6
+NUM_SAMPLES, NUM_TRIGGERS, DAYS = 400, 4, 4
 KILLS = 10
 """Of each service in the gate."""
 
@@ -39,7 +40,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def pipeline() -> str:
-    """Six trainings of 200 batches with checkpoints, each model evaluated at once and all together at the end."""
+    """Four trainings of 100 batches with checkpoints, each model evaluated at once and all together at the end."""
     evaluation = tiny_evaluation("test", days=DAYS)
     evaluation["handlers"] += [  # type: ignore[operator]
         {
@@ -55,12 +56,12 @@ def pipeline() -> str:
         trigger={"id": "DataAmountTrigger", "num_samples": NUM_SAMPLES // NUM_TRIGGERS},
         selection_strategy={"name": "NewDataStrategy", "maximum_keys_in_memory": 40, "tail_triggers": 0},
         training=tiny_training(
-            epochs_per_trigger=20,
+            epochs_per_trigger=10,
             shuffle=True,
             dataloader_workers=1,
-            checkpointing={"activated": True, "interval": 20},
+            checkpointing={"activated": True, "interval": 10},
             optimizers=[
-                {"name": "default", "algorithm": "Adam", "param_groups": [{"module": "model", "config": {"lr": 0.0002}}]}
+                {"name": "default", "algorithm": "Adam", "param_groups": [{"module": "model", "config": {"lr": 0.0004}}]}
             ],
         ),
         evaluation=evaluation,
@@ -105,6 +106,17 @@ class House:
         eventually(lambda: not alive(pids["stack"]))
         self.client.up()
         assert not [name for name, pid in pids.items() if alive(pid)]
+
+    @contextmanager
+    def told(self, **sections: object) -> Iterator[None]:
+        """The system file says `sections` as well to whatever starts inside the block."""
+        file = self.stack.config_file
+        before = file.read_text()
+        file.write_text(yaml.safe_dump({**yaml.safe_load(before), **sections}))
+        try:
+            yield
+        finally:
+            file.write_text(before)
 
     def start_run(self) -> str:
         path = self.stack.folder / "pipeline.yaml"
@@ -153,8 +165,9 @@ class Moments:
                 self.at_rest = True
                 self._changed.notify_all()
 
-    def wait(self, more: int, timeout_s: float = 4.0) -> bool:
-        """Until `more` events have come, or none for so long; False if the run came to rest."""
+    def wait(self, more: int, timeout_s: float = 1.5) -> bool:
+        """Until `more` events have come, or for so long: to start again what was killed is a stage of the run like others. False if the
+        run came to rest."""
         with self._changed:
             wanted = self.count + more
             self._changed.wait_for(lambda: self.at_rest or self.count >= wanted, timeout_s)
@@ -261,9 +274,10 @@ def gone(find: Callable[[], list[str]]) -> None:
     eventually(lambda: not find(), find)
 
 
-@contextmanager
-def house_with(stack: RunningStack) -> Iterator[House]:
+@pytest.fixture(scope="module")
+def house(own_stack: Callable[..., RunningStack]) -> Iterator[House]:
     """Data, and one undisturbed run that shows what every other one has to come to."""
+    stack = own_stack()
     stack.tiny_dataset("train", NUM_SAMPLES, DAYS)
     stack.tiny_dataset("test", 120, DAYS)
     with stack.client() as client:
@@ -272,17 +286,11 @@ def house_with(stack: RunningStack) -> Iterator[House]:
         run = client.wait(client.run(path).run_id)
         assert run.state is RunState.FINISHED, run.error
         house = House(stack, client, outcome(client, run.run_id))
-        assert [trigger.position for trigger in house.expected.triggers] == list(range(100, 601, 100))
+        assert [trigger.position for trigger in house.expected.triggers] == list(range(100, NUM_SAMPLES + 1, 100))
         # The first of the intervals between triggers has no active model yet.
         assert len(house.expected.evaluations) == NUM_TRIGGERS * DAYS + NUM_TRIGGERS - 1
         assert len({cell.value for cell in house.expected.evaluations}) > 5
         house.check(run.run_id)
-        yield house
-
-
-@pytest.fixture(scope="module")
-def house(own_stack: Callable[..., RunningStack]) -> Iterator[House]:
-    with house_with(own_stack()) as house:
         yield house
 
 
@@ -300,8 +308,10 @@ def test_a_run_whose_supervisor_died_is_interrupted_and_goes_on_when_resumed(hou
     disturb(house, lambda: house.kill("supervisor"), KILLS, "supervisor")
 
 
-def test_a_supervisor_that_is_told_so_resumes_by_itself(own_stack: Callable[..., RunningStack]) -> None:
-    with house_with(own_stack(supervisor={"resume_on_start": True})) as house:
+def test_a_supervisor_that_is_told_so_resumes_by_itself(house: House) -> None:
+    with house.told(supervisor={"resume_on_start": True}):
+        house.kill("supervisor")  # It comes back as it is told now.
+        house.client.supervisor.runs()  # Made again until it answers; to start a run is not.
         chance = random.Random("resume_on_start")
         run_id = house.start_run()
         with moments_of(house, run_id) as moments:
@@ -311,6 +321,7 @@ def test_a_supervisor_that_is_told_so_resumes_by_itself(own_stack: Callable[...,
         run = house.client.wait(run_id)
         assert run.state is RunState.FINISHED, run.error
         house.check(run_id)
+    house.kill("supervisor")
 
 
 def test_everything_is_killed_at_once(house: House) -> None:
