@@ -234,7 +234,7 @@ class Streamed:
     def _load_sorted(self, window: _Window) -> Iterator[_Arrived]:
         wanted = window.wanted
         order = _inverse(window.unit.rows)[1]
-        collected, present = Collected(len(order)), [np.empty(0, np.int64)]
+        collected, present = Collected(len(order), WINDOW_BYTES), [np.empty(0, np.int64)]
         for arrived, where in self._fetch(wanted.keys[order]):
             collected.add(arrived)
             present.append(where)

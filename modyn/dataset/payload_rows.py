@@ -51,10 +51,12 @@ def concatenated(parts: Sequence[Payloads]) -> Payloads:
 
 
 class Collected:
-    """Answers put into one buffer as they come, so that none of them waits in memory for the last: at most `most` samples."""
+    """Answers put into one buffer as they come, so that none of them waits in memory for the last: at most `most` samples, of about
+    `usual_bytes` bytes or fewer."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, usual_bytes: int) -> None:
         self._most = most
+        self._usual_bytes = usual_bytes
         self._num_samples = 0
         self._keys = np.empty(most, np.int64)
         self._labels: LabelArray = np.empty(0, np.int64)
@@ -80,8 +82,10 @@ class Collected:
         self._num_samples = stop
 
     def _grow(self, used: int, needed: int, num_samples: int) -> None:
-        """Room for all, should those to come be as large as those that have: at once where samples are of one size."""
-        grown = np.empty(max(needed, -(-needed * self._most // num_samples)), np.uint8)
+        """Room for all, should those to come be as large as those that have: at once where samples are of one size. Twice what is needed at
+        most beyond a window's usual size, since one sample says little of the others."""
+        expected = -(-needed * self._most // num_samples)
+        grown = np.empty(max(needed, min(expected, max(2 * needed, self._usual_bytes))), np.uint8)
         grown[:used] = self._data[:used]
         self._data = grown
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from modyn.errors import CorruptStateError
 
-STATE_VERSION = 3
+STATE_VERSION = 4
 
 _TYPES = {"int": int, "bool": bool, "str": str}
 _PLACE = ("epoch", "batch", "one_epoch")

@@ -29,7 +29,8 @@ def open_channel(endpoint: Endpoint, *, wait_s: float = 10.0, not_repeatable: fr
         ("grpc.max_receive_message_length", endpoint.max_message_bytes),
         ("grpc.max_send_message_length", endpoint.max_message_bytes),
         ("grpc.initial_reconnect_backoff_ms", 50),
-        ("grpc.min_reconnect_backoff_ms", 50),
+        # In spite of its name: how long an attempt to connect may take, over a slow network or to a busy machine. A refused one ends at once.
+        ("grpc.min_reconnect_backoff_ms", 5000),
         ("grpc.max_reconnect_backoff_ms", 1000),
         ("grpc.keepalive_time_ms", 60_000),
         # Proxies of the environment are not meant for services of one installation.

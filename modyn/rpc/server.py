@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -32,8 +33,10 @@ CALL_SECONDS = Histogram("modyn_call_seconds", "Seconds that calls took, streams
 _HEALTH_CHECK = f"/{health.SERVICE_NAME}/Check"
 _GRACE_S = 1.0
 """Running calls get so long to end when a service stops. Watchers reconnect and lose nothing."""
-_END_S = 30.0
-"""A service that was told to end and has not ended after so long is stuck: it says where, and is gone."""
+_ENDING = (signal.SIGTERM, signal.SIGINT)
+_TELL_S, _END_S = 8.0, 30.0
+"""Seconds after SIGTERM at which a service that has not ended tells where it is stuck, before anybody loses patience and kills it; and at
+which it gives up by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,13 +175,17 @@ def _asked_to_end() -> threading.Event:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _ENDING:
         signal.signal(number, lambda *_: None)
 
     def wait() -> None:
-        os.read(reader, 1)
-        faulthandler.dump_traceback_later(_END_S, exit=True)
+        while os.read(reader, 1)[0] not in _ENDING:  # other signals that somebody handles come here too
+            continue
         asked.set()
+        with suppress(RuntimeError):  # without a standard error there is nowhere to tell it
+            faulthandler.dump_traceback_later(_TELL_S)
+        time.sleep(_END_S)
+        os._exit(1)
 
     threading.Thread(target=wait, name="signals", daemon=True).start()
     return asked

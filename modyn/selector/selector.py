@@ -45,8 +45,8 @@ TRIGGER_SECONDS = Histogram(
     "modyn_selector_trigger_seconds", "Seconds to select a trigger set", buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 )
 
-KEYS_PER_PIECE = 1_048_576
-"""Keys and weights handed out at once: 12 MiB."""
+KEYS_PER_PIECE = 262_144
+"""Keys and weights handed out at once: 3 MiB."""
 ROWS_PER_COPY = 1_048_576
 """Samples that are copied into a run's table in one transaction, unless a trigger waits for all."""
 

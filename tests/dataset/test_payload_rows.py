@@ -48,10 +48,10 @@ def test_joined_parts(parts: list[tuple[list[bytes], int]]) -> None:
     assert content(concatenated(arrived)) == [sample for part in arrived for sample in content(part)]
 
 
-@given(st.lists(st.tuples(SAMPLES, st.integers(0, 3)), max_size=4), st.integers(0, 5))
-def test_collected_answers(parts: list[tuple[list[bytes], int]], more: int) -> None:
+@given(st.lists(st.tuples(SAMPLES, st.integers(0, 3)), max_size=4), st.integers(0, 5), st.integers(0, 50))
+def test_collected_answers(parts: list[tuple[list[bytes], int]], more: int, usual_bytes: int) -> None:
     arrived = [payloads(samples, 100 * i, before) for i, (samples, before) in enumerate(parts)]
-    collected = Collected(sum(map(len, arrived)) + more)
+    collected = Collected(sum(map(len, arrived)) + more, usual_bytes)
     for part in arrived:
         collected.add(replace(part, record_size=part.common_size))
     found, expected = collected.payloads(), concatenated(arrived)
@@ -63,13 +63,19 @@ def test_collected_answers(parts: list[tuple[list[bytes], int]], more: int) -> N
 
 
 def test_answers_of_one_size_are_put_where_they_stay() -> None:
-    collected = Collected(30)
+    collected = Collected(30, 1000)
     collected.add(payloads([b"abcd"] * 10))
     room = collected.payloads().data
     for first in (10, 20):
         collected.add(payloads([b"efgh"] * 10, first))
     assert np.shares_memory(collected.payloads().data, room)
     assert bytes(collected.payloads().data) == b"abcd" * 10 + b"efgh" * 20
+
+
+def test_a_large_first_sample_says_little_of_the_others() -> None:
+    collected = Collected(262_144, 64 * 2**20)
+    collected.add(payloads([bytes(2**20)]))
+    assert len(collected.payloads()) == 1
 
 
 @given(SAMPLES)

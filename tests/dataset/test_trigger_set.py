@@ -424,7 +424,7 @@ def test_a_state_of_other_samples_or_options_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 1}, "has version 3, this one 1"),
+        ({"version": 1}, "has version 4, this one 1"),
         ({"epoch": -1}, "epoch is -1"),
         ({"batch": None}, "batch is None"),
         ({"drop_last": 1}, "drop_last is 1"),

@@ -239,7 +239,7 @@ def test_a_signal_that_meets_another_thread_ends_the_service(start: Callable[...
 
 @pytest.mark.parametrize("stuck", ["on_shutdown(lambda", "when_healthy.append(lambda"])
 def test_a_service_that_is_stuck_ends_and_says_where(start: Callable[..., subprocess.Popen[str]], stuck: str) -> None:
-    process = start(f"server._END_S = 0.5; context.{stuck}: threading.Event().wait())")
+    process = start(f"server._TELL_S, server._END_S = 0.5, 1.0; context.{stuck}: threading.Event().wait())")
     assert process.stdout is not None
     assert process.stdout.readline() == "healthy\n"
     process.send_signal(signal.SIGTERM)
@@ -248,6 +248,19 @@ def test_a_service_that_is_stuck_ends_and_says_where(start: Callable[..., subpro
     assert not out
     assert "Timeout (0:00:00.500000)!" in err
     assert 'File "<string>", line 1 in <lambda>' in err
+
+
+def test_another_signal_that_somebody_handles_ends_nothing(start: Callable[..., subprocess.Popen[str]]) -> None:
+    process = start("signal.signal(signal.SIGUSR1, lambda *_: print('heard', flush=True))")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "healthy\n"
+    process.send_signal(signal.SIGUSR1)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.5)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0
+    assert "closed" in out
 
 
 def test_a_second_service_on_the_same_folder_is_refused_until_the_first_is_killed(
