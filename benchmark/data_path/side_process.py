@@ -43,18 +43,25 @@ class SideProcesses:
         for process in self._opened:
             process.close()
 
-    def open(self, module: str, task: Mapping[str, Any], python: Path | str = sys.executable) -> SideProcess:
-        """`python -m module`, whose main is `serve(prepare)`; prepare gets `task`."""
-        self._opened.append(SideProcess([str(python), "-m", module], task))
+    def open(
+        self,
+        module: str,
+        task: Mapping[str, Any],
+        python: Path | str = sys.executable,
+        environment: Mapping[str, str] | None = None,
+    ) -> SideProcess:
+        """`python -m module`, whose main is `serve(prepare)`; prepare gets `task`. environment: what is set in it beside our own."""
+        self._opened.append(SideProcess([str(python), "-m", module], task, environment or {}))
         return self._opened[-1]
 
 
 class SideProcess:
     """One of them. Serves any number of sides, one run at a time."""
 
-    def __init__(self, command: list[str], task: Mapping[str, Any]) -> None:
+    def __init__(self, command: list[str], task: Mapping[str, Any], environment: Mapping[str, str]) -> None:
         self._command = command
         self._task = task
+        self._environment = environment
         self._process: subprocess.Popen[str] | None = None
 
     def side(self, name: str, num_samples: int, *, shuffled: bool = False, check: bool = True, **run: Any) -> Side:
@@ -100,7 +107,7 @@ class SideProcess:
                 stdout=subprocess.PIPE,
                 text=True,
                 cwd=ROOT,
-                env={**os.environ, "PYTHONWARNINGS": quiet},
+                env={**self._environment, **os.environ, "PYTHONWARNINGS": quiet},
             )
             self._tell(dict(self._task))
         assert self._process.stdin is not None

@@ -15,16 +15,17 @@ from benchmark.data_path.installation import Installation
 from benchmark.data_path.resident import MIB, Watched, watching
 from benchmark.data_path.side_process import Arrange, SideProcess, SideProcesses, Start, serve
 from modyn.records import TriggerSetInfo
+from modyn.workers.pool import ENVIRONMENT
 
 ShortCut = Literal["auto", "on", "off"]
 
 
 class TrainingProcess:
-    """A training process of one installation, with the short cut as given."""
+    """A training process of one installation, with the short cut as given, and the environment of a worker."""
 
     def __init__(self, processes: SideProcesses, services: Installation, short_cut: ShortCut = "auto") -> None:
         task = {"config_file": str(services.config_file), "short_cut": short_cut}
-        self._process: SideProcess = processes.open(__name__, task)
+        self._process: SideProcess = processes.open(__name__, task, environment=ENVIRONMENT)
         # Storage keeps maps of the data that it served; this process lets go of its own after each run.
         self._fresh = partial(services.restart, "storage")
 
