@@ -1,7 +1,7 @@
 """The format of a pipeline file as a JSON Schema, composed from the configurations that lie with their owners.
 
 `python -m modyn.cli.schema` prints it for editors; with `--markdown` it prints `docs/pipeline.md`, which is made from it, with
-`--datasets` `docs/datasets.md`.
+`--datasets` `docs/datasets.md`, with `--system` `docs/system.md`.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def _plain(schema: Any, definitions: Mapping[str, Any]) -> Any:
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the schema, or a reference: `--markdown` of pipelines, `--datasets` of datasets."""
+    """Prints the schema, or a reference: `--markdown` of pipelines, `--datasets` of datasets, `--system` of the system file."""
     if arguments == ["--markdown"]:
         from modyn.cli.explain import reference
 
@@ -215,10 +215,14 @@ def main(arguments: list[str]) -> int:
         from modyn.cli.dataset_reference import dataset_reference
 
         sys.stdout.write(dataset_reference())
+    elif arguments == ["--system"]:
+        from modyn.cli.system_reference import system_reference
+
+        sys.stdout.write(system_reference())
     elif not arguments:
         sys.stdout.write(json.dumps(pipeline_json_schema(), indent=2) + "\n")
     else:
-        sys.stderr.write("usage: python -m modyn.cli.schema [--markdown | --datasets]\n")
+        sys.stderr.write("usage: python -m modyn.cli.schema [--markdown | --datasets | --system]\n")
         return 2
     return 0
 

@@ -137,7 +137,9 @@ class ServiceConfig(Section):
         0, ge=0, le=65535, description="serve Prometheus metrics at this port; 0: any free one, written to `metrics_url`"
     )
     metrics_host: str = Field("127.0.0.1", description="address that metrics are served on")
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="what is logged, and all that weighs more"
+    )
     max_message_bytes: int = Field(32 * 2**20, ge=2**16, le=2**31 - 1, description="largest gRPC message accepted")
     max_threads: int = Field(64, ge=4, le=1024, description="calls served at once, streams included")
 

@@ -12,7 +12,9 @@ from jsonschema import Draft202012Validator
 from modyn.cli.dataset_reference import dataset_reference
 from modyn.cli.explain import reference, variants_of, walk
 from modyn.cli.schema import JsonSchema, main, pipeline_json_schema
+from modyn.cli.system_reference import system_reference
 from modyn.config.pipeline import NOT_YET, check_frame, load_pipeline
+from modyn.config.system import SERVICES, SystemConfig
 from modyn.config.yaml_source import load_yaml
 from modyn.storage.formats import REGISTRY
 from modyn.storage.formats.timestamps import parse_timestamp_source
@@ -187,6 +189,15 @@ def test_the_reference_of_datasets_is_up_to_date() -> None:
             assert field.description, f"{format_id}.{option} says nothing"
 
 
+def test_the_reference_of_the_system_file_is_up_to_date() -> None:
+    written = (ROOT / "docs" / "system.md").read_text()
+    assert written == system_reference(), "run: python -m modyn.cli.schema --system > docs/system.md"
+    for service in SERVICES:
+        for name, field in type(getattr(SystemConfig(), service)).model_fields.items():
+            assert f"| `{name}` |" in written
+            assert field.description, f"{service}.{name} says nothing"
+
+
 @pytest.mark.parametrize("source", ["", r"name:(?P<date>\d{4}-\d\d-\d\d)", "column:3", "field:8", "field:8:4"])
 def test_the_forms_of_timestamp_source_that_are_told_are_those_that_are_read(source: str) -> None:
     parse_timestamp_source(source)
@@ -203,5 +214,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("# The pipeline file\n")
     assert main(["--datasets"]) == 0
     assert capsys.readouterr().out.startswith("# Datasets\n")
+    assert main(["--system"]) == 0
+    assert capsys.readouterr().out.startswith("# The system file\n")
     assert main(["--html"]) == 2
     assert "usage" in capsys.readouterr().err
