@@ -208,6 +208,13 @@ def disturb(house: House, strike: Callable[[], None], num_strikes: int, seed: st
         house.check(run_id)
 
 
+def states_of_runs(house: House, before: int) -> list[list[str]]:
+    """What the runs behind the first `before` have gone through."""
+    supervisor = house.client.supervisor
+    events = [supervisor.watch(run.run_id) for run in supervisor.runs()[before:]]
+    return [[event.detail["state"] for event in told if event.kind is EventKind.RUN_STATE] for told in events]
+
+
 def trained_keys(client: Client, run_id: str) -> list[int]:
     """The keys of all trigger sets of a run."""
     keys: list[Int64Array] = []
@@ -299,13 +306,15 @@ def test_a_run_survives_the_death_of_what_it_needs(house: House, name: str) -> N
     """By itself: nobody resumes it."""
     before = len(house.client.supervisor.runs())
     disturb(house, lambda: house.kill(name), KILLS, name)
-    for run in house.client.supervisor.runs()[before:]:
-        states = [e.detail["state"] for e in house.client.supervisor.watch(run.run_id) if e.kind is EventKind.RUN_STATE]
-        assert RunState.INTERRUPTED not in states
+    assert all(RunState.INTERRUPTED not in states for states in states_of_runs(house, before))
 
 
 def test_a_run_whose_supervisor_died_is_interrupted_and_goes_on_when_resumed(house: House) -> None:
+    before = len(house.client.supervisor.runs())
     disturb(house, lambda: house.kill("supervisor"), KILLS, "supervisor")
+    seen = states_of_runs(house, before)
+    assert any(RunState.INTERRUPTED in states for states in seen)
+    assert all(RunState.FAILED not in states for states in seen)
 
 
 def test_a_supervisor_that_is_told_so_resumes_by_itself(house: House) -> None:
