@@ -40,7 +40,7 @@ def prepare(setting: Setting) -> Iterator[list[Case]]:
             Case(
                 "PIL, pool of 2 threads, against plain torch Dataset",
                 1.0,
-                ours("batch_parser_function", PIL_THREADS, 1),
+                ours("batch_parser_function", PIL_THREADS, _WORKERS),
                 plain,
                 data,
             ),
@@ -51,7 +51,7 @@ def prepare(setting: Setting) -> Iterator[list[Case]]:
             Case(
                 "simplejpeg, pool of 2 threads, against DALI on the CPU",
                 0.8,
-                ours("batch_parser_function", SIMPLEJPEG_THREADS, 1),
+                ours("batch_parser_function", SIMPLEJPEG_THREADS, _WORKERS),
                 dali,
                 data,
             ),
