@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 
 from benchmark.data_path.figure import Case, Figure, Missing, Setting, Side
-from benchmark.data_path.images import BATCH_SIZE, PIL, PIL_THREADS, SIMPLEJPEG, SIMPLEJPEG_THREADS, images_dataset, write_images
+from benchmark.data_path.images import BATCH_SIZE, PIL, PIL_BATCH, SIMPLEJPEG, SIMPLEJPEG_BATCH, images_dataset, write_images
 from benchmark.data_path.installation import installation
 from benchmark.data_path.peers import PYTHON, missing
 from benchmark.data_path.side_process import SideProcesses
@@ -38,20 +38,20 @@ def prepare(setting: Setting) -> Iterator[list[Case]]:
         data = [folder]
         yield [
             Case(
-                "PIL, pool of 2 threads, against plain torch Dataset",
+                "PIL, 2 threads, against plain torch Dataset",
                 1.0,
-                ours("batch_parser_function", PIL_THREADS, _WORKERS),
+                ours("batch_parser_function", PIL_BATCH, _WORKERS),
                 plain,
                 data,
             ),
             Case(
                 "PIL, 2 processes, against plain torch Dataset", None, ours("bytes_parser_function", PIL, _WORKERS), plain, data
             ),
-            # Users choose one of the two ways to use simplejpeg; the better one is compared with DALI, the other is told.
+            # Users choose one of the two ways, a parser of batches or of samples; the faster one has the target, the other is told.
             Case(
-                "simplejpeg, pool of 2 threads, against DALI on the CPU",
+                "simplejpeg, 2 threads, against DALI on the CPU",
                 0.8,
-                ours("batch_parser_function", SIMPLEJPEG_THREADS, _WORKERS),
+                ours("batch_parser_function", SIMPLEJPEG_BATCH, _WORKERS),
                 dali,
                 data,
             ),
@@ -61,7 +61,6 @@ def prepare(setting: Setting) -> Iterator[list[Case]]:
                 ours("bytes_parser_function", SIMPLEJPEG, _WORKERS),
                 dali,
                 data,
-                cold=False,
             ),
         ]
 

@@ -9,9 +9,10 @@ Bounds are made of what is configured, here by its defaults, and of constants of
 - storage: two segments in the making, of SEGMENT_ROWS entries of 100 bytes; a chunk of 32 MiB for each of `storage.num_threads`; two messages of
   `storage.max_message_bytes`.
 - training process: 50 bytes for each key of the partition in use and of `num_prefetched_partitions`; ten batches of tensors; and the buffers
-  that the C++ core keeps for the next ones. Over Flight also the windows (WINDOW_BYTES) in which payloads are asked for: those prefetched, the one in use, and the one before it,
-  of which a batch is being made; and what the two fetches at once hold for a consumer that is slower (BUFFER_BYTES). All payloads together are
-  several times as much. With worker processes, as much for each. The process has the environment of the trainer's workers.
+  that the C++ core keeps for the next ones. Over Flight also the windows (WINDOW_BYTES) in which payloads are asked for: those prefetched, the
+  one in use, and the one before it, of which a batch is being made; and what the two fetches at once hold for a consumer that is slower
+  (BUFFER_BYTES). All payloads together are several times as much. With worker processes, as much for each. The process has the environment
+  of the trainer's workers.
 
 Selector and storage are started anew for each run, so that none begins with what the one before left. Growth of a training process counts from
 its first run. Processes below the one that is watched are counted with it.

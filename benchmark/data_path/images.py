@@ -22,21 +22,14 @@ from PIL import Image
 def bytes_parser_function(data):
     return torch.from_numpy(np.array(Image.open(io.BytesIO(data)).convert("RGB")))
 """
-PIL_THREADS = """
-from concurrent.futures import ThreadPoolExecutor
+PIL_BATCH = """
 import io
 from PIL import Image
 
-threads = ThreadPoolExecutor(2)
-
 def batch_parser_function(data, offsets):
     images = np.empty((len(offsets) - 1, 160, 160, 3), np.uint8)
-
-    def decode(rows):
-        for i in rows:
-            images[i] = Image.open(io.BytesIO(data[offsets[i] : offsets[i + 1]])).convert("RGB")
-
-    list(threads.map(decode, np.array_split(np.arange(len(images)), 8)))
+    for i, image in enumerate(images):
+        image[...] = Image.open(io.BytesIO(data[offsets[i] : offsets[i + 1]])).convert("RGB")
     return torch.from_numpy(images)
 """
 SIMPLEJPEG = """
@@ -45,23 +38,16 @@ import simplejpeg
 def bytes_parser_function(data):
     return torch.from_numpy(simplejpeg.decode_jpeg(data))
 """
-SIMPLEJPEG_THREADS = """
-from concurrent.futures import ThreadPoolExecutor
+SIMPLEJPEG_BATCH = """
 import simplejpeg
-
-threads = ThreadPoolExecutor(2)
 
 def batch_parser_function(data, offsets):
     images = np.empty((len(offsets) - 1, 160, 160, 3), np.uint8)
-
-    def decode(rows):
-        for i in rows:
-            simplejpeg.decode_jpeg(data[offsets[i] : offsets[i + 1]], buffer=images[i])
-
-    list(threads.map(decode, np.array_split(np.arange(len(images)), 8)))
+    for i, image in enumerate(images):
+        simplejpeg.decode_jpeg(data[offsets[i] : offsets[i + 1]], buffer=image)
     return torch.from_numpy(images)
 """
-"""The decoder lets other threads run, so a pool decodes on all cores without further processes."""
+"""Both decoders let other threads run meanwhile, so workers that are threads decode on as many cores."""
 
 
 def write_images(folder: Path, num_files: int) -> Path:
