@@ -103,10 +103,13 @@ class Prefetcher(Generic[U, C]):
                     slot.done = True
                     self._changed.notify_all()
         except BaseException as error:  # noqa: BLE001  (it is raised again in the thread that waits for the chunks)
-            with self._changed:
-                if not self._stopped:
-                    self._failure = self._failure or error
-                self._changed.notify_all()
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            if not self._stopped:
+                self._failure = self._failure or error
+            self._changed.notify_all()
 
     def _next(self) -> _Slot[U, C] | None:
         """The next unit, once it may be loaded. Units are pulled by one thread at a time, which need not be quick."""
@@ -117,7 +120,12 @@ class Prefetcher(Generic[U, C]):
                 )
                 if self._stopped or self._exhausted or self._failure:
                     return None
-            unit = next(self._units, None)
+            try:
+                unit = next(self._units, None)
+            except BaseException as error:  # noqa: BLE001  (raised again, as above)
+                # Before another thread may pull: a generator that has failed looks as if it were at its end.
+                self._fail(error)
+                return None
             with self._changed:
                 self._changed.notify_all()
                 if unit is None:
