@@ -35,8 +35,8 @@ _GRACE_S = 1.0
 """Running calls get so long to end when a service stops. Watchers reconnect and lose nothing."""
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 _TELL_S, _END_S = 8.0, 30.0
-"""Seconds after SIGTERM at which a service that has not ended tells where it is stuck, before anybody loses patience and kills it; and at
-which it gives up by itself."""
+"""A service that has not ended so many seconds after SIGTERM tells where it is, again and again, before anybody loses patience and kills it;
+and gives up by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ def _asked_to_end() -> threading.Event:
             continue
         asked.set()
         with suppress(RuntimeError):  # without a standard error there is nowhere to tell it
-            faulthandler.dump_traceback_later(_TELL_S)
+            faulthandler.dump_traceback_later(_TELL_S, repeat=True)
         time.sleep(_END_S)
         os._exit(1)
 
