@@ -11,15 +11,12 @@ import time
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO
 
 PREFIX = "modyn-s3-"
 _LOCK = "in-use"
 """A file that is locked as long as the process lives, whatever the number of the process means to others that see this folder."""
 _YOUNG_S = 60.0
 """A folder without a lock may be one that is just being made."""
-
-_held: list[BinaryIO] = []
 
 
 def scratch_folder() -> tempfile.TemporaryDirectory[str]:
@@ -36,9 +33,8 @@ def scratch_folder() -> tempfile.TemporaryDirectory[str]:
 def _of_this_process(place: str, pid: int) -> str:
     sweep(Path(place))
     folder = tempfile.mkdtemp(prefix=PREFIX, dir=place)
-    lock = open(os.path.join(folder, _LOCK), "wb")  # noqa: SIM115  (held until the process ends)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    _held.append(lock)
+    # Never closed: the lock is held until the process ends.
+    fcntl.flock(os.open(os.path.join(folder, _LOCK), os.O_WRONLY | os.O_CREAT, 0o600), fcntl.LOCK_EX)
     atexit.register(_remove, folder, pid)
     return folder
 
