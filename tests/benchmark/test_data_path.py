@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -18,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmark.data_path import page_cache
+from benchmark.data_path import page_cache, peers
 from benchmark.data_path.__main__ import measure
 from benchmark.data_path.contents import Contents
 from benchmark.data_path.figure import Case, Figure, Measured, Missing, Setting, Side, letters, load
@@ -228,11 +227,15 @@ def test_memory_of_worker_processes_counts_from_when_they_are_first_seen() -> No
     assert memory.grown > 45 * MIB
 
 
-def test_the_fastest_way_is_found_after_its_workers_have_started() -> None:
+def test_the_fastest_way_is_found_after_its_workers_have_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(peers, "perf_counter", lambda: now)
+
     def way(start_s: float, batch_s: float) -> Iterator[int]:
-        time.sleep(start_s)
+        nonlocal now
+        now += start_s
         for batch in range(7):
-            time.sleep(batch_s)
+            now += batch_s
             yield batch
 
     ways: dict[str, Start] = {"at once, slow": lambda: way(0.0, 0.02), "later, fast": lambda: way(0.5, 0.0)}

@@ -17,6 +17,7 @@ from modyn.errors import CorruptStateError
 from modyn.local.postgres import PostgresServer
 from modyn.local.process import alive
 from modyn.local.redis import RedisServer
+from modyn.testing.waiting import eventually
 
 
 def query(url: str, statement: str) -> object:
@@ -57,10 +58,7 @@ def test_postgres_ends_with_its_parent(tmp_path: Path) -> None:
     assert alive(pid)
     parent.kill()
     parent.communicate()
-    deadline = time.monotonic() + 20
-    while alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not alive(pid)
+    eventually(lambda: not alive(pid))
 
 
 def test_a_first_start_that_was_killed_leaves_nothing_half_made(tmp_path: Path) -> None:
@@ -69,10 +67,7 @@ def test_a_first_start_that_was_killed_leaves_nothing_half_made(tmp_path: Path) 
         f"PostgresServer(Path({str(tmp_path)!r})).start()"
     )
     parent = subprocess.Popen([sys.executable, "-c", program])
-    give_up = time.monotonic() + 20
-    while not any(tmp_path.glob("data*/PG_VERSION")):
-        assert time.monotonic() < give_up
-        time.sleep(0.001)
+    eventually(lambda: any(tmp_path.glob("data*/PG_VERSION")))
     parent.kill()
     parent.wait()
     assert not (tmp_path / "data").exists(), "initdb was not done"

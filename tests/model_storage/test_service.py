@@ -25,6 +25,7 @@ from modyn.errors import (
     NotFoundError,
     UnavailableError,
 )
+from modyn.model_storage import client as client_module
 from modyn.model_storage.client import ModelHeader, ModelStorageClient
 from modyn.model_storage.service import build
 from modyn.models.weights import weights_sha256
@@ -36,6 +37,7 @@ from modyn.rpc.logs import get_logger
 from modyn.rpc.server import ServiceContext, prepare_run_dir, start_server
 from modyn.testing.fake_model_storage import FakeModelStorage
 from modyn.testing.processes import ServiceProcess
+from modyn.testing.waiting import PATIENCE_S
 
 RUN = RunId("run-1")
 Client = ModelStorageClient | FakeModelStorage
@@ -194,13 +196,15 @@ def test_killed_at_random_moments_a_put_is_whole_or_not_there(
             while not stop.is_set():
                 section = {"full_model_strategy": {"name": strategies[trigger_id % 3], "zip": trigger_id % 2 == 1}}
                 path = model_file(tmp_path / "put", trigger_id, 2_000_000 if trigger_id % 8 == 0 else 1000)
-                try:
-                    version = client.put(header(trigger_id, model_storage=section), path)
-                except UnavailableError:
-                    continue  # as the trainer does: on a slow machine restarts outlast the client's own patience
-                except ModynError as error:
-                    failures.append(error)
-                    return
+                version = None
+                while version is None:  # also when all is over: what was stored is known only once a put was answered
+                    try:
+                        version = client.put(header(trigger_id, model_storage=section), path)
+                    except UnavailableError:
+                        continue  # as the trainer does: on a slow machine restarts outlast the client's own patience
+                    except ModynError as error:
+                        failures.append(error)
+                        return
                 hashes[trigger_id] = version.weights_sha256
                 assert version.weights_sha256 == weights_sha256(path)
                 trigger_id += 1
@@ -215,7 +219,8 @@ def test_killed_at_random_moments_a_put_is_whole_or_not_there(
             process.start()
     finally:
         stop.set()
-        putting.join(60)
+        putting.join(PATIENCE_S)
+    assert not putting.is_alive()
     assert failures == []
     assert hashes
     process.kill()
@@ -251,7 +256,10 @@ def test_the_service_imports_nothing_heavy() -> None:
     subprocess.run([sys.executable, "-c", check], check=True, timeout=60)
 
 
-def test_get_waits_for_a_service_that_restarts(process: ServiceProcess, system_config: SystemConfig, tmp_path: Path) -> None:
+def test_get_waits_for_a_service_that_restarts(
+    process: ServiceProcess, system_config: SystemConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "_WAIT_S", PATIENCE_S)
     with ModelStorageClient(system_config.endpoint("model_storage")) as client:
         version = client.put(header(), model_file(tmp_path / "put"))
         process.kill()
