@@ -282,9 +282,9 @@ class Evaluations:
         self._logger.warning("evaluation_ended", evaluation_id=status.evaluation_id, state=state.value, error=error.message)
         try:
             self._store.end(request, status)
-        except ModynError as problem:
+        except Exception:
             # Watchers are told; the row stays queued until the next start of the service, which makes it stopped.
-            self._logger.error("cannot_store_end_of_evaluation", evaluation_id=status.evaluation_id, error=problem.message)
+            self._logger.exception("cannot_store_end_of_evaluation", evaluation_id=status.evaluation_id)
         self._settle(status)
 
     def _settle(self, status: EvaluationStatus) -> None:

@@ -12,6 +12,7 @@ from sqlalchemy import delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from modyn.db.engine import Database
+from modyn.db.text import storable
 from modyn.errors import UnavailableError
 from modyn.evaluator.client import EvaluationRequest, EvaluationResult, EvaluationState, EvaluationStatus
 from modyn.evaluator.config import load_dataset
@@ -97,7 +98,7 @@ class EvaluationStore:
                 "dataset_digest": dataset_digest(request.dataset),
                 "metric_digest": digest,
                 "value": score.value,
-                "note": score.note,
+                "note": storable(score.note),
                 "num_samples": score.num_samples,
                 "num_listed": score.num_listed,
             }
@@ -175,7 +176,7 @@ def _row(request: EvaluationRequest, status: EvaluationStatus) -> dict[str, Any]
         "state": status.state.value,
         "samples_seen": status.samples_seen,
         "samples_total": status.samples_total,
-        "error": status.error,
+        "error": storable(status.error),
         "error_reason": status.error_reason,
     }
 

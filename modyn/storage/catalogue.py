@@ -19,6 +19,7 @@ from psycopg2.extras import execute_values
 
 from modyn.config.system import DatasetConfig, SystemConfig
 from modyn.db.engine import Database, open_database
+from modyn.db.text import storable
 from modyn.errors import ConflictError
 from modyn.storage.records import FileProblem
 from modyn.storage.segments import SegmentInfo
@@ -260,10 +261,5 @@ def _replace_problems(cursor: extensions.cursor, dataset_id: int, change: Change
         )
     if change.problems:
         now = time.time()
-        values = [(dataset_id, os.fsencode(p.path), p.signature, _text(p.reason), now) for p in change.problems]
+        values = [(dataset_id, os.fsencode(p.path), p.signature, storable(p.reason), now) for p in change.problems]
         execute_values(cursor, "INSERT INTO storage.problems (dataset_id, path, signature, reason, found_at) VALUES %s", values)
-
-
-def _text(reason: str) -> str:
-    """What PostgreSQL takes as text: a reason may name a file whose name is none."""
-    return reason.replace("\0", "").encode("utf-8", "backslashreplace").decode()

@@ -17,6 +17,7 @@ from sqlalchemy import RowMapping, func, insert, select, text, update
 from sqlalchemy.orm import Session
 
 from modyn.db.engine import Database
+from modyn.db.text import storable
 from modyn.errors import ConflictError, NotFoundError
 from modyn.records import RunId
 from modyn.supervisor.client import EventKind, Run, RunEvent, RunMode, TriggerRecord
@@ -77,11 +78,14 @@ class Write:
             return
         check_transition(self.run_id, self.state, to)
         self.state = to
+        detail = {name: storable(value) for name, value in detail.items()}
         self.changes |= {"state": str(to), "finished_at": time.time() if to in AT_REST else None, **detail}
         self.event(EventKind.RUN_STATE, {"state": str(to), **{name: value for name, value in detail.items() if value}})
 
     def event(self, kind: EventKind, detail: Mapping[str, Any], trigger_id: int | None = None) -> None:
         seq = self.last_seq + len(self.events) + 1
+        # Also what JSON would keep as it is: watchers get it through protobuf.
+        cleaned = {name: storable(value) if isinstance(value, str) else value for name, value in detail.items()}
         self.events.append(
             {
                 "run_id": self.run_id,
@@ -89,7 +93,7 @@ class Write:
                 "time": time.time(),
                 "kind": str(kind),
                 "trigger_id": trigger_id,
-                "detail": dict(detail),
+                "detail": cleaned,
             }
         )
 
@@ -111,11 +115,11 @@ class Journal:
                 insert(RUNS).values(
                     run_id=run_id,
                     number=number,
-                    pipeline_name=new.pipeline_name,
+                    pipeline_name=storable(new.pipeline_name),
                     mode=str(new.mode),
                     state=str(RunState.SUBMITTED),
                     yaml=new.yaml,
-                    file_name=new.file_name,
+                    file_name=storable(new.file_name),
                     pipeline=dict(new.pipeline),
                     from_timestamp=new.from_timestamp,
                     to_timestamp=new.to_timestamp,

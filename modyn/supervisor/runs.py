@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 
 from prometheus_client import Counter, Gauge
@@ -134,9 +135,10 @@ class Runs:
         if run.state in AT_REST:
             return run
         if driven is None:
-            if self._interrupt_if_abandoned(run_id):
-                return self._journal.become(run_id, RunState.STOPPED)
-            raise self._elsewhere(run_id)
+            if not self._interrupt_if_abandoned(run_id):
+                raise self._elsewhere(run_id)
+            run = self._journal.run(run_id)  # It may have come to rest by itself meanwhile.
+            return self._journal.become(run_id, RunState.STOPPED) if run.state is RunState.INTERRUPTED else run
         try:
             self._journal.become(run_id, RunState.STOPPING)
         except ConflictError as error:
@@ -186,10 +188,7 @@ class Runs:
             waiting, driven = list(self._line), list(self._driven.values())
             self._line.clear()
         for in_line in waiting:
-            try:
-                self._journal.become(in_line.run_id, RunState.INTERRUPTED, error=cause.message, error_reason=cause.reason)
-            except ModynError as error:
-                _LOG.warning("not_marked_interrupted", run_id=in_line.run_id, error=error.message)
+            self._mark_interrupted(in_line.run_id, cause)
         for one in driven:
             one.signals.end(cause)
             if one.clients is not None:
@@ -208,18 +207,36 @@ class Runs:
         self._start_next()
 
     def _start_next(self) -> None:
+        stranded: list[tuple[RunId, UnavailableError]] = []
         with self._lock:
             if self._closing:
                 return
             for driven in list(self._line):
                 if len(self._driven) >= self._config.max_runs:
-                    return
+                    break
                 if driven.run_id in self._driven:
                     continue  # Its last thread is just ending and calls this method then.
-                self._line.remove(driven)
-                self._driven[driven.run_id] = driven
                 driven.thread = threading.Thread(target=self._drive, args=(driven,), name=driven.run_id, daemon=True)
-                driven.thread.start()
+                try:
+                    driven.thread.start()  # It looks for itself in `_driven` only once it gets the lock.
+                except RuntimeError as error:
+                    if self._driven:
+                        _LOG.warning("no_thread_for_run", run_id=driven.run_id, error=str(error))
+                        break  # It stays in line; the next run that ends calls this method.
+                    text = f"the supervisor cannot start a thread for run {driven.run_id} ({error})"
+                    stranded.append((driven.run_id, UnavailableError(f"{text}; end other processes, then resume the run")))
+                else:
+                    self._driven[driven.run_id] = driven
+                self._line.remove(driven)
+        for run_id, cause in stranded:
+            self._mark_interrupted(run_id, cause)
+
+    def _mark_interrupted(self, run_id: RunId, cause: UnavailableError) -> None:
+        """For a run in line that will not begin."""
+        try:
+            self._journal.become(run_id, RunState.INTERRUPTED, error=cause.message, error_reason=cause.reason)
+        except ModynError as error:
+            _LOG.warning("not_marked_interrupted", run_id=run_id, error=error.message)
 
     def _drive(self, driven: _Driven) -> None:
         with bind(run_id=driven.run_id):
@@ -256,25 +273,34 @@ class Runs:
         run_id, signals = driven.run_id, driven.signals
         error: ModynError | None = None
         message = ""
-        driven.clients = self._open_clients()
         try:
-            recorded = Patience(self._config.patience_s, signals).call(lambda: self._journal.recorded(run_id))
-            message = Driver(recorded, journal, driven.clients, self._hub, self._config, signals).drive()
+            with closing(self._open_clients()) as clients:
+                driven.clients = clients
+                recorded = Patience(self._config.patience_s, signals).call(lambda: self._journal.recorded(run_id))
+                message = Driver(recorded, journal, clients, self._hub, self._config, signals).drive()
         except ModynError as raised:
             error = signals.cause or raised
         except Exception as raised:  # noqa: BLE001 - the user sees it as the end of the run
             _LOG.exception("run_crashed")
             text = f"run {run_id} failed: {type(raised).__name__}: {raised}; the supervisor's log has the details"
             error = signals.cause or ModynError(text)
-        finally:
-            driven.clients.close()
         state = _end_of(error)
         RUNS_ENDED.labels(str(state)).inc()
         _LOG.info("at_rest", state=str(state), error=error.message if error else "", message=message)
         told = (
             {"error": error.message, "error_reason": error.reason} if error is not None and state is not RunState.STOPPED else {}
         )
-        Patience(float("inf"), self._closed).call(lambda: journal.end(state, message=message, **told))
+        patience = Patience(float("inf"), self._closed)
+        try:
+            patience.call(lambda: journal.end(state, message=message, **told))
+        except ModynError:
+            raise
+        except Exception as raised:  # noqa: BLE001 - nobody drives the run any more, so the journal must not say that somebody does
+            _LOG.exception("end_not_written")
+            plain = (
+                f"run {run_id} is {state}; why could not be written down ({type(raised).__name__}), the supervisor's log has it"
+            )
+            patience.call(lambda: journal.end(state, error=plain, error_reason=ModynError.reason))
 
     def _is_ours(self, run_id: str) -> bool:
         with self._lock:

@@ -14,8 +14,10 @@ from modyn.config.system import SystemConfig
 from modyn.db.documents import from_json, to_json
 from modyn.db.engine import open_database, sqlalchemy_url
 
-LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
-DOCUMENTS = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=10)
+TEXT = st.text(st.characters())  # also NUL and lone surrogates
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | TEXT
+DOCUMENTS = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner), max_leaves=10)
+ODD_TEXT = ["a NUL \0", "/data/\udcff.png", "\ud83d\ude00", "$escaped:a", "$escaped:\\x00", r"\u0000", "käse 😀"]
 
 
 def same(a: Any, b: Any) -> bool:
@@ -38,7 +40,12 @@ def test_a_document_survives(document: Any) -> None:
 
 
 def test_postgres_takes_what_json_does_not(system_config: SystemConfig) -> None:
-    document = {"loss": float("nan"), "epoch_losses": [1.5, float("inf"), float("-inf")], "text": "$float: no number"}
+    document = {
+        "loss": float("nan"),
+        "epoch_losses": [1.5, float("inf"), float("-inf")],
+        "text": "$float: no number",
+        "odd": {text: [text] for text in ODD_TEXT},
+    }
     database = open_database(system_config, "supervisor", "modyn.supervisor.migrations")
     documents = Table("documents", MetaData(schema="supervisor"), Column("id", Integer), Column("document", JSONB))
     documents.create(database.engine)

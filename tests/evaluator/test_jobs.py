@@ -13,6 +13,7 @@ import pytest
 
 from modyn.config.system import SystemConfig
 from modyn.db.engine import Database, open_database
+from modyn.db.text import storable
 from modyn.errors import (
     CancelledError,
     ConfigError,
@@ -21,6 +22,7 @@ from modyn.errors import (
     ModynError,
     NotFoundError,
     UnavailableError,
+    UserCodeError,
 )
 from modyn.evaluator.client import EvaluationRequest, EvaluationResult, EvaluationState, EvaluationStatus
 from modyn.evaluator.jobs import Done, Evaluations, Progress
@@ -56,6 +58,9 @@ class FakeJob:
     def finish(self, value: float = 0.5) -> None:
         labels = ("Accuracy", "F1Score")
         self._done([Score(i, label, value, "", i.end - i.start, i.end - i.start) for i in self.intervals for label in labels])
+
+    def give(self, scores: list[Score]) -> None:
+        self._done(scores)
 
     def fail(self, error: ModynError) -> None:
         self._done(error)
@@ -250,6 +255,39 @@ def test_a_failure_is_a_status_and_can_be_started_again(house: House) -> None:
     assert house.evaluations.start(request()).state is EvaluationState.QUEUED
     house.run.job(1).finish()
     assert house.end(status) == replace(end, state=EvaluationState.FINISHED, error="", error_reason="")
+
+
+@pytest.mark.parametrize("text", ["bad value \0 in a column", "cannot read /data/\udcff.png"])
+def test_a_failure_that_is_no_text_ends_all_that_share_the_job(house: House, text: str) -> None:
+    one, two = house.evaluations.start(request("a")), house.evaluations.start(request("b"))
+    house.run.job(0).fail(UserCodeError(text))
+    assert house.evaluations._live == {}
+    for status in (one, two):
+        end = house.end(status)
+        assert (end.state, end.error_reason) == (EvaluationState.FAILED, "USER_CODE")
+        assert end.error == storable(text)
+
+
+def test_a_failure_that_cannot_be_stored_is_told_and_the_next_begins(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: object) -> Any:
+        raise ValueError("no")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(house.store, "end", broken)
+        patched.setattr(house.store, "known", broken)
+        one, two = house.evaluations.start(request("a")), house.evaluations.start(request("b"))
+        for status in (one, two):
+            end = house.end(status)
+            assert (end.state, end.error_reason) == (EvaluationState.STOPPED, "UNAVAILABLE")
+            assert "could not be stored; start it again" in end.error
+    assert house.end(_finished(house, request("a"), 0)).state is EvaluationState.FINISHED
+
+
+def test_a_note_that_is_no_text_is_kept(house: House) -> None:
+    status = house.evaluations.start(request(times=[(0, 10)], dataset=DATASET | {"metrics": [{"name": "Accuracy"}]}))
+    house.run.job(0).give([Score(Interval(0, 10), "Accuracy", None, "no label \0 in \udcff", 10, 10)])
+    assert house.end(status).state is EvaluationState.FINISHED
+    assert [result.note for result in house.results()] == ["no label  in \\udcff"]
 
 
 def test_what_cannot_begin_fails_with_its_reason(house: House) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from modyn.config.system import SystemConfig
+from modyn.db.text import storable
 from modyn.errors import (
     ConfigError,
     ConflictError,
@@ -22,7 +23,10 @@ from modyn.errors import (
 )
 from modyn.evaluator.client import EvaluationRequest
 from modyn.supervisor.client import Run, RunMode
+from modyn.supervisor.clients import Clients
+from modyn.supervisor.run_journal import RunJournal
 from modyn.supervisor.runs import Runs
+from modyn.supervisor.service import event_to_proto
 from modyn.supervisor.states import RunState, TriggerState
 from modyn.supervisor.validation import RunOptions
 from modyn.testing.services import InMemoryServices, pipeline_yaml, wait_until_at_rest
@@ -242,6 +246,116 @@ def test_a_failed_training_fails_the_run_which_can_be_resumed(runs: Runs, servic
     assert [t.weights_sha256 for t in runs.triggers(run.run_id)] == [t.weights_sha256 for t in runs.triggers(undisturbed.run_id)]
     with pytest.raises(ConflictError, match="nothing to resume"):
         runs.resume(run.run_id)
+
+
+@pytest.mark.parametrize("text", ["bad value \0 in a column", "cannot read /data/\udcff.png"])
+def test_an_error_that_is_no_text_brings_the_run_to_rest(runs: Runs, services: InMemoryServices, text: str) -> None:
+    def train(request: TrainingRequest) -> Any:
+        raise UserCodeError(text)
+
+    services.trainer_server.train = train
+    run = finish(runs, pipeline_yaml())
+    assert (run.state, run.error_reason) == (RunState.FAILED, "USER_CODE")
+    assert storable(text) in run.error
+    events, complete = runs._journal.events(run.run_id, 0)
+    assert complete
+    assert events[-1].detail["error"] == run.error
+    for event in events:
+        event_to_proto(event)
+
+
+def test_an_evaluation_error_that_is_no_text_is_told(runs: Runs, services: InMemoryServices) -> None:
+    services.evaluator.fail = lambda request: "cannot read /data/\udcff.png \0"
+    run = finish(runs, pipeline_yaml(evaluation=AFTER_TRAINING))
+    assert run.state is RunState.FAILED
+    assert r"cannot read /data/\udcff.png" in run.error
+    for event in runs._journal.events(run.run_id, 0)[0]:
+        event_to_proto(event)
+
+
+def test_an_end_that_cannot_be_written_is_written_plainly(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, broken = RunJournal.end, [True]
+
+    def end(self: RunJournal, to: RunState, **told: str) -> None:
+        if broken:
+            broken.clear()
+            raise ValueError("no")
+        real(self, to, **told)
+
+    monkeypatch.setattr(RunJournal, "end", end)
+    run = finish(runs, pipeline_yaml())
+    assert (run.state, run.error_reason) == (RunState.FINISHED, "INTERNAL")
+    assert "why could not be written down (ValueError)" in run.error
+
+
+def test_without_connections_a_run_fails_and_can_be_resumed(
+    services: InMemoryServices, make_config: Callable[..., SystemConfig]
+) -> None:
+    clients: list[Clients] = []
+
+    def open_clients() -> Clients:
+        clients.append(services.clients())
+        if len(clients) == 2:
+            raise OSError(24, "Too many open files")
+        return clients[-1]
+
+    with services.supervise(make_config(), open_clients) as runs:
+        run = finish(runs, pipeline_yaml())
+        assert run.state is RunState.FAILED
+        assert "Too many open files" in run.error
+        runs.resume(run.run_id)
+        assert wait_until_at_rest(runs, run.run_id).state is RunState.FINISHED
+
+
+def test_without_a_thread_a_run_waits_for_another_or_is_interrupted(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def none_left(thread: threading.Thread) -> None:
+        if thread.name.startswith("test-"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", none_left)
+        alone = finish(runs, pipeline_yaml())
+    assert (alone.state, alone.error_reason) == (RunState.INTERRUPTED, "UNAVAILABLE")
+    assert "cannot start a thread for run test-0001 (can't start new thread)" in alone.error
+    runs.resume(alone.run_id)
+    assert wait_until_at_rest(runs, alone.run_id).state is RunState.FINISHED
+
+    live = runs.submit(pipeline_yaml(), "p.yaml", RunOptions(RunMode.PRODUCTION))
+    wait_for(lambda: runs.run(live.run_id).state is RunState.WAITING_FOR_DATA)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", none_left)
+        waiting = runs.submit(pipeline_yaml(), "p.yaml", EXPERIMENT)
+    assert runs.run(waiting.run_id).state is RunState.SUBMITTED
+    runs.stop(live.run_id)
+    assert wait_until_at_rest(runs, waiting.run_id).state is RunState.FINISHED
+
+
+def test_a_run_that_ends_while_it_is_stopped_is_left_alone(
+    runs: Runs, services: InMemoryServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, go = services.trainer_server.train, threading.Event()
+
+    def wait_and_train(request: TrainingRequest) -> Any:
+        assert go.wait(10)
+        return train(request)
+
+    services.trainer_server.train = wait_and_train
+    run = runs.submit(pipeline_yaml(), "p.yaml", EXPERIMENT)
+    wait_for(lambda: runs.run(run.run_id).state is RunState.TRAINING)
+    read = runs._journal.run
+
+    def read_before_it_ends(run_id: str) -> Run:
+        found = read(run_id)
+        if not go.is_set():
+            go.set()
+            wait_for(lambda: not runs._driven)
+        return found
+
+    monkeypatch.setattr(runs._journal, "run", read_before_it_ends)
+    assert runs.stop(run.run_id).state is RunState.FINISHED
 
 
 def test_a_failed_evaluation_lets_the_trainings_go_on(runs: Runs, services: InMemoryServices) -> None:
