@@ -42,6 +42,8 @@ def follow(client: Client, run_id: str) -> bool:
             events.put(_End())
         except ModynError as error:
             events.put(_End(error))
+        except Exception as error:  # noqa: BLE001  (or who looks on waits for ever)
+            events.put(_End(_not_understood(run_id, error)))
 
     threading.Thread(target=receive, daemon=True, name="watch").start()
     view = RunView(run_id)
@@ -57,6 +59,13 @@ def follow(client: Client, run_id: str) -> bool:
         if answer == "stop":
             say("stopping the run; it can be resumed")
             client.stop(run_id)
+
+
+def _not_understood(run_id: str, error: Exception) -> ModynError:
+    return ModynError(
+        f"what the supervisor tells of run {run_id} cannot be read: {type(error).__name__}: {error}; the run goes on. If the services are of "
+        f"another version than this program, install the same one; then `modyn watch {run_id}` looks on again"
+    )
 
 
 def ask() -> Answer:

@@ -27,8 +27,13 @@ class Copier:
         with self._changed:
             self._waiting[run_id] = None
             if self._thread is None and not self._stopping:
-                self._thread = threading.Thread(target=self._work, name="copy-samples", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._work, name="copy-samples", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # no thread is to be had; the next call tries again
+                    get_logger("selector").warning("copies_wait", run_id=run_id, error=str(error))
+                else:
+                    self._thread = thread
             self._changed.notify()
 
     def stop(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from prometheus_client import Counter, Gauge
 
 from modyn.config.base import Problem
-from modyn.errors import ConfigError, DeadlineError, InvalidArgumentError, ModynError, NotFoundError
+from modyn.errors import ConfigError, DeadlineError, InvalidArgumentError, ModynError, NotFoundError, TrainingError
 from modyn.model_storage.client import StoredModelInfo
 from modyn.records import JobState, RunId
 from modyn.rpc.logs import get_logger
@@ -75,7 +75,7 @@ class Trainings:
         except TimeoutError as error:
             job.stop(0.0)
             raise DeadlineError(f"the check of a pipeline was not done after {CHECK_S:.0f} s; its log is {log_path}") from error
-        return problems
+        return [Problem(_sendable(problem.path), _sendable(problem.message)) for problem in problems]
 
     def start(self, request: TrainingRequest) -> TrainingStatus:
         """The training as it runs already, as it has ended with a stored model, or newly queued. Raises InvalidArgumentError or
@@ -136,14 +136,22 @@ class Trainings:
         return self._log_dir / run_id / f"training-{trigger_id}.log"
 
     def _submit(self, key: Key, request: TrainingRequest) -> Job:
-        return self._pool.submit(
-            self._task,
-            self._make_request(request),
-            name=f"training of run {request.run_id}, trigger {request.trigger_id}",
-            log_path=self.log_path(*key),
-            on_message=lambda message: self._progress(key, message),
-            on_done=lambda job: self._done(key, request, job),
-        )
+        name = f"training of run {request.run_id}, trigger {request.trigger_id}"
+        try:
+            return self._pool.submit(
+                self._task,
+                self._make_request(request),
+                name=name,
+                log_path=self.log_path(*key),
+                on_message=lambda message: self._progress(key, message),
+                on_done=lambda job: self._done(key, request, job),
+            )
+        except ModynError:
+            raise
+        except Exception as error:  # whatever it is, who watches must hear of it
+            _logger.exception("training_not_started", run_id=request.run_id, trigger_id=request.trigger_id)
+            told = f"{name} cannot start: {type(error).__name__}: {error}; `modyn logs trainer_server` tells more"
+            raise TrainingError(told) from error
 
     def _progress(self, key: Key, message: Mapping[str, Any]) -> None:
         with self._changed:
@@ -217,7 +225,16 @@ def _with_result(status: TrainingStatus, model_id: int, result: Mapping[str, Any
 
 
 def _ended(status: TrainingStatus, state: TrainingState, error: ModynError) -> TrainingStatus:
-    return replace(status, state=state, error=error.message, error_reason=error.reason)
+    return replace(status, state=state, error=_sendable(error.message), error_reason=error.reason)
+
+
+def _sendable(text: str) -> str:
+    """`text` as a message and a database can hold it. What a user's code raises, or the name of a file, need not be such.
+
+    >>> _sendable("cannot read \\udcff")
+    'cannot read \\\\udcff'
+    """
+    return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
 
 
 def _count(result: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, Final
 
-from modyn.errors import BY_REASON, CancelledError, ConflictError, ModynError, TrainingError
+from modyn.errors import BY_REASON, CancelledError, ConflictError, ModynError, TrainingError, UnavailableError
 from modyn.records import JobState
 from modyn.rpc import memory
 from modyn.workers.limits import WorkerLimits
@@ -104,7 +104,10 @@ class Job:
             self._wake_reader.close()
             self._wake_writer.close()
         if self._on_done is not None:
-            self._on_done(self)
+            try:
+                self._on_done(self)
+            except Exception:  # the slot must outlive it
+                _logger.exception("what follows the end of %s failed", self.name)
 
 
 class WorkerPool:
@@ -160,26 +163,41 @@ class WorkerPool:
         on_done: Callable[[Job], None] | None = None,
     ) -> Job:
         """Queue `task` (`package.module:function`) with `request`. `name` says in messages what it is, e.g. `training of run a-0001,
-        trigger 3`. The callbacks are called by the thread that watches the worker: messages in order, then `on_done` once."""
-        job = Job(
-            task,
-            request,
-            name=name,
-            log_path=log_path,
-            on_message=on_message,
-            on_done=on_done,
-            leave_queue=self._leave_queue,
-        )
+        trigger 3`. The callbacks are called by the thread that watches the worker: messages in order, then `on_done` once. Raises
+        UnavailableError, and calls nothing, if the system has no file descriptor or no thread left for the job."""
+        try:
+            job = Job(
+                task,
+                request,
+                name=name,
+                log_path=log_path,
+                on_message=on_message,
+                on_done=on_done,
+                leave_queue=self._leave_queue,
+            )
+        except OSError as error:
+            raise UnavailableError(_cannot_start(name, error, "open files")) from error
         with self._changed:
             if self._closed:
                 raise ConflictError(f"{name} cannot start: the service is shutting down")
             self._queue.append(job)
             if len(self._slots) < self._max_workers and self._idle < len(self._queue):
-                slot = threading.Thread(target=self._serve, name=f"worker-slot-{len(self._slots)}", daemon=True)
-                self._slots.append(slot)
-                slot.start()
+                self._add_slot(job)
             self._changed.notify()
         return job
+
+    def _add_slot(self, job: Job) -> None:
+        """One more thread for the queue, which `job` has just joined. If there is none to have, the slots that there are must do."""
+        slot = threading.Thread(target=self._serve, name=f"worker-slot-{len(self._slots)}", daemon=True)
+        try:
+            slot.start()
+        except RuntimeError as error:
+            if not self._slots:
+                self._queue.remove(job)
+                raise UnavailableError(_cannot_start(job.name, error, "threads")) from error
+            _logger.warning("%s waits for one of %d workers: %s", job.name, len(self._slots), error)
+        else:
+            self._slots.append(slot)
 
     def close(self, grace_s: float = 5.0) -> None:
         """Stop all jobs and wait for the end of their workers. Idempotent."""
@@ -302,7 +320,9 @@ def _watch(job: Job, process: ForkServerProcess, connection: Connection[Any, Any
         ready = wait([*([connection] if open_ else []), process.sentinel, job._wake_reader], timeout)
         if job._wake_reader in ready:
             job._wake_reader.recv()
-        if connection in ready:
+        left = process.sentinel in ready
+        # A look at both is not one moment: the last word may have come after the look at the connection, and before that at the exit.
+        if connection in ready or (left and open_ and connection.poll()):
             try:
                 word = connection.recv()
             except (EOFError, OSError):
@@ -313,8 +333,12 @@ def _watch(job: Job, process: ForkServerProcess, connection: Connection[Any, Any
                     job._on_message(word[1])
             else:
                 end = word
-        elif process.sentinel in ready:  # only once everything that it sent has been read
+        elif left:  # only once everything that it sent has been read
             return end
+
+
+def _cannot_start(name: str, error: Exception, limit: str) -> str:
+    return f"{name} cannot start: {error}; try again when the service has less to do, or raise its limit of {limit}"
 
 
 def _send(connection: Connection[Any, Any], word: str) -> None:

@@ -14,8 +14,8 @@ from modyn.cli import follow as follow_module
 from modyn.cli.follow import ask, follow
 from modyn.client import Client
 from modyn.config.system import SystemConfig
-from modyn.errors import NotFoundError, UnavailableError
-from modyn.supervisor.client import RunEvent, RunMode, RunState, SupervisorClient
+from modyn.errors import ModynError, NotFoundError, UnavailableError
+from modyn.supervisor.client import EventKind, RunEvent, RunMode, RunState, SupervisorClient
 from modyn.testing.fake_supervisor import FakeSupervisor
 from modyn.testing.services import pipeline_yaml
 
@@ -71,6 +71,22 @@ def test_a_supervisor_that_goes_away_costs_a_pause_and_no_line_comes_twice(
 def test_a_run_that_does_not_exist_is_an_error(config: SystemConfig) -> None:
     with pytest.raises(NotFoundError):
         follow(client_of(FakeSupervisor(), config), "no-such-run")
+
+
+class Newer(FakeSupervisor):
+    """Tells of things that this program has not heard of."""
+
+    def watch(self, run_id: str, after_seq: int = 0) -> Iterator[RunEvent]:
+        yield from super().watch(run_id, after_seq)
+        yield RunEvent(99, 0.0, EventKind("something_new"), None, {})
+
+
+@pytest.mark.timeout(60)
+def test_what_cannot_be_understood_ends_looking_on_with_advice(config: SystemConfig) -> None:
+    supervisor = Newer()
+    told = "cannot be read: ValueError: 'something_new' is .*; the run goes on. .* install the same one"
+    with pytest.raises(ModynError, match=told):
+        follow(client_of(supervisor, config), submit(supervisor))
 
 
 class Interrupts:

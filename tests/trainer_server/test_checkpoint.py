@@ -19,6 +19,7 @@ from modyn.model_storage.client import ModelHeader
 from modyn.records import ModelVersion
 from modyn.testing.fake_model_storage import FakeModelStorage
 from modyn.testing.training import MemoryData, Outcome, RecordedReport, TrainingRoom, small_pipeline
+from modyn.testing.waiting import eventually
 from modyn.trainer_server import registries
 from modyn.trainer_server.checkpoint import load_checkpoint, random_state, read_state, set_random_state, write_state
 from modyn.trainer_server.service import PRELOAD
@@ -177,12 +178,10 @@ def test_a_killed_worker_is_replaced_by_one_that_goes_on(tmp_path: Path, monkeyp
 
     job = submit(0.02)
     path = folder / "checkpoints" / "memory-0001.0.checkpoint"
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        assert not job.wait(0.005)
-        assert time.monotonic() < deadline
+    eventually(lambda: path.exists() or job.wait(0))
     time.sleep(chosen.uniform(0, 0.3))
     assert job.worker_pid is not None
+    assert not job.wait(0), job.error
     os.kill(job.worker_pid, signal.SIGKILL)
     with pytest.raises(TrainingError, match="ended by SIGKILL"):
         job.result(60)

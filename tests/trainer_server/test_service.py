@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
+from modyn.config.base import Problem
 from modyn.config.system import Endpoint
 from modyn.errors import (
     ConfigError,
@@ -27,6 +28,7 @@ from modyn.records import ModelVersion, RunId
 from modyn.rpc.server import Registration, start_server
 from modyn.testing.fake_trainer_server import FakeTrainerServer
 from modyn.testing.training import small_pipeline
+from modyn.testing.waiting import eventually
 from modyn.trainer_server.client import (
     TrainerServerClient,
     TrainingRequest,
@@ -39,7 +41,7 @@ from modyn.trainer_server.client import (
 )
 from modyn.trainer_server.service import FULL_NAME, PRELOAD, TrainerServicer
 from modyn.trainer_server.trainings import Trainings
-from modyn.workers import WorkerPool
+from modyn.workers import Job, WorkerPool
 
 HERE = Path(__file__).parent
 RUN = RunId("digits-0001")
@@ -110,13 +112,6 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Room]:
     server.stop(0.1)
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
-
-
 def test_a_training_is_watched_to_its_end(room: Room) -> None:
     begun = room.client.start(room.request(trigger_id=3))
     assert (begun.state, begun.run_id, begun.trigger_id) == (TrainingState.QUEUED, RUN, 3)
@@ -132,7 +127,7 @@ def test_a_training_is_watched_to_its_end(room: Room) -> None:
 
 def test_a_training_that_runs_is_not_started_again(room: Room) -> None:
     room.client.start(room.request(act="wait", until=str(room.folder / "go")))
-    wait_until(room.marks)
+    eventually(lambda: next(room.client.watch(RUN, 0)).state is TrainingState.RUNNING)
     assert room.client.start(room.request()).state is TrainingState.RUNNING
     (room.folder / "go").touch()
     assert room.final().state is TrainingState.FINISHED
@@ -178,14 +173,14 @@ def test_a_training_ends_for_who_watches_also_if_nothing_can_be_cleaned_up(room:
 
     room.trainings._clean_up = fails
     room.client.start(room.request(act=act))
-    wait_until(lambda: room.trainings._status((RUN, 0)).state.is_final)
+    eventually(lambda: room.trainings._status((RUN, 0)).state.is_final)
     assert room.final().state is state
 
 
 def test_trainings_wait_in_line_and_stop(room: Room) -> None:
     room.client.start(room.request(0, act="wait"))
     room.client.start(room.request(1, act="wait"))
-    wait_until(room.marks)
+    eventually(room.marks)
     room.client.stop(RUN, 1)
     assert (room.final(1).state, room.final(1).error_reason) == (TrainingState.STOPPED, "CANCELLED")
     room.client.stop(RUN, 0)
@@ -229,6 +224,38 @@ def test_a_server_that_shuts_down_starts_nothing(room: Room) -> None:
     assert room.final().state is TrainingState.FAILED
 
 
+def test_a_training_that_cannot_be_queued_is_a_failed_one(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the reason is: it is not queued for ever, who watches is told, and it can be tried again."""
+
+    def fails(*_: object, **__: object) -> Job:
+        raise OSError(24, "Too many open files")
+
+    running = REGISTRY.get_sample_value("modyn_trainings_running")
+    told = r"training of run digits-0001, trigger 0 cannot start: OSError: \[Errno 24\] Too many open files"
+    with monkeypatch.context() as full:
+        full.setattr(room.pool, "submit", fails)
+        for _ in range(2):
+            with pytest.raises(TrainingError, match=told):
+                room.client.start(room.request())
+    failed = room.final()
+    assert failed.state is TrainingState.FAILED
+    with pytest.raises(TrainingError, match=told):
+        raise failed.to_error()
+    assert REGISTRY.get_sample_value("modyn_trainings_running") == running
+    room.client.start(room.request())
+    assert room.final().state is TrainingState.FINISHED
+
+
+def test_an_error_that_is_no_text_is_told_as_one(room: Room) -> None:
+    """Names of files need not be UTF-8, and messages of users' code can hold anything."""
+    room.client.start(room.request(act="fail in no language"))
+    failed = room.final()
+    assert failed.state is TrainingState.FAILED
+    assert r"ValueError: cannot read '\udcff\x00'" in failed.error
+    room.trainings._check_task = "trainer_tasks:find_what_is_no_text"
+    assert room.client.validate({}) == [Problem(r"training.\udcff", r"cannot read '\udcff'")]
+
+
 def test_a_watcher_that_goes_leaves_no_thread_behind(room: Room) -> None:
     room.client.start(room.request(act="wait"))
     for _ in range(12):  # more than the server has threads
@@ -240,11 +267,13 @@ def test_a_watcher_that_goes_leaves_no_thread_behind(room: Room) -> None:
 
 
 def test_many_starts_at_once_begin_one_training(room: Room) -> None:
-    threads = [threading.Thread(target=room.trainings.start, args=(room.request(),)) for _ in range(8)]
+    request = room.request(act="wait", until=str(room.folder / "go"))
+    threads = [threading.Thread(target=room.trainings.start, args=(request,)) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    (room.folder / "go").touch()
     assert room.final().state is TrainingState.FINISHED
     assert room.marks() == [0]
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import time
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+from modyn.config.base import Problem
 from modyn.dataset.functions import compile_function
 from modyn.errors import DataError
 from modyn.testing.training import MemoryData, RecordedReport, TrainingRoom
@@ -31,10 +33,14 @@ class PassedOn(RecordedReport):
 
 
 def train(request: tuple[dict[str, Any], MemoryData, str, float], report: Report) -> Trained:
-    """Train `pipeline` on `data` below `folder`; each payload request takes `delay` seconds."""
+    """Train `pipeline` on `data` below `folder`. With a `delay`, each payload request takes so many seconds, and the 30th never ends:
+    whoever wants to end this training while it runs has all the time that he needs."""
     pipeline, data, folder, delay = request
     if delay:
-        data = MemoryData(data.num_keys, data.partition_size, before_fetch=lambda keys: time.sleep(delay))
+        asked = count(1)
+        data = MemoryData(
+            data.num_keys, data.partition_size, before_fetch=lambda keys: time.sleep(delay if next(asked) < 30 else 3600)
+        )
     return TrainingRoom(Path(folder)).train(pipeline, data, PassedOn(report)).trained
 
 
@@ -48,6 +54,8 @@ def pretend(request: TrainingRequest, report: Report) -> Trained:
             file.write(f"{request.trigger_id} {os.getpid()}\n")
     if act == "fail":
         raise DataError("record 3 is short")
+    if act == "fail in no language":
+        raise ValueError("cannot read '\udcff\0'")
     if act == "die":
         os.kill(os.getpid(), 9)
     while act == "wait" and not Path(request.pipeline["training"].get("until", "/nowhere")).exists():
@@ -56,6 +64,11 @@ def pretend(request: TrainingRequest, report: Report) -> Trained:
     report.send({"samples_seen": 10, "samples_total": 10, "batches_seen": 2, "loss": 0.5, "samples_per_s": 20.0})
     result = {"num_samples": 10, "num_batches": 2, "loss": 0.25, "losses": [[1, 0.75]], "seconds": {"load": 0.1}}
     return Trained(100 + request.trigger_id, "0" * 64, result)
+
+
+def find_what_is_no_text(pipeline: dict[str, Any], report: Report) -> list[Problem]:
+    """A check of a pipeline that names a file."""
+    return [Problem("training.\udcff", "cannot read '\udcff'")]
 
 
 def allocate(num_bytes: int, report: Report) -> int:

@@ -8,8 +8,10 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,11 @@ import pytest
 
 import modyn.workers.pool
 from modyn.errors import CancelledError, ConfigError, ConflictError, DataError, TrainingError, UnavailableError
+from modyn.testing.waiting import PATIENCE_S, eventually
 from modyn.trainer_server.service import PRELOAD
 from modyn.workers import Job, JobState, WorkerPool
 
 HERE = Path(__file__).parent
-WAIT_S = 60.0
 
 
 @pytest.fixture(autouse=True)
@@ -54,19 +56,17 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = WAIT_S) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
+def no_thread(_: threading.Thread) -> None:
+    """What starting a thread is like when the system has none left."""
+    raise RuntimeError("can't start new thread")
 
 
 def test_a_result_comes_after_all_messages_in_order(submit: Submit, tmp_path: Path) -> None:
     heard: list[object] = []
     ended: list[Job] = []
     job = submit("count", 50, on_message=heard.append, on_done=ended.append)
-    assert job.result(WAIT_S) == 50
-    wait_until(lambda: bool(ended))
+    assert job.result(PATIENCE_S) == 50
+    eventually(lambda: ended)
     assert heard == list(range(50))
     assert (job.state, ended, job.error) == (JobState.FINISHED, [job], None)
     assert (tmp_path / "logs" / "count").read_text() == "counted to 50\n"
@@ -76,7 +76,8 @@ def test_a_worker_is_warm_and_has_the_configured_threads(tmp_path: Path) -> None
     pool = WorkerPool(1, num_threads=2, preload=PRELOAD)
     pool.warm_up()
     first, second = (
-        pool.submit("worker_tasks:surroundings", None, name=name, log_path=tmp_path / name).result(WAIT_S) for name in ("a", "b")
+        pool.submit("worker_tasks:surroundings", None, name=name, log_path=tmp_path / name).result(PATIENCE_S)
+        for name in ("a", "b")
     )
     pool.close()
     assert first["torch"]
@@ -88,21 +89,21 @@ def test_a_worker_is_warm_and_has_the_configured_threads(tmp_path: Path) -> None
 def test_an_error_of_ours_keeps_its_class(submit: Submit, tmp_path: Path) -> None:
     job = submit("our_error")
     with pytest.raises(DataError, match=r"job our_error, worker \d+: record 7 is short \(job our_error\) \(log: .*our_error\)"):
-        job.result(WAIT_S)
+        job.result(PATIENCE_S)
     assert job.state is JobState.FAILED
     assert "Traceback" in (tmp_path / "logs" / "our_error").read_text()
 
 
 def test_another_error_becomes_a_training_error_and_its_traceback_is_in_the_log(submit: Submit, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"job foreign_error, worker \d+: ZeroDivisionError: of all things \(log: "):
-        submit("foreign_error").result(WAIT_S)
+        submit("foreign_error").result(PATIENCE_S)
     assert 'raise ZeroDivisionError("of all things")' in (tmp_path / "logs" / "foreign_error").read_text()
 
 
 def test_the_class_of_other_errors_can_be_chosen(tmp_path: Path) -> None:
     pool = WorkerPool(1, failure=UnavailableError, preload=PRELOAD)
     with pytest.raises(UnavailableError, match="ZeroDivisionError"):
-        pool.submit("worker_tasks:foreign_error", None, name="job", log_path=tmp_path / "log").result(WAIT_S)
+        pool.submit("worker_tasks:foreign_error", None, name="job", log_path=tmp_path / "log").result(PATIENCE_S)
     pool.close()
 
 
@@ -118,29 +119,29 @@ def test_the_class_of_other_errors_can_be_chosen(tmp_path: Path) -> None:
 def test_a_worker_that_ends_without_a_word_is_an_error(submit: Submit, task: str, request_: object, told: str) -> None:
     job = submit(task, request_)
     with pytest.raises(TrainingError, match=told):
-        job.result(WAIT_S)
+        job.result(PATIENCE_S)
     assert job.state is JobState.FAILED
 
 
 def test_an_unknown_task_is_an_error(submit: Submit) -> None:
     with pytest.raises(ConfigError, match="cannot import 'worker_tasks:nothing'"):
-        submit("nothing").result(WAIT_S)
+        submit("nothing").result(PATIENCE_S)
 
 
 def test_a_request_that_cannot_be_sent_is_an_error(submit: Submit) -> None:
     job = submit("count", threading.Lock())
     with pytest.raises(TrainingError, match="no worker can be started"):
-        job.result(WAIT_S)
+        job.result(PATIENCE_S)
 
 
 def test_a_job_stops_on_request(submit: Submit) -> None:
     started = threading.Event()
     job = submit("until_stopped", on_message=lambda _: started.set())
-    assert started.wait(WAIT_S)
+    assert started.wait(PATIENCE_S)
     states = [job.state]
     job.stop()
     with pytest.raises(CancelledError, match="stopped on request"):
-        job.result(WAIT_S)
+        job.result(PATIENCE_S)
     states.append(job.state)
     assert states == [JobState.RUNNING, JobState.STOPPED]
     job.stop()  # of a job that has ended: nothing happens
@@ -153,10 +154,10 @@ def test_a_job_that_does_not_listen_is_ended(
     monkeypatch.setattr(modyn.workers.pool, "TERMINATE_TO_KILL_S", 0.1)
     started = threading.Event()
     job = submit("deaf", also_to_sigterm, on_message=lambda _: started.set())
-    assert started.wait(WAIT_S)
+    assert started.wait(PATIENCE_S)
     job.stop(grace_s=0.1)
     with pytest.raises(CancelledError, match=by):
-        job.result(WAIT_S)
+        job.result(PATIENCE_S)
     assert job.state is JobState.STOPPED
 
 
@@ -170,28 +171,78 @@ def test_a_queued_job_stops_without_ever_running(submit: Submit, tmp_path: Path)
         queued.result()
     for job in running:
         job.stop()
-        assert job.wait(WAIT_S)
+        assert job.wait(PATIENCE_S)
     assert not (tmp_path / "logs" / "count").exists()
 
 
 def test_jobs_are_bounded_and_begin_in_order(pool: WorkerPool, tmp_path: Path) -> None:
     marks = tmp_path / "marks"
     marks.mkdir()
-    begun: list[str] = []
+
+    def running() -> list[str]:
+        return sorted(mark.name for mark in marks.iterdir())
+
+    def are_running(names: list[str]) -> bool:
+        return running() == names
+
     jobs = [
-        pool.submit(
-            "worker_tasks:for_a_while",
-            (str(marks), str(i), 0.1),
-            name=str(i),
-            log_path=tmp_path / "log",
-            on_done=lambda job: begun.append(job.name),
-        )
-        for i in range(5)
+        pool.submit("worker_tasks:while_marked", (str(marks), str(i)), name=str(i), log_path=tmp_path / "log") for i in range(5)
     ]
-    at_once = [job.result(WAIT_S) for job in jobs]
-    assert max(at_once) == 2
-    wait_until(lambda: len(begun) == 5)
-    assert [abs(int(name) - position) <= 1 for position, name in enumerate(begun)] == [True] * 5
+    for both in (["0", "1"], ["1", "2"], ["2", "3"], ["3", "4"]):
+        eventually(partial(are_running, both), running)
+        (marks / both[0]).unlink()
+    (marks / "4").unlink()
+    assert max(job.result(PATIENCE_S) for job in jobs) == 2
+
+
+def test_without_a_thread_a_job_is_refused_and_later_ones_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = WorkerPool(1, preload=PRELOAD)
+    ended: list[Job] = []
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(UnavailableError, match="job a cannot start: can't start new thread; try again .* limit of threads"):
+            pool.submit("worker_tasks:count", 1, name="job a", log_path=tmp_path / "a", on_done=ended.append)
+    assert pool.submit("worker_tasks:count", 2, name="job b", log_path=tmp_path / "b").result(PATIENCE_S) == 2
+    pool.close()
+    assert not ended
+    assert not (tmp_path / "a").exists()
+
+
+def test_without_a_further_thread_a_job_waits_for_the_workers_that_there_are(
+    submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = submit("until_stopped")
+    eventually(lambda: first.state is JobState.RUNNING)
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", no_thread)
+        second = submit("count", 2)
+    assert second.state is JobState.QUEUED
+    first.stop()
+    assert second.result(PATIENCE_S) == 2
+
+
+def test_without_open_files_a_job_is_refused(submit: Submit, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_pipe(*_: object, **__: object) -> Job:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as full:
+        full.setattr(modyn.workers.pool, "Job", no_pipe)
+        with pytest.raises(UnavailableError, match="job count cannot start: .*Too many open files; .* limit of open files"):
+            submit("count", 1)
+    assert submit("count", 2).result(PATIENCE_S) == 2
+
+
+def test_a_last_word_that_comes_between_the_looks_at_connection_and_exit_is_heard(
+    submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(objects: Sequence[Any], timeout: float | None = None) -> list[Any]:
+        """The connection, which is looked at first, was still empty; then the worker said everything and left."""
+        return list(wait(objects[-2:], timeout))
+
+    monkeypatch.setattr(modyn.workers.pool, "wait", late)
+    heard: list[object] = []
+    assert submit("count", 5, on_message=heard.append).result(PATIENCE_S) == 5
+    assert heard == list(range(5))
 
 
 def test_a_callback_that_raises_ends_the_job_and_its_worker(submit: Submit, caplog: pytest.LogCaptureFixture) -> None:
@@ -203,9 +254,22 @@ def test_a_callback_that_raises_ends_the_job_and_its_worker(submit: Submit, capl
 
     job = submit("until_stopped", on_message=listener)
     with pytest.raises(TrainingError, match="cannot be watched: RuntimeError"):
-        job.result(WAIT_S)
-    wait_until(lambda: not alive(pids[0]))
+        job.result(PATIENCE_S)
+    eventually(lambda: not alive(pids[0]))
     assert "the watcher of job until_stopped failed" in caplog.text
+
+
+def test_callbacks_that_raise_cost_later_jobs_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def fails(_: object) -> None:
+        raise RuntimeError("callback")
+
+    pool = WorkerPool(1, preload=PRELOAD)
+    job = pool.submit("worker_tasks:count", 1, name="job a", log_path=tmp_path / "a", on_message=fails, on_done=fails)
+    with pytest.raises(TrainingError, match="cannot be watched: RuntimeError"):
+        job.result(PATIENCE_S)
+    assert pool.submit("worker_tasks:count", 2, name="job b", log_path=tmp_path / "b").result(PATIENCE_S) == 2
+    pool.close()
+    assert "what follows the end of job a failed" in caplog.text
 
 
 def test_a_closed_pool_has_no_workers_and_takes_no_jobs(tmp_path: Path) -> None:
@@ -215,7 +279,7 @@ def test_a_closed_pool_has_no_workers_and_takes_no_jobs(tmp_path: Path) -> None:
         pool.submit("worker_tasks:until_stopped", None, name=name, log_path=tmp_path / name, on_message=pids.append)
         for name in ("running", "queued")
     ]
-    wait_until(lambda: bool(pids))
+    eventually(lambda: pids)
     pool.close()
     assert [job.state for job in jobs] == [JobState.STOPPED, JobState.STOPPED]
     assert not alive(pids[0])
@@ -226,17 +290,17 @@ def test_a_closed_pool_has_no_workers_and_takes_no_jobs(tmp_path: Path) -> None:
 def test_children_of_workers_come_from_the_same_server_and_die_with_their_worker(submit: Submit) -> None:
     told: list[tuple[int, int, int, int]] = []
     job = submit("with_child", on_message=told.append)
-    wait_until(lambda: bool(told))
+    eventually(lambda: told)
     worker, server, child, parent_of_child = told[0]
     assert parent_of_child == server
     os.kill(worker, signal.SIGKILL)
-    assert job.wait(WAIT_S)
-    wait_until(lambda: not alive(child), 10)
+    assert job.wait(PATIENCE_S)
+    eventually(lambda: not alive(child))
     assert alive(server)
 
 
 SERVICE = """
-    import sys, time
+    import sys, threading, time
     sys.path.insert(0, {here!r})
     from pathlib import Path
     from modyn.workers import WorkerPool
@@ -246,20 +310,34 @@ SERVICE = """
         pool.warm_up()
         seen = pool.submit("worker_tasks:surroundings", None, name="first", log_path=Path({log!r}) / "first").result(60)
         print(seen["fork_server"], seen["threads_of_fork_server"], flush=True)
-        job = pool.submit("worker_tasks:{task}", {request!r}, name="spin", log_path=Path({log!r}) / "spin",
-                          on_message=lambda pid: print(pid, flush=True))
+        told = threading.Event()
+
+        def tell(message):
+            print(message, flush=True)
+            told.set()
+
+        pool.submit("worker_tasks:{task}", {request!r}, name="spin", log_path=Path({log!r}) / "spin", on_message=tell)
+        told.wait()
         time.sleep({seconds})
 """
 
 
-def service(tmp_path: Path, task: str, request: object, seconds: float, preload: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+@contextmanager
+def service(
+    tmp_path: Path, task: str, request: object, seconds: float, preload: tuple[str, ...] = ()
+) -> Iterator[subprocess.Popen[str]]:
+    """A process that prints the first word of its worker, then goes on for `seconds`."""
     path = tmp_path / "service.py"
     path.write_text(
         textwrap.dedent(SERVICE).format(
             here=str(HERE), log=str(tmp_path), task=task, request=request, seconds=seconds, preload=preload
         )
     )
-    return subprocess.Popen([sys.executable, str(path)], stdout=subprocess.PIPE, text=True)
+    with subprocess.Popen([sys.executable, str(path)], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize(("task", "request_"), [("until_stopped", None), ("deaf", True)])
@@ -271,19 +349,17 @@ def test_workers_die_with_a_killed_service(tmp_path: Path, task: str, request_: 
         assert alive(fork_server)
         assert alive(worker)
         process.kill()
-    wait_until(lambda: not alive(worker) and not alive(fork_server), 10)
+    eventually(lambda: not alive(worker) and not alive(fork_server))
 
 
 def test_a_service_that_ends_does_not_wait_for_its_workers(tmp_path: Path) -> None:
-    started = time.monotonic()
-    with service(tmp_path, "until_stopped", None, 1.0) as process:
-        output, _ = process.communicate(timeout=30)
+    with service(tmp_path, "until_stopped", None, 0) as process:
+        output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
-    assert time.monotonic() - started < 20
-    wait_until(lambda: not alive(int(output.split()[-1])), 10)
+    eventually(lambda: not alive(int(output.split()[-1])))
 
 
 def test_what_the_trainer_server_preloads_starts_no_threads(tmp_path: Path) -> None:
     with service(tmp_path, "count", 1, 0, PRELOAD) as process:
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=PATIENCE_S)
     assert output.split()[1] == "1"

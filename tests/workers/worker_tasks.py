@@ -91,12 +91,12 @@ def deaf(also_to_sigterm: bool, report: Report) -> None:
         time.sleep(1)
 
 
-def for_a_while(request: tuple[str, str, float], report: Report) -> int:
-    """Marks itself as running in a folder, for some seconds. Returns how many run at the same time."""
-    folder, name, seconds = request
+def while_marked(request: tuple[str, str], report: Report) -> int:
+    """Marks itself as running in a folder, until somebody removes the mark. Returns how many ran when it began."""
+    folder, name = request
     mark = Path(folder) / name
     mark.touch()
     running = len(os.listdir(folder))
-    time.sleep(seconds)
-    mark.unlink()
+    while mark.exists():
+        time.sleep(0.01)
     return running

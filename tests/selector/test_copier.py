@@ -1,0 +1,65 @@
+"""Copies made behind the back of who informs, also when the system has no thread to spare."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from modyn.records import RunId
+from modyn.selector.copier import Copier
+from modyn.testing.waiting import PATIENCE_S
+
+A, B = RunId("a"), RunId("b")
+
+
+@pytest.fixture
+def without_a_thread(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], None]:
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def call(function: Callable[[], None]) -> None:
+        with monkeypatch.context() as full:
+            full.setattr(threading.Thread, "start", refused)
+            function()
+
+    return call
+
+
+def test_runs_are_copied_again_while_more_is_left() -> None:
+    copied: queue.SimpleQueue[RunId] = queue.SimpleQueue()
+    left = {A: 2, B: 0}
+
+    def copy(run_id: RunId) -> bool:
+        copied.put(run_id)
+        left[run_id] -= 1
+        return left[run_id] > 0
+
+    copier = Copier(copy)
+    copier.wake(A)
+    assert [copied.get(timeout=PATIENCE_S) for _ in range(2)] == [A, A]
+    copier.wake(B)
+    assert copied.get(timeout=PATIENCE_S) == B
+    copier.stop()
+
+
+def test_what_found_no_thread_is_copied_with_the_next(without_a_thread: Callable[[Callable[[], None]], None]) -> None:
+    copied: queue.SimpleQueue[RunId] = queue.SimpleQueue()
+
+    def copy(run_id: RunId) -> bool:
+        copied.put(run_id)
+        return False
+
+    copier = Copier(copy)
+    without_a_thread(lambda: copier.wake(A))
+    copier.wake(B)
+    assert [copied.get(timeout=PATIENCE_S) for _ in range(2)] == [A, B]
+    copier.stop()
+
+
+def test_one_that_never_found_a_thread_stops(without_a_thread: Callable[[Callable[[], None]], None]) -> None:
+    copier = Copier(bool)
+    without_a_thread(lambda: copier.wake(A))
+    copier.stop()
