@@ -40,6 +40,7 @@ from modyn.selector.selector import Selector
 from modyn.selector.trigger_set import TriggerSetHeader, write_trigger_set
 from modyn.selector.window import Selection
 from modyn.testing.fake_selector import FakeSelectorClient
+from modyn.testing.waiting import PATIENCE_S
 
 BACKENDS = ("local", "database")
 RUN = RunId("run-1")
@@ -573,7 +574,7 @@ def test_a_run_that_is_deleted_by_two_at_once_is_deleted(selector: Selector, mon
     selector.register_run(RUN, "d", strategy("database"), 1)
     selector.inform(RUN, 0, stream(0, 20))
     selector.trigger(RUN, 0, 20)
-    both, remove = threading.Barrier(2, timeout=20), shutil.rmtree
+    both, remove = threading.Barrier(2, timeout=PATIENCE_S), shutil.rmtree
 
     def removed_by_the_other(path: Path) -> None:
         if both.wait() == 0:
