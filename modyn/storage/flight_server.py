@@ -138,7 +138,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
                 raise InvalidArgumentError(
                     "this is an exchange of payloads; use PayloadClient of the same version as the storage service"
                 )
-            question = Question.from_schema(reader.schema)
+            question = Question.from_schema(_schema_of(reader))
             dataset = self._views.view(question.dataset)
             with self._lock:
                 if self._stopping:
@@ -156,11 +156,14 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
                 sender.close()
                 with self._lock:
                     self._sending.remove(sender)
+            sender.check()
         except _ClientGone:
             pass
         except ModynError as error:
             raise error_to_flight(error) from error
         except Exception as error:
+            if self._stopping:  # What it reads with is closed after a moment.
+                raise error_to_flight(UnavailableError("storage is stopping")) from error
             get_logger("storage").exception("payload_request_failed")
             raise error_to_flight(
                 ModynError(f"the payload request failed: {type(error).__name__}: {error}; the log of storage has the details")
@@ -209,6 +212,14 @@ class _ClientGone(Exception):
     """The client has cancelled the exchange, or the connection to it is lost: nobody is there to be told."""
 
 
+def _schema_of(reader: flight.MetadataRecordBatchReader) -> pa.Schema:
+    """Waits for the first message."""
+    try:
+        return reader.schema
+    except OSError as error:  # There is none: the exchange was cancelled before.
+        raise _ClientGone from error
+
+
 def _next_request(reader: flight.MetadataRecordBatchReader) -> flight.FlightStreamChunk | None:
     """None at the end of the requests."""
     try:
@@ -229,10 +240,10 @@ class _Sender:
         self._dataset = dataset
         self._schema = payload_schema(float_labels)
         self._changed = threading.Condition()
-        self._waiting: tuple[Payloads, AnswerHead] | None = None
+        self._waiting: tuple[pa.RecordBatch, AnswerHead] | None = None
         self._leaving = self._complete = False
         self._gathering_since: float | None = None
-        self._failure: Exception | None = None
+        self._failure: _ClientGone | ModynError | None = None
         self._thread = threading.Thread(target=self._run, name="payload-sender", daemon=True)
         self._thread.start()
 
@@ -246,21 +257,22 @@ class _Sender:
             self._gathering_since = None
 
     def check(self) -> None:
-        """Raises _ClientGone if nobody is there to get anything."""
+        """Raises _ClientGone if nobody is there to get anything, ModynError if a piece could not be sent for another reason."""
         with self._changed:
             if self._failure is not None:
-                raise _ClientGone from self._failure
+                raise self._failure
 
     def send(self, payloads: Payloads, number: int, done: int) -> None:
-        """Waits until the piece before it is on its way. Raises _ClientGone if nobody is there to get it."""
+        """Waits until the piece before it is on its way. Raises as `check`."""
         head = AnswerHead(Kind.SAMPLES, number, done, payloads.common_size)
         with self._changed:
             self._changed.wait_for(lambda: self._waiting is None or self._failure is not None)
             if self._failure is not None:
-                raise _ClientGone from self._failure
+                raise self._failure
             if self._leaving:
                 raise UnavailableError("storage is stopping")
-            self._waiting = (payloads, head)
+            # Made here and not by the thread that sends: if it fails, that is an error like any other of gathering.
+            self._waiting = (to_record_batch(payloads, self._schema), head)
             self._gathering_since = time.monotonic()
             self._changed.notify_all()
 
@@ -281,15 +293,21 @@ class _Sender:
         try:
             self._writer.begin(self._schema)
             while (message := self._next()) is not None:
-                payloads, head = message
-                batch = no_samples(self._schema) if payloads is None else to_record_batch(payloads, self._schema)
-                self._writer.write_with_metadata(batch, head.to_bytes())
+                batch, head = message
+                self._writer.write_with_metadata(no_samples(self._schema) if batch is None else batch, head.to_bytes())
+        except (flight.FlightError, OSError) as error:
+            self._fail(_ClientGone(str(error)))
         except Exception as error:  # noqa: BLE001  (it ends the thread that gathers)
-            with self._changed:
-                self._failure = error
-                self._changed.notify_all()
+            cause = f"{type(error).__name__}: {error}"
+            get_logger("storage").error("payload_piece_not_sent", dataset=self._dataset, error=cause)
+            self._fail(ModynError(f"payloads of dataset '{self._dataset}' cannot be sent: {cause}"))
 
-    def _next(self) -> tuple[Payloads | None, AnswerHead] | None:
+    def _fail(self, failure: _ClientGone | ModynError) -> None:
+        with self._changed:
+            self._failure = failure
+            self._changed.notify_all()
+
+    def _next(self) -> tuple[pa.RecordBatch | None, AnswerHead] | None:
         """What to send next, or None when that was all."""
         with self._changed:
             if not self._changed.wait_for(self._has_news, ALIVE_S):
