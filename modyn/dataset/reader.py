@@ -21,6 +21,7 @@ from modyn.dataset.decode import Decoder, as_tensor
 from modyn.dataset.partition_keys import PartitionKeys
 from modyn.dataset.plan import Unit
 from modyn.dataset.prefetch import Prefetcher
+from modyn.errors import ModynError
 from modyn.records import Float32Array, KeysAndWeights
 from modyn.storage.flight import OnMissing, Payloads
 
@@ -81,8 +82,9 @@ class BatchReader:
     ) -> None:
         self._options = options
         self._decoder = Decoder(data, training=options.training)
+        self._num_planned: int | None = None
         keys: KeyStream = Prefetcher(
-            units,
+            self._counted(units),
             lambda unit: iter((Wanted(PartitionKeys(source.keys_of(unit)), unit.rows),)),
             ahead=options.ahead,
             threads=options.requests,
@@ -118,14 +120,29 @@ class BatchReader:
             self._serving.join()
         self._arrivals.join()
 
+    def _counted(self, units: Iterator[Unit]) -> Iterator[Unit]:
+        """The units; how many batches were planned is known once they have come to their end, and not if they break off."""
+        num_planned = 0
+        for unit in units:
+            num_planned += sum(piece.last for piece in unit.pieces)
+            yield unit
+        self._num_planned = num_planned
+
     def _served(self, make: Callable[[_Planned], Any], num_threads: int) -> Iterator[Any]:
         """What `make` makes of each planned batch, in their order, on threads."""
         ahead = max(BATCHES_AHEAD, num_threads)
         self._serving = Prefetcher(
             self._planned(), lambda planned: iter((make(planned),)), ahead=ahead, threads=num_threads, name="serve"
         )
+        num_served = 0
         for _, made in self._serving:
-            yield from made
+            for batch in made:
+                yield batch
+                num_served += 1
+        # Whoever stops early does so at a `yield`. A stream that loses its end must not look like one that is complete.
+        if num_served != self._num_planned:
+            planned = "not all were planned" if self._num_planned is None else f"{self._num_planned} were planned"
+            raise ModynError(f"the batches ended after {num_served}, but {planned}: this is an error in Modyn; please report it")
 
     def _planned(self) -> Iterator[_Planned]:
         """The batches, each as soon as its last part is there; without those that are cut off when the reader is stopped."""
