@@ -60,14 +60,15 @@ class OpenDataset:
         self._load(contents)
 
     def _load(self, contents: Contents) -> None:
-        self.row: DatasetRow = contents.row
         self.files = FileTable(contents.files)
         self.problems: dict[str, str] = dict(contents.problems)
         """Signature by path."""
         self._file_names = {segment.info.first_key: segment.file_name for segment in contents.segments}
         self._segments = {first: Segment.open(self.folder / name) for first, name in self._file_names.items()}
-        self.index = SegmentIndex(list(self._segments.values()), self.row.float_labels)
+        self.index = SegmentIndex(list(self._segments.values()), contents.row.float_labels)
         self._publisher = Publisher(self.folder)
+        # Last: `refresh` goes by its version, and loads again what could not be loaded.
+        self.row: DatasetRow = contents.row
 
     @property
     def name(self) -> str:
@@ -173,6 +174,8 @@ class OpenDataset:
             error = NotFoundError(f"dataset '{self.name}' was deleted")
             self.close(error)
             raise error
+        # Until all of this is done: the row alone would tell the next refresh that there is nothing to do.
+        self.in_doubt = True
         if version != self.row.version:
             self._load(contents)
         self._publish(self.row)

@@ -65,14 +65,16 @@ class Sources:
     def forget_removed(self) -> None:
         """Lets go of open files that were removed: their space on the disk is not free before. Does not wait for that, as it asks the file
         system about each, and one may be on a dead mount."""
-        if self._gatherer.num_open_files and self._forgetting.acquire(blocking=False):
+        if self._gatherer.num_open_files and not self._forgetting.locked():
             threading.Thread(target=self._forget_removed, name="forget-removed", daemon=True).start()
 
     def _forget_removed(self) -> None:
-        try:
-            self._gatherer.forget_removed()
-        finally:
-            self._forgetting.release()
+        # Taken by the thread itself: one that could not be started would never let go of it.
+        if self._forgetting.acquire(blocking=False):
+            try:
+                self._gatherer.forget_removed()
+            finally:
+                self._forgetting.release()
 
     def close(self) -> None:
         """Lets go of open files; the sources may still be used."""

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from modyn import _core
-from modyn.config.system import SystemConfig
+from modyn.config.system import DatasetConfig, SystemConfig
 from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
 from modyn.storage.catalogue import FileRow
 from modyn.storage.files import FileTable
+from modyn.storage.open_dataset import OpenDataset
 from modyn.storage.published import DELETIONS, Publication, PublishedIndex, PublishedNames, Publisher
 from modyn.storage.sources import Sources
 from modyn.testing.running_storage import RunningStorage, binary_dataset, start_storage, write_records
-from modyn.testing.waiting import eventually
+from modyn.testing.waiting import PATIENCE_S, eventually
 
 
 @pytest.fixture
@@ -145,6 +149,57 @@ def test_a_registration_is_told_from_the_one_before_it(storage: RunningStorage, 
     assert (storage.store.dataset("numbers").folder / DELETIONS).parent.name == first
     storage.client.delete_dataset("numbers")
     assert identity() != first
+
+
+@pytest.mark.parametrize("fails", ["Publisher.publish", "Segment.open"])
+def test_what_another_process_committed_is_taken_over_as_a_whole(
+    storage: RunningStorage, tmp_path: Path, sources: Sources, fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if that failed at first, which the row of the dataset alone does not tell."""
+    storage.client.register_dataset(binary_dataset(tmp_path / "d"))
+    committed = storage.store.dataset("numbers")
+    contents = committed.catalogue.contents("numbers")
+    assert contents is not None
+    dataset = OpenDataset(committed.catalogue, committed.folder, contents, 0.05, sources)
+    dataset.refresh()
+    new = dataset.new_samples(0, 100, lambda: True)
+    fill(storage, tmp_path / "d", "0.bin", 0)
+    published: list[int] = []
+    publish = Publisher.publish
+
+    def noted(publisher: Publisher, config: DatasetConfig, version: int, *others: Any) -> None:
+        publish(publisher, config, version, *others)
+        published.append(version)
+
+    def full(*_: object) -> None:
+        raise UnavailableError("no space left")
+
+    monkeypatch.setattr(Publisher, "publish", noted)
+    with monkeypatch.context() as patch, pytest.raises(UnavailableError, match="no space left"):
+        patch.setattr(f"modyn.storage.open_dataset.{fails}", full)
+        dataset.refresh()
+    assert not published
+    dataset.refresh()
+    dataset.refresh()
+    assert published == [committed.row.version]
+    assert dataset.index.num_samples == 10
+    assert len(next(new)) == 10
+
+
+def test_removed_files_are_let_go_of_although_a_thread_could_not_be_started(
+    sources: Sources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgotten = threading.Event()
+    monkeypatch.setattr(sources, "_gatherer", SimpleNamespace(num_open_files=1, forget_removed=forgotten.set))
+
+    def no_threads(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="new thread"):
+        patch.setattr(threading.Thread, "start", no_threads)
+        sources.forget_removed()
+    sources.forget_removed()
+    assert forgotten.wait(PATIENCE_S)
 
 
 def test_space_of_removed_files_is_free_once_the_dataset_is_looked_at_again(storage: RunningStorage, tmp_path: Path) -> None:
