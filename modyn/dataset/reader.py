@@ -158,7 +158,7 @@ class BatchReader:
                         break
                     chunk = None
                 else:
-                    return  # stopped: a unit is complete otherwise
+                    return  # stopped: a unit is complete otherwise, or `_served` raises
                 if piece.last:
                     yield _Planned(piece.epoch, piece.index, parts)
                     parts = []
