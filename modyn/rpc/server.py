@@ -25,7 +25,6 @@ from structlog.typing import FilteringBoundLogger
 from modyn.config.system import Endpoint, SystemConfig
 from modyn.errors import ConflictError, ModynError, SecurityError, UnavailableError
 from modyn.rpc.logs import configure_logs, get_logger
-from modyn.rpc.memory import keep_freed_memory
 from modyn.rpc.security import check_exposure, server_credentials, token_matches
 from modyn.rpc.status import TOKEN_KEY, abort
 
@@ -127,7 +126,6 @@ def run_service(name: str, config: SystemConfig, build: Callable[[ServiceContext
 
     A service that is stuck in its end, or does not even get to it, ends by itself with code 1 and the stacks of its threads in its log.
     """
-    keep_freed_memory()
     settings = config.service(name)
     configure_logs(name, settings.log_level)
     logger = get_logger(name)

@@ -18,7 +18,6 @@ from typing import Any, Final
 
 from modyn.errors import BY_REASON, CancelledError, ConflictError, ModynError, TrainingError, UnavailableError
 from modyn.records import JobState
-from modyn.rpc import memory
 from modyn.workers.limits import WorkerLimits
 from modyn.workers.process import run_worker
 
@@ -30,7 +29,6 @@ ENVIRONMENT: Final = {
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
     # With an arena for each thread that takes in payloads, what one frees is of no use to the others: twice as much memory, no more speed.
     "MALLOC_ARENA_MAX": "2",
-    **memory.ENVIRONMENT,
 }
 """Of workers, where the service was not started with another."""
 
