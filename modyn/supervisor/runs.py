@@ -126,10 +126,10 @@ class Runs:
         with self._lock:
             driven = self._driven.get(run_id)
             waiting = next((waiting for waiting in self._line if waiting.run_id == run_id), None)
-            if waiting is not None:
-                self._line.remove(waiting)
         if waiting is not None:
-            return self._journal.become(run_id, RunState.STOPPED)
+            if (stopped := self._stop_waiting(waiting)) is not None:
+                return stopped
+            run, driven = self._journal.run(run_id), waiting
         if run.state is RunState.INTERRUPTED:
             return self._journal.become(run_id, RunState.STOPPED)
         if run.state in AT_REST:
@@ -144,8 +144,20 @@ class Runs:
         except ConflictError as error:
             # It is only just starting or has come to rest meanwhile; its thread knows.
             _LOG.info("stopping_unannounced", run_id=run_id, reason=error.message)
-        driven.signals.end(CancelledError(f"run {run_id} was stopped on request"))
+        driven.signals.end(_stopped(run_id))
         return self._journal.run(run_id)
+
+    def _stop_waiting(self, waiting: _Driven) -> Run | None:
+        """The run, stopped before it began; None if its turn has just come. In line as before if PostgreSQL cannot be reached."""
+        try:
+            run = self._journal.become(waiting.run_id, RunState.STOPPED)
+        except ConflictError:
+            return None
+        with self._lock:
+            if waiting in self._line:
+                self._line.remove(waiting)
+        waiting.signals.end(_stopped(waiting.run_id))  # For a thread that took it from the line meanwhile.
+        return run
 
     def resume(self, run_id: str) -> Run:
         """Puts a run back into line. One that is active is left alone."""
@@ -255,18 +267,37 @@ class Runs:
 
     def _drive_locked(self, driven: _Driven) -> None:
         """Drives the run while no other supervisor on this database can, once PostgreSQL can be reached."""
-        done = False
-        while not done:
+        begun = False
+        while not begun:
             try:
                 with self._journal.database.advisory_lock(f"run/{driven.run_id}") as held:
                     if not held:
                         raise self._elsewhere(driven.run_id)
                     attempt = self._journal.claim(driven.run_id)
-                    done = True
+                    begun = True
                     self._bring_to_rest(driven, RunJournal(self._journal, driven.run_id, attempt))
             except UnavailableError as error:
                 _LOG.warning("postgres_unavailable", error=error.message)
                 self._closed.wait(LONGEST_PAUSE_S)
+            except ModynError:
+                raise
+            except Exception as raised:
+                if begun:
+                    raise
+                self._end_in_line(driven, self._crashed(driven, raised))
+                return
+
+    def _end_in_line(self, driven: _Driven, error: ModynError) -> None:
+        """Brings a run to rest that could not even be claimed, unless somebody else has moved it on."""
+        state = _end_of(error)
+        RUNS_ENDED.labels(str(state)).inc()
+
+        def write_end() -> None:
+            with self._journal.write(driven.run_id) as write:
+                if write.state is RunState.SUBMITTED:
+                    write.become(state, **_told(state, error))
+
+        Patience(float("inf"), self._closed).call(write_end)
 
     def _bring_to_rest(self, driven: _Driven, journal: RunJournal) -> None:
         """Drives the run and writes down how it ended, however long PostgreSQL stays away."""
@@ -277,22 +308,19 @@ class Runs:
             with closing(self._open_clients()) as clients:
                 driven.clients = clients
                 recorded = Patience(self._config.patience_s, signals).call(lambda: self._journal.recorded(run_id))
+                if recorded.run.is_at_rest:
+                    return  # It was stopped just as its turn came.
                 message = Driver(recorded, journal, clients, self._hub, self._config, signals).drive()
         except ModynError as raised:
             error = signals.cause or raised
         except Exception as raised:  # noqa: BLE001 - the user sees it as the end of the run
-            _LOG.exception("run_crashed")
-            text = f"run {run_id} failed: {type(raised).__name__}: {raised}; the supervisor's log has the details"
-            error = signals.cause or ModynError(text)
+            error = self._crashed(driven, raised)
         state = _end_of(error)
         RUNS_ENDED.labels(str(state)).inc()
         _LOG.info("at_rest", state=str(state), error=error.message if error else "", message=message)
-        told = (
-            {"error": error.message, "error_reason": error.reason} if error is not None and state is not RunState.STOPPED else {}
-        )
         patience = Patience(float("inf"), self._closed)
         try:
-            patience.call(lambda: journal.end(state, message=message, **told))
+            patience.call(lambda: journal.end(state, message=message, **_told(state, error)))
         except ModynError:
             raise
         except Exception as raised:  # noqa: BLE001 - nobody drives the run any more, so the journal must not say that somebody does
@@ -301,6 +329,13 @@ class Runs:
                 f"run {run_id} is {state}; why could not be written down ({type(raised).__name__}), the supervisor's log has it"
             )
             patience.call(lambda: journal.end(state, error=plain, error_reason=ModynError.reason))
+
+    @staticmethod
+    def _crashed(driven: _Driven, raised: Exception) -> ModynError:
+        """What the user sees of an error that is none of ours."""
+        _LOG.error("run_crashed", exc_info=raised)
+        text = f"run {driven.run_id} failed: {type(raised).__name__}: {raised}; the supervisor's log has the details"
+        return driven.signals.cause or ModynError(text)
 
     def _is_ours(self, run_id: str) -> bool:
         with self._lock:
@@ -320,6 +355,15 @@ class Runs:
     @staticmethod
     def _elsewhere(run_id: str) -> ConflictError:
         return ConflictError(f"run {run_id} is driven by another supervisor on the same database; ask that one")
+
+
+def _stopped(run_id: str) -> CancelledError:
+    return CancelledError(f"run {run_id} was stopped on request")
+
+
+def _told(state: RunState, error: ModynError | None) -> dict[str, str]:
+    """What the journal keeps of the error. A run that was stopped on request has none."""
+    return {} if error is None or state is RunState.STOPPED else {"error": error.message, "error_reason": error.reason}
 
 
 def _end_of(error: ModynError | None) -> RunState:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from modyn.evaluator.jobs import Done, Evaluations, Progress
 from modyn.evaluator.score import Score
 from modyn.evaluator.store import EvaluationStore
 from modyn.records import EvalInterval, Interval, RunId
+from modyn.testing.waiting import PATIENCE_S, eventually
 
 DATASET: dict[str, Any] = {
     "dataset_id": "test",
@@ -85,21 +86,43 @@ class FakeRun:
 
     def job(self, number: int) -> FakeJob:
         with self._changed:
-            assert self._changed.wait_for(lambda: len(self.jobs) > number, 10)
+            assert self._changed.wait_for(lambda: len(self.jobs) > number, PATIENCE_S)
             return self.jobs[number]
 
 
 class House:
     """The service's parts, without gRPC and workers."""
 
-    def __init__(self, database: Database, max_jobs: int = 2, coalesce_s: float = 0.05) -> None:
+    def __init__(self, database: Database, max_jobs: int = 2) -> None:
         self.store = EvaluationStore(database)
         self.run = FakeRun()
         self.extra_samples = 0
-        self.evaluations = Evaluations(self.store, self.run, self._count, max_jobs, coalesce_s)
+        self.evaluations = Evaluations(self.store, self.run, self._count, max_jobs, coalesce_s=0.0)
 
     def _count(self, dataset_id: str, interval: Interval) -> int:
         return interval.end - interval.start + self.extra_samples
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """What is started within begins only behind it, as if all had come in the same moment."""
+        self.evaluations._coalesce_s = 3600.0
+        yield
+        self.evaluations._coalesce_s = 0.0
+        self.evaluations.wake()
+
+    def start_together(self, *requests: EvaluationRequest) -> list[EvaluationStatus]:
+        with self.holding():
+            return [self.evaluations.start(asked) for asked in requests]
+
+    def num_held_back(self) -> int:
+        """Jobs in line, none of which may begin now: the number stays the same until one that runs has ended."""
+        with self.evaluations._changed:
+            assert self.evaluations._ready() is None
+            return len(self.evaluations._waiting)
+
+    def is_idle(self) -> bool:
+        with self.evaluations._changed:
+            return not self.evaluations._waiting and not self.evaluations._running
 
     def end(self, status: EvaluationStatus) -> EvaluationStatus:
         """The final status, once it is there."""
@@ -138,10 +161,10 @@ def test_from_start_to_results(house: House) -> None:
     job = house.run.job(0)
     assert job.name == "evaluation of run digits-0001, trigger 3, model 5 on dataset 'test'"
     job.progress(7, 20)
-    time.sleep(0.05)
+    eventually(lambda: any(s.samples_seen == 7 for s in seen))
     job.progress(20, 20)
     job.finish()
-    watcher.join(10)
+    watcher.join(PATIENCE_S)
     assert [s.state for s in seen][-1] is EvaluationState.FINISHED
     assert (7, 20) in [(s.samples_seen, s.samples_total) for s in seen]
     assert (seen[-1].samples_seen, seen[-1].samples_total) == (20, 20)
@@ -163,8 +186,7 @@ def test_what_is_evaluated_is_not_evaluated_again(house: House) -> None:
 
 
 def test_handlers_share_one_job_over_their_distinct_intervals(house: House) -> None:
-    one = house.evaluations.start(request("a", times=[(0, 10), (5, 15)]))
-    two = house.evaluations.start(request("b", times=[(5, 15), (8, 30)]))
+    one, two = house.start_together(request("a", times=[(0, 10), (5, 15)]), request("b", times=[(5, 15), (8, 30)]))
     house.run.job(0).finish()
     assert house.end(one).state is house.end(two).state is EvaluationState.FINISHED
     assert house.run.jobs[0].intervals == [Interval(0, 10), Interval(5, 15), Interval(8, 30)]
@@ -217,14 +239,14 @@ def test_no_intervals_is_nothing_to_do(house: House) -> None:
 
 
 def test_jobs_are_bounded_and_equal_ones_wait_for_each_other(make_house: Callable[..., House]) -> None:
-    house = make_house(max_jobs=2, coalesce_s=0.0)
+    house = make_house(max_jobs=2)
     house.evaluations.start(request("a"))
     house.run.job(0)
     later = house.evaluations.start(request("b", times=[(10, 20)]))
     house.evaluations.start(request(model_id=6))
     house.run.job(1)
     house.evaluations.start(request(model_id=7))
-    time.sleep(0.1)
+    assert house.num_held_back() == 2
     assert [job.request.model_id for job in house.run.jobs] == [5, 6]
     house.run.jobs[0].finish()
     assert house.end(later).state is EvaluationState.FINISHED
@@ -233,13 +255,13 @@ def test_jobs_are_bounded_and_equal_ones_wait_for_each_other(make_house: Callabl
 
 def test_jobs_over_the_same_samples_follow_each_other(make_house: Callable[..., House]) -> None:
     """So that the second finds the outputs that the first has kept."""
-    house = make_house(max_jobs=4, coalesce_s=0.0)
+    house = make_house(max_jobs=4)
     house.evaluations.start(request())
     house.run.job(0)
     house.evaluations.start(request(dataset=DATASET | {"batch_size": 8, "metrics": DATASET["metrics"][:1]}))
     house.evaluations.start(request(dataset=DATASET | {"record_layout": {"dtype": "int32"}}))
     house.run.job(1)
-    time.sleep(0.1)
+    assert house.num_held_back() == 1
     assert [job.request.dataset["record_layout"]["dtype"] for job in house.run.jobs] == ["int64", "int32"]
     house.run.jobs[0].fail(DataError("no"))
     assert house.run.job(2).request.dataset["batch_size"] == 8
@@ -259,7 +281,7 @@ def test_a_failure_is_a_status_and_can_be_started_again(house: House) -> None:
 
 @pytest.mark.parametrize("text", ["bad value \0 in a column", "cannot read /data/\udcff.png"])
 def test_a_failure_that_is_no_text_ends_all_that_share_the_job(house: House, text: str) -> None:
-    one, two = house.evaluations.start(request("a")), house.evaluations.start(request("b"))
+    one, two = house.start_together(request("a"), request("b"))
     house.run.job(0).fail(UserCodeError(text))
     assert house.evaluations._live == {}
     for status in (one, two):
@@ -275,7 +297,7 @@ def test_a_failure_that_cannot_be_stored_is_told_and_the_next_begins(house: Hous
     with monkeypatch.context() as patched:
         patched.setattr(house.store, "end", broken)
         patched.setattr(house.store, "known", broken)
-        one, two = house.evaluations.start(request("a")), house.evaluations.start(request("b"))
+        one, two = house.start_together(request("a"), request("b"))
         for status in (one, two):
             end = house.end(status)
             assert (end.state, end.error_reason) == (EvaluationState.STOPPED, "UNAVAILABLE")
@@ -307,26 +329,26 @@ def test_what_cannot_begin_fails_with_its_reason(house: House) -> None:
 
 
 def test_stopping_one_of_two_that_share_a_job(house: House) -> None:
-    one, two = house.evaluations.start(request("a")), house.evaluations.start(request("b"))
+    one, two = house.start_together(request("a"), request("b"))
     job = house.run.job(0)
     house.evaluations.stop(one.evaluation_id)
     end = house.end(one)
     assert (end.state, end.error_reason) == (EvaluationState.STOPPED, "CANCELLED")
-    stopped = [job.stopped]
+    assert not job.stopped
     house.evaluations.stop(two.evaluation_id)
-    assert [*stopped, job.stopped] == [False, True]
     assert house.end(two).state is EvaluationState.STOPPED
+    eventually(lambda: job.stopped)  # By whoever starts it, if that has not heard of it yet.
     house.evaluations.stop(two.evaluation_id)
     with pytest.raises(NotFoundError):
         house.evaluations.stop("nothing")
 
 
-def test_stopping_before_it_begins(make_house: Callable[..., House]) -> None:
-    house = make_house(coalesce_s=0.2)
-    status = house.evaluations.start(request())
-    house.evaluations.stop(status.evaluation_id)
-    assert house.end(status).state is EvaluationState.STOPPED
-    time.sleep(0.3)
+def test_stopping_before_it_begins(house: House) -> None:
+    with house.holding():
+        status = house.evaluations.start(request())
+        house.evaluations.stop(status.evaluation_id)
+        assert house.end(status).state is EvaluationState.STOPPED
+    eventually(house.is_idle)
     assert not house.run.jobs
 
 
@@ -382,14 +404,15 @@ def test_a_newer_evaluation_of_an_interval_replaces_the_older(house: House) -> N
 def test_watchers_that_are_gone_are_let_go(house: House) -> None:
     status = house.evaluations.start(request())
     house.run.job(0)
-    alive = threading.Event()
+    alive, seen = threading.Event(), list[EvaluationStatus]()
     alive.set()
-    watcher = threading.Thread(target=lambda: list(house.evaluations.watch(status.evaluation_id, alive.is_set)), name="watcher")
+    watcher = threading.Thread(target=lambda: seen.extend(house.evaluations.watch(status.evaluation_id, alive.is_set)))
     watcher.start()
+    eventually(lambda: seen)
     alive.clear()
     house.evaluations.wake()
-    watcher.join(5)
-    assert "watcher" not in {thread.name for thread in threading.enumerate()}
+    watcher.join(PATIENCE_S)
+    assert not watcher.is_alive()
     with pytest.raises(NotFoundError, match="no evaluation 'nothing'"):
         next(house.evaluations.watch("nothing"))
 

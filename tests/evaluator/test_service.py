@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from modyn.rpc.logs import get_logger
 from modyn.rpc.server import ServiceContext, start_server
 from modyn.testing.processes import ServiceProcess
 from modyn.testing.running_storage import RunningStorage, binary_dataset, start_storage, write_records
+from modyn.testing.waiting import eventually
 
 RUN = RunId("numbers-0001")
 DATASET: dict[str, Any] = {
@@ -163,7 +163,7 @@ def test_failures_name_run_trigger_model_and_dataset(evaluator: EvaluatorClient,
 
 
 def test_stopping_ends_the_worker(evaluator: EvaluatorClient, model_id: int) -> None:
-    slow = DATASET | {"batch_size": 1, "transformations": ["lambda x: (__import__('time').sleep(0.05), x)[1]"]}
+    slow = DATASET | {"batch_size": 1, "transformations": ["lambda x: (__import__('time').sleep(0.5), x)[1]"]}
     started = evaluator.start(request(model_id, dataset=slow))
     watching = evaluator.watch(started.evaluation_id)
     while next(watching).samples_seen == 0:
@@ -189,28 +189,28 @@ def test_edges_of_the_protocol(evaluator: EvaluatorClient) -> None:
 def test_killed_and_started_again(
     system_config: SystemConfig, stack: ExitStack, storage: RunningStorage, model_id: int, tmp_path: Path
 ) -> None:
-    slow = DATASET | {"batch_size": 1, "transformations": ["lambda x: (__import__('time').sleep(0.02), x)[1]"]}
+    go_on = tmp_path / "go-on"
+    wait = f"[__import__('time').sleep(0.02) for _ in iter(lambda: __import__('os').path.exists({str(go_on)!r}), True)]"
+    waiting = DATASET | {"batch_size": 1, "transformations": [f"lambda x: (x.item() >= 50 and {wait}, x)[1]"]}
 
     process = stack.enter_context(ServiceProcess("evaluator", system_config, tmp_path))
     evaluator = stack.enter_context(EvaluatorClient(system_config.endpoint("evaluator")))
-    started = evaluator.start(request(model_id, dataset=slow))
+    started = evaluator.start(request(model_id, dataset=waiting))
     watching = evaluator.watch(started.evaluation_id)
     while next(watching).samples_seen == 0:
         continue
     workers = _children_of(process.pid)
     assert workers
     process.kill()
-    give_up = time.monotonic() + 10
-    while any(Path(f"/proc/{pid}").exists() and "Z" not in _state(pid) for pid in workers):
-        assert time.monotonic() < give_up, "workers outlive their service"
-        time.sleep(0.05)
+    eventually(lambda: all(_state(pid) == "Z" for pid in workers), "workers outlive their service")
 
+    go_on.touch()
     process.start()
     evaluator = stack.enter_context(EvaluatorClient(system_config.endpoint("evaluator")))
     left = list(evaluator.watch(started.evaluation_id))
     assert [status.state for status in left] == [EvaluationState.STOPPED]
     assert not list((system_config.service_dir("evaluator") / "scratch").iterdir())
-    evaluator.start(request(model_id, dataset=slow))
+    evaluator.start(request(model_id, dataset=waiting))
     assert list(evaluator.watch(started.evaluation_id))[-1].state is EvaluationState.FINISHED
     assert len(evaluator.results(RUN)) == 8
     assert process.end() == 0, process.said()
@@ -218,11 +218,15 @@ def test_killed_and_started_again(
 
 def _children_of(pid: int) -> list[int]:
     """The fork server and the workers."""
-    direct = [int(child) for thread in Path(f"/proc/{pid}/task").iterdir() for child in (thread / "children").read_text().split()]
+    direct: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # It has ended meanwhile.
+            direct += map(int, path.read_text().split())
     return [found for child in direct for found in (child, *_children_of(child))]
 
 
 def _state(pid: int) -> str:
+    """Z also for a process that is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except (FileNotFoundError, ProcessLookupError):

@@ -15,6 +15,7 @@ from modyn.supervisor.events import PROGRESS_KEPT, EventHub, Watcher, watch
 from modyn.supervisor.journal import Journal, NewRun
 from modyn.supervisor.run_journal import RunJournal
 from modyn.supervisor.states import RunState
+from modyn.testing.waiting import PATIENCE_S, eventually
 
 
 class Clock:
@@ -73,12 +74,12 @@ def test_a_watcher_follows_and_ends_with_the_run(watched: Watched) -> None:
 
     thread = threading.Thread(target=follow)
     thread.start()
-    assert ready.wait(5)
+    assert ready.wait(PATIENCE_S)
     watched.writer.enter(RunState.STREAMING)
     watched.progress(7)
-    wait_for(lambda: any(event.seq == 0 for event in seen))
+    eventually(lambda: any(event.seq == 0 for event in seen))
     watched.writer.end(RunState.INTERRUPTED, error="x", error_reason="UNAVAILABLE")
-    thread.join(5)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()
     assert [event.detail["state"] for event in seen if event.seq] == ["submitted", "streaming", "interrupted"]
     assert [event.detail for event in seen if not event.seq] == [{"samples_seen": 7}]
@@ -115,12 +116,3 @@ def test_closing_ends_the_wait(watched: Watched) -> None:
     assert opened[0].closed
     watched.progress(1)
     assert opened[0].wait(0) == []
-
-
-def wait_for(condition: object, timeout_s: float = 5.0) -> None:
-    import time
-
-    give_up = time.monotonic() + timeout_s
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < give_up
-        time.sleep(0.005)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from modyn.config.system import SystemConfig
+from modyn.db.engine import Database
 from modyn.db.text import storable
 from modyn.errors import (
     ConfigError,
@@ -24,12 +25,15 @@ from modyn.errors import (
 from modyn.evaluator.client import EvaluationRequest
 from modyn.supervisor.client import Run, RunMode
 from modyn.supervisor.clients import Clients
+from modyn.supervisor.evaluations import BACKLOG
+from modyn.supervisor.journal import Journal
 from modyn.supervisor.run_journal import RunJournal
 from modyn.supervisor.runs import Runs
 from modyn.supervisor.service import event_to_proto
 from modyn.supervisor.states import RunState, TriggerState
 from modyn.supervisor.validation import RunOptions
 from modyn.testing.services import InMemoryServices, pipeline_yaml, wait_until_at_rest
+from modyn.testing.waiting import PATIENCE_S, at_rest, eventually
 from modyn.trainer_server.client import TrainingRequest
 
 EXPERIMENT = RunOptions(RunMode.EXPERIMENT)
@@ -63,7 +67,7 @@ def make_runs(services: InMemoryServices, make_config: Callable[..., SystemConfi
     with ExitStack() as stack:
 
         def make(**options: object) -> Runs:
-            config = make_config(supervisor={"stream_batch_size": 8, "patience_s": 0.3, **options})
+            config = make_config(supervisor={"stream_batch_size": 8, "patience_s": PATIENCE_S, **options})
             return stack.enter_context(services.supervise(config))
 
         yield make
@@ -72,6 +76,11 @@ def make_runs(services: InMemoryServices, make_config: Callable[..., SystemConfi
 @pytest.fixture
 def runs(make_runs: Callable[..., Runs]) -> Runs:
     return make_runs()
+
+
+@pytest.fixture
+def impatient_runs(make_runs: Callable[..., Runs]) -> Runs:
+    return make_runs(patience_s=0.3)
 
 
 def finish(runs: Runs, yaml: str, options: RunOptions = EXPERIMENT) -> Run:
@@ -201,8 +210,8 @@ def test_late_equal_and_future_timestamps_take_the_same_decisions_in_both_modes(
     live = runs.submit(yaml, "p.yaml", RunOptions(RunMode.PRODUCTION))
     for time in times[4:]:
         services.storage.add_samples("ordered", timestamps=[time])
-    wait_for(lambda: runs.run(live.run_id).num_samples == len(times))
-    wait_for(lambda: runs.run(live.run_id).state is RunState.WAITING_FOR_DATA)
+    eventually(lambda: runs.run(live.run_id).num_samples == len(times))
+    eventually(lambda: runs.run(live.run_id).state is RunState.WAITING_FOR_DATA)
     runs.stop(live.run_id)
     assert wait_until_at_rest(runs, live.run_id).state is RunState.STOPPED
     replayed = finish(runs, yaml)
@@ -212,7 +221,7 @@ def test_late_equal_and_future_timestamps_take_the_same_decisions_in_both_modes(
 
     runs.resume(live.run_id)
     services.storage.add_samples("ordered", timestamps=[1, 2_000_000_010])
-    wait_for(lambda: runs.run(live.run_id).num_triggers == 4)
+    eventually(lambda: runs.run(live.run_id).num_triggers == 4)
     assert runs.triggers(live.run_id)[3].first_timestamp == 1
     assert runs.triggers(live.run_id)[3].position == len(times) + 1
     runs.stop(live.run_id)
@@ -324,7 +333,7 @@ def test_without_a_thread_a_run_waits_for_another_or_is_interrupted(runs: Runs, 
     assert wait_until_at_rest(runs, alone.run_id).state is RunState.FINISHED
 
     live = runs.submit(pipeline_yaml(), "p.yaml", RunOptions(RunMode.PRODUCTION))
-    wait_for(lambda: runs.run(live.run_id).state is RunState.WAITING_FOR_DATA)
+    eventually(lambda: runs.run(live.run_id).state is RunState.WAITING_FOR_DATA)
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", none_left)
         waiting = runs.submit(pipeline_yaml(), "p.yaml", EXPERIMENT)
@@ -339,19 +348,19 @@ def test_a_run_that_ends_while_it_is_stopped_is_left_alone(
     train, go = services.trainer_server.train, threading.Event()
 
     def wait_and_train(request: TrainingRequest) -> Any:
-        assert go.wait(10)
+        assert go.wait(PATIENCE_S)
         return train(request)
 
     services.trainer_server.train = wait_and_train
     run = runs.submit(pipeline_yaml(), "p.yaml", EXPERIMENT)
-    wait_for(lambda: runs.run(run.run_id).state is RunState.TRAINING)
+    eventually(lambda: runs.run(run.run_id).state is RunState.TRAINING)
     read = runs._journal.run
 
     def read_before_it_ends(run_id: str) -> Run:
         found = read(run_id)
         if not go.is_set():
             go.set()
-            wait_for(lambda: not runs._driven)
+            eventually(lambda: not runs._driven)
         return found
 
     monkeypatch.setattr(runs._journal, "run", read_before_it_ends)
@@ -394,8 +403,9 @@ def test_a_service_that_comes_back_in_time_is_waited_for(runs: Runs, services: I
     "service", ["selector.inform", "selector.trigger", "trainer_server.start", "model_storage.describe", "evaluator.start"]
 )
 def test_a_service_that_stays_away_interrupts_the_run(
-    runs: Runs, services: InMemoryServices, monkeypatch: pytest.MonkeyPatch, service: str
+    impatient_runs: Runs, services: InMemoryServices, monkeypatch: pytest.MonkeyPatch, service: str
 ) -> None:
+    runs = impatient_runs
     name, _, method = service.partition(".")
 
     def unreachable(*arguments: Any, **options: Any) -> Any:
@@ -434,7 +444,7 @@ def test_stop_during_a_training_and_resume(runs: Runs, services: InMemoryService
 
     def watch(run_id: str, trigger_id: int) -> Any:
         started.set()
-        assert stopped.wait(5)
+        assert stopped.wait(PATIENCE_S)
         return real_watch(run_id, trigger_id)
 
     def stop(run_id: str, trigger_id: int) -> None:
@@ -446,7 +456,7 @@ def test_stop_during_a_training_and_resume(runs: Runs, services: InMemoryService
         patched.setattr(services.trainer_server, "watch", watch)
         patched.setattr(services.trainer_server, "stop", stop)
         run = runs.submit(pipeline_yaml(), "p.yaml", EXPERIMENT)
-        assert started.wait(5)
+        assert started.wait(PATIENCE_S)
         assert runs.stop(run.run_id).state in (RunState.STOPPING, RunState.STOPPED)
         run = wait_until_at_rest(runs, run.run_id)
     assert (run.state, run.error) == (RunState.STOPPED, "")
@@ -462,13 +472,59 @@ def test_runs_wait_in_line(make_runs: Callable[..., Runs], services: InMemorySer
     first = runs.submit(pipeline_yaml(), "p.yaml", RunOptions(RunMode.PRODUCTION))
     second = runs.submit(pipeline_yaml(), "p.yaml", EXPERIMENT)
     third = runs.submit(pipeline_yaml(), "p.yaml", EXPERIMENT)
-    wait_for(lambda: runs.run(first.run_id).state is RunState.WAITING_FOR_DATA)
+    eventually(lambda: runs.run(first.run_id).state is RunState.WAITING_FOR_DATA)
     assert runs.run(second.run_id).state is RunState.SUBMITTED
     assert runs.stop(third.run_id).state is RunState.STOPPED
     runs.stop(first.run_id)
     assert wait_until_at_rest(runs, second.run_id).state is RunState.FINISHED
     assert runs.run(third.run_id).state is RunState.STOPPED
     assert [run.run_id for run in runs.runs()] == ["test-0001", "test-0002", "test-0003"]
+
+
+def test_a_waiting_run_that_cannot_be_stopped_keeps_its_place(
+    make_runs: Callable[..., Runs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(*arguments: object) -> Any:
+        raise UnavailableError("PostgreSQL cannot be used")
+
+    runs = make_runs(max_runs=1)
+    live = runs.submit(pipeline_yaml(), "p.yaml", RunOptions(RunMode.PRODUCTION))
+    waiting = runs.submit(pipeline_yaml(), "p.yaml", EXPERIMENT)
+    with monkeypatch.context() as patched:
+        patched.setattr(runs._journal, "become", unreachable)
+        with pytest.raises(UnavailableError):
+            runs.stop(waiting.run_id)
+    runs.stop(live.run_id)
+    assert wait_until_at_rest(runs, waiting.run_id).state is RunState.FINISHED
+
+
+@pytest.mark.parametrize("begins", ["before it is stopped", "after it is stopped"])
+def test_a_run_whose_turn_comes_while_it_is_stopped_is_stopped(
+    make_runs: Callable[..., Runs], services: InMemoryServices, monkeypatch: pytest.MonkeyPatch, begins: str
+) -> None:
+    runs = make_runs(max_runs=1)
+    live = runs.submit(pipeline_yaml(), "p.yaml", RunOptions(RunMode.PRODUCTION))
+    waiting = runs.submit(pipeline_yaml(data={"dataset_id": "test"}), "p.yaml", RunOptions(RunMode.PRODUCTION))
+    eventually(lambda: runs.run(live.run_id).state is RunState.WAITING_FOR_DATA)
+    trained, become = len(services.trainer_server.requests), runs._journal.become
+
+    def at_its_turn(run_id: str, to: RunState, **detail: str) -> Run:
+        monkeypatch.setattr(runs._journal, "become", become)
+        if begins == "before it is stopped":
+            runs.stop(live.run_id)
+            eventually(lambda: runs.run(waiting.run_id).state is RunState.WAITING_FOR_DATA)
+            return become(run_id, to, **detail)
+        run = become(run_id, to, **detail)
+        runs.stop(live.run_id)
+        eventually(lambda: not runs._driven and not runs._line)
+        return run
+
+    monkeypatch.setattr(runs._journal, "become", at_its_turn)
+    runs.stop(waiting.run_id)
+    run = wait_until_at_rest(runs, waiting.run_id)
+    assert (run.state, run.error) == (RunState.STOPPED, "")
+    eventually(lambda: not runs._driven and not runs._line)
+    assert (len(services.trainer_server.requests) > trained) == (begins == "before it is stopped")
 
 
 def test_closing_interrupts_and_the_next_supervisor_resumes(
@@ -478,7 +534,7 @@ def test_closing_interrupts_and_the_next_supervisor_resumes(
     with services.supervise(config) as runs:
         live = runs.submit(pipeline_yaml(), "p.yaml", RunOptions(RunMode.PRODUCTION, max_triggers=4))
         waiting = runs.submit(pipeline_yaml(), "p.yaml", EXPERIMENT)
-        wait_for(lambda: runs.run(live.run_id).state is RunState.WAITING_FOR_DATA)
+        eventually(lambda: runs.run(live.run_id).state is RunState.WAITING_FOR_DATA)
     with services.supervise(make_config()) as runs:
         assert [run.state for run in runs.runs()] == [RunState.INTERRUPTED] * 2
         assert "the supervisor was stopped" in runs.run(live.run_id).error
@@ -492,7 +548,7 @@ def test_closing_interrupts_and_the_next_supervisor_resumes(
 def test_two_supervisors_do_not_drive_one_run(make_runs: Callable[..., Runs]) -> None:
     runs = make_runs()
     live = runs.submit(pipeline_yaml(), "p.yaml", RunOptions(RunMode.PRODUCTION))
-    wait_for(lambda: runs.run(live.run_id).state is RunState.WAITING_FOR_DATA)
+    eventually(lambda: runs.run(live.run_id).state is RunState.WAITING_FOR_DATA)
     other = make_runs()
     assert other.run(live.run_id).state is RunState.WAITING_FOR_DATA
     for call in (other.stop, other.resume):
@@ -579,7 +635,7 @@ def test_evaluation_overlaps_the_next_training(runs: Runs, services: InMemorySer
         return train(request)
 
     def score(request: EvaluationRequest, interval: Any, metric: str) -> tuple[float, int]:
-        assert second_training.wait(5), "the next training waits for this evaluation"
+        assert second_training.wait(PATIENCE_S), "the next training waits for this evaluation"
         return 0.5, 1
 
     services.trainer_server.train, services.evaluator.score = train_and_tell, score
@@ -591,41 +647,88 @@ def test_a_run_that_trains_faster_than_it_evaluates_is_held_back(runs: Runs, ser
     score = services.evaluator.score
 
     def slow(request: EvaluationRequest, interval: Any, metric: str) -> tuple[float | None, int]:
-        assert release.wait(10)
+        assert release.wait(PATIENCE_S)
         return score(request, interval, metric)
 
     services.evaluator.score = slow
     section = {**AFTER_TRAINING, "after_training_evaluation_workers": 1}
     yaml = pipeline_yaml(trigger={"id": "DataAmountTrigger", "num_samples": 1}, evaluation=section)
     run = runs.submit(yaml, "p.yaml", EXPERIMENT)
-    wait_for(lambda: len(services.trainer_server.requests) >= 9)
-    assert len(services.trainer_server.requests) <= 11
+    in_line = 1 + BACKLOG
+    assert at_rest(lambda: len(services.trainer_server.requests), in_line + 1, rest_s=0.5) == in_line + 1
     release.set()
     assert wait_until_at_rest(runs, run.run_id).num_triggers == 35
 
 
-def test_postgres_may_go_away_for_a_while(runs: Runs, services: InMemoryServices, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within the run's patience it goes on; beyond it the run is interrupted as soon as that can be written down."""
-    from modyn.db.engine import Database
+class Outage:
+    """PostgreSQL for the threads that drive runs: away from their `begins_at`-th session on, until somebody says `over`."""
 
-    real, calls, away = Database.session, [0], [range(12, 15)]
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, begins_at: int) -> None:
+        self.failures = 0
+        self._sessions = 0
+        self._begins_at = begins_at
+        self._over = False
+        real = Database.session
 
-    def session(self: Database) -> Any:
-        calls[0] += threading.current_thread().name.startswith("test-")
-        if calls[0] in away[0] and threading.current_thread().name.startswith("test-"):
-            raise UnavailableError("PostgreSQL cannot be used")
-        return real(self)
+        def session(database: Database) -> Any:
+            self._check()
+            return real(database)
 
-    monkeypatch.setattr(Database, "session", session)
-    run = finish(runs, pipeline_yaml(evaluation=AFTER_TRAINING))
+        monkeypatch.setattr(Database, "session", session)
+
+    def over(self) -> None:
+        self._over = True
+
+    def _check(self) -> None:
+        if threading.current_thread().name.startswith("test-"):
+            self._sessions += 1
+            if self._sessions >= self._begins_at and not self._over:
+                self.failures += 1
+                raise UnavailableError("PostgreSQL cannot be used")
+
+
+def test_postgres_may_go_away_for_a_while(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    outage = Outage(monkeypatch, begins_at=12)
+    run = runs.submit(pipeline_yaml(evaluation=AFTER_TRAINING), "p.yaml", EXPERIMENT)
+    eventually(lambda: outage.failures >= 3)
+    outage.over()
+    run = wait_until_at_rest(runs, run.run_id)
     assert (run.state, run.num_triggers) == (RunState.FINISHED, 3)
-    assert calls[0] > 15
-    calls[0], away[0] = 0, range(12, 21)
+
+
+def test_a_run_without_postgres_is_interrupted_as_soon_as_that_can_be_written_down(
+    impatient_runs: Runs, services: InMemoryServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, outage, end, ends = impatient_runs, Outage(monkeypatch, begins_at=12), RunJournal.end, [0]
+
+    def third_time(self: RunJournal, to: RunState, **told: str) -> None:
+        ends[0] += 1
+        if ends[0] == 3:
+            outage.over()
+        end(self, to, **told)
+
+    monkeypatch.setattr(RunJournal, "end", third_time)
     run = finish(runs, pipeline_yaml(evaluation=AFTER_TRAINING))
-    assert (run.state, run.error_reason) == (RunState.INTERRUPTED, "UNAVAILABLE")
+    assert (run.state, run.error_reason, ends) == (RunState.INTERRUPTED, "UNAVAILABLE", [3])
     runs.resume(run.run_id)
     run = wait_until_at_rest(runs, run.run_id)
-    assert (run.state, run.num_triggers, len(services.trainer_server.requests)) == (RunState.FINISHED, 3, 6)
+    assert (run.state, run.num_triggers, len(services.trainer_server.requests)) == (RunState.FINISHED, 3, 3)
+
+
+@pytest.mark.parametrize(("of", "method"), [(Database, "advisory_lock"), (Journal, "claim")])
+def test_a_run_that_cannot_be_claimed_fails_and_can_be_resumed(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, of: type, method: str
+) -> None:
+    def broken(*arguments: object) -> Any:
+        raise ValueError("no room for another lock")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(of, method, broken)
+        run = finish(runs, pipeline_yaml())
+    assert (run.state, run.error_reason) == (RunState.FAILED, "INTERNAL")
+    assert "ValueError: no room for another lock" in run.error
+    runs.resume(run.run_id)
+    assert wait_until_at_rest(runs, run.run_id).state is RunState.FINISHED
 
 
 def test_a_training_that_never_gets_further_is_given_up(runs: Runs, services: InMemoryServices, monkeypatch: Any) -> None:
@@ -638,12 +741,3 @@ def test_a_training_that_never_gets_further_is_given_up(runs: Runs, services: In
     run = finish(runs, pipeline_yaml())
     assert run.state is RunState.INTERRUPTED
     assert "gave up after 3 attempts without progress: storage cannot be reached" in run.error
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    import time
-
-    give_up = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < give_up, "it did not happen in time"
-        time.sleep(0.01)

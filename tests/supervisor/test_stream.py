@@ -16,6 +16,7 @@ from modyn.supervisor.client import RunMode
 from modyn.supervisor.patience import Patience, Signals
 from modyn.supervisor.stream import SampleStream, StreamSource
 from modyn.testing.fake_storage import FakeStorage, FakeStorageClient
+from modyn.testing.waiting import PATIENCE_S
 
 EVERYTHING = Interval()
 
@@ -48,7 +49,7 @@ def open_stream(
     signals: Signals | None = None,
 ) -> SampleStream:
     signals = signals or Signals()
-    return SampleStream(client, StreamSource("d", mode, interval, 3), after, Patience(5, signals), signals)
+    return SampleStream(client, StreamSource("d", mode, interval, 3), after, Patience(PATIENCE_S, signals), signals)
 
 
 def make_storage(times: list[int]) -> FakeStorage:
@@ -85,9 +86,9 @@ def test_live_data_comes_in_order_of_arrival_within_the_interval() -> None:
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(stream.read(waiting.set)))
     thread.start()
-    assert waiting.wait(5)
+    assert waiting.wait(PATIENCE_S)
     storage.add_samples("d", timestamps=[3, 7])
-    thread.join(5)
+    thread.join(PATIENCE_S)
     assert found[0].keys.tolist() == [6]
     stream.close()
 
@@ -95,9 +96,9 @@ def test_live_data_comes_in_order_of_arrival_within_the_interval() -> None:
 def test_the_end_wakes_a_stream_that_waits() -> None:
     signals = Signals()
     stream = open_stream(make_storage([]).client(), RunMode.PRODUCTION, signals=signals)
-    threading.Timer(0.05, lambda: signals.end(CancelledError("stopped"))).start()
+    stopping = threading.Timer(0.05, lambda: signals.end(CancelledError("stopped")))
     with pytest.raises(CancelledError, match="stopped"):
-        stream.read(lambda: None)
+        stream.read(stopping.start)  # Only once it waits without a limit, which nothing but the end can break.
 
 
 def test_errors_other_than_outages_are_raised_behind_the_batches_before_them() -> None:
