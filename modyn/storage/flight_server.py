@@ -17,7 +17,7 @@ from prometheus_client import Histogram
 from pyarrow import flight
 
 from modyn.config.system import Endpoint
-from modyn.errors import InvalidArgumentError, ModynError, UnavailableError
+from modyn.errors import DataError, InvalidArgumentError, ModynError, UnavailableError
 from modyn.rpc.logs import get_logger
 from modyn.rpc.security import check_exposure, read_pem, token_matches
 from modyn.rpc.status import TOKEN_KEY
@@ -51,6 +51,9 @@ PIECE_S = 120.0
 elsewhere or reports it."""
 MAX_EXCHANGES = 64
 """Exchanges that are served at once. Each holds two threads and some pieces."""
+
+MAX_PIECE_BYTES = 2**31 - 2**20
+"""Arrow Flight sends no record batch of 2 GiB or more; the rest is for what stands around the payload."""
 
 _GRACE_S = 1.0
 
@@ -263,7 +266,12 @@ class _Sender:
                 raise self._failure
 
     def send(self, payloads: Payloads, number: int, done: int) -> None:
-        """Waits until the piece before it is on its way. Raises as `check`."""
+        """Waits until the piece before it is on its way. Raises as `check`, DataError if no piece may be so large."""
+        if payloads.data.nbytes > MAX_PIECE_BYTES:  # One sample: those of several are far smaller.
+            raise DataError(
+                f"the sample with key {payloads.keys[0]} of dataset '{self._dataset}' has {payloads.data.nbytes} bytes, and payload servers "
+                f"send at most {MAX_PIECE_BYTES}: delete it, and cut its data into smaller samples"
+            )
         head = AnswerHead(Kind.SAMPLES, number, done, payloads.common_size)
         with self._changed:
             self._changed.wait_for(lambda: self._waiting is None or self._failure is not None)

@@ -21,7 +21,7 @@ from modyn.rpc.columns import batch_to_proto, items_per_message
 from modyn.rpc.server import Registration, start_server
 from modyn.rpc.status import bounded
 from modyn.storage.flight_messages import error_from_flight, error_to_flight
-from modyn.testing.waiting import eventually
+from modyn.testing.waiting import PATIENCE_S, eventually
 
 TOKEN = "correct horse battery"
 
@@ -61,7 +61,7 @@ def test_only_checks_of_health_need_no_token(serve: Serve) -> None:
         stub = health_pb2_grpc.HealthStub(channel)
         for _ in range(8):
             with pytest.raises(SecurityError, match="no valid token"):
-                next(stub.Watch(health_pb2.HealthCheckRequest(), timeout=10))
+                next(stub.Watch(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S))
         assert is_serving(stranger)
     with open_channel(endpoint, wait_s=0) as channel:
         watching = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())

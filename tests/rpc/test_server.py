@@ -20,7 +20,7 @@ from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
 from modyn.config.system import Endpoint, SecurityConfig, SystemConfig
-from modyn.errors import BY_REASON, ModynError, SecurityError, UnavailableError
+from modyn.errors import BY_REASON, CancelledError, ModynError, SecurityError, UnavailableError
 from modyn.proto import selector_pb2 as pb
 from modyn.proto import selector_pb2_grpc as pb_grpc
 from modyn.rpc.channel import Stream, is_serving, open_channel
@@ -32,7 +32,7 @@ TOKEN = "correct horse battery"
 
 
 class Servicer(pb_grpc.SelectorServicer):
-    """`Trigger` raises what the run is named after; `GetKeys` streams two messages and then does the same."""
+    """`Trigger` raises what the run is named after; `GetKeys` streams two messages and then does the same, or never ends."""
 
     def Trigger(self, request: Any, context: grpc.ServicerContext) -> pb.TriggerSet:
         if request.run_id in BY_REASON:
@@ -46,6 +46,11 @@ class Servicer(pb_grpc.SelectorServicer):
 
         yield KeyColumns()
         yield KeyColumns()
+        if request.run_id == "endless":
+            ended = threading.Event()
+            context.add_callback(ended.set)
+            ended.wait()
+            return
         raise BY_REASON[request.run_id]("in the middle")
 
 
@@ -121,11 +126,12 @@ def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_a_stream_can_be_cancelled_from_another_thread(endpoint: Endpoint) -> None:
     with open_channel(endpoint) as channel:
-        stream: Stream[Any] = pb_grpc.SelectorStub(channel).GetKeys(pb.KeysShareRequest(run_id="CONFLICT"))
+        stream: Stream[Any] = pb_grpc.SelectorStub(channel).GetKeys(pb.KeysShareRequest(run_id="endless"))
+        next(stream)
+        next(stream)
         threading.Timer(0.05, stream.cancel).start()
-        with pytest.raises(ModynError):
-            for _ in range(3):
-                next(stream)
+        with pytest.raises(CancelledError):
+            next(stream)
 
 
 def test_a_message_over_the_limit_is_refused(tmp_path: Path, serve: Serve) -> None:
@@ -269,12 +275,13 @@ def test_another_signal_that_somebody_handles_ends_nothing(start: Callable[..., 
     assert process.stdout is not None
     assert process.stdout.readline() == "healthy\n"
     process.send_signal(signal.SIGUSR1)
+    assert process.stdout.readline() == "heard\n"
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.5)
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
-    assert "closed" in out
+    assert out == "closed\n"
 
 
 def test_a_second_service_on_the_same_folder_is_refused_until_the_first_is_killed(

@@ -26,6 +26,7 @@ from modyn.errors import (
 from modyn.storage.flight import PayloadClient, Payloads
 from modyn.storage.flight_server import PayloadServer
 from modyn.testing.running_storage import RunningStorage, image_dataset, write_image
+from modyn.testing.waiting import PATIENCE_S
 
 
 def check_paired(batches: Iterator[Payloads], keys: list[int]) -> None:
@@ -75,7 +76,7 @@ def test_no_stream_is_left_when_a_fetch_is_done(numbers: RunningStorage, stack: 
         list(client.fetch("numbers", np.arange(count * 8)))
     for thread in set(threading.enumerate()) - before:
         if thread.name in ("payloads", "payload-keys", "payload-sender"):
-            thread.join(30)
+            thread.join(PATIENCE_S)
             assert not thread.is_alive(), thread.name
 
 

@@ -15,7 +15,7 @@ import pytest
 from pyarrow import flight
 
 from modyn.config.system import Endpoint
-from modyn.errors import ModynError, UnavailableError
+from modyn.errors import DataError, ModynError, UnavailableError
 from modyn.storage import flight_server
 from modyn.storage.flight import PayloadClient
 from modyn.storage.flight_messages import (
@@ -140,6 +140,17 @@ def test_a_piece_that_cannot_be_made_is_an_error(
     with PayloadClient(endpoint, retry_s=0) as client, pytest.raises(ModynError, match="MemoryError: no memory for the piece"):
         list(client.fetch("numbers", KEYS))
     assert "payload_request_failed" in capsys.readouterr().err
+
+
+def test_a_sample_that_is_too_large_to_be_sent_is_named(
+    server: PayloadServer, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("modyn.storage.flight_server.MAX_PIECE_BYTES", 7)
+    with (
+        PayloadClient(endpoint, retry_s=0) as client,
+        pytest.raises(DataError, match="key 5 of dataset 'numbers' has 8 bytes.*at most 7: delete it"),
+    ):
+        list(client.fetch("numbers", KEYS[5:6]))
 
 
 @pytest.mark.parametrize("number", [2, 10])

@@ -212,8 +212,14 @@ def test_one_that_never_answers_is_an_error_or_left_for_another(
 ) -> None:
     monkeypatch.setattr("modyn.storage.flight_streams.AVOID_S", 3600.0)
     silent, counted = stub([])
-    with PayloadClient(silent, stall_s=0.2, retry_s=0) as client, pytest.raises(DeadlineError, match=silent.address):
-        list(client.fetch("numbers", np.arange(10)))
+    with PayloadClient(silent, stall_s=PATIENCE_S, retry_s=0) as client, ThreadPoolExecutor(1) as pool:
+        fetched = client.fetch("numbers", np.arange(10))
+        waiting = pool.submit(next, fetched)
+        eventually(lambda: counted.exchanges)
+        client.stall_s = 0.2
+        fetched._fetch.wake()
+        with pytest.raises(DeadlineError, match=silent.address):
+            waiting.result()
     assert counted.exchanges == 1
     with PayloadClient([silent, serve()], stall_s=STALL_S, retry_s=0) as client:
         for _ in range(4):  # every other fetch would begin with the silent one
@@ -259,6 +265,8 @@ def test_a_deadline_holds_also_against_a_server_that_says_it_lives(serve: Serve,
     hangs = serve(hanging)
     with PayloadClient(hangs) as client:
         fetched = client.fetch("numbers", np.arange(7, 10), deadline_s=0.3)
+        fetched._fetch._start()
+        eventually(lambda: fetched._fetch._streams[0].owed)
         with pytest.raises(DeadlineError, match=f"key 7 of dataset 'numbers' did not come within 0.3 s.*{hangs.address}"):
             list(fetched)
 

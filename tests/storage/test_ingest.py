@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -363,25 +364,28 @@ def test_a_bad_label_is_tried_again_when_the_label_file_changes(storage: Running
     assert storage.ingest("images").samples_indexed == 1
 
 
-def test_a_file_that_is_being_written_is_waited_for(quick_config: SystemConfig, stack: ExitStack, data: Path) -> None:
-    config = quick_config.model_copy(update={"storage": StorageConfig(settle_s=0.3)})
+def test_a_file_that_is_being_written_is_waited_for(
+    quick_config: SystemConfig, stack: ExitStack, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is written on whenever the ingestion waits. The time that it has to rest is far away until it is complete, and over then."""
+    config = quick_config.model_copy(update={"storage": StorageConfig(settle_s=3600)})
     storage = start_storage(config, stack)
     storage.client.register_dataset(binary_dataset(data))
-    written = threading.Event()
+    settling = storage.store.dataset("numbers").settling
+    beginnings = [i.to_bytes(12, "little") for i in range(12)]
 
-    def write() -> None:
-        with (data / "a.bin").open("wb", buffering=0) as file:
-            for i in range(12):
-                file.write(bytes(16)[:8] + i.to_bytes(4, "little"))
-                written.set()
-                time.sleep(0.05)
+    def write_on(_: float) -> None:
+        with (data / "a.bin").open("ab") as file:
+            if beginnings:
+                file.write(bytes(4) + beginnings.pop())
+            elif settling.settle_s:
                 file.write(bytes(4))
+                settling.settle_s = 0.0
 
-    thread = threading.Thread(target=write)
-    thread.start()
-    written.wait()
+    (data / "a.bin").write_bytes(beginnings.pop())
+    clock = SimpleNamespace(time=time.time, monotonic=time.monotonic, sleep=write_on)
+    monkeypatch.setattr("modyn.storage.ingest.time", clock)
     progress = storage.ingest()
-    thread.join()
     assert (progress.samples_indexed, progress.problems) == (12, 0)
 
 

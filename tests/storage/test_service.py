@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,6 +22,7 @@ from modyn.storage.open_dataset import OpenDataset
 from modyn.storage.records import IngestProgress
 from modyn.testing.fake_storage import FakeStorage
 from modyn.testing.running_storage import RunningStorage, binary_dataset, start_storage, write_records
+from modyn.testing.waiting import PATIENCE_S
 
 TIMES = [50, 10, 30, 30, 20, 10, 40, 30]
 """File times by key: files are named in this order and made one after the other, so keys do not follow time."""
@@ -164,9 +164,7 @@ def test_a_stream_of_new_samples_may_begin_in_the_future(service: Real | Fake) -
 def test_cancel_from_another_thread_ends_a_waiting_stream(service: Real | Fake) -> None:
     new: NewSamples = service.client.new_samples("numbers", 8, 4)
     threading.Timer(0.1, new.cancel).start()
-    started = time.monotonic()
     assert list(new) == []
-    assert time.monotonic() - started < 5
 
 
 def test_datasets_are_listed_and_forgotten(service: Real | Fake) -> None:
@@ -222,8 +220,11 @@ def test_batch_sizes_and_keys_are_checked(storage: RunningStorage, tmp_path: Pat
 
 
 def test_deleting_a_dataset_ends_its_streams_with_an_error(storage: RunningStorage, tmp_path: Path) -> None:
+    write_records(tmp_path / "d" / "a.bin", [7], 1000)
     storage.client.register_dataset(binary_dataset(tmp_path / "d"))
+    storage.ingest()
     new = storage.client.new_samples("numbers", 0, 10)
+    assert next(new).keys.tolist() == [0]
     deletion = threading.Timer(0.1, storage.client.delete_dataset, ["numbers"])
     deletion.start()
     with pytest.raises(NotFoundError, match="was deleted"):
@@ -261,7 +262,7 @@ def test_streams_go_on_after_a_restart(quick_config: SystemConfig, stack: ExitSt
     storage = start_storage(quick_config, first)
     storage.client.register_dataset(binary_dataset(tmp_path / "d"))
     storage.ingest()
-    client = stack.enter_context(StorageClient(quick_config.endpoint("storage"), retry_s=10))
+    client = stack.enter_context(StorageClient(quick_config.endpoint("storage"), retry_s=PATIENCE_S))
     new, replay = client.new_samples("numbers", 0, 100), client.samples_in_interval("numbers", Interval(), 100)
     arrived = [next(new) for _ in range(5)]
     replayed = [next(replay)]
