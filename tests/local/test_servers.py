@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psycopg2
@@ -38,8 +37,7 @@ def test_postgres_keeps_its_data_over_a_restart_and_a_kill(tmp_path: Path) -> No
     killed = server.pid
     assert killed is not None
     os.kill(killed, signal.SIGKILL)
-    while server.pid == killed:
-        time.sleep(0.01)
+    eventually(lambda: server.pid != killed)
     again = PostgresServer(server.folder)
     again.start()
     assert query(again.url, "SELECT x FROM kept") == (7,)

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
@@ -21,6 +21,7 @@ from modyn.errors import UnavailableError
 from modyn.local.process import alive
 from modyn.local.stack import Stack, StackStatus, _Part, log_file, start_stack
 from modyn.testing.stack import RunningStack, clean_environment, stack_on
+from modyn.testing.waiting import PATIENCE_S, eventually
 
 PARTS = ("postgres", "redis", "storage", "replica-1", *SERVICES[1:])
 
@@ -34,13 +35,6 @@ def stack() -> Iterator[RunningStack]:
     ):
         running.tiny_dataset("kept", num_samples=10)
         yield running
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 40) -> None:
-    give_up = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < give_up, f"{what} took more than {timeout_s} s"
-        time.sleep(0.05)
 
 
 def processes_of(config: SystemConfig) -> list[psutil.Process]:
@@ -99,12 +93,12 @@ def test_a_part_that_is_killed_is_started_again(stack: RunningStack, name: str) 
             (now,) = (now for now in client.status().parts if now.name == name)
             return now.healthy and now.pid != part.pid and now.restarts == part.restarts + 1
 
-        wait_until(is_back, f"the restart of {name}")
-        wait_until(lambda: is_whole(stack), "health of all")
+        eventually(is_back, f"the restart of {name}")
+        eventually(lambda: is_whole(stack), "health of all")
         require_data(stack)
         pid = client.status().pid
     assert pid is not None
-    wait_until(lambda: not zombies_below(pid), "the burial of zombies")
+    eventually(lambda: not zombies_below(pid), "the burial of zombies")
 
 
 class Dead:
@@ -133,7 +127,7 @@ def test_after_a_kill_of_the_stack_itself_up_heals_everything(stack: RunningStac
         before = client.status()
         assert before.pid
         os.kill(before.pid, signal.SIGKILL)
-        wait_until(lambda: not alive(before.pid or 0), "the end of the stack")
+        eventually(lambda: not alive(before.pid or 0), "the end of the stack")
         assert client.status().state == "stopped"
         after = client.up()
         assert is_whole(stack)
@@ -144,7 +138,7 @@ def test_after_a_kill_of_the_stack_itself_up_heals_everything(stack: RunningStac
     def is_alone() -> bool:
         return all(p.pid == after.pid or after.pid in {parent.pid for parent in p.parents()} for p in processes_of(stack.config))
 
-    wait_until(is_alone, "the end of what the killed stack left")
+    eventually(is_alone, "the end of what the killed stack left")
 
 
 def test_everything_killed_at_once_is_healed(stack: RunningStack) -> None:
@@ -153,7 +147,7 @@ def test_everything_killed_at_once_is_healed(stack: RunningStack) -> None:
         for pid in [status.pid, *(part.pid for part in status.parts)]:
             assert pid
             os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not alive(status.pid or 0), "the end of the stack")
+        eventually(lambda: not alive(status.pid or 0), "the end of the stack")
         client.up()
     assert is_whole(stack)
     require_data(stack)
@@ -176,7 +170,7 @@ def test_two_who_start_at_once_share_one_stack(stack: RunningStack) -> None:
 def test_a_second_stack_on_the_folder_is_refused(stack: RunningStack) -> None:
     done = subprocess.run(
         [*stack.command()[:1], "-m", "modyn.local.stack", "--config", str(stack.config_file)],
-        capture_output=True, text=True, timeout=30, env=clean_environment(), check=False,
+        capture_output=True, text=True, timeout=PATIENCE_S, env=clean_environment(), check=False,
     )  # fmt: skip
     assert done.returncode == 1
     assert f"another stack runs on {stack.config.state_dir}; `modyn down` stops it" in done.stderr
@@ -207,7 +201,7 @@ def test_a_port_that_is_taken_fails_the_start_and_is_named() -> None:
                 client.up()
             assert client.status().state == "failed"
             assert "cannot listen on" in client.status().error
-            wait_until(lambda: not processes_of(stack.config), "the end of the stack", 5)
+            eventually(lambda: not processes_of(stack.config), "the end of the stack")
             log = log_file(stack.config, "selector")
             assert "cannot listen on" in log.read_text()
 
@@ -230,7 +224,7 @@ def test_a_service_folder_that_cannot_be_written_is_named() -> None:
             pytest.raises(UnavailableError, match=rf"selector did not start: .*{stack.config.state_dir}/selector.*"),
         ):
             client.up()
-        wait_until(lambda: not processes_of(stack.config), "the end of the stack", 5)
+        eventually(lambda: not processes_of(stack.config), "the end of the stack")
 
 
 def test_a_mistake_in_the_system_file_is_told_before_anything_starts(tmp_path: Path) -> None:
@@ -238,7 +232,7 @@ def test_a_mistake_in_the_system_file_is_told_before_anything_starts(tmp_path: P
     file.write_text("storage: {num_thread: 3}\n")
     done = subprocess.run(
         [*RunningStack(tmp_path, file, SystemConfig()).command("up")],
-        capture_output=True, text=True, timeout=30, env=clean_environment(), check=False,
+        capture_output=True, text=True, timeout=PATIENCE_S, env=clean_environment(), check=False,
     )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr == (
