@@ -271,17 +271,20 @@ def test_a_service_that_is_stuck_ends_by_itself(start: Callable[..., subprocess.
 
 
 def test_another_signal_that_somebody_handles_ends_nothing(start: Callable[..., subprocess.Popen[str]]) -> None:
-    process = start("signal.signal(signal.SIGUSR1, lambda *_: print('heard', flush=True))")
+    hear = "lambda number, _: print(signal.Signals(number).name, file=sys.stderr, flush=True)"
+    process = start(f"for number in (signal.SIGUSR1, signal.SIGTERM): signal.signal(number, {hear})")
     assert process.stdout is not None
+    assert process.stderr is not None
     assert process.stdout.readline() == "healthy\n"
     process.send_signal(signal.SIGUSR1)
-    assert process.stdout.readline() == "heard\n"
+    told = iter(process.stderr)
+    assert any(line == "SIGUSR1\n" for line in told)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.5)
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0
-    assert out == "closed\n"
+    assert next(line for line in told if line == "SIGTERM\n" or '"event": "stopping"' in line) == "SIGTERM\n"
+    assert any('"event": "stopped"' in line for line in told)
+    assert process.wait(PATIENCE_S) == 0
 
 
 def test_a_second_service_on_the_same_folder_is_refused_until_the_first_is_killed(
