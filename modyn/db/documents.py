@@ -7,7 +7,7 @@ import json
 import math
 from typing import Any
 
-from modyn.db.text import storable
+from modyn.text import storable
 
 _MARK = "$float:"
 _ESCAPED = "$escaped:"

@@ -12,13 +12,13 @@ from sqlalchemy import delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from modyn.db.engine import Database
-from modyn.db.text import storable
 from modyn.errors import UnavailableError
 from modyn.evaluator.client import EvaluationRequest, EvaluationResult, EvaluationState, EvaluationStatus
 from modyn.evaluator.config import load_dataset
 from modyn.evaluator.score import Score
 from modyn.evaluator.tables import evaluations, results
 from modyn.records import EvalInterval, Interval, RunId
+from modyn.text import storable
 
 _NOT_DECODING = ("metrics", "batch_size", "dataloader_workers")
 """Keys of a dataset's section that do not change what the model sees of a sample."""

@@ -19,10 +19,10 @@ from psycopg2.extras import execute_values
 
 from modyn.config.system import DatasetConfig, SystemConfig
 from modyn.db.engine import Database, open_database
-from modyn.db.text import storable
 from modyn.errors import ConflictError
 from modyn.storage.records import FileProblem
 from modyn.storage.segments import SegmentInfo
+from modyn.text import storable
 
 LISTED_PROBLEMS = 10_000
 """At most so many problems of a dataset are listed, the newest ones; all are counted."""

@@ -20,6 +20,7 @@ from modyn.storage.flight_server import PayloadServer
 from modyn.storage.formats import REGISTRY
 from modyn.storage.records import DatasetInfo
 from modyn.storage.store import Store
+from modyn.text import storable
 
 FULL_NAME = "modyn.Storage"
 
@@ -61,7 +62,7 @@ class StorageService(storage_pb2_grpc.StorageServicer):
     def ListProblems(self, request: storage_pb2.DatasetName, context: grpc.ServicerContext) -> storage_pb2.ProblemList:
         problems = [
             # A path may hold bytes that are no text.
-            storage_pb2.Problem(path=_text(problem.path), reason=_text(problem.reason), found_at=problem.found_at)
+            storage_pb2.Problem(path=storable(problem.path), reason=storable(problem.reason), found_at=problem.found_at)
             for problem in self._store.problems(request.name)
         ]
         return storage_pb2.ProblemList(problems=problems)
@@ -161,7 +162,3 @@ def _info(info: DatasetInfo) -> storage_pb2.Dataset:
         num_deleted=info.num_deleted,
         float_labels=info.float_labels,
     )
-
-
-def _text(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()

@@ -17,7 +17,6 @@ from sqlalchemy import RowMapping, func, insert, select, text, update
 from sqlalchemy.orm import Session
 
 from modyn.db.engine import Database
-from modyn.db.text import storable
 from modyn.errors import ConflictError, NotFoundError
 from modyn.records import RunId
 from modyn.supervisor.client import EventKind, Run, RunEvent, RunMode, TriggerRecord
@@ -25,6 +24,7 @@ from modyn.supervisor.decisions import Cursor
 from modyn.supervisor.rows import RUN_QUERY, cursor_from_row, run_from_row, triggers_of
 from modyn.supervisor.states import AT_REST, RunState, check_transition
 from modyn.supervisor.tables import CURSORS, EVENTS, RUNS, STEPS
+from modyn.text import storable
 
 EVENTS_PER_PAGE = 500
 

@@ -13,7 +13,6 @@ import pytest
 
 from modyn.config.system import SystemConfig
 from modyn.db.engine import Database, open_database
-from modyn.db.text import storable
 from modyn.errors import (
     CancelledError,
     ConfigError,
@@ -30,6 +29,7 @@ from modyn.evaluator.score import Score
 from modyn.evaluator.store import EvaluationStore
 from modyn.records import EvalInterval, Interval, RunId
 from modyn.testing.waiting import PATIENCE_S, eventually
+from modyn.text import storable
 
 DATASET: dict[str, Any] = {
     "dataset_id": "test",

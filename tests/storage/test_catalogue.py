@@ -48,7 +48,7 @@ def test_what_is_committed_is_read_again(catalogue: Catalogue) -> None:
     assert contents.problems == {ODD: "1:2", "": "s"}
     assert catalogue.file(row.id, 1) == FILES[1]
     listed = {problem.path: problem.reason for problem in catalogue.problems(row.id, lambda path: f"/base/{path}".rstrip("/"))}
-    assert listed == {"/base": "folder", f"/base/{ODD}": "bad \\udcff  reason"}
+    assert listed == {"/base": "folder", f"/base/{ODD}": "bad \\udcff \\x00 reason"}
 
 
 def test_changes_replace_what_they_name(catalogue: Catalogue) -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from modyn.config.system import SystemConfig
 from modyn.db.engine import Database
-from modyn.db.text import storable
 from modyn.errors import (
     ConfigError,
     ConflictError,
@@ -34,6 +33,7 @@ from modyn.supervisor.states import RunState, TriggerState
 from modyn.supervisor.validation import RunOptions
 from modyn.testing.services import InMemoryServices, pipeline_yaml, wait_until_at_rest
 from modyn.testing.waiting import PATIENCE_S, at_rest, eventually
+from modyn.text import storable
 from modyn.trainer_server.client import TrainingRequest
 
 EXPERIMENT = RunOptions(RunMode.EXPERIMENT)

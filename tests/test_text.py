@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modyn.db.text import storable
+from modyn.text import storable
 
 
 @given(st.text(st.characters()))
