@@ -76,7 +76,7 @@ def content(batches: list[Batch]) -> list[tuple[int, int, list[int]]]:
     return [(batch.epoch, batch.index, batch.keys.tolist()) for batch in batches]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     num_keys=st.integers(0, 50),
     partition_size=st.integers(1, 30),
@@ -122,7 +122,7 @@ def test_each_epoch_yields_each_key_once_with_its_own_columns(
             assert [key for b in of_epoch for key in b.keys.tolist()] == keys.keys[: sum(got.values())].tolist()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.integers(1, 40),
     st.integers(1, 20),
@@ -150,7 +150,7 @@ def test_resuming_skips_exactly_what_was_consumed(
     assert content(served(second, num_workers)) == content(whole[consumed:])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     num_keys=st.integers(1, 40),
     partition=st.integers(1, 20),
@@ -187,7 +187,7 @@ def test_an_epoch_that_is_set_is_served_alone_and_resumed_alone(
     assert content(served(one)) == content(whole[: num_epochs * one.num_batches])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     num_keys=st.integers(1, 40),
     partition=st.integers(1, 20),

@@ -89,7 +89,7 @@ class _Any:
         return any(time in interval for interval in self.intervals)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     timestamps=st.lists(st.integers(0, 20), max_size=25),
     intervals=INTERVALS,
@@ -257,7 +257,7 @@ def kept_in(folder: Path, limit: int = 2**20) -> KeptOutputs:
     return KeptOutputs(room, "model", Path(mkdtemp(dir=folder)))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     timestamps=st.lists(st.integers(0, 20), max_size=25),
     requests=st.lists(INTERVALS, max_size=4),

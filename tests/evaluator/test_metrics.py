@@ -176,7 +176,7 @@ class TestEveryMetric:
         assert build_metric({**EXAMPLES[name], "label": "mine"}).label == "mine"
         assert all(field.description for field in metric.Config.model_fields.values())
 
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=15)
     @given(seed=st.integers(0, 100), n=st.integers(2, 30), data=st.data())
     def test_one_batch_or_many_give_the_same_value(self, name: str, seed: int, n: int, data: st.DataObject) -> None:
         outputs, labels = drawn(seed, n, 2)

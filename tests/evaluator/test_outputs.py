@@ -47,7 +47,7 @@ def found(job: KeptOutputs, keys: list[int]) -> list[int]:
     return [int(k) for part in job.rows(array, array * 10, 3) for k in part.keys]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     batches=st.lists(st.lists(st.integers(-50, 50), min_size=1, max_size=8, unique=True), max_size=6),
     asked=st.lists(st.integers(-60, 60), max_size=40, unique=True),
@@ -97,7 +97,7 @@ def test_two_jobs_that_kept_the_same_samples(tmp_path: Path) -> None:
     assert not first
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_a_torn_file_is_refused(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     path = tmp_path_factory.mktemp("torn") / "a.outputs"

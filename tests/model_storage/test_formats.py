@@ -58,7 +58,7 @@ def test_registry_is_the_explicit_list() -> None:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("id_", FORMATS)
 @given(layout=LAYOUTS, random=st.randoms(use_true_random=False))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_round_trip(
     tmp_path_factory: pytest.TempPathFactory, id_: str, algorithm: Algorithm | None, layout: Layout, random: Random
 ) -> None:

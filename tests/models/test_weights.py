@@ -137,7 +137,7 @@ LAYOUTS = st.lists(
 
 
 @given(LAYOUTS, st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_what_is_written_by_hand_is_what_the_library_reads(
     tmp_path_factory: pytest.TempPathFactory, layout: object, random: object
 ) -> None:

@@ -20,7 +20,7 @@ def drawn(population: int, size: int, seed: int) -> list[int]:
 
 
 @given(population=st.integers(0, 3 * BLOCK + 5), share=st.floats(0, 1), seed=st.integers(0, 2**32))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_exactly_size_distinct_ascending_positions(population: int, share: float, seed: int) -> None:
     size = round(population * share)
     found = np.array(drawn(population, size, seed), np.int64)

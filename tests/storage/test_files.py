@@ -63,7 +63,7 @@ names = st.binary(min_size=1, max_size=12).filter(lambda name: not set(name) & s
 endings = st.sampled_from([b".png", b".label", b".bin", b""])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     entries=st.lists(st.tuples(st.lists(names, max_size=2), names, endings, st.integers(0, 50), st.integers(-5, 5)), max_size=12),
     format_=st.sampled_from([IMAGES, BINARY, AnyName(BINARY.config)]),

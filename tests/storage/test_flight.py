@@ -52,7 +52,7 @@ def test_any_keys_in_any_order_over_any_streams(numbers: RunningStorage, stack: 
     numbers.client.delete_samples("numbers", np.arange(500, 600))
     clients = [stack.enter_context(PayloadClient(numbers.config.endpoint("flight"), streams)) for streams in (1, 2, 3)]
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(st.lists(st.integers(-2, 1002), max_size=700), st.booleans(), st.sampled_from(clients))
     def check(keys: list[int], in_order: bool, client: PayloadClient) -> None:
         keys = sorted(keys) if in_order else keys

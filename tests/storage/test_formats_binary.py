@@ -26,7 +26,7 @@ def index(format_: FileFormat, path: Path) -> IndexedSamples:
     return chunk
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     label_size=st.integers(1, 8),
     payload_size=st.sampled_from([0, 1, 3, 156, 4096, 5000]),

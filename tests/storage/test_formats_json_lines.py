@@ -28,7 +28,7 @@ values = st.recursive(
 ).filter(lambda value: "Infinity" not in json.dumps(value))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     rows=st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.dictionaries(st.sampled_from("abcx"), values, max_size=3))),
     nested=st.booleans(),
@@ -60,7 +60,7 @@ def test_lines_and_labels_are_those_that_python_reads(
     assert found.samples == [(line.encode(), y) for line, (y, _) in zip(lines, rows, strict=True)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     text=st.lists(st.sampled_from(['{"y":', "1", "}", "{", " ", "\n", '{"y":2}', ",", '"a":', "[", "]", '"', "\r"]), max_size=12)
 )

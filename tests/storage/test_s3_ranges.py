@@ -56,7 +56,7 @@ places = st.integers(0, 2).flatmap(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(asked=st.lists(places, max_size=30), gap=st.sampled_from([0, 3, 1000]), part=st.sampled_from([1, 20, 1000]))
 def test_samples_are_slices_of_their_objects(asked: list[tuple[int, int, int]], gap: int, part: int) -> None:
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(4) as pool:
@@ -67,7 +67,7 @@ def test_samples_are_slices_of_their_objects(asked: list[tuple[int, int, int]], 
     assert found == [CONTENTS[file][begin:end] for file, begin, end in asked]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     ranges=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 500), st.integers(1, 50)), max_size=30),
     gap=st.integers(0, 40),
