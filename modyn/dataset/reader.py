@@ -102,7 +102,8 @@ class BatchReader:
 
     def batches(self, num_threads: int) -> Generator[Batch, None, None]:
         """All batches, in order; one whose samples are all deleted is empty. Made by `num_threads` threads, or with 0 by the caller's own:
-        where decoding draws random numbers. Bytes are read ahead by a thread even then."""
+        where decoding draws random numbers. Bytes are read ahead by a thread even then. Raises what went wrong in any thread, and ModynError
+        for a stream that ends before its plan."""
         try:
             if num_threads:
                 yield from self._served(lambda planned: self._decode(self._gather(planned)), num_threads)

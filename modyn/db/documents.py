@@ -11,8 +11,8 @@ from modyn.text import storable
 
 _MARK = "$float:"
 _ESCAPED = "$escaped:"
-"""Before text that PostgreSQL does not take as it is, and before text that starts so by itself."""
-_SUSPECT = (r"\u0000", r"\ud", _ESCAPED)
+"""Before text that PostgreSQL does not take as it is, and before text that starts with a mark by itself."""
+_SUSPECT = (r"\u0000", r"\ud", _ESCAPED, _MARK)
 """Written JSON without any of these holds no such text."""
 
 
@@ -40,7 +40,7 @@ def _marked(value: Any) -> Any:
     match value:
         case float() if not math.isfinite(value):
             return f"{_MARK}{value}"
-        case str() if value.startswith(_ESCAPED) or storable(value) != value:
+        case str() if value.startswith((_ESCAPED, _MARK)) or storable(value) != value:
             return _ESCAPED + value.encode("unicode_escape").decode()
         case dict():
             return {_marked(key) if isinstance(key, str) else key: _marked(item) for key, item in value.items()}

@@ -104,9 +104,10 @@ class PayloadClient:
         """The samples of `keys`, in the order asked, duplicates included, in batches as they arrive.
 
         Keys that do not exist or were deleted raise NotFoundError that names the first of them, or are left out with
-        on_missing="skip". DataError names file and offset of what cannot be read. UnavailableError: no endpoint could be reached for
-        `retry_s`. An error is raised when the consumer has got what comes before it. deadline_s: how long `next` may wait for a
-        piece; then DeadlineError, which names the sample and the endpoints that owe it. CancelledError if the client was closed.
+        on_missing="skip". DataError names file and offset of what cannot be read, or the key of what is too large to be sent.
+        UnavailableError: no endpoint could be reached for `retry_s`. An error is raised when the consumer has got what comes before it.
+        deadline_s: how long `next` may wait for a piece; then DeadlineError, which names the sample and the endpoints that owe it.
+        CancelledError if the client was closed.
         """
         fetch = Fetch(
             self, Question(dataset, on_missing), np.ascontiguousarray(keys, dtype=np.int64), next(self._turns), deadline_s

@@ -3,8 +3,9 @@
 An exchange is about one dataset. The client sends record batches of the column `key`, whose schema carries the metadata `dataset` and
 `on_missing`; each batch is a request, with its number beside it; number END says that no more will come. The server answers them one
 after the other with record batches `key, label, payload` in the order asked; beside each stands an `AnswerHead`: which request, and how
-many of its keys are dealt with, so that what a broken exchange still owes can be asked for elsewhere. Errors end the exchange and carry
-`reason|message` of `modyn.errors`.
+many of its keys are dealt with, so that what a broken exchange still owes can be asked for elsewhere. Errors carry `reason|message` of
+`modyn.errors`. Once requests are served they are messages, too: where an exchange ends with a status, gRPC may drop answers before it that
+the client has not read yet. Then the client ends the exchange.
 
 END is a message of ours and not Flight's `done_writing`: that one must not be called while another thread reads. If the exchange ends in
 that moment, the reader closes the writing side too, and gRPC aborts the process or hangs (found with PyArrow 25).
@@ -115,13 +116,15 @@ def keys_from_batch(batch: pa.RecordBatch) -> Int64Array:
 
 
 class Kind(IntEnum):
-    """What a message of the server is. The last two have no samples."""
+    """What a message of the server is. Only the first has samples."""
 
     SAMPLES = 0
     ALIVE = 1
     """The next answer takes a while; sent every few seconds so that the client can tell a slow server from a dead one."""
     GOODBYE = 2
     """The server is stopping: what it owes must be asked for elsewhere, or again when it is back."""
+    FAILED = 3
+    """The request behind the last answer cannot be answered, `AnswerHead.error` says why; nor will those that follow."""
 
 
 _HEAD = struct.Struct("<qqqq")
@@ -130,22 +133,26 @@ _NUMBER = struct.Struct("<q")
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """Stands beside a record batch of an answer. request: its number. done: keys of the request that are dealt with after this batch."""
+    """Stands beside a record batch of an answer. request: its number. done: keys of the request that are dealt with after this batch.
+    error: `reason|message`."""
 
     kind: Kind
     request: int = -1
     done: int = 0
     record_size: int | None = None
+    error: str = ""
 
     def to_bytes(self) -> bytes:
-        return _HEAD.pack(self.kind, self.request, self.done, -1 if self.record_size is None else self.record_size)
+        head = _HEAD.pack(self.kind, self.request, self.done, -1 if self.record_size is None else self.record_size)
+        return head + self.error.encode()
 
     @staticmethod
     def from_bytes(head: bytes) -> AnswerHead:
         """Raises ModynError if these bytes are no head of this version."""
         try:
-            kind, request, done, record_size = _HEAD.unpack(head)
-            return AnswerHead(Kind(kind), request, done, None if record_size < 0 else record_size)
+            kind, request, done, record_size = _HEAD.unpack_from(head)
+            error = head[_HEAD.size :].decode()
+            return AnswerHead(Kind(kind), request, done, None if record_size < 0 else record_size, error)
         except (struct.error, ValueError) as error:
             raise ModynError("the payload server's answer cannot be read; run the same version of Modyn on both sides") from error
 
@@ -229,15 +236,26 @@ _MAX_ERROR, _MAX_SUMMARY = 3000, 500
 
 
 def error_to_flight(error: ModynError) -> flight.FlightServerError:
-    text = f"{error.reason}|{error.message}"
-    return flight.FlightServerError(bounded(text, _MAX_SUMMARY), bounded(text, _MAX_ERROR).encode())
+    text = error_to_text(error)
+    return flight.FlightServerError(bounded(text, _MAX_SUMMARY), text.encode())
+
+
+def error_to_text(error: ModynError) -> str:
+    """For `AnswerHead.error`."""
+    return bounded(f"{error.reason}|{error.message}", _MAX_ERROR)
+
+
+def error_from_text(text: str) -> ModynError | None:
+    """The error that was meant, unless its reason is none."""
+    reason, _, message = text.partition("|")
+    return BY_REASON[reason](message) if reason in BY_REASON else None
 
 
 def error_from_flight(error: Exception, address: str) -> ModynError:
     """The error that the server meant, or what the loss of the connection means to us."""
-    reason, _, message = (getattr(error, "extra_info", None) or b"").decode(errors="replace").partition("|")
-    if reason in BY_REASON:
-        return BY_REASON[reason](message)
+    meant = error_from_text((getattr(error, "extra_info", None) or b"").decode(errors="replace"))
+    if meant is not None:
+        return meant
     first_line = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
     if isinstance(error, flight.FlightUnavailableError | flight.FlightTimedOutError):
         return UnavailableError(f"the payload server at {address} cannot be reached: {first_line}")

@@ -29,6 +29,7 @@ from modyn.storage.flight_messages import (
     Payloads,
     Question,
     error_to_flight,
+    error_to_text,
     keys_from_batch,
     location,
     no_samples,
@@ -151,10 +152,20 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
                         f"the payload server at {self._endpoint.address} is busy: it serves {self._max_exchanges} exchanges at once; raise "
                         "storage.max_threads or storage.replicas in the system file if that lasts"
                     )
-                sender = _Sender(writer, question.dataset, dataset.float_labels)
+                try:
+                    sender = _Sender(writer, question.dataset, dataset.float_labels)
+                except RuntimeError as error:
+                    raise UnavailableError(f"the payload server at {self._endpoint.address} is busy: {error}") from error
                 self._sending.add(sender)
             try:
                 self._serve(question, dataset.identity, reader, sender, context)
+            except _ClientGone:
+                raise
+            except Exception as error:  # noqa: BLE001  (the client is told)
+                sender.fail(self._told(error))
+                # Until the client has heard and ends the exchange; it may have asked ahead.
+                while _next_request(reader) is not None:
+                    continue
             finally:
                 sender.close()
                 with self._lock:
@@ -162,15 +173,17 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
             sender.check()
         except _ClientGone:
             pass
-        except ModynError as error:
-            raise error_to_flight(error) from error
         except Exception as error:
-            if self._stopping:  # What it reads with is closed after a moment.
-                raise error_to_flight(UnavailableError("storage is stopping")) from error
-            get_logger("storage").exception("payload_request_failed")
-            raise error_to_flight(
-                ModynError(f"the payload request failed: {type(error).__name__}: {error}; the log of storage has the details")
-            ) from error
+            raise error_to_flight(self._told(error)) from error
+
+    def _told(self, error: Exception) -> ModynError:
+        """What the client hears of it."""
+        if isinstance(error, ModynError):
+            return error
+        if self._stopping:  # What it reads with is closed after a moment.
+            return UnavailableError("storage is stopping")
+        get_logger("storage").error("payload_request_failed", exc_info=error)
+        return ModynError(f"the payload request failed: {type(error).__name__}: {error}; the log of storage has the details")
 
     def _serve(
         self,
@@ -243,7 +256,7 @@ class _Sender:
         self._dataset = dataset
         self._schema = payload_schema(float_labels)
         self._changed = threading.Condition()
-        self._waiting: tuple[pa.RecordBatch, AnswerHead] | None = None
+        self._waiting: tuple[pa.RecordBatch | None, AnswerHead] | None = None
         self._leaving = self._complete = False
         self._gathering_since: float | None = None
         self._failure: _ClientGone | ModynError | None = None
@@ -283,6 +296,16 @@ class _Sender:
             self._waiting = (to_record_batch(payloads, self._schema), head)
             self._gathering_since = time.monotonic()
             self._changed.notify_all()
+
+    def fail(self, error: ModynError) -> None:
+        """Tells the client why there is no more, behind all pieces. Raises as `check`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting is None or self._failure is not None)
+            if self._failure is not None:
+                raise self._failure
+            if not self._leaving:  # Else it is told to go elsewhere.
+                self._waiting = (None, AnswerHead(Kind.FAILED, error=error_to_text(error)))
+                self._changed.notify_all()
 
     def say_goodbye(self) -> None:
         """Tells the client to go elsewhere, also while nothing is asked."""

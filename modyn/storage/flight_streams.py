@@ -18,6 +18,7 @@ from modyn.storage.flight_messages import (
     AnswerHead,
     Kind,
     error_from_flight,
+    error_from_text,
     from_record_batch,
     keys_to_batch,
     number_to_bytes,
@@ -176,6 +177,10 @@ class Stream:
             head = AnswerHead.from_bytes(b"" if chunk.app_metadata is None else chunk.app_metadata.to_pybytes())
             if head.kind is Kind.GOODBYE:
                 raise UnavailableError(f"the payload server at {self.address} is stopping")
+            if head.kind is Kind.FAILED:
+                raise error_from_text(head.error) or ModynError(
+                    f"the payload server at {self.address} failed: {head.error}; run the same version of Modyn on both sides"
+                )
             if head.kind is Kind.ALIVE:
                 self._fetch.heard(self)
                 continue

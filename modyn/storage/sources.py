@@ -11,6 +11,7 @@ import numpy.typing as npt
 from modyn._core import Gatherer, PathTable
 from modyn.config.system import ROW_GROUP_CACHE_BYTES, DatasetConfig
 from modyn.records import Int64Array
+from modyn.rpc.logs import get_logger
 from modyn.storage.filesystems import open_filesystem
 from modyn.storage.formats import build_format
 
@@ -66,7 +67,10 @@ class Sources:
         """Lets go of open files that were removed: their space on the disk is not free before. Does not wait for that, as it asks the file
         system about each, and one may be on a dead mount."""
         if self._gatherer.num_open_files and not self._forgetting.locked():
-            threading.Thread(target=self._forget_removed, name="forget-removed", daemon=True).start()
+            try:
+                threading.Thread(target=self._forget_removed, name="forget-removed", daemon=True).start()
+            except RuntimeError as error:  # no thread is to be had; the next call tries again
+                get_logger("storage").warning("removed_files_stay_open", error=str(error))
 
     def _forget_removed(self) -> None:
         # Taken by the thread itself: one that could not be started would never let go of it.

@@ -80,7 +80,7 @@ class Trainings:
 
     def start(self, request: TrainingRequest) -> TrainingStatus:
         """The training as it runs already, as it has ended with a stored model, or newly queued. Raises InvalidArgumentError or
-        ConfigError for a request that no worker need see."""
+        ConfigError for a request that no worker need see; UnavailableError or TrainingError if none can be started."""
         _check_request(request)
         key = (str(request.run_id), request.trigger_id)
         # One start at a time: between the question to model storage and the job nobody else may start the same.

@@ -17,7 +17,18 @@ from modyn.db.engine import open_database, sqlalchemy_url
 TEXT = st.text(st.characters())  # also NUL and lone surrogates
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | TEXT
 DOCUMENTS = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner), max_leaves=10)
-ODD_TEXT = ["a NUL \0", "/data/\udcff.png", "\ud83d\ude00", "$escaped:a", "$escaped:\\x00", r"\u0000", "käse 😀"]
+ODD_TEXT = [
+    "a NUL \0",
+    "/data/\udcff.png",
+    "\ud83d\ude00",
+    "$escaped:a",
+    "$escaped:\\x00",
+    "$float:nan",
+    "$float:-inf",
+    "$float:no",
+    r"\u0000",
+    "käse 😀",
+]
 
 
 def same(a: Any, b: Any) -> bool:

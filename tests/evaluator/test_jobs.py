@@ -309,7 +309,7 @@ def test_a_note_that_is_no_text_is_kept(house: House) -> None:
     status = house.evaluations.start(request(times=[(0, 10)], dataset=DATASET | {"metrics": [{"name": "Accuracy"}]}))
     house.run.job(0).give([Score(Interval(0, 10), "Accuracy", None, "no label \0 in \udcff", 10, 10)])
     assert house.end(status).state is EvaluationState.FINISHED
-    assert [result.note for result in house.results()] == ["no label  in \\udcff"]
+    assert [result.note for result in house.results()] == ["no label \\x00 in \\udcff"]
 
 
 def test_what_cannot_begin_fails_with_its_reason(house: House) -> None:

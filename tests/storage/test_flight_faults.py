@@ -24,6 +24,7 @@ from modyn.storage.flight import OnMissing, PayloadClient, Payloads
 from modyn.storage.flight_connections import Connections
 from modyn.storage.flight_messages import DESCRIPTOR, AnswerHead, Kind, location, payload_schema, to_record_batch
 from modyn.storage.flight_server import PayloadServer, Views
+from modyn.storage.flight_streams import Stream
 from modyn.storage.index_view import IndexView
 from modyn.storage.sources import RecordSource, UInt8Array, UInt32Array
 from modyn.testing.processes import ServiceProcess
@@ -409,7 +410,18 @@ def test_a_wait_is_cancelled_from_another_thread(numbers: RunningStorage, stub: 
 
 
 @pytest.mark.parametrize("streams", [1, 4])
-def test_an_error_comes_behind_all_that_is_before_it(numbers: RunningStorage, tmp_path: Path, streams: int, serve: Serve) -> None:
+@pytest.mark.parametrize("late_s", [0.0, 0.5])
+def test_an_error_comes_behind_all_that_is_before_it(
+    numbers: RunningStorage, tmp_path: Path, streams: int, serve: Serve, late_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the server has come to the error before the client reads anything."""
+    read = Stream._read
+
+    def read_late(stream: Stream) -> bool:
+        time.sleep(late_s)
+        return read(stream)
+
+    monkeypatch.setattr(Stream, "_read", read_late)
     (tmp_path / "data" / "5.bin").unlink()
     got: list[Payloads] = []
     with PayloadClient([serve(), serve()], streams) as client, pytest.raises(DataError, match=r"5\.bin"):

@@ -17,7 +17,9 @@ from modyn.storage.flight_messages import (
     Question,
     common_size,
     error_from_flight,
+    error_from_text,
     error_to_flight,
+    error_to_text,
     from_record_batch,
     keys_from_batch,
     keys_to_batch,
@@ -61,6 +63,15 @@ def test_heads_keep_their_numbers(kind: Kind, request: int, done: int, size: int
     assert number_from_bytes(number_to_bytes(done)) == done
 
 
+@given(st.text(st.characters(), max_size=200))  # longer ones are cut
+def test_heads_bring_errors(message: str) -> None:
+    head = AnswerHead(Kind.FAILED, error=error_to_text(DataError(message)))
+    error = error_from_text(AnswerHead.from_bytes(head.to_bytes()).error)
+    assert type(error) is DataError
+    assert error.message == message.encode("utf-8", "backslashreplace").decode()
+    assert error_from_text("SOMETHING NEW|text") is None
+
+
 def test_what_is_not_ours_is_refused() -> None:
     key = pa.field("key", pa.int64())
     good = {"dataset": "d", "on_missing": "skip"}
@@ -79,7 +90,7 @@ def test_what_is_not_ours_is_refused() -> None:
         keys_from_batch(pa.record_batch([pa.array([1, None], pa.int64())], schema=pa.schema([key], good)))
     with pytest.raises(InvalidArgumentError, match="number"):
         number_from_bytes(b"")
-    for head in (b"", b"x" * 32):
+    for head in (b"", b"x" * 32, AnswerHead(Kind.ALIVE).to_bytes() + b"\xff"):
         with pytest.raises(ModynError, match="same version"):
             AnswerHead.from_bytes(head)
 

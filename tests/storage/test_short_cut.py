@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.config.system import SystemConfig
@@ -80,7 +80,6 @@ def open_numbers(storage: RunningStorage, short_cut: ShortCut) -> LocalPayloads 
 # The same as Flight and as the files themselves
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     keys=st.lists(st.integers(-5, 1010), max_size=80),
     deleted=st.lists(st.integers(0, 999), max_size=3),
@@ -104,7 +103,6 @@ def test_short_cut_flight_and_brute_force_agree(
 @given(
     keys=st.lists(st.integers(0, 59), min_size=1, max_size=40), rows=st.lists(st.integers(0, 10_000), max_size=40), cut=st.data()
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_rows_of_located_samples_are_taken_in_any_order(
     images: LocalPayloads, keys: list[int], rows: list[int], cut: st.DataObject
 ) -> None:
