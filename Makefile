@@ -81,9 +81,9 @@ $(PEERS)/.installed: benchmark/peers.txt $(CONSTRAINTS)
 	@touch $@
 
 docs: setup  ## Write the generated pages again
-	$(BIN)/python -m modyn.cli.schema --markdown > docs/pipeline.md
-	$(BIN)/python -m modyn.cli.schema --datasets > docs/datasets.md
-	$(BIN)/python -m modyn.cli.schema --system > docs/system.md
+	$(BIN)/python -m modyn.reference.schema --markdown > docs/pipeline.md
+	$(BIN)/python -m modyn.reference.schema --datasets > docs/datasets.md
+	$(BIN)/python -m modyn.reference.schema --system > docs/system.md
 
 clean:  ## Remove what builds and tests leave behind
 	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis modyn/proto modyn/_core*.so

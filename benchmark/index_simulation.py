@@ -29,9 +29,9 @@ import numpy as np
 from benchmark.data_path.page_cache import drop
 from benchmark.machine import write_report
 from modyn.records import Int64Array
-from modyn.storage.deletions import Deletions
-from modyn.storage.segment_file import SEGMENT_ROWS, SegmentColumns, write_segment
-from modyn.storage.segments import Segment, SegmentIndex
+from modyn.storage.index.segment_file import SEGMENT_ROWS, SegmentColumns, write_segment
+from modyn.storage.index.segment_index import Segment, SegmentIndex
+from modyn.storage.index.tombstones import Tombstones
 
 RECORDS_A_FILE, RECORD_BYTES = 180_000, 160
 REAL_BYTES = 1 << 30
@@ -196,7 +196,7 @@ DELETED_HEAD = (
 
 def deleted_row(path: Path, entries: int, count: int) -> str:
     rng = np.random.default_rng(2)
-    deletions = Deletions.open(path)
+    deletions = Tombstones.open(path)
     deletions.add(np.unique(rng.integers(0, entries, count)))
     size = path.stat().st_size if path.exists() else 0
     asked = [rng.integers(0, entries, BATCH) for _ in range(SETTLED)]

@@ -278,13 +278,13 @@ class Client:
 
     def schema(self) -> dict[str, Any]:
         """JSON Schema of the pipeline file."""
-        from modyn.cli.schema import pipeline_json_schema
+        from modyn.reference.schema import pipeline_json_schema
 
         return pipeline_json_schema()
 
     def explain(self, field: str = "") -> str:
         """What a field of the pipeline file means, what it may be, and its default; without one, the sections."""
-        from modyn.cli.explain import explain
+        from modyn.reference.explain import explain
 
         return explain(field)
 

@@ -37,8 +37,8 @@ from modyn.config.system import DatasetConfig
 from modyn.dataset.arrivals import WINDOW_BYTES
 from modyn.records import Interval, RunId, SampleBatch, TriggerSetInfo
 from modyn.selector.client import SelectorClient
-from modyn.storage.flight import BUFFER_BYTES
-from modyn.storage.segment_file import SEGMENT_ROWS
+from modyn.storage.flight.client import BUFFER_BYTES
+from modyn.storage.index.segment_file import SEGMENT_ROWS
 
 _RUN = RunId("memory")
 _RECORDS, _RECORDS_PER_SAMPLE = 20_000_000, 5_000_000

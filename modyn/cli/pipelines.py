@@ -62,7 +62,7 @@ def require_sound_frame(file: Path) -> None:
 
 def schema(json: Json = True) -> None:
     """Print the JSON schema of the pipeline file. Editors complete and check with it. It has no other form: --json changes nothing."""
-    from modyn.cli.schema import pipeline_json_schema
+    from modyn.reference.schema import pipeline_json_schema
 
     print_json(pipeline_json_schema())
 
@@ -75,8 +75,8 @@ def explain(
     json: Json = False,
 ) -> None:
     """Tell what a field of the pipeline file means, what it may be, and its default. With --json, its JSON schema."""
-    from modyn.cli.explain import explain as explain_field
-    from modyn.cli.explain import find_fields
+    from modyn.reference.explain import explain as explain_field
+    from modyn.reference.explain import find_fields
 
     if json:
         return print_json(find_fields(field))

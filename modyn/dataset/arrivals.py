@@ -19,7 +19,7 @@ from modyn.dataset.plan import Piece, Unit
 from modyn.dataset.prefetch import Prefetcher
 from modyn.errors import ModynError
 from modyn.records import Float32Array, Int64Array, KeysAndWeights
-from modyn.storage.flight import OnMissing, Payloads
+from modyn.storage.flight.client import OnMissing, Payloads
 
 P = TypeVar("P")
 P_co = TypeVar("P_co", covariant=True)

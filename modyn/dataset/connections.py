@@ -10,8 +10,8 @@ from modyn.records import KeysAndWeights, RunId
 from modyn.selector.client import SelectorClient
 
 if TYPE_CHECKING:
-    from modyn.storage.flight import PayloadClient
-    from modyn.storage.short_cut import LocalPayloads
+    from modyn.storage.flight.client import PayloadClient
+    from modyn.storage.read.local_reads import LocalPayloads
 
 
 class Keys(Protocol):
@@ -56,7 +56,7 @@ class PayloadSource:
 
     def open(self) -> LocalPayloads | PayloadClient:
         # Here, since services that only name a source start without what reads it.
-        from modyn.storage.short_cut import open_payloads
+        from modyn.storage.read.local_reads import open_payloads
 
         # One thread a gather: whoever wants more gathers several batches at once.
         return open_payloads(

@@ -18,8 +18,8 @@ from modyn.dataset.plan import Piece, Unit
 from modyn.dataset.reader import BatchReader, ReadOptions
 from modyn.errors import InvalidArgumentError
 from modyn.records import Int64Array, KeysAndWeights
-from modyn.storage.flight import OnMissing, PayloadClient
-from modyn.storage.short_cut import LocalPayloads
+from modyn.storage.flight.client import OnMissing, PayloadClient
+from modyn.storage.read.local_reads import LocalPayloads
 
 KEYS_PER_UNIT = 16_384
 """Samples that one fetch of payloads asks for at most, unless a batch is larger."""

@@ -18,7 +18,7 @@ from modyn.dataset.trigger_set import TriggerSetDataset
 from modyn.errors import ModynError, UserCodeError
 from modyn.workers.limits import WorkerLimits, active_limits, impose
 
-_PRELOADED = ["torch", "modyn.dataset.loader", "modyn.storage.short_cut", "PIL.JpegImagePlugin"]
+_PRELOADED = ["torch", "modyn.dataset.loader", "modyn.storage.read.local_reads", "PIL.JpegImagePlugin"]
 """What the fork server imports once: half a second for each worker otherwise. PIL's plug-ins are found when the first image is opened."""
 
 

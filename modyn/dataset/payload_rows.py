@@ -8,7 +8,7 @@ import numpy as np
 
 from modyn._core import take
 from modyn.records import Int64Array, LabelArray
-from modyn.storage.flight import Payloads
+from modyn.storage.flight.client import Payloads
 
 
 def no_payloads() -> Payloads:

@@ -23,7 +23,7 @@ from modyn.dataset.plan import Unit
 from modyn.dataset.prefetch import Prefetcher
 from modyn.errors import ModynError
 from modyn.records import Float32Array, KeysAndWeights
-from modyn.storage.flight import OnMissing, Payloads
+from modyn.storage.flight.client import OnMissing, Payloads
 
 BATCHES_AHEAD = 2
 """Batches that are made ahead of the one in use, at least."""

@@ -7,7 +7,7 @@ import json
 import math
 from typing import Any
 
-from modyn.text import storable
+from modyn.sanitize import sanitize
 
 _MARK = "$float:"
 _ESCAPED = "$escaped:"
@@ -40,7 +40,7 @@ def _marked(value: Any) -> Any:
     match value:
         case float() if not math.isfinite(value):
             return f"{_MARK}{value}"
-        case str() if value.startswith((_ESCAPED, _MARK)) or storable(value) != value:
+        case str() if value.startswith((_ESCAPED, _MARK)) or sanitize(value) != value:
             return _ESCAPED + value.encode("unicode_escape").decode()
         case dict():
             return {_marked(key) if isinstance(key, str) else key: _marked(item) for key, item in value.items()}

@@ -23,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from modyn.durable import write_atomically
+from modyn.atomic_write import write_atomically
 from modyn.errors import CorruptStateError, UnavailableError
 from modyn.records import Int64Array
 from modyn.rpc.logs import get_logger

@@ -18,7 +18,7 @@ from modyn.evaluator.config import load_dataset
 from modyn.evaluator.score import Score
 from modyn.evaluator.tables import evaluations, results
 from modyn.records import EvalInterval, Interval, RunId
-from modyn.text import storable
+from modyn.sanitize import sanitize
 
 _NOT_DECODING = ("metrics", "batch_size", "dataloader_workers")
 """Keys of a dataset's section that do not change what the model sees of a sample."""
@@ -98,7 +98,7 @@ class EvaluationStore:
                 "dataset_digest": dataset_digest(request.dataset),
                 "metric_digest": digest,
                 "value": score.value,
-                "note": storable(score.note),
+                "note": sanitize(score.note),
                 "num_samples": score.num_samples,
                 "num_listed": score.num_listed,
             }
@@ -176,7 +176,7 @@ def _row(request: EvaluationRequest, status: EvaluationStatus) -> dict[str, Any]
         "state": status.state.value,
         "samples_seen": status.samples_seen,
         "samples_total": status.samples_total,
-        "error": storable(status.error),
+        "error": sanitize(status.error),
         "error_reason": status.error_reason,
     }
 

@@ -14,7 +14,7 @@ import warnings
 from importlib.util import find_spec
 from pathlib import Path
 
-from modyn.durable import sync
+from modyn.atomic_write import sync
 from modyn.errors import CorruptStateError, UnavailableError
 from modyn.local.process import alive, spawn, stop_process
 

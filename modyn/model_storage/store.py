@@ -21,9 +21,9 @@ from sqlalchemy import RowMapping, delete, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from structlog.typing import FilteringBoundLogger
 
+from modyn.atomic_write import sync
 from modyn.config.base import load_section
 from modyn.db.engine import Database
-from modyn.durable import sync
 from modyn.errors import ConflictError, CorruptStateError, InvalidArgumentError, NotFoundError, UnavailableError
 from modyn.model_storage import compression
 from modyn.model_storage.formats import MODEL_FORMATS, FullModelFormat

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from modyn.durable import sync
+from modyn.atomic_write import sync
 from modyn.errors import ConflictError, CorruptStateError, InvalidArgumentError, UnavailableError
 from modyn.records import Int64Array, LabelArray, RunId, SampleBatch
 from modyn.selector.rules import unseen

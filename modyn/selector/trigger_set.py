@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from modyn.durable import replacing, sync
+from modyn.atomic_write import replacing, sync
 from modyn.errors import CorruptStateError, InvalidArgumentError, ModynError, NotFoundError, UnavailableError
 from modyn.records import KeysAndWeights
 from modyn.selector.window import Selection

@@ -1,4 +1,4 @@
-"""Typed client of the storage service's control plane, and the records that it returns. Payloads: `modyn.storage.flight`."""
+"""Typed client of the storage service's control plane, and the records that it returns. Payloads: `modyn.storage.flight.client`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from modyn.rpc.channel import repeated
 from modyn.rpc.client import ServiceClient
 from modyn.rpc.columns import batch_from_proto, items_per_message, keys_to_bytes
 from modyn.rpc.structs import from_struct, to_struct
-from modyn.storage.proof import FileIdentity, ShortCutOffer
-from modyn.storage.records import DatasetInfo, FileProblem, IngestProgress
+from modyn.storage.model.records import DatasetInfo, FileProblem, IngestProgress
+from modyn.storage.read.locality import FileIdentity, ShortCutOffer
 
 __all__ = ["DatasetInfo", "FileProblem", "IngestProgress", "NewSamples", "StorageClient"]
 
@@ -118,7 +118,7 @@ class StorageClient(ServiceClient):
         return SampleBatch.concatenate(batches)
 
     def offer_short_cut(self, name: str) -> ShortCutOffer:
-        """Where a reader on storage's machine finds the dataset, and by what it knows it; see `modyn.storage.proof`."""
+        """Where a reader on storage's machine finds the dataset, and by what it knows it; see `modyn.storage.read.locality`."""
         reply = self._stub.OfferShortCut(storage_pb2.DatasetName(name=name))
         files = tuple(FileIdentity(file.path, file.device, file.inode) for file in reply.files)
         return ShortCutOffer(reply.refused, reply.folder, reply.nonce, reply.kernel, files)

@@ -17,11 +17,11 @@ from pathlib import Path
 from modyn.config.system import is_s3, load_system_config
 from modyn.errors import ConfigError, ModynError, UnavailableError
 from modyn.rpc.server import Registration, ServiceContext, run_service
-from modyn.storage.flight_server import PayloadServer, Views
-from modyn.storage.index_view import IndexView
-from modyn.storage.proof import some_files
-from modyn.storage.published import PublishedDatasets, PublishedNames
-from modyn.storage.sources import Sources
+from modyn.storage.flight.server import PayloadServer, Views
+from modyn.storage.read.locality import some_files
+from modyn.storage.read.published import PublishedDatasets, PublishedNames
+from modyn.storage.read.record_readers import RecordReaders
+from modyn.storage.read.snapshot import DatasetSnapshot
 
 
 class MountedDatasets:
@@ -38,7 +38,7 @@ class MountedDatasets:
         self._lock = threading.Lock()
         self._found: set[str] = set()
 
-    def view(self, name: str) -> IndexView:
+    def view(self, name: str) -> DatasetSnapshot:
         """Raises UnavailableError, with which a client asks elsewhere, if the files are not here."""
         view = self._datasets.view(name)
         if view.identity not in self._found and len(view.paths) and not is_s3(view.base_path):
@@ -53,7 +53,7 @@ class MountedDatasets:
         return view
 
 
-def _is_as_indexed(view: IndexView, file_id: int) -> bool:
+def _is_as_indexed(view: DatasetSnapshot, file_id: int) -> bool:
     with suppress(OSError):
         status = os.stat(view.paths[file_id])
         return view.paths.may_be(file_id, status.st_size, status.st_mtime_ns)
@@ -63,7 +63,7 @@ def _is_as_indexed(view: IndexView, file_id: int) -> bool:
 def build(context: ServiceContext) -> Sequence[Registration]:
     """The payload server of this replica. Nothing but its health is asked over the service's own socket."""
     config = context.config
-    sources = Sources(config.storage.num_threads, config.storage.row_group_cache_bytes)
+    sources = RecordReaders(config.storage.num_threads, config.storage.row_group_cache_bytes)
     context.on_shutdown(sources.close)
     names = PublishedNames.of(config)
     datasets = MountedDatasets(PublishedDatasets(names, sources), context.name)

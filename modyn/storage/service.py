@@ -14,13 +14,13 @@ from modyn.records import Interval, SampleBatch
 from modyn.rpc.columns import batch_to_proto, items_per_message, keys_from_bytes
 from modyn.rpc.replies import plugins_to_reply
 from modyn.rpc.server import Registration, ServiceContext, prepare_run_dir
-from modyn.storage.catalogue import Catalogue
+from modyn.sanitize import sanitize
+from modyn.storage.catalogue.catalogue import Catalogue
 from modyn.storage.client import spec_from_proto, spec_to_proto
-from modyn.storage.flight_server import PayloadServer
+from modyn.storage.datasets import Store
+from modyn.storage.flight.server import PayloadServer
 from modyn.storage.formats import REGISTRY
-from modyn.storage.records import DatasetInfo
-from modyn.storage.store import Store
-from modyn.text import storable
+from modyn.storage.model.records import DatasetInfo
 
 FULL_NAME = "modyn.Storage"
 
@@ -62,7 +62,7 @@ class StorageService(storage_pb2_grpc.StorageServicer):
     def ListProblems(self, request: storage_pb2.DatasetName, context: grpc.ServicerContext) -> storage_pb2.ProblemList:
         problems = [
             # A path may hold bytes that are no text.
-            storage_pb2.Problem(path=storable(problem.path), reason=storable(problem.reason), found_at=problem.found_at)
+            storage_pb2.Problem(path=sanitize(problem.path), reason=sanitize(problem.reason), found_at=problem.found_at)
             for problem in self._store.problems(request.name)
         ]
         return storage_pb2.ProblemList(problems=problems)

@@ -11,11 +11,11 @@ from modyn.errors import BY_REASON, CancelledError, ModynError, UnavailableError
 from modyn.evaluator.client import EvaluationRequest, EvaluationState, EvaluationStatus, EvaluatorClient
 from modyn.records import RunId
 from modyn.rpc.logs import bind, get_logger
+from modyn.rpc.retry import CancellationToken, RetryPolicy
 from modyn.supervisor.client import EventKind
 from modyn.supervisor.decisions import Cells, EvaluationPlan, EvaluationTask, TrainedModel, When
 from modyn.supervisor.evaluation.handlers import EvaluationHandler, load_handlers
 from modyn.supervisor.events import EventHub
-from modyn.supervisor.patience import Patience, Signals
 from modyn.supervisor.run_journal import RunJournal
 
 BACKLOG = 8
@@ -79,8 +79,8 @@ class Evaluations:
         evaluator: EvaluatorClient,
         journal: RunJournal,
         hub: EventHub,
-        patience: Patience,
-        signals: Signals,
+        patience: RetryPolicy,
+        signals: CancellationToken,
         evaluated: Collection[tuple[int, str]],
     ) -> None:
         self._run_id = run_id

@@ -1,4 +1,4 @@
-"""Events on their way to those who watch. Kept ones are read from the journal; progress passes through bounded queues and may get lost."""
+"""Events on their way to those who watch. LRUCache ones are read from the journal; progress passes through bounded queues and may get lost."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class EventHub:
 def watch(
     journal: Journal, hub: EventHub, run_id: str, after_seq: int, opened: Callable[[Watcher], None] = lambda _: None
 ) -> Iterator[RunEvent]:
-    """Kept events after `after_seq` without a gap, and progress in between, until the run is at rest. `opened` gets the watcher, so
+    """LRUCache events after `after_seq` without a gap, and progress in between, until the run is at rest. `opened` gets the watcher, so
     that somebody else can close it; the stream then ends with UnavailableError."""
     watcher = hub.add(run_id)
     opened(watcher)

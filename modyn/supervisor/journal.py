@@ -19,12 +19,12 @@ from sqlalchemy.orm import Session
 from modyn.db.engine import Database
 from modyn.errors import ConflictError, NotFoundError
 from modyn.records import RunId
+from modyn.sanitize import sanitize
 from modyn.supervisor.client import EventKind, Run, RunEvent, RunMode, TriggerRecord
 from modyn.supervisor.decisions import Cursor
 from modyn.supervisor.rows import RUN_QUERY, cursor_from_row, run_from_row, triggers_of
 from modyn.supervisor.states import AT_REST, RunState, check_transition
 from modyn.supervisor.tables import CURSORS, EVENTS, RUNS, STEPS
-from modyn.text import storable
 
 EVENTS_PER_PAGE = 500
 
@@ -78,14 +78,14 @@ class Write:
             return
         check_transition(self.run_id, self.state, to)
         self.state = to
-        detail = {name: storable(value) for name, value in detail.items()}
+        detail = {name: sanitize(value) for name, value in detail.items()}
         self.changes |= {"state": str(to), "finished_at": time.time() if to in AT_REST else None, **detail}
         self.event(EventKind.RUN_STATE, {"state": str(to), **{name: value for name, value in detail.items() if value}})
 
     def event(self, kind: EventKind, detail: Mapping[str, Any], trigger_id: int | None = None) -> None:
         seq = self.last_seq + len(self.events) + 1
         # Also what JSON would keep as it is: watchers get it through protobuf.
-        cleaned = {name: storable(value) if isinstance(value, str) else value for name, value in detail.items()}
+        cleaned = {name: sanitize(value) if isinstance(value, str) else value for name, value in detail.items()}
         self.events.append(
             {
                 "run_id": self.run_id,
@@ -115,11 +115,11 @@ class Journal:
                 insert(RUNS).values(
                     run_id=run_id,
                     number=number,
-                    pipeline_name=storable(new.pipeline_name),
+                    pipeline_name=sanitize(new.pipeline_name),
                     mode=str(new.mode),
                     state=str(RunState.SUBMITTED),
                     yaml=new.yaml,
-                    file_name=storable(new.file_name),
+                    file_name=sanitize(new.file_name),
                     pipeline=dict(new.pipeline),
                     from_timestamp=new.from_timestamp,
                     to_timestamp=new.to_timestamp,

@@ -20,13 +20,13 @@ from modyn.config.system import SupervisorConfig
 from modyn.errors import CancelledError, CorruptStateError, ModynError, UnavailableError
 from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, Interval, SampleBatch
 from modyn.rpc.logs import bind, get_logger
+from modyn.rpc.retry import CancellationToken, RetryPolicy
 from modyn.supervisor.client import EventKind, TriggerRecord
 from modyn.supervisor.clients import Clients
 from modyn.supervisor.decisions import TrainedModel, parent_model, split
 from modyn.supervisor.evaluations import Evaluations, Schedule
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.journal import Recorded
-from modyn.supervisor.patience import Patience, Signals
 from modyn.supervisor.run_journal import RunJournal
 from modyn.supervisor.states import RunState, TriggerState
 from modyn.supervisor.stream import SampleStream, StreamSource
@@ -51,7 +51,7 @@ class Driver:
         clients: Clients,
         hub: EventHub,
         config: SupervisorConfig,
-        signals: Signals,
+        signals: CancellationToken,
     ) -> None:
         self.run = recorded.run
         self.pipeline: Pipeline = load_pipeline(recorded.run.yaml, recorded.file_name)
@@ -61,7 +61,7 @@ class Driver:
         self._hub = hub
         self._config = config
         self._signals = signals
-        self._patience = Patience(config.patience_s, signals, self._tell_outage)
+        self._patience = RetryPolicy(config.patience_s, signals, self._tell_outage)
         self._policy = build_trigger(self.pipeline.trigger, TriggerContext(self.pipeline.seed))
         self._schedule = Schedule(self.pipeline.evaluation)
         self._evaluations = Evaluations(

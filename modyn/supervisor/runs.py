@@ -18,12 +18,12 @@ from modyn.errors import CancelledError, ConflictError, InvalidArgumentError, Mo
 from modyn.records import RunId
 from modyn.registry import nearest
 from modyn.rpc.logs import bind, get_logger
+from modyn.rpc.retry import LONGEST_PAUSE_S, CancellationToken, RetryPolicy
 from modyn.supervisor.client import EvaluationResult, Run, TriggerRecord
 from modyn.supervisor.clients import Clients, OpenClients
 from modyn.supervisor.evaluation.handlers import load_handlers
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.journal import Journal, NewRun
-from modyn.supervisor.patience import LONGEST_PAUSE_S, Patience, Signals
 from modyn.supervisor.run import Driver
 from modyn.supervisor.run_journal import RunJournal
 from modyn.supervisor.states import AT_REST, RESUMABLE, RunState
@@ -45,7 +45,7 @@ class _Driven:
     """A run in line or in a thread."""
 
     run_id: RunId
-    signals: Signals = field(default_factory=Signals)
+    signals: CancellationToken = field(default_factory=CancellationToken)
     thread: threading.Thread | None = None
     clients: Clients | None = None
 
@@ -63,7 +63,7 @@ class Runs:
         self._line: deque[_Driven] = deque()
         self._driven: dict[str, _Driven] = {}
         self._closing = False
-        self._closed = Signals()
+        self._closed = CancellationToken()
 
     def recover(self) -> None:
         """Marks runs as interrupted that an earlier supervisor left behind; resumes them if so configured."""
@@ -297,7 +297,7 @@ class Runs:
                 if write.state is RunState.SUBMITTED:
                     write.become(state, **_told(state, error))
 
-        Patience(float("inf"), self._closed).call(write_end)
+        RetryPolicy(float("inf"), self._closed).call(write_end)
 
     def _bring_to_rest(self, driven: _Driven, journal: RunJournal) -> None:
         """Drives the run and writes down how it ended, however long PostgreSQL stays away."""
@@ -307,7 +307,7 @@ class Runs:
         try:
             with closing(self._open_clients()) as clients:
                 driven.clients = clients
-                recorded = Patience(self._config.patience_s, signals).call(lambda: self._journal.recorded(run_id))
+                recorded = RetryPolicy(self._config.patience_s, signals).call(lambda: self._journal.recorded(run_id))
                 if recorded.run.is_at_rest:
                     return  # It was stopped just as its turn came.
                 message = Driver(recorded, journal, clients, self._hub, self._config, signals).drive()
@@ -318,7 +318,7 @@ class Runs:
         state = _end_of(error)
         RUNS_ENDED.labels(str(state)).inc()
         _LOG.info("at_rest", state=str(state), error=error.message if error else "", message=message)
-        patience = Patience(float("inf"), self._closed)
+        patience = RetryPolicy(float("inf"), self._closed)
         try:
             patience.call(lambda: journal.end(state, message=message, **_told(state, error)))
         except ModynError:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from modyn.errors import UnavailableError
 from modyn.records import Interval, SampleBatch
+from modyn.rpc.retry import CancellationToken, RetryPolicy
 from modyn.storage.client import NewSamples, StorageClient
 from modyn.supervisor.client import RunMode
-from modyn.supervisor.patience import Patience, Signals
 
 READ_AHEAD = 2
 """Batches."""
@@ -34,7 +34,12 @@ class SampleStream:
     """The batches of a source after a position. Survives storage being away, for as long as `patience` lasts."""
 
     def __init__(
-        self, storage: StorageClient, source: StreamSource, after: tuple[int, int] | None, patience: Patience, signals: Signals
+        self,
+        storage: StorageClient,
+        source: StreamSource,
+        after: tuple[int, int] | None,
+        patience: RetryPolicy,
+        signals: CancellationToken,
     ) -> None:
         self._storage = storage
         self._source = source

@@ -20,7 +20,7 @@ import numpy as np
 from modyn._core import PathTable
 from modyn.config.base import load_section
 from modyn.errors import DataError
-from modyn.storage.filesystems import LocalFiles
+from modyn.storage.files.file_system import LocalFiles
 from modyn.storage.formats.base import CHUNK_ROWS, FileFormat, FormatResume, IndexedSamples
 from modyn.testing.checks import require
 

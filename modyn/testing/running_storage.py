@@ -13,13 +13,13 @@ import numpy as np
 from modyn.config.system import DatasetConfig, SystemConfig
 from modyn.proto.storage_pb2_grpc import add_StorageServicer_to_server
 from modyn.rpc.server import Registration, prepare_run_dir, start_server
-from modyn.storage.catalogue import Catalogue
+from modyn.storage.catalogue.catalogue import Catalogue
 from modyn.storage.client import IngestProgress, StorageClient
-from modyn.storage.flight import PayloadClient
-from modyn.storage.flight_server import PayloadServer
+from modyn.storage.datasets import Store
+from modyn.storage.flight.client import PayloadClient
+from modyn.storage.flight.server import PayloadServer
+from modyn.storage.read.local_reads import LocalPayloads
 from modyn.storage.service import FULL_NAME, StorageService
-from modyn.storage.short_cut import LocalPayloads
-from modyn.storage.store import Store
 from modyn.testing.waiting import PATIENCE_S
 
 RECORD = np.dtype([("label", "<i8"), ("data", "<i8")])

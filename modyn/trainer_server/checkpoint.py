@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
-from modyn.durable import replacing
+from modyn.atomic_write import replacing
 from modyn.errors import ConfigError, CorruptStateError, TrainingError
 from modyn.rpc.logs import get_logger
 from modyn.trainer_server.loop import Hook, Training

@@ -15,7 +15,7 @@ from modyn.errors import ConfigError, DeadlineError, InvalidArgumentError, Modyn
 from modyn.model_storage.client import StoredModelInfo
 from modyn.records import JobState, RunId
 from modyn.rpc.logs import get_logger
-from modyn.text import storable
+from modyn.sanitize import sanitize
 from modyn.trainer_server.client import TrainingRequest, TrainingState, TrainingStatus
 from modyn.workers import Job, WorkerPool
 
@@ -76,7 +76,7 @@ class Trainings:
         except TimeoutError as error:
             job.stop(0.0)
             raise DeadlineError(f"the check of a pipeline was not done after {CHECK_S:.0f} s; its log is {log_path}") from error
-        return [Problem(storable(problem.path), storable(problem.message)) for problem in problems]
+        return [Problem(sanitize(problem.path), sanitize(problem.message)) for problem in problems]
 
     def start(self, request: TrainingRequest) -> TrainingStatus:
         """The training as it runs already, as it has ended with a stored model, or newly queued. Raises InvalidArgumentError or
@@ -226,7 +226,7 @@ def _with_result(status: TrainingStatus, model_id: int, result: Mapping[str, Any
 
 
 def _ended(status: TrainingStatus, state: TrainingState, error: ModynError) -> TrainingStatus:
-    return replace(status, state=state, error=storable(error.message), error_reason=error.reason)
+    return replace(status, state=state, error=sanitize(error.message), error_reason=error.reason)
 
 
 def _count(result: Mapping[str, Any]) -> None:

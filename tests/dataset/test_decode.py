@@ -17,7 +17,7 @@ from modyn.dataset.functions import compile_function, compile_transformation
 from modyn.dataset.payload_rows import no_payloads
 from modyn.dataset.user_code import EXTRAS
 from modyn.errors import ConfigError, DataError, UserCodeError
-from modyn.storage.flight import Payloads
+from modyn.storage.flight.client import Payloads
 
 
 def payloads(*parts: bytes, first_key: int = 0, dtype: str = "int64") -> Payloads:

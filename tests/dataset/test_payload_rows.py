@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.dataset.payload_rows import Collected, concatenated, neighbours, taken
-from modyn.storage.flight import Payloads
+from modyn.storage.flight.client import Payloads
 
 
 def payloads(parts: list[bytes], first_key: int = 0, before: int = 0) -> Payloads:

@@ -28,8 +28,8 @@ from modyn.evaluator.jobs import Done, Evaluations, Progress
 from modyn.evaluator.score import Score
 from modyn.evaluator.store import EvaluationStore
 from modyn.records import EvalInterval, Interval, RunId
+from modyn.sanitize import sanitize
 from modyn.testing.waiting import PATIENCE_S, eventually
-from modyn.text import storable
 
 DATASET: dict[str, Any] = {
     "dataset_id": "test",
@@ -287,7 +287,7 @@ def test_a_failure_that_is_no_text_ends_all_that_share_the_job(house: House, tex
     for status in (one, two):
         end = house.end(status)
         assert (end.state, end.error_reason) == (EvaluationState.FAILED, "USER_CODE")
-        assert end.error == storable(text)
+        assert end.error == sanitize(text)
 
 
 def test_a_failure_that_cannot_be_stored_is_told_and_the_next_begins(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

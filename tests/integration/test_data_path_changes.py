@@ -235,8 +235,8 @@ INGEST = """
 import sys
 from pathlib import Path
 from modyn.config.system import load_system_config
-from modyn.storage.catalogue import Catalogue
-from modyn.storage.store import Store
+from modyn.storage.catalogue.catalogue import Catalogue
+from modyn.storage.datasets import Store
 
 config = load_system_config(Path(sys.argv[1]))
 store = Store(config, Catalogue.open(config))

@@ -25,7 +25,7 @@ from benchmark.data_path.resident import MIB, watching
 from modyn.dataset import OnlineDataset
 from modyn.dataset.batch import Batch
 from modyn.records import Int64Array
-from modyn.storage.payloads import PAYLOAD_BYTES
+from modyn.storage.read.payload_reader import PAYLOAD_BYTES
 from modyn.testing.breakable_stack import BreakableStack, Way
 from modyn.testing.keyed_samples import checked, joined, keyed_data
 from modyn.testing.stack import clean_environment

@@ -24,7 +24,7 @@ from modyn.model_storage.client import ModelStorageClient
 from modyn.rpc.channel import is_serving
 from modyn.selector.client import SelectorClient
 from modyn.storage.client import StorageClient
-from modyn.storage.flight import PayloadClient
+from modyn.storage.flight.client import PayloadClient
 from modyn.supervisor.client import RunState, SupervisorClient
 from modyn.testing.comparison import RunOutcome, differences, outcome
 from modyn.testing.stack import RunningStack, clean_environment, tiny_evaluation, tiny_pipeline, tiny_training

@@ -20,7 +20,7 @@ from modyn.rpc.channel import is_serving, open_channel
 from modyn.rpc.columns import batch_to_proto, items_per_message
 from modyn.rpc.server import Registration, start_server
 from modyn.rpc.status import bounded
-from modyn.storage.flight_messages import error_from_flight, error_to_flight
+from modyn.storage.flight.protocol import error_from_flight, error_to_flight
 from modyn.testing.waiting import PATIENCE_S, eventually
 
 TOKEN = "correct horse battery"

@@ -46,7 +46,7 @@ def numbers(storage: RunningStorage, tmp_path: Path) -> RunningStorage:
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Payloads come in many short record batches, and a fetch is many requests."""
-    monkeypatch.setattr("modyn.storage.payloads.ROWS", 64)
-    monkeypatch.setattr("modyn.storage.payloads.BYTES", 80)
-    monkeypatch.setattr("modyn.storage.flight.FIRST_KEYS", 150)
-    monkeypatch.setattr("modyn.storage.flight.REQUEST_BYTES", 5000)
+    monkeypatch.setattr("modyn.storage.read.payload_reader.ROWS", 64)
+    monkeypatch.setattr("modyn.storage.read.payload_reader.BYTES", 80)
+    monkeypatch.setattr("modyn.storage.flight.client.FIRST_KEYS", 150)
+    monkeypatch.setattr("modyn.storage.flight.client.REQUEST_BYTES", 5000)

@@ -21,8 +21,8 @@ from modyn.errors import UnavailableError
 from modyn.local.postgres import PostgresServer
 from modyn.records import Interval, SampleBatch
 from modyn.storage.client import StorageClient
-from modyn.storage.flight import PayloadClient
-from modyn.storage.published import Publication
+from modyn.storage.flight.client import PayloadClient
+from modyn.storage.read.published import Publication
 from modyn.testing.processes import ServiceProcess, write_config
 from modyn.testing.running_storage import binary_dataset, start_storage, write_records
 from modyn.testing.waiting import PATIENCE_S
@@ -31,10 +31,13 @@ INGEST_AND_DIE = """
 import os, signal, sys
 from pathlib import Path
 from modyn.config.system import load_system_config
-from modyn import durable
-from modyn.storage import ingest, open_dataset, published, segment_writer
-from modyn.storage.catalogue import Catalogue
-from modyn.storage.store import Store
+from modyn import atomic_write as durable
+from modyn.storage.ingest import ingestion as ingest
+from modyn.storage.ingest import open_dataset
+from modyn.storage.read import published
+from modyn.storage.ingest import segment_writer
+from modyn.storage.catalogue.catalogue import Catalogue
+from modyn.storage.datasets import Store
 
 point, nth = sys.argv[2], int(sys.argv[3])
 passed = 0
@@ -61,7 +64,7 @@ owner, name, side = {
     "after_segment": (segment_writer, "write_segment", False),
     "inside_segment": (durable.os, "replace", True),
     "before_commit": (Catalogue, "commit", True),
-    "inside_commit": (__import__("modyn.storage.catalogue").storage.catalogue, "_replace_problems", False),
+    "inside_commit": (__import__("modyn.storage.catalogue.catalogue").storage.catalogue, "_replace_problems", False),
     "after_commit": (Catalogue, "commit", False),
     "before_publication": (open_dataset.OpenDataset, "_publish", True),
     "inside_publication": (published, "write_names", False),

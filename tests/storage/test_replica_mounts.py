@@ -11,17 +11,17 @@ import pytest
 
 from modyn.config.system import Endpoint, SystemConfig
 from modyn.errors import NotFoundError, UnavailableError
-from modyn.storage.flight import PayloadClient
-from modyn.storage.flight_server import PayloadServer
-from modyn.storage.published import PublishedDatasets, PublishedNames
+from modyn.storage.flight.client import PayloadClient
+from modyn.storage.flight.server import PayloadServer
+from modyn.storage.read.published import PublishedDatasets, PublishedNames
+from modyn.storage.read.record_readers import RecordReaders
 from modyn.storage.replica import MountedDatasets
-from modyn.storage.sources import Sources
 from modyn.testing.running_storage import RunningStorage, binary_dataset, start_storage, write_records
 
 
 @pytest.fixture
 def datasets(numbers: RunningStorage) -> MountedDatasets:
-    return MountedDatasets(PublishedDatasets(PublishedNames.of(numbers.config), Sources(1)), "replica-7")
+    return MountedDatasets(PublishedDatasets(PublishedNames.of(numbers.config), RecordReaders(1)), "replica-7")
 
 
 @pytest.fixture

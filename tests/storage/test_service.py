@@ -16,10 +16,10 @@ from modyn.config.system import DatasetConfig, SystemConfig
 from modyn.errors import AlreadyExistsError, ConfigError, InvalidArgumentError, ModynError, NotFoundError, UnavailableError
 from modyn.records import Interval, SampleBatch
 from modyn.storage.client import NewSamples, StorageClient, spec_from_proto, spec_to_proto
-from modyn.storage.flight import PayloadClient
+from modyn.storage.flight.client import PayloadClient
 from modyn.storage.formats import FILE_FORMATS
-from modyn.storage.open_dataset import OpenDataset
-from modyn.storage.records import IngestProgress
+from modyn.storage.ingest.open_dataset import OpenDataset
+from modyn.storage.model.records import IngestProgress
 from modyn.testing.fake_storage import FakeStorage
 from modyn.testing.running_storage import RunningStorage, binary_dataset, start_storage, write_records
 from modyn.testing.waiting import PATIENCE_S
@@ -243,7 +243,7 @@ def test_an_ingestion_that_fails_is_logged_also_when_nobody_waits(
         may_fail.wait()
         raise UnavailableError("the disk is full")
 
-    monkeypatch.setattr("modyn.storage.store.ingest", broken)
+    monkeypatch.setattr("modyn.storage.datasets.ingest", broken)
     progress = storage.store.ingest("numbers")
     next(progress)
     del progress

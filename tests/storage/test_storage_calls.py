@@ -16,7 +16,7 @@ from modyn.config.system import SystemConfig
 from modyn.errors import ModynError, NotFoundError, UnavailableError
 from modyn.records import Interval
 from modyn.storage.client import StorageClient
-from modyn.storage.records import IngestProgress
+from modyn.storage.model.records import IngestProgress
 from modyn.storage.service import StorageService
 from modyn.testing.running_storage import RunningStorage, binary_dataset, start_storage, write_records
 from modyn.testing.waiting import PATIENCE_S, eventually
@@ -24,7 +24,7 @@ from modyn.testing.waiting import PATIENCE_S, eventually
 
 @pytest.mark.timeout(60)
 def test_an_ingestion_that_has_nothing_to_tell_ends(numbers: RunningStorage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("modyn.storage.store.ingest", lambda *_, **__: IngestProgress(files_seen=7, finished=True))
+    monkeypatch.setattr("modyn.storage.datasets.ingest", lambda *_, **__: IngestProgress(files_seen=7, finished=True))
     assert [progress.files_seen for progress in numbers.client.ingest("numbers")] == [7]
 
 
@@ -38,8 +38,8 @@ def endless(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         released.wait()
         return IngestProgress(finished=True)
 
-    monkeypatch.setattr("modyn.storage.store.ingest", ingest)
-    monkeypatch.setattr("modyn.storage.store._STEP_S", 0.05)
+    monkeypatch.setattr("modyn.storage.datasets.ingest", ingest)
+    monkeypatch.setattr("modyn.storage.datasets._STEP_S", 0.05)
     yield begun
     released.set()
 

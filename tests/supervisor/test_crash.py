@@ -13,11 +13,11 @@ import pytest
 from modyn.config.system import SupervisorConfig, SystemConfig
 from modyn.db.engine import Database, open_database
 from modyn.errors import ConflictError
+from modyn.rpc.retry import CancellationToken
 from modyn.supervisor.client import EventKind, RunMode
 from modyn.supervisor.clients import Clients
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.journal import Journal, NewRun, Write
-from modyn.supervisor.patience import Signals
 from modyn.supervisor.run import Driver
 from modyn.supervisor.run_journal import RunJournal
 from modyn.supervisor.states import AT_REST, RunState
@@ -104,7 +104,7 @@ def drive(journal: Journal, services: InMemoryServices, run_id: Any, bomb: Bomb)
     clients = services.clients()
     wired = Clients(**{field.name: bomb.around(getattr(clients, field.name)) for field in dataclasses.fields(Clients)})
     run_journal = RunJournal(journal, run_id, attempt)
-    message = Driver(journal.recorded(run_id), run_journal, wired, EventHub(), CONFIG, Signals()).drive()
+    message = Driver(journal.recorded(run_id), run_journal, wired, EventHub(), CONFIG, CancellationToken()).drive()
     run_journal.end(RunState.FINISHED, message=message)
 
 

@@ -22,6 +22,7 @@ from modyn.errors import (
     UserCodeError,
 )
 from modyn.evaluator.client import EvaluationRequest
+from modyn.sanitize import sanitize
 from modyn.supervisor.client import Run, RunMode
 from modyn.supervisor.clients import Clients
 from modyn.supervisor.evaluations import BACKLOG
@@ -33,7 +34,6 @@ from modyn.supervisor.states import RunState, TriggerState
 from modyn.supervisor.validation import RunOptions
 from modyn.testing.services import InMemoryServices, pipeline_yaml, wait_until_at_rest
 from modyn.testing.waiting import PATIENCE_S, at_rest, eventually
-from modyn.text import storable
 from modyn.trainer_server.client import TrainingRequest
 
 EXPERIMENT = RunOptions(RunMode.EXPERIMENT)
@@ -265,7 +265,7 @@ def test_an_error_that_is_no_text_brings_the_run_to_rest(runs: Runs, services: I
     services.trainer_server.train = train
     run = finish(runs, pipeline_yaml())
     assert (run.state, run.error_reason) == (RunState.FAILED, "USER_CODE")
-    assert storable(text) in run.error
+    assert sanitize(text) in run.error
     events, complete = runs._journal.events(run.run_id, 0)
     assert complete
     assert events[-1].detail["error"] == run.error
@@ -660,7 +660,7 @@ def test_a_run_that_trains_faster_than_it_evaluates_is_held_back(runs: Runs, ser
     assert wait_until_at_rest(runs, run.run_id).num_triggers == 35
 
 
-class Outage:
+class Backoff:
     """PostgreSQL for the threads that drive runs: away from their `begins_at`-th session on, until somebody says `over`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, begins_at: int) -> None:
@@ -688,7 +688,7 @@ class Outage:
 
 
 def test_postgres_may_go_away_for_a_while(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    outage = Outage(monkeypatch, begins_at=12)
+    outage = Backoff(monkeypatch, begins_at=12)
     run = runs.submit(pipeline_yaml(evaluation=AFTER_TRAINING), "p.yaml", EXPERIMENT)
     eventually(lambda: outage.failures >= 3)
     outage.over()
@@ -699,7 +699,7 @@ def test_postgres_may_go_away_for_a_while(runs: Runs, monkeypatch: pytest.Monkey
 def test_a_run_without_postgres_is_interrupted_as_soon_as_that_can_be_written_down(
     impatient_runs: Runs, services: InMemoryServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs, outage, end, ends = impatient_runs, Outage(monkeypatch, begins_at=12), RunJournal.end, [0]
+    runs, outage, end, ends = impatient_runs, Backoff(monkeypatch, begins_at=12), RunJournal.end, [0]
 
     def third_time(self: RunJournal, to: RunState, **told: str) -> None:
         ends[0] += 1
@@ -732,7 +732,7 @@ def test_a_run_that_cannot_be_claimed_fails_and_can_be_resumed(
 
 
 def test_a_training_that_never_gets_further_is_given_up(runs: Runs, services: InMemoryServices, monkeypatch: Any) -> None:
-    monkeypatch.setattr("modyn.supervisor.patience.FRUITLESS_ATTEMPTS", 3)
+    monkeypatch.setattr("modyn.rpc.retry.FRUITLESS_ATTEMPTS", 3)
 
     def breaks(request: TrainingRequest) -> Any:
         raise UnavailableError("storage cannot be reached at unix:x")

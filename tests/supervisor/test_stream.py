@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from modyn.errors import CancelledError, ModynError, NotFoundError, UnavailableError
 from modyn.records import Interval, SampleBatch
+from modyn.rpc.retry import CancellationToken, RetryPolicy
 from modyn.supervisor.client import RunMode
-from modyn.supervisor.patience import Patience, Signals
 from modyn.supervisor.stream import SampleStream, StreamSource
 from modyn.testing.fake_storage import FakeStorage, FakeStorageClient
 from modyn.testing.waiting import PATIENCE_S
@@ -46,10 +46,10 @@ def open_stream(
     *,
     interval: Interval = EVERYTHING,
     after: tuple[int, int] | None = None,
-    signals: Signals | None = None,
+    signals: CancellationToken | None = None,
 ) -> SampleStream:
-    signals = signals or Signals()
-    return SampleStream(client, StreamSource("d", mode, interval, 3), after, Patience(PATIENCE_S, signals), signals)
+    signals = signals or CancellationToken()
+    return SampleStream(client, StreamSource("d", mode, interval, 3), after, RetryPolicy(PATIENCE_S, signals), signals)
 
 
 def make_storage(times: list[int]) -> FakeStorage:
@@ -94,7 +94,7 @@ def test_live_data_comes_in_order_of_arrival_within_the_interval() -> None:
 
 
 def test_the_end_wakes_a_stream_that_waits() -> None:
-    signals = Signals()
+    signals = CancellationToken()
     stream = open_stream(make_storage([]).client(), RunMode.PRODUCTION, signals=signals)
     stopping = threading.Timer(0.05, lambda: signals.end(CancelledError("stopped")))
     with pytest.raises(CancelledError, match="stopped"):
@@ -111,8 +111,8 @@ def test_errors_other_than_outages_are_raised_behind_the_batches_before_them() -
 
 
 def test_patience_ends() -> None:
-    signals, told = Signals(), list[str]()
-    patience = Patience(0.1, signals, told.append)
+    signals, told = CancellationToken(), list[str]()
+    patience = RetryPolicy(0.1, signals, told.append)
 
     def unreachable() -> None:
         raise UnavailableError("x cannot be reached")

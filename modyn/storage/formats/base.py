@@ -23,8 +23,8 @@ from modyn.storage.formats.timestamps import TimestampSource, parse_timestamp_so
 
 if TYPE_CHECKING:
     from modyn._core import PathTable
-    from modyn.storage.filesystems import FileSystem
-    from modyn.storage.sources import RecordSource
+    from modyn.storage.files.file_system import FileSystem
+    from modyn.storage.read.record_readers import RecordReader
 
 CHUNK_ROWS = 1 << 18
 """A format yields at most this many samples at once."""
@@ -165,7 +165,7 @@ class FileFormat(ABC):
         """Files that must stand beside `path` before it can be indexed, e.g. its label file."""
         return ()
 
-    def row_source(self, paths: PathTable, folder: FileSystem, cache_bytes: int) -> RecordSource | None:
+    def row_source(self, paths: PathTable, folder: FileSystem, cache_bytes: int) -> RecordReader | None:
         """What reads payloads that are no ranges of the files' bytes; None: they are. `paths` are the full paths of the files by id.
         cache_bytes: what it may keep of them for the next request."""
         return None

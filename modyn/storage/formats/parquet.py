@@ -18,13 +18,13 @@ from pydantic import Field, field_validator
 from modyn.errors import DataError
 from modyn.records import Int64Array, LabelArray
 from modyn.storage.formats.base import CHUNK_ROWS, FileFormat, FormatConfig, FormatResume, IndexedSamples, NameEndings, unreadable
-from modyn.storage.formats.row_groups import Payloads, RowGroupSource, lengths_of, pack
 from modyn.storage.formats.timestamps import FromNamedColumn, iso_seconds, refuse_other_places, timestamp_of_file
+from modyn.storage.read.row_groups import Payloads, RowGroupReader, lengths_of, pack
 
 if TYPE_CHECKING:
     from modyn._core import PathTable
-    from modyn.storage.filesystems import FileSystem
-    from modyn.storage.sources import RecordSource
+    from modyn.storage.files.file_system import FileSystem
+    from modyn.storage.read.record_readers import RecordReader
 
 _UNITS_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _DAY_S = 86_400
@@ -67,8 +67,8 @@ class ParquetFormat(FileFormat):
     def endings(self) -> NameEndings:
         return NameEndings(self.config.file_extension)
 
-    def row_source(self, paths: PathTable, folder: FileSystem, cache_bytes: int) -> RecordSource:
-        return RowGroupSource(paths, folder, self.config.payload_columns, cache_bytes)
+    def row_source(self, paths: PathTable, folder: FileSystem, cache_bytes: int) -> RecordReader:
+        return RowGroupReader(paths, folder, self.config.payload_columns, cache_bytes)
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
         if resume is not None:

@@ -1,0 +1,1 @@
+"""What users may write: JSON schema, `modyn explain`, generated pages."""

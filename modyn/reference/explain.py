@@ -1,0 +1,266 @@
+"""What each field of a pipeline file means, told from its JSON Schema: one field for the terminal, all of them as `docs/pipeline.md`."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from modyn.config.durations import DURATION_PATTERN, TIMESTAMP_PATTERN
+from modyn.config.pipeline import NOT_YET
+from modyn.errors import NotFoundError
+from modyn.reference.schema import JsonSchema, pipeline_json_schema
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One place in the format."""
+
+    path: str
+    """Dotted; items of lists add nothing, policies add nothing: `trigger.num_samples`, `training.optimizers.algorithm`."""
+    variant: str
+    """The policy that has the field; empty if all have."""
+    schema: JsonSchema
+    is_required: bool
+
+
+def explain(path: str, schema: JsonSchema | None = None) -> str:
+    """Meaning, type, bounds, default and example of the field at `path`, or of a policy by its name. An empty path gives the sections.
+
+    Raises NotFoundError that names what comes closest.
+    """
+    schema = pipeline_json_schema() if schema is None else schema
+    fields = list(walk(schema))
+    parts, wanted, titles = _parse(path, fields)
+    if not parts:
+        return "\n".join(["A pipeline file has these sections:", *_children(schema)])
+    if parts[-1] in titles:
+        told = [
+            _policy(field, variant) for field in fields for variant in variants_of(field.schema) if variant["title"] == parts[-1]
+        ]
+        return "\n\n".join(text for text in dict.fromkeys(told) if text.startswith(wanted))
+    # Policies of one section may share a field; where they say the same of it, it is told once.
+    texts: dict[str, list[str]] = {}
+    for field in find_fields(path, schema):
+        texts.setdefault(_text(field), []).append(field.variant)
+    return "\n\n".join(f"{wanted}{_of(variants)}\n{text}" for text, variants in texts.items())
+
+
+def find_fields(path: str, schema: JsonSchema | None = None) -> list[Field]:
+    """The fields at `path`: several where policies differ. Raises NotFoundError that names what comes closest."""
+    fields = list(walk(pipeline_json_schema() if schema is None else schema))
+    parts, wanted, titles = _parse(path, fields)
+    policies = [part for part in parts if part in titles]
+    found = [field for field in fields if field.path == wanted and (not policies or field.variant in policies)]
+    if not found:
+        raise NotFoundError(_not_found(path, wanted, fields))
+    return found
+
+
+def _parse(path: str, fields: list[Field]) -> tuple[list[str], str, set[str]]:
+    """The parts of `path` without indices, the path without names of policies, and the names of all policies."""
+    titles = {variant["title"] for field in fields for variant in variants_of(field.schema)}
+    parts = [part for part in path.strip().split(".") if part and not part.isdigit()]
+    return parts, ".".join(part for part in parts if part not in titles), titles
+
+
+def walk(schema: JsonSchema, path: str = "", variant: str = "") -> Iterator[Field]:
+    """Every field below `schema`, depth first, in the order of the file."""
+    for choice in _alternatives(schema):
+        inner = choice.get("title", "") if choice is not schema and "title" in choice else variant
+        required = choice.get("required", [])
+        for name, value in choice.get("properties", {}).items():
+            field = Field(f"{path}.{name}" if path else name, inner, value, name in required)
+            yield field
+            yield from walk(value, field.path, inner)
+
+
+def reference() -> str:
+    """`docs/pipeline.md`: the whole format as Markdown, without plug-ins."""
+    schema = pipeline_json_schema(plugins=False)
+    lines = [
+        "# The pipeline file",
+        "",
+        "Made from the configuration classes by `python -m modyn.reference.schema --markdown`; edit these, not this file.",
+        "`modyn explain FIELD` tells the same in the terminal, `modyn check FILE` checks a file, `modyn schema` prints a JSON Schema for",
+        "editors. Durations are a number and one of `s m h d w y` (a year has 365 days). Timestamps are seconds since 1970 or a date",
+        "in ISO 8601, in UTC unless it says otherwise. Intervals hold their start and not their end. Unknown keys are refused.",
+        f"Sections still to come: {', '.join(f'`{name}`' for name in NOT_YET)}.",
+        "",
+    ]
+    for name, section in schema["properties"].items():
+        optional = "" if name in schema["required"] else " (optional)"
+        lines += [f"## `{name}`{optional}", "", _sentence(section.get("description", "")), "", *tables(section, "###", name)]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def tables(schema: JsonSchema, heading: str, path: str) -> Iterator[str]:
+    """The fields of one mapping as a table; policies and nested mappings as headings below."""
+    variants = variants_of(schema)
+    deeper = heading + "#" if variants else heading
+    for mapping in variants or [m for m in _alternatives(schema) if m.get("properties")]:
+        if variants:
+            yield f"{heading} `{mapping['title']}`"
+            yield ""
+            yield from mapping["description"].splitlines()
+            yield ""
+        properties, required = mapping["properties"], mapping.get("required", [])
+        chooser = required[0] if variants else None
+        options = {name: field for name, field in properties.items() if name != chooser}
+        if options:
+            yield "| field | meaning | type | default |"
+            yield "|---|---|---|---|"
+        for name, field in options.items():
+            default = "**required**" if name in required else f"`{_value(field['default'])}`" if "default" in field else ""
+            example = f" Example: `{_value(field['examples'][0])}`" if field.get("examples") else ""
+            meaning = _cell(_sentence(field.get("description", "")) + example)
+            yield f"| `{name}` | {meaning} | {_cell(type_text(field))} | {_cell(default)} |"
+        if options:
+            yield ""
+        for name, field in options.items():
+            if any(m.get("properties") for m in _alternatives(field)):
+                yield f"{deeper} `{path}.{name}`{_in(mapping, variants)}"
+                yield ""
+                yield from tables(field, deeper + "#", f"{path}.{name}")
+
+
+def type_text(schema: JsonSchema) -> str:
+    """The kind of value in words, with its bounds.
+
+    >>> type_text({"type": "integer", "minimum": 1})
+    'integer, at least 1'
+    >>> type_text({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}]})
+    'list of text, or null'
+    """
+    if "anyOf" in schema:
+        texts = list(dict.fromkeys(type_text(branch) for branch in schema["anyOf"]))
+        durations = [text for text in texts if text.startswith(("duration", "timestamp"))]
+        # Both are numbers inside, and may be written as such.
+        texts = [text for text in texts if not (durations and text.startswith("integer"))]
+        return ", or ".join(texts) + _bounds_of_number(schema, bool(durations))
+    if "oneOf" in schema:
+        return "mapping, one of " + ", ".join(variant["title"] for variant in schema["oneOf"])
+    if schema.get("type") == "array":
+        return _list_text(schema)
+    return _scalar_text(schema)
+
+
+def _list_text(schema: JsonSchema) -> str:
+    if "prefixItems" in schema:
+        return "list of " + " and ".join(f"({type_text(item)})" for item in schema["prefixItems"])
+    item = type_text(schema.get("items", {}))
+    count = f", at least {schema['minItems']}" if schema.get("minItems") else ""
+    return f"list of {f'({item})' if ', ' in item else item}{count}"
+
+
+def _scalar_text(schema: JsonSchema) -> str:
+    if "enum" in schema:
+        values = [_value(value) for value in schema["enum"]]
+        return "one of " + ", ".join(values if len(values) <= 20 else [*values[:5], f"… ({len(values)})"])
+    if "const" in schema:
+        return _value(schema["const"])
+    times = {DURATION_PATTERN: "duration", TIMESTAMP_PATTERN: "timestamp or date"}
+    words = {"string": "text", "object": "mapping", "boolean": "true or false"}
+    kind = schema.get("type", "any value")
+    return times.get(schema.get("pattern", "")) or str(words.get(kind, kind)) + _bounds(schema)
+
+
+def _bounds_of_number(schema: JsonSchema, is_time: bool) -> str:
+    limits = [_bounds(branch) for branch in schema["anyOf"] if branch.get("type") == "integer"]
+    return f"{limits[0]} second{'s' if not limits[0].endswith(' 1') else ''}" if is_time and limits and limits[0] else ""
+
+
+def _bounds(schema: JsonSchema) -> str:
+    words = {
+        "minimum": "at least",
+        "exclusiveMinimum": "above",
+        "maximum": "at most",
+        "exclusiveMaximum": "below",
+    }
+    limits = "".join(f", {text} {_value(schema[keyword])}" for keyword, text in words.items() if keyword in schema)
+    return limits + (f", at most {schema['maxLength']} characters" if "maxLength" in schema else "")
+
+
+def _text(field: Field) -> str:
+    lines = _indent(field.schema.get("description") or "")
+    lines.append(f"  type: {type_text(field.schema)}")
+    if field.is_required:
+        lines.append("  required")
+    elif "default" in field.schema:
+        lines.append(f"  default: {_value(field.schema['default'])}")
+    lines += [f"  example: {_value(example)}" for example in field.schema.get("examples", [])]
+    return "\n".join(lines + _children(field.schema))
+
+
+def _policy(field: Field, variant: JsonSchema) -> str:
+    return "\n".join([f"{field.path}: {variant['title']}", *_indent(variant["description"]), *_children(variant)])
+
+
+def _children(schema: JsonSchema) -> list[str]:
+    """One line for each key, or for each policy to choose from."""
+    variants = variants_of(schema)
+    if variants:
+        entries = {variant["title"]: variant["description"].split("\n\n")[0].replace("\n", " ") for variant in variants}
+        title = "  one of:"
+    else:
+        entries = {
+            name: value.get("description", "") for m in _alternatives(schema) for name, value in m.get("properties", {}).items()
+        }
+        title = "  keys:"
+    width = max(map(len, entries), default=0)
+    return [title, *(f"    {name:<{width}}  {text}".rstrip() for name, text in entries.items())] if entries else []
+
+
+def _alternatives(schema: JsonSchema) -> list[JsonSchema]:
+    """The mappings that may stand at a place: itself, items of a list, branches of a choice."""
+    found = [schema] if "properties" in schema else []
+    for branch in [*schema.get("anyOf", []), *schema.get("oneOf", [])]:
+        found += _alternatives(branch)
+    return found + (_alternatives(schema["items"]) if isinstance(schema.get("items"), dict) else [])
+
+
+def variants_of(schema: JsonSchema) -> list[JsonSchema]:
+    """The policies that may stand at a place."""
+    return [mapping for mapping in _alternatives(schema) if "title" in mapping and mapping is not schema]
+
+
+def _not_found(path: str, wanted: str, fields: list[Field]) -> str:
+    paths = list(dict.fromkeys(field.path for field in fields))
+    policies = list(dict.fromkeys(variant["title"] for field in fields for variant in variants_of(field.schema)))
+    same_name = [known for known in paths if known.rpartition(".")[2] == wanted.rpartition(".")[2]]
+    close = (same_name or difflib.get_close_matches(wanted, paths + policies, n=3, cutoff=0.6))[:3]
+    hint = f", did you mean {' or '.join(repr(name) for name in close)}?" if close else ". `modyn explain` lists the sections"
+    return f"the pipeline format has no field '{path}'{hint}"
+
+
+def _of(variants: list[str]) -> str:
+    names = [name for name in variants if name]
+    return f"  (of {', '.join(names)})" if names else ""
+
+
+def _in(mapping: JsonSchema, variants: list[JsonSchema]) -> str:
+    return f" of `{mapping['title']}`" if variants else ""
+
+
+def _indent(text: str) -> list[str]:
+    return [f"  {line}".rstrip() for line in text.splitlines()]
+
+
+def _sentence(text: str) -> str:
+    if not text:
+        return ""
+    first = text.split(maxsplit=1)[0]
+    is_word = first.rstrip(",;:").replace("-", "").isalpha() and first.islower()
+    return f"{text[0].upper() if is_word else text[0]}{text[1:].rstrip('.')}."
+
+
+def _cell(text: str) -> str:
+    parts = text.replace("|", "\\|").replace("\n", " ").split("`")
+    # Between backticks Markdown leaves `<` alone; elsewhere it would start a tag.
+    return "`".join(part if index % 2 else part.replace("<", "&lt;") for index, part in enumerate(parts))
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)

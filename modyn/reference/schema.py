@@ -1,0 +1,231 @@
+"""The format of a pipeline file as a JSON Schema, composed from the configurations that lie with their owners.
+
+`python -m modyn.reference.schema` prints it for editors; with `--markdown` it prints `docs/pipeline.md`, which is made from it, with
+`--datasets` `docs/datasets.md`, with `--system` `docs/system.md`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel
+
+from modyn.config.pipeline import NOT_YET, EvaluationFrame, Identity, PipelineFrame
+from modyn.registry import Registry
+
+JsonSchema = dict[str, Any]
+
+_BOUNDS = {Ge: ("ge", "minimum"), Gt: ("gt", "exclusiveMinimum"), Le: ("le", "maximum"), Lt: ("lt", "exclusiveMaximum")}
+
+
+def pipeline_json_schema(plugins: bool = True) -> JsonSchema:
+    """JSON Schema 2020-12 of a pipeline file. With `plugins`, policies of other packages are in it, as far as they are installed here."""
+    sections: dict[str, Callable[[bool], JsonSchema]] = {
+        "pipeline": lambda _: of_model(Identity),
+        "model": _model,
+        "model_storage": _model_storage,
+        "training": _training,
+        "data": _data,
+        "trigger": _trigger,
+        "selection_strategy": _selection_strategy,
+        "evaluation": _evaluation,
+    }
+    fields = PipelineFrame.model_fields
+    assert sections.keys() == fields.keys()
+    properties = {name: {**make(plugins), "description": fields[name].description} for name, make in sections.items()}
+    properties["evaluation"] = {
+        "anyOf": [properties["evaluation"], {"type": "null"}],
+        "description": fields["evaluation"].description,
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Modyn pipeline",
+        "description": f"When to train, on which samples, and how. Sections still to come: {', '.join(NOT_YET)}.",
+        "type": "object",
+        "properties": properties,
+        "required": [name for name, field in fields.items() if field.is_required()],
+        "additionalProperties": False,
+    }
+
+
+def _model(plugins: bool) -> JsonSchema:
+    from modyn.models import MODELS
+
+    def constructor(options: JsonSchema) -> JsonSchema:
+        config = {**options, "description": "arguments of the model's constructor"}
+        needed = {"required": ["config"]} if options.get("required") else {}
+        return {"properties": {"config": config}, **needed}
+
+    return one_of(policies(MODELS, plugins), "id", constructor)
+
+
+def _model_storage(plugins: bool) -> JsonSchema:
+    from modyn.model_storage.formats import MODEL_FORMATS
+    from modyn.model_storage.section import ModelStorageSection
+
+    schema = of_model(ModelStorageSection)
+    schema["properties"]["full_model_strategy"]["properties"]["name"]["enum"] = list(policies(MODEL_FORMATS, plugins))
+    return schema
+
+
+def _training(_: bool) -> JsonSchema:
+    from modyn.trainer_server.config import TrainingConfig
+
+    return of_model(TrainingConfig)
+
+
+def _data(_: bool) -> JsonSchema:
+    from modyn.dataset.config import DataConfig
+
+    return of_model(DataConfig)
+
+
+def _trigger(plugins: bool) -> JsonSchema:
+    from modyn.supervisor.triggers import TRIGGERS
+
+    return one_of(policies(TRIGGERS, plugins), "id")
+
+
+def _selection_strategy(plugins: bool) -> JsonSchema:
+    from modyn.selector.presampling import PRESAMPLING
+    from modyn.selector.selection import SELECTION
+    from modyn.trainer_server.downsampling import DOWNSAMPLING
+
+    def nested(options: JsonSchema) -> JsonSchema:
+        if "presampling_config" in options["properties"]:
+            _replace(options, "presampling_config", one_of(policies(PRESAMPLING, plugins), "strategy"))
+            _replace(options, "downsampling_config", one_of(policies(DOWNSAMPLING, plugins), "strategy"))
+        return options
+
+    return one_of(policies(SELECTION, plugins), "name", nested)
+
+
+def _evaluation(plugins: bool) -> JsonSchema:
+    from modyn.evaluator.config import EvaluationDatasetConfig
+    from modyn.evaluator.metrics import METRICS, torchmetrics_names
+    from modyn.evaluator.metrics.torch_metric import TorchMetric, TorchMetricConfig
+    from modyn.supervisor.evaluation import EVALUATION_STRATEGIES
+    from modyn.supervisor.evaluation.handlers import EvaluationHandler
+
+    handler = of_model(EvaluationHandler)
+    _replace(handler, "strategy", one_of(policies(EVALUATION_STRATEGIES, plugins), "type"))
+    dataset = of_model(EvaluationDatasetConfig)
+    metrics = one_of(policies(METRICS, plugins), "name")
+    metrics["oneOf"].append(_variant("torchmetrics", "name", TorchMetric, of_model(TorchMetricConfig)))
+    others = sorted(torchmetrics_names() - set(METRICS))
+    metrics["oneOf"][-1]["properties"]["name"] = {"enum": others, "description": "a class of torchmetrics"}
+    dataset["properties"]["metrics"]["items"] = metrics
+    schema = of_model(EvaluationFrame)
+    schema["properties"]["datasets"]["items"] = dataset
+    schema["properties"]["handlers"]["items"] = handler
+    return schema
+
+
+def _replace(schema: JsonSchema, name: str, choice: JsonSchema) -> None:
+    """Puts a policy's options in place of a property that its owner keeps as a plain mapping; what is said of it stays."""
+    old = schema["properties"][name]
+    said = {keyword: old[keyword] for keyword in ("description", "default", "examples") if keyword in old}
+    is_optional = {"type": "null"} in old.get("anyOf", [])
+    schema["properties"][name] = {**({"anyOf": [choice, {"type": "null"}]} if is_optional else choice), **said}
+
+
+def of_model(model: type[BaseModel]) -> JsonSchema:
+    """The schema of one configuration class, its parts in place of references, without generated titles."""
+    schema = model.model_json_schema(mode="validation")
+    definitions = schema.pop("$defs", {})
+    plain = _plain(schema, definitions)
+    assert isinstance(plain, dict)
+    if "description" not in schema or model.__doc__ is None:
+        plain.pop("description", None)
+    for name, field in model.model_fields.items():
+        shown = plain["properties"][field.alias or name]
+        default = field.get_default(call_default_factory=True, validated_data={})
+        if field.default_factory is not None and isinstance(default, dict | list | tuple):
+            shown["default"] = list(default) if isinstance(default, tuple) else default
+        branches = shown.get("anyOf", [])
+        for limit in field.metadata:
+            # Pydantic cannot tell to which kind of input (`86400` or `1d`) a bound belongs: it is the number.
+            for kind, (attribute, keyword) in _BOUNDS.items():
+                for branch in branches:
+                    if isinstance(limit, kind) and branch.get("type") == "integer":
+                        branch[keyword] = getattr(limit, attribute)
+    return plain
+
+
+def one_of(
+    policies: Mapping[str, Any], key: str, change: Callable[[JsonSchema], JsonSchema] = lambda options: options
+) -> JsonSchema:
+    """A mapping whose `key` names one of `policies` and whose other keys are the options of that policy."""
+    variants = [_variant(id_, key, policy, change(of_model(policy.Config))) for id_, policy in policies.items()]
+    return {"type": "object", "required": [key], "oneOf": variants}
+
+
+def policies(registry: Registry[Any], plugins: bool) -> dict[str, Any]:
+    return {id_: registry.get(id_) for id_ in (registry if plugins else sorted(registry.builtin))}
+
+
+def _variant(id_: str, key: str, policy: object, options: JsonSchema) -> JsonSchema:
+    return {
+        "title": id_,
+        "description": _rule(policy),
+        "type": "object",
+        "properties": {key: {"const": id_, "description": "chooses this one"}, **_without(options.get("properties", {}), key)},
+        "required": list(dict.fromkeys([key, *options.get("required", [])])),
+        "additionalProperties": options.get("additionalProperties", False),
+    }
+
+
+def _without(properties: JsonSchema, name: str) -> JsonSchema:
+    return {other: value for other, value in properties.items() if other != name}
+
+
+def _rule(policy: object) -> str:
+    """The docstring without its examples, which are for those who write policies."""
+    return (inspect.getdoc(policy) or "").partition(">>>")[0].strip()
+
+
+def _plain(schema: Any, definitions: Mapping[str, Any]) -> Any:
+    if isinstance(schema, list):
+        return [_plain(item, definitions) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        target = definitions[schema["$ref"].rsplit("/", 1)[1]]
+        return _plain({**target, **{name: value for name, value in schema.items() if name != "$ref"}}, definitions)
+    if "properties" in schema and isinstance(schema["properties"], dict):
+        inner = {name: _plain(value, definitions) for name, value in schema["properties"].items()}
+        schema = {name: value for name, value in schema.items() if name not in ("properties", "title")}
+        return {**{name: _plain(value, definitions) for name, value in schema.items()}, "properties": inner}
+    keep = {"default", "examples", "const", "enum"}
+    return {n: v if n in keep else _plain(v, definitions) for n, v in schema.items() if n != "title" or not isinstance(v, str)}
+
+
+def main(arguments: list[str]) -> int:
+    """Prints the schema, or a reference: `--markdown` of pipelines, `--datasets` of datasets, `--system` of the system file."""
+    if arguments == ["--markdown"]:
+        from modyn.reference.explain import reference
+
+        sys.stdout.write(reference())
+    elif arguments == ["--datasets"]:
+        from modyn.reference.datasets import dataset_reference
+
+        sys.stdout.write(dataset_reference())
+    elif arguments == ["--system"]:
+        from modyn.reference.system import system_reference
+
+        sys.stdout.write(system_reference())
+    elif not arguments:
+        sys.stdout.write(json.dumps(pipeline_json_schema(), indent=2) + "\n")
+    else:
+        sys.stderr.write("usage: python -m modyn.reference.schema [--markdown | --datasets | --system]\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""The catalogue of datasets, files and segments in PostgreSQL."""

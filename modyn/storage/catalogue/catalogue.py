@@ -1,0 +1,265 @@
+"""The catalogue in PostgreSQL: which datasets, files, segments and problems there are. One transaction per change, none per sample.
+
+Every change to a dataset names the version that it was made from; if another process was faster, nothing is changed.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, field
+from typing import NamedTuple
+
+from psycopg2 import extensions
+from psycopg2.extras import execute_values
+
+from modyn.config.system import DatasetConfig, SystemConfig
+from modyn.db.engine import Database, open_database
+from modyn.errors import ConflictError
+from modyn.sanitize import sanitize
+from modyn.storage.index.segment_index import SegmentInfo
+from modyn.storage.model.records import FileProblem
+
+LISTED_PROBLEMS = 10_000
+"""At most so many problems of a dataset are listed, the newest ones; all are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetRow:
+    id: int
+    config: DatasetConfig
+    folder: str
+    float_labels: bool
+    next_key: int
+    version: int
+
+
+class FileRow(NamedTuple):
+    """One indexed file. `path` is relative to the dataset's folder. `altered`: its indexed bytes are no longer those that were indexed.
+
+    A tuple, because there may be one for each sample: making it takes a tenth of the time of a frozen record.
+    """
+
+    file_id: int
+    path: str
+    size: int
+    mtime_ns: int
+    indexed_end: int
+    num_samples: int
+    fingerprint: str
+    altered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRow:
+    info: SegmentInfo
+    file_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemRow:
+    """`signature` is the state of the file when the problem was found: the file is looked at again when it is another."""
+
+    path: str
+    signature: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What one transaction changes in a dataset."""
+
+    next_key: int
+    new_files: Sequence[FileRow] = ()
+    changed_files: Sequence[FileRow] = ()
+    segments: Sequence[SegmentRow] = ()
+    replaced_segments: Sequence[int] = ()
+    """First keys of segments that `segments` stand for now."""
+    problems: Sequence[ProblemRow] = ()
+    solved: Sequence[str] = ()
+    """Paths whose problem is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """Everything that is known of a dataset at one version."""
+
+    row: DatasetRow
+    files: Sequence[FileRow] = field(repr=False)
+    segments: Sequence[SegmentRow] = field(repr=False)
+    problems: dict[str, str] = field(repr=False)
+    """Signature by path."""
+
+
+class Catalogue:
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    @classmethod
+    def open(cls, config: SystemConfig) -> Catalogue:
+        return cls(open_database(config, "storage", "modyn.storage.migrations"))
+
+    def close(self) -> None:
+        self.database.close()
+
+    def datasets(self) -> list[DatasetRow]:
+        """All datasets but those that are being deleted, by name."""
+        return self._datasets("WHERE NOT deleting ORDER BY name", ())
+
+    def deleting(self) -> list[DatasetRow]:
+        """Datasets whose deletion was begun and not ended."""
+        return self._datasets("WHERE deleting ORDER BY name", ())
+
+    def dataset(self, name: str) -> DatasetRow | None:
+        rows = self._datasets("WHERE name = %s AND NOT deleting", (name,))
+        return rows[0] if rows else None
+
+    def add(self, config: DatasetConfig, float_labels: bool) -> DatasetRow:
+        """Registers a dataset, or gives the row that another process made of this name a moment before."""
+        spec = json.dumps(config.model_dump(mode="json"))
+        with self.database.raw() as connection, connection.cursor() as cursor:
+            cursor.execute(
+                "INSERT INTO storage.datasets (name, spec, folder, float_labels) VALUES (%s, %s, %s, %s) "
+                "ON CONFLICT (name) DO NOTHING",
+                (config.name, spec, uuid.uuid4().hex, float_labels),
+            )
+        row = self.dataset(config.name)
+        if row is None:
+            raise ConflictError(f"dataset '{config.name}' is being deleted; register it again when that is done")
+        return row
+
+    def begin_delete(self, dataset_id: int) -> None:
+        """From now on the dataset is not listed; `end_delete` follows when its files are gone, if need be after a restart."""
+        with self.database.raw() as connection, connection.cursor() as cursor:
+            cursor.execute("UPDATE storage.datasets SET deleting = true, version = version + 1 WHERE id = %s", (dataset_id,))
+
+    def end_delete(self, dataset_id: int) -> None:
+        with self.database.raw() as connection, connection.cursor() as cursor:
+            cursor.execute("DELETE FROM storage.datasets WHERE id = %s", (dataset_id,))
+            cursor.execute("DELETE FROM storage.files WHERE dataset_id = %s", (dataset_id,))
+
+    def version(self, dataset_id: int) -> int | None:
+        """None: the dataset is gone."""
+        with self.database.raw() as connection, connection.cursor() as cursor:
+            cursor.execute("SELECT version FROM storage.datasets WHERE id = %s AND NOT deleting", (dataset_id,))
+            found = cursor.fetchone()
+        return None if found is None else int(found[0])
+
+    def contents(self, name: str) -> Contents | None:
+        """All that is known of a dataset, from one snapshot of the database; None if there is no such dataset."""
+        with self.database.raw() as connection, connection.cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            rows = _dataset_rows(cursor, "WHERE name = %s AND NOT deleting", (name,))
+            if not rows:
+                return None
+            id_ = (rows[0].id,)
+            cursor.execute(
+                "SELECT file_id, path, size, mtime_ns, indexed_end, num_samples, fingerprint, altered "
+                "FROM storage.files WHERE dataset_id = %s ORDER BY file_id",
+                id_,
+            )
+            files = [FileRow(row[0], os.fsdecode(bytes(row[1])), *row[2:]) for row in cursor]
+            cursor.execute(
+                "SELECT first_key, num_samples, min_timestamp, max_timestamp, num_bytes, checksum, file_name "
+                "FROM storage.segments WHERE dataset_id = %s ORDER BY first_key",
+                id_,
+            )
+            segments = [SegmentRow(SegmentInfo(*row[:6]), row[6]) for row in cursor]
+            cursor.execute("SELECT path, signature FROM storage.problems WHERE dataset_id = %s", id_)
+            problems = {os.fsdecode(bytes(path)): str(signature) for path, signature in cursor}
+        return Contents(rows[0], files, segments, problems)
+
+    def file(self, dataset_id: int, file_id: int) -> FileRow:
+        with self.database.raw() as connection, connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT file_id, path, size, mtime_ns, indexed_end, num_samples, fingerprint, altered "
+                "FROM storage.files WHERE dataset_id = %s AND file_id = %s",
+                (dataset_id, file_id),
+            )
+            row = cursor.fetchone()
+        if row is None:
+            raise ConflictError(f"file {file_id} of dataset {dataset_id} is not in the catalogue any more")
+        return FileRow(row[0], os.fsdecode(bytes(row[1])), *row[2:])
+
+    def commit(self, dataset_id: int, version: int, change: Change) -> int:
+        """Makes `change` to the dataset as it is at `version`, all of it or nothing; the new version.
+
+        ConflictError: another process changed the dataset meanwhile. UnavailableError: it is not known whether the change was made.
+        """
+        with self.database.raw() as connection, connection.cursor() as cursor:
+            cursor.execute(
+                "UPDATE storage.datasets SET version = version + 1, next_key = %s "
+                "WHERE id = %s AND version = %s AND NOT deleting",
+                (change.next_key, dataset_id, version),
+            )
+            if cursor.rowcount != 1:
+                raise ConflictError(f"dataset {dataset_id} was changed or deleted by another process; look at it again")
+            _copy_files(cursor, dataset_id, change.new_files)
+            for file in change.changed_files:
+                cursor.execute(
+                    "UPDATE storage.files SET size = %s, mtime_ns = %s, indexed_end = %s, num_samples = %s, fingerprint = %s, "
+                    "altered = %s WHERE dataset_id = %s AND file_id = %s",
+                    (*file[2:], dataset_id, file.file_id),
+                )
+            if change.replaced_segments:
+                cursor.execute(
+                    "DELETE FROM storage.segments WHERE dataset_id = %s AND first_key = ANY(%s)",
+                    (dataset_id, list(change.replaced_segments)),
+                )
+            _insert_segments(cursor, dataset_id, change.segments)
+            _replace_problems(cursor, dataset_id, change)
+        return version + 1
+
+    def problems(self, dataset_id: int, full_path: Callable[[str], str]) -> list[FileProblem]:
+        """The newest problems first. `full_path` makes what is shown of a path in the dataset's folder."""
+        with self.database.raw() as connection, connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT path, reason, found_at FROM storage.problems WHERE dataset_id = %s ORDER BY found_at DESC, path LIMIT %s",
+                (dataset_id, LISTED_PROBLEMS),
+            )
+            return [FileProblem(full_path(os.fsdecode(bytes(path))), reason, found_at) for path, reason, found_at in cursor]
+
+    def _datasets(self, condition: str, values: tuple[object, ...]) -> list[DatasetRow]:
+        with self.database.raw() as connection, connection.cursor() as cursor:
+            return _dataset_rows(cursor, condition, values)
+
+
+def _dataset_rows(cursor: extensions.cursor, condition: str, values: tuple[object, ...]) -> list[DatasetRow]:
+    cursor.execute(f"SELECT id, spec, folder, float_labels, next_key, version FROM storage.datasets {condition}", values)
+    return [DatasetRow(row[0], DatasetConfig.model_validate(row[1]), *row[2:]) for row in cursor]
+
+
+def _copy_files(cursor: extensions.cursor, dataset_id: int, files: Sequence[FileRow]) -> None:
+    if not files:
+        return
+    lines = (
+        f"{dataset_id}\t{file.file_id}\t\\\\x{os.fsencode(file.path).hex()}\t{file.size}\t{file.mtime_ns}\t{file.indexed_end}\t"
+        f"{file.num_samples}\t{file.fingerprint}\t{file.altered}\n"
+        for file in files
+    )
+    columns = "dataset_id, file_id, path, size, mtime_ns, indexed_end, num_samples, fingerprint, altered"
+    cursor.copy_expert(f"COPY storage.files ({columns}) FROM STDIN", io.StringIO("".join(lines)))
+
+
+def _insert_segments(cursor: extensions.cursor, dataset_id: int, segments: Sequence[SegmentRow]) -> None:
+    if segments:
+        columns = "dataset_id, first_key, num_samples, min_timestamp, max_timestamp, num_bytes, checksum, file_name"
+        values = [(dataset_id, *astuple(segment.info), segment.file_name) for segment in segments]
+        execute_values(cursor, f"INSERT INTO storage.segments ({columns}) VALUES %s", values)
+
+
+def _replace_problems(cursor: extensions.cursor, dataset_id: int, change: Change) -> None:
+    gone = [os.fsencode(path) for path in [*change.solved, *(problem.path for problem in change.problems)]]
+    for first in range(0, len(gone), 10_000):
+        cursor.execute(
+            "DELETE FROM storage.problems WHERE dataset_id = %s AND sha256(path) IN (SELECT sha256(p) FROM unnest(%s::bytea[]) AS p)",
+            (dataset_id, gone[first : first + 10_000]),
+        )
+    if change.problems:
+        now = time.time()
+        values = [(dataset_id, os.fsencode(p.path), p.signature, sanitize(p.reason), now) for p in change.problems]
+        execute_values(cursor, "INSERT INTO storage.problems (dataset_id, path, signature, reason, found_at) VALUES %s", values)

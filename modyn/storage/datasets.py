@@ -1,0 +1,248 @@
+"""All datasets of the service: registering, opening, watching and forgetting them. Knows no gRPC."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from modyn.config.system import DatasetConfig, SystemConfig, is_s3
+from modyn.errors import AlreadyExistsError, ConfigError, InvalidArgumentError, ModynError, NotFoundError, UnavailableError
+from modyn.rpc.logs import get_logger
+from modyn.storage.catalogue.catalogue import Catalogue, DatasetRow
+from modyn.storage.files.file_system import open_filesystem
+from modyn.storage.files.listing import Roots
+from modyn.storage.files.s3_url import S3Url
+from modyn.storage.formats import build_format
+from modyn.storage.ingest.ingestion import ingest
+from modyn.storage.ingest.open_dataset import OpenDataset
+from modyn.storage.ingest.watcher import Watcher
+from modyn.storage.model.records import DatasetInfo, FileProblem, IngestProgress
+from modyn.storage.read.locality import ShortCutOffer
+from modyn.storage.read.published import PublishedNames, withdraw
+from modyn.storage.read.record_readers import RecordReaders
+from modyn.storage.read.snapshot import DatasetSnapshot
+
+_STEP_S = 1.0
+"""Whoever waits for news of an ingestion looks so often whether anybody still listens."""
+
+
+class Store:
+    """The datasets in the catalogue. Methods may be called from any thread and raise from `modyn.errors`."""
+
+    def __init__(self, config: SystemConfig, catalogue: Catalogue) -> None:
+        self._settings = config.storage
+        self._folder = config.service_dir("storage") / "datasets"
+        self._names = PublishedNames.of(config)
+        self._sources = RecordReaders(config.storage.num_threads, config.storage.row_group_cache_bytes)
+        self._roots = Roots.of(config.storage.dataset_roots)
+        self._catalogue = catalogue
+        self._lock = threading.RLock()
+        self._open: dict[str, OpenDataset] = {}
+        self._watchers: dict[str, Watcher] = {}
+        self._closing = False
+
+    def start(self) -> None:
+        """Ends deletions that were begun, opens what is registered, registers what the system file names. A dataset that cannot be
+        opened keeps the others from nothing: it raises its error when it is asked for."""
+        for row in self._catalogue.deleting():
+            self._forget(row)
+        self._names.keep_only({row.config.name for row in self._catalogue.datasets()})
+        for config in self._settings.datasets:
+            try:
+                self.register(config, may_be_absent=True)
+            except ModynError as error:
+                raise type(error)(f"storage.datasets: {config.name}: {error.message}") from error
+        for row in self._catalogue.datasets():
+            try:
+                self.dataset(row.config.name)
+            except ModynError as error:
+                get_logger("storage").error("dataset_not_opened", dataset=row.config.name, error=error.message)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closing = True
+            watchers, datasets = list(self._watchers.values()), list(self._open.values())
+            self._watchers.clear()
+        for watcher in watchers:
+            watcher.stop()
+        for dataset in datasets:
+            dataset.close(UnavailableError("storage is stopping; its streams go on when it is back"))
+        self._catalogue.close()
+        self._sources.close()
+
+    def register(self, config: DatasetConfig, *, may_be_absent: bool = False) -> DatasetInfo:
+        """Makes a dataset known and watches its folder if it is to be. `may_be_absent`: the folder may appear later."""
+        config = config.model_copy(update={"base_path": _normal(config)})
+        base = config.base_path
+        try:
+            base.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgumentError(
+                f"base_path {base!r} of dataset '{config.name}' is not valid UTF-8; rename the folder"
+            ) from error
+        file_format = build_format(config.file_wrapper, config.file_wrapper_config, config.timestamp_source)
+        folder = open_filesystem(base)
+        folder.check_roots(self._roots)
+        if not may_be_absent:
+            folder.check(self._roots)
+        with self._lock:
+            row = self._catalogue.dataset(config.name) or self._catalogue.add(config, file_format.float_labels)
+            difference = _difference(row.config, config)
+            if difference:
+                raise AlreadyExistsError(
+                    f"dataset '{config.name}' is registered with other options: {difference}; delete it first or take another name"
+                )
+            return self.dataset(config.name).info()
+
+    def dataset(self, name: str) -> OpenDataset:
+        """Raises NotFoundError if there is none of this name."""
+        found = self._open.get(name)
+        if found is not None:
+            return found
+        with self._lock:
+            found = self._open.get(name)
+            if found is not None:
+                return found
+            if self._closing:
+                raise UnavailableError("storage is stopping")
+            contents = self._catalogue.contents(name)
+            if contents is None:
+                raise NotFoundError(f"there is no dataset '{name}'; `modyn data ls` lists them, `modyn data register` adds one")
+            found = OpenDataset(
+                self._catalogue, self._folder / contents.row.folder, contents, self._settings.settle_s, self._sources
+            )
+            self._sweep(found)
+            self._names.add(name, found.folder)
+            self._open[name] = found
+            if found.row.config.watch:
+                self._watchers[name] = Watcher(found, self._look, self._settings.poll_interval_s)
+            return found
+
+    def view(self, name: str) -> DatasetSnapshot:
+        """The dataset as its readers see it now. Raises NotFoundError if there is none of this name."""
+        return self.dataset(name).published.view()
+
+    def offer_short_cut(self, name: str) -> ShortCutOffer:
+        """What a reader needs who is on this machine and may read what storage reads."""
+        dataset = self.dataset(name)
+        if self._settings.short_cut == "off":
+            return ShortCutOffer("storage.short_cut is off where storage runs")
+        return dataset.offer_short_cut()
+
+    def infos(self) -> list[DatasetInfo]:
+        """By name; datasets that cannot be opened are left out, which the log tells."""
+        infos = []
+        for row in self._catalogue.datasets():
+            try:
+                infos.append(self.dataset(row.config.name).info())
+            except ModynError as error:
+                get_logger("storage").error("dataset_not_opened", dataset=row.config.name, error=error.message)
+        return infos
+
+    def delete(self, name: str) -> None:
+        """Forgets the dataset and removes its index. The user's files stay."""
+        with self._lock:
+            row = self._catalogue.dataset(name)
+            if row is None:
+                raise NotFoundError(f"there is no dataset '{name}'; `modyn data ls` lists them")
+            watcher, dataset = self._watchers.pop(name, None), self._open.pop(name, None)
+            self._catalogue.begin_delete(row.id)
+            self._withdraw(row)
+        if dataset is not None:
+            dataset.close(NotFoundError(f"dataset '{name}' was deleted"))
+        if watcher is not None:
+            watcher.stop()
+        if dataset is not None:
+            # An ingestion that still runs fails at its next commit; its files must not appear after the folder is gone.
+            with dataset.writing:
+                self._forget(row)
+        else:
+            self._forget(row)
+
+    def problems(self, name: str) -> list[FileProblem]:
+        dataset = self.dataset(name)
+        return self._catalogue.problems(dataset.row.id, dataset.filesystem.full_path)
+
+    def ingest(self, name: str, is_active: Callable[[], bool] = lambda: True) -> Iterator[IngestProgress]:
+        """Ingests now. The work goes on when nobody listens any more, that is not `is_active`, and does not wait for a slow listener."""
+        dataset = self.dataset(name)
+        # Only the newest is of interest, and nobody may be listening: one is kept.
+        news: deque[IngestProgress | BaseException] = deque(maxlen=1)
+        arrived = threading.Event()
+
+        def tell(item: IngestProgress | BaseException) -> None:
+            news.append(item)
+            arrived.set()
+
+        def work() -> None:
+            try:
+                tell(ingest(dataset, self._roots, self._settings.num_threads, on_progress=tell))
+            except BaseException as error:  # noqa: BLE001  (raised again where it is waited for, if anybody still waits)
+                bug = not isinstance(error, ModynError)
+                get_logger("storage").error("ingestion_failed", dataset=name, error=str(error), exc_info=bug)
+                tell(error)
+
+        threading.Thread(target=work, name=f"ingest-{name}", daemon=True).start()
+        while True:
+            while not arrived.wait(_STEP_S):
+                if not is_active():
+                    return
+            arrived.clear()  # Before the look: what comes after it is told by the next round.
+            if not news:
+                continue
+            item = news.pop()
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+            if item.finished:
+                return
+
+    def _look(self, dataset: OpenDataset) -> None:
+        ingest(dataset, self._roots, self._settings.num_threads, patient=False)
+
+    def _sweep(self, dataset: OpenDataset) -> None:
+        """Removes what a crash left in the dataset's folder, unless somebody ingests: then he does it."""
+        with self._catalogue.database.advisory_lock(f"dataset/{dataset.row.id}") as held:
+            if held:
+                dataset.refresh()
+
+    def _withdraw(self, row: DatasetRow) -> None:
+        """From now on nobody reads the dataset."""
+        self._names.remove(row.config.name)
+        withdraw(self._folder / row.folder)
+
+    def _forget(self, row: DatasetRow) -> None:
+        self._withdraw(row)  # First, and again: the folder must not be read while it loses its files, deletions among them.
+        shutil.rmtree(self._folder / row.folder, ignore_errors=True)
+        self._catalogue.end_delete(row.id)
+
+
+def _normal(config: DatasetConfig) -> str:
+    """The one way to write a dataset's base_path. Raises ConfigError, InvalidArgumentError."""
+    if is_s3(config.base_path):
+        return str(S3Url.parse(config.base_path))
+    if not os.path.isabs(config.base_path):
+        raise InvalidArgumentError(
+            f"base_path '{config.base_path}' of dataset '{config.name}' is not absolute; write it from the root"
+        )
+    return os.path.normpath(config.base_path)
+
+
+def _difference(known: DatasetConfig, asked: DatasetConfig) -> str:
+    """What differs between two ways to register one name, with the defaults of the file format filled in; empty if nothing does."""
+    found = [
+        f"{field} is {getattr(known, field)!s}, not {getattr(asked, field)!s}"
+        for field in ("base_path", "file_wrapper", "filesystem_wrapper", "timestamp_source", "watch")
+        if getattr(known, field) != getattr(asked, field)
+    ]
+    if known.file_wrapper == asked.file_wrapper and known.file_wrapper_config != asked.file_wrapper_config:
+        try:
+            options = [build_format(c.file_wrapper, c.file_wrapper_config, c.timestamp_source).config for c in (known, asked)]
+        except ConfigError:
+            options = []
+        if not options or options[0] != options[1]:
+            found.append(f"file_wrapper_config is {known.file_wrapper_config}, not {asked.file_wrapper_config}")
+    return "; ".join(found)

@@ -1,0 +1,1 @@
+"""Payloads by key over Arrow Flight: protocol, connections, client and server."""

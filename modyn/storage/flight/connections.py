@@ -1,0 +1,130 @@
+"""Connections of a payload client: which of its endpoints answer, and idle connections to use again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
+
+from pyarrow import flight
+
+from modyn.config.system import Endpoint, SecurityConfig
+from modyn.rpc.security import root_certificates
+from modyn.rpc.status import TOKEN_KEY
+from modyn.storage.flight.protocol import location
+
+WINDOW_BYTES = 4 * 2**20
+"""What gRPC may have received on a stream before we read it. Fixed, not estimated: it is part of the bound on a client's memory."""
+AVOID_S = 5.0
+"""An endpoint that failed is not tried for so long while another one answers."""
+
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 1.0
+
+_CHANNEL = [
+    # One channel for each client: a client made after a restart must not inherit the back-off of an older one.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    # Despite its name this is how long a connection may take to be made.
+    ("grpc.min_reconnect_backoff_ms", 2000),
+    ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
+    ("grpc.http2.bdp_probe", 0),
+]
+
+
+@dataclass(slots=True)
+class _Peer:
+    endpoint: Endpoint
+    headers: list[tuple[bytes, bytes]]
+    idle: list[flight.FlightClient] = field(default_factory=list)
+    pause: float = _FIRST_PAUSE_S
+    retry_at: float = 0.0
+    avoid_until: float = 0.0
+
+
+class Connections:
+    """To `endpoints`, by their index. For use by several threads at once; a connection serves one exchange at a time."""
+
+    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
+        self._lock = Lock()
+        self._closed = False
+        self._peers = [_Peer(endpoint, _headers(endpoint.security)) for endpoint in endpoints]
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    @property
+    def max_message_bytes(self) -> int:
+        """What all of them take."""
+        return min(peer.endpoint.max_message_bytes for peer in self._peers)
+
+    def address(self, index: int) -> str:
+        return self._peers[index].endpoint.address
+
+    def choose(self, preferred: int) -> int:
+        """The endpoint to try now: the preferred one, or the next after it that has not failed lately; else the one that failed longest ago."""
+        now = time.monotonic()
+        order = [(preferred + i) % len(self._peers) for i in range(len(self._peers))]
+        with self._lock:
+            good = next((index for index in order if self._peers[index].avoid_until <= now), None)
+            return good if good is not None else min(order, key=lambda index: self._peers[index].retry_at)
+
+    def pause_s(self) -> float:
+        """Seconds until some endpoint may be tried."""
+        with self._lock:
+            return max(0.0, min(peer.retry_at for peer in self._peers) - time.monotonic())
+
+    def failed(self, index: int, avoid_s: float = AVOID_S) -> None:
+        """An exchange broke. Connections that idled there are most likely broken too."""
+        now = time.monotonic()
+        with self._lock:
+            peer = self._peers[index]
+            broken, peer.idle = peer.idle, []
+            if now >= peer.retry_at:  # once for all exchanges that break together
+                peer.retry_at, peer.pause = now + peer.pause, min(2 * peer.pause, _LAST_PAUSE_S)
+            peer.avoid_until = max(peer.avoid_until, now + max(avoid_s, peer.pause))
+        for client in broken:
+            client.close()
+
+    def answered(self, index: int) -> None:
+        peer = self._peers[index]
+        peer.pause, peer.retry_at, peer.avoid_until = _FIRST_PAUSE_S, 0.0, 0.0
+
+    def take(self, index: int) -> tuple[flight.FlightClient, flight.FlightCallOptions]:
+        """A connection for one exchange, and the options to call it with. Raises nothing if the endpoint is away: the call will."""
+        peer = self._peers[index]
+        options = flight.FlightCallOptions(headers=peer.headers)
+        with self._lock:
+            if peer.idle:
+                return peer.idle.pop(), options
+        settings: dict[str, Any] = {"generic_options": _CHANNEL}
+        trusted = root_certificates(peer.endpoint)
+        if trusted is not None:
+            settings["tls_root_certs"] = trusted
+        return flight.FlightClient(location(peer.endpoint), **settings), options
+
+    def give_back(self, index: int, client: flight.FlightClient) -> None:
+        """After an exchange that ended well."""
+        with self._lock:
+            if not self._closed:
+                self._peers[index].idle.append(client)
+                return
+        client.close()
+
+    def close(self) -> None:
+        """Closes the idle ones now, and those that exchanges still hold when they are given back."""
+        with self._lock:
+            self._closed = True
+            idle = [client for peer in self._peers for client in peer.idle]
+            for peer in self._peers:
+                peer.idle = []
+        for client in idle:
+            client.close()
+
+
+def _headers(security: SecurityConfig) -> list[tuple[bytes, bytes]]:
+    secret = security.secret()
+    return [] if secret is None else [(TOKEN_KEY.encode(), b"Bearer " + secret.encode())]

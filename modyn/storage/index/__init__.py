@@ -1,0 +1,1 @@
+"""The sample index: segments and tombstones."""

@@ -1,0 +1,284 @@
+"""The sample index of a dataset: all its segments together. Where are the samples of these keys, and which samples are in this interval?
+
+Immutable, so that readers need no lock: a new segment makes a new index over the same open files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from modyn import _core
+from modyn.errors import CorruptStateError, NotFoundError
+from modyn.records import Int64Array, Interval, LabelArray, SampleBatch
+from modyn.storage.index.segment_file import (
+    SEGMENT_ROWS,
+    Segment,
+    SegmentBuilder,
+    SegmentColumns,
+    SegmentInfo,
+    UInt32Array,
+    merge_segments,
+    write_segment,
+)
+from modyn.storage.index.tombstones import Tombstones
+
+__all__ = [
+    "SEGMENT_ROWS",
+    "Entries",
+    "Locations",
+    "Segment",
+    "SegmentBuilder",
+    "SegmentColumns",
+    "SegmentIndex",
+    "SegmentInfo",
+    "merge_segments",
+    "write_segment",
+]
+
+_MERGE_ROWS = 1 << 18
+"""Samples that a query over overlapping segments holds in memory, all segments together."""
+_MIN_BLOCK_ROWS = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Locations:
+    """Where samples are, in the order asked. file_ids: uint32 (n,). offsets: int64 (n,). lengths: int64 (n,), or one int for all."""
+
+    file_ids: UInt32Array
+    offsets: Int64Array
+    lengths: Int64Array | int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entries:
+    """What serving samples needs of them, in the order asked. labels: int64 or float64 (n,)."""
+
+    locations: Locations
+    labels: LabelArray
+
+
+class SegmentIndex:
+    """All segments of a dataset."""
+
+    def __init__(self, segments: Sequence[Segment] = (), float_labels: bool = False) -> None:
+        """`segments` in any order. Raises CorruptStateError if two hold the same key or their labels are not what the dataset's are."""
+        self.segments = tuple(sorted(segments, key=lambda segment: segment.info.first_key))
+        self._float_labels = float_labels
+        self._first_keys = np.array([segment.info.first_key for segment in self.segments], np.int64)
+        self._end_keys = np.array([segment.info.end_key for segment in self.segments], np.int64)
+        if len(overlap := np.flatnonzero(self._first_keys[1:] < self._end_keys[:-1])):
+            first, second = self.segments[overlap[0]], self.segments[overlap[0] + 1]
+            raise CorruptStateError(
+                f"segments {first.path} and {second.path} both hold key {second.info.first_key}; remove the newer one"
+            )
+        for segment in self.segments:
+            if segment.float_labels != float_labels:
+                raise CorruptStateError(
+                    f"the labels of segment {segment.path} are not of the dataset's type; ingest the dataset again"
+                )
+        self._columns = _core.SampleIndex(
+            self._first_keys, tuple((s.file_ids, s.offsets, s.lengths, s.labels, s.timestamps) for s in self.segments)
+        )
+
+    def with_segments(self, segments: Sequence[Segment]) -> SegmentIndex:
+        """An index of these segments too."""
+        return SegmentIndex([*self.segments, *segments], self._float_labels)
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples, deleted ones included."""
+        return int((self._end_keys - self._first_keys).sum())
+
+    @property
+    def next_key(self) -> int:
+        """The key after the last."""
+        return self.segments[-1].info.end_key if self.segments else 0
+
+    @property
+    def min_timestamp(self) -> int | None:
+        return min((segment.info.min_timestamp for segment in self.segments), default=None)
+
+    @property
+    def max_timestamp(self) -> int | None:
+        return max((segment.info.max_timestamp for segment in self.segments), default=None)
+
+    def contains(self, keys: Int64Array) -> npt.NDArray[np.bool_]:
+        """For each key, whether a sample ever had it: bool (n,)."""
+        return self._columns.contains(keys)
+
+    def locate(self, keys: Int64Array) -> Locations:
+        """Locations of `keys`, any order, duplicates allowed. Raises NotFoundError that names unknown keys. Knows nothing of deletions."""
+        found = self._columns.locate(keys)
+        if found is None:
+            raise self._unknown(keys)
+        return Locations(*found)
+
+    def entries(self, keys: Int64Array) -> Entries:
+        """Locations and labels of `keys`; otherwise as `locate`."""
+        found = self._columns.entries(keys)
+        if found is None:
+            raise self._unknown(keys)
+        return Entries(Locations(*found[:3]), self._typed(found[3]))
+
+    def samples_by_key(self, keys: Int64Array) -> SampleBatch:
+        """Labels and timestamps of `keys` in the order asked; otherwise as `locate`."""
+        found = self._columns.labels_and_timestamps(keys)
+        if found is None:
+            raise self._unknown(keys)
+        return SampleBatch(keys, found[1], self._typed(found[0]))
+
+    def _typed(self, labels: Int64Array) -> LabelArray:
+        return labels.view(np.float64) if self._float_labels else labels
+
+    def _unknown(self, keys: Int64Array) -> NotFoundError:
+        unknown = np.unique(keys[~self.contains(keys)])
+        shown = ", ".join(str(key) for key in unknown[:5]) + (", ..." if len(unknown) > 5 else "")
+        return NotFoundError(f"no sample has key {shown}; keys of this dataset are 0 to {self.next_key - 1}")
+
+    def samples_from(self, first_key: int, batch_size: int, deletions: Tombstones | None = None) -> Iterator[SampleBatch]:
+        """Samples with key >= first_key in order of key, deleted ones left out, at most batch_size at once."""
+        return _rebatched(_without_deleted(self._in_key_order(first_key, batch_size), deletions), batch_size)
+
+    def _in_key_order(self, first_key: int, batch_size: int) -> Iterator[SampleBatch]:
+        for segment in self.segments[int(np.searchsorted(self._end_keys, first_key, "right")) :]:
+            begin = max(0, first_key - segment.info.first_key)
+            for start in range(begin, segment.info.num_samples, batch_size):
+                yield segment.samples(start, min(start + batch_size, segment.info.num_samples))
+
+    def samples_in_interval(
+        self, interval: Interval, batch_size: int, after: tuple[int, int] | None = None, deletions: Tombstones | None = None
+    ) -> Iterator[SampleBatch]:
+        """Samples of the interval in the order (timestamp, key), deleted ones left out, at most batch_size at once.
+
+        `after`: only samples behind this (timestamp, key). Memory is bounded by batch_size and a constant, not by the dataset.
+        """
+        ranges = [_Cursor(segment, *_ranks(segment, interval, after)) for segment in self.segments if _touches(segment, interval)]
+        return _rebatched(
+            _without_deleted(_merged([cursor for cursor in ranges if cursor.rank < cursor.end]), deletions), batch_size
+        )
+
+    def count_in_interval(self, interval: Interval, deletions: Tombstones | None = None) -> int:
+        """Number of samples of the interval that are not deleted."""
+        count = 0
+        for segment in self.segments:
+            if not _touches(segment, interval):
+                continue
+            first, end = _ranks(segment, interval, None)
+            count += end - first
+            if deletions is not None:
+                deleted = deletions.keys_between(segment.info.first_key, segment.info.end_key) - segment.info.first_key
+                times = segment.timestamps.take(deleted)
+                count -= int(np.count_nonzero((times >= interval.start) & (times < interval.end)))
+        return count
+
+
+def _touches(segment: Segment, interval: Interval) -> bool:
+    return segment.info.max_timestamp >= interval.start and segment.info.min_timestamp < interval.end
+
+
+def _ranks(segment: Segment, interval: Interval, after: tuple[int, int] | None) -> tuple[int, int]:
+    """The ranks [first, end) of the segment's samples in the interval and behind `after`."""
+    info = segment.info
+    first = segment.rank(interval.start) if info.min_timestamp < interval.start else 0
+    end = segment.rank(interval.end) if info.max_timestamp >= interval.end else info.num_samples
+    if after is not None and (info.min_timestamp, info.first_key) <= after:
+        first = max(first, segment.rank_behind(*after))
+    return first, max(first, end)
+
+
+@dataclass(slots=True)
+class _Cursor:
+    """Samples of one segment that are still to be merged: a block in memory, then ranks [rank, end)."""
+
+    segment: Segment
+    rank: int
+    end: int
+    block: SampleBatch | None = None
+
+    def load(self, rows: int) -> None:
+        stop = min(self.rank + rows, self.end)
+        self.block = self.segment.samples_by_rank(self.rank, stop)
+        self.rank = stop
+
+    def first(self) -> tuple[int, int]:
+        """(timestamp, key) of the next sample."""
+        head = self.segment.samples_by_rank(self.rank, self.rank + 1)
+        return int(head.timestamps[0]), int(head.keys[0])
+
+
+def _merged(cursors: list[_Cursor]) -> Iterator[SampleBatch]:
+    """The samples of all cursors in the order (timestamp, key), in batches of any size.
+
+    Loads a block of each segment whose turn has come, and gives away everything up to the smallest last sample of the blocks: nothing that
+    is not loaded can come before it. At least one block is used up each time.
+    """
+    waiting = sorted(((cursor.first(), number) for number, cursor in enumerate(cursors)), reverse=True)
+    active: list[_Cursor] = []
+    while active or waiting:
+        rows = max(_MIN_BLOCK_ROWS, _MERGE_ROWS // max(1, len(active)))
+        for cursor in active:
+            if cursor.block is None:
+                cursor.load(rows)
+        bound = min((_last(cursor) for cursor in active), default=None)
+        while waiting and (bound is None or waiting[-1][0] <= bound):
+            cursor = cursors[waiting.pop()[1]]
+            cursor.load(max(_MIN_BLOCK_ROWS, _MERGE_ROWS // (len(active) + 1)))
+            active.append(cursor)
+            bound = _last(cursor) if bound is None else min(bound, _last(cursor))
+        assert bound is not None, "a waiting cursor is taken when none is active"
+        yield _in_time_order([_split(cursor, bound) for cursor in active])
+        active = [cursor for cursor in active if cursor.block is not None or cursor.rank < cursor.end]
+
+
+def _last(cursor: _Cursor) -> tuple[int, int]:
+    assert cursor.block is not None, "blocks are loaded before they are compared"
+    return int(cursor.block.timestamps[-1]), int(cursor.block.keys[-1])
+
+
+def _split(cursor: _Cursor, bound: tuple[int, int]) -> SampleBatch:
+    """Take the samples up to `bound` out of the cursor's block."""
+    block = cursor.block
+    assert block is not None, "blocks are loaded before they are split"
+    low, high = np.searchsorted(block.timestamps, bound[0], "left"), np.searchsorted(block.timestamps, bound[0], "right")
+    cut = int(low + np.searchsorted(block.keys[low:high], bound[1], "right"))
+    cursor.block = block.slice(cut, len(block)) if cut < len(block) else None
+    return block.slice(0, cut)
+
+
+def _in_time_order(parts: list[SampleBatch]) -> SampleBatch:
+    parts = [part for part in parts if len(part)]
+    if len(parts) == 1:
+        return parts[0]
+    together = SampleBatch.concatenate(parts)
+    order = np.lexsort((together.keys, together.timestamps))
+    return SampleBatch(together.keys[order], together.timestamps[order], together.labels[order])
+
+
+def _without_deleted(batches: Iterable[SampleBatch], deletions: Tombstones | None) -> Iterator[SampleBatch]:
+    for batch in batches:
+        if deletions is None or not (deleted := deletions.contains(batch.keys)).any():
+            yield batch
+        else:
+            kept = ~deleted
+            yield SampleBatch(batch.keys[kept], batch.timestamps[kept], batch.labels[kept])
+
+
+def _rebatched(batches: Iterable[SampleBatch], batch_size: int) -> Iterator[SampleBatch]:
+    """The same samples in batches of exactly batch_size, but for the last."""
+    held: list[SampleBatch] = []
+    count = 0
+    for batch in batches:
+        start = 0
+        while count + len(batch) - start >= batch_size:
+            stop = start + batch_size - count
+            yield SampleBatch.concatenate([*held, batch.slice(start, stop)])
+            held, count, start = [], 0, stop
+        if start < len(batch):
+            held.append(batch.slice(start, len(batch)))
+            count += len(batch) - start
+    if count:
+        yield SampleBatch.concatenate(held)

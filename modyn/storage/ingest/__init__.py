@@ -1,0 +1,1 @@
+"""Ingestion: new files become samples."""

@@ -1,0 +1,64 @@
+"""Looks at a dataset's folder again and again, so that new files are indexed without being asked."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from modyn.errors import ModynError, NotFoundError
+from modyn.rpc.logs import get_logger
+from modyn.storage.ingest.open_dataset import OpenDataset
+
+WORK_SHARE = 0.2
+"""A watcher of a huge folder looks less often than configured, so that looking takes at most this share of its time."""
+
+
+class Watcher:
+    """A thread that calls `look` every `interval_s` seconds until `stop`. Errors are logged once and tried again at the next look."""
+
+    def __init__(self, dataset: OpenDataset, look: Callable[[OpenDataset], None], interval_s: float) -> None:
+        self._dataset = dataset
+        self._look = look
+        self._interval_s = interval_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"watch-{dataset.name}", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Returns when the look that runs is over, at most 10 s later."""
+        self._stop.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(10.0)
+
+    def _run(self) -> None:
+        logger = get_logger("storage")
+        told = ""
+        while not self._stop.is_set():
+            started = time.monotonic()
+            try:
+                self._look(self._dataset)
+                told = ""
+            except ModynError as error:
+                if self._stop.is_set():
+                    return
+                if error.message != told:
+                    logger.error("watch_failed", dataset=self._dataset.name, error=error.message, reason=error.reason)
+                told = error.message
+                if isinstance(error, NotFoundError) and self._dataset.is_closed:
+                    return
+            except Exception as error:
+                # A watcher that died would look like a folder in which nothing happens.
+                if repr(error) != told:
+                    logger.exception("watch_failed", dataset=self._dataset.name)
+                told = repr(error)
+            self._stop.wait(pause_s(self._interval_s, time.monotonic() - started))
+
+
+def pause_s(interval_s: float, look_s: float) -> float:
+    """Seconds until the next look after one that took `look_s`.
+
+    >>> pause_s(1.0, 0.01), pause_s(1.0, 2.0)
+    (1.0, 8.0)
+    """
+    return max(interval_s, look_s * (1 / WORK_SHARE - 1))

@@ -1,0 +1,1 @@
+"""Records of storage: datasets, files, indexed samples, payloads."""

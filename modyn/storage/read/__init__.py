@@ -1,0 +1,1 @@
+"""Reading samples: snapshots of a dataset, record readers, local reads."""

@@ -1,0 +1,133 @@
+"""The proof that a reader sees the files that storage sees: one kernel, one secret, and files that are the same and not only alike.
+
+A path means something else in another container, on another machine or behind another mount. So storage names, besides the paths, its
+kernel's boot id, a nonce that lies in the dataset's folder for its own user only, and device and inode of a few data files. On one kernel
+these two numbers are one file.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from modyn._core import PathTable
+from modyn.atomic_write import TEMPORARY_SUFFIX
+from modyn.errors import UnavailableError
+
+NONCE = "nonce"
+
+_FILES = 16
+"""Data files that are compared."""
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True, slots=True)
+class FileIdentity:
+    path: bytes
+    device: int
+    inode: int
+
+    @staticmethod
+    def of(path: str) -> FileIdentity:
+        """Raises OSError."""
+        status = os.stat(path)
+        return FileIdentity(os.fsencode(path), status.st_dev, status.st_ino)
+
+
+@dataclass(frozen=True, slots=True)
+class ShortCutOffer:
+    """What storage says to who asks for the short cut: why there is none, or else what he must find to take it."""
+
+    refused: str = ""
+    folder: bytes = b""
+    nonce: bytes = b""
+    kernel: str = ""
+    files: tuple[FileIdentity, ...] = ()
+
+    def why_not(self) -> str | None:
+        """Why this process must not read the dataset by itself. None: it sees what storage sees."""
+        if self.refused:
+            return self.refused
+        if not self.kernel or self.kernel != _kernel():
+            return "storage runs on another machine"
+        folder = os.fsdecode(self.folder)
+        try:
+            nonce = (Path(folder) / NONCE).read_bytes()
+        except OSError as error:
+            return f"{folder}/{NONCE}, which storage wrote, cannot be read here: {error.strerror}"
+        if nonce != self.nonce:
+            return f"{folder} here is not the folder in which storage wrote its nonce"
+        return next(filter(None, map(_difference, self.files)), None)
+
+
+class Proof:
+    """Storage's side of it, for one dataset: offers with a nonce that is new for each start of storage."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._nonce = secrets.token_hex(32).encode()
+        self._lock = threading.Lock()
+
+    def offer(self, base_path: str, paths: PathTable) -> ShortCutOffer:
+        """For a dataset of these files below `base_path`. Raises UnavailableError if the nonce cannot be written."""
+        try:
+            self._place_nonce()
+        except OSError as error:
+            raise UnavailableError(f"cannot write {self._folder / NONCE}: {error.strerror}; make its folder writable") from error
+        files = tuple(_present([base_path, *(paths[file_id] for file_id in some_files(len(paths)))]))
+        if not files:
+            return ShortCutOffer(f"the dataset's folder {base_path} cannot be read by storage itself")
+        return ShortCutOffer("", os.fsencode(self._folder.absolute()), self._nonce, _kernel(), files)
+
+    def _place_nonce(self) -> None:
+        path = self._folder / NONCE
+        with self._lock:
+            with suppress(FileNotFoundError):
+                if path.read_bytes() == self._nonce:
+                    return
+            temporary = path.with_name(f"{NONCE}{TEMPORARY_SUFFIX}")
+            temporary.unlink(missing_ok=True)
+            with open(temporary, "xb", opener=_private) as file:
+                file.write(self._nonce)
+            temporary.replace(path)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _kernel() -> str:
+    """Differs between machines, virtual ones too, and is the same in all containers of one; empty if there is no telling."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+def some_files(count: int) -> list[int]:
+    """Ids of `count` files: the first, the last, and some between."""
+    return list(range(count)) if count <= _FILES else [0, count - 1, *random.sample(range(1, count - 1), _FILES - 2)]
+
+
+def _present(paths: list[str]) -> Iterator[FileIdentity]:
+    for path in paths:
+        with suppress(OSError):  # Gone since it was indexed: it proves nothing.
+            yield FileIdentity.of(path)
+
+
+def _difference(file: FileIdentity) -> str | None:
+    path = os.fsdecode(file.path)
+    try:
+        if FileIdentity.of(path) != file:
+            return f"{path} is another file here than where storage runs"
+        if not os.access(path, os.R_OK):
+            return f"{path} may not be read here"
+    except OSError as error:
+        return f"{path} cannot be found here: {error.strerror}"
+    return None

@@ -1,0 +1,53 @@
+"""What was read or opened last is kept, up to a bound."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class LRUCache(Generic[T]):
+    """What was made last, up to a total size. Each thing is made once, however many threads ask for it at the same time."""
+
+    def __init__(self, limit: int, size_of: Callable[[T], int]) -> None:
+        self._limit, self._size_of = limit, size_of
+        self._lock = threading.Lock()
+        self._found: OrderedDict[Hashable, Future[T]] = OrderedDict()
+        self._size = 0
+
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
+        with self._lock:
+            future = self._found.get(key)
+            if future is not None:
+                self._found.move_to_end(key)
+            else:
+                mine = self._found[key] = Future()
+        if future is not None:
+            return future.result()
+        try:
+            made = make()
+        except BaseException as error:
+            with self._lock:
+                del self._found[key]
+            mine.set_exception(error)
+            raise
+        with self._lock:
+            mine.set_result(made)
+            self._size += self._size_of(made)
+            while self._size > self._limit:
+                # What is still being made has no size yet.
+                oldest = next(old for old, future in self._found.items() if future.done())
+                self._size -= self._size_of(self._found.pop(oldest).result())
+        return made
+
+    def forget(self, key: Hashable) -> None:
+        """The next `get` makes it again."""
+        with self._lock:
+            future = self._found.get(key)
+            if future is not None and future.done():
+                self._size -= self._size_of(self._found.pop(key).result())

@@ -1,0 +1,192 @@
+"""From keys to bytes: look up where the samples are, cut the request into pieces of bounded size, gather one ahead of whoever reads them."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+
+import numpy as np
+from prometheus_client import Counter
+
+from modyn._core import FileChangedError
+from modyn.errors import DataError, NotFoundError
+from modyn.records import Int64Array, LabelArray
+from modyn.storage.flight.client import OnMissing, Payloads
+from modyn.storage.index.segment_index import Entries, Locations
+from modyn.storage.read.snapshot import DatasetSnapshot
+
+PAYLOAD_BYTES = Counter("modyn_storage_payload_bytes_total", "Bytes of payloads that were read", ["dataset"])
+
+ROWS = 65_536
+"""Most samples in one answer."""
+BYTES = 8 * 2**20
+"""Most payload bytes in one answer, unless a single sample is larger."""
+STEP_S = 1.0
+"""Whoever waits for a piece looks so often whether it is still wanted: a read on a dead mount may never end."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Located:
+    """Samples whose places are known and whose bytes are not read yet, in the order asked.
+
+    keys: int64 (n,), those asked that are there. where: int64 (n,), their positions in the question. labels: int64 or float64 (n,).
+    """
+
+    keys: Int64Array
+    where: Int64Array
+    labels: LabelArray
+    locations: Locations
+    identity: str
+    """Of the registration that they were looked up in."""
+    view: Callable[[], DatasetSnapshot]
+    """The dataset as it is now: what becomes unreadable after the look-up is not read."""
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def take(self, rows: Int64Array | slice) -> Payloads:
+        """Reads these rows now, in this order, duplicates allowed. From any thread; the GIL is released while it reads.
+
+        Raises DataError naming file and offset of what cannot be read, NotFoundError if the dataset was deleted.
+        """
+        view, keys = self.view(), self.keys[rows]
+        view.refuse_other(self.identity)
+        file_ids, offsets = self.locations.file_ids[rows], self.locations.offsets[rows]
+        if (row := view.first_altered(file_ids)) is not None:
+            raise DataError(
+                f"{view.paths[int(file_ids[row])]} was changed after it was indexed, so the sample with key {keys[row]} at byte "
+                f"{offsets[row]} of it cannot be read; `modyn data problems {view.name}` tells more"
+            )
+        lengths = self.locations.lengths
+        size = lengths if isinstance(lengths, int) else None
+        try:
+            data, bounds = view.source.gather(file_ids, offsets, lengths if isinstance(lengths, int) else lengths[rows])
+        except FileChangedError as error:
+            found = (i for i in np.flatnonzero(offsets == error.offset).tolist() if view.paths[int(file_ids[i])] == error.path)
+            named = "".join(f"the sample with key {keys[i]} cannot be read: " for i in itertools.islice(found, 1))
+            raise FileChangedError(f"{named}{error.message}: `modyn data ingest {view.name}`") from error
+        except DataError as error:
+            raise DataError(f"{error.message} (`modyn data problems {view.name}` lists all files that are set aside)") from error
+        PAYLOAD_BYTES.labels(view.name).inc(data.nbytes)
+        return Payloads(keys, self.labels[rows], data, bounds, size)
+
+
+def locate(view: Callable[[], DatasetSnapshot], keys: Int64Array, on_missing: OnMissing) -> Located:
+    """Where the samples of `keys` are, in the order asked, duplicates included. Reads no data file.
+
+    Keys that do not exist or were deleted raise NotFoundError that names the first of them, or are left out with on_missing="skip".
+    """
+    now = view()
+    where, entries = np.arange(len(keys)), _entries_of_all(now, keys)
+    if entries is None:
+        if on_missing == "raise":
+            now.refuse_missing(keys)
+        where = np.flatnonzero(~now.missing(keys))
+        keys = keys[where]
+        entries = now.index.entries(keys)
+    return Located(keys, where, entries.labels, entries.locations, now.identity, view)
+
+
+def _entries_of_all(view: DatasetSnapshot, keys: Int64Array) -> Entries | None:
+    """None: some of the keys are missing. One pass over them where none is, which is the rule."""
+    try:
+        entries = view.index.entries(keys)
+    except NotFoundError:
+        return None
+    return None if view.deletions.count and view.deletions.contains(keys).any() else entries
+
+
+@dataclass(slots=True, eq=False)
+class _Pool:
+    """The threads that read one dataset, and what they have not ended."""
+
+    threads: ThreadPoolExecutor
+    running: list[Future[Payloads]] = field(default_factory=list)
+
+
+class PayloadReader:
+    """Reads payloads for all requests of a process, one piece of each ahead of whoever takes them.
+
+    `pieces_at_once` of one dataset, on threads of its own: one that lies on a dead mount, where reads hang, holds up no other.
+    """
+
+    def __init__(self, pieces_at_once: int = 8) -> None:
+        self._pieces_at_once = pieces_at_once
+        self._lock = threading.Lock()
+        self._pools: dict[str, _Pool] = {}
+
+    def close(self) -> None:
+        with self._lock:
+            for pool in self._pools.values():
+                pool.threads.shutdown(wait=False, cancel_futures=True)
+
+    def read(
+        self,
+        view: Callable[[], DatasetSnapshot],
+        keys: Int64Array,
+        on_missing: OnMissing,
+        check_wanted: Callable[[], None] = lambda: None,
+    ) -> Iterator[tuple[Payloads, int]]:
+        """Pieces in the order asked, each with the number of `keys` that are dealt with after it. There is at least one piece.
+
+        All keys are looked up first. `check_wanted` is called now and then while a piece takes long; what it raises ends the reading.
+        Raises as `locate`, NotFoundError if the dataset was deleted.
+        """
+        located = locate(view, keys, on_missing)
+        pieces = iter(cut(located.locations.lengths, len(located), BYTES, ROWS))
+        piece = self._start(located, next(pieces))
+        try:
+            for following in pieces:
+                payloads = _result(piece, check_wanted)
+                piece = self._start(located, following)
+                yield payloads, int(located.where[following[0]])
+            yield _result(piece, check_wanted), len(keys)
+        finally:
+            piece.cancel()
+
+    def _start(self, located: Located, piece: tuple[int, int]) -> Future[Payloads]:
+        with self._lock:
+            pool = self._pools.get(located.identity)
+            if pool is None:
+                self._drop_idle()
+                pool = _Pool(ThreadPoolExecutor(self._pieces_at_once, thread_name_prefix="gather"))
+                self._pools[located.identity] = pool
+            started = pool.threads.submit(located.take, slice(*piece))
+            pool.running = [*(other for other in pool.running if not other.done()), started]
+            return started
+
+    def _drop_idle(self) -> None:
+        """Ends the threads of datasets that nobody reads: there may be many in the life of a server."""
+        for identity, pool in list(self._pools.items()):
+            if all(piece.done() for piece in pool.running):
+                self._pools.pop(identity).threads.shutdown(wait=False)
+
+
+def _result(piece: Future[Payloads], check_wanted: Callable[[], None]) -> Payloads:
+    while not wait([piece], STEP_S).done:
+        check_wanted()
+    return piece.result()
+
+
+def cut(lengths: Int64Array | int, num_samples: int, max_bytes: int, max_rows: int) -> list[tuple[int, int]]:
+    """Ranges [start, stop) over the samples, each of at most `max_rows`, and of at most `max_bytes` or one sample. One empty range if there
+    are no samples.
+
+    >>> cut(np.array([3, 3, 3, 20, 1]), 5, 6, 9), cut(4, 5, 8, 9), cut(4, 5, 99, 3), cut(1, 0, 8, 9)
+    ([(0, 2), (2, 3), (3, 4), (4, 5)], [(0, 2), (2, 4), (4, 5)], [(0, 3), (3, 5)], [(0, 0)])
+    """
+    if isinstance(lengths, int):
+        step = max(1, min(max_rows, max_bytes // lengths)) if lengths else max_rows
+        return [(start, min(start + step, num_samples)) for start in range(0, max(num_samples, 1), step)]
+    ends = np.cumsum(lengths)
+    ranges: list[tuple[int, int]] = []
+    start = 0
+    while start < num_samples:
+        before = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + max_bytes, side="right")))
+        ranges.append((start, min(stop, start + max_rows)))
+        start = ranges[-1][1]
+    return ranges or [(0, 0)]

@@ -1,0 +1,85 @@
+"""Where the bytes of samples come from: one source for each open dataset, all of them over one set of threads and open files."""
+
+from __future__ import annotations
+
+import threading
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from modyn._core import Gatherer, PathTable
+from modyn.config.system import ROW_GROUP_CACHE_BYTES, DatasetConfig
+from modyn.records import Int64Array
+from modyn.rpc.logs import get_logger
+from modyn.storage.files.file_system import open_filesystem
+from modyn.storage.formats import build_format
+
+UInt8Array = npt.NDArray[np.uint8]
+UInt32Array = npt.NDArray[np.uint32]
+
+_OPEN_FILES = 512
+
+
+class RecordReader(Protocol):
+    """Reads the payloads of one dataset. Any number of threads at once; the GIL is released while it reads."""
+
+    def gather(self, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int) -> tuple[UInt8Array, Int64Array]:
+        """The bytes of n samples in the order asked, duplicates included: (data, bounds int64 (n+1,)); sample i is
+        `data[bounds[i]:bounds[i + 1]]`. Raises DataError naming file and offset of what cannot be read,
+        FileChangedError if a file is not as it was when it was indexed."""
+
+
+class LocalRecordReader:
+    """Byte ranges of files on this machine."""
+
+    def __init__(self, gatherer: Gatherer, paths: PathTable) -> None:
+        self._gatherer = gatherer
+        self._paths = paths
+
+    def gather(self, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int) -> tuple[UInt8Array, Int64Array]:
+        return self._gatherer.gather(self._paths, file_ids, offsets, lengths)
+
+
+class RecordReaders:
+    """Makes the sources of datasets. `num_threads` read for one request; at most `_OPEN_FILES` files are open for all. For each dataset of
+    rows in groups, `row_group_cache_bytes` of these are kept."""
+
+    def __init__(self, num_threads: int, row_group_cache_bytes: int = ROW_GROUP_CACHE_BYTES) -> None:
+        self._gatherer = Gatherer(_OPEN_FILES, num_threads)
+        self._row_group_cache_bytes = row_group_cache_bytes
+        self._forgetting = threading.Lock()
+
+    @staticmethod
+    def table(dataset: DatasetConfig) -> PathTable:
+        """For the paths of a dataset's files: empty."""
+        file_format = build_format(dataset.file_wrapper, dataset.file_wrapper_config, dataset.timestamp_source)
+        return PathTable(open_filesystem(dataset.base_path).base, file_format.can_grow)
+
+    def open(self, dataset: DatasetConfig, paths: PathTable) -> RecordReader:
+        """The source of a dataset whose files are `paths`, by its file system and its format."""
+        folder = open_filesystem(dataset.base_path)
+        file_format = build_format(dataset.file_wrapper, dataset.file_wrapper_config, dataset.timestamp_source)
+        rows = file_format.row_source(paths, folder, self._row_group_cache_bytes)
+        return rows or folder.range_source(paths) or LocalRecordReader(self._gatherer, paths)
+
+    def forget_removed(self) -> None:
+        """Lets go of open files that were removed: their space on the disk is not free before. Does not wait for that, as it asks the file
+        system about each, and one may be on a dead mount."""
+        if self._gatherer.num_open_files and not self._forgetting.locked():
+            try:
+                threading.Thread(target=self._forget_removed, name="forget-removed", daemon=True).start()
+            except RuntimeError as error:  # no thread is to be had; the next call tries again
+                get_logger("storage").warning("removed_files_stay_open", error=str(error))
+
+    def _forget_removed(self) -> None:
+        # Taken by the thread itself: one that could not be started would never let go of it.
+        if self._forgetting.acquire(blocking=False):
+            try:
+                self._gatherer.forget_removed()
+            finally:
+                self._forgetting.release()
+
+    def close(self) -> None:
+        """Lets go of open files; the sources may still be used."""
+        self._gatherer.close_files()

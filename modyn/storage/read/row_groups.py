@@ -1,0 +1,204 @@
+"""Payloads from the row groups of Parquet files: each group is read once for all rows that are asked of it, the last ones are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from modyn._core import FileChangedError
+from modyn.errors import DataError, ModynError
+from modyn.records import Int64Array
+from modyn.storage.read.lru_cache import LRUCache
+
+if TYPE_CHECKING:
+    from modyn._core import PathTable
+    from modyn.storage.files.file_system import FileStatus, FileSystem
+    from modyn.storage.read.record_readers import UInt8Array, UInt32Array
+
+_FOOTERS = 1024
+"""Files whose footers are kept."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Payloads:
+    """Payloads of rows: an Arrow array of large_binary or of fixed_size_binary, without nulls."""
+
+    values: pa.Array
+
+    @staticmethod
+    def is_bytes(kind: pa.DataType) -> bool:
+        if pa.types.is_dictionary(kind):
+            kind = kind.value_type
+        t = pa.types
+        of_any_length = t.is_binary(kind) or t.is_large_binary(kind) or t.is_string(kind) or t.is_large_string(kind)
+        return bool(of_any_length or t.is_fixed_size_binary(kind))
+
+    @staticmethod
+    def is_number(kind: pa.DataType) -> bool:
+        return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.values.nbytes)
+
+    def lengths(self) -> Int64Array | int:
+        if pa.types.is_fixed_size_binary(self.values.type):
+            return int(self.values.type.byte_width)
+        return np.diff(self._ends())
+
+    def take(self, rows: Int64Array) -> Payloads:
+        return Payloads(self.values.take(pa.array(rows)))
+
+    def joined(self) -> tuple[UInt8Array, Int64Array]:
+        """All bytes, and the bounds of each payload in them: int64 (n + 1,)."""
+        data = np.frombuffer(self.values.buffers()[-1] or b"", np.uint8)
+        if pa.types.is_fixed_size_binary(self.values.type):
+            width, first = self.values.type.byte_width, self.values.offset
+            return data[first * width : (first + len(self.values)) * width], np.arange(
+                len(self.values) + 1, dtype=np.int64
+            ) * width
+        ends = self._ends()
+        return data[ends[0] : ends[-1]], ends - ends[0]
+
+    def _ends(self) -> Int64Array:
+        if not len(self.values):
+            return np.zeros(1, np.int64)
+        return np.frombuffer(self.values.buffers()[1], np.int64, len(self.values) + 1, 8 * self.values.offset)
+
+
+def pack(rows: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> Payloads:
+    """The payloads that `columns` of `rows` make. Columns are those that the format accepts, without nulls."""
+    first = rows.column(columns[0])
+    if Payloads.is_bytes(first.type):
+        array = first.combine_chunks() if isinstance(first, pa.ChunkedArray) else first
+        if pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        return Payloads(array if pa.types.is_fixed_size_binary(array.type) else array.cast(pa.large_binary()))
+    parts = [np.ascontiguousarray(rows.column(name).to_numpy()).view(np.uint8).reshape(len(rows), -1) for name in columns]
+    packed = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+    width = packed.shape[1]
+    return Payloads(pa.Array.from_buffers(pa.binary(width), len(rows), [None, pa.py_buffer(packed)]))
+
+
+def lengths_of(schema: pa.Schema, columns: Sequence[str]) -> int | None:
+    """Bytes of every payload, if the types alone say so."""
+    kinds = [schema.field(name).type for name in columns]
+    if pa.types.is_fixed_size_binary(kinds[0]):
+        return int(kinds[0].byte_width)
+    if all(Payloads.is_number(kind) for kind in kinds):
+        return sum(int(kind.bit_width) // 8 for kind in kinds)
+    return None
+
+
+class RowGroupReader:
+    """Reads the payloads of a dataset of Parquet files. Any number of threads at once."""
+
+    def __init__(self, paths: PathTable, folder: FileSystem, columns: Sequence[str], cache_bytes: int) -> None:
+        """cache_bytes: of payloads of row groups that are kept for the next request."""
+        self._paths, self._folder, self._columns = paths, folder, list(columns)
+        self.cache_bytes = cache_bytes
+        self._footers = LRUCache[_Footer](_FOOTERS, lambda footer: 1)
+        self._groups = LRUCache[Payloads](cache_bytes, lambda group: group.nbytes)
+
+    def gather(self, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int) -> tuple[UInt8Array, Int64Array]:
+        """As `RecordReader` says; `offsets` are rows of the files."""
+        if not len(file_ids):
+            return np.zeros(0, np.uint8), np.zeros(1, np.int64)
+        order = np.lexsort((offsets, file_ids))
+        parts = list(self._parts(file_ids[order], offsets[order]))
+        values = parts[0].values if len(parts) == 1 else pa.concat_arrays([part.values for part in parts])
+        found = Payloads(values)
+        if np.any(order[1:] < order[:-1]):
+            back = np.empty(len(order), np.int64)
+            back[order] = np.arange(len(order))
+            found = found.take(back)
+        data, bounds = found.joined()
+        if len(wrong := np.flatnonzero(np.diff(bounds) != lengths)):
+            at = int(wrong[0])
+            raise DataError(
+                f"{self._paths[int(file_ids[at])]}, row {offsets[at]}: the payload has another length than when it was indexed; the file "
+                f"was rewritten: restore it, or delete its samples and add the data under a new name"
+            )
+        return data, bounds
+
+    def _parts(self, file_ids: UInt32Array, rows: Int64Array) -> Iterator[Payloads]:
+        """Payloads of rows that are sorted by file and row, one part for each row group."""
+        for start, stop in _runs(file_ids):
+            path = self._paths[int(file_ids[start])]
+            stamp = self._folder.stamp(path)
+            if stamp is not None and not self._paths.may_be(int(file_ids[start]), stamp.size, stamp.mtime_ns):
+                raise changed(path, int(rows[start]), f"row {rows[start]}")
+            footer = self._footer(path, stamp)
+            of_file = rows[start:stop]
+            if of_file[-1] >= footer.first_rows[-1]:
+                raise DataError(
+                    f"{path} was cut: row {of_file[-1]} of it is indexed, it has {footer.first_rows[-1]} now. Restore the file, or delete "
+                    f"its samples and add the data under a new name"
+                )
+            groups = np.searchsorted(footer.first_rows, of_file, side="right") - 1
+            for first, last in _runs(groups):
+                number = int(groups[first])
+                group = self._group(path, stamp, footer, number)
+                yield group.take(of_file[first:last] - footer.first_rows[number])
+
+    def _footer(self, path: str, stamp: FileStatus | None) -> _Footer:
+        return self._footers.get((path, stamp), lambda: self._read_footer(path))
+
+    def _group(self, path: str, stamp: FileStatus | None, footer: _Footer, number: int) -> Payloads:
+        return self._groups.get((path, stamp, number), lambda: self._read_group(path, footer, number))
+
+    def _read_footer(self, path: str) -> _Footer:
+        try:
+            with self._folder.open(path) as file:
+                metadata = pq.read_metadata(file)
+        except (pa.ArrowException, OSError) as error:
+            raise self._unreadable(path, error) from error
+        sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+        return _Footer(metadata, np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)]))
+
+    def _read_group(self, path: str, footer: _Footer, number: int) -> Payloads:
+        try:
+            with self._folder.open(path) as source, pq.ParquetFile(source, metadata=footer.metadata, pre_buffer=True) as file:
+                table = file.read_row_group(number, columns=self._columns)
+                for name in self._columns:
+                    if table.column(name).null_count:
+                        raise DataError(
+                            f"{path}: column '{name}' has nulls that were not there when it was indexed; restore the file"
+                        )
+                return pack(table, self._columns)
+        except (pa.ArrowException, OSError, KeyError) as error:
+            raise self._unreadable(path, error) from error
+
+    def _unreadable(self, path: str, error: Exception) -> ModynError:
+        outage = self._folder.outage(path, error) if isinstance(error, OSError) else None
+        return outage or DataError(f"cannot read {path} as Parquet: {error}; restore the file as it was when it was indexed")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Footer:
+    """`first_rows`: int64 (row groups + 1,), the first row of each group and the number of all rows."""
+
+    metadata: pq.FileMetaData
+    first_rows: Int64Array
+
+
+def _runs(values: UInt32Array | Int64Array) -> Iterator[tuple[int, int]]:
+    """Ranges [start, stop) of equal neighbours."""
+    edges = [0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist(), len(values)]
+    return pairwise(edges)
+
+
+def changed(path: str, offset: int, place: str) -> FileChangedError:
+    """What a file is told by that is not as it was when it was indexed. place: of a sample that was asked for."""
+    error = FileChangedError(
+        f"file changed: {path} ({place} wanted) is not as it was when it was indexed: it was replaced, written again or touched since; "
+        f"ingest its dataset, which looks at it again"
+    )
+    error.path, error.offset = path, offset
+    return error

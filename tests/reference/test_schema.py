@@ -1,0 +1,220 @@
+"""The JSON Schema of the pipeline format: valid, complete, and of one mind with the loader; and `docs/pipeline.md`, made from it."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from modyn.config.pipeline import NOT_YET, check_frame, load_pipeline
+from modyn.config.system import SERVICES, SystemConfig
+from modyn.config.yaml_source import load_yaml
+from modyn.reference.datasets import dataset_reference
+from modyn.reference.explain import reference, variants_of, walk
+from modyn.reference.schema import JsonSchema, main, pipeline_json_schema
+from modyn.reference.system import system_reference
+from modyn.storage.formats import REGISTRY
+from modyn.storage.formats.timestamps import parse_timestamp_source
+from modyn.supervisor.evaluation import EVALUATION_STRATEGIES
+from modyn.supervisor.evaluation.handlers import check_handlers
+from modyn.supervisor.triggers import TRIGGERS, check_trigger_section
+
+ROOT = Path(__file__).parents[2]
+
+PIPELINE = """\
+pipeline: {name: example, version: 1.0.0}
+model: {id: ResNet18, config: {num_classes: 42}}
+data:
+  dataset_id: mnist
+  transformations: ["transforms.Normalize((0.1,), (0.3,))"]
+  bytes_parser_function: |
+    def bytes_parser_function(data: memoryview) -> Image:
+      return Image.open(io.BytesIO(data)).convert("RGB")
+trigger: {id: TimeTrigger, every: 1d, start_timestamp: 2020-01-01}
+training:
+  use_previous_model: True
+  batch_size: 1234
+  optimizers:
+    - name: default
+      algorithm: SGD
+      source: PyTorch
+      param_groups: [{module: model, config: {lr: 0.1}}]
+  optimization_criterion: {name: CrossEntropyLoss}
+  lr_scheduler: {name: CosineAnnealingLR, step_every: batch, config: {T_max: MODYN_NUM_BATCHES}}
+selection_strategy:
+  name: CoresetStrategy
+  maximum_keys_in_memory: 1000
+  storage_backend: database
+  tail_triggers: 0
+  presampling_config: {strategy: Random, ratio: 50}
+  downsampling_config: {strategy: "No"}
+model_storage: {full_model_strategy: {name: PyTorchFullModel, zip: true}}
+evaluation:
+  device: cpu
+  datasets:
+    - dataset_id: mnist_test
+      bytes_parser_function: tests.parsers:parse
+      batch_size: 64
+      dataloader_workers: 1
+      metrics: [{name: Accuracy, topn: 1}]
+  handlers:
+    - name: slices
+      execution_time: after_training
+      models: matrix
+      datasets: [mnist_test]
+      strategy: {type: SlicingEvalStrategy, eval_every: 1y, eval_start_from: 0, eval_end_at: 2020-01-01}
+"""
+
+
+@pytest.fixture(scope="module")
+def schema() -> JsonSchema:
+    return pipeline_json_schema()
+
+
+def _pipeline() -> dict[str, Any]:
+    return dict(load_yaml(PIPELINE, "p.yaml").data)
+
+
+def _errors(schema: JsonSchema, data: object) -> list[str]:
+    return [error.message for error in Draft202012Validator(schema).iter_errors(data)]
+
+
+def test_it_is_a_valid_schema_without_references(schema: JsonSchema) -> None:
+    Draft202012Validator.check_schema(schema)
+    assert "$ref" not in str(schema)
+
+
+def test_a_whole_pipeline_passes(schema: JsonSchema) -> None:
+    data = _pipeline()
+    assert _errors(schema, data) == []
+    assert check_frame(data) == []
+    assert check_trigger_section(data["trigger"]) == []
+    assert check_handlers(data["evaluation"]["handlers"], ["mnist_test"]) == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*pipeline*.yaml")), ids=lambda path: path.parent.name)
+def test_examples_are_right(schema: JsonSchema, path: Path) -> None:
+    pipeline = load_pipeline(path.read_text(), path.name)
+    evaluation = pipeline.evaluation or {}
+    assert check_trigger_section(pipeline.trigger) == []
+    assert check_handlers(evaluation.get("handlers", []), [d["dataset_id"] for d in evaluation.get("datasets", [])]) == []
+    assert _errors(schema, pipeline.as_dict()) == []
+
+
+def test_every_registered_policy_is_in_it(schema: JsonSchema) -> None:
+    titles = {variant["title"] for field in walk(schema) for variant in variants_of(field.schema)}
+    assert set(TRIGGERS) | set(EVALUATION_STRATEGIES) <= titles
+    assert {"ResNet18", "SmallCNN", "NewDataStrategy", "CoresetStrategy", "Random", "Accuracy", "F1Score", "RocAuc"} <= titles
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("pipeline", "nme"), "x"),
+        (("stuff",), {}),
+        (("model", "config", "num_class"), 3),
+        (("model", "id"), "ResNet19"),
+        (("trigger", "id"), "TimTrigger"),
+        (("trigger", "every"), "1 fortnight"),
+        (("trigger", "every"), 0),
+        (("trigger", "num_samples"), 3),
+        (("training", "batch_size"), 0),
+        (("training", "batch_size"), "many"),
+        (("training", "optimizers"), []),
+        (("training", "lr_scheduler", "step_every"), "year"),
+        (("data", "dataset_id"), 3),
+        (("selection_strategy", "limit"), -2),
+        (("selection_strategy", "limit_reset"), "lastX"),
+        (("selection_strategy", "presampling_config", "strategy"), "Randm"),
+        (("model_storage", "full_model_strategy", "name"), "PickleModel"),
+        (("evaluation", "handlers", 0, "models"), "best"),
+        (("evaluation", "handlers", 0, "strategy", "every"), "1d"),
+        (("evaluation", "datasets", 0, "metrics"), [{"name": "Acuracy"}]),
+        (("evaluation", "datasets", 0, "batch_size"), 0),
+    ],
+    ids=str,
+)
+def test_mistakes_are_found(schema: JsonSchema, path: tuple[str | int, ...], value: object) -> None:
+    data: Any = copy.deepcopy(_pipeline())
+    place = data
+    for part in path[:-1]:
+        place = place[part]
+    place[path[-1]] = value
+    assert _errors(schema, data)
+
+
+@pytest.mark.parametrize("section", ["pipeline", "model", "data", "trigger", "training", "selection_strategy"])
+def test_required_sections(schema: JsonSchema, section: str) -> None:
+    data = _pipeline()
+    del data[section]
+    assert any(section in message for message in _errors(schema, data))
+
+
+@pytest.mark.parametrize("section", NOT_YET)
+def test_sections_still_to_come_are_refused(schema: JsonSchema, section: str) -> None:
+    assert _errors(schema, {**_pipeline(), section: {}})
+
+
+def test_examples_and_defaults_are_values_that_are_allowed(schema: JsonSchema) -> None:
+    told = 0
+    for field in walk(schema):
+        for example in field.schema.get("examples", []):
+            assert _errors(field.schema, example) == [], f"the example of {field.path}"
+            told += 1
+        if "default" in field.schema:
+            assert _errors(field.schema, field.schema["default"]) == [], f"the default of {field.path}"
+    assert told > 10
+
+
+def test_every_field_says_what_it_means(schema: JsonSchema) -> None:
+    silent = sorted({f"{field.path} of {field.variant}" for field in walk(schema) if not field.schema.get("description")})
+    assert silent == []
+
+
+def test_the_reference_is_up_to_date() -> None:
+    written = (ROOT / "docs" / "pipeline.md").read_text()
+    assert written == reference(), "run: python -m modyn.reference.schema --markdown > docs/pipeline.md"
+
+
+def test_the_reference_of_datasets_is_up_to_date() -> None:
+    written = (ROOT / "docs" / "datasets.md").read_text()
+    assert written == dataset_reference(), "run: python -m modyn.reference.schema --datasets > docs/datasets.md"
+    for format_id in REGISTRY.builtin:
+        assert f"### `{format_id}`" in written
+        for option, field in REGISTRY.get(format_id).Config.model_fields.items():
+            assert f"| `{option}` |" in written
+            assert field.description, f"{format_id}.{option} says nothing"
+
+
+def test_the_reference_of_the_system_file_is_up_to_date() -> None:
+    written = (ROOT / "docs" / "system.md").read_text()
+    assert written == system_reference(), "run: python -m modyn.reference.schema --system > docs/system.md"
+    for service in SERVICES:
+        for name, field in type(getattr(SystemConfig(), service)).model_fields.items():
+            assert f"| `{name}` |" in written
+            assert field.description, f"{service}.{name} says nothing"
+
+
+@pytest.mark.parametrize("source", ["", r"name:(?P<date>\d{4}-\d\d-\d\d)", "column:3", "field:8", "field:8:4"])
+def test_the_forms_of_timestamp_source_that_are_told_are_those_that_are_read(source: str) -> None:
+    parse_timestamp_source(source)
+    written = (ROOT / "docs" / "datasets.md").read_text()
+    assert {"": "`''`", "name": "`name:REGEX`", "column": "`column:N`", "field": "`field:OFFSET:SIZE`"}[
+        source.partition(":")[0]
+    ] in written
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    assert capsys.readouterr().out.startswith('{\n  "$schema"')
+    assert main(["--markdown"]) == 0
+    assert capsys.readouterr().out.startswith("# The pipeline file\n")
+    assert main(["--datasets"]) == 0
+    assert capsys.readouterr().out.startswith("# Datasets\n")
+    assert main(["--system"]) == 0
+    assert capsys.readouterr().out.startswith("# The system file\n")
+    assert main(["--html"]) == 2
+    assert "usage" in capsys.readouterr().err

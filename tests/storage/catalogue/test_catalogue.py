@@ -1,0 +1,118 @@
+"""The catalogue: a change is made at the version that it was made from, or not at all."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from modyn.config.system import DatasetConfig, SystemConfig
+from modyn.errors import ConflictError
+from modyn.storage.catalogue.catalogue import Catalogue, Change, FileRow, ProblemRow, SegmentRow
+from modyn.storage.index.segment_index import SegmentInfo
+
+CONFIG = DatasetConfig(
+    name="numbers",
+    base_path=Path("/data/it's ünï"),
+    file_wrapper="BinaryFileWrapper",
+    file_wrapper_config={"record_size": 3, "x": None},
+)
+ODD = os.fsdecode(b"tab\t new\n back\\slash \xff '\" \\x41")
+FILES = [
+    FileRow(0, "a.bin", 10, 2**40, 9, 3, "f" * 64),
+    FileRow(1, ODD, 0, -5, 0, 0, ""),
+    FileRow(2, "x" * 3000, 1, 1, 1, 1, "", altered=True),
+]
+SEGMENTS = [SegmentRow(SegmentInfo(0, 3, -(2**62), 2**62, 100, "c1"), "s0"), SegmentRow(SegmentInfo(3, 1, 1, 1, 50, "c2"), "s3")]
+
+
+@pytest.fixture
+def catalogue(system_config: SystemConfig) -> Iterator[Catalogue]:
+    opened = Catalogue.open(system_config)
+    yield opened
+    opened.close()
+
+
+def test_what_is_committed_is_read_again(catalogue: Catalogue) -> None:
+    row = catalogue.add(CONFIG, float_labels=True)
+    problems = [ProblemRow(ODD, "1:2", "bad \udcff \0 reason"), ProblemRow("", "s", "folder")]
+    assert catalogue.commit(row.id, row.version, Change(4, FILES, segments=SEGMENTS, problems=problems)) == 1
+    contents = catalogue.contents("numbers")
+    assert contents is not None
+    assert (contents.row.config, contents.row.float_labels, contents.row.next_key, contents.row.version) == (CONFIG, True, 4, 1)
+    assert list(contents.files) == FILES
+    assert list(contents.segments) == SEGMENTS
+    assert contents.problems == {ODD: "1:2", "": "s"}
+    assert catalogue.file(row.id, 1) == FILES[1]
+    listed = {problem.path: problem.reason for problem in catalogue.problems(row.id, lambda path: f"/base/{path}".rstrip("/"))}
+    assert listed == {"/base": "folder", f"/base/{ODD}": "bad \\udcff \\x00 reason"}
+
+
+def test_changes_replace_what_they_name(catalogue: Catalogue) -> None:
+    row = catalogue.add(CONFIG, float_labels=False)
+    catalogue.commit(
+        row.id, 0, Change(4, FILES, segments=SEGMENTS, problems=[ProblemRow("p", "1", "first"), ProblemRow("q", "1", "other")])
+    )
+    changed = FileRow(1, ODD, 8, 9, 7, 6, "new", altered=True)
+    merged = SegmentRow(SegmentInfo(0, 4, 0, 1, 120, "c3"), "s4")
+    change = Change(
+        4,
+        changed_files=[changed],
+        segments=[merged],
+        replaced_segments=[0, 3],
+        problems=[ProblemRow("p", "2", "second")],
+        solved=["q", "r"],
+    )
+    catalogue.commit(row.id, 1, change)
+    contents = catalogue.contents("numbers")
+    assert contents is not None
+    assert list(contents.files) == [FILES[0], changed, FILES[2]]
+    assert list(contents.segments) == [merged]
+    assert contents.problems == {"p": "2"}
+
+
+def test_a_change_to_another_version_changes_nothing(catalogue: Catalogue) -> None:
+    row = catalogue.add(CONFIG, float_labels=False)
+    catalogue.commit(row.id, 0, Change(3, FILES[:1]))
+    with pytest.raises(ConflictError):
+        catalogue.commit(row.id, 0, Change(9, FILES[1:2]))
+    contents = catalogue.contents("numbers")
+    assert contents is not None
+    assert (contents.row.next_key, len(contents.files)) == (3, 1)
+
+
+def test_one_of_many_that_commit_at_once_wins(catalogue: Catalogue) -> None:
+    row = catalogue.add(CONFIG, float_labels=False)
+    outcomes: list[str] = []
+
+    def commit() -> None:
+        try:
+            catalogue.commit(row.id, 0, Change(1, FILES[:1]))
+            outcomes.append("won")
+        except ConflictError:
+            outcomes.append("lost")
+
+    threads = [threading.Thread(target=commit) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == ["lost"] * 5 + ["won"]
+
+
+def test_deleting_has_two_steps(catalogue: Catalogue) -> None:
+    row = catalogue.add(CONFIG, float_labels=False)
+    assert catalogue.add(CONFIG, float_labels=False) == row
+    catalogue.commit(row.id, 0, Change(3, FILES, segments=SEGMENTS, problems=[ProblemRow("p", "1", "r")]))
+    catalogue.begin_delete(row.id)
+    assert (catalogue.datasets(), catalogue.contents("numbers"), catalogue.version(row.id)) == ([], None, None)
+    assert [found.id for found in catalogue.deleting()] == [row.id]
+    with pytest.raises(ConflictError, match="being deleted"):
+        catalogue.add(CONFIG, float_labels=False)
+    with pytest.raises(ConflictError):
+        catalogue.commit(row.id, 2, Change(4))
+    catalogue.end_delete(row.id)
+    assert catalogue.add(CONFIG, float_labels=False).id != row.id

@@ -1,0 +1,481 @@
+"""What breaks between a payload client and its servers: nothing is lost or repeated, and no side holds more than it may."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import flight
+
+from modyn.config.system import Endpoint
+from modyn.errors import CancelledError, DataError, DeadlineError, ModynError, NotFoundError, UnavailableError
+from modyn.records import Int64Array
+from modyn.storage.flight.client import OnMissing, PayloadClient, Payloads
+from modyn.storage.flight.connections import Connections
+from modyn.storage.flight.protocol import DESCRIPTOR, AnswerHead, Kind, location, payload_schema, to_record_batch
+from modyn.storage.flight.server import PayloadServer, Views
+from modyn.storage.flight.streams import Stream
+from modyn.storage.read.record_readers import RecordReader, UInt8Array, UInt32Array
+from modyn.storage.read.snapshot import DatasetSnapshot
+from modyn.testing.processes import ServiceProcess
+from modyn.testing.running_storage import RunningStorage, image_dataset, write_image
+from modyn.testing.waiting import PATIENCE_S, at_rest, eventually
+
+pytestmark = pytest.mark.usefixtures("small_pieces")
+
+STALL_S = 5.0
+"""Silence of a server that is long also where healthy ones, on a machine that is busy otherwise, are meant to be heard."""
+
+
+def keys_of(batches: Iterator[Payloads]) -> list[int]:
+    """Keys of all batches of `numbers`; each must have its payload and its label."""
+    got: list[int] = []
+    for batch in batches:
+        keys = batch.keys.tolist()
+        assert [int.from_bytes(batch.payload(i), "little") for i in range(len(keys))] == [1_000_000 + key for key in keys]
+        assert batch.labels.tolist() == [key % 10 for key in keys]
+        got += keys
+    return got
+
+
+class Watched:
+    """Views whose payloads are counted, after `before` has been called."""
+
+    def __init__(self, views: Views, before: Callable[[], None] = lambda: None) -> None:
+        self._views = views
+        self._before = before
+        self._lock = threading.Lock()
+        self.num_bytes = 0
+
+    def view(self, name: str) -> DatasetSnapshot:
+        view = self._views.view(name)
+        return replace(view, source=_WatchedSource(self, view.source))
+
+    def gather(
+        self, source: RecordReader, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int
+    ) -> tuple[UInt8Array, Int64Array]:
+        self._before()
+        data, bounds = source.gather(file_ids, offsets, lengths)
+        with self._lock:
+            self.num_bytes += data.nbytes
+        return data, bounds
+
+
+class _WatchedSource:
+    def __init__(self, watched: Watched, source: RecordReader) -> None:
+        self._watched, self._source = watched, source
+
+    def gather(self, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int) -> tuple[UInt8Array, Int64Array]:
+        return self._watched.gather(self._source, file_ids, offsets, lengths)
+
+
+Serve = Callable[..., Endpoint]
+
+
+@pytest.fixture
+def serve(storage: RunningStorage, stack: ExitStack) -> Serve:
+    """Starts a further payload server: serve(views)."""
+
+    def start(views: Views | None = None, number: int | None = None) -> Endpoint:
+        number = next(numbers_of_sockets) if number is None else number
+        server = PayloadServer(endpoint_of(storage, number), storage.store if views is None else views)
+        stack.callback(server.stop)
+        return endpoint_of(storage, number)
+
+    numbers_of_sockets = iter(range(100))
+    return start
+
+
+def endpoint_of(storage: RunningStorage, number: int) -> Endpoint:
+    return Endpoint(address=f"unix:{storage.config.run_dir}/test-{number}.sock")
+
+
+class Stub(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
+    """A server that accepts exchanges and then says `answers`, and no more."""
+
+    def __init__(self, endpoint: Endpoint, answers: list[tuple[Payloads, AnswerHead]]) -> None:
+        self.answers = answers
+        self.exchanges = 0
+        self.released = threading.Event()
+        super().__init__(location(endpoint))
+
+    def do_exchange(
+        self,
+        context: flight.ServerCallContext,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.MetadataRecordBatchWriter,
+    ) -> None:
+        self.exchanges += 1
+        schema = payload_schema(False)
+        writer.begin(schema)
+        for payloads, head in self.answers:
+            writer.write_with_metadata(to_record_batch(payloads, schema), head.to_bytes())
+        self.released.wait()
+
+
+@pytest.fixture
+def stub(storage: RunningStorage) -> Iterator[Callable[[list[tuple[Payloads, AnswerHead]]], tuple[Endpoint, Stub]]]:
+    stubs: list[Stub] = []
+
+    def start(answers: list[tuple[Payloads, AnswerHead]]) -> tuple[Endpoint, Stub]:
+        endpoint = endpoint_of(storage, 1000 + len(stubs))
+        stubs.append(Stub(endpoint, answers))
+        return endpoint, stubs[-1]
+
+    yield start
+    for each in stubs:
+        each.released.set()
+        each.shutdown()
+
+
+StartStub = Callable[[list[tuple[Payloads, AnswerHead]]], tuple[Endpoint, Stub]]
+
+random_ = np.random.default_rng(5)
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+@pytest.mark.parametrize("on_missing", ["raise", "skip"])
+def test_servers_that_go_and_come_again_and_again(
+    numbers: RunningStorage, stack: ExitStack, streams: int, on_missing: OnMissing
+) -> None:
+    if on_missing == "skip":
+        numbers.client.delete_samples("numbers", np.arange(100, 200))
+    keys = random_.integers(200, 1000, 3000) if on_missing == "raise" else random_.integers(0, 1000, 3000)
+    expected = [key for key in keys.tolist() if on_missing == "raise" or not 100 <= key < 200]
+    endpoints = [endpoint_of(numbers, 0), endpoint_of(numbers, 1)]
+    servers = [PayloadServer(endpoint, numbers.store) for endpoint in endpoints]
+
+    def stop() -> None:
+        for server in servers:
+            server.stop()
+
+    stack.callback(stop)
+    got = []
+    with PayloadClient(endpoints, streams, retry_s=PATIENCE_S) as client:
+        for number, batch in enumerate(client.fetch("numbers", keys, on_missing)):
+            got.append(batch)
+            if number % 60 == 5:
+                which = (number // 60) % 2
+                servers[which].stop()
+                servers[which] = PayloadServer(endpoints[which], numbers.store)
+    assert keys_of(iter(got)) == expected
+
+
+@pytest.fixture
+def replica(numbers: RunningStorage, tmp_path: Path) -> Iterator[ServiceProcess]:
+    """A payload server in a process of its own, on what storage has published."""
+    config = numbers.config.model_copy(update={"storage": numbers.config.storage.model_copy(update={"replicas": 1})})
+    with ServiceProcess("replica-1", config, tmp_path) as process:
+        yield process
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+def test_a_process_that_is_killed_and_started_again(numbers: RunningStorage, replica: ServiceProcess, streams: int) -> None:
+    endpoint = Endpoint(address=f"unix:{numbers.config.run_dir}/flight-1.sock")
+    keys = random_.integers(0, 1000, 3000)
+    got = []
+    with PayloadClient(endpoint, streams, retry_s=PATIENCE_S) as client:
+        for number, batch in enumerate(client.fetch("numbers", keys)):
+            got.append(batch)
+            if number in (10, 150):
+                replica.kill()
+                replica.start(wait=False)
+    assert keys_of(iter(got)) == keys.tolist()
+
+
+def test_a_process_that_hangs_is_left_for_another(numbers: RunningStorage, replica: ServiceProcess, serve: Serve) -> None:
+    endpoint = Endpoint(address=f"unix:{numbers.config.run_dir}/flight-1.sock")
+    keys = random_.integers(0, 1000, 3000)
+    with PayloadClient(endpoint) as client:
+        assert keys_of(client.fetch("numbers", keys[:10])) == keys[:10].tolist()
+    got = []
+    with PayloadClient([endpoint, serve()], streams=2, stall_s=STALL_S, retry_s=PATIENCE_S) as client:
+        for number, batch in enumerate(client.fetch("numbers", keys)):
+            got.append(batch)
+            if number == 10:
+                os.kill(replica.pid, signal.SIGSTOP)
+    assert keys_of(iter(got)) == keys.tolist()
+
+
+def test_one_that_never_answers_is_an_error_or_left_for_another(
+    numbers: RunningStorage, stub: StartStub, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("modyn.storage.flight.streams.AVOID_S", 3600.0)
+    silent, counted = stub([])
+    with PayloadClient(silent, stall_s=PATIENCE_S, retry_s=0) as client, ThreadPoolExecutor(1) as pool:
+        fetched = client.fetch("numbers", np.arange(10))
+        waiting = pool.submit(next, fetched)
+        eventually(lambda: counted.exchanges)
+        client.stall_s = 0.2
+        fetched._fetch.wake()
+        with pytest.raises(DeadlineError, match=silent.address):
+            waiting.result()
+    assert counted.exchanges == 1
+    with PayloadClient([silent, serve()], stall_s=STALL_S, retry_s=0) as client:
+        for _ in range(4):  # every other fetch would begin with the silent one
+            assert keys_of(client.fetch("numbers", np.arange(500))) == list(range(500))
+    assert counted.exchanges == 2, "one that has stalled is not tried again soon"
+
+
+def test_a_slow_server_that_says_it_lives_is_waited_for(
+    numbers: RunningStorage, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("modyn.storage.flight.server.ALIVE_S", 0.05)
+    slow = Watched(numbers.store, before=lambda: time.sleep(STALL_S + 0.5))
+    with PayloadClient(serve(slow), stall_s=STALL_S, retry_s=0) as client:
+        assert keys_of(client.fetch("numbers", np.arange(10))) == list(range(10))
+
+
+@pytest.fixture
+def hanging(numbers: RunningStorage, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+    """Whoever gathers hangs until the end of the test, as on a mount whose server is gone."""
+    monkeypatch.setattr("modyn.storage.flight.server.ALIVE_S", 0.05)
+    released = threading.Event()
+
+    def hang() -> None:
+        released.wait()
+
+    yield Watched(numbers.store, before=hang)
+    released.set()
+
+
+def test_a_gather_that_hangs_is_reported_or_left_for_another_server(
+    numbers: RunningStorage, serve: Serve, hanging: Watched, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("modyn.storage.flight.server.PIECE_S", 0.3)
+    hangs = serve(hanging)
+    with PayloadClient(hangs, stall_s=STALL_S, retry_s=0) as client, pytest.raises(DeadlineError, match=hangs.address):
+        list(client.fetch("numbers", np.arange(10)))
+    assert "payload_piece_hangs" in capsys.readouterr().err
+    with PayloadClient([hangs, serve()], streams=2, stall_s=STALL_S, retry_s=PATIENCE_S) as client:
+        assert keys_of(client.fetch("numbers", np.arange(1000))) == list(range(1000))
+
+
+def test_a_deadline_holds_also_against_a_server_that_says_it_lives(serve: Serve, hanging: Watched) -> None:
+    hangs = serve(hanging)
+    with PayloadClient(hangs) as client:
+        fetched = client.fetch("numbers", np.arange(7, 10), deadline_s=0.3)
+        fetched._fetch._start()
+        eventually(lambda: fetched._fetch._streams[0].owed)
+        with pytest.raises(DeadlineError, match=f"key 7 of dataset 'numbers' did not come within 0.3 s.*{hangs.address}"):
+            list(fetched)
+
+
+def test_a_deadline_is_for_each_piece_and_not_for_the_consumer(numbers: RunningStorage) -> None:
+    got = []
+    for number, batch in enumerate(numbers.payloads.fetch("numbers", np.arange(1000), deadline_s=STALL_S)):
+        if number == 0:
+            time.sleep(STALL_S + 0.1)
+        got.append(batch)
+    assert keys_of(iter(got)) == list(range(1000))
+
+
+def test_a_server_that_is_busy_is_asked_again(pictures: RunningStorage, stack: ExitStack) -> None:
+    endpoint = endpoint_of(pictures, 0)
+    server = PayloadServer(endpoint, pictures.store, max_exchanges=1)
+    stack.callback(server.stop)
+    with PayloadClient(endpoint, buffer_bytes=2**20) as first, ThreadPoolExecutor(1) as pool:
+        held = first.fetch("images", np.arange(600) % 20)
+        next(held)
+        with (
+            PayloadClient(endpoint, retry_s=0) as impatient,
+            pytest.raises(UnavailableError, match=r"busy.*storage\.max_threads"),
+        ):
+            list(impatient.fetch("images", np.arange(20)))
+        with PayloadClient(endpoint, retry_s=PATIENCE_S) as patient:
+            waiting = pool.submit(lambda: sum(len(batch) for batch in patient.fetch("images", np.arange(20))))
+            held.close()
+            assert waiting.result() == 20
+
+
+def test_a_connection_that_comes_back_after_the_end_is_closed(numbers: RunningStorage) -> None:
+    connections = Connections([numbers.config.endpoint("flight")])
+    client, options = connections.take(0)
+    connections.close()
+    connections.give_back(0, client)
+    with pytest.raises(pa.ArrowInvalid, match="closed"):
+        client.do_exchange(DESCRIPTOR, options)
+
+
+def test_a_dead_endpoint_costs_nothing_but_a_try(numbers: RunningStorage, serve: Serve) -> None:
+    with PayloadClient([endpoint_of(numbers, 77), serve()], streams=2, retry_s=0) as client:
+        for _ in range(3):
+            assert keys_of(client.fetch("numbers", np.arange(1000))) == list(range(1000))
+
+
+def test_an_endpoint_that_comes_back_is_used_again(
+    numbers: RunningStorage, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in the middle of a fetch."""
+    monkeypatch.setattr("modyn.storage.flight.connections.AVOID_S", 0.0)
+    monkeypatch.setattr("modyn.storage.flight.streams.AVOID_S", 0.0)
+    returned = Watched(numbers.store)
+    keys = random_.integers(0, 1000, 20_000)
+    got = []
+    with PayloadClient([endpoint_of(numbers, 50), serve()], streams=2, retry_s=PATIENCE_S) as client:
+        for number, batch in enumerate(client.fetch("numbers", keys)):
+            if number == 20:
+                serve(returned, number=50)
+            if number > 20 and not returned.num_bytes:
+                # Not so fast that all has come before the pause after the failure is over.
+                time.sleep(0.02)
+            got.append(batch)
+    assert keys_of(iter(got)) == keys.tolist()
+    assert returned.num_bytes > 0
+
+
+def test_answers_to_other_questions_are_refused(numbers: RunningStorage, stub: StartStub) -> None:
+    def answer(keys: list[int], request: int = 0, done: int = 2) -> tuple[Payloads, AnswerHead]:
+        column = np.asarray(keys, np.int64)
+        payloads = Payloads(column, column, np.zeros(2 * len(keys), np.uint8), 2 * np.arange(len(keys) + 1))
+        return payloads, AnswerHead(Kind.SAMPLES, request, done, 2)
+
+    for bad in (answer([1, 3]), answer([2, 1]), answer([1]), answer([1, 2], request=1), answer([1, 2], done=3), answer([1, 1])):
+        endpoint, _ = stub([bad])
+        with PayloadClient(endpoint, retry_s=0) as client, pytest.raises(ModynError, match="payload server answered"):
+            list(client.fetch("numbers", np.asarray([1, 2])))
+    endpoint, _ = stub([answer([2, 1])])
+    with PayloadClient(endpoint, retry_s=0) as client, pytest.raises(ModynError, match="payload server answered"):
+        list(client.fetch("numbers", np.asarray([1, 2]), "skip"))
+
+
+@pytest.fixture
+def pictures(storage: RunningStorage, tmp_path: Path) -> RunningStorage:
+    """20 samples of 1 MiB."""
+    for i in range(20):
+        write_image(tmp_path / "d", f"{i:02}", bytes([i]) * 2**20, i, 1000)
+    storage.client.register_dataset(image_dataset(tmp_path / "d"))
+    storage.ingest("images")
+    return storage
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+def test_a_slow_consumer_stalls_the_servers(pictures: RunningStorage, serve: Serve, streams: int) -> None:
+    watched = Watched(pictures.store)
+    keys = np.arange(600) % 20
+    with PayloadClient([serve(watched), serve(watched)], streams, buffer_bytes=4 * 2**20) as client:
+        fetched = client.fetch("images", keys)
+        got = [(batch.keys.tolist(), [bytes(batch.payload(i)[:1]) for i in range(len(batch))]) for batch in [next(fetched)]]
+        # What the client may hold, and for each stream: gRPC's window, a piece that waits, some on their way or being gathered (1 MiB each).
+        gathered = at_rest(lambda: watched.num_bytes, at_least=2**20 * (4 + streams * 4))
+        assert gathered <= 2**20 * (4 + streams * (4 + 1 + 8))
+        got += [(batch.keys.tolist(), [bytes(batch.payload(i)[:1]) for i in range(len(batch))]) for batch in fetched]
+    assert [key for part, _ in got for key in part] == keys.tolist()
+    assert [byte for _, part in got for byte in part] == [bytes([key]) for key in keys]
+
+
+@pytest.mark.parametrize("end", ["close", "cancel", "drop", "close the client"])
+def test_servers_stop_work_when_the_client_does(pictures: RunningStorage, serve: Serve, end: str) -> None:
+    watched = Watched(pictures.store)
+    client = PayloadClient(serve(watched), streams=2)
+    fetched = client.fetch("images", np.arange(600) % 20)
+    next(fetched)
+    if end == "close":
+        fetched.close()
+        assert list(fetched) == []
+    elif end == "cancel":
+        fetched.cancel()
+        with pytest.raises(CancelledError):
+            next(fetched)
+    elif end == "drop":
+        del fetched
+    else:
+        client.close()
+        with pytest.raises(CancelledError, match="client was closed"):
+            next(fetched)
+    assert at_rest(lambda: watched.num_bytes, at_least=2**20) < 200 * 2**20
+    client.close()
+
+
+def test_a_wait_is_cancelled_from_another_thread(numbers: RunningStorage, stub: StartStub) -> None:
+    silent, counted = stub([])
+    with PayloadClient(silent) as client, ThreadPoolExecutor(1) as pool:
+        fetched = client.fetch("numbers", np.arange(10))
+        waiting = pool.submit(next, fetched)
+        eventually(lambda: counted.exchanges)
+        fetched.cancel()
+        with pytest.raises(CancelledError):
+            waiting.result()
+
+
+@pytest.mark.parametrize("streams", [1, 4])
+@pytest.mark.parametrize("late_s", [0.0, 0.5])
+def test_an_error_comes_behind_all_that_is_before_it(
+    numbers: RunningStorage, tmp_path: Path, streams: int, serve: Serve, late_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the server has come to the error before the client reads anything."""
+    read = Stream._read
+
+    def read_late(stream: Stream) -> bool:
+        time.sleep(late_s)
+        return read(stream)
+
+    monkeypatch.setattr(Stream, "_read", read_late)
+    (tmp_path / "data" / "5.bin").unlink()
+    got: list[Payloads] = []
+    with PayloadClient([serve(), serve()], streams) as client, pytest.raises(DataError, match=r"5\.bin"):
+        got.extend(client.fetch("numbers", np.arange(1000)))
+    keys = keys_of(iter(got))
+    assert keys == list(range(len(keys)))
+    assert 490 < len(keys) <= 500, "all pieces (of 10 samples) but the one with the first sample of the file that is gone"
+
+
+def test_a_dataset_that_is_deleted_in_between(numbers: RunningStorage) -> None:
+    fetched = numbers.payloads.fetch("numbers", np.arange(100_000) % 1000)
+    next(fetched)
+    numbers.client.delete_dataset("numbers")
+    with pytest.raises(NotFoundError):
+        list(fetched)
+
+
+def test_samples_that_are_deleted_in_between(numbers: RunningStorage) -> None:
+    """A sample is there or not for each piece; what is there comes in order."""
+    keys = np.arange(20_000) % 1000
+    arrived = []
+    fetched = numbers.payloads.fetch("numbers", keys, "skip")
+    for number, batch in enumerate(fetched):
+        arrived.append(batch)
+        if number % 100 == 0:
+            numbers.client.delete_samples("numbers", np.arange(number // 100 * 37 % 1000, number // 100 * 37 % 1000 + 20))
+    got = iter(keys_of(iter(arrived)))
+    present = next(got, None)
+    for key in keys.tolist():
+        if key == present:
+            present = next(got, None)
+    assert present is None, "what arrived is not a part of what was asked for, in its order"
+
+
+def test_many_clients_at_once(numbers: RunningStorage, serve: Serve) -> None:
+    endpoints = [serve(), serve()]
+
+    def read(seed: int) -> bool:
+        keys: Int64Array = np.random.default_rng(seed).integers(0, 1000, 3000)
+        with PayloadClient(endpoints, streams=1 + seed % 3) as client:
+            return keys_of(client.fetch("numbers", keys)) == list(keys)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(read, range(16))) == [True] * 16
+
+
+def test_many_fetches_of_one_client(numbers: RunningStorage, serve: Serve) -> None:
+    with PayloadClient([serve(), serve()], streams=2) as client, ThreadPoolExecutor(8) as pool:
+        keys = [np.random.default_rng(seed).integers(0, 1000, 2000) for seed in range(16)]
+        got = list(pool.map(lambda asked: keys_of(client.fetch("numbers", asked)), keys))
+    assert got == [asked.tolist() for asked in keys]
+
+
+def test_no_endpoint_answers(numbers: RunningStorage) -> None:
+    endpoints = [endpoint_of(numbers, 70), endpoint_of(numbers, 71)]
+    with PayloadClient(endpoints, streams=3, retry_s=0.3) as client, pytest.raises(UnavailableError, match="cannot be reached"):
+        list(client.fetch("numbers", np.arange(3000)))

@@ -1,0 +1,140 @@
+"""A payload server whose datasets change or hang under it: no bytes of another dataset, and nobody else has to wait."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from modyn.config.system import Endpoint
+from modyn.errors import CancelledError, NotFoundError, UnavailableError
+from modyn.records import Int64Array
+from modyn.storage.datasets import Store
+from modyn.storage.flight.client import PayloadClient, PayloadStream
+from modyn.storage.flight.server import PayloadServer
+from modyn.storage.read.payload_reader import locate
+from modyn.storage.read.record_readers import UInt8Array, UInt32Array
+from modyn.storage.read.snapshot import DatasetSnapshot
+from modyn.testing.running_storage import RunningStorage, binary_dataset, write_records
+from modyn.testing.waiting import PATIENCE_S, eventually
+
+
+def endpoint_of(storage: RunningStorage) -> Endpoint:
+    return Endpoint(address=f"unix:{storage.config.run_dir}/serving.sock")
+
+
+def replace_dataset(storage: RunningStorage, folder: Path) -> None:
+    """Under the same name, with the same keys, labels and lengths, and with other data."""
+    storage.client.delete_dataset("numbers")
+    write_records(folder / "0.bin", range(5_000_000, 5_001_000), 1000)
+    storage.client.register_dataset(binary_dataset(folder))
+    storage.ingest()
+
+
+class Replacing:
+    """The datasets of a store, until one is asked for the `turn`th time: before that another takes its place."""
+
+    def __init__(self, storage: RunningStorage, folder: Path, turn: int) -> None:
+        self._storage, self._folder, self._turn = storage, folder, turn
+
+    def view(self, name: str) -> DatasetSnapshot:
+        self._turn -= 1
+        if self._turn == 0:
+            replace_dataset(self._storage, self._folder)
+        return self._storage.store.view(name)
+
+
+@pytest.mark.parametrize("turn", [2, 3], ids=["between exchange and look-up", "between look-up and reading"])
+def test_keys_of_one_dataset_never_get_bytes_of_another(
+    numbers: RunningStorage, stack: ExitStack, tmp_path: Path, turn: int
+) -> None:
+    server = PayloadServer(endpoint_of(numbers), Replacing(numbers, tmp_path / "other", turn))
+    stack.callback(server.stop)
+    with PayloadClient(endpoint_of(numbers), retry_s=0) as client:
+        with pytest.raises(NotFoundError, match="another was registered under its name"):
+            next(client.fetch("numbers", np.arange(10)))
+        assert bytes(next(client.fetch("numbers", np.arange(1))).payload(0)) == (5_000_000).to_bytes(8, "little")
+
+
+def test_what_was_looked_up_is_not_read_from_another_dataset(numbers: RunningStorage, tmp_path: Path) -> None:
+    located = locate(lambda: numbers.store.view("numbers"), np.arange(10), "raise")
+    assert len(located.take(slice(3, 5))) == 2
+    replace_dataset(numbers, tmp_path / "other")
+    with pytest.raises(NotFoundError, match="another was registered under its name"):
+        located.take(slice(3, 5))
+
+
+class Hanging:
+    """The datasets of a store, of which `numbers` lies on a dead mount: whoever reads it hangs."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.released = threading.Event()
+
+    def view(self, name: str) -> DatasetSnapshot:
+        view = self._store.view(name)
+        return replace(view, source=self) if name == "numbers" else view
+
+    def gather(self, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int) -> tuple[UInt8Array, Int64Array]:
+        self.released.wait()
+        raise UnavailableError("it was dead")
+
+
+@pytest.fixture
+def hanging(numbers: RunningStorage, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
+    monkeypatch.setattr("modyn.storage.read.payload_reader.STEP_S", 0.05)
+    monkeypatch.setattr("modyn.storage.flight.server.ALIVE_S", 0.05)
+    monkeypatch.setattr(
+        "modyn.storage.flight.server.PIECE_S", 0.1
+    )  # Nothing is sent any more: nothing tells that the client has gone.
+    hanging = Hanging(numbers.store)
+    yield hanging
+    hanging.released.set()
+
+
+def test_a_dataset_that_hangs_holds_up_nobody_else(
+    numbers: RunningStorage, hanging: Hanging, stack: ExitStack, tmp_path: Path
+) -> None:
+    """Nor does it keep the places of clients that have gone."""
+    write_records(tmp_path / "others" / "0.bin", range(100), 1000)
+    numbers.client.register_dataset(binary_dataset(tmp_path / "others", "others"))
+    numbers.ingest("others")
+    server = PayloadServer(endpoint_of(numbers), hanging, max_exchanges=11)
+    stack.callback(server.stop)
+    client = stack.enter_context(PayloadClient(endpoint_of(numbers), retry_s=PATIENCE_S))
+
+    def hang(fetched: PayloadStream) -> None:
+        with pytest.raises(CancelledError):
+            next(fetched)
+
+    for _ in range(3):
+        with ThreadPoolExecutor(10) as pool:
+            fetches = [client.fetch("numbers", np.arange(10)) for _ in range(10)]
+            waiting = [pool.submit(hang, fetched) for fetched in fetches]
+            assert len(next(client.fetch("others", np.arange(50), deadline_s=PATIENCE_S))) == 50
+            for fetched in fetches:
+                fetched.cancel()
+            for each in waiting:
+                each.result(PATIENCE_S)
+    hanging.released.set()
+
+
+def test_threads_of_datasets_that_nobody_reads_end(numbers: RunningStorage, tmp_path: Path) -> None:
+    def num_threads() -> int:
+        return sum(thread.name.startswith("gather") for thread in threading.enumerate())
+
+    before = num_threads()
+    for number in range(8):
+        name = f"others-{number}"
+        write_records(tmp_path / name / "0.bin", range(10), 1000)
+        numbers.client.register_dataset(binary_dataset(tmp_path / name, name))
+        numbers.ingest(name)
+        assert numbers.data_of(range(10), name) == list(range(10))
+    # They are told to end and not waited for.
+    eventually(lambda: num_threads() <= before + 3, lambda: f"{num_threads()} threads, {before} before")

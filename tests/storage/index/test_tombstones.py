@@ -1,0 +1,241 @@
+"""Deleted keys, against a Python set."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from modyn.errors import CorruptStateError, InvalidArgumentError, UnavailableError
+from modyn.storage.index.tombstones import Tombstones
+
+keys = st.integers(0, 20) | st.integers(65_500, 65_600) | st.integers(0, 2**40)
+
+
+@settings(max_examples=60)
+@given(additions=st.lists(st.lists(keys, max_size=30), max_size=5), asked=st.lists(keys | st.integers(-5, -1), max_size=30))
+def test_deletions_are_a_set_that_survives_a_restart(
+    tmp_path_factory: pytest.TempPathFactory, additions: list[list[int]], asked: list[int]
+) -> None:
+    path = tmp_path_factory.mktemp("deletions") / "deletions"
+    expected: set[int] = set()
+    for added in additions:
+        deletions = Tombstones.open(path)
+        assert deletions.add(np.array(added, np.int64)) == len(set(added) - expected)
+        expected |= set(added)
+    deletions = Tombstones.open(path)
+    asked += list(expected)
+    assert deletions.count == len(expected)
+    assert deletions.contains(np.array(asked, np.int64)).tolist() == [key in expected for key in asked]
+    for first, end in ((0, 10), (5, 65_550), (65_536, 2**40), (7, 7), (0, 2**41)):
+        between = sorted(key for key in expected if first <= key < end)
+        assert deletions.keys_between(first, end).tolist() == between
+        assert deletions.count_between(first, end) == len(between)
+
+
+def test_neighbours_of_a_deleted_key_stay(tmp_path: Path) -> None:
+    deletions = Tombstones.open(tmp_path / "deletions")
+    deletions.add(np.array([65_535, 65_536, 8]))
+    assert deletions.contains(np.array([7, 8, 9, 65_534, 65_535, 65_536, 65_537])).tolist() == [
+        False,
+        True,
+        False,
+        False,
+        True,
+        True,
+        False,
+    ]
+
+
+def test_many_keys_take_little_space(tmp_path: Path) -> None:
+    path = tmp_path / "deletions"
+    deletions = Tombstones.open(path)
+    assert deletions.add(np.arange(0, 10_000_000, dtype=np.int64)) == 10_000_000
+    assert os.path.getsize(path) < 20_000
+    assert deletions.add(np.arange(9_999_990, 10_000_010, dtype=np.int64)) == 10
+    assert Tombstones.open(path).count == 10_000_010
+
+
+def test_negative_keys_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="-3"):
+        Tombstones.open(tmp_path / "deletions").add(np.array([1, -3]))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_failed_write_changes_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    deletions = Tombstones.open(folder / "deletions")
+    deletions.add(np.array([1]))
+    os.rename(folder, tmp_path / "moved")
+    with pytest.raises(UnavailableError, match="cannot write"):
+        deletions.add(np.array([2]))
+    assert deletions.contains(np.array([1, 2])).tolist() == [True, False]
+    assert Tombstones.open(tmp_path / "moved" / "deletions").count == 1
+
+
+def test_each_addition_changes_what_others_see_of_the_file_and_costs_what_it_brings(tmp_path: Path) -> None:
+    """The first additions are appended; a log that has doubled becomes one block again. Readers notice either by size or inode."""
+    path = tmp_path / "deletions"
+    deletions = Tombstones.open(path)
+    rng = np.random.default_rng(0)
+    expected: set[int] = set()
+    seen, inodes = set(), set()
+    for _ in range(100):
+        new = rng.integers(0, 2**34, 1000)
+        deletions.add(new)
+        expected |= set(new.tolist())
+        status = path.stat()
+        seen.add((status.st_ino, status.st_size))
+        inodes.add(status.st_ino)
+    assert len(seen) == 100
+    assert 2 <= len(inodes) < 10
+    assert path.stat().st_size < 16 * len(expected)
+    again = Tombstones.open(path)
+    assert again.count == len(expected)
+    assert again.keys_between(0, 2**34).tolist() == sorted(expected)
+
+
+@pytest.mark.parametrize("left_behind", [b"\0", b"x" * 7, b"y" * 5000])
+def test_what_a_kill_left_behind_the_log_does_not_count(tmp_path: Path, left_behind: bytes) -> None:
+    path = tmp_path / "deletions"
+    Tombstones.open(path).add(np.array([1]))
+    Tombstones.open(path).add(np.array([2, 5]))
+    with open(path, "ab") as file:
+        file.write(left_behind)
+    deletions = Tombstones.open(path)
+    assert deletions.keys_between(0, 10).tolist() == [1, 2, 5]
+    size = path.stat().st_size
+    deletions.add(np.array([7]))
+    assert path.stat().st_size > size
+    assert Tombstones.open(path).keys_between(0, 10).tolist() == [1, 2, 5, 7]
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_an_addition_that_is_cut_off_happened_or_did_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """The process ends before the first sync, before the second one, or not at all; then another goes on."""
+    path = tmp_path / "deletions"
+    Tombstones.open(path).add(np.array([1]))
+    calls = 0
+
+    class Killed(BaseException):
+        pass
+
+    def until_killed(descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == step:
+            raise Killed
+
+    deletions = Tombstones.open(path)
+    with monkeypatch.context() as patch:
+        patch.setattr("modyn.storage.index.tombstones.os.fsync", until_killed)
+        if step < 3:
+            with pytest.raises(Killed):
+                deletions.add(np.array([2]))
+        else:
+            assert deletions.add(np.array([2])) == 1
+    found = Tombstones.open(path).keys_between(0, 10).tolist()
+    assert found == ([1] if step == 1 else [1, 2])
+    assert Tombstones.open(path).add(np.array([2, 3])) == 4 - len(found) - 1
+    assert Tombstones.open(path).keys_between(0, 10).tolist() == [1, 2, 3]
+
+
+def test_a_disk_that_takes_only_a_part_leaves_the_log_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "deletions"
+    deletions = Tombstones.open(path)
+    deletions.add(np.array([1]))
+    before = path.stat().st_size
+    limit = 7
+
+    class FullDisk(io.FileIO):
+        """Takes parts, and of all together `limit` bytes."""
+
+        taken = 0
+
+        def write(self, content: bytes | memoryview) -> int:  # type: ignore[override]
+            part = min(5, len(content), limit - self.taken)
+            if not part:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            self.taken += part
+            return super().write(bytes(content[:part]))
+
+    monkeypatch.setattr("modyn.storage.index.tombstones.open", lambda path, *_, **__: FullDisk(path, "r+"), raising=False)
+    with pytest.raises(UnavailableError, match="No space left"):
+        deletions.add(np.array([2, 3]))
+    assert path.stat().st_size == before
+    assert Tombstones.open(path).keys_between(0, 10).tolist() == [1]
+    limit = 10_000
+    deletions.add(np.array([2, 3]))
+    assert Tombstones.open(path).keys_between(0, 10).tolist() == [1, 2, 3]
+
+
+def test_a_file_of_version_1_is_read_and_written_anew(tmp_path: Path) -> None:
+    path = tmp_path / "deletions"
+    bits = np.zeros((2, 8192), np.uint8)
+    bits[0, 0], bits[1, 8191] = 0b1000_0010, 0b1000_0000
+    body = np.array([0, 3]).tobytes() + bits.tobytes()
+    path.write_bytes(struct.pack("<8sIIqq", b"MODYNDEL", 1, zlib.crc32(body), 2, 3) + zstandard.compress(body))
+    deletions = Tombstones.open(path)
+    assert deletions.keys_between(0, 2**40).tolist() == [1, 7, 4 * 65_536 - 1]
+    deletions.add(np.array([8]))
+    assert path.read_bytes()[8] == 2
+    assert Tombstones.open(path).keys_between(0, 2**40).tolist() == [1, 7, 8, 4 * 65_536 - 1]
+    path.write_bytes(struct.pack("<8sIIqq", b"MODYNDEL", 1, zlib.crc32(body) + 1, 2, 3) + zstandard.compress(body))
+    with pytest.raises(CorruptStateError, match="checksum"):
+        Tombstones.open(path)
+
+
+def test_a_log_that_was_cut_is_not_written_to(tmp_path: Path) -> None:
+    path = tmp_path / "deletions"
+    deletions = Tombstones.open(path)
+    deletions.add(np.array([1]))
+    os.truncate(path, 40)
+    with pytest.raises(CorruptStateError, match="was cut"):
+        deletions.add(np.array([2]))
+
+
+def test_every_flipped_bit_and_every_cut_of_a_log_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "deletions"
+    deletions = Tombstones.open(path)
+    for key in (1, 70_000, 5):
+        deletions.add(np.array([key]))
+    content = path.read_bytes()[:-1]
+    for position in range(len(content)):
+        path.write_bytes(content[:position] + bytes([content[position] ^ 0x10]) + content[position + 1 :])
+        with pytest.raises(CorruptStateError):
+            Tombstones.open(path)
+        path.write_bytes(content[:position])
+        with pytest.raises(CorruptStateError):
+            Tombstones.open(path)
+
+
+@pytest.mark.parametrize("damage", ["empty", "magic", "version", "cut", "flipped", "no-frame"])
+def test_damage_is_found(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "deletions"
+    Tombstones.open(path).add(np.array([1, 2, 3]))
+    content = bytearray(path.read_bytes())
+    if damage == "empty":
+        content.clear()
+    elif damage == "magic":
+        content[0] ^= 1
+    elif damage == "version":
+        content[8] = 9
+    elif damage == "cut":
+        del content[-3:]
+    elif damage == "flipped":
+        content[12] ^= 1  # the checksum
+    else:
+        content[32:] = b"nonsense"
+    path.write_bytes(content)
+    with pytest.raises(CorruptStateError, match=str(path)):
+        Tombstones.open(path)

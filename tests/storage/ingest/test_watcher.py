@@ -1,0 +1,132 @@
+"""Watched folders: new files arrive at waiting streams by themselves, each sample once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from modyn.config.system import StorageConfig, SystemConfig
+from modyn.errors import NotFoundError, UnavailableError
+from modyn.storage.ingest.open_dataset import OpenDataset
+from modyn.storage.ingest.watcher import Watcher, pause_s
+from modyn.testing.running_storage import RunningStorage, binary_dataset, start_storage, write_records
+from modyn.testing.waiting import PATIENCE_S, eventually
+
+
+def wait_until(storage: RunningStorage, num_samples: int) -> None:
+    eventually(
+        lambda: storage.client.dataset("numbers").num_samples >= num_samples,
+        lambda: f"{storage.client.dataset('numbers')} {storage.client.problems('numbers')}",
+    )
+
+
+def test_new_files_are_pushed_without_being_asked_for(storage: RunningStorage, tmp_path: Path) -> None:
+    folder = tmp_path / "d"
+    write_records(folder / "old.bin", [0], 1000)
+    storage.client.register_dataset(binary_dataset(folder, watch=True))
+    new = storage.client.new_samples("numbers", 0, 100)
+    assert next(new).keys.tolist() == [0]
+    write_records(folder / "a.bin", [1, 2], 1000)
+    assert next(new).keys.tolist() == [1, 2]
+    write_records(folder / "a.bin", [3], 1000, mode="ab")
+    assert next(new).keys.tolist() == [3]
+    new.cancel()
+    assert storage.data_of(range(4)) == [0, 1, 2, 3]
+
+
+def test_files_of_one_time_in_several_polls_are_all_seen_once(storage: RunningStorage, tmp_path: Path) -> None:
+    folder = tmp_path / "d"
+    storage.client.register_dataset(binary_dataset(folder, watch=True))
+    new = storage.client.new_samples("numbers", 0, 100)
+    got: list[int] = []
+    for i in range(6):
+        write_records(folder / f"{9 - i}.bin", [i], 1000)
+        got += next(new).keys.tolist()
+        time.sleep(0.12)  # A poll or two that find nothing must not bring the newest samples again.
+    new.cancel()
+    assert got == list(range(6))
+    assert storage.data_of(range(6)) == list(range(6))
+    assert storage.client.dataset("numbers").num_samples == 6
+
+
+def test_a_watcher_outlives_a_folder_that_goes_away(storage: RunningStorage, tmp_path: Path) -> None:
+    folder = tmp_path / "d"
+    storage.client.register_dataset(binary_dataset(folder, watch=True))
+    folder.rmdir()
+    eventually(lambda: storage.client.problems("numbers"))
+    write_records(folder / "a.bin", [5], 1000)
+    wait_until(storage, 1)
+    assert storage.client.problems("numbers") == []
+
+
+def test_a_watched_dataset_is_watched_again_after_a_restart(quick_config: SystemConfig, tmp_path: Path) -> None:
+    folder = tmp_path / "d"
+    with ExitStack() as stack:
+        start_storage(quick_config, stack).client.register_dataset(binary_dataset(folder, watch=True))
+    write_records(folder / "a.bin", [5], 1000)
+    with ExitStack() as stack:
+        wait_until(start_storage(quick_config, stack), 1)
+
+
+def test_asking_while_a_watcher_works_indexes_once(storage: RunningStorage, tmp_path: Path) -> None:
+    folder = tmp_path / "d"
+    storage.client.register_dataset(binary_dataset(folder, watch=True))
+    for i in range(10):
+        write_records(folder / f"{i}.bin", [i], 1000 + i)
+        storage.ingest()
+    assert storage.client.dataset("numbers").next_key == 10
+    assert storage.data_of(range(10)) == list(range(10))
+
+
+def test_a_growing_file_is_left_alone_until_it_rests(quick_config: SystemConfig, stack: ExitStack, tmp_path: Path) -> None:
+    """The time that it has to rest is far away while it grows, and over afterwards, however slow the writer is."""
+    config = quick_config.model_copy(update={"storage": StorageConfig(settle_s=3600, poll_interval_s=0.02)})
+    storage = start_storage(config, stack)
+    folder = tmp_path / "d"
+    storage.client.register_dataset(binary_dataset(folder, watch=True))
+    settling = storage.store.dataset("numbers").settling
+    with (folder / "a.bin").open("wb", buffering=0) as file:
+        for _ in range(20):
+            file.write(b"x" * 15)
+            settling.num_unsettled = 0
+            eventually(lambda: settling.num_unsettled)
+            file.write(b"x")
+        assert storage.client.dataset("numbers").num_samples == 0
+    settling.settle_s = 0.05
+    wait_until(storage, 20)
+    assert storage.client.problems("numbers") == []
+
+
+@pytest.mark.parametrize("error", [UnavailableError("PostgreSQL is gone"), ZeroDivisionError("a bug")])
+def test_a_look_that_fails_is_tried_again(storage: RunningStorage, tmp_path: Path, error: Exception) -> None:
+    storage.client.register_dataset(binary_dataset(tmp_path / "d"))
+    looked, times = threading.Event(), [0]
+
+    def look(_: OpenDataset) -> None:
+        times[0] += 1
+        if times[0] < 3:
+            raise error
+        looked.set()
+
+    watcher = Watcher(storage.store.dataset("numbers"), look, 0.01)
+    try:
+        assert looked.wait(PATIENCE_S)
+    finally:
+        watcher.stop()
+
+
+def test_the_watcher_of_a_deleted_dataset_ends(storage: RunningStorage, tmp_path: Path) -> None:
+    storage.client.register_dataset(binary_dataset(tmp_path / "d", watch=True))
+    storage.client.delete_dataset("numbers")
+    assert not [thread for thread in threading.enumerate() if thread.name == "watch-numbers"]
+    with pytest.raises(NotFoundError):
+        storage.client.dataset("numbers")
+
+
+def test_long_looks_are_taken_less_often() -> None:
+    assert pause_s(1.0, 0.1) == 1.0
+    assert pause_s(1.0, 10.0) == 40.0

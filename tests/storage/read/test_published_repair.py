@@ -1,0 +1,223 @@
+"""What goes wrong while a dataset is published or looked at is made up for, or told as what it is."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from modyn import _core
+from modyn.config.system import DatasetConfig, SystemConfig
+from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
+from modyn.storage.catalogue.catalogue import FileRow
+from modyn.storage.files.listing import FileTable
+from modyn.storage.ingest.open_dataset import OpenDataset
+from modyn.storage.read.published import DELETIONS, Publication, PublishedIndex, PublishedNames, Publisher
+from modyn.storage.read.record_readers import RecordReaders
+from modyn.testing.running_storage import RunningStorage, binary_dataset, start_storage, write_records
+from modyn.testing.waiting import PATIENCE_S, eventually
+
+
+@pytest.fixture
+def sources() -> RecordReaders:
+    return RecordReaders(1)
+
+
+def table(stamps: dict[str, int]) -> FileTable:
+    """Files of one byte with their times."""
+    return FileTable(FileRow(i, path, 1, mtime, 1, 1, "", altered=False) for i, (path, mtime) in enumerate(stamps.items()))
+
+
+def fill(storage: RunningStorage, folder: Path, name: str, first: int) -> None:
+    """Ten more samples: the data of each is its key."""
+    write_records(folder / name, range(first, first + 10), 1000 + first)
+    storage.ingest()
+
+
+@pytest.mark.parametrize("fails", ["names", "deletions"])
+def test_a_look_that_failed_is_repeated_as_a_whole(
+    storage: RunningStorage, tmp_path: Path, sources: RecordReaders, fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage.client.register_dataset(binary_dataset(tmp_path / "d"))
+    fill(storage, tmp_path / "d", "0.bin", 0)
+    dataset = storage.store.dataset("numbers")
+    reader = PublishedIndex(dataset.folder, sources)
+    assert reader.view().index.num_samples == 10
+    fill(storage, tmp_path / "d", "1.bin", 10)
+
+    def unreadable(path: Path, *_: object) -> None:
+        raise UnavailableError(f"cannot read {path}: too many open files")
+
+    broken = "modyn.storage.read.published.map_names" if fails == "names" else "modyn.storage.read.published.Tombstones.open"
+    with monkeypatch.context() as patch, pytest.raises(UnavailableError, match="too many open files"):
+        patch.setattr(broken, unreadable)
+        reader.view()
+    view = reader.view()
+    assert view.index.num_samples == 20
+    assert not view.missing(np.arange(20)).any()
+
+
+@pytest.mark.parametrize("ending", ["names", "stamps"])
+def test_a_damaged_file_is_written_anew_by_the_next_start(tmp_path: Path, sources: RecordReaders, ending: str) -> None:
+    config, publisher = binary_dataset(tmp_path / "data"), Publisher(tmp_path)
+    publisher.publish(config, 1, False, [], table({"a": 1, "b": 2}))
+    publisher.publish(config, 2, False, [], table({"a": 1, "b": 7}), changed=[1])
+    old = PublishedIndex(tmp_path, sources)
+    assert old.view().paths.stamp(1) == (1, 7)
+    (damaged,) = tmp_path.glob(f"*.{ending}")
+    replaced = tmp_path / "replaced"
+    replaced.write_bytes(b"short")
+    replaced.rename(damaged)  # Who has mapped the old one keeps it.
+    with pytest.raises(CorruptStateError, match="restart storage, which writes it anew"):
+        PublishedIndex(tmp_path, sources).view()
+    Publisher(tmp_path).publish(config, 2, False, [], table({"a": 3, "b": 2}))
+    for reader in (old, PublishedIndex(tmp_path, sources)):
+        paths = reader.view().paths
+        assert [paths[i] for i in range(2)] == [str(tmp_path / "data" / name) for name in "ab"]
+        assert [paths.stamp(i) for i in range(2)] == [(1, 3), (1, 2)]
+
+
+def test_storage_that_starts_mends_what_it_published(quick_config: SystemConfig, tmp_path: Path) -> None:
+    with ExitStack() as first:
+        storage = start_storage(quick_config, first)
+        storage.client.register_dataset(binary_dataset(tmp_path / "d"))
+        fill(storage, tmp_path / "d", "0.bin", 0)
+        folder = storage.store.dataset("numbers").folder
+    (block,) = folder.glob("*.names")
+    block.unlink()
+    with ExitStack() as second:
+        assert start_storage(quick_config, second).data_of(range(10)) == list(range(10))
+
+
+def test_all_stamps_are_looked_at_until_the_first_publication_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = binary_dataset(tmp_path / "data")
+    Publisher(tmp_path).publish(config, 1, False, [], table({"a": 1}))
+    publisher = Publisher(tmp_path)
+
+    def full(path: Path, parts: object) -> None:
+        raise UnavailableError(f"cannot write {path}: no space left")
+
+    with monkeypatch.context() as patch, pytest.raises(UnavailableError, match="no space left"):
+        patch.setattr("modyn.storage.read.published.write_atomically", full)
+        publisher.publish(config, 1, False, [], table({"a": 5}))
+    publisher.publish(config, 1, False, [], table({"a": 5}))
+    assert PublishedIndex(tmp_path, RecordReaders(1)).view().paths.stamp(0) == (1, 5)
+
+
+def test_what_cannot_be_read_now_is_neither_damaged_nor_gone(
+    tmp_path: Path, sources: RecordReaders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Publisher(tmp_path).publish(binary_dataset(tmp_path / "data"), 1, False, [], table({"a": 1}))
+
+    def no_descriptors(path: Path) -> None:
+        raise _core.FileAccessError(f"{path} cannot be opened: too many open files")
+
+    with monkeypatch.context() as patch, pytest.raises(UnavailableError, match="too many open files"):
+        patch.setattr("modyn._core.map_file", no_descriptors)
+        PublishedIndex(tmp_path, sources).view()
+    names = PublishedNames(tmp_path / "names")
+    names.add("numbers", tmp_path)
+
+    def stale(path: Path) -> str:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with monkeypatch.context() as patch, pytest.raises(UnavailableError, match="names/numbers: Stale"):
+        patch.setattr("os.readlink", stale)
+        names.target("numbers")
+    assert os.path.samefile(names.target("numbers"), tmp_path)
+    (tmp_path / "names" / "file").touch()
+    for name in ("file", "none", "../names"):
+        with pytest.raises(NotFoundError, match="there is no dataset"):
+            names.target(name)
+
+
+def test_a_registration_is_told_from_the_one_before_it(storage: RunningStorage, tmp_path: Path) -> None:
+    def identity() -> str:
+        storage.client.register_dataset(binary_dataset(tmp_path / "d"))
+        return storage.store.view("numbers").identity
+
+    first = identity()
+    assert identity() == first
+    assert Publication.read(storage.store.dataset("numbers").folder)
+    assert (storage.store.dataset("numbers").folder / DELETIONS).parent.name == first
+    storage.client.delete_dataset("numbers")
+    assert identity() != first
+
+
+@pytest.mark.parametrize("fails", ["Publisher.publish", "Segment.open"])
+def test_what_another_process_committed_is_taken_over_as_a_whole(
+    storage: RunningStorage, tmp_path: Path, sources: RecordReaders, fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if that failed at first, which the row of the dataset alone does not tell."""
+    storage.client.register_dataset(binary_dataset(tmp_path / "d"))
+    committed = storage.store.dataset("numbers")
+    contents = committed.catalogue.contents("numbers")
+    assert contents is not None
+    dataset = OpenDataset(committed.catalogue, committed.folder, contents, 0.05, sources)
+    dataset.refresh()
+    new = dataset.new_samples(0, 100, lambda: True)
+    fill(storage, tmp_path / "d", "0.bin", 0)
+    published: list[int] = []
+    publish = Publisher.publish
+
+    def noted(publisher: Publisher, config: DatasetConfig, version: int, *others: Any) -> None:
+        publish(publisher, config, version, *others)
+        published.append(version)
+
+    def full(*_: object) -> None:
+        raise UnavailableError("no space left")
+
+    monkeypatch.setattr(Publisher, "publish", noted)
+    with monkeypatch.context() as patch, pytest.raises(UnavailableError, match="no space left"):
+        patch.setattr(f"modyn.storage.ingest.open_dataset.{fails}", full)
+        dataset.refresh()
+    assert not published
+    dataset.refresh()
+    dataset.refresh()
+    assert published == [committed.row.version]
+    assert dataset.index.num_samples == 10
+    assert len(next(new)) == 10
+
+
+def test_removed_files_are_let_go_of_although_a_thread_could_not_be_started(
+    sources: RecordReaders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgotten = threading.Event()
+    monkeypatch.setattr(sources, "_gatherer", SimpleNamespace(num_open_files=1, forget_removed=forgotten.set))
+
+    def no_threads(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_threads)
+        sources.forget_removed()
+    assert not forgotten.is_set()
+    sources.forget_removed()
+    assert forgotten.wait(PATIENCE_S)
+
+
+def test_space_of_removed_files_is_free_once_the_dataset_is_looked_at_again(storage: RunningStorage, tmp_path: Path) -> None:
+    folder = tmp_path / "d"
+    storage.client.register_dataset(binary_dataset(folder))
+    for number in range(3):
+        fill(storage, folder, f"{number}.bin", 10 * number)
+
+    def held() -> list[str]:
+        links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+        targets = [os.readlink(link) for link in links if os.path.lexists(link)]
+        return [target for target in targets if target.startswith(str(folder))]
+
+    assert storage.data_of(range(30)) == list(range(30))
+    assert len(held()) == 3
+    (folder / "1.bin").unlink()
+    fill(storage, folder, "3.bin", 30)
+    assert storage.data_of([30]) == [30]
+    eventually(lambda: not any("1.bin" in target for target in held()))
+    assert storage.data_of([0, 20, 30]) == [0, 20, 30]
