@@ -28,7 +28,7 @@ def check_here(text: str, file_name: str) -> list[Problem]:
     """Every mistake that the services would find in a pipeline file. Imports torch, and what the file names of packages of users."""
     from modyn.evaluator.config import check_evaluation
     from modyn.model_storage.section import validate_section
-    from modyn.selector.service import check_pipeline as check_selection
+    from modyn.selector.service import validate_selection_section
     from modyn.supervisor.clients import Clients
     from modyn.supervisor.validation import check_pipeline
     from modyn.trainer_server.check import check as check_training
@@ -39,7 +39,7 @@ def check_here(text: str, file_name: str) -> list[Problem]:
     # A check is handed a line to its service, which it does not use.
     clients = Clients(
         storage=cast("Any", None),
-        selector=cast("Any", _Checker(check_selection)),
+        selector=cast("Any", _Checker(validate_selection_section)),
         model_storage=cast("Any", _Checker(validate_section)),
         trainer_server=cast("Any", _Checker(lambda pipeline: check_training(pipeline, cast("Any", None)))),
         evaluator=cast("Any", _Checker(check_evaluation)),

@@ -34,7 +34,7 @@ class RunRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class TriggerRecord:
+class TriggerSetRecord:
     """One row of `triggers`."""
 
     trigger_id: int
@@ -99,7 +99,7 @@ def remove_run(session: Session, run: RunRecord) -> None:
     session.execute(delete(RUNS).where(RUNS.c.number == run.number))
 
 
-def add_trigger(session: Session, run: RunRecord, trigger: TriggerRecord) -> None:
+def add_trigger(session: Session, run: RunRecord, trigger: TriggerSetRecord) -> None:
     row = {
         "run_number": run.number,
         "trigger_id": trigger.trigger_id,
@@ -112,11 +112,11 @@ def add_trigger(session: Session, run: RunRecord, trigger: TriggerRecord) -> Non
     session.execute(insert(TRIGGERS).values(row))
 
 
-def find_trigger(session: Session, run: RunRecord, trigger_id: int) -> TriggerRecord | None:
+def find_trigger(session: Session, run: RunRecord, trigger_id: int) -> TriggerSetRecord | None:
     columns = [column for column in TRIGGERS.c if column is not TRIGGERS.c.run_number]
     query = select(*columns).where(TRIGGERS.c.run_number == run.number, TRIGGERS.c.trigger_id == trigger_id)
     row = session.execute(query).one_or_none()
-    return None if row is None else TriggerRecord(**row._mapping)
+    return None if row is None else TriggerSetRecord(**row._mapping)
 
 
 def boundaries(session: Session, run: RunRecord) -> list[int]:

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from modyn.atomic_write import sync
 from modyn.errors import ConflictError, CorruptStateError, InvalidArgumentError, UnavailableError
 from modyn.records import Int64Array, LabelArray, RunId, SampleBatch
-from modyn.selector.rules import unseen
+from modyn.selector.stream_checks import unseen
 from modyn.selector.trigger_set import write_at
 
 BLOCK = 65_536

@@ -29,14 +29,14 @@ from modyn.errors import (
 from modyn.records import KeysAndWeights, RunId, SampleBatch, TriggerSetInfo
 from modyn.rpc.logs import get_logger
 from modyn.selector import catalogue
-from modyn.selector.catalogue import RunRecord, TriggerRecord
-from modyn.selector.copier import Copier
-from modyn.selector.rules import check_meant, check_next, trigger_starts
+from modyn.selector.catalogue import RunRecord, TriggerSetRecord
+from modyn.selector.row_copier import RowCopier
 from modyn.selector.sample_log import SampleLog
-from modyn.selector.selection import build_strategy
-from modyn.selector.table import SampleTable
+from modyn.selector.sample_rows import SampleRows
+from modyn.selector.selection import build_selection
+from modyn.selector.stream_checks import check_meant, check_next, trigger_starts
 from modyn.selector.trigger_set import TriggerSet, write_trigger_set
-from modyn.selector.window import SelectionContext, Window, piece_size
+from modyn.selector.window import SelectionContext, SelectionWindow, piece_size
 
 SAMPLES_INFORMED = Counter(
     "modyn_selector_samples_informed_total", "Samples that runs were informed of, repeated ones not counted"
@@ -64,7 +64,7 @@ class Selector:
         """Folders of runs that the database did not name when the service started. Nobody looks there again."""
         self._used: dict[RunId, RunRecord] = {}
         """Runs that were informed of samples; of their record only what never changes is used."""
-        self._copier = Copier(self._copy)
+        self._copier = RowCopier(self._copy)
         self._logger = get_logger("selector")
 
     def close(self) -> None:
@@ -122,7 +122,7 @@ class Selector:
             raise InvalidArgumentError(
                 f"'{run_id}' cannot name a run: use letters, digits, '.', '_' and '-', at most 200, no dot first"
             )
-        build_strategy(selection_strategy)
+        build_selection(selection_strategy)
         with self._database.session() as session:
             before = catalogue.find_run(session, run_id)
         if before is not None and before.deleting:
@@ -135,7 +135,7 @@ class Selector:
             if added:
                 self._log(run).create()
                 if run.in_database:
-                    SampleTable(run, session).create()
+                    SampleRows(run, session).create()
         if (run.dataset, run.selection_strategy, run.seed) != (dataset, dict(selection_strategy), seed):
             raise AlreadyExistsError(
                 f"run '{run_id}' is registered with another dataset, selection strategy or seed; choose another run id or delete the run"
@@ -165,7 +165,7 @@ class Selector:
         """Copies some samples into the run's table; whether more are left."""
         with self._database.session() as session:
             run = catalogue.get_run(session, run_id, lock=True)
-            return SampleTable(run, session).copy(self._log(run), ROWS_PER_COPY) > 0
+            return SampleRows(run, session).copy(self._log(run), ROWS_PER_COPY) > 0
 
     def trigger(self, run_id: RunId, trigger_id: int, num_samples: int) -> TriggerSetInfo:
         """Selects the trigger set over the first `num_samples` samples, or finds the one that exists.
@@ -183,7 +183,7 @@ class Selector:
                 before = catalogue.find_trigger(session, run, trigger_id - 1)
                 catalogue.allow_idle(session)
                 if run.in_database:
-                    SampleTable(run, session).copy(log)
+                    SampleRows(run, session).copy(log)
                 existing = self._select(run, log, boundaries, before, num_samples)
                 catalogue.add_trigger(session, run, existing)
         if existing.num_samples != num_samples:
@@ -194,20 +194,20 @@ class Selector:
         return existing.info(run_id)
 
     def _select(
-        self, run: RunRecord, log: SampleLog, boundaries: list[int], before: TriggerRecord | None, num_samples: int
-    ) -> TriggerRecord:
+        self, run: RunRecord, log: SampleLog, boundaries: list[int], before: TriggerSetRecord | None, num_samples: int
+    ) -> TriggerSetRecord:
         started = time.perf_counter()
         trigger_id = len(boundaries)
-        policy = build_strategy(run.selection_strategy)
+        policy = build_selection(run.selection_strategy)
         if before is not None:
             policy.load_state(before.policy_state)
         size = policy.shared.maximum_keys_in_memory
         starts = trigger_starts(boundaries, trigger_id, policy.shared.tail_triggers)
-        window = Window(log, starts[0], num_samples, piece_size(size), starts)
+        window = SelectionWindow(log, starts[0], num_samples, piece_size(size), starts)
         selection = policy.select(window, SelectionContext(run.seed, trigger_id))
         header = write_trigger_set(self._set_path(run, trigger_id), size, selection)
         TRIGGER_SECONDS.observe(time.perf_counter() - started)
-        return TriggerRecord(trigger_id, num_samples, header.num_keys, size, header.keys_sha256.hex(), policy.state())
+        return TriggerSetRecord(trigger_id, num_samples, header.num_keys, size, header.keys_sha256.hex(), policy.state())
 
     def trigger_set(self, run_id: RunId, trigger_id: int) -> TriggerSetInfo:
         """What is known of an existing trigger set. Raises NotFoundError if there is none."""
@@ -272,7 +272,7 @@ class Selector:
             found = catalogue.find_run(session, run.run_id, lock=True)
             if found is not None and found.number == run.number:
                 if run.in_database:
-                    SampleTable(run, session).drop()
+                    SampleRows(run, session).drop()
                 catalogue.remove_run(session, run)
 
     def _remove_orphans(self, run: RunRecord, num_triggers: int) -> None:
@@ -295,7 +295,7 @@ class Selector:
         return self._directory(run) / "triggers" / f"{trigger_id:06}.set"
 
 
-def _existing(trigger: TriggerRecord | None, run_id: RunId, trigger_id: int) -> TriggerSetInfo:
+def _existing(trigger: TriggerSetRecord | None, run_id: RunId, trigger_id: int) -> TriggerSetInfo:
     if trigger is None:
         raise NotFoundError(f"run '{run_id}' has no trigger {trigger_id}; trigger it first")
     return trigger.info(run_id)

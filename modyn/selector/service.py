@@ -17,7 +17,7 @@ from modyn.rpc.replies import plugins_to_reply, problems_to_reply
 from modyn.rpc.server import Registration, ServiceContext
 from modyn.rpc.structs import from_struct, to_struct
 from modyn.selector.presampling import PRESAMPLING
-from modyn.selector.selection import SELECTION, check_strategy
+from modyn.selector.selection import SELECTION, validate_selection
 from modyn.selector.selector import KEYS_PER_PIECE, Selector
 from modyn.selector.tables import SCHEMA
 
@@ -33,7 +33,7 @@ class SelectorServicer(selector_pb2_grpc.SelectorServicer):
         self._keys_per_message = min(KEYS_PER_PIECE, items_per_message(endpoint, _KEY_BYTES))
 
     def ValidateSection(self, request: common_pb2.SectionRequest, context: grpc.ServicerContext) -> common_pb2.SectionReply:
-        return problems_to_reply(check_pipeline(from_struct(request.pipeline)))
+        return problems_to_reply(validate_selection_section(from_struct(request.pipeline)))
 
     def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> common_pb2.PluginList:
         return plugins_to_reply(SELECTION, PRESAMPLING)
@@ -85,7 +85,7 @@ class SelectorServicer(selector_pb2_grpc.SelectorServicer):
         return common_pb2.Empty()
 
 
-def check_pipeline(pipeline: Mapping[str, object]) -> list[Problem]:
+def validate_selection_section(pipeline: Mapping[str, object]) -> list[Problem]:
     """Every mistake of a pipeline's `selection_strategy`."""
     section = pipeline.get("selection_strategy")
     if section is None:
@@ -94,7 +94,7 @@ def check_pipeline(pipeline: Mapping[str, object]) -> list[Problem]:
         return [
             Problem("selection_strategy", f"{section!r} is wrong: write a mapping with `name` and the options of that strategy")
         ]
-    return check_strategy(section)
+    return validate_selection(section)
 
 
 def build(context: ServiceContext) -> list[Registration]:

@@ -46,7 +46,7 @@ class SelectionContext:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class SelectionWindow:
     """Positions [start, end) of a run's stream, read at most `piece` samples at a time."""
 
     reader: SampleReader
@@ -59,7 +59,7 @@ class Window:
     def __len__(self) -> int:
         return self.end - self.start
 
-    def last(self, size: int) -> Window:
+    def last(self, size: int) -> SelectionWindow:
         """The newest `size` samples (all, if there are fewer): those that were informed last."""
         return replace(self, start=max(self.start, self.end - size))
 
@@ -90,12 +90,12 @@ def piece_size(maximum_keys_in_memory: int) -> int:
     return min(max(maximum_keys_in_memory, BLOCK), _LARGEST_PIECE)
 
 
-def whole(window: Window) -> Selection:
+def whole(window: SelectionWindow) -> Selection:
     """Every sample of the window, with weight 1."""
     return Selection(len(window), (_unweighted(keys) for keys in window.all_keys()))
 
 
-def uniform(window: Window, size: int, generator: np.random.Generator) -> Selection:
+def uniform(window: SelectionWindow, size: int, generator: np.random.Generator) -> Selection:
     """`size` samples of the window, uniformly at random without replacement, with weight 1; all of them if there are no more."""
     if size >= len(window):
         return whole(window)
@@ -107,7 +107,7 @@ def _unweighted(keys: Int64Array) -> KeysAndWeights:
     return KeysAndWeights(keys, np.ones(len(keys), np.float32))
 
 
-class Resumable:
+class StatefulPolicy:
     """A policy that may keep something from one trigger of a run to the next. This one keeps nothing."""
 
     def state(self) -> dict[str, Any]:

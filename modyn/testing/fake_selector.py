@@ -14,10 +14,10 @@ from modyn.errors import AlreadyExistsError, ConflictError, NotFoundError
 from modyn.records import Int64Array, KeysAndWeights, RunId, SampleBatch, TriggerSetInfo
 from modyn.registry import Plugin
 from modyn.selector.presampling import PRESAMPLING
-from modyn.selector.rules import check_meant, check_next, trigger_starts, unseen
-from modyn.selector.selection import SELECTION, SelectionPolicy, build_strategy, check_strategy
+from modyn.selector.selection import SELECTION, SelectionPolicy, build_selection, validate_selection
+from modyn.selector.stream_checks import check_meant, check_next, trigger_starts, unseen
 from modyn.selector.trigger_set import share_bounds
-from modyn.selector.window import SelectionContext, Window, piece_size
+from modyn.selector.window import SelectionContext, SelectionWindow, piece_size
 from modyn.testing.fake_client import FakeClient
 
 
@@ -46,7 +46,7 @@ class FakeSelectorClient(FakeClient):
         self.runs: dict[RunId, _Run] = {}
 
     def validate(self, pipeline: Mapping[str, Any]) -> list[Problem]:
-        return check_strategy(pipeline.get("selection_strategy", {}))
+        return validate_selection(pipeline.get("selection_strategy", {}))
 
     def plugins(self) -> list[Plugin]:
         return [*SELECTION.plugins.values(), *PRESAMPLING.plugins.values()]
@@ -61,7 +61,7 @@ class FakeSelectorClient(FakeClient):
     ) -> None:
         section = dict(selection_strategy)
         run = self.runs.setdefault(
-            run_id, _Run(dataset, section, seed, build_strategy(section), None if data is None else dict(data))
+            run_id, _Run(dataset, section, seed, build_selection(section), None if data is None else dict(data))
         )
         if (run.dataset, run.strategy, run.seed) != (dataset, section, seed):
             raise AlreadyExistsError(f"run '{run_id}' is registered with other arguments; choose another run id")
@@ -123,7 +123,7 @@ class FakeSelectorClient(FakeClient):
 def _select(run: _Run, trigger_id: int, num_samples: int) -> KeysAndWeights:
     shared = run.policy.shared
     starts = trigger_starts(run.boundaries, trigger_id, shared.tail_triggers)
-    window = Window(run, starts[0], num_samples, piece_size(shared.maximum_keys_in_memory), starts)
+    window = SelectionWindow(run, starts[0], num_samples, piece_size(shared.maximum_keys_in_memory), starts)
     parts = list(run.policy.select(window, SelectionContext(run.seed, trigger_id)).parts)
     return KeysAndWeights(
         np.concatenate([np.empty(0, np.int64), *(part.keys for part in parts)]),

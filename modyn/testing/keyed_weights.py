@@ -8,7 +8,7 @@ import numpy as np
 
 from modyn.records import Float32Array, Int64Array, KeysAndWeights
 from modyn.selector.selection.base import SelectionConfig, SelectionPolicy
-from modyn.selector.window import Selection, SelectionContext, Window
+from modyn.selector.window import Selection, SelectionContext, SelectionWindow
 
 NAME = "KeyedWeightsStrategy"
 
@@ -23,7 +23,7 @@ class KeyedWeightsStrategy(SelectionPolicy):
 
     Config = SelectionConfig
 
-    def select(self, window: Window, context: SelectionContext) -> Selection:
+    def select(self, window: SelectionWindow, context: SelectionContext) -> Selection:
         return Selection(len(window), (KeysAndWeights(keys, weights_of(keys)) for keys in window.all_keys()))
 
 

@@ -18,9 +18,9 @@ import numpy as np
 from modyn.config.base import load_section
 from modyn.records import Int64Array, KeysAndWeights, SampleBatch
 from modyn.selector.presampling import PresamplingPolicy
-from modyn.selector.rules import trigger_starts
 from modyn.selector.selection import SelectionPolicy
-from modyn.selector.window import Selection, SelectionContext, Window
+from modyn.selector.stream_checks import trigger_starts
+from modyn.selector.window import Selection, SelectionContext, SelectionWindow
 from modyn.testing.checks import Resumable, check_state_is_refused, require
 
 _BOUNDARIES = (0, 40, 41, 41, 300, 700)
@@ -28,7 +28,7 @@ _BOUNDARIES = (0, 40, 41, 41, 300, 700)
 
 
 class _Policy(Resumable, Protocol):
-    def select(self, window: Window, context: SelectionContext) -> Selection: ...
+    def select(self, window: SelectionWindow, context: SelectionContext) -> Selection: ...
 
 
 class _Presampled:
@@ -38,7 +38,7 @@ class _Presampled:
         self.policy, self.limit = policy, limit
         self.state, self.load_state = policy.state, policy.load_state
 
-    def select(self, window: Window, context: SelectionContext) -> Selection:
+    def select(self, window: SelectionWindow, context: SelectionContext) -> Selection:
         return self.policy.select(window, min(self.limit, len(window)), context)
 
 
@@ -121,7 +121,7 @@ def _run(
     policy, reader, found = fresh(), MemoryReader(samples), []
     for trigger_id, end in enumerate(_BOUNDARIES):
         starts = trigger_starts(_BOUNDARIES, trigger_id, tail_triggers)
-        window = Window(reader, starts[0], end, piece, starts)
+        window = SelectionWindow(reader, starts[0], end, piece, starts)
         selection = policy.select(window, SelectionContext(11, trigger_id))
         parts = list(selection.parts)
         keys = np.concatenate([np.empty(0, np.int64), *(part.keys for part in parts)])

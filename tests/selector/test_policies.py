@@ -11,8 +11,8 @@ from modyn.errors import ConfigError
 from modyn.records import RunId, SampleBatch
 from modyn.selector.presampling import PRESAMPLING
 from modyn.selector.presampling.base import PresamplingConfig
-from modyn.selector.selection import SELECTION, build_strategy, check_strategy
-from modyn.selector.window import Selection, SelectionContext, Window, uniform
+from modyn.selector.selection import SELECTION, build_selection, validate_selection
+from modyn.selector.window import Selection, SelectionContext, SelectionWindow, uniform
 from modyn.testing.fake_selector import FakeSelectorClient
 from modyn.testing.selection_checks import MemoryReader, check_presampling, check_selection
 from modyn.trainer_server.downsampling import check_downsampling
@@ -62,9 +62,11 @@ def test_the_checks_find_a_policy_that_depends_on_pieces() -> None:
     class FirstPiece(base):  # type: ignore[misc, valid-type]
         """Selects the first piece."""
 
-        def select(self, window: Window, context: SelectionContext) -> Selection:
+        def select(self, window: SelectionWindow, context: SelectionContext) -> Selection:
             return uniform(
-                Window(window.reader, window.start, min(window.start + window.piece, window.end), 9), 10**6, context.generator()
+                SelectionWindow(window.reader, window.start, min(window.start + window.piece, window.end), 9),
+                10**6,
+                context.generator(),
             )
 
     with pytest.raises(AssertionError, match="read 1 samples at a time"):
@@ -135,7 +137,7 @@ def test_target_size_is_rounded_down_but_not_to_nothing(num_samples: int, ratio:
 
 def test_a_window_spanning_many_blocks_yields_what_it_was_asked_for() -> None:
     keys = np.arange(200_000) * 5
-    window = Window(MemoryReader(SampleBatch(keys, keys, keys)), 1000, 199_000, 65_536)
+    window = SelectionWindow(MemoryReader(SampleBatch(keys, keys, keys)), 1000, 199_000, 65_536)
     blocks = iter([np.array([0, 70_000]), np.array([150_000, 197_999])])
     assert np.concatenate(list(window.keys_at(blocks))).tolist() == [5000, 355_000, 755_000, 994_995]
 
@@ -203,16 +205,16 @@ def test_a_window_spanning_many_blocks_yields_what_it_was_asked_for() -> None:
     ],
 )
 def test_a_wrong_section_names_its_place(section: dict[str, Any], path: str, says: str) -> None:
-    (problem,) = check_strategy(section)
+    (problem,) = validate_selection(section)
     assert problem.path == f"selection_strategy.{path}"
     assert says in problem.message
     with pytest.raises(ConfigError, match=problem.path):
-        build_strategy(section)
+        build_selection(section)
 
 
 def test_several_mistakes_are_told_at_once() -> None:
     section = {"name": "CoresetStrategy", "limit": 0, "presampling_config": {"strategy": "Random", "ratoi": 5}}
-    assert sorted(problem.path.removeprefix("selection_strategy.") for problem in check_strategy(section)) == [
+    assert sorted(problem.path.removeprefix("selection_strategy.") for problem in validate_selection(section)) == [
         "limit",
         "maximum_keys_in_memory",
         "presampling_config.ratio",
@@ -222,10 +224,10 @@ def test_several_mistakes_are_told_at_once() -> None:
 
 def test_names_of_the_format_that_are_still_to_come_say_so() -> None:
     for name in SELECTION.not_yet:
-        assert "not available yet" in check_strategy({"name": name})[0].message
+        assert "not available yet" in validate_selection({"name": name})[0].message
     for name in PRESAMPLING.not_yet:
         section = {"name": "CoresetStrategy", "maximum_keys_in_memory": 9, "presampling_config": {"strategy": name}}
-        assert "not available yet" in check_strategy(section)[0].message
+        assert "not available yet" in validate_selection(section)[0].message
 
 
 def test_options_that_would_have_no_effect_are_refused_once() -> None:
@@ -236,7 +238,7 @@ def test_options_that_would_have_no_effect_are_refused_once() -> None:
         "downsampling_list": [{"strategy": "Loss"}],
     }
     section["presampling_config"] = {"strategy": "Random", "ratio": 3, **forced}
-    problems = check_strategy(section)
+    problems = validate_selection(section)
     assert [problem.path for problem in problems] == [
         "selection_strategy.downsampling_list",
         "selection_strategy.presampling_config.force_column_balancing",
@@ -258,8 +260,8 @@ def test_sections_of_the_published_format_are_accepted() -> None:
         "presampling_config": {"strategy": "No", "ratio": 100, "force_column_balancing": False},
         "downsampling_config": {"strategy": "Loss", "sample_then_batch": False, "ratio": 50},
     }
-    assert check_strategy(published) == []
-    assert build_strategy(published).shared.uses_weights
+    assert validate_selection(published) == []
+    assert build_selection(published).shared.uses_weights
 
 
 GOLDEN_UAR = [[100, 101, 105, 106, 108], [103, 107, 108, 110, 116], [100, 102, 103, 118, 123], [107, 109, 111, 141, 145]]

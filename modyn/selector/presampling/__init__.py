@@ -10,7 +10,7 @@ from modyn.config.policy import check_policy, load_policy
 from modyn.registry import Registry
 from modyn.selector.presampling.base import PresamplingConfig, PresamplingPolicy
 
-__all__ = ["PRESAMPLING", "PresamplingConfig", "PresamplingPolicy", "build_presampling", "check_presampling"]
+__all__ = ["PRESAMPLING", "PresamplingConfig", "PresamplingPolicy", "build_presampling", "validate_presampling"]
 
 PRESAMPLING: Final[Registry[type[PresamplingPolicy]]] = Registry(
     group="modyn.presampling",
@@ -23,7 +23,7 @@ PRESAMPLING: Final[Registry[type[PresamplingPolicy]]] = Registry(
 )
 
 
-def check_presampling(section: Mapping[str, Any], path: str) -> list[Problem]:
+def validate_presampling(section: Mapping[str, Any], path: str) -> list[Problem]:
     """Every mistake of a `presampling_config` section, with paths below `path`; empty if there is none."""
     return check_policy(PRESAMPLING, section, "strategy", path)
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 from pydantic import Field, ValidationInfo, field_validator
 
 from modyn.config.base import Section
-from modyn.selector.window import Resumable, Selection, SelectionContext, Window
+from modyn.selector.window import Selection, SelectionContext, SelectionWindow, StatefulPolicy
 
 
 class PresamplingConfig(Section):
@@ -47,7 +47,7 @@ class PresamplingConfig(Section):
         return max(num_samples * self.ratio // self.ratio_max, min(num_samples, 1))
 
 
-class PresamplingPolicy(Resumable, ABC):
+class PresamplingPolicy(StatefulPolicy, ABC):
     """A presampling policy. The rules of `SelectionPolicy` hold: same seed, window and state give the same keys."""
 
     Config: ClassVar[type[PresamplingConfig]]
@@ -56,5 +56,5 @@ class PresamplingPolicy(Resumable, ABC):
         self.config = config
 
     @abstractmethod
-    def select(self, window: Window, limit: int, context: SelectionContext) -> Selection:
+    def select(self, window: SelectionWindow, limit: int, context: SelectionContext) -> Selection:
         """At most `limit` candidates of the window, in stream order."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field, ValidationInfo, field_validator
 
 from modyn.selector.presampling.base import PresamplingConfig, PresamplingPolicy
-from modyn.selector.window import Selection, SelectionContext, Window, uniform
+from modyn.selector.window import Selection, SelectionContext, SelectionWindow, uniform
 
 
 class NoPresamplingConfig(PresamplingConfig):
@@ -24,5 +24,5 @@ class NoPresampling(PresamplingPolicy):
 
     Config = NoPresamplingConfig
 
-    def select(self, window: Window, limit: int, context: SelectionContext) -> Selection:
+    def select(self, window: SelectionWindow, limit: int, context: SelectionContext) -> Selection:
         return uniform(window, limit, context.generator())

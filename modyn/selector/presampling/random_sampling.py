@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from modyn.selector.presampling.base import PresamplingConfig, PresamplingPolicy
-from modyn.selector.window import Selection, SelectionContext, Window, uniform
+from modyn.selector.window import Selection, SelectionContext, SelectionWindow, uniform
 
 
 class RandomPresampling(PresamplingPolicy):
@@ -11,5 +11,5 @@ class RandomPresampling(PresamplingPolicy):
 
     Config = PresamplingConfig
 
-    def select(self, window: Window, limit: int, context: SelectionContext) -> Selection:
+    def select(self, window: SelectionWindow, limit: int, context: SelectionContext) -> Selection:
         return uniform(window, min(self.config.target_size(len(window)), limit), context.generator())

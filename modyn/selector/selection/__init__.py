@@ -10,7 +10,7 @@ from modyn.config.policy import check_policy, load_policy
 from modyn.registry import Registry
 from modyn.selector.selection.base import SelectionConfig, SelectionPolicy
 
-__all__ = ["SELECTION", "SelectionConfig", "SelectionPolicy", "build_strategy", "check_strategy"]
+__all__ = ["SELECTION", "SelectionConfig", "SelectionPolicy", "build_selection", "validate_selection"]
 
 SELECTION: Final[Registry[type[SelectionPolicy]]] = Registry(
     group="modyn.selection",
@@ -23,15 +23,15 @@ SELECTION: Final[Registry[type[SelectionPolicy]]] = Registry(
 )
 
 
-def check_strategy(section: Mapping[str, Any], path: str = "selection_strategy") -> list[Problem]:
+def validate_selection(section: Mapping[str, Any], path: str = "selection_strategy") -> list[Problem]:
     """Every mistake of a `selection_strategy` section, with paths below `path`; empty if there is none."""
     return check_policy(SELECTION, section, "name", path, _check)
 
 
-def build_strategy(section: Mapping[str, Any], path: str = "selection_strategy") -> SelectionPolicy:
+def build_selection(section: Mapping[str, Any], path: str = "selection_strategy") -> SelectionPolicy:
     """The policy that a `selection_strategy` section describes. Raises ConfigError that lists every mistake.
 
-    >>> build_strategy({"name": "NewDataStrategy", "maximum_keys_in_memory": 100}).shared.limit
+    >>> build_selection({"name": "NewDataStrategy", "maximum_keys_in_memory": 100}).shared.limit
     -1
     """
     policy, config = load_policy(SELECTION, section, "name", path, _check)

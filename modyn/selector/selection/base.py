@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from modyn.config.base import Problem, Section, check_section
-from modyn.selector.window import Resumable, Selection, SelectionContext, Window
+from modyn.selector.window import Selection, SelectionContext, SelectionWindow, StatefulPolicy
 
 
 class SelectionConfig(Section):
@@ -41,7 +41,7 @@ class SelectionConfig(Section):
         return size if self.limit < 0 else min(size, self.limit)
 
 
-class SelectionPolicy(Resumable, ABC):
+class SelectionPolicy(StatefulPolicy, ABC):
     """A selection strategy, built anew from its `Config` for each trigger of a run.
 
     A selection depends on the configuration, the window, the context and the saved state, and on nothing else: no clock, no global
@@ -59,7 +59,7 @@ class SelectionPolicy(Resumable, ABC):
         return check_section(cls.Config, dict(options), path)
 
     @abstractmethod
-    def select(self, window: Window, context: SelectionContext) -> Selection:
+    def select(self, window: SelectionWindow, context: SelectionContext) -> Selection:
         """Keys of the window in stream order, each at most once, with float32 weights; at most `limit` of them.
 
         `num_keys` must be known before the parts are read; each part should hold at most `window.piece` keys.

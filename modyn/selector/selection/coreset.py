@@ -8,9 +8,9 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from modyn.config.base import Problem
-from modyn.selector.presampling import build_presampling, check_presampling
+from modyn.selector.presampling import build_presampling, validate_presampling
 from modyn.selector.selection.base import SelectionConfig, SelectionPolicy
-from modyn.selector.window import Selection, SelectionContext, Window, uniform
+from modyn.selector.window import Selection, SelectionContext, SelectionWindow, uniform
 
 
 class CoresetConfig(SelectionConfig):
@@ -47,10 +47,10 @@ class CoresetStrategy(SelectionPolicy):
     @classmethod
     def check(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
         section = options.get("presampling_config", {"strategy": "No"})
-        nested = check_presampling(section, f"{path}.presampling_config") if isinstance(section, Mapping) else []
+        nested = validate_presampling(section, f"{path}.presampling_config") if isinstance(section, Mapping) else []
         return super().check(options, path) + nested
 
-    def select(self, window: Window, context: SelectionContext) -> Selection:
+    def select(self, window: SelectionWindow, context: SelectionContext) -> Selection:
         if context.trigger_id < self.config.warmup_triggers:
             return uniform(window, self.config.capped(len(window)), context.generator())
         return self.presampling.select(window, self.config.capped(len(window)), context)

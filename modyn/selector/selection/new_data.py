@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from modyn.selector.selection.base import SelectionConfig, SelectionPolicy
-from modyn.selector.window import Selection, SelectionContext, Window, uniform, whole
+from modyn.selector.window import Selection, SelectionContext, SelectionWindow, uniform, whole
 
 
 class NewDataConfig(SelectionConfig):
@@ -28,7 +28,7 @@ class NewDataStrategy(SelectionPolicy):
         super().__init__(config)
         self.config = config
 
-    def select(self, window: Window, context: SelectionContext) -> Selection:
+    def select(self, window: SelectionWindow, context: SelectionContext) -> Selection:
         size = self.config.capped(len(window))
         if self.config.limit_reset == "lastX":
             return whole(window.last(size))

@@ -31,7 +31,7 @@ ROWS_AT_ONCE = 65_536
 _BYTES_AT_ONCE = 1 << 20
 
 
-class SampleTable:
+class SampleRows:
     """The table `samples_<number of the run>`, within the transaction of `session`, which has locked the run's row: it counts the rows."""
 
     def __init__(self, run: RunRecord, session: Session) -> None:

@@ -10,7 +10,7 @@ from modyn.records import RunId
 from modyn.rpc.logs import get_logger
 
 
-class Copier:
+class RowCopier:
     """Calls `copy(run)` for each run that `wake` names, again while it says that more is left. Starts with the first of them.
 
     What fails is told in the log and left: whoever needs the copies makes those that are missing, and fails himself if he cannot.

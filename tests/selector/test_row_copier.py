@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from modyn.records import RunId
-from modyn.selector.copier import Copier
+from modyn.selector.row_copier import RowCopier
 from modyn.testing.waiting import PATIENCE_S
 
 A, B = RunId("a"), RunId("b")
@@ -37,7 +37,7 @@ def test_runs_are_copied_again_while_more_is_left() -> None:
         left[run_id] -= 1
         return left[run_id] > 0
 
-    copier = Copier(copy)
+    copier = RowCopier(copy)
     copier.wake(A)
     assert [copied.get(timeout=PATIENCE_S) for _ in range(2)] == [A, A]
     copier.wake(B)
@@ -52,7 +52,7 @@ def test_what_found_no_thread_is_copied_with_the_next(without_a_thread: Callable
         copied.put(run_id)
         return False
 
-    copier = Copier(copy)
+    copier = RowCopier(copy)
     without_a_thread(lambda: copier.wake(A))
     copier.wake(B)
     assert [copied.get(timeout=PATIENCE_S) for _ in range(2)] == [A, B]
@@ -60,6 +60,6 @@ def test_what_found_no_thread_is_copied_with_the_next(without_a_thread: Callable
 
 
 def test_one_that_never_found_a_thread_stops(without_a_thread: Callable[[Callable[[], None]], None]) -> None:
-    copier = Copier(bool)
+    copier = RowCopier(bool)
     without_a_thread(lambda: copier.wake(A))
     copier.stop()
