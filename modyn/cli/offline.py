@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from modyn.config.base import Problem
 from modyn.registry import Plugin, Registry
-from modyn.rpc.structs import from_struct, to_struct
+from modyn.rpc.wire import from_struct, to_struct
 
 Check = Callable[[Mapping[str, Any]], list[Problem]]
 

@@ -14,8 +14,8 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.orm import Session
 
 from modyn.config.system import SystemConfig
-from modyn.db.documents import from_json, to_json
 from modyn.errors import UnavailableError
+from modyn.json_codec import from_json, to_json
 
 if TYPE_CHECKING:
     from alembic.config import Config

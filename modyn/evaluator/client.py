@@ -15,8 +15,7 @@ from typing import Any
 from modyn.proto import evaluator_pb2, evaluator_pb2_grpc
 from modyn.records import EvalInterval, JobState, RunId
 from modyn.rpc.client import SectionClient
-from modyn.rpc.replies import state_from_proto, state_to_proto
-from modyn.rpc.structs import from_struct, to_struct
+from modyn.rpc.wire import from_struct, state_from_proto, state_to_proto, to_struct
 
 EvaluationState = JobState
 """Where an evaluation stands."""

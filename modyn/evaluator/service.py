@@ -30,9 +30,8 @@ from modyn.evaluator.store import EvaluationStore, dataset_digest
 from modyn.evaluator.work import Work
 from modyn.proto import common_pb2, evaluator_pb2, evaluator_pb2_grpc
 from modyn.records import Interval, RunId
-from modyn.rpc.replies import plugins_to_reply, problems_to_reply
 from modyn.rpc.server import Registration, ServiceContext
-from modyn.rpc.structs import from_struct
+from modyn.rpc.wire import from_struct, plugins_to_proto, problems_to_proto
 from modyn.storage.client import StorageClient
 from modyn.workers import Job, WorkerLimits, WorkerPool
 
@@ -53,10 +52,10 @@ class EvaluatorServicer(evaluator_pb2_grpc.EvaluatorServicer):
         self._store = store
 
     def ValidateSection(self, request: common_pb2.SectionRequest, context: grpc.ServicerContext) -> common_pb2.SectionReply:
-        return problems_to_reply(check_evaluation(from_struct(request.pipeline)))
+        return problems_to_proto(check_evaluation(from_struct(request.pipeline)))
 
     def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> common_pb2.PluginList:
-        return plugins_to_reply(METRICS)
+        return plugins_to_proto(METRICS)
 
     def Start(self, request: evaluator_pb2.EvaluationRequest, context: grpc.ServicerContext) -> evaluator_pb2.EvaluationStatus:
         return status_to_proto(self._evaluations.start(request_from_proto(request)))

@@ -19,7 +19,7 @@ from modyn.model_storage.records import ModelHeader, StoredModel, StoredModelInf
 from modyn.proto import model_storage_pb2, model_storage_pb2_grpc
 from modyn.records import ModelVersion, RunId
 from modyn.rpc.client import SectionClient
-from modyn.rpc.structs import from_struct, to_struct
+from modyn.rpc.wire import from_struct, to_struct
 
 __all__ = ["ModelHeader", "ModelStorageClient", "StoredModel", "StoredModelInfo"]
 

@@ -17,9 +17,8 @@ from modyn.model_storage.store import ModelStore
 from modyn.proto import common_pb2, model_storage_pb2, model_storage_pb2_grpc
 from modyn.records import RunId
 from modyn.rpc.logs import bind, get_logger
-from modyn.rpc.replies import plugins_to_reply, problems_to_reply
 from modyn.rpc.server import Registration, ServiceContext
-from modyn.rpc.structs import from_struct, to_struct
+from modyn.rpc.wire import from_struct, plugins_to_proto, problems_to_proto, to_struct
 
 STORED = Counter("modyn_models_stored", "Model versions that were stored", ["strategy"])
 STORED_BYTES = Counter("modyn_models_stored_bytes", "Bytes on disk of the versions that were stored", ["strategy"])
@@ -44,10 +43,10 @@ class ModelStorageServicer(model_storage_pb2_grpc.ModelStorageServicer):
         self._logger = get_logger("model_storage")
 
     def ValidateSection(self, request: common_pb2.SectionRequest, context: grpc.ServicerContext) -> common_pb2.SectionReply:
-        return problems_to_reply(validate_section(from_struct(request.pipeline)))
+        return problems_to_proto(validate_section(from_struct(request.pipeline)))
 
     def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> common_pb2.PluginList:
-        return plugins_to_reply(MODEL_FORMATS)
+        return plugins_to_proto(MODEL_FORMATS)
 
     def Put(
         self, request_iterator: Iterator[model_storage_pb2.PutRequest], context: grpc.ServicerContext

@@ -2,25 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
-from sqlalchemy import BigInteger, Boolean, Column, Dialect, Double, Index, MetaData, Table, Text, text
-from sqlalchemy.types import TypeDecorator
-
-
-class JsonText(TypeDecorator[Any]):
-    """JSON as text: PostgreSQL's own JSON types refuse the infinite and undefined losses that trainings report."""
-
-    impl = Text
-    cache_ok = True
-
-    def process_bind_param(self, value: Any, dialect: Dialect) -> str:
-        return json.dumps(value)
-
-    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
-        return None if value is None else json.loads(value)
-
+from sqlalchemy import JSON, BigInteger, Boolean, Column, Double, Index, MetaData, Table, Text, text
 
 metadata = MetaData(schema="model_storage")
 
@@ -32,11 +14,11 @@ models = Table(
     Column("trigger_id", BigInteger, nullable=False),
     Column("parent_id", BigInteger),  # lineage only: the parent may be deleted
     Column("model_class", Text, nullable=False),
-    Column("model_config", JsonText, nullable=False),
-    Column("training_result", JsonText, nullable=False),
+    Column("model_config", JSON, nullable=False),
+    Column("training_result", JSON, nullable=False),
     Column("strategy", Text, nullable=False),
-    Column("strategy_config", JsonText, nullable=False),  # FullModelStrategy
-    Column("layout", JsonText, nullable=False),  # [[name, dtype, shape], …]
+    Column("strategy_config", JSON, nullable=False),  # FullModelStrategy
+    Column("layout", JSON, nullable=False),  # [[name, dtype, shape], …]
     Column("file_name", Text, nullable=False),
     Column("num_bytes", BigInteger, nullable=False),  # of the file
     Column("unpacked_bytes", BigInteger, nullable=False),  # of the file before compression

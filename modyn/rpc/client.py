@@ -10,8 +10,7 @@ from modyn.config.system import Endpoint
 from modyn.proto import common_pb2
 from modyn.registry import Plugin
 from modyn.rpc.channel import open_channel
-from modyn.rpc.replies import plugins_from_reply, problems_from_reply
-from modyn.rpc.structs import to_struct
+from modyn.rpc.wire import plugins_from_proto, problems_from_proto, to_struct
 
 
 class ServiceClient:
@@ -38,7 +37,7 @@ class ServiceClient:
 
     def plugins(self) -> list[Plugin]:
         """What is installed where the service runs: ours, and what packages of users bring."""
-        return plugins_from_reply(self._stub.ListPlugins(common_pb2.Empty()))
+        return plugins_from_proto(self._stub.ListPlugins(common_pb2.Empty()))
 
 
 class SectionClient(ServiceClient):
@@ -46,4 +45,4 @@ class SectionClient(ServiceClient):
 
     def validate(self, pipeline: Mapping[str, Any]) -> list[Problem]:
         """What is wrong with the sections of a whole pipeline that this service acts on; empty if nothing is."""
-        return problems_from_reply(self._stub.ValidateSection(common_pb2.SectionRequest(pipeline=to_struct(pipeline))))
+        return problems_from_proto(self._stub.ValidateSection(common_pb2.SectionRequest(pipeline=to_struct(pipeline))))

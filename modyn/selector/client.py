@@ -13,7 +13,7 @@ from modyn.records import KeysAndWeights, RunId, SampleBatch, TriggerSetInfo
 from modyn.rpc.channel import repeated
 from modyn.rpc.client import SectionClient
 from modyn.rpc.columns import batch_to_proto, items_per_message, share_from_proto
-from modyn.rpc.structs import from_struct, to_struct
+from modyn.rpc.wire import from_struct, to_struct
 
 SAMPLES_PER_CALL = 131_072
 """Samples in one Inform message (3 MiB): larger batches are split, which the position makes harmless."""

@@ -13,9 +13,8 @@ from modyn.proto import common_pb2, selector_pb2, selector_pb2_grpc
 from modyn.records import RunId, TriggerSetInfo
 from modyn.rpc.columns import batch_from_proto, items_per_message, share_to_proto
 from modyn.rpc.logs import bind
-from modyn.rpc.replies import plugins_to_reply, problems_to_reply
 from modyn.rpc.server import Registration, ServiceContext
-from modyn.rpc.structs import from_struct, to_struct
+from modyn.rpc.wire import from_struct, plugins_to_proto, problems_to_proto, to_struct
 from modyn.selector.presampling import PRESAMPLING
 from modyn.selector.selection import SELECTION, validate_selection
 from modyn.selector.selector import KEYS_PER_PIECE, Selector
@@ -33,10 +32,10 @@ class SelectorServicer(selector_pb2_grpc.SelectorServicer):
         self._keys_per_message = min(KEYS_PER_PIECE, items_per_message(endpoint, _KEY_BYTES))
 
     def ValidateSection(self, request: common_pb2.SectionRequest, context: grpc.ServicerContext) -> common_pb2.SectionReply:
-        return problems_to_reply(validate_selection_section(from_struct(request.pipeline)))
+        return problems_to_proto(validate_selection_section(from_struct(request.pipeline)))
 
     def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> common_pb2.PluginList:
-        return plugins_to_reply(SELECTION, PRESAMPLING)
+        return plugins_to_proto(SELECTION, PRESAMPLING)
 
     def RegisterRun(self, request: selector_pb2.SelectorRun, context: grpc.ServicerContext) -> common_pb2.Empty:
         strategy = from_struct(request.selection_strategy)

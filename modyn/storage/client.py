@@ -13,7 +13,7 @@ from modyn.records import Int64Array, Interval, SampleBatch
 from modyn.rpc.channel import repeated
 from modyn.rpc.client import ServiceClient
 from modyn.rpc.columns import batch_from_proto, items_per_message, keys_to_bytes
-from modyn.rpc.structs import from_struct, to_struct
+from modyn.rpc.wire import from_struct, to_struct
 from modyn.storage.model.records import DatasetInfo, FileProblem, IngestProgress
 from modyn.storage.read.locality import FileIdentity, ShortCutOffer
 

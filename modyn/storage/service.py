@@ -12,8 +12,8 @@ from modyn.errors import SecurityError
 from modyn.proto import common_pb2, storage_pb2, storage_pb2_grpc
 from modyn.records import Interval, SampleBatch
 from modyn.rpc.columns import batch_to_proto, items_per_message, keys_from_bytes
-from modyn.rpc.replies import plugins_to_reply
 from modyn.rpc.server import Registration, ServiceContext, prepare_run_dir
+from modyn.rpc.wire import plugins_to_proto
 from modyn.sanitize import sanitize
 from modyn.storage.catalogue.catalogue import Catalogue
 from modyn.storage.client import spec_from_proto, spec_to_proto
@@ -117,7 +117,7 @@ class StorageService(storage_pb2_grpc.StorageServicer):
                 yield batch_to_proto(batch.slice(first, first + size))
 
     def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> common_pb2.PluginList:
-        return plugins_to_reply(REGISTRY)
+        return plugins_to_proto(REGISTRY)
 
 
 def build(context: ServiceContext) -> Sequence[Registration]:

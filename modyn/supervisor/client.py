@@ -12,8 +12,7 @@ from modyn.evaluator.client import EvaluationResult, result_from_proto
 from modyn.proto import common_pb2, supervisor_pb2, supervisor_pb2_grpc
 from modyn.records import RunId
 from modyn.rpc.client import ServiceClient
-from modyn.rpc.replies import problems_from_reply
-from modyn.rpc.structs import from_struct
+from modyn.rpc.wire import from_struct, problems_from_proto
 from modyn.supervisor.states import AT_REST, RESUMABLE, RunState, TriggerState
 
 __all__ = [
@@ -155,7 +154,7 @@ class SupervisorClient(ServiceClient):
     def validate(self, yaml: str, file_name: str) -> list[Problem]:
         """Every mistake in the pipeline file; empty if it can be submitted. Runs nothing."""
         reply = self._stub.Validate(supervisor_pb2.PipelineText(yaml=yaml, file_name=file_name), timeout=SUBMIT_DEADLINE_S)
-        return problems_from_reply(reply)
+        return problems_from_proto(reply)
 
     def submit(
         self,

@@ -9,9 +9,8 @@ import grpc
 from modyn.db.engine import open_database
 from modyn.evaluator.client import result_to_proto
 from modyn.proto import common_pb2, evaluator_pb2, supervisor_pb2, supervisor_pb2_grpc
-from modyn.rpc.replies import plugins_to_reply, problems_to_reply
 from modyn.rpc.server import Registration, ServiceContext
-from modyn.rpc.structs import to_struct
+from modyn.rpc.wire import plugins_to_proto, problems_to_proto, to_struct
 from modyn.supervisor.client import Run, RunEvent, TriggerRecord, mode_from_proto, mode_to_proto
 from modyn.supervisor.clients import open_clients
 from modyn.supervisor.evaluation import EVALUATION_STRATEGIES
@@ -31,7 +30,7 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
         self._hub = hub
 
     def Validate(self, request: supervisor_pb2.PipelineText, context: grpc.ServicerContext) -> common_pb2.SectionReply:
-        return problems_to_reply(self._runs.validate(request.yaml, request.file_name))
+        return problems_to_proto(self._runs.validate(request.yaml, request.file_name))
 
     def Submit(self, request: supervisor_pb2.SubmitRequest, context: grpc.ServicerContext) -> supervisor_pb2.Run:
         options = RunOptions(
@@ -71,7 +70,7 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
         return map(result_to_proto, self._runs.results(request.run_id))
 
     def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> common_pb2.PluginList:
-        return plugins_to_reply(TRIGGERS, EVALUATION_STRATEGIES)
+        return plugins_to_proto(TRIGGERS, EVALUATION_STRATEGIES)
 
 
 def build(context: ServiceContext) -> Sequence[Registration]:

@@ -10,8 +10,7 @@ from modyn.errors import BY_REASON, ModynError, TrainingError
 from modyn.proto import trainer_server_pb2, trainer_server_pb2_grpc
 from modyn.records import JobState, RunId
 from modyn.rpc.client import SectionClient
-from modyn.rpc.replies import state_from_proto, state_to_proto
-from modyn.rpc.structs import from_struct, to_struct
+from modyn.rpc.wire import from_struct, state_from_proto, state_to_proto, to_struct
 
 TrainingState = JobState
 """Where a training stands."""

@@ -12,9 +12,8 @@ import grpc
 from modyn.model_storage.client import ModelStorageClient
 from modyn.models import MODELS
 from modyn.proto import common_pb2, trainer_server_pb2, trainer_server_pb2_grpc
-from modyn.rpc.replies import plugins_to_reply, problems_to_reply
 from modyn.rpc.server import Registration, ServiceContext
-from modyn.rpc.structs import from_struct
+from modyn.rpc.wire import from_struct, plugins_to_proto, problems_to_proto
 from modyn.trainer_server.client import TrainingRequest, request_from_proto, status_to_proto
 from modyn.trainer_server.downsampling import DOWNSAMPLING
 from modyn.trainer_server.jobs import TrainingJob, clean_up
@@ -35,10 +34,10 @@ class TrainerServicer(trainer_server_pb2_grpc.TrainerServerServicer):
         self._trainings = trainings
 
     def ValidateSection(self, request: common_pb2.SectionRequest, context: grpc.ServicerContext) -> common_pb2.SectionReply:
-        return problems_to_reply(self._trainings.validate(from_struct(request.pipeline)))
+        return problems_to_proto(self._trainings.validate(from_struct(request.pipeline)))
 
     def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> common_pb2.PluginList:
-        return plugins_to_reply(MODELS, OPTIMIZERS, SCHEDULERS, DOWNSAMPLING)
+        return plugins_to_proto(MODELS, OPTIMIZERS, SCHEDULERS, DOWNSAMPLING)
 
     def Start(
         self, request: trainer_server_pb2.TrainingRequest, context: grpc.ServicerContext

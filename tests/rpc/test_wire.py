@@ -22,8 +22,7 @@ from modyn.rpc.columns import (
     to_bytes,
     unpack,
 )
-from modyn.rpc.replies import state_from_proto, state_to_proto
-from modyn.rpc.structs import from_struct, to_struct
+from modyn.rpc.wire import from_struct, state_from_proto, state_to_proto, to_struct
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 JSON = st.recursive(

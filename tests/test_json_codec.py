@@ -11,8 +11,8 @@ from sqlalchemy import Column, Integer, MetaData, Table, create_engine, insert, 
 from sqlalchemy.dialects.postgresql import JSONB
 
 from modyn.config.system import SystemConfig
-from modyn.db.documents import from_json, to_json
 from modyn.db.engine import open_database, sqlalchemy_url
+from modyn.json_codec import from_json, to_json
 
 TEXT = st.text(st.characters())  # also NUL and lone surrogates
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | TEXT
@@ -21,8 +21,9 @@ ODD_TEXT = [
     "a NUL \0",
     "/data/\udcff.png",
     "\ud83d\ude00",
-    "$escaped:a",
-    "$escaped:\\x00",
+    "$text:a",
+    "$text:\\x00",
+    "$int:7",
     "$float:nan",
     "$float:-inf",
     "$float:no",
