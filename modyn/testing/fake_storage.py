@@ -20,8 +20,8 @@ from modyn.config.system import DatasetConfig
 from modyn.errors import AlreadyExistsError, CancelledError, InvalidArgumentError, NotFoundError
 from modyn.records import Int64Array, Interval, LabelArray, SampleBatch
 from modyn.storage.client import DatasetInfo, FileProblem, IngestProgress, NewSamples, StorageClient
-from modyn.storage.flight.client import OnMissing, PayloadClient, Payloads, PayloadStream
-from modyn.storage.flight.protocol import common_size
+from modyn.storage.flight.client import OnMissing, PayloadClient, PayloadStream
+from modyn.storage.model.samples import Payloads, common_size
 from modyn.storage.read.local_reads import LocalPayloads, Located
 from modyn.testing.fake_client import FakeClient
 

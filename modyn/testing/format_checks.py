@@ -21,7 +21,8 @@ from modyn._core import PathTable
 from modyn.config.base import load_section
 from modyn.errors import DataError
 from modyn.storage.files.file_system import LocalFiles
-from modyn.storage.formats.base import CHUNK_ROWS, FileFormat, FormatResume, IndexedSamples
+from modyn.storage.formats.base import CHUNK_ROWS, FileFormat, FormatResume
+from modyn.storage.model.samples import IndexedSamples
 from modyn.testing.checks import require
 
 Sample = tuple[bytes, float]

@@ -17,7 +17,7 @@ from modyn.storage.formats.base import FileFormat, unreadable
 
 if TYPE_CHECKING:
     from modyn._core import PathTable
-    from modyn.storage.read.record_readers import RecordReader
+    from modyn.storage.model.samples import RecordReader
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +14,8 @@ import numpy.typing as npt
 from modyn import _core
 from modyn.errors import NotFoundError, SecurityError
 from modyn.records import Int64Array
-from modyn.storage.catalogue.catalogue import FileRow
 from modyn.storage.formats.base import FileFormat
+from modyn.storage.model.file_table import FileTable
 
 UNKNOWN = int(np.iinfo(np.int64).min)
 """A time in `SeenFiles.changed_ns` that the listing does not tell."""
@@ -96,58 +94,18 @@ class Comparison:
     absent: Int64Array
 
 
-class FileTable:
-    """Indexed files by id (dense from 0) and by path, about 200 bytes each. One writer; readers may look up ids that they know."""
-
-    def __init__(self, rows: Iterable[FileRow] = ()) -> None:
-        self.paths: list[str] = []
-        self._ids: dict[str, int] = {}
-        self._sizes = array("q")
-        self._mtimes = array("q")
-        self.altered: frozenset[int] = frozenset()
-        self.add(rows)
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def add(self, rows: Iterable[FileRow]) -> None:
-        altered = set(self.altered)
-        for row in rows:
-            if row.file_id != len(self.paths):
-                raise ValueError(f"file {row.file_id} does not follow {len(self.paths) - 1}")
-            self.paths.append(row.path)
-            self._ids[row.path] = row.file_id
-            self._sizes.append(row.size)
-            self._mtimes.append(row.mtime_ns)
-            if row.altered:
-                altered.add(row.file_id)
-        self.altered = frozenset(altered)
-
-    def change(self, rows: Iterable[FileRow]) -> None:
-        altered = set(self.altered)
-        for row in rows:
-            self._sizes[row.file_id], self._mtimes[row.file_id] = row.size, row.mtime_ns
-            (altered.add if row.altered else altered.discard)(row.file_id)
-        self.altered = frozenset(altered)
-
-    def stamps(self, file_ids: Int64Array | slice) -> tuple[Int64Array, Int64Array]:
-        """Sizes and times (nanoseconds) with which these files were indexed or found unchanged last: int64."""
-        # Indexing by a slice would share the memory, and the arrays could not grow then.
-        return np.array(np.asarray(self._sizes)[file_ids]), np.array(np.asarray(self._mtimes)[file_ids])
-
-    def id_of(self, path: str) -> int | None:
-        return self._ids.get(path)
-
-    def compare(self, seen: SeenFiles) -> Comparison:
-        ids = np.fromiter(map(self._ids.get, seen.paths, repeat(-1)), np.int64, len(seen))
-        known = np.flatnonzero(ids >= 0)
-        found = ids[known]
-        same = (np.asarray(self._sizes)[found] == seen.sizes[known]) & (np.asarray(self._mtimes)[found] == seen.mtimes_ns[known])
-        if self.altered:
-            same &= ~np.isin(found, list(self.altered))
-        is_absent = np.ones(len(self), np.bool_)
-        is_absent[found] = False
-        return Comparison(_positions(ids < 0), known[~same], known[same], _positions(is_absent))
+def compare(table: FileTable, seen: SeenFiles) -> Comparison:
+    """What is new, changed, unchanged and absent in `seen` against the indexed files."""
+    ids = table.ids_of(seen.paths)
+    known = np.flatnonzero(ids >= 0)
+    found = ids[known]
+    sizes, mtimes_ns = table.stamps(found)
+    same = (sizes == seen.sizes[known]) & (mtimes_ns == seen.mtimes_ns[known])
+    if table.altered:
+        same &= ~np.isin(found, list(table.altered))
+    is_absent = np.ones(len(table), np.bool_)
+    is_absent[found] = False
+    return Comparison(_positions(ids < 0), known[~same], known[same], _positions(is_absent))
 
 
 def _positions(where: npt.NDArray[np.bool_]) -> Int64Array:

@@ -27,17 +27,16 @@ from modyn.storage.files.temp_folders import scratch_folder
 from modyn.storage.formats.base import (
     FileFormat,
     FormatResume,
-    IndexedFiles,
-    IndexedSamples,
     UnusableNowError,
     WholeFileFormat,
     fingerprint_of,
 )
+from modyn.storage.model.samples import IndexedFiles, IndexedSamples
 from modyn.storage.read.s3_ranges import PART_BYTES, S3RangeReader, in_parallel, key_of, outage, unreadable_object, written_ns
 
 if TYPE_CHECKING:
     from modyn._core import PathTable
-    from modyn.storage.read.record_readers import RecordReader
+    from modyn.storage.model.samples import RecordReader
 
 _REQUESTS_AT_ONCE = 16
 _CONNECT_S, _ANSWER_S, _ATTEMPTS = 10.0, 60.0, 4

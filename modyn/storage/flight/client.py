@@ -24,8 +24,9 @@ from modyn.config.system import Endpoint
 from modyn.errors import CancelledError, DeadlineError, InvalidArgumentError, ModynError, UnavailableError
 from modyn.records import Int64Array
 from modyn.storage.flight.connections import Connections
-from modyn.storage.flight.protocol import AnswerHead, OnMissing, Payloads, Question
+from modyn.storage.flight.protocol import AnswerHead, Question
 from modyn.storage.flight.streams import Stream
+from modyn.storage.model.samples import OnMissing, Payloads
 
 __all__ = ["OnMissing", "PayloadClient", "PayloadStream", "Payloads"]
 

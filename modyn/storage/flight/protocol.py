@@ -16,10 +16,9 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import flight
 
@@ -27,53 +26,9 @@ from modyn.config.system import Endpoint
 from modyn.errors import BY_REASON, InvalidArgumentError, ModynError, SecurityError, UnavailableError
 from modyn.records import Int64Array, LabelArray
 from modyn.rpc.status import bounded
-
-OnMissing = Literal["raise", "skip"]
+from modyn.storage.model.samples import OnMissing, Payloads
 
 DESCRIPTOR = flight.FlightDescriptor.for_command(b"modyn payloads 1")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Payloads:
-    """Samples with their bytes. keys: int64 (n,). labels: int64 or float64 (n,). offsets: int64 (n+1,) into data: uint8.
-
-    Sample i is `data[offsets[i]:offsets[i + 1]]`; the arrays may be read-only views of the buffer that came over the wire.
-    record_size: bytes of each sample if it is known that all have the same number.
-    """
-
-    keys: Int64Array
-    labels: LabelArray
-    data: npt.NDArray[np.uint8]
-    offsets: Int64Array
-    record_size: int | None = None
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    @property
-    def common_size(self) -> int | None:
-        """Bytes of every sample, if all have the same number; None also if there is none. Looked up where `record_size` does not tell."""
-        return self.record_size if self.record_size is not None else common_size(self.offsets)
-
-    def payload(self, i: int) -> memoryview:
-        """The bytes of sample i, not copied."""
-        return self.data[self.offsets[i] : self.offsets[i + 1]].data
-
-
-def common_size(offsets: Int64Array) -> int | None:
-    """The length of every sample between `offsets`, or None if they differ or there are none.
-
-    >>> common_size(np.array([0, 4, 8])), common_size(np.array([0, 4, 9])), common_size(np.array([0]))
-    (4, None, None)
-    """
-    num_samples = len(offsets) - 1
-    if num_samples < 1:
-        return None
-    size = int(offsets[1] - offsets[0])
-    # The ends first: where lengths differ they mostly tell.
-    if offsets[-1] - offsets[0] != size * num_samples or (np.diff(offsets) != size).any():
-        return None
-    return size
 
 
 @dataclass(frozen=True, slots=True)

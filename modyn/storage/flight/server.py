@@ -26,7 +26,6 @@ from modyn.storage.flight.protocol import (
     END,
     AnswerHead,
     Kind,
-    Payloads,
     Question,
     error_to_flight,
     error_to_text,
@@ -37,6 +36,7 @@ from modyn.storage.flight.protocol import (
     payload_schema,
     to_record_batch,
 )
+from modyn.storage.model.samples import Payloads
 from modyn.storage.read.payload_reader import PayloadReader
 from modyn.storage.read.snapshot import DatasetSnapshot
 

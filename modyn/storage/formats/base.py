@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -20,11 +20,12 @@ from modyn.config.base import Section
 from modyn.errors import DataError
 from modyn.records import MAX_TIMESTAMP, Int64Array, LabelArray
 from modyn.storage.formats.timestamps import TimestampSource, parse_timestamp_source
+from modyn.storage.model.samples import IndexedFiles, IndexedSamples
 
 if TYPE_CHECKING:
     from modyn._core import PathTable
     from modyn.storage.files.file_system import FileSystem
-    from modyn.storage.read.record_readers import RecordReader
+    from modyn.storage.model.samples import RecordReader
 
 CHUNK_ROWS = 1 << 18
 """A format yields at most this many samples at once."""
@@ -51,26 +52,6 @@ class SupportsReadAndSeek(Protocol):
     def seek(self, offset: int, /) -> int: ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class IndexedSamples:
-    """Where a run of consecutive samples of one file is. Arrays have shape (n,), n >= 1.
-
-    offsets: int64 bytes from the start of the file (or rows, if the format has a `row_source`). lengths: int64 bytes of the payloads, or
-    one int when all are equally long.
-    labels: int64 or float64. timestamps: int64 seconds, or one int when all are equal.
-    end: bytes of the file that are indexed once this chunk is.
-    """
-
-    offsets: Int64Array
-    lengths: Int64Array | int
-    labels: LabelArray
-    timestamps: Int64Array | int
-    end: int
-
-    def __len__(self) -> int:
-        return len(self.offsets)
-
-
 @dataclass(frozen=True, slots=True)
 class FormatResume:
     """How far a file was indexed: continue after byte `end`, after `num_samples` samples, if the bytes before are still the same."""
@@ -78,27 +59,6 @@ class FormatResume:
     end: int
     num_samples: int
     fingerprint: str
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class IndexedFiles:
-    """Files of one sample each, in the order asked; file i's payload is its bytes [0, lengths[i]). Arrays have shape (n,).
-
-    lengths: int64. labels: int64 or float64. timestamps: int64 seconds. problems: position -> why that file cannot be used; the other
-    columns mean nothing at these positions. mtimes_ns: int64, when the files were written that were looked at; None: not known.
-    """
-
-    lengths: Int64Array
-    labels: LabelArray
-    timestamps: Int64Array
-    problems: Mapping[int, DataError] = field(default_factory=dict)
-    mtimes_ns: Int64Array | None = None
-
-    def good(self) -> Int64Array:
-        """Positions of the files without a problem, ascending: int64 (m,)."""
-        good = np.ones(len(self.lengths), np.bool_)
-        good[list(self.problems)] = False
-        return np.flatnonzero(good).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)

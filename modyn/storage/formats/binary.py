@@ -16,8 +16,9 @@ from pydantic import Field, model_validator
 from modyn import _core
 from modyn.errors import ConfigError, DataError
 from modyn.records import Int64Array, LabelArray
-from modyn.storage.formats.base import CHUNK_ROWS, FileFormat, FormatConfig, FormatResume, IndexedSamples, NameEndings, unreadable
+from modyn.storage.formats.base import CHUNK_ROWS, FileFormat, FormatConfig, FormatResume, NameEndings, unreadable
 from modyn.storage.formats.timestamps import FromField, refuse_other_places, timestamp_of_file
+from modyn.storage.model.samples import IndexedSamples
 
 _CHUNK_BYTES = 32 << 20
 _SPARSE_RECORD_BYTES = 4096

@@ -11,8 +11,9 @@ from pydantic import Field, field_validator, model_validator
 
 from modyn import _core
 from modyn.records import Int64Array
-from modyn.storage.formats.base import CHUNK_ROWS, FileFormat, FormatConfig, FormatResume, IndexedSamples, NameEndings, unreadable
+from modyn.storage.formats.base import CHUNK_ROWS, FileFormat, FormatConfig, FormatResume, NameEndings, unreadable
 from modyn.storage.formats.timestamps import FromColumn, refuse_other_places, timestamp_of_file
+from modyn.storage.model.samples import IndexedSamples
 
 _ASCII = bytes(range(128))
 

@@ -20,9 +20,10 @@ from pydantic import Field, field_validator
 
 from modyn.errors import ConfigError, DataError
 from modyn.records import Int64Array, LabelArray
-from modyn.storage.formats.base import CHUNK_ROWS, FileFormat, FormatConfig, FormatResume, IndexedSamples, NameEndings, unreadable
+from modyn.storage.formats.base import CHUNK_ROWS, FileFormat, FormatConfig, FormatResume, NameEndings, unreadable
 from modyn.storage.formats.json_fields import FieldPath, field_path, label_in, parse_object, seconds_in
 from modyn.storage.formats.timestamps import FromNamedField, iso_seconds, refuse_other_places, timestamp_of_file
+from modyn.storage.model.samples import IndexedSamples
 
 _BLOCK_BYTES = 8 << 20
 _MAX_LINE_BYTES = 1 << 30

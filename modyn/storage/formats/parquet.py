@@ -17,14 +17,15 @@ from pydantic import Field, field_validator
 
 from modyn.errors import DataError
 from modyn.records import Int64Array, LabelArray
-from modyn.storage.formats.base import CHUNK_ROWS, FileFormat, FormatConfig, FormatResume, IndexedSamples, NameEndings, unreadable
+from modyn.storage.formats.base import CHUNK_ROWS, FileFormat, FormatConfig, FormatResume, NameEndings, unreadable
 from modyn.storage.formats.timestamps import FromNamedColumn, iso_seconds, refuse_other_places, timestamp_of_file
+from modyn.storage.model.samples import IndexedSamples
 from modyn.storage.read.row_groups import Payloads, RowGroupReader, lengths_of, pack
 
 if TYPE_CHECKING:
     from modyn._core import PathTable
     from modyn.storage.files.file_system import FileSystem
-    from modyn.storage.read.record_readers import RecordReader
+    from modyn.storage.model.samples import RecordReader
 
 _UNITS_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _DAY_S = 86_400

@@ -15,13 +15,12 @@ from modyn.errors import ConfigError, DataError
 from modyn.storage.formats.base import (
     FormatConfig,
     FormatResume,
-    IndexedFiles,
-    IndexedSamples,
     NameEndings,
     UnusableNowError,
     WholeFileFormat,
 )
 from modyn.storage.formats.timestamps import FromModificationTime, FromName, timestamp_of_file
+from modyn.storage.model.samples import IndexedFiles, IndexedSamples
 
 _THREADS = 4
 """Looking at small files waits for the disk, so that a few threads help on any number of cores."""

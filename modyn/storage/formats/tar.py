@@ -19,9 +19,10 @@ from pydantic import Field, field_validator, model_validator
 
 from modyn.errors import ConfigError, DataError
 from modyn.records import LabelArray
-from modyn.storage.formats.base import CHUNK_ROWS, FileFormat, FormatConfig, FormatResume, IndexedSamples, NameEndings, unreadable
+from modyn.storage.formats.base import CHUNK_ROWS, FileFormat, FormatConfig, FormatResume, NameEndings, unreadable
 from modyn.storage.formats.json_fields import field_path, label_in, parse_object, seconds_in
 from modyn.storage.formats.timestamps import FromNamedField, refuse_other_places, timestamp_of_file
+from modyn.storage.model.samples import IndexedSamples
 
 _BLOCK = 512
 _READ_AHEAD = 1 << 14

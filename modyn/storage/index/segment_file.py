@@ -25,7 +25,7 @@ from modyn import _core
 from modyn.atomic_write import write_atomically
 from modyn.errors import CorruptStateError, InvalidArgumentError, UnavailableError
 from modyn.records import Int64Array, LabelArray, SampleBatch
-from modyn.storage.formats.base import IndexedFiles, IndexedSamples
+from modyn.storage.model.samples import IndexedFiles, IndexedSamples
 
 UInt32Array = npt.NDArray[np.uint32]
 

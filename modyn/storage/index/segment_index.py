@@ -20,11 +20,11 @@ from modyn.storage.index.segment_file import (
     SegmentBuilder,
     SegmentColumns,
     SegmentInfo,
-    UInt32Array,
     merge_segments,
     write_segment,
 )
 from modyn.storage.index.tombstones import Tombstones
+from modyn.storage.model.samples import UInt32Array
 
 __all__ = [
     "SEGMENT_ROWS",

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 from modyn.errors import DataError, ModynError
 from modyn.rpc.logs import get_logger
-from modyn.storage.catalogue.catalogue import FileRow
 from modyn.storage.files.file_system import FileSystem, FileVersion
 from modyn.storage.files.listing import SeenFile
-from modyn.storage.formats.base import FileFormat, FormatResume, IndexedSamples, UnusableNowError, beginning, refused_samples
+from modyn.storage.formats.base import FileFormat, FormatResume, UnusableNowError, beginning, refused_samples
+from modyn.storage.model.file_table import FileRow
+from modyn.storage.model.samples import IndexedSamples
 
 GROWS_BYTES = 16 << 20
 """Indexing a file of so many bytes may take longer than the pauses of whoever appends to it: waiting for one could be for ever."""

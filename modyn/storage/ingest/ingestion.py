@@ -1,6 +1,6 @@
 """Ingestion: what is new in a dataset's folder becomes samples, exactly once, whatever is killed and whoever else ingests too.
 
-Order of work: hold the locks, look at the folder, compare it with what is indexed (`FileTable.compare`), index, write segments, commit.
+Order of work: hold the locks, look at the folder, compare it with what is indexed (`compare`), index, write segments, commit.
 """
 
 from __future__ import annotations
@@ -19,14 +19,12 @@ from prometheus_client import Counter
 
 from modyn.errors import ConflictError, DataError, NotFoundError, SecurityError, UnavailableError
 from modyn.rpc.logs import get_logger
-from modyn.storage.catalogue.catalogue import FileRow, ProblemRow
-from modyn.storage.files.listing import Comparison, Listing, Roots, SeenFile, SeenFiles
+from modyn.storage.catalogue.catalogue import ProblemRow
+from modyn.storage.files.listing import Comparison, Listing, Roots, SeenFile, SeenFiles, compare
 from modyn.storage.formats.base import (
     CHUNK_ROWS,
     SAYS_NOTHING_OF_CONTENT,
     FormatResume,
-    IndexedFiles,
-    IndexedSamples,
     WholeFileFormat,
     refused_samples,
 )
@@ -34,7 +32,9 @@ from modyn.storage.ingest.file_indexer import ChangedError, FileJob
 from modyn.storage.ingest.file_retries import AGAIN
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.ingest.segment_writer import SegmentWriter
+from modyn.storage.model.file_table import FileRow
 from modyn.storage.model.records import IngestProgress
+from modyn.storage.model.samples import IndexedFiles, IndexedSamples
 
 SAMPLES_INGESTED = Counter("modyn_storage_samples_ingested_total", "Samples that were indexed", ["dataset"])
 
@@ -148,13 +148,13 @@ class _Ingestion:
         files = listing.files
         self._num_changed = 0
         self._tell(files_seen=len(files))
-        compared = self._dataset.files.compare(files)
+        compared = compare(self._dataset.files, files)
         self._report_absent(listing, compared)
         for position in compared.unchanged.tolist() if self._dataset.problems else ():
             self._writer.solve(files.paths[position])
         ready = self._settled(files.take(np.sort(np.concatenate([compared.new, compared.changed]))))
         if isinstance(self._format, WholeFileFormat):
-            compared = self._dataset.files.compare(ready)
+            compared = compare(self._dataset.files, ready)
             for position in compared.changed.tolist():
                 self._recheck(ready[position])
             self._index_whole_files(self._format, ready.take(compared.new))

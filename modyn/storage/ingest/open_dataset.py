@@ -15,12 +15,12 @@ from modyn.errors import InvalidArgumentError, ModynError, NotFoundError
 from modyn.records import Int64Array, Interval, SampleBatch
 from modyn.storage.catalogue.catalogue import Catalogue, Change, Contents, DatasetRow
 from modyn.storage.files.file_system import LocalFiles, open_filesystem
-from modyn.storage.files.listing import FileTable
 from modyn.storage.files.stability import Settling
 from modyn.storage.formats import build_format
 from modyn.storage.index.segment_index import Segment, SegmentIndex
 from modyn.storage.index.tombstones import BoolArray, Tombstones
 from modyn.storage.ingest.file_retries import Retries
+from modyn.storage.model.file_table import FileTable
 from modyn.storage.model.records import DatasetInfo
 from modyn.storage.read.locality import Proof, ShortCutOffer
 from modyn.storage.read.published import DELETIONS, PublishedIndex, Publisher

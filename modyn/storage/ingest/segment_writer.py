@@ -9,10 +9,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from modyn.errors import DataError
-from modyn.storage.catalogue.catalogue import Change, FileRow, ProblemRow, SegmentRow
-from modyn.storage.formats.base import IndexedFiles, IndexedSamples
+from modyn.storage.catalogue.catalogue import Change, ProblemRow, SegmentRow
 from modyn.storage.index.segment_index import SEGMENT_ROWS, SegmentBuilder, merge_segments, write_segment
 from modyn.storage.ingest.open_dataset import OpenDataset
+from modyn.storage.model.file_table import FileRow
+from modyn.storage.model.samples import IndexedFiles, IndexedSamples
 
 FLUSH_S = 1.0
 """Samples of complete files wait for at most so long for others to share their segment."""

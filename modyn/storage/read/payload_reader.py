@@ -14,8 +14,8 @@ from prometheus_client import Counter
 from modyn._core import FileChangedError
 from modyn.errors import DataError, NotFoundError
 from modyn.records import Int64Array, LabelArray
-from modyn.storage.flight.client import OnMissing, Payloads
 from modyn.storage.index.segment_index import Entries, Locations
+from modyn.storage.model.samples import OnMissing, Payloads
 from modyn.storage.read.snapshot import DatasetSnapshot
 
 PAYLOAD_BYTES = Counter("modyn_storage_payload_bytes_total", "Bytes of payloads that were read", ["dataset"])

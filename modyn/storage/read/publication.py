@@ -16,8 +16,8 @@ from modyn.atomic_write import write_atomically
 from modyn.config.system import DatasetConfig
 from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
 from modyn.records import Int64Array
-from modyn.storage.files.listing import FileTable
-from modyn.storage.read.record_readers import UInt8Array
+from modyn.storage.model.file_table import FileTable
+from modyn.storage.model.samples import UInt8Array
 
 INDEX = "index.json"
 NAMES = ".names"

@@ -27,9 +27,10 @@ from modyn.atomic_write import TEMPORARY_SUFFIX, write_atomically
 from modyn.config.system import DATASET_NAME, DatasetConfig, SystemConfig
 from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
 from modyn.records import Int64Array
-from modyn.storage.files.listing import FileTable
 from modyn.storage.index.segment_index import Segment, SegmentIndex
 from modyn.storage.index.tombstones import Tombstones
+from modyn.storage.model.file_table import FileTable
+from modyn.storage.model.samples import RecordReader
 from modyn.storage.read.publication import (
     INDEX,
     NAMES,
@@ -43,7 +44,7 @@ from modyn.storage.read.publication import (
     map_stamps,
     write_names,
 )
-from modyn.storage.read.record_readers import RecordReader, RecordReaders
+from modyn.storage.read.record_readers import RecordReaders
 from modyn.storage.read.snapshot import DatasetSnapshot
 
 __all__ = ["DELETIONS", "Publication", "PublishedDatasets", "PublishedIndex", "PublishedNames", "Publisher", "withdraw"]

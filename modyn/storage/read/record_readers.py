@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import Protocol
-
-import numpy as np
-import numpy.typing as npt
 
 from modyn._core import Gatherer, PathTable
 from modyn.config.system import ROW_GROUP_CACHE_BYTES, DatasetConfig
@@ -14,20 +10,9 @@ from modyn.records import Int64Array
 from modyn.rpc.logs import get_logger
 from modyn.storage.files.file_system import open_filesystem
 from modyn.storage.formats import build_format
-
-UInt8Array = npt.NDArray[np.uint8]
-UInt32Array = npt.NDArray[np.uint32]
+from modyn.storage.model.samples import RecordReader, UInt8Array, UInt32Array
 
 _OPEN_FILES = 512
-
-
-class RecordReader(Protocol):
-    """Reads the payloads of one dataset. Any number of threads at once; the GIL is released while it reads."""
-
-    def gather(self, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int) -> tuple[UInt8Array, Int64Array]:
-        """The bytes of n samples in the order asked, duplicates included: (data, bounds int64 (n+1,)); sample i is
-        `data[bounds[i]:bounds[i + 1]]`. Raises DataError naming file and offset of what cannot be read,
-        FileChangedError if a file is not as it was when it was indexed."""
 
 
 class LocalRecordReader:

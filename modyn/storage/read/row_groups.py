@@ -19,7 +19,7 @@ from modyn.storage.read.lru_cache import LRUCache
 if TYPE_CHECKING:
     from modyn._core import PathTable
     from modyn.storage.files.file_system import FileStatus, FileSystem
-    from modyn.storage.read.record_readers import UInt8Array, UInt32Array
+    from modyn.storage.model.samples import UInt8Array, UInt32Array
 
 _FOOTERS = 1024
 """Files whose footers are kept."""

@@ -22,7 +22,7 @@ from modyn.storage.read.row_groups import changed
 
 if TYPE_CHECKING:
     from modyn._core import PathTable
-    from modyn.storage.read.record_readers import UInt8Array, UInt32Array
+    from modyn.storage.model.samples import UInt8Array, UInt32Array
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from modyn.errors import NotFoundError
 from modyn.records import Int64Array
 from modyn.storage.index.segment_index import SegmentIndex
 from modyn.storage.index.tombstones import BoolArray, Tombstones
-from modyn.storage.read.record_readers import RecordReader
+from modyn.storage.model.samples import RecordReader
 
 _NAMED_KEYS = 5
 

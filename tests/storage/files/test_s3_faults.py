@@ -26,8 +26,9 @@ from modyn.storage.files import temp_folders as scratch
 from modyn.storage.files.listing import Roots, SeenFile
 from modyn.storage.files.s3 import S3Files
 from modyn.storage.formats import build_format
-from modyn.storage.formats.base import FormatResume, IndexedSamples, UnusableNowError
+from modyn.storage.formats.base import FormatResume, UnusableNowError
 from modyn.storage.ingest.file_indexer import ChangedError, FileJob
+from modyn.storage.model.samples import IndexedSamples
 
 CSV = build_format("CsvFileWrapper", {"label_index": 0})
 

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.errors import SecurityError
-from modyn.storage.catalogue.catalogue import FileRow
 from modyn.storage.files.file_system import LocalFiles
-from modyn.storage.files.listing import FileTable, Roots, SeenFile, SeenFiles, list_files
+from modyn.storage.files.listing import Roots, SeenFile, SeenFiles, compare, list_files
 from modyn.storage.files.stability import COMPANION_PATIENCE_S, Settling
 from modyn.storage.formats import build_format
 from modyn.storage.formats.base import FileFormat
 from modyn.storage.index.segment_index import SEGMENT_ROWS
 from modyn.storage.ingest.segment_writer import merge_run
+from modyn.storage.model.file_table import FileRow, FileTable
 
 BINARY = build_format("BinaryFileWrapper", {"record_size": 16, "label_size": 8})
 FOLDER = LocalFiles("/d")
@@ -81,7 +81,7 @@ def test_what_is_to_be_done_with_a_file() -> None:
     table = FileTable([FileRow(0, "a", 16, 5, 16, 1, "f"), FileRow(1, "b", 16, 5, 16, 1, "f", altered=True)])
 
     def compared(*files: SeenFile) -> list[list[int]]:
-        found = table.compare(SeenFiles.of(files))
+        found = compare(table, SeenFiles.of(files))
         return [column.tolist() for column in (found.new, found.changed, found.unchanged, found.absent)]
 
     assert compared(SeenFile("a", 16, 5), SeenFile("b", 16, 5), SeenFile("c", 16, 5)) == [[2], [1], [0], []]
@@ -92,7 +92,7 @@ def test_what_is_to_be_done_with_a_file() -> None:
     assert compared(SeenFile("b", 16, 5), SeenFile("a", 32, 6)) == [[], [], [0, 1], []]
     with pytest.raises(ValueError, match="does not follow"):
         table.add([FileRow(3, "d", 1, 1, 1, 1, "")])
-    assert [len(column) for column in astuple(FileTable().compare(SeenFiles.of([])))] == [0, 0, 0, 0]
+    assert [len(column) for column in astuple(compare(FileTable(), SeenFiles.of([])))] == [0, 0, 0, 0]
 
 
 def test_files_are_listed_in_one_order(tmp_path: Path) -> None:

@@ -23,8 +23,9 @@ from modyn.errors import (
     SecurityError,
     UnavailableError,
 )
-from modyn.storage.flight.client import PayloadClient, Payloads
+from modyn.storage.flight.client import PayloadClient
 from modyn.storage.flight.server import PayloadServer
+from modyn.storage.model.samples import Payloads
 from modyn.testing.running_storage import RunningStorage, image_dataset, write_image
 from modyn.testing.waiting import PATIENCE_S
 

@@ -12,8 +12,9 @@ import pytest
 from modyn.config.system import Endpoint
 from modyn.errors import CancelledError, UnavailableError
 from modyn.storage.flight.client import Fetch, PayloadClient, Request
-from modyn.storage.flight.protocol import AnswerHead, Kind, Payloads, Question
+from modyn.storage.flight.protocol import AnswerHead, Kind, Question
 from modyn.storage.flight.streams import Stream
+from modyn.storage.model.samples import Payloads
 from modyn.testing.running_storage import RunningStorage
 from modyn.testing.waiting import PATIENCE_S, eventually
 

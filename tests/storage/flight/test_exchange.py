@@ -29,7 +29,7 @@ from modyn.storage.flight.protocol import (
     number_to_bytes,
 )
 from modyn.storage.flight.server import PayloadServer, Views
-from modyn.storage.read.record_readers import RecordReader
+from modyn.storage.model.samples import RecordReader
 from modyn.storage.read.snapshot import DatasetSnapshot
 from modyn.testing.running_storage import RunningStorage
 from modyn.testing.waiting import PATIENCE_S, eventually

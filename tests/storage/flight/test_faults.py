@@ -20,12 +20,12 @@ from pyarrow import flight
 from modyn.config.system import Endpoint
 from modyn.errors import CancelledError, DataError, DeadlineError, ModynError, NotFoundError, UnavailableError
 from modyn.records import Int64Array
-from modyn.storage.flight.client import OnMissing, PayloadClient, Payloads
+from modyn.storage.flight.client import OnMissing, PayloadClient
 from modyn.storage.flight.connections import Connections
 from modyn.storage.flight.protocol import DESCRIPTOR, AnswerHead, Kind, location, payload_schema, to_record_batch
 from modyn.storage.flight.server import PayloadServer, Views
 from modyn.storage.flight.streams import Stream
-from modyn.storage.read.record_readers import RecordReader, UInt8Array, UInt32Array
+from modyn.storage.model.samples import Payloads, RecordReader, UInt8Array, UInt32Array
 from modyn.storage.read.snapshot import DatasetSnapshot
 from modyn.testing.processes import ServiceProcess
 from modyn.testing.running_storage import RunningStorage, image_dataset, write_image

@@ -13,9 +13,7 @@ from modyn.errors import DataError, InvalidArgumentError, ModynError, NotFoundEr
 from modyn.storage.flight.protocol import (
     AnswerHead,
     Kind,
-    Payloads,
     Question,
-    common_size,
     error_from_flight,
     error_from_text,
     error_to_flight,
@@ -28,6 +26,7 @@ from modyn.storage.flight.protocol import (
     payload_schema,
     to_record_batch,
 )
+from modyn.storage.model.samples import Payloads, common_size
 
 
 @given(st.lists(st.tuples(st.integers(), st.binary(max_size=9)), max_size=20), st.integers(0, 5), st.booleans())

@@ -18,8 +18,8 @@ from modyn.records import Int64Array
 from modyn.storage.datasets import Store
 from modyn.storage.flight.client import PayloadClient, PayloadStream
 from modyn.storage.flight.server import PayloadServer
+from modyn.storage.model.samples import UInt8Array, UInt32Array
 from modyn.storage.read.payload_reader import locate
-from modyn.storage.read.record_readers import UInt8Array, UInt32Array
 from modyn.storage.read.snapshot import DatasetSnapshot
 from modyn.testing.running_storage import RunningStorage, binary_dataset, write_records
 from modyn.testing.waiting import PATIENCE_S, eventually

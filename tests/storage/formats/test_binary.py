@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from modyn.errors import ConfigError, DataError
 from modyn.storage.formats import build_format
-from modyn.storage.formats.base import FileFormat, IndexedSamples
+from modyn.storage.formats.base import FileFormat
+from modyn.storage.model.samples import IndexedSamples
 
 
 def binary(timestamp_source: str = "", **config: object) -> FileFormat:

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
 from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, Interval, SampleBatch
-from modyn.storage.formats.base import IndexedFiles, IndexedSamples
 from modyn.storage.index import segment_file
 from modyn.storage.index import segment_index as segments_module
 from modyn.storage.index.segment_index import (
@@ -29,6 +28,7 @@ from modyn.storage.index.segment_index import (
     write_segment,
 )
 from modyn.storage.index.tombstones import Tombstones
+from modyn.storage.model.samples import IndexedFiles, IndexedSamples
 
 
 def random_columns(rng: np.random.Generator, rows: int, kind: str, float_labels: bool) -> SegmentColumns:

@@ -14,11 +14,12 @@ import pytest
 
 from modyn.config.system import DatasetConfig
 from modyn.errors import UnavailableError
-from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume, IndexedSamples, beginning, unreadable
+from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume, beginning, unreadable
 from modyn.storage.formats.binary import BinaryFormat
 from modyn.storage.formats.csv import CsvFormat
 from modyn.storage.ingest import file_indexer as one_file
 from modyn.storage.ingest.ingestion import ingest
+from modyn.storage.model.samples import IndexedSamples
 from modyn.testing.running_storage import RunningStorage, binary_dataset, image_dataset, write_image, write_records
 
 

@@ -19,9 +19,10 @@ from modyn.records import Interval
 from modyn.storage.catalogue.catalogue import Catalogue, Change
 from modyn.storage.datasets import Store
 from modyn.storage.files.listing import Roots
-from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume, IndexedSamples
+from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume
 from modyn.storage.ingest.ingestion import ingest
 from modyn.storage.model.records import IngestProgress
+from modyn.storage.model.samples import IndexedSamples
 from modyn.testing.running_storage import (
     RunningStorage,
     binary_dataset,

@@ -19,7 +19,8 @@ from modyn.errors import ConfigError, CorruptStateError, DataError, InvalidArgum
 from modyn.records import Int64Array
 from modyn.storage.client import StorageClient
 from modyn.storage.files.file_system import open_filesystem
-from modyn.storage.flight.client import OnMissing, PayloadClient, Payloads
+from modyn.storage.flight.client import OnMissing, PayloadClient
+from modyn.storage.model.samples import Payloads
 from modyn.storage.read.local_reads import LocalPayloads, ShortCut, open_payloads
 from modyn.storage.read.locality import ShortCutOffer
 from modyn.testing.running_storage import (

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from modyn.config.system import DatasetConfig, SystemConfig
 from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
 from modyn.records import Int64Array
-from modyn.storage.catalogue.catalogue import Catalogue, FileRow
+from modyn.storage.catalogue.catalogue import Catalogue
 from modyn.storage.datasets import Store
-from modyn.storage.files.listing import FileTable
 from modyn.storage.index.segment_index import SegmentColumns, write_segment
 from modyn.storage.ingest.open_dataset import OpenDataset
+from modyn.storage.model.file_table import FileRow, FileTable
 from modyn.storage.read import published
 from modyn.storage.read.published import Publication, PublishedDatasets, PublishedIndex, PublishedNames, Publisher, withdraw
 from modyn.storage.read.record_readers import RecordReaders

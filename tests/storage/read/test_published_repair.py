@@ -16,9 +16,8 @@ import pytest
 from modyn import _core
 from modyn.config.system import DatasetConfig, SystemConfig
 from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
-from modyn.storage.catalogue.catalogue import FileRow
-from modyn.storage.files.listing import FileTable
 from modyn.storage.ingest.open_dataset import OpenDataset
+from modyn.storage.model.file_table import FileRow, FileTable
 from modyn.storage.read.published import DELETIONS, Publication, PublishedIndex, PublishedNames, Publisher
 from modyn.storage.read.record_readers import RecordReaders
 from modyn.testing.running_storage import RunningStorage, binary_dataset, start_storage, write_records

@@ -1,0 +1,118 @@
+"""Samples as they pass between the rooms of storage: as indexed in files, and as payloads in memory.
+
+Imports nothing but NumPy and `modyn.records`, because every training worker loads this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from modyn.errors import DataError
+from modyn.records import Int64Array, LabelArray
+
+UInt8Array = npt.NDArray[np.uint8]
+UInt32Array = npt.NDArray[np.uint32]
+OnMissing = Literal["raise", "skip"]
+"""What a read does with keys that are unknown or deleted."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IndexedSamples:
+    """Positions of consecutive samples of one file. Arrays have shape (n,), n >= 1.
+
+    offsets: int64, bytes from the start of the file; rows, if the format declares row groups.
+    lengths: int64, bytes of the payloads; one int if all are equal.
+    labels: int64 or float64. timestamps: int64 seconds; one int if all are equal.
+    end: bytes of the file that are indexed once this chunk is.
+    """
+
+    offsets: Int64Array
+    lengths: Int64Array | int
+    labels: LabelArray
+    timestamps: Int64Array | int
+    end: int
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IndexedFiles:
+    """Files of one sample each, in the order asked; the payload of file i is its bytes [0, lengths[i]). Arrays have shape (n,).
+
+    lengths: int64. labels: int64 or float64. timestamps: int64 seconds.
+    problems: position -> why that file cannot be used; the other columns have no meaning at these positions.
+    mtimes_ns: int64, modification times of the files when they were read; None if not known.
+    """
+
+    lengths: Int64Array
+    labels: LabelArray
+    timestamps: Int64Array
+    problems: Mapping[int, DataError] = field(default_factory=dict)
+    mtimes_ns: Int64Array | None = None
+
+    def good(self) -> Int64Array:
+        """Positions of the files without a problem, ascending: int64 (m,)."""
+        good = np.ones(len(self.lengths), np.bool_)
+        good[list(self.problems)] = False
+        return np.flatnonzero(good).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Payloads:
+    """Samples with their bytes: sample i is `data[offsets[i]:offsets[i + 1]]`. The arrays may be read-only views of a received buffer.
+
+    keys: int64 (n,). labels: int64 or float64 (n,). data: uint8. offsets: int64 (n + 1,) into data.
+    record_size: bytes of each sample if all are known to have the same number.
+    """
+
+    keys: Int64Array
+    labels: LabelArray
+    data: UInt8Array
+    offsets: Int64Array
+    record_size: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def common_size(self) -> int | None:
+        """Bytes of every sample; None if they differ or there is none. Computed where `record_size` is not known."""
+        return self.record_size if self.record_size is not None else common_size(self.offsets)
+
+    def payload(self, i: int) -> memoryview:
+        """The bytes of sample i, not copied."""
+        return self.data[self.offsets[i] : self.offsets[i + 1]].data
+
+
+def common_size(offsets: Int64Array) -> int | None:
+    """The length of every sample between `offsets`, or None if they differ or there are none.
+
+    >>> common_size(np.array([0, 4, 8])), common_size(np.array([0, 4, 9])), common_size(np.array([0]))
+    (4, None, None)
+    """
+    num_samples = len(offsets) - 1
+    if num_samples < 1:
+        return None
+    size = int(offsets[1] - offsets[0])
+    # The ends are compared first: where lengths differ, the ends mostly show it.
+    if offsets[-1] - offsets[0] != size * num_samples or (np.diff(offsets) != size).any():
+        return None
+    return size
+
+
+class RecordReader(Protocol):
+    """Reads the payloads of one dataset. Thread-safe; the GIL is released while it reads."""
+
+    def gather(self, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int) -> tuple[UInt8Array, Int64Array]:
+        """Read the bytes of n samples in the order asked, duplicates included.
+
+        Args: file_ids, offsets, lengths: (n,), as in `IndexedSamples`; `lengths` may be one int.
+        Returns: data, and bounds int64 (n + 1,): sample i is `data[bounds[i]:bounds[i + 1]]`.
+        Raises: DataError: something cannot be read; it names file and offset. FileChangedError: a file changed since it was indexed.
+        """
