@@ -34,7 +34,7 @@ from benchmark.data_path.selector_side import PARTITION, STEP
 from benchmark.data_path.side_process import SideProcesses
 from benchmark.data_path.training_side import ShortCut, TrainingProcess
 from modyn.config.system import DatasetConfig
-from modyn.dataset.arrivals import WINDOW_BYTES
+from modyn.dataset.flight_batches import WINDOW_BYTES
 from modyn.records import Interval, RunId, SampleBatch, TriggerSetInfo
 from modyn.selector.client import SelectorClient
 from modyn.storage.flight.client import BUFFER_BYTES

@@ -1,39 +1,44 @@
 """From (run, trigger) to batches of tensors: keys from the selector, payloads from storage, the user's functions in between.
 
-Importing this package is cheap; what it offers is imported, with torch, when it is first used:
+Importing this package is cheap; its names are imported, with torch, when they are first used:
 
 - `OnlineDataset(run, trigger)`: the samples of a trigger set, from a notebook or a script
 - `BatchLoader`: a dataset with several workers
-- `serve_keys(keys, data)`: any list of keys
-- `Batch`, and `Position`: which place in the stream `seek` goes to
+- `load_keys(keys, data)`: any list of keys (`serve_keys` is its former name, for one more release)
+- `Batch`, and `Position`: a place in the stream of batches
 - `on_device(batches, device)`: batches copied to a GPU one ahead
 """
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from modyn.dataset.batch import Batch, Position
-    from modyn.dataset.device import on_device
-    from modyn.dataset.given_keys import serve_keys
+    from modyn.dataset.batch import Batch, on_device
+    from modyn.dataset.key_loader import load_keys
     from modyn.dataset.loader import BatchLoader
     from modyn.dataset.online_dataset import OnlineDataset
+    from modyn.dataset.order.plan import Position
 
-__all__ = ["Batch", "BatchLoader", "OnlineDataset", "Position", "on_device", "serve_keys"]
+__all__ = ["Batch", "BatchLoader", "OnlineDataset", "Position", "load_keys", "on_device"]
 
 _HOMES = {
-    "Batch": "batch",
-    "BatchLoader": "loader",
-    "OnlineDataset": "online_dataset",
-    "Position": "batch",
-    "on_device": "device",
-    "serve_keys": "given_keys",
+    "Batch": "batch.Batch",
+    "BatchLoader": "loader.BatchLoader",
+    "OnlineDataset": "online_dataset.OnlineDataset",
+    "Position": "order.plan.Position",
+    "load_keys": "key_loader.load_keys",
+    "on_device": "batch.on_device",
 }
 
 
 def __getattr__(name: str) -> object:
     if name in _HOMES:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        module, _, attribute = _HOMES[name].rpartition(".")
+        return getattr(import_module(f"{__name__}.{module}"), attribute)
+    if name == "serve_keys":
+        warnings.warn("modyn.dataset.serve_keys is now load_keys, and will be removed", DeprecationWarning, stacklevel=2)
+        return import_module(f"{__name__}.key_loader").load_keys
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from modyn.config.system import ROW_GROUP_CACHE_BYTES, Endpoint, SystemConfig
 from modyn.records import KeysAndWeights, RunId
@@ -12,6 +12,10 @@ from modyn.selector.client import SelectorClient
 if TYPE_CHECKING:
     from modyn.storage.flight.client import PayloadClient
     from modyn.storage.read.local_reads import LocalPayloads
+
+
+PayloadReader: TypeAlias = "LocalPayloads | PayloadClient"
+"""Reads payloads by key: the files themselves, or over Flight."""
 
 
 class Keys(Protocol):
@@ -23,11 +27,11 @@ class Keys(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Clients:
+class DatasetClients:
     """Open connections of one process."""
 
     selector: Keys
-    payloads: LocalPayloads | PayloadClient
+    payloads: PayloadReader
 
     def close(self) -> None:
         self.selector.close()
@@ -54,7 +58,7 @@ class PayloadSource:
             dataset, config.endpoint("storage"), flights, storage.short_cut, streams, storage.row_group_cache_bytes
         )
 
-    def open(self) -> LocalPayloads | PayloadClient:
+    def open(self) -> PayloadReader:
         # Here, since services that only name a source start without what reads it.
         from modyn.storage.read.local_reads import open_payloads
 
@@ -70,15 +74,15 @@ class PayloadSource:
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceClients:
+class DatasetConnector:
     """Connects to the real services; called in the process that uses the connections."""
 
     selector: Endpoint
     payloads: PayloadSource
 
     @staticmethod
-    def of(config: SystemConfig, dataset: str, streams: int = 1) -> ServiceClients:
-        return ServiceClients(config.endpoint("selector"), PayloadSource.of(config, dataset, streams))
+    def of(config: SystemConfig, dataset: str, streams: int = 1) -> DatasetConnector:
+        return DatasetConnector(config.endpoint("selector"), PayloadSource.of(config, dataset, streams))
 
-    def __call__(self) -> Clients:
-        return Clients(SelectorClient(self.selector), self.payloads.open())
+    def __call__(self) -> DatasetClients:
+        return DatasetClients(SelectorClient(self.selector), self.payloads.open())

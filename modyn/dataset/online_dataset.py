@@ -12,7 +12,7 @@ from modyn.config.base import load_section
 from modyn.config.system import SystemConfig, load_system_config
 from modyn.dataset.batch import Batch
 from modyn.dataset.config import DataConfig
-from modyn.dataset.connections import ServiceClients
+from modyn.dataset.connections import DatasetConnector
 from modyn.dataset.loader import BatchLoader
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.errors import ConfigError, InvalidArgumentError
@@ -61,7 +61,7 @@ class OnlineDataset(TriggerSetDataset):
         if section is None:
             raise ConfigError(f"run '{run}' was registered without its `data` section; give it as the argument `data`")
         config = section if isinstance(section, DataConfig) else load_section(DataConfig, section, "data")
-        connect = ServiceClients.of(system, config.dataset_id, streams=parallel_prefetch_requests)
+        connect = DatasetConnector.of(system, config.dataset_id, streams=parallel_prefetch_requests)
         super().__init__(trigger_set, config, connect, options)
         self._workers = workers
 

@@ -14,12 +14,13 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from modyn.dataset.arrivals import Fetches, KeyStream, Locates, Wanted, arrivals
 from modyn.dataset.batch import Batch
 from modyn.dataset.config import DataConfig
+from modyn.dataset.connections import PayloadReader
 from modyn.dataset.decode import Decoder, as_tensor
+from modyn.dataset.flight_batches import KeyStream, Wanted, arrivals
+from modyn.dataset.order.plan import Unit
 from modyn.dataset.partition_keys import PartitionKeys
-from modyn.dataset.plan import Unit
 from modyn.dataset.prefetch import Prefetcher
 from modyn.errors import ModynError
 from modyn.records import Float32Array, KeysAndWeights
@@ -78,7 +79,7 @@ class BatchReader:
     """Serves the batches of `units`, once: keys from `source`, payloads from `payloads`, decoded as `data` says."""
 
     def __init__(
-        self, units: Iterator[Unit], source: KeySource, payloads: Fetches | Locates, data: DataConfig, options: ReadOptions
+        self, units: Iterator[Unit], source: KeySource, payloads: PayloadReader, data: DataConfig, options: ReadOptions
     ) -> None:
         self._options = options
         self._decoder = Decoder(data, training=options.training)

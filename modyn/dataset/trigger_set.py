@@ -9,10 +9,10 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from modyn.dataset.batch import Batch, Position
+from modyn.dataset.batch import Batch
 from modyn.dataset.config import DataConfig
-from modyn.dataset.connections import Clients, Keys
-from modyn.dataset.plan import Plan, Unit, augmentation_seed
+from modyn.dataset.connections import DatasetClients, Keys
+from modyn.dataset.order.plan import Plan, Position, Unit, augmentation_seed
 from modyn.dataset.reader import BatchReader, ReadOptions
 from modyn.dataset.state import DatasetState
 from modyn.errors import ConflictError, InvalidArgumentError
@@ -46,15 +46,15 @@ class TriggerSetDataset(IterableDataset[Batch]):
     """The batches of `epochs` epochs over one trigger set, one after the other: `Batch.epoch` and `Batch.index` say which.
 
     connect: makes the clients, inside the process that iterates; must be picklable if DataLoader workers are used.
-    The batches are the same for any number of workers, threads or processes (see modyn.dataset.plan). Clients and threads live as long as
-    one iteration over all epochs. Iterate with `modyn.dataset.loader.BatchLoader`, or with a DataLoader of batch_size=None.
+    The batches are the same for any number of workers, threads or processes (see modyn.dataset.order.plan). Clients and threads live as long
+    as one iteration over all epochs. Iterate with `modyn.dataset.loader.BatchLoader`, or with a DataLoader of batch_size=None.
     """
 
     def __init__(
         self,
         trigger_set: TriggerSetInfo,
         data: DataConfig,
-        connect: Callable[[], Clients],
+        connect: Callable[[], DatasetClients],
         options: LoadOptions,
         position: Position = Position(),  # noqa: B008  (frozen)
     ) -> None:
@@ -102,7 +102,7 @@ class TriggerSetDataset(IterableDataset[Batch]):
     def state(self, after: Batch | None = None) -> dict[str, Any]:
         """What to keep once the batch `after` has been consumed, so that another process goes on behind it with `resume`: numbers and text.
         Without a batch: the beginning of the next iteration."""
-        position = self._position if after is None else Position.after(after)
+        position = self._position if after is None else Position(after.epoch, after.index + 1)
         return self._state(position).to_dict()
 
     def resume(self, state: Mapping[str, Any]) -> None:

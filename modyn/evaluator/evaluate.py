@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from modyn.dataset.arrivals import Fetches, Locates, align
-from modyn.dataset.batch import Batch, Data
-from modyn.dataset.device import on_device
+from modyn.dataset.batch import Batch, Data, on_device
+from modyn.dataset.connections import PayloadReader
+from modyn.dataset.flight_batches import align
 from modyn.dataset.functions import UserFunction, compile_function
-from modyn.dataset.given_keys import KEYS_PER_UNIT, serve_keys
+from modyn.dataset.key_loader import KEYS_PER_READ, load_keys
 from modyn.errors import ConfigError, UserCodeError
 from modyn.evaluator.config import EvaluationDatasetConfig
 from modyn.evaluator.intervals import members, union
@@ -32,7 +32,7 @@ def evaluate(
     dataset: EvaluationDatasetConfig,
     intervals: Sequence[Interval],
     storage: StorageClient,
-    payloads: Fetches | Locates,
+    payloads: PayloadReader,
     *,
     device: str = "cpu",
     progress: Callable[[int, int], None] = lambda seen, total: None,
@@ -49,7 +49,7 @@ def evaluate(
     merged = union(intervals)
     total = sum(storage.count_samples(dataset.dataset_id, interval) for interval in merged)
     samples = _Samples(dataset.dataset_id, intervals, storage, kept)
-    batches = serve_keys(
+    batches = load_keys(
         samples.keys(),
         dataset,
         dataset.batch_size,
@@ -199,7 +199,7 @@ class _Samples:
 
     def _list(self) -> Iterator[SampleBatch]:
         for interval in union(self._intervals):
-            yield from self._storage.samples_in_interval(self._dataset_id, interval, KEYS_PER_UNIT)
+            yield from self._storage.samples_in_interval(self._dataset_id, interval, KEYS_PER_READ)
 
     def timestamps_of(self, batch: Batch) -> Int64Array:
         """int64 (n,). Each batch is asked for once, in order; samples that did not come back are skipped."""

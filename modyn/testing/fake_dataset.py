@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from modyn.dataset.connections import Clients
+from modyn.dataset.connections import DatasetClients
 from modyn.records import Int64Array, KeysAndWeights, RunId, TriggerSetInfo
 from modyn.testing.fake_storage import FakePayloadClient, FakeStorage
 
@@ -50,10 +50,10 @@ class FakeTriggerSet:
         storage.before_fetch = self.before_fetch
         return storage
 
-    def __call__(self) -> Clients:
+    def __call__(self) -> DatasetClients:
         storage = self.storage()
         payloads = storage.short_cut() if self.short_cut else FakePayloadClient(storage, self.answer_size)
-        return Clients(_FakeKeys(self), payloads)
+        return DatasetClients(_FakeKeys(self), payloads)
 
 
 def int64_payload(key: int) -> bytes:

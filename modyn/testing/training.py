@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from modyn.dataset.connections import Clients
+from modyn.dataset.connections import DatasetClients
 from modyn.models.weights import load_weights
 from modyn.records import Int64Array, RunId, TriggerSetInfo
 from modyn.testing.fake_dataset import FakeTriggerSet
@@ -60,7 +60,7 @@ class MemoryData:
     def trigger_set(self, run_id: RunId, trigger_id: int) -> TriggerSetInfo:
         return TriggerSetInfo(run_id, trigger_id, self.num_keys, self.partition_size, f"checksum of {self.num_keys}")
 
-    def __call__(self) -> Clients:
+    def __call__(self) -> DatasetClients:
         keys: Int64Array = np.arange(self.num_keys, dtype=np.int64)
         return FakeTriggerSet(
             keys, self.partition_size, self.deleted, payload_of, before_fetch=self.before_fetch, trigger_id=self.trigger_id

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from modyn.dataset.plan import num_batches, samples_per_epoch
+from modyn.dataset.order.plan import num_batches, samples_per_epoch
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ import stamina
 import torch
 
 from modyn.config.base import load_section
-from modyn.dataset.batch import Batch, Position
+from modyn.dataset.batch import Batch, on_device
 from modyn.dataset.config import DataConfig
-from modyn.dataset.connections import Clients, ServiceClients
-from modyn.dataset.device import on_device
+from modyn.dataset.connections import DatasetClients, DatasetConnector
 from modyn.dataset.loader import BatchLoader
+from modyn.dataset.order.plan import Position
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.errors import ConfigError, CorruptStateError, InvalidArgumentError, NotFoundError, TrainingError, UnavailableError
 from modyn.model_storage.client import ModelHeader, ModelStorageClient, StoredModel
@@ -89,7 +89,7 @@ class Surroundings:
 
     trigger_sets: TriggerSets
     models: Models
-    connect: Callable[[], Clients]
+    connect: Callable[[], DatasetClients]
     folder: Path
 
 
@@ -159,7 +159,7 @@ def train(job: TrainingJob, report: Report) -> Trained:
         closing(ModelStorageClient(config.endpoint("model_storage"))) as models,
     ):
         training = load_section(TrainingConfig, request.pipeline["training"], "training")
-        connect = ServiceClients.of(config, request.pipeline["data"]["dataset_id"], training.parallel_prefetch_requests)
+        connect = DatasetConnector.of(config, request.pipeline["data"]["dataset_id"], training.parallel_prefetch_requests)
         return run_training(request, Surroundings(selector, models, connect, config.service_dir("trainer_server")), report)
 
 

@@ -17,7 +17,7 @@ import torch
 
 import modyn.dataset
 from modyn.config.system import SystemConfig
-from modyn.dataset import Batch, BatchLoader, OnlineDataset, Position, on_device, serve_keys
+from modyn.dataset import Batch, BatchLoader, OnlineDataset, Position, load_keys, on_device
 from modyn.errors import ConfigError, ConflictError, InvalidArgumentError, NotFoundError
 from modyn.records import Interval, RunId
 from modyn.rpc.logs import get_logger
@@ -54,7 +54,7 @@ def config(
                 selector.inform(RunId(run), 0, batch)
             selector.trigger(RunId(run), 0, NUM_SAMPLES)
         monkeypatch.setattr("modyn.dataset.online_dataset.load_system_config", lambda: config)
-        monkeypatch.setattr("modyn.dataset.given_keys.load_system_config", lambda: config)
+        monkeypatch.setattr("modyn.dataset.key_loader.load_system_config", lambda: config)
         yield config
 
 
@@ -127,15 +127,15 @@ def test_what_cannot_be_served_is_told_at_once(config: SystemConfig) -> None:
 
 def test_any_keys(config: SystemConfig) -> None:
     keys = np.array([7, 3, 59, 3])
-    (batch,) = serve_keys(keys, DATA)
+    (batch,) = load_keys(keys, DATA)
     assert isinstance(batch.data, torch.Tensor)
     assert batch.data.tolist() == (keys + 1000).tolist()
     with pytest.raises(InvalidArgumentError, match="^batch_size is 0; it must be at least 1"):
-        list(serve_keys(keys, DATA, 0))
+        list(load_keys(keys, DATA, 0))
     with pytest.raises(InvalidArgumentError, match="^num_threads is 0; it must be at least 1"):
-        list(serve_keys(keys, DATA, num_threads=0))
+        list(load_keys(keys, DATA, num_threads=0))
     with pytest.raises(NotFoundError, match="60"):
-        list(serve_keys(np.array([1, 60]), DATA, on_missing="raise"))
+        list(load_keys(np.array([1, 60]), DATA, on_missing="raise"))
 
 
 def test_the_package_is_cheap_to_import() -> None:
@@ -144,5 +144,7 @@ def test_the_package_is_cheap_to_import() -> None:
     assert done.stdout.strip() == "[]"
     for name in modyn.dataset.__all__:
         assert getattr(modyn.dataset, name).__name__ == name
+    with pytest.warns(DeprecationWarning, match="is now load_keys"):
+        assert modyn.dataset.serve_keys is load_keys
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         modyn.dataset.nothing  # noqa: B018

@@ -17,10 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from modyn.dataset.batch import Batch, Position
+from modyn.dataset.batch import Batch
 from modyn.dataset.config import DataConfig, RecordLayout
-from modyn.dataset.connections import Clients
+from modyn.dataset.connections import DatasetClients
 from modyn.dataset.loader import BatchLoader
+from modyn.dataset.order.plan import Position
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.errors import ConflictError, CorruptStateError, DataError, InvalidArgumentError, UserCodeError
 from modyn.records import Int64Array, RunId, TriggerSetInfo
@@ -354,7 +355,7 @@ def test_an_error_in_a_prefetch_thread_surfaces_at_once_with_its_cause() -> None
     keys = FakeTriggerSet(np.arange(40), 10, before_fetch=before_fetch)
     client = StuckPayloadClient(keys.storage(), stuck_key=10)
     options = LoadOptions(10, num_prefetched_partitions=3, parallel_prefetch_requests=3)
-    loader = BatchLoader(TriggerSetDataset(keys.info, LAYOUT, lambda: Clients(keys().selector, client), options))
+    loader = BatchLoader(TriggerSetDataset(keys.info, LAYOUT, lambda: DatasetClients(keys().selector, client), options))
     with pytest.raises(DataError, match="truncated"):
         list(loader)
     assert client.called_off.is_set()

@@ -136,7 +136,7 @@ def test_samples_deleted_meanwhile_are_told() -> None:
 
 
 def test_many_samples_over_several_listings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("modyn.evaluator.evaluate.KEYS_PER_UNIT", 7)
+    monkeypatch.setattr("modyn.evaluator.evaluate.KEYS_PER_READ", 7)
     model = Counting()
     times = np.random.default_rng(0).integers(0, 100, 300).tolist()
     found = scores(

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modyn.dataset import OnlineDataset, serve_keys
-from modyn.dataset.batch import Position
+from modyn.dataset import OnlineDataset, load_keys
+from modyn.dataset.order.plan import Position
 from modyn.errors import DataError, NotFoundError
 from modyn.records import Int64Array
 from modyn.testing.breakable_stack import BreakableStack, Way
@@ -183,8 +183,8 @@ def test_keys_that_never_existed_are_left_out(breakable: BreakableStack, way: Wa
     asked = np.asarray([7, *ghosts, 3, 7])
     data = keyed_data(name)
     with pytest.raises(NotFoundError, match=f"5000, 1000000, {2**62}"):
-        list(serve_keys(asked, data, on_missing="raise", system=system))
-    (batch,) = serve_keys(asked, data, system=system)
+        list(load_keys(asked, data, on_missing="raise", system=system))
+    (batch,) = load_keys(asked, data, system=system)
     assert checked(batch, np.ones(3, np.float32)).tolist() == [7, 3, 7]
 
 

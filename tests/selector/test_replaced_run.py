@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from modyn.config.system import SystemConfig
-from modyn.dataset.plan import Plan
+from modyn.dataset.order.plan import Plan
 from modyn.dataset.trigger_set import TriggerSetKeys
 from modyn.errors import ConflictError
 from modyn.records import RunId, SampleBatch, TriggerSetInfo

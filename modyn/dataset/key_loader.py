@@ -10,22 +10,20 @@ import numpy as np
 
 from modyn.config.base import load_section
 from modyn.config.system import SystemConfig, load_system_config
-from modyn.dataset.arrivals import Fetches, Locates
 from modyn.dataset.batch import Batch
 from modyn.dataset.config import DataConfig
-from modyn.dataset.connections import PayloadSource
-from modyn.dataset.plan import Piece, Unit
+from modyn.dataset.connections import PayloadReader, PayloadSource
+from modyn.dataset.order.plan import Piece, Unit
 from modyn.dataset.reader import BatchReader, ReadOptions
 from modyn.errors import InvalidArgumentError
 from modyn.records import Int64Array, KeysAndWeights
-from modyn.storage.flight.client import OnMissing, PayloadClient
-from modyn.storage.read.local_reads import LocalPayloads
+from modyn.storage.flight.client import OnMissing
 
-KEYS_PER_UNIT = 16_384
+KEYS_PER_READ = 16_384
 """Samples that one fetch of payloads asks for at most, unless a batch is larger."""
 
 
-def serve_keys(
+def load_keys(
     keys: Int64Array | Iterable[Int64Array],
     data: DataConfig | Mapping[str, Any],
     batch_size: int = 256,
@@ -34,7 +32,7 @@ def serve_keys(
     on_missing: OnMissing = "skip",
     training: bool = False,
     pin_memory: bool = False,
-    payloads: Fetches | Locates | None = None,
+    payloads: PayloadReader | None = None,
     system: SystemConfig | None = None,
 ) -> Generator[Batch, None, None]:
     """Batches of any keys, in the order given: int64 (n,), or a stream of such arrays, which is pulled by a thread ahead of use.
@@ -66,7 +64,7 @@ def serve_keys(
                     yield batch
 
 
-def _open(config: DataConfig, num_threads: int, system: SystemConfig | None) -> LocalPayloads | PayloadClient:
+def _open(config: DataConfig, num_threads: int, system: SystemConfig | None) -> PayloadReader:
     return PayloadSource.of(system or load_system_config(), config.dataset_id, streams=num_threads).open()
 
 
@@ -87,7 +85,7 @@ class _GivenKeys:
 def _units(arrays: Iterator[Int64Array], batch_size: int) -> Iterator[Unit]:
     """Units of bounded length, with batches that are full across them; the last unit is empty and closes the last batch."""
     number, held = 0, 0
-    limit = max(batch_size, KEYS_PER_UNIT)
+    limit = max(batch_size, KEYS_PER_READ)
     for array in arrays:
         for first in range(0, len(array), limit):
             keys = array[first : first + limit]

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modyn.dataset import given_keys
-from modyn.dataset.arrivals import Fetches, Locates
+from modyn.dataset import key_loader
 from modyn.dataset.config import DataConfig, RecordLayout
-from modyn.dataset.given_keys import serve_keys
+from modyn.dataset.connections import PayloadReader
+from modyn.dataset.key_loader import load_keys
 from modyn.errors import NotFoundError
 from modyn.records import Int64Array
 from modyn.testing.fake_dataset import FakeTriggerSet
@@ -23,7 +23,7 @@ DRAWING = DataConfig(
 )
 
 
-def payload_client(deleted: frozenset[int] = frozenset()) -> Fetches | Locates:
+def payload_client(deleted: frozenset[int] = frozenset()) -> PayloadReader:
     return FakeTriggerSet(np.arange(60), 60, deleted, answer_size=4)().payloads
 
 
@@ -37,7 +37,7 @@ def payload_client(deleted: frozenset[int] = frozenset()) -> Fetches | Locates:
 def test_batches_are_full_and_in_order(arrays: list[list[int]], batch_size: int, num_threads: int, data: DataConfig) -> None:
     keys = [key for array in arrays for key in array]
     stream = (np.array(array, np.int64) for array in arrays)
-    batches = list(serve_keys(stream, data, batch_size, num_threads=num_threads, payloads=payload_client()))
+    batches = list(load_keys(stream, data, batch_size, num_threads=num_threads, payloads=payload_client()))
     assert [key for batch in batches for key in batch.keys.tolist()] == keys
     assert all(len(batch) == batch_size for batch in batches[:-1])
     for batch in batches:
@@ -46,19 +46,19 @@ def test_batches_are_full_and_in_order(arrays: list[list[int]], batch_size: int,
 
 
 def test_a_long_array_is_asked_for_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(given_keys, "KEYS_PER_UNIT", 10)
+    monkeypatch.setattr(key_loader, "KEYS_PER_READ", 10)
     asked: list[int] = []
     clients = FakeTriggerSet(np.arange(45), 45, before_fetch=lambda keys: asked.append(len(keys)))()
-    assert [len(batch) for batch in serve_keys(np.arange(45), DATA, 6, payloads=clients.payloads)] == [6] * 7 + [3]
+    assert [len(batch) for batch in load_keys(np.arange(45), DATA, 6, payloads=clients.payloads)] == [6] * 7 + [3]
     assert sum(asked) == 45
     assert max(asked) <= 10
 
 
 def test_deleted_samples() -> None:
     client = payload_client(frozenset([3, 4, 5]))
-    assert [batch.keys.tolist() for batch in serve_keys(np.arange(8), DATA, 3, payloads=client)] == [[0, 1, 2], [6, 7]]
+    assert [batch.keys.tolist() for batch in load_keys(np.arange(8), DATA, 3, payloads=client)] == [[0, 1, 2], [6, 7]]
     with pytest.raises(NotFoundError, match="3"):
-        list(serve_keys(np.arange(8), DATA, 3, on_missing="raise", payloads=client))
+        list(load_keys(np.arange(8), DATA, 3, on_missing="raise", payloads=client))
 
 
 def test_an_error_in_the_stream_of_keys_surfaces() -> None:
@@ -67,4 +67,4 @@ def test_an_error_in_the_stream_of_keys_surfaces() -> None:
         raise NotFoundError("there is no dataset 'x'")
 
     with pytest.raises(NotFoundError, match="no dataset 'x'"):
-        list(serve_keys(broken(), DATA, 2, payloads=payload_client()))
+        list(load_keys(broken(), DATA, 2, payloads=payload_client()))

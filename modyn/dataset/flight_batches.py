@@ -9,17 +9,21 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
+from modyn.dataset.connections import PayloadReader
+from modyn.dataset.order.plan import Piece, Unit
 from modyn.dataset.partition_keys import PartitionKeys
 from modyn.dataset.payload_rows import Collected, concatenated, neighbours, no_payloads, taken
-from modyn.dataset.plan import Piece, Unit
 from modyn.dataset.prefetch import Prefetcher
 from modyn.errors import ModynError
 from modyn.records import Float32Array, Int64Array, KeysAndWeights
-from modyn.storage.flight.client import OnMissing, Payloads
+from modyn.storage.flight.client import OnMissing, PayloadClient, Payloads, PayloadStream
+
+if TYPE_CHECKING:
+    from modyn.storage.read.local_reads import LocalPayloads
 
 P = TypeVar("P")
 P_co = TypeVar("P_co", covariant=True)
@@ -30,38 +34,6 @@ WINDOW_BYTES = 64 * 2**20
 """Most bytes of payloads that are asked for at once, as far as can be told from the samples before, unless one sample is larger."""
 FIRST_WINDOW = 256
 """Most samples asked for as long as nothing is known of their size, and no more than a batch: one sample may be a film."""
-
-
-class Fetched(Protocol):
-    """Answers as they arrive; an iterator. `cancel` makes it raise, also where somebody waits for the next one: from any thread."""
-
-    def __iter__(self) -> Iterator[Payloads]: ...
-
-    def cancel(self) -> None: ...
-
-
-class Fetches(Protocol):
-    """Payloads from a service: `PayloadClient`."""
-
-    def fetch(self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise") -> Fetched: ...
-
-
-class LocatedSamples(Protocol):
-    """Samples whose bytes can be read here; `where`: their positions among the keys asked for."""
-
-    @property
-    def where(self) -> Int64Array: ...
-
-    def __len__(self) -> int: ...
-
-    def take(self, rows: Int64Array | slice) -> Payloads: ...
-
-
-@runtime_checkable
-class Locates(Protocol):
-    """Payloads by the short cut: `LocalPayloads`."""
-
-    def locate(self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise") -> LocatedSamples: ...
 
 
 class Chunk(Protocol[P_co]):
@@ -116,7 +88,7 @@ class ReadHere:
     """Arrivals by the short cut: what arrives are keys, whose payloads are looked up and read once a batch needs them. So no payload waits
     in memory but those of the batches that are being made, however large a partition is, and a batch is one buffer from the beginning."""
 
-    def __init__(self, keys: KeyStream, payloads: Locates, dataset: str, on_missing: OnMissing) -> None:
+    def __init__(self, keys: KeyStream, payloads: LocalPayloads, dataset: str, on_missing: OnMissing) -> None:
         self._keys = keys
         self._payloads = payloads
         self._dataset = dataset
@@ -156,7 +128,7 @@ class Streamed:
     def __init__(
         self,
         keys: KeyStream,
-        payloads: Fetches,
+        payloads: PayloadClient,
         dataset: str,
         on_missing: OnMissing,
         *,
@@ -169,7 +141,7 @@ class Streamed:
         self._on_missing = on_missing
         self._shuffled = shuffled
         self._window: int | None = None
-        self._fetches: set[Fetched] = set()
+        self._fetches: set[PayloadStream] = set()
         self._stopped = False
         self._prefetcher: Prefetcher[_Window, _Arrived] = Prefetcher(
             self._windows(), self._load, ahead=ahead, threads=2, name="prefetch-payloads"
@@ -292,12 +264,12 @@ def _first_window(unit: Unit) -> int:
 
 
 def arrivals(
-    keys: KeyStream, payloads: Fetches | Locates, dataset: str, on_missing: OnMissing, *, shuffled: bool, ahead: int
+    keys: KeyStream, payloads: PayloadReader, dataset: str, on_missing: OnMissing, *, shuffled: bool, ahead: int
 ) -> Arrivals[Any]:
     """Arrivals of `keys`: by the short cut where `payloads` is one, as a stream otherwise."""
-    if isinstance(payloads, Locates):
-        return ReadHere(keys, payloads, dataset, on_missing)
-    return Streamed(keys, payloads, dataset, on_missing, shuffled=shuffled, ahead=ahead)
+    if isinstance(payloads, PayloadClient):
+        return Streamed(keys, payloads, dataset, on_missing, shuffled=shuffled, ahead=ahead)
+    return ReadHere(keys, payloads, dataset, on_missing)
 
 
 def windows(unit: Unit, size: Callable[[], int]) -> Iterator[Unit]:

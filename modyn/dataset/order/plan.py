@@ -57,6 +57,14 @@ def augmentation_seed(seed: int, trigger_id: int, epoch: int, batch: int) -> int
     return (int(words[0]) << 31) | (int(words[1]) >> 1)
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Position:
+    """A place in the stream of batches: `batch` batches of epoch `epoch` have been consumed, and all epochs before it."""
+
+    epoch: int = 0
+    batch: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Positions [start, stop) of a unit's rows belong to batch `index` of epoch `epoch`; `last`: the batch is complete after it."""

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from modyn.dataset.batch import Batch
-from modyn.dataset.device import on_device
+from modyn.dataset.batch import Batch, on_device
 
 DEVICES = [
     "cpu",

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modyn.dataset import arrivals
-from modyn.dataset.arrivals import align, windows
+from modyn.dataset import flight_batches
 from modyn.dataset.config import DataConfig, RecordLayout
-from modyn.dataset.connections import Clients
+from modyn.dataset.connections import DatasetClients
+from modyn.dataset.flight_batches import align, windows
 from modyn.dataset.loader import BatchLoader
-from modyn.dataset.plan import Piece, Plan, Unit
+from modyn.dataset.order.plan import Piece, Plan, Unit
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.errors import ModynError
 from modyn.testing.fake_dataset import FakeTriggerSet
@@ -85,8 +85,8 @@ def test_an_answer_that_was_not_asked_for_is_refused() -> None:
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_large_samples_are_asked_for_in_small_windows(monkeypatch: pytest.MonkeyPatch, shuffle: bool) -> None:
-    monkeypatch.setattr(arrivals, "FIRST_WINDOW", 5)
-    monkeypatch.setattr(arrivals, "WINDOW_BYTES", 8 * 20)
+    monkeypatch.setattr(flight_batches, "FIRST_WINDOW", 5)
+    monkeypatch.setattr(flight_batches, "WINDOW_BYTES", 8 * 20)
     asked: list[int] = []
     keys = FakeTriggerSet(np.arange(200), 200, before_fetch=lambda keys: asked.append(len(keys)))
     options = LoadOptions(16, drop_last=False, shuffle=shuffle, seed=0)
@@ -96,7 +96,7 @@ def test_large_samples_are_asked_for_in_small_windows(monkeypatch: pytest.Monkey
     assert sum(asked) == 200
     assert asked[0] == 5
     assert max(asked) == 20
-    monkeypatch.setattr(arrivals, "FIRST_WINDOW", 50)
+    monkeypatch.setattr(flight_batches, "FIRST_WINDOW", 50)
     asked.clear()
     with BatchLoader(TriggerSetDataset(keys.info, BYTES, keys, options)) as loader:
         next(iter(loader))
@@ -106,7 +106,7 @@ def test_large_samples_are_asked_for_in_small_windows(monkeypatch: pytest.Monkey
 def test_closing_calls_off_a_fetch_that_waits() -> None:
     keys = FakeTriggerSet(np.arange(40), 10)
     client = StuckPayloadClient(keys.storage(), stuck_key=10)
-    dataset = TriggerSetDataset(keys.info, BYTES, lambda: Clients(keys().selector, client), LoadOptions(10))
+    dataset = TriggerSetDataset(keys.info, BYTES, lambda: DatasetClients(keys().selector, client), LoadOptions(10))
     batches: Iterator[object] = iter(loader := BatchLoader(dataset))
     next(batches)
     assert client.started.wait(PATIENCE_S)

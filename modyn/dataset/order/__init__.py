@@ -1,0 +1,1 @@
+"""Which sample comes when: positions within partitions, without keys, weights or payloads."""
