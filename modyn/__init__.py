@@ -1,4 +1,4 @@
-"""Modyn: decide when to retrain and on which samples, and tell how good and how costly it was."""
+"""Modyn: decide when to retrain and on which samples, and report how good and how costly it was."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`modyn.Client`: everything that the command line can do, from Python, with results as pandas DataFrames."""
+"""`modyn.Client`: all functions of the command line from Python, with results as pandas DataFrames."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _RECONNECT_FOR_S = 120.0
 
 
 class Client:
-    """Talks to the services of one installation.
+    """Client of the services of one installation.
 
-    config: a SystemConfig, the path of a system file, or nothing for the defaults (embedded services under `.modyn`).
+    Args: config: a SystemConfig, the path of a system file, or nothing for the defaults (embedded services under `.modyn`).
     start: start the embedded services if they do not run.
     wait_s: how long a call waits for a service that cannot be reached, for example while it restarts.
 
@@ -43,7 +43,7 @@ class Client:
         >>> run = client.wait(client.run("pipeline.yaml").run_id)   # doctest: +SKIP
         >>> client.scores(run.run_id)                               # doctest: +SKIP
 
-    Every method raises errors of `modyn.errors` only.
+    Raises: errors of `modyn.errors` only, from every method.
     """
 
     def __init__(self, config: SystemConfig | Path | str | None = None, *, start: bool = False, wait_s: float = 10.0) -> None:
@@ -60,7 +60,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Closes the connections. The services go on."""
+        """Close the connections. The services keep running."""
         for name in ("supervisor", "storage", "model_storage"):
             if name in self.__dict__:
                 self.__dict__.pop(name).close()
@@ -69,34 +69,37 @@ class Client:
 
     @cached_property
     def supervisor(self) -> SupervisorClient:
+        """Typed client of the supervisor: runs, triggers, results as records."""
         return SupervisorClient(self.config.endpoint("supervisor"), self._wait_s)
 
     @cached_property
     def storage(self) -> StorageClient:
+        """Typed client of storage: datasets and samples as records."""
         return StorageClient(self.config.endpoint("storage"), wait_s=self._wait_s)
 
     @cached_property
     def model_storage(self) -> ModelStorageClient:
+        """Typed client of model storage: model versions as records."""
         return ModelStorageClient(self.config.endpoint("model_storage"), self._wait_s)
 
     # --- Services ---------------------------------------------------------------------------------------------------------------
 
     def up(self, progress: Callable[[StackStatus], None] | None = None) -> StackStatus:
-        """Starts the embedded services, or those of them that died, and waits until they are healthy."""
+        """Start the embedded services, or those that died, and wait until all are healthy."""
         return start_stack(self.config, self._config_file, progress)
 
     def down(self) -> bool:
-        """Stops the embedded services. Returns whether any ran."""
+        """Stop the embedded services. Returns whether any ran."""
         return stop_stack(self.config)
 
     def status(self) -> StackStatus:
-        """The embedded services as they are now."""
+        """Return the present state of the embedded services."""
         return stack_status(self.config)
 
     # --- Runs -------------------------------------------------------------------------------------------------------------------
 
     def check(self, pipeline: Path | str) -> list[Problem]:
-        """Every mistake of a pipeline file, found by all services that act on it. Runs nothing."""
+        """Return every mistake in a pipeline file, found by the services that act on it. Runs nothing in it."""
         path = Path(pipeline)
         return self.supervisor.validate(read_pipeline(path), str(path))
 
@@ -109,7 +112,11 @@ class Client:
         to_timestamp: int | str | None = None,
         max_triggers: int | None = None,
     ) -> Run:
-        """Starts a pipeline file over samples of [from, to) and returns at once. `wait` or `watch` follow it."""
+        """Start a run of a pipeline file and return at once; `wait` and `watch` follow it.
+
+        Args: from_timestamp, to_timestamp: only samples in [from, to), seconds since 1970 or an ISO 8601 date. max_triggers: end after so many.
+        Raises: ConfigError: every mistake in the file, with its line.
+        """
         path = Path(pipeline)
         return self.supervisor.submit(
             read_pipeline(path),
@@ -121,7 +128,7 @@ class Client:
         )
 
     def watch(self, run_id: str, after_seq: int = 0) -> Iterator[RunEvent]:
-        """Events of a run until it is at rest. A supervisor that restarts in between costs nothing but a pause."""
+        """Yield the events of a run until it ends; reconnects if the supervisor restarts."""
         gone_since = None
         while True:
             try:
@@ -138,53 +145,54 @@ class Client:
                 return
 
     def wait(self, run_id: str) -> Run:
-        """Returns when the run is at rest."""
+        """Wait until the run has ended, and return it."""
         for _ in self.watch(run_id):
             continue
         return self.supervisor.run(run_id)
 
     def runs(self) -> pd.DataFrame:
-        """All runs, oldest first; columns as the fields of `Run`, without the pipeline itself."""
+        """Return all runs, oldest first; columns: the fields of `Run` without the pipeline."""
         return _table(Run, self.supervisor.runs(), without=("yaml", "pipeline"))
 
     def show(self, run_id: str) -> Run:
+        """Return a run. Raises NotFoundError."""
         return self.supervisor.run(run_id)
 
     def stop(self, run_id: str) -> Run:
-        """Asks a run to end soon; `resume` goes on from there."""
+        """Stop a run cleanly; `resume` continues it."""
         return self.supervisor.stop(run_id)
 
     def resume(self, run_id: str) -> Run:
-        """Goes on with a run that was stopped, failed or was interrupted. What is done is not done again."""
+        """Continue a run that was stopped, failed or was interrupted. Finished steps are not repeated."""
         return self.supervisor.resume(run_id)
 
     def evaluate(self, run_id: str, handlers: Sequence[str] = ()) -> Run:
-        """Makes the manual evaluations of a finished run, or those of the handlers named."""
+        """Run the manual evaluations of a finished run, all or those of the handlers named."""
         return self.supervisor.evaluate(run_id, handlers)
 
     def results(self, run_id: str) -> RunResults:
-        """All that a run left behind, as tables."""
+        """Return the results of a run as tables."""
         from modyn.analysis.results import read_results
 
         return read_results(self.supervisor, run_id)
 
     def triggers(self, run_id: str) -> pd.DataFrame:
-        """One row a trigger."""
+        """Return the triggers of a run, one row each."""
         return self.results(run_id).triggers
 
     def evaluations(self, run_id: str) -> pd.DataFrame:
-        """One row for each model, interval and metric."""
+        """Return the evaluations of a run, one row for each model, interval and metric."""
         return self.results(run_id).evaluations
 
     def scores(self, run_id: str) -> pd.DataFrame:
-        """Pipeline scores of the composite models, one row for each handler, dataset and metric."""
+        """Return the pipeline scores of a run, one row for each handler, dataset and metric."""
         from modyn.analysis.composite import scores
 
         results = self.results(run_id)
         return scores(results.triggers, results.evaluations)
 
     def report(self, run_id: str, path: Path | str | None = None) -> Path:
-        """Writes the HTML report of a run, by default to `modyn-report-<run>.html` here, and returns where it is."""
+        """Write the HTML report of a run and return its path, by default `modyn-report-<run>.html` here."""
         from modyn.analysis.report import write_report
 
         target = Path(path or f"modyn-report-{run_id}.html")
@@ -194,18 +202,18 @@ class Client:
     # --- Data -------------------------------------------------------------------------------------------------------------------
 
     def register_dataset(self, dataset: DatasetConfig) -> DatasetInfo:
-        """Makes a folder of files known. Repeating it changes nothing."""
+        """Register a folder of files as a dataset. Repeating it changes nothing."""
         return self.storage.register_dataset(dataset)
 
     def ingest(self, name: str, progress: Callable[[IngestProgress], None] | None = None) -> DatasetInfo:
-        """Indexes the new files of a dataset now, and returns what it holds then."""
+        """Index the new files of a dataset now. Returns the dataset afterwards."""
         for step in self.storage.ingest(name):
             if progress is not None:
                 progress(step)
         return self.storage.dataset(name)
 
     def datasets(self) -> pd.DataFrame:
-        """One row for each dataset: where it lies and what is indexed of it. `client.storage.list_datasets()` gives records."""
+        """Return the datasets, one row each: registration and counts. `client.storage.list_datasets()` returns records."""
         found = self.storage.list_datasets()
         table = _table(DatasetInfo, found, without=("config",))
         for place, field in enumerate(DatasetConfig.model_fields):
@@ -213,42 +221,44 @@ class Client:
         return table
 
     def dataset(self, name: str) -> DatasetInfo:
+        """Return a dataset. Raises NotFoundError."""
         return self.storage.dataset(name)
 
     def delete_dataset(self, name: str) -> None:
-        """Forgets a dataset's index. The files stay as they are."""
+        """Delete a dataset's index. The data files are not touched."""
         self.storage.delete_dataset(name)
 
     def delete_samples(self, name: str, keys: Sequence[int]) -> int:
-        """Deletes samples from the index for good. Returns how many were there."""
+        """Delete samples from the index, permanently. Returns how many existed."""
         import numpy as np
 
         return self.storage.delete_samples(name, np.asarray(keys, np.int64))
 
     def problems(self, name: str) -> pd.DataFrame:
-        """Files of a dataset that were set aside, and why: path, reason, found_at."""
+        """Return the files of a dataset that were set aside: path, reason, found_at."""
         return _table(FileProblem, self.storage.problems(name))
 
     # --- Models -----------------------------------------------------------------------------------------------------------------
 
     def models(self, run_id: str | None = None) -> pd.DataFrame:
-        """One row for each model version, those of one run or all: columns as the fields of `ModelVersion`, and `model_class`.
-        `client.model_storage.list()` gives records."""
+        """Return model versions, of one run or all; columns: the fields of `ModelVersion`, and `model_class`.
+        `client.model_storage.list()` returns records."""
         found = self.model_storage.list(RunId(run_id) if run_id else None)
         table = _table(ModelVersion, [info.version for info in found])
         table["model_class"] = [info.model_class for info in found]
         return table
 
     def model(self, model_id: int) -> StoredModelInfo:
+        """Return a model version. Raises NotFoundError."""
         return self.model_storage.describe(model_id)
 
     def export_model(self, model_id: int, path: Path | str) -> StoredModel:
-        """Writes a model's weights as a safetensors file."""
+        """Write a model's weights as a safetensors file."""
         with _writing(Path(path)):
             return self.model_storage.get(model_id, Path(path))
 
     def load_model(self, model_id: int) -> Any:
-        """The model as a `torch.nn.Module` with its weights, in evaluation mode."""
+        """Return the model as a `torch.nn.Module` with its weights, in evaluation mode."""
         import tempfile
 
         from modyn.models.build import build_model
@@ -263,11 +273,11 @@ class Client:
     # --- Plug-ins ---------------------------------------------------------------------------------------------------------------
 
     def plugins(self) -> pd.DataFrame:
-        """Everything that is registered with the services, ours and that of installed packages: group, id, path, distribution."""
+        """Return what is registered with the services, built in or from installed packages: group, id, path, distribution."""
         return _table(Plugin, self.list_plugins())
 
     def list_plugins(self) -> list[Plugin]:
-        """The same as records."""
+        """Return `plugins` as records."""
         found: list[Plugin] = [*self.supervisor.plugins(), *self.storage.plugins(), *self.model_storage.plugins()]
         for kind, name in ((SelectorClient, "selector"), (TrainerServerClient, "trainer_server"), (EvaluatorClient, "evaluator")):
             with kind(self.config.endpoint(name), self._wait_s) as client:
@@ -277,20 +287,20 @@ class Client:
     # --- The pipeline format, as it is installed here ---------------------------------------------------------------------------
 
     def schema(self) -> dict[str, Any]:
-        """JSON Schema of the pipeline file."""
+        """Return the JSON Schema of the pipeline file."""
         from modyn.reference.schema import pipeline_json_schema
 
         return pipeline_json_schema()
 
     def explain(self, field: str = "") -> str:
-        """What a field of the pipeline file means, what it may be, and its default; without one, the sections."""
+        """Explain a field of the pipeline file: meaning, type, bounds, default; without one, list the sections."""
         from modyn.reference.explain import explain
 
         return explain(field)
 
 
 def _table(kind: type[Any], records: Sequence[Any], without: Sequence[str] = ()) -> pd.DataFrame:
-    """One row a record; columns as the fields of `kind`, also when there are no rows."""
+    """Return records as a table with the fields of `kind` as columns, also when there are no rows."""
     import pandas as pd
 
     shown = [field for field in fields(kind) if field.name not in without]
@@ -301,7 +311,7 @@ def _table(kind: type[Any], records: Sequence[Any], without: Sequence[str] = ())
 
 
 def read_pipeline(path: Path) -> str:
-    """The text of a pipeline file. Raises NotFoundError or ConfigError that name it."""
+    """Read the text of a pipeline file. Raises NotFoundError or ConfigError that name it."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -312,7 +322,7 @@ def read_pipeline(path: Path) -> str:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Tells a file that cannot be written by its name."""
+    """Turn an OSError into an UnavailableError that names the file."""
     try:
         yield
     except OSError as error:

@@ -13,7 +13,7 @@ Kind = Literal["active", "trained"]
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Which evaluations belong together: one handler's intervals of one dataset, scored by one metric."""
+    """One evaluation matrix: the intervals of one handler on one dataset, scored by one metric."""
 
     handler: str
     dataset: str
@@ -21,13 +21,16 @@ class Series:
 
 
 def series_of(evaluations: pd.DataFrame) -> list[Series]:
-    """All that a run evaluated, in alphabetical order."""
+    """Return the series that a run evaluated, in alphabetical order."""
     found = evaluations[["handler", "dataset", "metric"]].drop_duplicates().sort_values(["handler", "dataset", "metric"])
     return [Series(*row) for row in found.itertuples(index=False)]
 
 
 def evaluation_matrix(evaluations: pd.DataFrame, series: Series) -> pd.DataFrame:
-    """Models (rows, by trigger id) × intervals (columns, by start, end and anchor). NaN where a model was not or could not be scored."""
+    """Return models (rows, trigger id) × intervals (columns: start, end, anchor). NaN where a model has no score.
+
+    Source: SIGMOD'25, section 3.1.
+    """
     chosen = evaluations[
         (evaluations["handler"] == series.handler)
         & (evaluations["dataset"] == series.dataset)
@@ -38,11 +41,11 @@ def evaluation_matrix(evaluations: pd.DataFrame, series: Series) -> pd.DataFrame
 
 
 def composite_model(triggers: pd.DataFrame, anchors: np.ndarray[tuple[int], np.dtype[np.int64]], kind: Kind) -> list[int | None]:
-    """For each anchor the trigger id of the model that answers there.
+    """Return for each anchor (int64 seconds) the trigger id of the model that answers there, None where there is none.
 
-    active: the newest model whose training data ends before the anchor; None before the first one is there.
-    trained: the model after the active one, or the last if there is none after it: it has seen data like that of the interval. Where no model
-    is active yet it is the first, which is the model being trained then.
+    active: the newest model whose training data ends before the anchor.
+    trained: the model after the active one, or the last if there is none after it: it was trained on data of the interval. Where no model
+    is active yet it is the first, which is being trained then.
     """
     trained = triggers[triggers["model_id"].notna()].sort_values("trigger_id")
     if trained.empty:
@@ -62,9 +65,9 @@ def composite_model(triggers: pd.DataFrame, anchors: np.ndarray[tuple[int], np.d
 
 
 def composite_performance(matrix: pd.DataFrame, triggers: pd.DataFrame, kind: Kind) -> pd.DataFrame:
-    """The sequence of scores that the composite model reaches: columns start, end, anchor, trigger_id, value, one row an interval.
+    """Return the scores of the composite model: columns start, end, anchor, trigger_id, value, one row an interval.
 
-    trigger_id is missing where no model answers, and value where there is none.
+    trigger_id is missing where no model answers; value is NaN where there is no score.
     """
     intervals = matrix.columns.to_frame(index=False)
     chosen = composite_model(triggers, intervals["anchor"].to_numpy(np.int64), kind)
@@ -76,13 +79,13 @@ def composite_performance(matrix: pd.DataFrame, triggers: pd.DataFrame, kind: Ki
 
 
 def pipeline_score(performance: pd.DataFrame) -> float:
-    """The mean over the intervals that have a score; NaN if none has."""
+    """Return the mean over the intervals that have a score; NaN if none has."""
     scored = performance["value"].dropna()
     return float(scored.mean()) if len(scored) else float("nan")
 
 
 def scores(triggers: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame:
-    """Pipeline scores of all series: columns handler, dataset, metric, active, trained, intervals (how many have an active model)."""
+    """Return the pipeline scores of all series: columns handler, dataset, metric, active, trained, intervals (how many have an active model)."""
     rows = []
     for series in series_of(evaluations):
         matrix = evaluation_matrix(evaluations, series)

@@ -1,4 +1,4 @@
-"""What a pipeline cost: triggers, samples, seconds (SIGMOD'25, section 3.1, "Cost trade-off")."""
+"""The cost of a pipeline: triggers, samples, seconds (SIGMOD'25, section 3.1, "Cost trade-off")."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from modyn.analysis.results import STAGES, RunResults
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Three ways to count. Triggers are fair between pipelines with one selection policy, samples between all policies; seconds hold
-    everything but need a machine of one's own."""
+    """Three measures of cost. The number of triggers compares pipelines with one selection policy, the number of samples all policies;
+    seconds include everything but need an otherwise idle machine."""
 
     num_triggers: int
     num_samples: int
-    """Trained on, summed over the triggers; an epoch more does not count again."""
+    """Samples trained on, summed over the triggers; further epochs do not count."""
     wall_s: float
-    """From submission to the end of the run. Includes what a pause between stop and resume took."""
+    """From submission to the end of the run, pauses between stop and resume included."""
     by_stage_s: dict[str, float]
     """Seconds of work by stage, summed over the triggers. Evaluation overlaps the next training: their sum may exceed `wall_s`."""
 
 
 def cost(results: RunResults) -> Cost:
-    """The cost so far."""
+    """Return the cost of a run so far."""
     triggers = results.triggers
     end = results.run.finished_at
     started = results.run.submitted_at

@@ -36,7 +36,7 @@ pre { background: #f6f8fa; padding: 1rem; overflow: auto; font-size: .82rem; }
 
 
 def write_report(results: RunResults, path: Path) -> Path:
-    """Writes the report of a run, finished or not, and returns where it is. An existing file is replaced at once or not at all."""
+    """Write the report of a run, finished or not, and return its absolute path. An existing file is replaced atomically."""
     path = path.absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(path.name + ".tmp")
@@ -46,7 +46,7 @@ def write_report(results: RunResults, path: Path) -> Path:
 
 
 def render(results: RunResults) -> str:
-    """The whole page."""
+    """Return the whole HTML page."""
     spent = cost(results)
     parts = [_head(results, spent)]
     if results.evaluations.empty:
@@ -76,7 +76,7 @@ def render(results: RunResults) -> str:
 
 
 def matrix_figure(matrix: pd.DataFrame, active: pd.DataFrame, series: Series) -> go.Figure:
-    """Models × intervals as a heat map; the cells of the currently active composite model are outlined."""
+    """Draw models × intervals as a heat map; the cells of the currently active composite model are outlined."""
     columns = [_span(start, end) for start, end in zip(active["start"], active["end"], strict=True)]
     rows = [f"trigger {trigger}" for trigger in matrix.index]
     values = matrix.to_numpy(np.float64)
@@ -103,7 +103,7 @@ def matrix_figure(matrix: pd.DataFrame, active: pd.DataFrame, series: Series) ->
 
 
 def performance_figure(active: pd.DataFrame, trained: pd.DataFrame, metric: str) -> go.Figure:
-    """Score of both composite models over the time of the stream."""
+    """Draw the scores of both composite models over the time of the stream."""
     figure = go.Figure()
     for name, table, colour in (("currently active", active, ACTIVE), ("currently trained", trained, TRAINED)):
         figure.add_scatter(
@@ -120,7 +120,7 @@ def performance_figure(active: pd.DataFrame, trained: pd.DataFrame, metric: str)
 
 
 def models_figure(results: RunResults) -> go.Figure:
-    """Gantt of the models over stream time."""
+    """Draw the data that each model was trained on over stream time."""
     triggers = results.triggers
     figure = go.Figure()
     rows = [f"trigger {t}" for t in triggers["trigger_id"]]
@@ -143,7 +143,7 @@ def models_figure(results: RunResults) -> go.Figure:
 
 
 def triggers_figure(results: RunResults) -> go.Figure:
-    """Samples of each trigger set on the time axis of the stream."""
+    """Draw the size of each trigger set over the time of the stream."""
     triggers = results.triggers
     figure = go.Figure()
     dates = _dates(triggers["fired_at"])
@@ -165,7 +165,7 @@ def triggers_figure(results: RunResults) -> go.Figure:
 
 
 def stages_figure(results: RunResults) -> go.Figure:
-    """Seconds by stage, stacked, one bar a trigger."""
+    """Draw seconds by stage, stacked, one bar a trigger."""
     triggers = results.triggers
     figure = go.Figure()
     for stage in STAGES:
@@ -270,7 +270,7 @@ def _dates(timestamps: pd.Series[Any]) -> list[Any]:
 
 
 def _date(timestamp: Any) -> Any:
-    """A stream time as a date, or as the bare number where the calendar ends."""
+    """Format a stream time as a date; the number itself beyond the calendar."""
     try:
         return (dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(seconds=int(timestamp))).strftime("%Y-%m-%d %H:%M:%S")
     except (OverflowError, ValueError, TypeError):

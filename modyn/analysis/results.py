@@ -47,9 +47,9 @@ _EVALUATION_COLUMNS = [
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunResults:
-    """All that a run left behind. Stream times are int64 seconds since 1970; columns that end in `_s` are seconds of work.
+    """The results of a run. Stream times are int64 seconds since 1970; columns that end in `_s` are seconds of work.
 
-    triggers: one row a trigger, in order. evaluations: one row for each model, interval, dataset and metric; `value` is NaN where undefined.
+    Args: triggers: one row a trigger, in order. evaluations: one row for each model, interval, dataset and metric; `value` is NaN where undefined.
     """
 
     run: Run
@@ -58,13 +58,13 @@ class RunResults:
 
 
 def read_results(client: SupervisorClient, run_id: str) -> RunResults:
-    """Everything about a run, finished or not. Raises NotFoundError for an unknown one."""
+    """Read the results of a run, finished or not. Raises NotFoundError for an unknown run."""
     run = client.run(run_id)
     return RunResults(run, triggers_table(client.triggers(run_id)), evaluations_table(client.results(run_id)))
 
 
 def triggers_table(triggers: Sequence[TriggerRecord]) -> pd.DataFrame:
-    """One row a trigger; numbers that are not known yet are missing."""
+    """Return triggers as a table, one row each; numbers that are not known yet are missing."""
     rows = [
         [
             t.trigger_id,
@@ -92,7 +92,7 @@ def triggers_table(triggers: Sequence[TriggerRecord]) -> pd.DataFrame:
 
 
 def evaluations_table(results: Sequence[EvaluationResult]) -> pd.DataFrame:
-    """One row a value."""
+    """Return evaluation results as a table, one row a value."""
     rows = [
         [
             r.trigger_id,

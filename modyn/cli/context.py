@@ -1,4 +1,4 @@
-"""What every command needs: the options given before it, and a client."""
+"""Shared by all commands: the options before the command, and the client."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
 _ASK_S = 1.0
-"""How long commands that only read wait for services of another machine."""
+"""Seconds that read-only commands wait for services of another machine."""
 
 
 @dataclass
 class Options:
-    """Given before the command."""
+    """Options before the command, e.g. `modyn --config FILE ps`."""
 
     config_file: Path | None = None
 
@@ -46,16 +46,17 @@ def config_file() -> Path | None:
 
 
 def connect(*, start: bool = False) -> Client:
-    """A client. With `start`, the embedded services are started first unless they run, or unless the system file names addresses.
+    """Open a client.
 
-    Without it, services that nobody started are told at once, not after waiting for them.
+    Args: start: start the embedded services first, unless they run or the system file names addresses.
+    Raises: UnavailableError: no services run here and `start` is not set; raised at once.
     """
     from modyn.client import Client
     from modyn.local.stack import stack_status
 
     client = client_of_this_machine()
     if not is_embedded(client.config):
-        # Nobody here brings back a service that is gone; one who only asks is told soon.
+        # This machine cannot restart services of another: read-only commands fail after a short wait.
         return client if start else Client(config_file() or client.config, wait_s=_ASK_S)
     status = stack_status(client.config)
     if start and status.state != "ready":
@@ -70,7 +71,7 @@ def connect(*, start: bool = False) -> Client:
 
 
 def services_run() -> bool:
-    """Whether there are services to ask without starting any."""
+    """Return whether services can be asked without starting any."""
     from modyn.local.stack import stack_status
 
     config = system_config()
@@ -78,21 +79,21 @@ def services_run() -> bool:
 
 
 def client_of_this_machine() -> Client:
-    """A client for starting and stopping the services: none of them needs to run."""
+    """Open a client for starting and stopping the services; none of them needs to run."""
     from modyn.client import Client
 
     return Client(config_file() or system_config())
 
 
 def is_embedded(config: SystemConfig) -> bool:
-    """Whether the services are this machine's to start: none has an address on the network."""
+    """Return whether this machine starts the services: none has an address on the network."""
     from modyn.config.system import SERVICES
 
     return all(config.endpoint(name).is_unix for name in SERVICES)
 
 
 def start_services(client: Client) -> StackStatus:
-    """Starts them and shows what is not healthy yet."""
+    """Start the embedded services and print each as it becomes healthy."""
     shown: set[str] = set()
 
     def progress(status: StackStatus) -> None:
@@ -106,6 +107,6 @@ def start_services(client: Client) -> StackStatus:
 
 
 def say(text: str) -> None:
-    """A line for the person at the terminal; standard output is kept for results."""
+    """Print a line to standard error; standard output is for results."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()

@@ -47,9 +47,9 @@ def register(
     watch: Annotated[bool, typer.Option(help="Index new files as they appear.")] = True,
     ingest_now: Annotated[bool, typer.Option("--ingest/--no-ingest", help="Index the files that are there now.")] = True,
 ) -> None:
-    """Make a folder of files known as a dataset. Repeating it changes nothing.
+    """Register a folder of files as a dataset. Repeating it changes nothing.
 
-    What formats need, for example (docs/datasets.md tells all options of each):
+    Options that formats need, for example (docs/datasets.md lists all options of each):
 
     \b
     SingleSampleFileWrapper  -o file_extension=.png -o label_file_extension=.label
@@ -93,7 +93,7 @@ def ingest(name: Name) -> None:
         )
     say(f"{name}: {info.num_samples:,} samples in {info.num_files:,} files")
     if info.num_problems:
-        say(f"{info.num_problems:,} files were set aside; `modyn data problems {name}` tells why")
+        say(f"{info.num_problems:,} files were set aside; `modyn data problems {name}` lists the reasons")
 
 
 @app.command("ls")
@@ -123,7 +123,7 @@ def list_datasets(json: Json = False) -> None:
 
 @app.command()
 def show(name: Name, json: Json = False) -> None:
-    """Show all that is known of a dataset."""
+    """Show a dataset: its registration, counts and times."""
     with connect() as client:
         fields = _fields(client.dataset(name))
     if json:
@@ -138,7 +138,7 @@ def delete(
     keys: Annotated[list[int] | None, typer.Option("--key", help="Delete only this sample; repeatable.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Forget a dataset's index, or delete single samples from it for good. The files themselves are never touched."""
+    """Delete a dataset's index, or single samples from it, permanently. The data files are never touched."""
     what = f"{len(keys)} samples of {name}" if keys else f"the index of {name}"
     if not yes:
         typer.confirm(f"Delete {what}?", abort=True)
@@ -147,7 +147,7 @@ def delete(
             say(f"deleted {client.delete_samples(name, keys)} samples")
         else:
             client.delete_dataset(name)
-            say(f"forgot {name}; its files are as they were")
+            say(f"deleted the index of {name}; its files are unchanged")
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""Look on at a run: a live view on a terminal, plain lines elsewhere, and what Ctrl-C means."""
+"""Follow a run: a live view on a terminal, lines elsewhere, and what Ctrl-C does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from modyn.client import Client
     from modyn.supervisor.client import RunEvent
 
-Answer = Literal["detach", "stop", "go on"]
+Answer = Literal["detach", "stop", "continue"]
 
 _PROGRESS_EVERY_S = 5.0
 _SECOND_CTRL_C_S = 3.0
@@ -26,13 +26,13 @@ _SECOND_CTRL_C_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """The stream of events has ended, well or with an error."""
+    """The end of the event stream, with the error that ended it, if any."""
 
     error: ModynError | None = None
 
 
 def follow(client: Client, run_id: str) -> bool:
-    """Watches until the run is at rest (True) or the user detaches (False)."""
+    """Follow a run. Returns True once the run has ended, False if the user detaches."""
     events: queue.SimpleQueue[RunEvent | _End] = queue.SimpleQueue()
 
     def receive() -> None:
@@ -42,7 +42,7 @@ def follow(client: Client, run_id: str) -> bool:
             events.put(_End())
         except ModynError as error:
             events.put(_End(error))
-        except Exception as error:  # noqa: BLE001  (or who looks on waits for ever)
+        except Exception as error:  # noqa: BLE001  (a lost error would leave the view waiting for ever)
             events.put(_End(_not_understood(run_id, error)))
 
     threading.Thread(target=receive, daemon=True, name="watch").start()
@@ -63,21 +63,21 @@ def follow(client: Client, run_id: str) -> bool:
 
 def _not_understood(run_id: str, error: Exception) -> ModynError:
     return ModynError(
-        f"what the supervisor tells of run {run_id} cannot be read: {type(error).__name__}: {error}; the run goes on. If the services are of "
-        f"another version than this program, install the same one; then `modyn watch {run_id}` looks on again"
+        f"an event of run {run_id} cannot be read: {type(error).__name__}: {error}; the run continues. If the services have another version "
+        f"than this program, install the same one; then `modyn watch {run_id}` follows the run again"
     )
 
 
 def ask() -> Answer:
-    """What a Ctrl-C is to mean. Another one while we ask stops the run."""
+    """Ask what Ctrl-C is to do. Another one during the question stops the run."""
     try:
         if not sys.stdin.isatty():
             say(f"Ctrl-C: detaching; again within {_SECOND_CTRL_C_S:.0f} s stops the run")
             time.sleep(_SECOND_CTRL_C_S)
             return "detach"
-        sys.stderr.write("\nDetach and let the run go on? [Y/n]  (Ctrl-C again stops the run) ")
+        sys.stderr.write("\nDetach and let the run continue? [Y/n]  (Ctrl-C again stops the run) ")
         sys.stderr.flush()
-        return "go on" if sys.stdin.readline().strip().lower().startswith("n") else "detach"
+        return "continue" if sys.stdin.readline().strip().lower().startswith("n") else "detach"
     except KeyboardInterrupt:
         return "stop"
 
@@ -110,7 +110,7 @@ def _follow_live(view: RunView, events: queue.SimpleQueue[RunEvent | _End]) -> N
 
 
 def _drain(events: queue.SimpleQueue[RunEvent | _End], take: Callable[[RunEvent], None], wait_s: float) -> bool:
-    """Takes what has arrived, waiting a little for the first. Returns whether the stream has ended; raises what ended it."""
+    """Take the events that have arrived, waiting up to `wait_s` for the first. Returns whether the stream has ended; raises its error."""
     try:
         item = events.get(timeout=wait_s)
         while True:

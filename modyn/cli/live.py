@@ -1,4 +1,4 @@
-"""What a person sees of a run while it goes on. `RunView` gathers events; how it is drawn is decided apart from that."""
+"""Live view of a run. `RunView` collects its events; `draw` and `progress_line` render it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NOTHING_RUNS = frozenset({RunState.SUBMITTED, RunState.FINISHED, RunState.STOPP
 
 @dataclass
 class TriggerView:
-    """One trigger as far as its events tell."""
+    """The state of one trigger, from its events."""
 
     fired_at: int | None = None
     num_keys: int | None = None
@@ -30,7 +30,7 @@ class TriggerView:
 
 @dataclass
 class RunView:
-    """The state of a run, as its events tell it. `apply` takes them in order; kept events may come twice (after a reconnect)."""
+    """The state of a run, from its events. `apply` takes them in order; journalled events may be repeated after a reconnect."""
 
     run_id: str
     state: str = RunState.SUBMITTED.value
@@ -48,7 +48,7 @@ class RunView:
     last_seq: int = 0
 
     def apply(self, event: RunEvent) -> None:
-        """Takes an event in."""
+        """Update the view with an event; one that was applied before changes nothing."""
         if event.seq and event.seq <= self.last_seq:
             return
         self.last_seq = max(self.last_seq, event.seq)
@@ -58,7 +58,7 @@ class RunView:
                 self.state, self.error = str(detail["state"]), str(detail.get("error", ""))
                 self.message = str(detail.get("message", "") or self.message)
                 if self.state in _NOTHING_RUNS:
-                    # What was going on when a run was cut off is not going on any more.
+                    # Work that was under way when the run ended is no longer under way.
                     self.training, self.training_trigger, self.evaluation = {}, None, {}
                     self.evaluations_running.clear()
             case EventKind.MESSAGE:
@@ -99,11 +99,11 @@ class RunView:
 
 
 def line_of(event: RunEvent) -> str | None:
-    """A plain line for an event that is kept; None for those that say nothing new to a reader of lines."""
+    """Format a journalled event as one line; None for events that add nothing to the lines before."""
     detail = event.detail
     match event.kind:
         case EventKind.RUN_STATE if detail["state"] in ("streaming", "selecting", "training"):
-            return None  # triggers and steps tell it better
+            return None  # events of triggers and steps say more
         case EventKind.RUN_STATE:
             error, message = detail.get("error"), detail.get("message")
             return f"run {detail['state']}" + (f": {error or message}" if error or message else "")
@@ -128,7 +128,7 @@ def line_of(event: RunEvent) -> str | None:
 
 
 def progress_line(view: RunView) -> str:
-    """One plain line about what goes on now, for those who have no terminal."""
+    """Format what the run is doing now as one line, for output that is not a terminal."""
     parts = [f"{view.state}: {view.num_samples:,}" + (f" of {view.total_samples:,}" if view.total_samples else "") + " samples"]
     if view.training:
         seen = f"{view.training['samples_seen']:,} samples"
@@ -139,7 +139,7 @@ def progress_line(view: RunView) -> str:
 
 
 def draw(view: RunView, started: float, note: str = "") -> RenderableType:
-    """The live view: stage, stream, training, evaluation, the latest triggers."""
+    """Render the live view: stage, stream, training, evaluation, the latest triggers."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table

@@ -1,4 +1,4 @@
-"""`modyn logs`: what services and the workers of runs wrote."""
+"""`modyn logs`: logs of services and of the workers of runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 Logs = dict[Path, tuple[str, re.Pattern[str] | None]]
-"""Files, each with the part that writes it, and with what a line must mention to be shown."""
+"""Log files, each with the part that writes it and a pattern that a line must contain to be shown."""
 Find = Callable[[], Logs]
 
 
@@ -31,10 +31,8 @@ def logs(
     name: Annotated[
         str | None, typer.Argument(metavar="[RUN|SERVICE]", help="A run, a service, or nothing for all services.")
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines are written, until Ctrl-C.")] = False,
-    lines: Annotated[
-        int, typer.Option("--lines", "-n", min=0, help="How many of the last lines of each log to begin with.")
-    ] = 50,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue as lines are written, until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Begin with this many last lines of each log.")] = 50,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, for programs.")] = False,
 ) -> None:
     """Print the log of a service, of all services, or of a run: what its workers wrote, and all lines of services about it.
@@ -85,7 +83,7 @@ def _tell_where(config: SystemConfig) -> None:
 
 
 def _of_workers(config: SystemConfig, run_id: str) -> Logs:
-    """Logs of a run's own, with the part that wrote each, e.g. `training-3`."""
+    """Return the worker logs of a run, with the part that wrote each, e.g. `training-3`."""
     return {path: (path.stem, None) for path in sorted((config.log_dir / "runs" / run_id).glob("*.log"), key=_in_order)}
 
 
@@ -95,7 +93,7 @@ def _in_order(path: Path) -> tuple[str, int]:
 
 
 def _mention(run_id: str) -> re.Pattern[str]:
-    """Finds a run's name in a line, but not in a longer name.
+    """Return a pattern that finds a run's name in a line, but not in a longer name.
 
     >>> bool(_mention("digits-0001").search('{"run_id": "digits-0001"}')), bool(_mention("digits-0001").search("digits-00010"))
     (True, False)
@@ -104,7 +102,7 @@ def _mention(run_id: str) -> re.Pattern[str]:
 
 
 def _print_logs(find: Find, lines: int, follow: bool, json: bool) -> None:
-    """`find` is asked again while following: trainings that begin have new files."""
+    """Print the logs that `find` returns; it is called again while following, since new trainings have new files."""
     positions: dict[Path, int] = {}
     named = len(find()) > 1
     last: int | None = lines
@@ -121,7 +119,7 @@ def _print_logs(find: Find, lines: int, follow: bool, json: bool) -> None:
 
 
 def _fresh(path: Path, positions: dict[Path, int]) -> list[str]:
-    """Lines that were completed since the last look; one that is still being written comes with the next."""
+    """Return the lines completed since the last call; an unfinished line comes with the next call."""
     try:
         with path.open("rb") as file:
             file.seek(positions.get(path, 0))
@@ -134,7 +132,7 @@ def _fresh(path: Path, positions: dict[Path, int]) -> list[str]:
 
 
 def _as_json(part: str, line: str) -> str:
-    """Services write JSON; what else stands in a log (a traceback, what PostgreSQL says) is wrapped."""
+    """Services write JSON; other lines (tracebacks, PostgreSQL) are wrapped."""
     try:
         if isinstance(json_module.loads(line), dict):
             return line

@@ -53,7 +53,7 @@ def root(
 ) -> None:
     OPTIONS.config_file = config.absolute() if config else None
     if state_dir is not None:
-        # Services are processes of their own: the environment is how they are told.
+        # Services are separate processes; the environment carries the folder to them.
         os.environ["MODYN_STATE_DIR"] = str(state_dir.absolute())
 
 
@@ -70,7 +70,7 @@ def main() -> None:
         sys.stderr.write("interrupted\n")
         raise SystemExit(130) from None
     except BrokenPipeError:
-        # The reader of our output has left (`modyn ps | head`); there is nobody to tell.
+        # The reader of the output has closed the pipe (`modyn ps | head`).
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
     except OSError as error:

@@ -41,7 +41,7 @@ def list_models(run: Annotated[str | None, typer.Argument(help="Only those of th
 
 @app.command()
 def show(model: ModelIdArgument, json: Json = False) -> None:
-    """Show all that is known of a model version, the result of its training included."""
+    """Show a model version and the result of its training."""
     with connect() as client:
         found = client.model(model)
     if json:

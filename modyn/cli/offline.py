@@ -1,4 +1,4 @@
-"""What can be told of pipelines and plug-ins without services: by the same functions that they use, in this process. Nothing is started."""
+"""Check pipelines and list plug-ins without services, by the functions that the services use, in this process."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ Check = Callable[[Mapping[str, Any]], list[Problem]]
 
 
 class _Checker:
-    """Stands where the client of a service does."""
+    """Takes the place of a service client."""
 
     def __init__(self, check: Check) -> None:
         self._check = check
 
     def validate(self, pipeline: Mapping[str, Any]) -> list[Problem]:
-        # As it arrives at a service, where numbers have been doubles.
+        # Services receive numbers as doubles.
         return self._check(from_struct(to_struct(pipeline)))
 
 
 def check_here(text: str, file_name: str) -> list[Problem]:
-    """Every mistake that the services would find in a pipeline file. Imports torch, and what the file names of packages of users."""
+    """List every mistake that the services would find in a pipeline file. Imports torch, and the user packages that the file names."""
     from modyn.evaluator.config import check_evaluation
     from modyn.model_storage.section import validate_section
     from modyn.selector.service import validate_selection_section
@@ -36,7 +36,7 @@ def check_here(text: str, file_name: str) -> list[Problem]:
     # Services are started in the current folder, so they can import what lies there.
     if "" not in sys.path:
         sys.path.insert(0, "")
-    # A check is handed a line to its service, which it does not use.
+    # The trainer's check takes a connection that it does not use.
     clients = Clients(
         storage=cast("Any", None),
         selector=cast("Any", _Checker(validate_selection_section)),
@@ -48,7 +48,7 @@ def check_here(text: str, file_name: str) -> list[Problem]:
 
 
 def plugins_here() -> list[Plugin]:
-    """Everything that is registered in this environment, by kind and id."""
+    """List every plug-in that is registered in this environment, by kind and id."""
     from modyn.evaluator.metrics import METRICS
     from modyn.model_storage.formats import MODEL_FORMATS
     from modyn.models import MODELS

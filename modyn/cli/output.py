@@ -1,4 +1,4 @@
-"""How commands print: tables for people, JSON for programs."""
+"""Output of commands: tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def print_json(value: object, indent: int | None = 2) -> None:
-    """`value` (records, tables, paths among them) as JSON on standard output; numbers that JSON lacks become null."""
+    """Print `value` (records, tables and paths allowed) as JSON; numbers that JSON lacks become null."""
     json.dump(_plain(value), sys.stdout, indent=indent, ensure_ascii=False)
     sys.stdout.write("\n")
     sys.stdout.flush()
@@ -23,7 +23,7 @@ def print_json(value: object, indent: int | None = 2) -> None:
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None, empty: str = "nothing there"
 ) -> None:
-    """A table on a terminal, tab-separated lines elsewhere: easy to read there, easy to cut here."""
+    """Print a table on a terminal, tab-separated lines elsewhere."""
     cells = [[cell if isinstance(cell, str) else _cell(cell) for cell in row] for row in rows]
     if not sys.stdout.isatty():
         # A title stands where there are several tables; a single one begins with its columns.
@@ -48,14 +48,14 @@ def print_table(
 
 
 def print_fields(fields: Mapping[str, object]) -> None:
-    """Names and values, one a line."""
+    """Print names and values, one pair a line."""
     width = max(map(len, fields), default=0)
     for name, value in fields.items():
         sys.stdout.write(f"{name:<{width}}  {value if isinstance(value, str) else _cell(value)}\n")
 
 
 def date(timestamp: int | None) -> str:
-    """A stream time, UTC; the bare number where the calendar ends."""
+    """Format a stream time (seconds since 1970) as UTC; the number itself beyond the calendar."""
     if timestamp is None:
         return "–"
     try:
@@ -65,22 +65,22 @@ def date(timestamp: int | None) -> str:
 
 
 def number(value: object) -> str:
-    """The number of something (a trigger, a model), which is a name and has no commas."""
+    """Format the number of a trigger or model: a name, so without thousands separators."""
     return "–" if value is None or str(value) in ("<NA>", "nan") else str(value)
 
 
 def day(timestamp: int) -> str:
-    """The date of a stream time, UTC."""
+    """Format the date of a stream time, UTC."""
     return date(timestamp).partition(" ")[0]
 
 
 def clock(seconds: float | None) -> str:
-    """A moment of the wall clock, local time."""
+    """Format wall-clock seconds as local time."""
     return "–" if not seconds else dt.datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def size(num_bytes: float) -> str:
-    """Bytes for people."""
+    """Format a number of bytes, e.g. `1.5 MiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if num_bytes < 1024:
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"

@@ -16,10 +16,7 @@ def add_to(app: typer.Typer) -> None:
         app.command()(command)
 
 
-def check(
-    file: Annotated[Path, typer.Argument(help="Pipeline file.", show_default=False)],
-    json: Json = False,
-) -> None:
+def check(file: Annotated[Path, typer.Argument(help="Pipeline file.", show_default=False)], json: Json = False) -> None:
     """Validate a pipeline file without running anything in it. Exit code 1 if it has mistakes, each with its line."""
     from modyn.client import read_pipeline
     from modyn.config.base import Problem
@@ -37,7 +34,7 @@ def check(
         from modyn.cli.offline import check_here
 
         found = check_here(text, str(file))
-    # The supervisor tells lines in its messages; here they stand in front.
+    # The supervisor puts lines into its messages; here they are printed in front.
     found = [Problem(p.path, p.message.removesuffix(f" (line {source.locate(p.path)})")) for p in found]
     lines = with_lines(found, source)
     if json:
@@ -74,7 +71,7 @@ def explain(
     ] = "",
     json: Json = False,
 ) -> None:
-    """Tell what a field of the pipeline file means, what it may be, and its default. With --json, its JSON schema."""
+    """Explain a field of the pipeline file: meaning, type, bounds, default. With --json, its JSON schema."""
     from modyn.reference.explain import explain as explain_field
     from modyn.reference.explain import find_fields
 
@@ -86,7 +83,7 @@ def explain(
 def plugins(json: Json = False) -> None:
     """List every registered trigger, policy, model, metric and format, and the package that brings it.
 
-    As the services tell it; where none run, as it is installed here.
+    Asks the services; where none run, lists what is installed here.
     """
     if services_run():
         with connect() as client:

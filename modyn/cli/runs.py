@@ -23,7 +23,7 @@ class Mode(enum.StrEnum):
 
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Name of the run; `modyn ps` lists them.", show_default=False)]
-Detach = Annotated[bool, typer.Option("--detach", "-d", help="Return at once; `modyn watch RUN` looks on later.")]
+Detach = Annotated[bool, typer.Option("--detach", "-d", help="Return at once; `modyn watch RUN` follows the run later.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -49,7 +49,7 @@ def run(
     """Run a pipeline and watch it. Services start by themselves. Ctrl-C asks whether to detach; a second one stops the run."""
     mode = Mode.PRODUCTION if production else Mode.EXPERIMENT
     if not services_run():
-        # A typo is told before anything is started for it.
+        # A typo is reported before any service is started.
         require_sound_frame(file)
     with connect(start=True) as client:
         submitted = client.run(file, mode.value, from_timestamp=from_, to_timestamp=to, max_triggers=max_triggers)
@@ -77,7 +77,7 @@ def ps(json: Json = False) -> None:
 
 
 def watch(run: RunArgument, json: Json = False) -> None:
-    """Look on at a run until it is at rest. Ctrl-C detaches. With --json, one event a line, from the run's start."""
+    """Watch a run until it ends. Ctrl-C detaches. With --json, one event a line, from the run's start."""
     with connect() as client:
         client.show(run)
         if json:
@@ -88,7 +88,7 @@ def watch(run: RunArgument, json: Json = False) -> None:
 
 
 def show(run: RunArgument, json: Json = False) -> None:
-    """Show a run: where it stands, its triggers, scores and evaluation matrix."""
+    """Show a run: its state, triggers, scores and evaluation matrix."""
     from modyn.analysis.composite import scores
 
     with connect() as client:
@@ -107,16 +107,16 @@ def show(run: RunArgument, json: Json = False) -> None:
 
 
 def stop(run: RunArgument) -> None:
-    """Stop a run cleanly. `modyn resume` goes on from there."""
+    """Stop a run cleanly. `modyn resume` continues it."""
     with connect() as client:
         say(f"{run} is {client.stop(run).state}")
 
 
 def resume(run: RunArgument, detach: Detach = False) -> None:
-    """Go on with a run that was stopped, failed or was interrupted. What is done is not done again."""
+    """Continue a run that was stopped, failed or was interrupted. Finished steps are not repeated."""
     with connect(start=True) as client:
         client.resume(run)
-        say(f"{run} goes on")
+        say(f"{run} continues")
         if not detach:
             _follow_to_the_end(client, run, None)
 
@@ -127,7 +127,7 @@ def evaluate(
         list[str] | None, typer.Option("--handler", help="Only this evaluation handler; repeatable. Default: all manual ones.")
     ] = None,
 ) -> None:
-    """Make the manual evaluations of a finished run."""
+    """Run the manual evaluations of a finished run."""
     with connect(start=True) as client:
         client.evaluate(run, handler or [])
         _follow_to_the_end(client, run, None)
@@ -145,12 +145,12 @@ def report(
 
 
 def _follow_to_the_end(client: Client, run_id: str, report_file: Path | None) -> None:
-    """Watches, then prints what came out. Leaves with 1 if the run failed or was interrupted, with 3 if it was stopped."""
+    """Watch a run, then print its results. Exits with 1 if the run failed or was interrupted, with 3 if it was stopped."""
     from modyn.cli.follow import follow
     from modyn.supervisor.client import RunState
 
     if not follow(client, run_id):
-        say(f"detached; the run goes on. `modyn watch {run_id}` looks on, `modyn stop {run_id}` ends it")
+        say(f"detached; the run continues. `modyn watch {run_id}` follows it again, `modyn stop {run_id}` stops it")
         return
     results = client.results(run_id)
     _print_run(results.run)

@@ -51,7 +51,7 @@ def status(json: Json = False) -> None:
 
 
 def _rows(config: SystemConfig) -> list[dict[str, Any]]:
-    """Health as the services themselves tell it, processes as the stack wrote them down."""
+    """Health as the services report it, processes as the stack recorded them."""
     from modyn.config.system import SERVICES
     from modyn.local.stack import stack_status
     from modyn.rpc.channel import is_serving

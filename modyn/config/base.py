@@ -1,4 +1,4 @@
-"""The base of every configuration section, and how its mistakes are told."""
+"""The base class of configuration sections, and their problems as text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from modyn.registry import nearest
 
 
 class Section(BaseModel):
-    """A part of a configuration file: frozen, unknown keys refused, defaults checked too."""
+    """A section of a configuration file: frozen, unknown keys refused, defaults validated."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", validate_default=True, protected_namespaces=(), ser_json_inf_nan="constants"
@@ -35,12 +35,12 @@ class Problem:
 
 
 def problems(error: ValidationError, prefix: str, model: type[BaseModel]) -> list[Problem]:
-    """The mistakes that Pydantic found in a `model`, each with path, value and the nearest valid name."""
+    """Convert a ValidationError of `model` into problems, each with path, value and the nearest valid name."""
     return [_problem(dict(item), prefix, model) for item in error.errors(include_url=False)]
 
 
 def load_section(model: type[S], data: Mapping[str, Any], path: str = "") -> S:
-    """`data` as a `model`. Raises ConfigError that lists every mistake, with paths below `path`."""
+    """Load `data` as a `model`. Raises ConfigError that lists every problem, with paths below `path`."""
     try:
         return model.model_validate(dict(data))
     except ValidationError as error:
@@ -48,7 +48,7 @@ def load_section(model: type[S], data: Mapping[str, Any], path: str = "") -> S:
 
 
 def check_section(model: type[BaseModel], data: object, path: str) -> list[Problem]:
-    """Every mistake of `data` as a `model`; empty if there is none."""
+    """Return every problem of `data` as a `model`."""
     try:
         model.model_validate(data)
     except ValidationError as error:
@@ -57,7 +57,7 @@ def check_section(model: type[BaseModel], data: object, path: str) -> list[Probl
 
 
 def refuse(found: Sequence[Problem]) -> None:
-    """Raises ConfigError that lists what was found, if anything was."""
+    """Raise ConfigError that lists the problems, if there are any."""
     if found:
         raise _refused(found)
 
@@ -84,7 +84,7 @@ def _problem(item: dict[str, Any], prefix: str, model: type[BaseModel]) -> Probl
 
 
 def _field_names(model: type[BaseModel], location: tuple[str | int, ...]) -> list[str]:
-    """The keys that are allowed at `location` below `model`."""
+    """Return the keys that are allowed at `location` below `model`."""
     models = [model]
     for part in location:
         if isinstance(part, int):

@@ -17,7 +17,7 @@ _INT64 = range(-(2**63), 2**63)
 
 
 def parse_duration(value: object) -> int:
-    """Seconds of `<int><unit>`, unit one of s m h d w y (y = 365 days); an int is taken as seconds.
+    """Return the seconds of `<int><unit>`, unit one of s m h d w y (y = 365 days); an int is taken as seconds.
 
     >>> parse_duration("2d")
     172800
@@ -31,7 +31,7 @@ def parse_duration(value: object) -> int:
 
 
 def parse_timestamp(value: object) -> int:
-    """Seconds since 1970 of an int or an ISO 8601 date (UTC unless it says otherwise); may be negative.
+    """Return the seconds since 1970 of an int or an ISO 8601 date (UTC unless it says otherwise); may be negative.
 
     >>> parse_timestamp("1970-01-02")
     86400

@@ -1,4 +1,4 @@
-"""The frame of a pipeline file: its sections, and the few values that the supervisor itself acts on.
+"""The frame of a pipeline file: its sections, and the values that the supervisor itself uses.
 
 Each other section is checked by the service that acts on it, so that a plug-in is installed only where it runs.
 """
@@ -28,7 +28,7 @@ def _number_as_text(value: object) -> object:
 
 
 class Identity(Section):
-    """What the pipeline is called."""
+    """Name and version of the pipeline."""
 
     name: str = Field(
         min_length=1, max_length=200, description="name of the pipeline; runs are named after it", examples=["digits"]
@@ -47,7 +47,7 @@ class ModelReference(Section):
 
 
 class _View(Section):
-    """The part of somebody else's section that is read here; its owner refuses unknown keys."""
+    """The part of another service's section that the supervisor reads; the owner refuses unknown keys."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -104,7 +104,7 @@ class PipelineFrame(Section):
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A pipeline file whose frame is right. Sections of other services are still to be checked by these."""
+    """A pipeline file whose frame is valid. Other services check their own sections."""
 
     frame: PipelineFrame
     source: YamlSource
@@ -130,10 +130,11 @@ class Pipeline:
 
     @property
     def seed(self) -> int | None:
+        """The seed of all random generators; None: not repeatable."""
         return self.frame.training.seed
 
     def num_samples_to_pass(self, trigger_id: int) -> int | None:
-        """How many samples the training of a trigger sees; none = as many as its epochs give."""
+        """Return how many samples the training of a trigger sees; None: as many as its epochs give."""
         bounds = self.frame.training.num_samples_to_pass or []
         return bounds[trigger_id] if trigger_id < len(bounds) else None
 
@@ -151,18 +152,18 @@ class Pipeline:
         return self.section("evaluation") or None
 
     def evaluation_dataset(self, dataset_id: str) -> dict[str, Any]:
-        """The entry of `evaluation.datasets` of that name. Raises KeyError if there is none."""
+        """Return the entry of `evaluation.datasets` with that name. Raises KeyError."""
         for dataset in (self.evaluation or {}).get("datasets", []):
             if dataset["dataset_id"] == dataset_id:
                 return dict(dataset)
         raise KeyError(dataset_id)
 
     def section(self, name: str) -> dict[str, Any]:
-        """A section as the user wrote it; empty when it is absent."""
+        """Return a section as the user wrote it; empty if it is absent."""
         return copy.deepcopy(dict(self._data.get(name, {})))
 
     def as_dict(self) -> dict[str, Any]:
-        """The whole file as plain data, as it is sent to services."""
+        """Return the whole file as plain data, as it is sent to services."""
         return copy.deepcopy(self._data)
 
     @cached_property
@@ -171,14 +172,14 @@ class Pipeline:
 
 
 def check_frame(data: Mapping[str, Any]) -> list[Problem]:
-    """Every mistake in the frame of a pipeline: sections that are missing or unknown, and the values that are read here."""
+    """Return every problem in the frame of a pipeline: missing or unknown sections, and the values that are read here."""
     coming = [Problem(name, "this section is not available yet; remove it") for name in NOT_YET if data.get(name) is not None]
     known = {name: value for name, value in _present(data).items() if name not in NOT_YET}
     return coming + check_section(PipelineFrame, known, "") + _cross_checks(known)
 
 
 def load_pipeline(text: str, file_name: str) -> Pipeline:
-    """The pipeline in `text`. Raises ConfigError that lists every mistake as `file:line: path: what, allowed, did you mean`."""
+    """Load the pipeline in `text`. Raises ConfigError that lists every problem as `file:line: path: what, allowed, did you mean`."""
     source = load_yaml(text, file_name)
     if found := check_frame(source.data):
         raise ConfigError("\n".join(with_lines(found, source)))
@@ -186,7 +187,7 @@ def load_pipeline(text: str, file_name: str) -> Pipeline:
 
 
 def _present(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the sections that are left empty: `evaluation:` and nothing after it is no section."""
+    """Drop sections that are left empty: `evaluation:` with nothing after it is no section."""
     return {name: value for name, value in data.items() if value is not None}
 
 

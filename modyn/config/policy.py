@@ -1,6 +1,6 @@
-"""Sections of a pipeline file that name a policy of a registry and hold its options: how they are checked, and how the policy is found.
+"""Check and load sections of a pipeline file that name a policy of a registry and hold its options.
 
-The policy has a class `Config`. Its options are the keys beside the one that names it; that one too, where `Config` has a field for it.
+The policy has a class `Config`. Its options are the keys beside the one that names it, and that key too if `Config` has a field for it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from modyn.registry import Registry
 P = TypeVar("P")
 
 Check = Callable[[P, Mapping[str, Any], str], list[Problem]]
-"""Mistakes in the options of a policy, with paths below the given one."""
+"""Returns the problems in the options of a policy, with paths below the given one."""
 
 
 def _check_config(policy: Any, options: Mapping[str, Any], path: str) -> list[Problem]:
@@ -25,9 +25,9 @@ def _check_config(policy: Any, options: Mapping[str, Any], path: str) -> list[Pr
 def check_policy(
     registry: Registry[P], section: Mapping[str, Any], key: str, path: str, check: Check[P] = _check_config
 ) -> list[Problem]:
-    """Every mistake of a section whose `key` names the policy, with paths below `path`; empty if there is none.
+    """Return every problem of a section whose `key` names the policy, with paths below `path`.
 
-    check: for policies whose options hold more than their `Config` can tell.
+    Args: check: for policies whose options need more checks than those of their `Config`.
     """
     id_ = section.get(key)
     if not isinstance(id_, str):
@@ -43,7 +43,7 @@ def check_policy(
 def load_policy(
     registry: Registry[P], section: Mapping[str, Any], key: str, path: str, check: Check[P] = _check_config
 ) -> tuple[P, Any]:
-    """The policy that the section names and its `Config`, checked. Raises ConfigError that lists every mistake."""
+    """Load the policy that the section names and its `Config`. Raises ConfigError that lists every problem."""
     refuse(check_policy(registry, section, key, path, check))
     policy: Any = registry.get(section[key])
     return policy, load_section(policy.Config, _options(policy, section, key), path)

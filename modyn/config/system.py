@@ -72,7 +72,7 @@ class SecurityConfig(Section):
         return self
 
     def secret(self) -> str | None:
-        """The token, wherever it stands."""
+        """Return the token, from the file or the field. Raises ConfigError if the file cannot be read or its token is too short."""
         if self.token_file is None:
             return self.token
         try:
@@ -85,12 +85,12 @@ class SecurityConfig(Section):
 
 
 def is_s3(base_path: str) -> bool:
-    """Whether a dataset lies in a bucket."""
+    """Return whether a dataset's `base_path` is an S3 bucket."""
     return base_path.startswith("s3://")
 
 
 def is_url(base_path: str) -> bool:
-    """Whether it is written as a URL, of whatever kind and with however many slashes. A folder is written from the root, or with ./"""
+    """Return whether a `base_path` is written as a URL of any kind. A folder is written from the root, or with ./"""
     return re.match(r"\w[\w+.\-]*:/", base_path) is not None
 
 
@@ -130,16 +130,14 @@ class DatasetConfig(Section):
 
 
 class ServiceConfig(Section):
-    """What every service has."""
+    """Fields of every service."""
 
     address: str | None = Field(None, description="host:port; none: a Unix socket under the state folder")
     metrics_port: int = Field(
         0, ge=0, le=65535, description="serve Prometheus metrics at this port; 0: any free one, written to `metrics_url`"
     )
     metrics_host: str = Field("127.0.0.1", description="address that metrics are served on")
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="what is logged, and all that weighs more"
-    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity that is logged")
     max_message_bytes: int = Field(32 * 2**20, ge=2**16, le=2**31 - 1, description="largest gRPC message accepted")
     max_threads: int = Field(64, ge=4, le=1024, description="calls served at once, streams included")
 
@@ -204,7 +202,7 @@ class ModelStorageConfig(ServiceConfig):
 class WorkerServiceConfig(ServiceConfig):
     """A service that runs PyTorch in worker processes."""
 
-    max_workers: int = Field(1, ge=1, le=1024, description="worker processes at once; further work waits in line")
+    max_workers: int = Field(1, ge=1, le=1024, description="worker processes at once; further work waits in the queue")
     num_threads: int = Field(
         1, ge=1, le=1024, description="threads of PyTorch in each worker; part of what makes results repeatable"
     )
@@ -228,19 +226,21 @@ class TrainerServerConfig(WorkerServiceConfig):
 
 class EvaluatorConfig(WorkerServiceConfig):
     outputs_bytes: int = Field(
-        2**30, ge=0, description="room for what models gave for samples, so that no sample is forwarded twice; 0: nothing is kept"
+        2**30, ge=0, description="disk space for kept model outputs, so that no sample is forwarded twice; 0: keep none"
     )
 
 
 class SupervisorConfig(ServiceConfig):
-    max_runs: int = Field(4, ge=1, le=1000, description="runs driven at once; further ones wait in line")
+    max_runs: int = Field(4, ge=1, le=1000, description="runs executed at once; further runs wait in the queue")
     resume_on_start: bool = Field(False, description="resume interrupted runs when the supervisor starts")
-    patience_s: float = Field(120.0, ge=0, description="seconds to wait for a service that is gone before a run is interrupted")
-    stream_batch_size: int = Field(10_000, ge=1, le=1_000_000, description="samples that the stream delivers at once")
+    patience_s: float = Field(
+        120.0, ge=0, description="seconds to retry a service that cannot be reached before a run is interrupted"
+    )
+    stream_batch_size: int = Field(10_000, ge=1, le=1_000_000, description="samples in one batch of the stream")
 
 
 class Endpoint(Section):
-    """Where a service listens, and what it takes to be let in."""
+    """The address of a service, and the credentials and limits of its calls."""
 
     address: str
     security: SecurityConfig = SecurityConfig()
@@ -252,12 +252,12 @@ class Endpoint(Section):
 
     @property
     def is_local(self) -> bool:
-        """A Unix socket or loopback: nobody outside this machine gets there."""
+        """Whether only this machine can reach it: a Unix socket or loopback."""
         return self.is_unix or is_loopback(self.address)
 
 
 class SystemConfig(BaseSettings):
-    """Everything that the services need to know of their surroundings."""
+    """The system configuration: all services of one installation."""
 
     model_config = SettingsConfigDict(
         env_prefix="MODYN_",
@@ -288,7 +288,7 @@ class SystemConfig(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        # The environment wins over the file (which comes in by the constructor): that is how containers are told apart.
+        # The environment wins over the file (a constructor argument): containers share a file and differ in their environment.
         return env_settings, init_settings
 
     @field_validator("state_dir")
@@ -298,7 +298,7 @@ class SystemConfig(BaseSettings):
 
     @property
     def run_dir(self) -> Path:
-        """Folder of the sockets, mode 0700. Short enough for the kernel's limit on socket paths, however deep the state folder lies."""
+        """Folder of the sockets, mode 0700; outside a deep state folder, since the kernel limits the length of socket paths."""
         inside = self.state_dir / "run"
         if len(os.fsencode(inside)) <= _UNIX_PATH_LIMIT:
             return inside
@@ -310,12 +310,12 @@ class SystemConfig(BaseSettings):
         return self.state_dir / "logs"
 
     def service_dir(self, service: str) -> Path:
-        """Folder of what one service keeps."""
+        """Return the state folder of one service."""
         return self.state_dir / service
 
     @property
     def replicas(self) -> dict[str, Endpoint]:
-        """Where the further processes that serve payloads do so, by name: each is a service that goes by the section of storage."""
+        """Endpoints of the payload replicas by name; each replica is configured by the section of storage."""
         addresses = self.storage.replica_addresses or [
             f"unix:{self.run_dir}/flight-{number}.sock" for number in range(1, self.storage.replicas + 1)
         ]
@@ -327,7 +327,7 @@ class SystemConfig(BaseSettings):
     def service(self, name: str) -> ServiceConfig:
         names = list(self.replicas) if name.startswith("replica-") else []
         if name in names:
-            # Its own socket is for whoever looks after it on this machine.
+            # A Unix socket of its own, for health checks on this machine.
             port = self.storage.metrics_port
             update = {"address": None, "metrics_port": port + names.index(name) + 1 if port else 0}
             return self.storage.model_copy(update=update)
@@ -336,7 +336,7 @@ class SystemConfig(BaseSettings):
         return section
 
     def endpoint(self, name: str) -> Endpoint:
-        """Where service `name` listens; `flight` is storage's payload server."""
+        """Return the endpoint of service `name`; `flight` is storage's payload server."""
         section = self.storage if name == "flight" else self.service(name)
         address = self.storage.flight_address if name == "flight" else section.address
         return Endpoint(
@@ -346,17 +346,17 @@ class SystemConfig(BaseSettings):
         )
 
     def endpoints(self, name: Literal["flight"]) -> list[Endpoint]:
-        """Where payloads are served: by storage itself first, then by its replicas."""
+        """Return the payload servers: storage itself first, then its replicas."""
         return [self.endpoint(name), *self.replicas.values()]
 
     def resolved_database_url(self) -> str:
-        """The configured PostgreSQL, or the embedded one, which writes its URL down when it starts."""
+        """Return the URL of the configured PostgreSQL, or of the embedded one, which records it at start. Raises UnavailableError."""
         if self.database_url is not None:
             return self.database_url
         return self._embedded_url("postgres", "database_url")
 
     def resolved_redis_url(self) -> str:
-        """The configured Redis, or the embedded one."""
+        """Return the URL of the configured Redis, or of the embedded one. Raises UnavailableError."""
         if self.redis_url is not None:
             return self.redis_url
         return self._embedded_url("redis", "redis_url")
@@ -372,7 +372,7 @@ class SystemConfig(BaseSettings):
 
 
 def load_system_config(path: Path | None = None) -> SystemConfig:
-    """The configuration from `path`, or else from `MODYN_CONFIG`, or else the defaults. Raises ConfigError naming file and field."""
+    """Load the configuration from `path`, else from `MODYN_CONFIG`, else the defaults. Raises ConfigError naming file and field."""
     if path is None and os.environ.get("MODYN_CONFIG"):
         path = Path(os.environ["MODYN_CONFIG"])
     values: Any = {}

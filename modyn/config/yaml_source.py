@@ -1,6 +1,6 @@
-"""Reads a YAML file into plain data and remembers on which line each value stands.
+"""Read a YAML file into plain data with the line of each value.
 
-Executes nothing; size, depth and the expansion of aliases are bounded.
+Nothing is executed; size, depth and the expansion of aliases are bounded.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ EXACT_INTEGERS = 2**53
 
 _TAG = "tag:yaml.org,2002:"
 _TEXT_TAGS = {_TAG + "str", _TAG + "timestamp"}
-"""Dates stay text here: who expects a timestamp parses it, and a description may look like a date."""
+"""Dates stay text: fields that are timestamps parse them, and a description may look like a date."""
 _SCALAR_TAGS = _TEXT_TAGS | {_TAG + name for name in ("int", "float", "bool", "null")}
 
 
 @dataclass(frozen=True)
 class YamlSource:
-    """What stands in a YAML file, and where."""
+    """The content of a YAML file and the line of each value."""
 
     file_name: str
     data: Mapping[str, Any]
@@ -41,14 +41,14 @@ class YamlSource:
     """Line, from 1, of each dotted path: of the key where there is one, of the item in a list."""
 
     def locate(self, path: str) -> int:
-        """The line of `path`, or of what comes closest above it when the file has no such value."""
+        """Return the line of `path`, or of its nearest parent in the file."""
         while path and path not in self.lines:
             path = path.rpartition(".")[0]
         return self.lines.get(path, 1)
 
 
 def load_yaml(text: str, file_name: str) -> YamlSource:
-    """The mapping that `text` holds. Raises ConfigError that lists every mistake as `file:line: path: what`.
+    """Parse the mapping in `text`. Raises ConfigError that lists every problem as `file:line: path: what`.
 
     >>> source = load_yaml("training:\\n  batch_size: 64", "pipeline.yaml")
     >>> source.data["training"]["batch_size"], source.locate("training.batch_size")
@@ -70,7 +70,7 @@ def load_yaml(text: str, file_name: str) -> YamlSource:
 
 
 def with_lines(problems: Iterable[Problem], source: YamlSource) -> list[str]:
-    """`file:line: path: message` for each problem, by line, each said once."""
+    """Return `file:line: path: message` for each problem, ordered by line, without duplicates."""
     located = {(source.locate(problem.path), str(problem)): None for problem in problems}
     return [f"{source.file_name}:{line}: {text}" for line, text in sorted(located, key=lambda item: item[0])]
 

@@ -1,4 +1,4 @@
-"""`docs/datasets.md`: how data is registered, and every file format with its options, told from the configuration classes."""
+"""`docs/datasets.md`: how data is registered, and every file format with its options, generated from the configuration classes."""
 
 from __future__ import annotations
 
@@ -120,17 +120,17 @@ not be read at all (no permission, too many open files, a disk out of order, a f
 up to five minutes. `modyn data ingest NAME` tries all that were set aside. A file that was indexed must keep its bytes: one that was cut,
 rewritten or removed is listed there as well. When all of them are gone, the folder is listed, once: most likely it is not mounted.
 
-Whoever reads a sample compares size and time of its file with those it was indexed with. Samples of a file that was replaced, written again
+Every read compares size and time of the file with those at indexing. Samples of a file that was replaced, written again
 or touched since are refused with an error, until storage has looked at it again: with the next look at a watched folder, or with
 `modyn data ingest NAME`. Only of CSV, JSON Lines and binary files that became longer is this not known before that look: they may have been
-appended to, which disturbs nobody, and one that was replaced by a longer file is read at the old places until then. That a touched file is
-still the same is told by its first and last 64 KiB and 64 blocks of 4 KiB between, all of it up to 384 KiB: a rewrite that keeps the size
+appended to, which does no harm, and one that was replaced by a longer file is read at the old places until then. That a touched file is
+unchanged is decided by its first and last 64 KiB and 64 blocks of 4 KiB between, all of it up to 384 KiB: a rewrite that keeps the size
 and all of these is taken for a touch. Of files of one sample nothing is kept but size and time: one with another time is refused until the
 file is put back with the time that it had (`cp -p`). A rewrite that keeps size and time is not noticed.
 
 ## Deletion
 `modyn data delete NAME --key KEY` deletes single samples for good: they leave every later stream, count, training and evaluation, and
-their keys are not used again. The keys of samples that cannot be read stand in the errors of whoever asks for them.
+their keys are not used again. The keys of samples that cannot be read are named in the errors of requests for them.
 `modyn data delete NAME` forgets the dataset and its index. The files themselves are never touched.
 """
 

@@ -1,4 +1,4 @@
-"""What each field of a pipeline file means, told from its JSON Schema: one field for the terminal, all of them as `docs/pipeline.md`."""
+"""Explain the fields of a pipeline file from its JSON Schema: one field for the terminal, all fields as `docs/pipeline.md`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from modyn.reference.schema import JsonSchema, pipeline_json_schema
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One place in the format."""
+    """One field of the format."""
 
     path: str
     """Dotted; items of lists add nothing, policies add nothing: `trigger.num_samples`, `training.optimizers.algorithm`."""
@@ -27,9 +27,9 @@ class Field:
 
 
 def explain(path: str, schema: JsonSchema | None = None) -> str:
-    """Meaning, type, bounds, default and example of the field at `path`, or of a policy by its name. An empty path gives the sections.
+    """Describe the field at `path`, or a policy by its name: meaning, type, bounds, default, example. An empty path lists the sections.
 
-    Raises NotFoundError that names what comes closest.
+    Raises: NotFoundError: names the nearest fields.
     """
     schema = pipeline_json_schema() if schema is None else schema
     fields = list(walk(schema))
@@ -37,11 +37,11 @@ def explain(path: str, schema: JsonSchema | None = None) -> str:
     if not parts:
         return "\n".join(["A pipeline file has these sections:", *_children(schema)])
     if parts[-1] in titles:
-        told = [
+        texts_of_policies = [
             _policy(field, variant) for field in fields for variant in variants_of(field.schema) if variant["title"] == parts[-1]
         ]
-        return "\n\n".join(text for text in dict.fromkeys(told) if text.startswith(wanted))
-    # Policies of one section may share a field; where they say the same of it, it is told once.
+        return "\n\n".join(text for text in dict.fromkeys(texts_of_policies) if text.startswith(wanted))
+    # Policies of one section may share a field; identical texts are printed once.
     texts: dict[str, list[str]] = {}
     for field in find_fields(path, schema):
         texts.setdefault(_text(field), []).append(field.variant)
@@ -49,7 +49,7 @@ def explain(path: str, schema: JsonSchema | None = None) -> str:
 
 
 def find_fields(path: str, schema: JsonSchema | None = None) -> list[Field]:
-    """The fields at `path`: several where policies differ. Raises NotFoundError that names what comes closest."""
+    """Return the fields at `path`: several where policies differ. Raises NotFoundError that names the nearest fields."""
     fields = list(walk(pipeline_json_schema() if schema is None else schema))
     parts, wanted, titles = _parse(path, fields)
     policies = [part for part in parts if part in titles]
@@ -67,7 +67,7 @@ def _parse(path: str, fields: list[Field]) -> tuple[list[str], str, set[str]]:
 
 
 def walk(schema: JsonSchema, path: str = "", variant: str = "") -> Iterator[Field]:
-    """Every field below `schema`, depth first, in the order of the file."""
+    """Yield every field below `schema`, depth first, in the order of the file."""
     for choice in _alternatives(schema):
         inner = choice.get("title", "") if choice is not schema and "title" in choice else variant
         required = choice.get("required", [])
@@ -78,13 +78,13 @@ def walk(schema: JsonSchema, path: str = "", variant: str = "") -> Iterator[Fiel
 
 
 def reference() -> str:
-    """`docs/pipeline.md`: the whole format as Markdown, without plug-ins."""
+    """Return `docs/pipeline.md`: the whole format as Markdown, without plug-ins."""
     schema = pipeline_json_schema(plugins=False)
     lines = [
         "# The pipeline file",
         "",
         "Made from the configuration classes by `python -m modyn.reference.schema --markdown`; edit these, not this file.",
-        "`modyn explain FIELD` tells the same in the terminal, `modyn check FILE` checks a file, `modyn schema` prints a JSON Schema for",
+        "`modyn explain FIELD` prints the same in the terminal, `modyn check FILE` checks a file, `modyn schema` prints a JSON Schema for",
         "editors. Durations are a number and one of `s m h d w y` (a year has 365 days). Timestamps are seconds since 1970 or a date",
         "in ISO 8601, in UTC unless it says otherwise. Intervals hold their start and not their end. Unknown keys are refused.",
         f"Sections still to come: {', '.join(f'`{name}`' for name in NOT_YET)}.",
@@ -97,7 +97,7 @@ def reference() -> str:
 
 
 def tables(schema: JsonSchema, heading: str, path: str) -> Iterator[str]:
-    """The fields of one mapping as a table; policies and nested mappings as headings below."""
+    """Yield the lines of a Markdown table of one mapping's fields; policies and nested mappings as headings below."""
     variants = variants_of(schema)
     deeper = heading + "#" if variants else heading
     for mapping in variants or [m for m in _alternatives(schema) if m.get("properties")]:
@@ -127,7 +127,7 @@ def tables(schema: JsonSchema, heading: str, path: str) -> Iterator[str]:
 
 
 def type_text(schema: JsonSchema) -> str:
-    """The kind of value in words, with its bounds.
+    """Describe the kind of a value in words, with its bounds.
 
     >>> type_text({"type": "integer", "minimum": 1})
     'integer, at least 1'
@@ -173,12 +173,7 @@ def _bounds_of_number(schema: JsonSchema, is_time: bool) -> str:
 
 
 def _bounds(schema: JsonSchema) -> str:
-    words = {
-        "minimum": "at least",
-        "exclusiveMinimum": "above",
-        "maximum": "at most",
-        "exclusiveMaximum": "below",
-    }
+    words = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
     limits = "".join(f", {text} {_value(schema[keyword])}" for keyword, text in words.items() if keyword in schema)
     return limits + (f", at most {schema['maxLength']} characters" if "maxLength" in schema else "")
 
@@ -222,7 +217,7 @@ def _alternatives(schema: JsonSchema) -> list[JsonSchema]:
 
 
 def variants_of(schema: JsonSchema) -> list[JsonSchema]:
-    """The policies that may stand at a place."""
+    """Return the policies that may stand at a place of the schema."""
     return [mapping for mapping in _alternatives(schema) if "title" in mapping and mapping is not schema]
 
 

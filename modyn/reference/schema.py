@@ -1,4 +1,4 @@
-"""The format of a pipeline file as a JSON Schema, composed from the configurations that lie with their owners.
+"""The JSON Schema of a pipeline file, composed from the configuration classes of all rooms.
 
 `python -m modyn.reference.schema` prints it for editors; with `--markdown` it prints `docs/pipeline.md`, which is made from it, with
 `--datasets` `docs/datasets.md`, with `--system` `docs/system.md`.
@@ -24,7 +24,7 @@ _BOUNDS = {Ge: ("ge", "minimum"), Gt: ("gt", "exclusiveMinimum"), Le: ("le", "ma
 
 
 def pipeline_json_schema(plugins: bool = True) -> JsonSchema:
-    """JSON Schema 2020-12 of a pipeline file. With `plugins`, policies of other packages are in it, as far as they are installed here."""
+    """Return the JSON Schema (2020-12) of a pipeline file, with the policies of installed packages if `plugins` is set."""
     sections: dict[str, Callable[[bool], JsonSchema]] = {
         "pipeline": lambda _: of_model(Identity),
         "model": _model,
@@ -127,7 +127,7 @@ def _evaluation(plugins: bool) -> JsonSchema:
 
 
 def _replace(schema: JsonSchema, name: str, choice: JsonSchema) -> None:
-    """Puts a policy's options in place of a property that its owner keeps as a plain mapping; what is said of it stays."""
+    """Replace a property that is a plain mapping by the options of policies; its description and default stay."""
     old = schema["properties"][name]
     said = {keyword: old[keyword] for keyword in ("description", "default", "examples") if keyword in old}
     is_optional = {"type": "null"} in old.get("anyOf", [])
@@ -135,7 +135,7 @@ def _replace(schema: JsonSchema, name: str, choice: JsonSchema) -> None:
 
 
 def of_model(model: type[BaseModel]) -> JsonSchema:
-    """The schema of one configuration class, its parts in place of references, without generated titles."""
+    """Return the schema of one configuration class, with references resolved and without generated titles."""
     schema = model.model_json_schema(mode="validation")
     definitions = schema.pop("$defs", {})
     plain = _plain(schema, definitions)
@@ -149,7 +149,7 @@ def of_model(model: type[BaseModel]) -> JsonSchema:
             shown["default"] = list(default) if isinstance(default, tuple) else default
         branches = shown.get("anyOf", [])
         for limit in field.metadata:
-            # Pydantic cannot tell to which kind of input (`86400` or `1d`) a bound belongs: it is the number.
+            # Pydantic does not say to which kind of input (`86400` or `1d`) a bound belongs: it is the number.
             for kind, (attribute, keyword) in _BOUNDS.items():
                 for branch in branches:
                     if isinstance(limit, kind) and branch.get("type") == "integer":
@@ -160,12 +160,13 @@ def of_model(model: type[BaseModel]) -> JsonSchema:
 def one_of(
     policies: Mapping[str, Any], key: str, change: Callable[[JsonSchema], JsonSchema] = lambda options: options
 ) -> JsonSchema:
-    """A mapping whose `key` names one of `policies` and whose other keys are the options of that policy."""
+    """Return the schema of a mapping that names one of `policies` under `key` and holds that policy's options beside it."""
     variants = [_variant(id_, key, policy, change(of_model(policy.Config))) for id_, policy in policies.items()]
     return {"type": "object", "required": [key], "oneOf": variants}
 
 
 def policies(registry: Registry[Any], plugins: bool) -> dict[str, Any]:
+    """Return the policies of a registry by id; only the built-in ones unless `plugins` is set."""
     return {id_: registry.get(id_) for id_ in (registry if plugins else sorted(registry.builtin))}
 
 
@@ -185,7 +186,7 @@ def _without(properties: JsonSchema, name: str) -> JsonSchema:
 
 
 def _rule(policy: object) -> str:
-    """The docstring without its examples, which are for those who write policies."""
+    """Return the docstring without its examples, which are for authors of policies."""
     return (inspect.getdoc(policy) or "").partition(">>>")[0].strip()
 
 
@@ -206,7 +207,7 @@ def _plain(schema: Any, definitions: Mapping[str, Any]) -> Any:
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the schema, or a reference: `--markdown` of pipelines, `--datasets` of datasets, `--system` of the system file."""
+    """Print the schema, or a generated page: `--markdown` for pipelines, `--datasets`, `--system`."""
     if arguments == ["--markdown"]:
         from modyn.reference.explain import reference
 

@@ -1,4 +1,4 @@
-"""`docs/system.md`: the system file, every field told from the configuration classes."""
+"""`docs/system.md`: the system file, every field generated from the configuration classes."""
 
 from __future__ import annotations
 

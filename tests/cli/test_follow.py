@@ -84,7 +84,7 @@ class Newer(FakeSupervisor):
 @pytest.mark.timeout(60)
 def test_what_cannot_be_understood_ends_looking_on_with_advice(config: SystemConfig) -> None:
     supervisor = Newer()
-    told = "cannot be read: ValueError: 'something_new' is .*; the run goes on. .* install the same one"
+    told = "cannot be read: ValueError: 'something_new' is .*; the run continues. .* install the same one"
     with pytest.raises(ModynError, match=told):
         follow(client_of(supervisor, config), submit(supervisor))
 
@@ -103,7 +103,7 @@ class Interrupts:
         return True
 
 
-@pytest.mark.parametrize(("answers", "stays", "state"), [(["detach"], False, "streaming"), (["go on", "stop"], True, "stopped")])
+@pytest.mark.parametrize(("answers", "stays", "state"), [(["detach"], False, "streaming"), (["continue", "stop"], True, "stopped")])
 def test_ctrl_c(config: SystemConfig, monkeypatch: pytest.MonkeyPatch, answers: list[str], stays: bool, state: str) -> None:
     supervisor = FakeSupervisor(hold=True)
     run_id = submit(supervisor)
@@ -129,7 +129,7 @@ class Terminal:
 
 
 @pytest.mark.parametrize(
-    ("line", "answer"), [("\n", "detach"), ("y\n", "detach"), ("", "detach"), ("n\n", "go on"), ("No\n", "go on"), (None, "stop")]
+    ("line", "answer"), [("\n", "detach"), ("y\n", "detach"), ("", "detach"), ("n\n", "continue"), ("No\n", "continue"), (None, "stop")]
 )
 def test_the_question(monkeypatch: pytest.MonkeyPatch, line: str | None, answer: str) -> None:
     monkeypatch.setattr(sys, "stdin", Terminal(line))

@@ -82,7 +82,7 @@ def stack(running_stack: RunningStack) -> RunningStack:
 
 @pytest.fixture
 def following(stack: RunningStack) -> Iterator[tuple[Terminal, str]]:
-    """A production run, which goes on until it is stopped, watched at a terminal."""
+    """A production run, which continues until it is stopped, watched at a terminal."""
     terminal = Terminal(stack.command("run", str(stack.pipeline_file("terminal")), "--production"), stack.folder)
     terminal.read_until("waiting_for_data")
     found = re.search(r"run (\S+) is submitted in production mode", terminal.text)
@@ -112,7 +112,7 @@ def test_ctrl_c_asks_and_enter_detaches(stack: RunningStack, following: tuple[Te
     terminal.read_until("Detach and let the run go on? [Y/n]")
     terminal.type(b"\n")
     assert terminal.wait() == 0, terminal.text
-    assert f"detached; the run goes on. `modyn watch {run_id}` looks on, `modyn stop {run_id}` ends it" in terminal.text
+    assert f"detached; the run continues. `modyn watch {run_id}` follows it again, `modyn stop {run_id}` stops it" in terminal.text
     assert state_of(stack, run_id) == "waiting_for_data"
 
 
@@ -167,7 +167,7 @@ def test_elsewhere_an_interrupt_detaches_after_a_moment(stack: RunningStack, wat
     _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
     assert "Ctrl-C: detaching; again within 3 s stops the run" in err
-    assert f"detached; the run goes on. `modyn watch {run_id}`" in err
+    assert f"detached; the run continues. `modyn watch {run_id}`" in err
     assert state_of(stack, run_id) == "waiting_for_data"
 
 
