@@ -103,7 +103,9 @@ class Interrupts:
         return True
 
 
-@pytest.mark.parametrize(("answers", "stays", "state"), [(["detach"], False, "streaming"), (["continue", "stop"], True, "stopped")])
+@pytest.mark.parametrize(
+    ("answers", "stays", "state"), [(["detach"], False, "streaming"), (["continue", "stop"], True, "stopped")]
+)
 def test_ctrl_c(config: SystemConfig, monkeypatch: pytest.MonkeyPatch, answers: list[str], stays: bool, state: str) -> None:
     supervisor = FakeSupervisor(hold=True)
     run_id = submit(supervisor)
@@ -129,7 +131,8 @@ class Terminal:
 
 
 @pytest.mark.parametrize(
-    ("line", "answer"), [("\n", "detach"), ("y\n", "detach"), ("", "detach"), ("n\n", "continue"), ("No\n", "continue"), (None, "stop")]
+    ("line", "answer"),
+    [("\n", "detach"), ("y\n", "detach"), ("", "detach"), ("n\n", "continue"), ("No\n", "continue"), (None, "stop")],
 )
 def test_the_question(monkeypatch: pytest.MonkeyPatch, line: str | None, answer: str) -> None:
     monkeypatch.setattr(sys, "stdin", Terminal(line))

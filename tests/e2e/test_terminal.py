@@ -112,7 +112,9 @@ def test_ctrl_c_asks_and_enter_detaches(stack: RunningStack, following: tuple[Te
     terminal.read_until("Detach and let the run go on? [Y/n]")
     terminal.type(b"\n")
     assert terminal.wait() == 0, terminal.text
-    assert f"detached; the run continues. `modyn watch {run_id}` follows it again, `modyn stop {run_id}` stops it" in terminal.text
+    assert (
+        f"detached; the run continues. `modyn watch {run_id}` follows it again, `modyn stop {run_id}` stops it" in terminal.text
+    )
     assert state_of(stack, run_id) == "waiting_for_data"
 
 
