@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from modyn.errors import BY_REASON, ModynError
 from modyn.proto import evaluator_pb2, evaluator_pb2_grpc
 from modyn.records import EvalInterval, JobState, RunId
 from modyn.rpc.client import SectionClient
@@ -54,6 +55,10 @@ class EvaluationStatus:
     """0 = not known yet."""
     error: str = ""
     error_reason: str = ""
+
+    def to_error(self) -> ModynError:
+        """The error that ended a failed or stopped evaluation, in its own class."""
+        return BY_REASON.get(self.error_reason, ModynError)(self.error or f"evaluation {self.evaluation_id} failed")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,11 @@ from __future__ import annotations
 import hashlib
 import os
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
-import stamina
-
-from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
+from modyn.errors import CorruptStateError, NotFoundError
 from modyn.model_storage.records import ModelHeader, StoredModel, StoredModelInfo
 from modyn.proto import model_storage_pb2, model_storage_pb2_grpc
 from modyn.records import ModelVersion, RunId
@@ -24,7 +22,6 @@ from modyn.rpc.wire import from_struct, to_struct
 __all__ = ["ModelHeader", "ModelStorageClient", "StoredModel", "StoredModelInfo"]
 
 CHUNK_BYTES: Final = 1 << 20
-_WAIT_S: Final = 10.0
 
 
 class ModelStorageClient(SectionClient):
@@ -36,21 +33,19 @@ class ModelStorageClient(SectionClient):
         """Store the weights in `safetensors_path`. Visible at once or not at all; idempotent by (run, trigger) if there is a run:
         a second put returns the version that exists."""
         with safetensors_path.open("rb") as file:
+
+            def put() -> ModelVersion:
+                return info_from_proto(self._stub.Put(_put_requests(header, file))).version
+
             # Without a run a repeated put would store the model twice.
-            for attempt in _patiently() if header.run_id else _patiently(attempts=1):
-                with attempt:
-                    return info_from_proto(self._stub.Put(_put_requests(header, file))).version
-        raise AssertionError("retry_context returns or raises")
+            return self._retrier.call(put) if header.run_id else put()
 
     def get(self, model_id: int, into: Path) -> StoredModel:
         """Fetch the weights of a version into the file `into`, which appears complete and checked or not at all.
 
         Raises NotFoundError for an unknown version, CorruptStateError if what arrived is not what was stored.
         """
-        for attempt in _patiently():
-            with attempt:
-                return self._get(model_id, into)
-        raise AssertionError("retry_context returns or raises")
+        return self._retrier.call(self._get, model_id, into)
 
     def _get(self, model_id: int, into: Path) -> StoredModel:
         info: StoredModelInfo | None = None
@@ -117,13 +112,6 @@ def info_from_proto(message: model_storage_pb2.ModelInfo) -> StoredModelInfo:
         model_class=message.model_class,
         model_config=from_struct(message.model_config),
         training_result=from_struct(message.training_result),
-    )
-
-
-def _patiently(attempts: int | None = None) -> Iterable[stamina.Attempt]:
-    """Attempts for a stream, as unary calls have them: a service that restarts is back within seconds."""
-    return stamina.retry_context(
-        on=UnavailableError, attempts=attempts, timeout=_WAIT_S, wait_initial=0.05, wait_max=1.0, wait_jitter=0.05
     )
 
 

@@ -9,18 +9,16 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 import grpc
-import stamina
 
 from modyn.config.system import Endpoint
-from modyn.errors import DeadlineError, ModynError, UnavailableError
+from modyn.errors import ModynError
+from modyn.rpc.retry import Retrier, RetryPolicy
 from modyn.rpc.security import root_certificates
 from modyn.rpc.status import TOKEN_KEY, from_rpc
 
 T = TypeVar("T")
 
 DEFAULT_DEADLINE_S = 60.0
-
-stamina.instrumentation.set_on_retry_hooks([])  # A service that restarts is a normal event; the caller tells if it stays away.
 
 
 def open_channel(endpoint: Endpoint, *, wait_s: float = 10.0, not_repeatable: frozenset[str] = frozenset()) -> grpc.Channel:
@@ -45,31 +43,24 @@ def open_channel(endpoint: Endpoint, *, wait_s: float = 10.0, not_repeatable: fr
         inner = grpc.secure_channel(endpoint.address, grpc.ssl_channel_credentials(roots), options=options)
     token = endpoint.security.secret()
     metadata = ((TOKEN_KEY, f"Bearer {token}"),) if token else ()
-    return _Channel(inner, endpoint.address, metadata, wait_s, not_repeatable)
-
-
-def repeated(call: Callable[[], T], wait_s: float) -> T:
-    """What `call` returns, made again for `wait_s` while it meets a server that cannot be reached: it must be idempotent."""
-    if wait_s <= 0:
-        return call()
-    for attempt in stamina.retry_context(
-        on=_may_come_back, attempts=None, timeout=wait_s, wait_initial=0.05, wait_max=1.0, wait_jitter=0.05
-    ):
-        with attempt:
-            return call()
-    raise AssertionError("retry_context returns or raises")
+    return _Channel(inner, endpoint.address, metadata, Retrier(RetryPolicy(wait_s, on_deadline=False)), not_repeatable)
 
 
 class _Channel(grpc.Channel):
     """A gRPC channel whose calls end in our errors. Not interceptors: those do not see errors inside a stream."""
 
     def __init__(
-        self, inner: grpc.Channel, peer: str, metadata: tuple[tuple[str, str], ...], wait_s: float, not_repeatable: frozenset[str]
+        self,
+        inner: grpc.Channel,
+        peer: str,
+        metadata: tuple[tuple[str, str], ...],
+        retrier: Retrier,
+        not_repeatable: frozenset[str],
     ) -> None:
         self._inner = inner
         self._peer = peer
         self._metadata = metadata
-        self._wait_s = wait_s
+        self._retrier = retrier
         self._not_repeatable = not_repeatable
 
     def unary_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -80,7 +71,7 @@ class _Channel(grpc.Channel):
             def once() -> Any:
                 return self._translated(lambda: call(request, timeout=timeout, metadata=self._metadata))
 
-            return repeated(once, self._wait_s) if repeatable else once()
+            return self._retrier.call(once) if repeatable else once()
 
         return invoke
 
@@ -137,10 +128,6 @@ class Stream(Generic[T]):
 
     def cancel(self) -> None:
         self._call.cancel()
-
-
-def _may_come_back(error: Exception) -> bool:
-    return isinstance(error, UnavailableError) and not isinstance(error, DeadlineError)
 
 
 def is_serving(endpoint: Endpoint, timeout_s: float = 1.0) -> bool:

@@ -10,6 +10,7 @@ from modyn.config.system import Endpoint
 from modyn.proto import common_pb2
 from modyn.registry import Plugin
 from modyn.rpc.channel import open_channel
+from modyn.rpc.retry import Retrier, RetryPolicy
 from modyn.rpc.wire import plugins_from_proto, problems_from_proto, to_struct
 
 
@@ -25,6 +26,8 @@ class ServiceClient:
         """`wait_s`: how long a call waits for a service that cannot be reached."""
         self._channel = open_channel(endpoint, wait_s=wait_s, not_repeatable=self._not_repeatable)
         self._stub = self._Stub(self._channel)
+        self._retrier = Retrier(RetryPolicy(wait_s, on_deadline=False))
+        """For what the channel does not repeat by itself: streams, and calls that are only repeatable in a certain way."""
 
     def __enter__(self) -> Self:
         return self

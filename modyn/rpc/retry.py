@@ -1,29 +1,50 @@
-"""How a run waits: for services that are gone, for a while; and how it is told to end while it waits."""
+"""The one place for repeated service calls: policy, backoff, cancellation, calls, resumed streams, and jobs that are followed.
+
+Everything that is repeated here must be idempotent: the answer to an attempt that did its work may have been lost.
+"""
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
-from modyn.errors import ModynError, NotFoundError, UnavailableError
+from modyn.errors import CancelledError, DeadlineError, ModynError, NotFoundError, UnavailableError
+from modyn.records import JobState
 
+P = ParamSpec("P")
 T = TypeVar("T")
-S = TypeVar("S")
+Position = TypeVar("Position")
 
-FIRST_PAUSE_S = 0.05
-LONGEST_PAUSE_S = 2.0
-FRUITLESS_ATTEMPTS = 20
-"""After so many starts of one piece of work in a row that did not get further than those before, it is given up."""
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How long and how often a call is repeated that ended with UnavailableError. Pauses double from the first to the longest."""
+
+    limit_s: float
+    """Seconds from the first failure to the last attempt; 0: never repeat."""
+    first_pause_s: float = 0.05
+    longest_pause_s: float = 1.0
+    jitter: float = 0.1
+    """Part of each pause that is random, so that many callers do not come back at once."""
+    max_attempts_without_progress: int = 20
+    """A job that was started so often in a row without getting further is given up (`Retrier.follow`)."""
+    on_deadline: bool = True
+    """Whether DeadlineError is repeated like every other UnavailableError."""
+    advice: str = ""
+    """What to do once the limit has passed. Set: the error says so and names the limit; empty: the last error is raised as it is."""
 
 
 class CancellationToken:
-    """Tells all threads of a run to end, and why. The first cause counts."""
+    """Asks all threads of a run to end, and gives the cause. The first cause counts."""
 
     def __init__(self) -> None:
-        self._ended = threading.Event()
-        self._lock = threading.Lock()
+        self._cancelled = threading.Event()
+        self._lock = threading.Lock()  # Each callback is called exactly once, whichever of `cancel` and `on_cancel` comes first.
         self._cause: ModynError | None = None
         self._callbacks: list[Callable[[ModynError], None]] = []
 
@@ -31,18 +52,18 @@ class CancellationToken:
     def cause(self) -> ModynError | None:
         return self._cause
 
-    def end(self, cause: ModynError) -> None:
+    def cancel(self, cause: ModynError) -> None:
         with self._lock:
             if self._cause is not None:
                 return
             self._cause = cause
             callbacks = list(self._callbacks)
-        self._ended.set()
+        self._cancelled.set()
         for callback in callbacks:
             callback(cause)
 
-    def on_end(self, callback: Callable[[ModynError], None]) -> None:
-        """`callback` wakes somebody who waits elsewhere. Called at once if the end has come already."""
+    def on_cancel(self, callback: Callable[[ModynError], None]) -> None:
+        """Call `callback` with the cause, to wake a thread that waits elsewhere; at once if the token is cancelled already."""
         with self._lock:
             self._callbacks.append(callback)
             cause = self._cause
@@ -50,108 +71,196 @@ class CancellationToken:
             callback(cause)
 
     def check(self) -> None:
-        """Raises the cause if the run is to end."""
+        """Raise the cause if there is one."""
         if self._cause is not None:
             raise self._cause
 
     def wait(self, seconds: float) -> None:
-        """Sleeps, but not past the end, whose cause it raises."""
-        self._ended.wait(seconds)
+        """Sleep, at most until the token is cancelled; its cause is raised then."""
+        self._cancelled.wait(seconds)
         self.check()
 
 
 class Backoff:
-    """One stretch of failures. `wait` sleeps a growing while; once `limit_s` are over it raises the error instead."""
+    """The pauses within one stretch of failures."""
 
-    def __init__(self, limit_s: float, signals: CancellationToken, tell: Callable[[str], None]) -> None:
-        self._limit_s = limit_s
-        self._signals = signals
-        self._tell = tell
+    def __init__(self, policy: RetryPolicy, token: CancellationToken, report: Callable[[str], None]) -> None:
+        self._policy = policy
+        self._token = token
+        self._report = report
         self._since: float | None = None
-        self._pause_s = FIRST_PAUSE_S
+        self._pause_s = policy.first_pause_s
 
-    def over(self) -> None:
-        """The service answers again."""
-        self._since, self._pause_s = None, FIRST_PAUSE_S
+    def reset(self) -> None:
+        """The service answers again: the next failure begins a new stretch."""
+        self._since, self._pause_s = None, self._policy.first_pause_s
 
     def wait(self, error: UnavailableError) -> None:
-        self._signals.check()
-        now = time.monotonic()
+        """Sleep before the next attempt. Raises `error` once the policy's limit has passed."""
+        self._token.check()
+        policy, now = self._policy, time.monotonic()
+        if isinstance(error, DeadlineError) and not policy.on_deadline:
+            raise error
         if self._since is None:
             self._since = now
-            self._tell(f"{error.message} (trying again for {self._limit_s:.0f} s)")
-        if now - self._since >= self._limit_s:
-            raise UnavailableError(
-                f"gave up after {self._limit_s:.0f} s: {error.message}; start the service again (`modyn up`), then resume the run"
-            ) from error
-        self._signals.wait(min(self._pause_s, max(self._limit_s - (now - self._since), 0.0)))
-        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+            self._report(f"{error.message} (trying again for {policy.limit_s:.0f} s)")
+        left_s = policy.limit_s - (now - self._since)
+        if left_s <= 0:
+            if not policy.advice:
+                raise error
+            raise UnavailableError(f"gave up after {policy.limit_s:.0f} s: {error.message}; {policy.advice}") from error
+        self._token.wait(min(self._pause_s * (1 - policy.jitter * random.random()), left_s))
+        self._pause_s = min(2 * self._pause_s, policy.longest_pause_s)
 
 
-class RetryPolicy:
-    """Repeats what can be repeated while a service cannot be reached. All calls made through it are idempotent."""
+class JobStatus(Protocol):
+    """The status of a job at another service: a training or an evaluation."""
 
-    def __init__(self, limit_s: float, signals: CancellationToken, tell: Callable[[str], None] = lambda _: None) -> None:
-        self._limit_s = limit_s
-        self._signals = signals
-        self._tell = tell
+    @property
+    def state(self) -> JobState: ...
+    @property
+    def samples_seen(self) -> int: ...
+    def to_error(self) -> ModynError: ...
 
-    def outage(self) -> Backoff:
-        return Backoff(self._limit_s, self._signals, self._tell)
 
-    def call(self, action: Callable[[], T]) -> T:
-        """What `action` returns, as soon as it does."""
-        outage = self.outage()
+S = TypeVar("S", bound=JobStatus)
+
+
+class Retrier:
+    """Repeats calls under one policy until they answer or the token is cancelled. Safe to share between threads."""
+
+    def __init__(
+        self, policy: RetryPolicy, token: CancellationToken | None = None, report: Callable[[str], None] = lambda _: None
+    ) -> None:
+        """Args: report: receives one sentence for each stretch of failures."""
+        self.policy = policy
+        self.token = token or CancellationToken()
+        self._report = report
+
+    def backoff(self) -> Backoff:
+        return Backoff(self.policy, self.token, self._report)
+
+    def call(self, action: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what `action` returns, as soon as it does."""
+        backoff = self.backoff()
         while True:
-            self._signals.check()
+            self.token.check()
             try:
-                return action()
+                return action(*args, **kwargs)
             except UnavailableError as error:
-                outage.wait(error)
+                backoff.wait(error)
 
-    def follow(
-        self,
-        start: Callable[[], S],
-        watch: Callable[[], Iterator[S]],
-        is_final: Callable[[S], bool],
-        failure: Callable[[S], ModynError | None],
-        progress: Callable[[S], int],
-    ) -> S:
-        """Starts work at another service and follows it to its end; starts it again when the service forgot it or went away.
+    def wrap(self, client: T) -> T:
+        """Return `client` with every method repeated by `call`. Not for methods that return streams: see `ResumingStream`."""
+        return cast("T", _Wrapped(client, self))
 
-        `progress` is told of every status and returns how far the work is. Returns the final status or raises its `failure`;
-        one that is an UnavailableError is an outage like others, unless the work breaks at the same place again and again.
+    def follow(self, start: Callable[[], S], watch: Callable[[], Iterator[S]], report: Callable[[S], None]) -> S:
+        """Start a job at another service and return its status once it has finished.
+
+        It is started again when the service was restarted, could not be reached, or stopped it for another caller.
+
+        Args: watch: yields statuses up to the final one. report: receives every status.
+        Raises: the error of a failed job; UnavailableError when the limit has passed, or after
+            `max_attempts_without_progress` attempts in a row that got no further than those before.
         """
-        outage = self.outage()
+        backoff = self.backoff()
         furthest, attempts = -1, 0
         while True:
-            self._signals.check()
+            self.token.check()
             try:
                 status = start()
                 attempts += 1
-                self._signals.check()
-                ended = is_final(status)
-                for status in () if ended else _watched(watch):
-                    self._signals.check()
-                    outage.over()
-                    if (reached := progress(status)) > furthest:
-                        furthest, attempts = reached, 0
-                if not is_final(status):
-                    raise UnavailableError("the service ended its answer before the work was done")
-                error = failure(status)
-                if error is None:
+                self.token.check()
+                updates = iter(()) if status.state.is_final else _watched(watch)
+                for status in updates:
+                    self.token.check()
+                    backoff.reset()
+                    report(status)
+                    if status.samples_seen > furthest:
+                        furthest, attempts = status.samples_seen, 0
+                if status.state is JobState.FINISHED:
                     return status
-                self._signals.check()
-                raise error
+                self.token.check()
+                raise _job_error(status)
             except UnavailableError as error:
-                if attempts >= FRUITLESS_ATTEMPTS:
+                if attempts >= self.policy.max_attempts_without_progress:
                     raise UnavailableError(f"gave up after {attempts} attempts without progress: {error.message}") from error
-                outage.wait(error)
+                backoff.wait(error)
+
+
+class ResumingStream(Iterator[T], Generic[T, Position]):
+    """A server's stream that is opened again behind the last item received when the server goes away.
+
+    Args: open_at: opens the stream behind a position. position_after: the position behind an item. convert: makes an item of a message.
+    """
+
+    def __init__(
+        self,
+        open_at: Callable[[Position], Iterator[Any]],
+        position: Position,
+        position_after: Callable[[T], Position],
+        retrier: Retrier,
+        convert: Callable[[Any], T] = lambda message: message,
+    ) -> None:
+        self._open_at = open_at
+        self._position = position
+        self._position_after = position_after
+        self._retrier = retrier
+        self._convert = convert
+        self._source: Iterator[Any] | None = None
+        self._cancelled = threading.Event()
+
+    def __next__(self) -> T:
+        backoff = self._retrier.backoff()
+        while True:
+            try:
+                if not self._cancelled.is_set() and self._source is None:
+                    self._source = self._open_at(self._position)
+                # After the assignment: of `cancel` and this thread, one sees what the other did.
+                if self._cancelled.is_set():
+                    self.cancel()
+                    raise StopIteration
+                assert self._source is not None
+                item = self._convert(next(self._source))
+            except (CancelledError, UnavailableError) as error:
+                if self._cancelled.is_set():
+                    raise StopIteration from None
+                if isinstance(error, CancelledError):
+                    raise
+                self._source = None
+                backoff.wait(error)
+            else:
+                self._position = self._position_after(item)
+                return item
+
+    def cancel(self) -> None:
+        """End the iteration, from any thread."""
+        self._cancelled.set()
+        source = self._source
+        if source is not None and hasattr(source, "cancel"):
+            source.cancel()
+
+
+class _Wrapped:
+    def __init__(self, client: object, retrier: Retrier) -> None:
+        self._client = client
+        self._retrier = retrier
+
+    def __getattr__(self, name: str) -> Any:
+        return partial(self._retrier.call, getattr(self._client, name))
 
 
 def _watched(watch: Callable[[], Iterator[S]]) -> Iterator[S]:
-    """What `watch` yields. A service that was restarted does not know the work any more: that is an outage."""
+    """What `watch` yields. A service that was restarted does not know the job any more: that is repeated like an outage."""
     try:
         yield from watch()
     except NotFoundError as error:
         raise UnavailableError(f"the service was restarted: {error.message}") from error
+
+
+def _job_error(status: JobStatus) -> ModynError:
+    if not status.state.is_final:
+        return UnavailableError("the service ended its answer before the job was done")
+    if status.state is JobState.STOPPED:
+        return UnavailableError("the job was stopped by another caller")
+    return status.to_error()

@@ -10,9 +10,9 @@ import numpy as np
 from modyn.config.system import Endpoint
 from modyn.proto import selector_pb2, selector_pb2_grpc
 from modyn.records import KeysAndWeights, RunId, SampleBatch, TriggerSetInfo
-from modyn.rpc.channel import repeated
 from modyn.rpc.client import SectionClient
 from modyn.rpc.columns import batch_to_proto, items_per_message, share_from_proto
+from modyn.rpc.retry import Retrier, RetryPolicy
 from modyn.rpc.wire import from_struct, to_struct
 
 SAMPLES_PER_CALL = 131_072
@@ -101,7 +101,7 @@ class SelectorClient(SectionClient):
             keys_checksum=keys_checksum,
         )
         # A stream is not repeated by the channel; this one is read to its end before anything is made of it.
-        parts = repeated(lambda: [share_from_proto(columns) for columns in self._stub.GetKeys(request)], RETRY_S)
+        parts = Retrier(RetryPolicy(RETRY_S)).call(lambda: [share_from_proto(columns) for columns in self._stub.GetKeys(request)])
         if len(parts) == 1:
             return parts[0]
         return KeysAndWeights(

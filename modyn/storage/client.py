@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from collections.abc import Iterator
 
 from modyn.config.system import DatasetConfig, Endpoint
-from modyn.errors import CancelledError, NotFoundError, UnavailableError
+from modyn.errors import NotFoundError, UnavailableError
 from modyn.proto import common_pb2, storage_pb2, storage_pb2_grpc
 from modyn.records import Int64Array, Interval, SampleBatch
-from modyn.rpc.channel import repeated
 from modyn.rpc.client import ServiceClient
 from modyn.rpc.columns import batch_from_proto, items_per_message, keys_to_bytes
+from modyn.rpc.retry import ResumingStream, Retrier, RetryPolicy
 from modyn.rpc.wire import from_struct, to_struct
 from modyn.storage.model.records import DatasetInfo, FileProblem, IngestProgress
 from modyn.storage.read.locality import FileIdentity, ShortCutOffer
@@ -24,7 +22,8 @@ KEYS_PER_CALL = 131_072
 RETRY_S = 30.0
 """For how long a broken stream is opened again without any progress before its error is raised."""
 
-T = TypeVar("T")
+NewSamples = ResumingStream[SampleBatch, int]
+"""The samples of a dataset as they arrive. `cancel` may be called from another thread: iteration then ends."""
 
 
 class StorageClient(ServiceClient):
@@ -36,8 +35,7 @@ class StorageClient(ServiceClient):
 
     def __init__(self, endpoint: Endpoint, retry_s: float = RETRY_S, wait_s: float = 10.0) -> None:
         super().__init__(endpoint, wait_s)
-        self._wait_s = wait_s
-        self._retry_s = retry_s
+        self._stream_retrier = Retrier(RetryPolicy(retry_s))
         self._keys_per_call = min(KEYS_PER_CALL, items_per_message(endpoint, 8))
 
     def register_dataset(self, config: DatasetConfig) -> DatasetInfo:
@@ -66,7 +64,7 @@ class StorageClient(ServiceClient):
                 is_repeated = True
                 raise
 
-        repeated(delete, self._wait_s)
+        self._retrier.call(delete)
 
     def ingest(self, name: str) -> Iterator[IngestProgress]:
         """Indexes what is new in the dataset's folder, now. The last message has `finished`."""
@@ -92,22 +90,27 @@ class StorageClient(ServiceClient):
         A stream that breaks is opened again behind the last sample received, for at most `retry_s` without progress.
         """
 
-        def start(last: tuple[int, int] | None) -> Iterator[common_pb2.SampleColumns]:
+        def open_after(last: tuple[int, int] | None) -> Iterator[common_pb2.SampleColumns]:
             request = storage_pb2.IntervalRequest(dataset=name, interval=interval_to_proto(interval), batch_size=batch_size)
             if last is not None:
                 request.resume, request.after_timestamp, request.after_key = True, *last
             columns: Iterator[common_pb2.SampleColumns] = self._stub.SamplesInInterval(request)
             return columns
 
-        stream = _Resuming(start, after, self._retry_s)
-        for columns in stream:
-            batch = batch_from_proto(columns)
-            stream.position = (int(batch.timestamps[-1]), int(batch.keys[-1]))
-            yield batch
+        def last_of(batch: SampleBatch) -> tuple[int, int] | None:
+            return int(batch.timestamps[-1]), int(batch.keys[-1])
+
+        return ResumingStream(open_after, after, last_of, self._stream_retrier, batch_from_proto)
 
     def new_samples(self, name: str, first_key: int, batch_size: int) -> NewSamples:
         """Samples from key `first_key` on in the order of arrival; waits for new ones until cancelled."""
-        return NewSamples(self._stub, name, first_key, batch_size, self._retry_s)
+
+        def open_at(key: int) -> Iterator[common_pb2.SampleColumns]:
+            request = storage_pb2.NewSamplesRequest(dataset=name, first_key=key, batch_size=batch_size)
+            columns: Iterator[common_pb2.SampleColumns] = self._stub.NewSamples(request)
+            return columns
+
+        return ResumingStream(open_at, first_key, lambda batch: int(batch.keys[-1]) + 1, self._stream_retrier, batch_from_proto)
 
     def samples_by_key(self, name: str, keys: Int64Array) -> SampleBatch:
         """Labels and timestamps of the keys, in the order asked. NotFoundError if one does not exist or was deleted."""
@@ -130,73 +133,6 @@ class StorageClient(ServiceClient):
             request = storage_pb2.KeysRequest(dataset=name, keys=keys_to_bytes(keys[first : first + self._keys_per_call]))
             deleted += int(self._stub.DeleteSamples(request).num_deleted)
         return deleted
-
-
-class NewSamples(Iterator[SampleBatch]):
-    """The samples of a dataset as they arrive. `cancel` may be called from another thread: iteration then ends."""
-
-    def __init__(
-        self, stub: storage_pb2_grpc.StorageStub, dataset: str, first_key: int, batch_size: int, retry_s: float = RETRY_S
-    ) -> None:
-        def start(next_key: int | None) -> Iterator[common_pb2.SampleColumns]:
-            request = storage_pb2.NewSamplesRequest(dataset=dataset, first_key=next_key, batch_size=batch_size)
-            columns: Iterator[common_pb2.SampleColumns] = stub.NewSamples(request)
-            return columns
-
-        self._stream = _Resuming(start, first_key, retry_s)
-
-    def __next__(self) -> SampleBatch:
-        batch = batch_from_proto(next(self._stream))
-        self._stream.position = int(batch.keys[-1]) + 1
-        return batch
-
-    def cancel(self) -> None:
-        self._stream.cancel()
-
-
-class _Resuming(Iterator[common_pb2.SampleColumns], Generic[T]):
-    """A server stream that is opened again at `position` when the server goes away. The reader moves `position` on."""
-
-    def __init__(
-        self, start: Callable[[T | None], Iterator[common_pb2.SampleColumns]], position: T | None, retry_s: float
-    ) -> None:
-        self.position = position
-        self._start = start
-        self._retry_s = retry_s
-        self._call: Iterator[common_pb2.SampleColumns] | None = None
-        self._cancelled = False
-
-    def __next__(self) -> common_pb2.SampleColumns:
-        give_up = time.monotonic() + self._retry_s
-        pause = 0.05
-        while True:
-            if self._is_cancelled():
-                raise StopIteration
-            try:
-                if self._call is None:
-                    self._call = self._start(self.position)
-                    if self._is_cancelled():
-                        self.cancel()
-                return next(self._call)
-            except CancelledError:
-                if self._is_cancelled():
-                    raise StopIteration from None
-                raise
-            except UnavailableError:
-                self._call = None
-                if time.monotonic() + pause > give_up:
-                    raise
-                time.sleep(pause)
-                pause = min(2 * pause, 1.0)
-
-    def _is_cancelled(self) -> bool:
-        return self._cancelled
-
-    def cancel(self) -> None:
-        self._cancelled = True
-        call = self._call
-        if call is not None:
-            call.cancel()  # type: ignore[attr-defined]  # a gRPC call is an iterator with more to it
 
 
 def spec_to_proto(config: DatasetConfig) -> storage_pb2.DatasetSpec:

@@ -33,8 +33,8 @@ OpenClients = Callable[[], Clients]
 
 def open_clients(config: SystemConfig) -> Clients:
     return Clients(
-        # A run has patience of its own, which also listens for its end.
-        storage=StorageClient(config.endpoint("storage"), retry_s=1.0),
+        # A run reopens its stream by itself, under its own retry policy and cancellation token.
+        storage=StorageClient(config.endpoint("storage"), retry_s=0.0),
         selector=SelectorClient(config.endpoint("selector")),
         model_storage=ModelStorageClient(config.endpoint("model_storage")),
         trainer_server=TrainerServerClient(config.endpoint("trainer_server")),

@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from modyn.errors import BY_REASON, CancelledError, ModynError, UnavailableError
-from modyn.evaluator.client import EvaluationRequest, EvaluationState, EvaluationStatus, EvaluatorClient
+from modyn.errors import CancelledError, ModynError, UnavailableError
+from modyn.evaluator.client import EvaluationRequest, EvaluationStatus, EvaluatorClient
 from modyn.records import RunId
 from modyn.rpc.logs import bind, get_logger
-from modyn.rpc.retry import CancellationToken, RetryPolicy
+from modyn.rpc.retry import CancellationToken, Retrier
 from modyn.supervisor.client import EventKind
 from modyn.supervisor.decisions import Cells, EvaluationPlan, EvaluationTask, TrainedModel, When
 from modyn.supervisor.evaluation.handlers import EvaluationHandler, load_handlers
@@ -79,7 +79,7 @@ class Evaluations:
         evaluator: EvaluatorClient,
         journal: RunJournal,
         hub: EventHub,
-        patience: RetryPolicy,
+        patience: Retrier,
         signals: CancellationToken,
         evaluated: Collection[tuple[int, str]],
     ) -> None:
@@ -97,7 +97,7 @@ class Evaluations:
         self._lock = threading.Lock()
         self._workers = int(self._section.get("after_training_evaluation_workers", 5))
         self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix=f"{run_id}-evaluation")
-        signals.on_end(self._call_off)
+        signals.on_cancel(self._call_off)
 
     def use_workers(self, num_workers: int) -> None:
         """For what is begun from now on; everything before must have ended."""
@@ -147,10 +147,10 @@ class Evaluations:
                 else:
                     self._patience.call(lambda: self._journal.evaluated(task))
             except ModynError as error:
-                self._signals.end(error)
+                self._signals.cancel(error)
             except Exception as error:  # noqa: BLE001 - it would end a thread unseen; the run's main thread raises it
                 _LOG.exception("evaluation_crashed")
-                self._signals.end(ModynError(f"evaluating trigger {task.trigger_id} failed: {type(error).__name__}: {error}"))
+                self._signals.cancel(ModynError(f"evaluating trigger {task.trigger_id} failed: {type(error).__name__}: {error}"))
 
     def _failed(self, task: EvaluationTask, error: ModynError) -> None:
         self._patience.call(lambda: self._journal.evaluation_failed(task, error.message))
@@ -180,9 +180,7 @@ class Evaluations:
             self._patience.follow(
                 start=lambda: self._evaluator.start(request),
                 watch=lambda: self._evaluator.watch(id_),
-                is_final=lambda status: status.state.is_final,
-                failure=_failure,
-                progress=lambda status: self._tell_progress(task, status),
+                report=lambda status: self._tell_progress(task, status),
             )
         finally:
             if self._signals.cause is not None:
@@ -191,7 +189,7 @@ class Evaluations:
             with self._lock:
                 self._running.discard(id_)
 
-    def _tell_progress(self, task: EvaluationTask, status: EvaluationStatus) -> int:
+    def _tell_progress(self, task: EvaluationTask, status: EvaluationStatus) -> None:
         detail = {
             "handler": task.handler,
             "dataset": task.dataset,
@@ -199,7 +197,6 @@ class Evaluations:
             "samples_total": status.samples_total,
         }
         self._hub.progress(self._run_id, EventKind.EVALUATION_PROGRESS, detail, task.trigger_id)
-        return status.samples_seen
 
     def _call_off(self, cause: ModynError) -> None:
         """On the user's request only: evaluations of a run that was interrupted may as well go on."""
@@ -212,11 +209,3 @@ class Evaluations:
                 self._evaluator.stop(id_)
             except ModynError as error:
                 _LOG.warning("evaluation_not_stopped", evaluation_id=id_, error=error.message)
-
-
-def _failure(status: EvaluationStatus) -> ModynError | None:
-    if status.state is EvaluationState.FINISHED:
-        return None
-    if status.state is EvaluationState.STOPPED:
-        return UnavailableError(f"evaluation {status.evaluation_id} was stopped by somebody else")
-    return BY_REASON.get(status.error_reason, ModynError)(status.error or f"evaluation {status.evaluation_id} failed")

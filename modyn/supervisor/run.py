@@ -20,7 +20,7 @@ from modyn.config.system import SupervisorConfig
 from modyn.errors import CancelledError, CorruptStateError, ModynError, UnavailableError
 from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, Interval, SampleBatch
 from modyn.rpc.logs import bind, get_logger
-from modyn.rpc.retry import CancellationToken, RetryPolicy
+from modyn.rpc.retry import CancellationToken, Retrier, RetryPolicy
 from modyn.supervisor.client import EventKind, TriggerRecord
 from modyn.supervisor.clients import Clients
 from modyn.supervisor.decisions import TrainedModel, parent_model, split
@@ -31,12 +31,14 @@ from modyn.supervisor.run_journal import RunJournal
 from modyn.supervisor.states import RunState, TriggerState
 from modyn.supervisor.stream import SampleStream, StreamSource
 from modyn.supervisor.triggers import TriggerContext, build_trigger
-from modyn.trainer_server.client import TrainingRequest, TrainingState, TrainingStatus
+from modyn.trainer_server.client import TrainingRequest, TrainingStatus
 
 T = TypeVar("T")
 
 MODELS_TRAINED = Counter("modyn_supervisor_models_trained", "Trainings that ended with a stored model")
 SAMPLES_SEEN = Counter("modyn_supervisor_samples_seen", "Samples of streams that were processed")
+
+ADVICE = "start the service again (`modyn up`), then resume the run"
 
 _LOG = get_logger("supervisor")
 
@@ -61,7 +63,8 @@ class Driver:
         self._hub = hub
         self._config = config
         self._signals = signals
-        self._patience = RetryPolicy(config.patience_s, signals, self._tell_outage)
+        policy = RetryPolicy(config.patience_s, longest_pause_s=2.0, advice=ADVICE)
+        self._patience = Retrier(policy, signals, self._tell_outage)
         self._policy = build_trigger(self.pipeline.trigger, TriggerContext(self.pipeline.seed))
         self._schedule = Schedule(self.pipeline.evaluation)
         self._evaluations = Evaluations(
@@ -79,7 +82,7 @@ class Driver:
         self._triggers: list[TriggerRecord] = []
         self._training: int | None = None
         self._training_lock = threading.Lock()
-        signals.on_end(self._call_off_training)
+        signals.on_cancel(self._call_off_training)
 
     def drive(self) -> str:
         try:
@@ -111,13 +114,13 @@ class Driver:
 
     def _follow_stream(self) -> None:
         self._enter(RunState.STREAMING)
-        storage, patience, signals = self._clients.storage, self._patience, self._signals
+        storage = self._clients.storage
         interval = Interval(
             MIN_TIMESTAMP if self.run.from_timestamp is None else self.run.from_timestamp,
             MAX_TIMESTAMP if self.run.to_timestamp is None else self.run.to_timestamp,
         )
         source = StreamSource(self.pipeline.dataset_id, self.run.mode, interval, self._config.stream_batch_size)
-        stream = SampleStream(storage, source, self._cursor.last, patience, signals)
+        stream = SampleStream(storage, source, self._cursor.last, self._patience)
         try:
             while not self._has_enough() and (batch := stream.read(lambda: self._enter(RunState.WAITING_FOR_DATA))) is not None:
                 self._enter(RunState.STREAMING)
@@ -218,9 +221,7 @@ class Driver:
             return self._patience.follow(
                 start=lambda: trainer.start(request),
                 watch=lambda: trainer.watch(request.run_id, request.trigger_id),
-                is_final=lambda status: status.state.is_final,
-                failure=_training_failure,
-                progress=self._tell_training_progress,
+                report=self._tell_training_progress,
             )
         finally:
             if self._signals.cause is not None:
@@ -320,7 +321,7 @@ class Driver:
         }
         self._hub.progress(self.run.run_id, EventKind.STREAM_PROGRESS, detail)
 
-    def _tell_training_progress(self, status: TrainingStatus) -> int:
+    def _tell_training_progress(self, status: TrainingStatus) -> None:
         detail = {
             "samples_seen": status.samples_seen,
             "samples_total": status.samples_total or 0,
@@ -329,7 +330,6 @@ class Driver:
             "samples_per_s": status.samples_per_s,
         }
         self._hub.progress(self.run.run_id, EventKind.TRAINING_PROGRESS, detail, status.trigger_id)
-        return status.samples_seen
 
 
 def trained_models(triggers: list[TriggerRecord] | tuple[TriggerRecord, ...]) -> list[TrainedModel]:
@@ -343,14 +343,6 @@ def trained_models(triggers: list[TriggerRecord] | tuple[TriggerRecord, ...]) ->
             models.append(TrainedModel(trigger.trigger_id, trigger.model_id, Interval(first, last + 1)))
             first = last = None
     return models
-
-
-def _training_failure(status: TrainingStatus) -> ModynError | None:
-    if status.state is TrainingState.FINISHED:
-        return None
-    if status.state is TrainingState.STOPPED:
-        return UnavailableError(f"the training of trigger {status.trigger_id} was stopped by somebody else")
-    return status.to_error()
 
 
 def _date(timestamp: int | None) -> str:

@@ -18,13 +18,13 @@ from modyn.errors import CancelledError, ConflictError, InvalidArgumentError, Mo
 from modyn.records import RunId
 from modyn.registry import nearest
 from modyn.rpc.logs import bind, get_logger
-from modyn.rpc.retry import LONGEST_PAUSE_S, CancellationToken, RetryPolicy
+from modyn.rpc.retry import CancellationToken, Retrier, RetryPolicy
 from modyn.supervisor.client import EvaluationResult, Run, TriggerRecord
 from modyn.supervisor.clients import Clients, OpenClients
 from modyn.supervisor.evaluation.handlers import load_handlers
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.journal import Journal, NewRun
-from modyn.supervisor.run import Driver
+from modyn.supervisor.run import ADVICE, Driver
 from modyn.supervisor.run_journal import RunJournal
 from modyn.supervisor.states import AT_REST, RESUMABLE, RunState
 from modyn.supervisor.validation import RunOptions, check_pipeline, checked_pipeline, count_stream
@@ -33,6 +33,8 @@ SHUTDOWN_S = 5.0
 """Threads get so long to bring their runs to rest when the supervisor stops."""
 OWNER_GONE_S = 2.0
 """PostgreSQL needs a moment to notice that the supervisor who drove a run has been killed."""
+
+POSTGRES_PAUSE_S = 2.0
 
 RUNS_DRIVEN = Gauge("modyn_supervisor_runs_driven", "Runs that are driven now")
 RUNS_ENDED = Counter("modyn_supervisor_runs_ended", "Runs that came to rest, by state", ["state"])
@@ -144,7 +146,7 @@ class Runs:
         except ConflictError as error:
             # It is only just starting or has come to rest meanwhile; its thread knows.
             _LOG.info("stopping_unannounced", run_id=run_id, reason=error.message)
-        driven.signals.end(_stopped(run_id))
+        driven.signals.cancel(_stopped(run_id))
         return self._journal.run(run_id)
 
     def _stop_waiting(self, waiting: _Driven) -> Run | None:
@@ -156,7 +158,7 @@ class Runs:
         with self._lock:
             if waiting in self._line:
                 self._line.remove(waiting)
-        waiting.signals.end(_stopped(waiting.run_id))  # For a thread that took it from the line meanwhile.
+        waiting.signals.cancel(_stopped(waiting.run_id))  # For a thread that took it from the line meanwhile.
         return run
 
     def resume(self, run_id: str) -> Run:
@@ -202,14 +204,14 @@ class Runs:
         for in_line in waiting:
             self._mark_interrupted(in_line.run_id, cause)
         for one in driven:
-            one.signals.end(cause)
+            one.signals.cancel(cause)
             if one.clients is not None:
                 one.clients.close()
         give_up = time.monotonic() + SHUTDOWN_S
         for one in driven:
             if one.thread is not None:
                 one.thread.join(max(give_up - time.monotonic(), 0.0))
-        self._closed.end(cause)
+        self._closed.cancel(cause)
         self._hub.close()
         self._clients.close()
 
@@ -278,7 +280,7 @@ class Runs:
                     self._bring_to_rest(driven, RunJournal(self._journal, driven.run_id, attempt))
             except UnavailableError as error:
                 _LOG.warning("postgres_unavailable", error=error.message)
-                self._closed.wait(LONGEST_PAUSE_S)
+                self._closed.wait(POSTGRES_PAUSE_S)
             except ModynError:
                 raise
             except Exception as raised:
@@ -297,7 +299,7 @@ class Runs:
                 if write.state is RunState.SUBMITTED:
                     write.become(state, **_told(state, error))
 
-        RetryPolicy(float("inf"), self._closed).call(write_end)
+        Retrier(RetryPolicy(float("inf"), longest_pause_s=POSTGRES_PAUSE_S), self._closed).call(write_end)
 
     def _bring_to_rest(self, driven: _Driven, journal: RunJournal) -> None:
         """Drives the run and writes down how it ended, however long PostgreSQL stays away."""
@@ -307,7 +309,9 @@ class Runs:
         try:
             with closing(self._open_clients()) as clients:
                 driven.clients = clients
-                recorded = RetryPolicy(self._config.patience_s, signals).call(lambda: self._journal.recorded(run_id))
+                recorded = Retrier(RetryPolicy(self._config.patience_s, advice=ADVICE), signals).call(
+                    lambda: self._journal.recorded(run_id)
+                )
                 if recorded.run.is_at_rest:
                     return  # It was stopped just as its turn came.
                 message = Driver(recorded, journal, clients, self._hub, self._config, signals).drive()
@@ -318,7 +322,7 @@ class Runs:
         state = _end_of(error)
         RUNS_ENDED.labels(str(state)).inc()
         _LOG.info("at_rest", state=str(state), error=error.message if error else "", message=message)
-        patience = RetryPolicy(float("inf"), self._closed)
+        patience = Retrier(RetryPolicy(float("inf"), longest_pause_s=POSTGRES_PAUSE_S), self._closed)
         try:
             patience.call(lambda: journal.end(state, message=message, **_told(state, error)))
         except ModynError:

@@ -9,15 +9,17 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from modyn.errors import UnavailableError
 from modyn.records import Interval, SampleBatch
-from modyn.rpc.retry import CancellationToken, RetryPolicy
-from modyn.storage.client import NewSamples, StorageClient
+from modyn.rpc.retry import ResumingStream, Retrier
+from modyn.storage.client import StorageClient
 from modyn.supervisor.client import RunMode
 
 READ_AHEAD = 2
 """Batches."""
+IDLE_AFTER_S = 0.5
+"""A production run that has received nothing for so long waits for data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,58 +33,42 @@ class StreamSource:
 
 
 class SampleStream:
-    """The batches of a source after a position. Survives storage being away, for as long as `patience` lasts."""
+    """The batches of a source after a position. Survives storage being away, for as long as the retrier's policy allows."""
 
-    def __init__(
-        self,
-        storage: StorageClient,
-        source: StreamSource,
-        after: tuple[int, int] | None,
-        patience: RetryPolicy,
-        signals: CancellationToken,
-    ) -> None:
-        self._storage = storage
+    def __init__(self, storage: StorageClient, source: StreamSource, after: tuple[int, int] | None, retrier: Retrier) -> None:
+        """Args: after: (timestamp, key) of the last sample that is not wanted any more; None: from the start."""
         self._source = source
-        self._last = after
-        self._outage = patience.outage()
-        self._signals = signals
-        self._reader = _Reader(self._open())
-        signals.on_end(lambda _: self._reader.close())
+        self._token = retrier.token
+
+        def open_after(last: tuple[int, int] | None) -> Iterator[SampleBatch]:
+            if source.mode is RunMode.EXPERIMENT:
+                return storage.samples_in_interval(source.dataset, source.interval, source.batch_size, last)
+            return storage.new_samples(source.dataset, 0 if last is None else last[1] + 1, source.batch_size)
+
+        def last_of(batch: SampleBatch) -> tuple[int, int] | None:
+            return int(batch.timestamps[-1]), int(batch.keys[-1])
+
+        self._reader = _Reader(ResumingStream(open_after, after, last_of, retrier))
+        self._token.on_cancel(lambda _: self._reader.close())
 
     def read(self, idle: Callable[[], None]) -> SampleBatch | None:
         """The next batch, never empty; None at the end. Calls `idle` once when it has to wait for data to arrive."""
         while True:
-            try:
-                batch = self._reader.take(0.5)
-                if batch is _NOTHING_YET:
-                    self._signals.check()
-                    if self._source.mode is RunMode.PRODUCTION:
-                        idle()
-                    batch = self._reader.take(None)
-                self._signals.check()
-            except UnavailableError as error:
-                self._outage.wait(error)
-                self._reader.close()
-                self._reader = _Reader(self._open())
-                continue
-            if isinstance(batch, SampleBatch):
-                self._outage.over()
-                self._last = (int(batch.timestamps[-1]), int(batch.keys[-1]))
-                batch = _within(batch, self._source.interval)
-                if len(batch):
-                    return batch
-                continue
-            return None
+            batch = self._reader.take(IDLE_AFTER_S)
+            if batch is _NOTHING_YET:
+                self._token.check()
+                if self._source.mode is RunMode.PRODUCTION:
+                    idle()
+                batch = self._reader.take(None)
+            self._token.check()
+            if not isinstance(batch, SampleBatch):
+                return None
+            batch = _within(batch, self._source.interval)
+            if len(batch):
+                return batch
 
     def close(self) -> None:
         self._reader.close()
-
-    def _open(self) -> Callable[[], Iterator[SampleBatch]]:
-        source, last = self._source, self._last
-        if source.mode is RunMode.EXPERIMENT:
-            return lambda: self._storage.samples_in_interval(source.dataset, source.interval, source.batch_size, last)
-        first_key = 0 if last is None else last[1] + 1
-        return lambda: self._storage.new_samples(source.dataset, first_key, source.batch_size)
 
 
 def _within(batch: SampleBatch, interval: Interval) -> SampleBatch:
@@ -101,11 +87,11 @@ _NOTHING_YET = _Nothing()
 class _Reader:
     """Reads ahead in a thread. `close` may be called from any thread."""
 
-    def __init__(self, open_source: Callable[[], Iterator[SampleBatch]]) -> None:
-        self._open_source = open_source
+    def __init__(self, source: ResumingStream[SampleBatch, Any]) -> None:
+        self._source = source
+        # Guards everything below; notified on every change, since the thread and the reader of the batches both wait on it.
         self._changed = threading.Condition()
         self._batches: deque[SampleBatch] = deque()
-        self._source: Iterator[SampleBatch] | None = None
         self._error: BaseException | None = None
         self._ended = False
         self._closed = False
@@ -126,19 +112,11 @@ class _Reader:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-            source = self._source
-        if isinstance(source, NewSamples):
-            source.cancel()
+        self._source.cancel()
 
     def _read(self) -> None:
         try:
-            source = self._open_source()
-            with self._changed:
-                self._source = source
-                closed = self._closed
-            if closed and isinstance(source, NewSamples):
-                source.cancel()
-            for batch in source:
+            for batch in self._source:
                 if not self._offer(batch):
                     return
         except BaseException as error:  # noqa: BLE001 - raised in the thread that takes the batches; an error is never an end

@@ -17,7 +17,6 @@ from time import perf_counter
 from typing import Any, Final, Protocol
 
 import numpy as np
-import stamina
 import torch
 
 from modyn.config.base import load_section
@@ -27,12 +26,13 @@ from modyn.dataset.connections import DatasetClients, DatasetConnector
 from modyn.dataset.loader import BatchLoader
 from modyn.dataset.order.plan import Position
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
-from modyn.errors import ConfigError, CorruptStateError, InvalidArgumentError, NotFoundError, TrainingError, UnavailableError
+from modyn.errors import ConfigError, CorruptStateError, InvalidArgumentError, NotFoundError, TrainingError
 from modyn.model_storage.client import ModelHeader, ModelStorageClient, StoredModel
 from modyn.models.build import build_model
 from modyn.models.weights import load_weights, save_weights
 from modyn.records import ModelVersion, RunId, TriggerSetInfo
 from modyn.rpc.logs import bind, configure_logs, get_logger
+from modyn.rpc.retry import Retrier, RetryPolicy
 from modyn.selector.client import SelectorClient
 from modyn.trainer_server.checkpoint import (
     Checkpoints,
@@ -380,10 +380,7 @@ def _store(task: Task, parts: Parts, parent: StoredModel | None, result: dict[st
 
 
 def _put(models: Models, header: ModelHeader, path: Path) -> ModelVersion:
-    for attempt in stamina.retry_context(on=UnavailableError, attempts=None, timeout=PUT_PATIENCE_S, wait_max=5.0):
-        with attempt:
-            return models.put(header, path)
-    raise AssertionError("retry_context returns or raises")
+    return Retrier(RetryPolicy(PUT_PATIENCE_S, longest_pause_s=5.0)).call(models.put, header, path)
 
 
 def _take_over_optimizers(task: Task, parts: Parts, parent: ModelVersion) -> None:

@@ -271,7 +271,7 @@ def test_a_service_that_is_stuck_ends_by_itself(start: Callable[..., subprocess.
 
 
 def test_another_signal_that_somebody_handles_ends_nothing(start: Callable[..., subprocess.Popen[str]]) -> None:
-    hear = "lambda number, _: print(signal.CancellationToken(number).name, file=sys.stderr, flush=True)"
+    hear = "lambda number, _: print(signal.Signals(number).name, file=sys.stderr, flush=True)"
     process = start(f"for number in (signal.SIGUSR1, signal.SIGTERM): signal.signal(number, {hear})")
     assert process.stdout is not None
     assert process.stderr is not None

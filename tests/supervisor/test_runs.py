@@ -729,15 +729,3 @@ def test_a_run_that_cannot_be_claimed_fails_and_can_be_resumed(
     assert "ValueError: no room for another lock" in run.error
     runs.resume(run.run_id)
     assert wait_until_at_rest(runs, run.run_id).state is RunState.FINISHED
-
-
-def test_a_training_that_never_gets_further_is_given_up(runs: Runs, services: InMemoryServices, monkeypatch: Any) -> None:
-    monkeypatch.setattr("modyn.rpc.retry.FRUITLESS_ATTEMPTS", 3)
-
-    def breaks(request: TrainingRequest) -> Any:
-        raise UnavailableError("storage cannot be reached at unix:x")
-
-    services.trainer_server.train = breaks
-    run = finish(runs, pipeline_yaml())
-    assert run.state is RunState.INTERRUPTED
-    assert "gave up after 3 attempts without progress: storage cannot be reached" in run.error

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from modyn.errors import CancelledError, ModynError, NotFoundError, UnavailableError
 from modyn.records import Interval, SampleBatch
-from modyn.rpc.retry import CancellationToken, RetryPolicy
+from modyn.rpc.retry import CancellationToken, Retrier, RetryPolicy
 from modyn.supervisor.client import RunMode
 from modyn.supervisor.stream import SampleStream, StreamSource
 from modyn.testing.fake_storage import FakeStorage, FakeStorageClient
@@ -49,7 +49,7 @@ def open_stream(
     signals: CancellationToken | None = None,
 ) -> SampleStream:
     signals = signals or CancellationToken()
-    return SampleStream(client, StreamSource("d", mode, interval, 3), after, RetryPolicy(PATIENCE_S, signals), signals)
+    return SampleStream(client, StreamSource("d", mode, interval, 3), after, Retrier(RetryPolicy(PATIENCE_S), signals))
 
 
 def make_storage(times: list[int]) -> FakeStorage:
@@ -96,7 +96,7 @@ def test_live_data_comes_in_order_of_arrival_within_the_interval() -> None:
 def test_the_end_wakes_a_stream_that_waits() -> None:
     signals = CancellationToken()
     stream = open_stream(make_storage([]).client(), RunMode.PRODUCTION, signals=signals)
-    stopping = threading.Timer(0.05, lambda: signals.end(CancelledError("stopped")))
+    stopping = threading.Timer(0.05, lambda: signals.cancel(CancelledError("stopped")))
     with pytest.raises(CancelledError, match="stopped"):
         stream.read(stopping.start)  # Only once it waits without a limit, which nothing but the end can break.
 
@@ -108,22 +108,3 @@ def test_errors_other_than_outages_are_raised_behind_the_batches_before_them() -
     assert batch.keys.tolist() == [0, 1, 2]
     with pytest.raises(NotFoundError, match="no dataset d"):
         stream.read(lambda: None)
-
-
-def test_patience_ends() -> None:
-    signals, told = CancellationToken(), list[str]()
-    patience = RetryPolicy(0.1, signals, told.append)
-
-    def unreachable() -> None:
-        raise UnavailableError("x cannot be reached")
-
-    with pytest.raises(UnavailableError, match=r"gave up after 0 s: x cannot be reached; start the service again"):
-        patience.call(unreachable)
-    assert told == ["x cannot be reached (trying again for 0 s)"]
-    signals.end(CancelledError("first"))
-    signals.end(CancelledError("second"))
-    with pytest.raises(CancelledError, match="first"):
-        patience.call(lambda: None)
-    seen: list[ModynError] = []
-    signals.on_end(seen.append)
-    assert [error.message for error in seen] == ["first"]

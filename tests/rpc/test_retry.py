@@ -1,0 +1,132 @@
+"""Calls, streams and jobs are repeated for a limited time, and a cancelled token ends every wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from modyn.errors import CancelledError, DeadlineError, ModynError, NotFoundError, TrainingError, UnavailableError
+from modyn.records import JobState
+from modyn.rpc.retry import CancellationToken, ResumingStream, Retrier, RetryPolicy
+from modyn.testing.waiting import PATIENCE_S
+
+GONE = UnavailableError("x cannot be reached")
+QUICK = RetryPolicy(PATIENCE_S, first_pause_s=0.001, longest_pause_s=0.002, max_attempts_without_progress=3)
+
+
+@dataclass(frozen=True)
+class Status:
+    state: JobState
+    samples_seen: int = 0
+
+    def to_error(self) -> ModynError:
+        return TrainingError("worker 3 was killed")
+
+
+def unreachable() -> None:
+    raise GONE
+
+
+def test_a_call_is_given_up_once_the_limit_has_passed() -> None:
+    reported: list[str] = []
+    with pytest.raises(UnavailableError, match=r"^gave up after 0 s: x cannot be reached; start it$"):
+        Retrier(RetryPolicy(0.1, advice="start it"), report=reported.append).call(unreachable)
+    assert reported == ["x cannot be reached (trying again for 0 s)"]
+    with pytest.raises(UnavailableError) as raised:
+        Retrier(RetryPolicy(0.0)).call(unreachable)
+    assert raised.value is GONE
+
+
+def test_deadlines_are_repeated_only_where_the_policy_says_so() -> None:
+    answers: list[ModynError] = [DeadlineError("slow"), GONE]
+
+    def call() -> str:
+        if answers:
+            raise answers.pop(0)
+        return "answer"
+
+    assert Retrier(QUICK).call(call) == "answer"
+    answers[:] = [GONE, DeadlineError("slow")]
+    with pytest.raises(DeadlineError):
+        Retrier(RetryPolicy(PATIENCE_S, first_pause_s=0.001, on_deadline=False)).call(call)
+
+
+def test_a_wrapped_client_repeats_its_calls() -> None:
+    class Client:
+        attempts = 0
+
+        def double(self, number: int, *, plus: int) -> int:
+            self.attempts += 1
+            if self.attempts < 3:
+                raise GONE
+            return 2 * number + plus
+
+    client = Client()
+    assert Retrier(QUICK).wrap(client).double(3, plus=1) == 7
+    assert client.attempts == 3
+
+
+def test_the_first_cause_of_a_cancellation_ends_calls_and_waits() -> None:
+    token, seen = CancellationToken(), list[ModynError]()
+    token.on_cancel(seen.append)
+    token.cancel(CancelledError("first"))
+    token.cancel(CancelledError("second"))
+    token.on_cancel(seen.append)
+    assert [error.message for error in seen] == ["first", "first"]
+    with pytest.raises(CancelledError, match="first"):
+        Retrier(QUICK, token).call(lambda: None)
+    with pytest.raises(CancelledError, match="first"):
+        token.wait(PATIENCE_S)
+
+
+def test_a_stream_resumes_behind_the_last_item() -> None:
+    opened: list[int] = []
+
+    def open_at(position: int) -> Iterator[int]:
+        opened.append(position)
+        for item in range(position, 6):
+            yield item
+            if item == position + 1:
+                raise GONE
+
+    stream: ResumingStream[int, int] = ResumingStream(open_at, 0, lambda item: item + 1, Retrier(QUICK))
+    assert list(stream) == [0, 1, 2, 3, 4, 5]
+    assert opened == [0, 2, 4, 6]
+    stream.cancel()
+    assert list(stream) == []
+
+
+def test_a_job_is_started_again_after_outages_restarts_and_stops_of_others() -> None:
+    running, seen = Status(JobState.RUNNING, 1), list[Status]()
+    endings: list[ModynError | Status] = [GONE, NotFoundError("no such job"), Status(JobState.STOPPED, 2), running]
+
+    def watch() -> Iterator[Status]:
+        yield running
+        if not endings:
+            yield Status(JobState.FINISHED, 9)
+        elif isinstance(ending := endings.pop(0), ModynError):
+            raise ending
+        else:
+            yield ending
+
+    policy = RetryPolicy(PATIENCE_S, first_pause_s=0.001, longest_pause_s=0.002)
+    assert Retrier(policy).follow(lambda: Status(JobState.QUEUED), watch, seen.append) == Status(JobState.FINISHED, 9)
+    assert seen.count(running) == 6
+    assert endings == []
+
+
+def test_a_job_that_fails_or_never_gets_further_is_given_up() -> None:
+    def watch(state: JobState) -> Iterator[Status]:
+        yield Status(state, 5)
+
+    def start() -> Status:
+        return Status(JobState.QUEUED)
+
+    with pytest.raises(TrainingError, match="worker 3 was killed"):
+        Retrier(QUICK).follow(start, lambda: watch(JobState.FAILED), lambda _: None)
+    with pytest.raises(
+        UnavailableError, match="gave up after 3 attempts without progress: the job was stopped by another caller"
+    ):
+        Retrier(QUICK).follow(start, lambda: watch(JobState.STOPPED), lambda _: None)
