@@ -76,6 +76,19 @@ class Registry(Generic[T]):
             found[entry.name] = plugin
         return found
 
+    def preload(self) -> str:
+        """Import what is built in and look through the installed packages once, for the processes that are forked from this one.
+
+        Returns: what is wrong with the installed packages; empty: nothing. The process that needs one of them raises it.
+        """
+        for path in self.builtin.values():
+            load_object(path)
+        try:
+            self.plugins  # noqa: B018  (remembered once computed)
+        except ConfigError as error:
+            return error.message
+        return ""
+
     def ids(self) -> list[str]:
         return sorted(self.plugins)
 

@@ -35,8 +35,7 @@ from modyn.rpc.wire import from_struct, plugins_to_proto, problems_to_proto
 from modyn.storage.client import StorageClient
 from modyn.workers import Job, WorkerLimits, WorkerPool
 
-PRELOAD: Final = ("torch", "safetensors.torch", "modyn.evaluator.worker")
-"""What workers find imported."""
+PRELOAD: Final = ("modyn.evaluator.preload",)
 
 FULL_NAME: Final = "modyn.Evaluator"
 

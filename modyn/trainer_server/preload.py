@@ -1,31 +1,36 @@
-"""What the fork server imports once, so that no worker has to: everything that a training needs whatever it trains.
+"""What the fork server of the trainer imports once, so that a training worker imports nothing but user code.
 
-Must start no threads, and must not fail: what is wrong with a package of a user is told by the worker that needs it.
+Starts no threads, which a fork does not carry along, and does not fail: a broken package of a user fails the worker that needs it.
 """
 
 from __future__ import annotations
 
-import grpc._channel  # imported by the first channel that is opened
-import safetensors.torch
+import multiprocessing.popen_forkserver  # imported when a worker starts processes for user code
+from io import BytesIO
+
+import grpc._channel  # imported when a channel is opened, with grpc.experimental
+import grpc.experimental
+import safetensors.torch  # imported when weights are read or written
 import structlog
-import torch._dynamo  # imported by every optimizer of PyTorch when it is made, which takes a second
+import torch
 
 import modyn.models.mlp_nn
 import modyn.models.resnet_nn
 import modyn.models.small_cnn_nn
+import modyn.rpc.main  # imported by each child again, with the main module of the service
 import modyn.trainer_server.check
-import modyn.trainer_server.downsampling.no
 import modyn.trainer_server.train
-from modyn.errors import ConfigError
 from modyn.models import MODELS
+from modyn.storage.read.local_reads import preload_file_formats
 from modyn.trainer_server.downsampling import DOWNSAMPLING
 from modyn.trainer_server.registries import OPTIMIZERS, SCHEDULERS
 
-PRELOADED = (grpc._channel, safetensors.torch, torch._dynamo, modyn.models, modyn.trainer_server)
-_logger = structlog.get_logger("preload")
+PRELOADED = (multiprocessing, grpc, safetensors, modyn)
 
-for registry in (MODELS, OPTIMIZERS, SCHEDULERS, DOWNSAMPLING):
-    try:
-        registry.plugins  # noqa: B018  (looks through all installed packages, and remembers what it found)
-    except ConfigError as error:
-        _logger.warning("plugins", error=error.message)
+# PyTorch imports modules, its compiler above all (a second), when an optimizer is made and stepped and when a file is written.
+torch.optim.SGD([torch.zeros(1)], lr=0.1).step()
+torch.save({}, BytesIO())
+
+for preload in (MODELS.preload, OPTIMIZERS.preload, SCHEDULERS.preload, DOWNSAMPLING.preload, preload_file_formats):
+    if problem := preload():
+        structlog.get_logger("preload").warning("plugins", error=problem)

@@ -21,7 +21,6 @@ from modyn.trainer_server.registries import OPTIMIZERS, SCHEDULERS
 from modyn.trainer_server.trainings import Trainings
 from modyn.workers import WorkerLimits, WorkerPool
 
-# PyTorch imports the configuration of its compiler when deterministic algorithms are switched on: a second in every worker otherwise.
 PRELOAD: Final = ("modyn.trainer_server.preload",)
 
 FULL_NAME: Final = "modyn.TrainerServer"

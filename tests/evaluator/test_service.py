@@ -11,19 +11,23 @@ import pytest
 import torch
 
 from modyn.config.system import SystemConfig
+from modyn.dataset.connections import PayloadSource
 from modyn.errors import ConfigError, NotFoundError
 from modyn.evaluator import service
 from modyn.evaluator.client import EvaluationRequest, EvaluationState, EvaluatorClient
+from modyn.evaluator.outputs import Room
+from modyn.evaluator.work import Work
 from modyn.model_storage import service as model_storage_service
 from modyn.model_storage.client import ModelHeader, ModelStorageClient
 from modyn.models.build import build_model
 from modyn.models.weights import save_weights
-from modyn.records import EvalInterval, RunId
+from modyn.records import EvalInterval, Interval, RunId
 from modyn.rpc.logs import get_logger
 from modyn.rpc.server import ServiceContext, start_server
 from modyn.testing.processes import ServiceProcess
 from modyn.testing.running_storage import RunningStorage, binary_dataset, start_storage, write_records
 from modyn.testing.waiting import eventually
+from modyn.testing.worker_imports import imports_after_fork
 
 RUN = RunId("numbers-0001")
 DATASET: dict[str, Any] = {
@@ -231,3 +235,20 @@ def _state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return "Z"
+
+
+def test_an_evaluation_worker_imports_nothing_after_the_fork(
+    system_config: SystemConfig, storage: RunningStorage, model_id: int, tmp_path: Path
+) -> None:
+    work = Work(
+        model_id=model_id,
+        dataset=DATASET | {"metrics": [*DATASET["metrics"], {"name": "F1Score", "num_classes": 2}]},
+        intervals=(Interval(0, 1000),),
+        device="cpu",
+        payloads=PayloadSource.of(system_config, "numbers"),
+        model_storage=system_config.endpoint("model_storage"),
+        scratch=tmp_path,
+        decoding="digest",
+        room=Room(tmp_path, 2**20),
+    )
+    assert imports_after_fork(service.PRELOAD, "modyn.evaluator.worker:run", work, tmp_path / "log") == []

@@ -21,7 +21,10 @@ from modyn.selector.client import SelectorClient
 from modyn.storage.client import StorageClient
 from modyn.testing.running_storage import start_storage
 from modyn.testing.training import NUM_FEATURES, small_pipeline
+from modyn.testing.worker_imports import imports_after_fork
 from modyn.trainer_server.client import TrainerServerClient, TrainingRequest, TrainingState, TrainingStatus
+from modyn.trainer_server.jobs import TrainingJob
+from modyn.trainer_server.service import PRELOAD
 
 RUN = RunId("numbers-0001")
 RECORD = np.dtype([("label", "<i8"), ("features", "<f4", (NUM_FEATURES,))])
@@ -124,3 +127,22 @@ def test_a_label_out_of_range_fails_the_training_and_is_named(config: SystemConf
     assert status.state is TrainingState.FAILED
     assert type(status.to_error()) is DataError
     assert "the model has 3 classes" in status.error
+
+
+def test_a_training_worker_imports_nothing_after_the_fork(config: SystemConfig, tmp_path: Path) -> None:
+    parser = "def bytes_parser_function(data):\n    return torch.frombuffer(bytearray(data), dtype=torch.float32)\n"
+    model = {"id": "MLP", "config": {"input_size": NUM_FEATURES, "num_classes": 10}}
+    training = {
+        "optimizers": [{"name": "default", "algorithm": "AdamW", "param_groups": [{"module": "model", "config": {"lr": 0.1}}]}],
+        "lr_scheduler": {"name": "CosineAnnealingLR", "step_every": "batch", "config": {"T_max": "MODYN_NUM_BATCHES"}},
+        "checkpointing": {"activated": True, "interval": 1},
+        "keep_optimizer_state": True,
+        "gradient_clip_norm": 1.0,
+        "amp": True,
+    }
+    for trigger_id, data in enumerate([{}, {"bytes_parser_function": parser}]):
+        sections = pipeline(model=model, **({"data": {"dataset_id": "numbers", **data}} if data else {}))
+        sections["training"] |= training if trigger_id else {}
+        request = TrainingJob(TrainingRequest(RUN, 0, sections), config)
+        imported = imports_after_fork(PRELOAD, "modyn.trainer_server.train:train", request, tmp_path / "log")
+        assert imported == []

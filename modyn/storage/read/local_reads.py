@@ -21,12 +21,13 @@ from modyn.records import Int64Array
 from modyn.rpc.logs import get_logger
 from modyn.storage.client import StorageClient
 from modyn.storage.flight.client import OnMissing, PayloadClient
+from modyn.storage.formats import REGISTRY
 from modyn.storage.read.payload_reader import Located, locate
 from modyn.storage.read.published import PublishedIndex
 from modyn.storage.read.record_readers import RecordReaders
 from modyn.storage.read.snapshot import DatasetSnapshot
 
-__all__ = ["LocalPayloads", "Located", "ShortCut", "open_payloads"]
+__all__ = ["LocalPayloads", "Located", "ShortCut", "open_payloads", "preload_file_formats"]
 
 ShortCut = Literal["auto", "on", "off"]
 
@@ -122,3 +123,8 @@ def open_payloads(
         return PayloadClient(flights, streams)
     logger.info("payloads_by_short_cut", dataset=dataset)
     return payloads
+
+
+def preload_file_formats() -> str:
+    """Import what reading payloads needs later on, the file formats, for processes that are forked from this one. Returns as `Registry.preload`."""
+    return REGISTRY.preload()

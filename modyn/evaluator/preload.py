@@ -1,0 +1,28 @@
+"""What the fork server of the evaluator imports once, so that an evaluation worker imports nothing but user code.
+
+Starts no threads, which a fork does not carry along, and does not fail: a broken package of a user fails the worker that needs it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.popen_forkserver  # imported when a worker starts processes for user code
+
+import grpc._channel  # imported when a channel is opened, with grpc.experimental
+import grpc.experimental
+import safetensors.torch  # imported when weights are read or written
+import structlog
+
+import modyn.evaluator.worker
+import modyn.models.mlp_nn
+import modyn.models.resnet_nn
+import modyn.models.small_cnn_nn
+import modyn.rpc.main  # imported by each child again, with the main module of the service
+from modyn.evaluator.metrics import METRICS
+from modyn.models import MODELS
+from modyn.storage.read.local_reads import preload_file_formats
+
+PRELOADED = (multiprocessing, grpc, safetensors, modyn)
+
+for preload in (MODELS.preload, METRICS.preload, preload_file_formats):
+    if problem := preload():
+        structlog.get_logger("preload").warning("plugins", error=problem)

@@ -1,0 +1,39 @@
+"""What a worker process still imports after the fork: nothing of Modyn, if everything that it uses is preloaded."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from multiprocessing import forkserver
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from modyn.registry import load_object
+from modyn.workers import Report, WorkerPool
+
+PRELOADED: Final = frozenset(sys.modules)
+"""What was imported before this module. In a worker: by the fork server, which imports this module last."""
+
+
+def imports_after_fork(preload: Sequence[str], task: str, request: object, log_path: Path) -> list[str]:
+    """Run `task` with `request` in a worker of a new fork server that imports `preload`; return the modules that the worker imported."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")  # each child imports the main module: here it would be that of pytest
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]  # one that runs keeps the modules that it began with
+    pool = WorkerPool(1, preload=[*preload, __name__])
+    try:
+        name = f"{__name__}:run_and_list_imports"
+        found: list[str] = pool.submit(name, (task, request), name="imports", log_path=log_path).result(120)
+        return found
+    finally:
+        pool.close()
+        sys.modules["__main__"] = main
+
+
+def run_and_list_imports(request: tuple[str, object], report: Report) -> list[str]:
+    """Task of a worker process."""
+    task, inner = request
+    function: Any = load_object(task)
+    function(inner, report)
+    return sorted(set(sys.modules) - PRELOADED - {__name__})
