@@ -14,7 +14,7 @@ PACKAGE = ROOT / "modyn"
 
 FLOORS = {
     "errors": 0, "records": 0, "proto": 0, "_core": 0, "_core.pyi": 0, "sanitize": 0,
-    "registry": 1, "json_codec": 1, "atomic_write": 1, "cache": 1,
+    "registry": 1, "json_codec": 1, "atomic_write": 1, "columnar": 1, "cache": 1,
     "config": 2,
     "rpc": 3, "db": 3, "local": 3, "models": 3,
     "storage": 4, "selector": 4, "model_storage": 4,
@@ -64,7 +64,7 @@ def test_a_room_imports_only_what_is_below_it(path: Path) -> None:
         if there == here:
             continue
         assert FLOORS[there] <= FLOORS[here], f"{here} (floor {FLOORS[here]}) imports {name} (floor {FLOORS[there]})"
-        assert FLOORS[there] < FLOORS[here] or FLOORS[here] in (0, 3, 5, 9), f"{here} imports {name}, a room of its own floor"
+        assert FLOORS[there] < FLOORS[here] or FLOORS[here] in (0, 1, 3, 5, 9), f"{here} imports {name}, a room of its own floor"
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))

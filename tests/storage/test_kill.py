@@ -139,7 +139,7 @@ def test_killed_ingestion_is_exactly_once(quick_config: SystemConfig, tmp_path: 
                 published = Publication.read(dataset.folder)
                 assert published.segments == tuple(segment.path.name for segment in dataset.segments())
                 known = {"index.json", "deletions", "nonce", *published.segments, *(block.file for block in published.names)}
-                known |= {published.stamps.file} if published.stamps else set()
+                known |= {published.stamps} if published.stamps else set()
                 assert {path.name for path in dataset.folder.iterdir()} <= known
                 with storage.short_cut() as local:
                     payloads = local.locate("numbers", np.arange(count)).take(slice(None))

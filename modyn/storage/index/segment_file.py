@@ -1,29 +1,24 @@
-"""One segment of the sample index: an immutable file of columns, one entry a sample, read through a memory map.
+"""One segment of the sample index: an immutable file of columns (see `modyn.columnar`), one entry a sample, read through a memory map.
 
-Layout: a prefix (magic, version, size and CRC-32 of the header), the header as JSON, then the columns, each aligned to 64 bytes. A
-column is stored as one value if all its entries are equal; as runs, in each of which values rise by the same step, where they are few: the
+A column is stored as one value if all its entries are equal; as runs, in each of which values rise by the same step, where they are few: the
 files and offsets of records of one size, the times of files; with the narrowest integer type that holds it otherwise.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import struct
-import zlib
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from modyn import _core
-from modyn.atomic_write import write_atomically
-from modyn.errors import CorruptStateError, InvalidArgumentError, UnavailableError
+from modyn.columnar import ColumnFile, FileKind, write_columns
+from modyn.errors import CorruptStateError, InvalidArgumentError, NotFoundError
 from modyn.records import Int64Array, LabelArray, SampleBatch
 from modyn.storage.model.samples import IndexedFiles, IndexedSamples
 
@@ -32,12 +27,12 @@ UInt32Array = npt.NDArray[np.uint32]
 SEGMENT_ROWS = 1 << 20
 """Most entries that a segment should have: bounds the memory that writing one takes (about 100 bytes an entry)."""
 
-_MAGIC = b"MODYNSEG"
-_VERSION = 2
-_READABLE = (1, 2)
-"""Version 1 is the same without runs."""
-_PREFIX = struct.Struct("<8sIII")
-_ALIGNMENT = 64
+_KIND = FileKind(
+    b"MODYNSEG",
+    3,
+    "segment",
+    "delete the dataset and ingest it again, or restore the folder of the storage service from a backup",
+)
 _NARROW = tuple(np.dtype(name) for name in ("i1", "i2", "i4", "i8"))
 _ROWS_A_RUN = 128
 """Fewest rows that a run must have on average: looking for the run of a row then costs less than reading a column from memory."""
@@ -174,44 +169,18 @@ def write_segment(path: Path, first_key: int, columns: SegmentColumns) -> Segmen
     if np.any(timestamps[1:] < timestamps[:-1]):
         # Keys ascend with the position, so a stable sort by time is the order (timestamp, key).
         data["time_order"] = np.argsort(timestamps, kind="stable")
-    described: dict[str, dict[str, object]] = {}
-    parts: list[memoryview] = []
-    position = 0
-    for name, values in data.items():
-        encoding, stored = _encoded(values)
-        entry: dict[str, object] = {
-            "dtype": stored.dtype.str,
-            "offset": position,
-            "num_bytes": stored.nbytes,
-            "crc32": zlib.crc32(stored.data),
-        }
-        if encoding != "plain":
-            entry[encoding] = True
-        described[name] = entry
-        padding = -stored.nbytes % _ALIGNMENT
-        parts += [stored.data.cast("B"), memoryview(bytes(padding))]
-        position += stored.nbytes + padding
-    header = json.dumps(
-        {
-            "first_key": first_key,
-            "num_samples": len(columns),
-            "min_timestamp": int(timestamps.min()),
-            "max_timestamp": int(timestamps.max()),
-            "label_dtype": columns.labels.dtype.str,
-            "columns": described,
-        }
-    ).encode()
-    prefix = _PREFIX.pack(_MAGIC, _VERSION, len(header), zlib.crc32(header))
-    padding = -(len(prefix) + len(header)) % _ALIGNMENT
-    write_atomically(path, [prefix, header, bytes(padding), *parts])
-    return SegmentInfo(
-        first_key,
-        len(columns),
-        int(timestamps.min()),
-        int(timestamps.max()),
-        len(prefix) + len(header) + padding + position,
-        hashlib.sha256(header).hexdigest(),
-    )
+    encoded = {name: _encoded(values) for name, values in data.items()}
+    first, last = int(timestamps.min()), int(timestamps.max())
+    meta = {
+        "first_key": first_key,
+        "num_samples": len(columns),
+        "min_timestamp": first,
+        "max_timestamp": last,
+        "float_labels": columns.labels.dtype.kind == "f",
+        "encodings": {name: encoding for name, (encoding, _) in encoded.items()},
+    }
+    written = write_columns(path, _KIND, {name: stored for name, (_, stored) in encoded.items()}, meta)
+    return SegmentInfo(first_key, len(columns), first, last, written.num_bytes, written.digest)
 
 
 def _encoded(values: npt.NDArray[Any]) -> tuple[str, npt.NDArray[Any]]:
@@ -229,111 +198,49 @@ def _encoded(values: npt.NDArray[Any]) -> tuple[str, npt.NDArray[Any]]:
     return "plain", np.ascontiguousarray(values, narrow)
 
 
-_ADVICE = "delete the dataset and ingest it again, or restore the folder of the storage service from a backup"
-
-
-@dataclass(frozen=True, slots=True)
-class _Header:
-    """What stands before the columns. described: what is stored of each column, by name; their offsets count from data_start."""
-
-    info: SegmentInfo
-    float_labels: bool
-    described: dict[str, dict[str, Any]]
-    data_start: int
-
-    @staticmethod
-    def read(path: Path, content: npt.NDArray[np.uint8]) -> _Header:
-        """Raises CorruptStateError."""
-        start = content[: _PREFIX.size].tobytes()
-        if len(start) < _PREFIX.size or start[:8] != _MAGIC:
-            raise CorruptStateError(f"{path} is not a segment; {_ADVICE}")
-        _, version, header_size, checksum = _PREFIX.unpack(start)
-        if version not in _READABLE:
-            raise CorruptStateError(
-                f"segment {path} has version {version}, this Modyn reads versions {_READABLE[0]} to {_VERSION}; use the Modyn that wrote it"
-            )
-        raw = content[_PREFIX.size : _PREFIX.size + header_size].tobytes()
-        if len(raw) != header_size or zlib.crc32(raw) != checksum:
-            raise CorruptStateError(f"the header of segment {path} is damaged; {_ADVICE}")
-        header = json.loads(raw)
-        data_start = _aligned(_PREFIX.size + header_size)
-        num_bytes = data_start + max(_aligned(entry["offset"] + entry["num_bytes"]) for entry in header["columns"].values())
-        if len(content) != num_bytes:
-            raise CorruptStateError(f"segment {path} has {len(content)} bytes, but its header promises {num_bytes}; {_ADVICE}")
-        info = SegmentInfo(
-            header["first_key"],
-            header["num_samples"],
-            header["min_timestamp"],
-            header["max_timestamp"],
-            num_bytes,
-            hashlib.sha256(raw).hexdigest(),
-        )
-        return _Header(info, header["label_dtype"] == np.dtype(np.float64).str, header["columns"], data_start)
-
-    def stored(self, name: str, content: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """The bytes of a column."""
-        entry = self.described[name]
-        start = self.data_start + int(entry["offset"])
-        return content[start : start + int(entry["num_bytes"])]
-
-    def column(self, name: str, content: npt.NDArray[np.uint8]) -> _core.Column:
-        """Raises InvalidArgumentError if the bytes that the header promises are not a column of so many rows."""
-        entry = self.described[name]
-        encoding: Literal["constant", "runs", "plain"] = (
-            "constant" if "constant" in entry else "runs" if "runs" in entry else "plain"
-        )
-        return _core.Column(self.stored(name, content), encoding, int(entry["dtype"][2:]), self.info.num_samples)
-
-
 class Segment:
     """One open segment. Positions are keys minus `info.first_key`; ranks are positions in the order (timestamp, key)."""
 
-    __slots__ = (
-        "_content",
-        "_time_order",
-        "file_ids",
-        "float_labels",
-        "info",
-        "labels",
-        "lengths",
-        "offsets",
-        "path",
-        "timestamps",
-    )
+    __slots__ = ("_file", "_time_order", "file_ids", "float_labels", "info", "labels", "lengths", "offsets", "path", "timestamps")
 
-    def __init__(self, path: Path, content: npt.NDArray[np.uint8], header: _Header) -> None:
-        self.path = path
-        self.info = header.info
-        self.float_labels = header.float_labels
-        self._content = content
+    def __init__(self, file: ColumnFile) -> None:
+        self.path, self._file, meta = file.path, file, file.meta
         try:
-            self.file_ids = header.column("file_ids", content)
-            self.offsets = header.column("offsets", content)
-            self.lengths = header.column("lengths", content)
-            self.labels = header.column("labels", content)
-            """Of type float64: their bits."""
-            self.timestamps = header.column("timestamps", content)
-            self._time_order = header.column("time_order", content) if "time_order" in header.described else None
-        except InvalidArgumentError as error:
-            raise CorruptStateError(f"the columns of segment {path} are damaged: {error}; {_ADVICE}") from error
+            self.info = SegmentInfo(
+                meta["first_key"],
+                meta["num_samples"],
+                meta["min_timestamp"],
+                meta["max_timestamp"],
+                file.written.num_bytes,
+                file.written.digest,
+            )
+            self.float_labels = bool(meta["float_labels"])
+            self.file_ids = self._column("file_ids")
+            self.offsets = self._column("offsets")
+            self.lengths = self._column("lengths")
+            self.labels = self._column("labels")
+            """float64 labels as their bits."""
+            self.timestamps = self._column("timestamps")
+            self._time_order = self._column("time_order") if "time_order" in file else None
+        except (InvalidArgumentError, KeyError, TypeError) as error:
+            raise _KIND.corrupt(self.path, f"its columns cannot be: {error}") from error
+
+    def _column(self, name: str) -> _core.Column:
+        """Raises InvalidArgumentError if the stored bytes are not a column of so many rows."""
+        stored = self._file.column(name)
+        return _core.Column(stored.view(np.uint8), self._file.meta["encodings"][name], stored.itemsize, self.info.num_samples)
 
     @classmethod
     def open(cls, path: Path) -> Segment:
         """Map a segment; verifies its header and its size. Raises CorruptStateError, UnavailableError."""
         try:
-            content = _core.map_file(path)
-        except _core.FileVanishedError as error:
-            raise CorruptStateError(f"segment {path} is missing; {_ADVICE}") from error
-        except _core.FileAccessError as error:
-            raise UnavailableError(f"cannot open segment: {error}") from error
-        return cls(path, content, _Header.read(path, content))
+            return cls(ColumnFile.open(path, _KIND))
+        except NotFoundError as error:
+            raise CorruptStateError(error.message) from error
 
     def verify(self) -> None:
         """Read everything and compare with the checksums. Raises CorruptStateError."""
-        header = _Header.read(self.path, self._content)
-        for name, entry in header.described.items():
-            if zlib.crc32(header.stored(name, self._content).data) != entry["crc32"]:
-                raise CorruptStateError(f"column {name} of segment {self.path} is damaged; {_ADVICE}")
+        self._file.verify()
 
     def columns(self, start: int = 0, stop: int | None = None) -> SegmentColumns:
         """Entries at positions [start, stop)."""
@@ -374,10 +281,6 @@ class Segment:
     def _order_at(self, rank: int) -> tuple[int, int]:
         position = rank if self._time_order is None else self._time_order.at(rank)
         return self.timestamps.at(position), position + self.info.first_key
-
-
-def _aligned(position: int) -> int:
-    return position + -position % _ALIGNMENT
 
 
 def merge_segments(path: Path, segments: Sequence[Segment]) -> SegmentInfo:

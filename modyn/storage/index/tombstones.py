@@ -1,9 +1,8 @@
 """Which keys of a dataset are deleted: a set in memory, and on disk a log to which each deletion adds the keys that it brought.
 
-Layout: a head (magic, version, CRC-32 of the rest of the head, bytes that count, number of deleted keys), then blocks (size, CRC-32, keys in
-the form of `_core.KeySet`, compressed). A block counts once the head says so, and the head changes when the block is on the disk: what a kill
-in the middle leaves behind the bytes that count was never acknowledged, and is overwritten. When the log has doubled, one block takes
-the place of all in a new file.
+Layout: a `LogHead` (bytes that count, number of deleted keys), then blocks (size, CRC-32, decompressed size, keys in the form of
+`_core.KeySet`, compressed). A block counts once the head counts it, and the head changes when the block is on the disk: bytes behind those
+that count were never acknowledged, and are overwritten. When the log has doubled, one block takes the place of all in a new file.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import threading
 import zlib
 from contextlib import suppress
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
 
 import numpy as np
@@ -23,30 +21,27 @@ import zstandard
 
 from modyn._core import KeySet
 from modyn.atomic_write import write_atomically
+from modyn.columnar import FileKind, LogHead, LogState, write_at
 from modyn.errors import CorruptStateError, InvalidArgumentError, UnavailableError
 from modyn.records import Int64Array
 
 BoolArray = npt.NDArray[np.bool_]
 
-_MAGIC = b"MODYNDEL"
-_VERSION = 2
-_HEAD = struct.Struct("<8sIIqq")
-_HEAD_CHECKED = struct.Struct("<qq")
-"""The part of the head that its checksum is of."""
+_KIND = FileKind(b"MODYNDEL", 3, "file of deleted keys", "restore it from a backup; without it, deleted samples come back")
+_HEAD = LogHead(_KIND, num_fields=2)
+_NO_LOG = LogState(0, (0, 0))
 _BLOCK = struct.Struct("<III")
-"""Size of what follows, CRC-32 of it, its size when it is decompressed."""
 _MIN_LOG_BYTES = 1 << 16
-"""A log is not made one block again before it has grown by so much."""
-_VERSION_1_CHUNK_BYTES = 1 << 13
+"""A log that grew by less is not rewritten as one block."""
 
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """keys: all that are deleted. num_bytes: of the file, that count; 0 makes the next `add` write a new file. compact_bytes: when it was
-    one block."""
+    """keys: all that are deleted. log: the head of the file, with the bytes that count; number 0 makes the next `add` write a new file.
+    compact_bytes: size of the file when it was one block."""
 
     keys: KeySet
-    num_bytes: int = 0
+    log: LogState = _NO_LOG
     compact_bytes: int = 0
 
 
@@ -61,25 +56,29 @@ class Tombstones:
         self._path = path
         self._state = state
         self._writing = threading.Lock()
+        """Orders additions: the file and `_state` change together. Readers take `_state` once and need no lock."""
 
     @classmethod
     def open(cls, path: Path) -> Tombstones:
         """Read `path`; a missing file means that nothing is deleted. Raises CorruptStateError, UnavailableError."""
         try:
             content = path.read_bytes()
-            if not _head_is_whole(content):
+            try:
+                log = _HEAD.parse(path, content)
+            except CorruptStateError:
                 # The head may have been written while it was read; that is not so twice in a row.
                 content = path.read_bytes()
+                log = _HEAD.parse(path, content)
         except FileNotFoundError:
-            return cls(path, _State(_key_set([])))
+            return cls(path, _State(KeySet(np.zeros(0, np.int64))))
         except OSError as error:
             raise UnavailableError(f"cannot read {path}: {error.strerror or error}; make it readable for the service") from error
-        return cls(path, _decode(path, content))
+        return cls(path, _decode(path, content, log))
 
     def announce(self) -> None:
-        """Make readers in other processes look again. For the process that writes, when it starts: the one before it may have been killed
-        when its last keys counted already and the file had not changed its size yet."""
-        if not self._state.num_bytes:
+        """Make readers in other processes look again. Call when the writing process starts: the one before it may have been killed after
+        its last keys counted and before the file changed its size."""
+        if not self._state.log.number:
             return  # There is no log yet.
         try:
             with self._writing, open(self._path, "r+b", buffering=0) as file:
@@ -108,36 +107,36 @@ class Tombstones:
                 return 0
             added = KeySet(new)
             after = before.keys.united(added)
-            if before.num_bytes <= _MIN_LOG_BYTES + 2 * before.compact_bytes and before.num_bytes:
-                block = _encode(added)
-                self._append(block, before.num_bytes, len(after))
-                self._state = _State(after, before.num_bytes + len(block), before.compact_bytes)
+            if before.log.number and before.log.fields[0] <= _MIN_LOG_BYTES + 2 * before.compact_bytes:
+                self._state = _State(after, self._append(_encode(added), before.log, len(after)), before.compact_bytes)
             else:
                 block = _encode(after)
-                num_bytes = _HEAD.size + len(block)
-                write_atomically(self._path, [_head(num_bytes, len(after)), block])
-                self._state = _State(after, num_bytes, num_bytes)
+                fields = (_HEAD.size + len(block), len(after))
+                write_atomically(self._path, [_HEAD.initial(*fields), block])
+                self._state = _State(after, LogState(1, fields), fields[0])
         return len(new)
 
-    def _append(self, block: bytes, end: int, count: int) -> None:
-        """Write `block` behind the `end` bytes that count, and make it count: `count` keys are deleted then."""
+    def _append(self, block: bytes, log: LogState, count: int) -> LogState:
+        """Write `block` behind the bytes that count, and make it count: `count` keys are deleted then."""
+        start = log.fields[0]
+        end = start + len(block)
         try:
             with open(self._path, "r+b", buffering=0) as file:
                 size = os.fstat(file.fileno()).st_size
-                if size < end:
-                    raise CorruptStateError(f"{self._path} was cut; {_ADVICE}")
+                if size < start:
+                    raise _KIND.corrupt(self._path, "it was cut")
                 try:
-                    _write_all(file, end, block)
+                    write_at(file.fileno(), block, start)
                 except OSError:
-                    # Nothing counts of it, but it may be all that the disk had left.
+                    # Nothing of it counts, but it may be all that the disk had left.
                     with suppress(OSError):
                         file.truncate(size)
                     raise
                 os.fsync(file.fileno())
-                _write_all(file, 0, _head(end + len(block), count))
-                os.fsync(file.fileno())
-                # Whoever saw the size before the head was written looks again. It only grows: times are too coarse to tell a change.
-                file.truncate(max(size, end + len(block)) + 1)
+                after = _HEAD.commit(file.fileno(), log, end, count)
+                # A reader that saw the size before the commit reads again. The size only grows: times are too coarse to show a change.
+                file.truncate(max(size, end) + 1)
+                return after
         except OSError as error:
             raise self._cannot_write(error) from error
 
@@ -154,85 +153,32 @@ class Tombstones:
         return len(self.keys_between(first, end))
 
 
-def _write_all(file: FileIO, position: int, content: bytes) -> None:
-    """At `position`. A disk that fills takes a part, and says so only when it is asked for the rest. Raises OSError."""
-    file.seek(position)
-    rest = memoryview(content)
-    while rest:
-        rest = rest[file.write(rest) or 0 :]
-
-
-def _key_set(keys: list[int] | Int64Array) -> KeySet:
-    return KeySet(np.asarray(keys, np.int64))
-
-
-def _head(num_bytes: int, count: int) -> bytes:
-    return _HEAD.pack(_MAGIC, _VERSION, zlib.crc32(_HEAD_CHECKED.pack(num_bytes, count)), num_bytes, count)
-
-
-def _head_is_whole(content: bytes) -> bool:
-    if len(content) < _HEAD.size or content[:8] != _MAGIC:
-        return False
-    _, version, checksum, num_bytes, count = _HEAD.unpack_from(content)
-    return bool(version != _VERSION or zlib.crc32(_HEAD_CHECKED.pack(num_bytes, count)) == checksum)
-
-
 def _encode(keys: KeySet) -> bytes:
     content = keys.serialized()
     body = zstandard.ZstdCompressor(level=1).compress(content)
     return _BLOCK.pack(len(body), zlib.crc32(body), len(content)) + body
 
 
-_ADVICE = "restore it from a backup; without it, deleted samples come back"
-
-
-def _decode(path: Path, content: bytes) -> _State:
-    if len(content) < _HEAD.size or content[:8] != _MAGIC:
-        raise CorruptStateError(f"{path} is not a file of deleted keys; {_ADVICE}")
-    _, version, checksum, num_bytes, count = _HEAD.unpack_from(content)
-    if version == 1:
-        return _State(_decode_version_1(path, content, checksum, num_chunks=num_bytes))
-    if version != _VERSION:
-        raise CorruptStateError(
-            f"{path} has version {version}, this Modyn reads versions 1 to {_VERSION}; use the Modyn that wrote it"
-        )
-    if not _head_is_whole(content) or len(content) < num_bytes:
-        raise CorruptStateError(f"{path} was cut, or its head is damaged; {_ADVICE}")
-    keys, position, compact_bytes = _key_set([]), _HEAD.size, 0
+def _decode(path: Path, content: bytes, log: LogState) -> _State:
+    num_bytes, count = log.fields
+    if len(content) < num_bytes:
+        raise _KIND.corrupt(path, "it was cut")
+    keys, position, compact_bytes = KeySet(np.zeros(0, np.int64)), _HEAD.size, 0
     while position < num_bytes:
-        size, block_checksum, raw_size = _BLOCK.unpack(content[position : position + _BLOCK.size].ljust(_BLOCK.size, b"\0"))
+        size, checksum, raw_size = _BLOCK.unpack(content[position : position + _BLOCK.size].ljust(_BLOCK.size, b"\0"))
         body = content[position + _BLOCK.size : position + _BLOCK.size + size]
-        if position + _BLOCK.size + size > num_bytes or zlib.crc32(body) != block_checksum:
-            raise CorruptStateError(f"{path} is damaged at byte {position}; {_ADVICE}")
+        if position + _BLOCK.size + size > num_bytes or zlib.crc32(body) != checksum:
+            raise _KIND.corrupt(path, f"the block at byte {position} does not match its checksum")
         try:
-            keys = keys.united(KeySet.parsed(_decompressed(path, body, raw_size)))
-        except InvalidArgumentError as error:
-            raise CorruptStateError(f"{path} is damaged at byte {position}: {error}; {_ADVICE}") from error
+            # Through a stream, so that a damaged frame cannot ask for more memory than what stands before it promises.
+            raw = zstandard.ZstdDecompressor().stream_reader(body).read(raw_size + 1)
+            if len(raw) != raw_size:
+                raise InvalidArgumentError("it has another size than promised")
+            keys = keys.united(KeySet.parsed(raw))
+        except (zstandard.ZstdError, InvalidArgumentError) as error:
+            raise _KIND.corrupt(path, f"the block at byte {position} cannot be read: {error}") from error
         position += _BLOCK.size + size
         compact_bytes = compact_bytes or position
     if len(keys) != count:
-        raise CorruptStateError(f"{path} has {len(keys)} keys, but its head promises {count}; {_ADVICE}")
-    return _State(keys, num_bytes, compact_bytes)
-
-
-def _decompressed(path: Path, body: bytes, num_bytes: int) -> bytes:
-    try:
-        # Through a stream, so that a damaged frame cannot ask for more memory than what stands before it promises.
-        content: bytes = zstandard.ZstdDecompressor().stream_reader(body).read(num_bytes + 1)
-    except zstandard.ZstdError as error:
-        raise CorruptStateError(f"{path} cannot be decompressed: {error}; {_ADVICE}") from error
-    if len(content) != num_bytes:
-        raise CorruptStateError(f"{path} does not have the content that it promises; {_ADVICE}")
-    return content
-
-
-def _decode_version_1(path: Path, content: bytes, checksum: int, num_chunks: int) -> KeySet:
-    """One compressed block: the numbers of all chunks of 65,536 keys in which some are deleted, then their bits, the lowest first."""
-    body = _decompressed(path, content[_HEAD.size :], num_chunks * (8 + _VERSION_1_CHUNK_BYTES))
-    if zlib.crc32(body) != checksum:
-        raise CorruptStateError(f"{path} does not have the content that its checksum promises; {_ADVICE}")
-    keys = _key_set([])
-    for number, chunk in enumerate(np.frombuffer(body, np.int64, num_chunks).tolist()):
-        bits = np.frombuffer(body, np.uint8, _VERSION_1_CHUNK_BYTES, offset=8 * num_chunks + number * _VERSION_1_CHUNK_BYTES)
-        keys = keys.united(_key_set((chunk << 16) + np.flatnonzero(np.unpackbits(bits, bitorder="little"))))
-    return keys
+        raise _KIND.corrupt(path, f"it has {len(keys)} keys, but its head promises {count}")
+    return _State(keys, log, compact_bytes)

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from modyn import _core
-from modyn.atomic_write import write_atomically
+from modyn.columnar import ColumnFile, FileKind, write_columns
 from modyn.config.system import DatasetConfig
 from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
 from modyn.records import Int64Array
@@ -24,21 +23,15 @@ NAMES = ".names"
 """Ending of the blocks of file names."""
 STAMPS = ".stamps"
 """Ending of the sizes and times that are not those in the blocks any more."""
-_FORMAT = 2
+_FORMAT = 3
 _ADVICE = "restart storage, which writes it anew"
+_NAMES_KIND = FileKind(b"MODYNNAM", 1, "file of names of data files", _ADVICE)
+_STAMPS_KIND = FileKind(b"MODYNSTA", 1, "file of stamps of data files", _ADVICE)
 
 
 @dataclass(frozen=True, slots=True)
 class NameBlock:
-    """A file about `count` data files: ends of their names, sizes and times (nanoseconds), all int64, and the text of the names."""
-
-    file: str
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class StampFile:
-    """A file about `count` data files whose stamps changed: ids, ascending, sizes and times, all int64."""
+    """A file with the names, sizes and times of `count` data files."""
 
     file: str
     count: int
@@ -47,7 +40,7 @@ class StampFile:
 @dataclass(frozen=True, slots=True)
 class Publication:
     """What `index.json` says of a dataset. segments: names of files. altered: ids of files that may not be read, ascending.
-    stamps: None if all are those in the blocks."""
+    stamps: name of the file of newer stamps; None if all are those in the blocks."""
 
     config: DatasetConfig
     version: int
@@ -55,7 +48,7 @@ class Publication:
     segments: tuple[str, ...]
     names: tuple[NameBlock, ...]
     altered: tuple[int, ...]
-    stamps: StampFile | None = None
+    stamps: str | None = None
 
     @property
     def num_files(self) -> int:
@@ -70,7 +63,7 @@ class Publication:
             "segments": self.segments,
             "names": [[block.file, block.count] for block in self.names],
             "altered": self.altered,
-            "stamps": self.stamps and [self.stamps.file, self.stamps.count],
+            "stamps": self.stamps,
         }
         return json.dumps(content).encode()
 
@@ -91,7 +84,7 @@ class Publication:
                 tuple(content["segments"]),
                 tuple(NameBlock(*block) for block in content["names"]),
                 tuple(content["altered"]),
-                StampFile(*content["stamps"]) if content["stamps"] else None,
+                content["stamps"],
             )
         except (FileNotFoundError, NotADirectoryError) as error:
             raise NotFoundError(f"no dataset is published in {folder}") from error
@@ -102,8 +95,8 @@ class Publication:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Block:
-    """A block of names, mapped. ends, sizes, mtimes_ns: int64 (n,). text: uint8."""
+class NameColumns:
+    """What a block of names holds, mapped. ends of names in `text`, sizes (bytes), mtimes_ns: int64 (n,). text: uint8."""
 
     ends: Int64Array
     sizes: Int64Array
@@ -112,46 +105,47 @@ class Block:
 
 
 def write_names(path: Path, files: FileTable, first: int) -> None:
+    """Write a block about the files from id `first` on. Raises UnavailableError."""
     encoded = [os.fsencode(name) for name in files.paths[first:]]
     ends = np.cumsum([len(name) for name in encoded], dtype=np.int64)
-    columns = ends, *files.stamps(slice(first, None))
-    write_atomically(path, [*(column.data.cast("B") for column in columns), b"".join(encoded)])
+    sizes, mtimes_ns = files.stamps(slice(first, None))
+    text = np.frombuffer(b"".join(encoded), np.uint8)
+    write_columns(path, _NAMES_KIND, {"ends": ends, "sizes": sizes, "mtimes_ns": mtimes_ns, "text": text})
 
 
-def map_names(path: Path, count: int) -> Block:
-    """Raises CorruptStateError."""
-    columns, text = _map_columns(path, count)
-    if count and int(columns[0][-1]) != len(text):
-        raise CorruptStateError(f"{path} is damaged; {_ADVICE}")
-    return Block(columns[0], columns[1], columns[2], text)
+def map_names(folder: Path, block: NameBlock) -> NameColumns:
+    """Raises CorruptStateError, UnavailableError."""
+    file = _open(folder / block.file, _NAMES_KIND)
+    columns = NameColumns(file.column("ends"), file.column("sizes"), file.column("mtimes_ns"), file.column("text"))
+    if len(columns.ends) != block.count:
+        raise _NAMES_KIND.corrupt(file.path, f"it has {len(columns.ends)} names, not {block.count}")
+    return columns
 
 
-def map_stamps(folder: Path, stamps: StampFile) -> Int64Array:
-    """Ids, sizes and times: int64 (3, count), mapped. Raises CorruptStateError."""
-    return _map_columns(folder / stamps.file, stamps.count)[0]
+def write_stamps(path: Path, files: FileTable, ids: Int64Array) -> None:
+    """Write sizes and times of the files `ids`, ascending. Raises UnavailableError."""
+    write_columns(path, _STAMPS_KIND, {"stamps": np.stack([ids, *files.stamps(ids)])})
 
 
-def _map_columns(path: Path, count: int) -> tuple[Int64Array, UInt8Array]:
-    """Three columns and what follows: int64 (3, count), uint8. Raises CorruptStateError, UnavailableError."""
+def map_stamps(path: Path) -> Int64Array:
+    """Ids, sizes and times: int64 (3, n), mapped. Raises CorruptStateError, UnavailableError."""
+    return _open(path, _STAMPS_KIND).column("stamps")
+
+
+def _open(path: Path, kind: FileKind) -> ColumnFile:
     try:
-        content = _core.map_file(path)
-    except _core.FileVanishedError as error:
-        raise CorruptStateError(f"cannot read what is known of data files: {error}; {_ADVICE}") from error
-    except _core.FileAccessError as error:
-        raise UnavailableError(f"cannot read what is known of data files: {error}") from error
-    size = 3 * 8 * count
-    if len(content) < size:
-        raise CorruptStateError(f"{path} is cut short; {_ADVICE}")
-    return content[:size].view(np.int64).reshape(3, count), content[size:]
+        return ColumnFile.open(path, kind)
+    except NotFoundError as error:
+        raise CorruptStateError(error.message) from error
 
 
 def is_readable(folder: Path, published: Publication) -> bool:
     """Whether all that `published` names of data files is there, and of the right size."""
     try:
         for block in published.names:
-            map_names(folder / block.file, block.count)
+            map_names(folder, block)
         if published.stamps is not None:
-            map_stamps(folder, published.stamps)
+            map_stamps(folder / published.stamps)
     except CorruptStateError:
         return False
     return True
@@ -170,11 +164,11 @@ def are_stamped(folder: Path, published: Publication, files: FileTable, ids: Int
         for block in published.names if len(ids) else ():
             start, stop = np.searchsorted(ids, [first, first + block.count]).tolist()
             if start < stop:
-                mapped = map_names(folder / block.file, block.count)
+                mapped = map_names(folder, block)
                 compare(slice(start, stop), mapped.sizes, mapped.mtimes_ns, ids[start:stop] - first)
             first += block.count
         if published.stamps is not None and len(ids):
-            restamped = map_stamps(folder, published.stamps)
+            restamped = map_stamps(folder / published.stamps)
             _, places, at = np.intersect1d(ids, restamped[0], assume_unique=True, return_indices=True)
             compare(places, restamped[1], restamped[2], at)
     except CorruptStateError:

@@ -37,12 +37,12 @@ from modyn.storage.read.publication import (
     STAMPS,
     NameBlock,
     Publication,
-    StampFile,
     are_stamped,
     is_readable,
     map_names,
     map_stamps,
     write_names,
+    write_stamps,
 )
 from modyn.storage.read.record_readers import RecordReaders
 from modyn.storage.read.snapshot import DatasetSnapshot
@@ -84,7 +84,7 @@ class Publisher:
             now = replace(now, names=self._with_names(now, files))
             write_atomically(self._folder / INDEX, [now.to_json()])
         self._published = now
-        self._sweep({block.file for block in now.names} | ({now.stamps.file} if now.stamps else set()))
+        self._sweep({block.file for block in now.names} | ({now.stamps} if now.stamps else set()))
 
     def _last(self, version: int) -> Publication | None:
         """What is published now, unless it is of a later state than the catalogue, which was restored from a backup then."""
@@ -94,17 +94,17 @@ class Publisher:
             return None
         return published if published.version <= version else None
 
-    def _with_stamps(self, now: Publication, files: FileTable, known: Int64Array) -> StampFile | None:
+    def _with_stamps(self, now: Publication, files: FileTable, known: Int64Array) -> str | None:
         """The stamps that are not those in the blocks, once those of the ids `known`, ascending, are looked at again. Whoever was told once
         that a file has another stamp than its block is told on: he may have mapped the block before it was written anew."""
         found = np.flatnonzero(~are_stamped(self._folder, now, files, known))
         if not len(found):
             return now.stamps
-        before = map_stamps(self._folder, now.stamps)[0] if now.stamps else np.zeros(0, np.int64)
+        before = map_stamps(self._folder / now.stamps)[0] if now.stamps else np.zeros(0, np.int64)
         ids = np.union1d(before, known[found])
         path = self._folder / f"{uuid.uuid4().hex[:12]}{STAMPS}"
-        write_atomically(path, [column.data.cast("B") for column in (ids, *files.stamps(ids))])
-        return StampFile(path.name, len(ids))
+        write_stamps(path, files, ids)
+        return path.name
 
     def _with_names(self, now: Publication, files: FileTable) -> tuple[NameBlock, ...]:
         """The blocks with what they lack of `paths`. A block takes in those before it that are not twice its size, so that there are few,
@@ -184,7 +184,7 @@ class PublishedIndex:
         self._seen: _Seen | None = None
         self._segments: dict[str, Segment] = {}
         self._paths: PathTable | None = None
-        self._stamps: StampFile | None = None
+        self._stamps: str | None = None
         self._source: RecordReader | None = None
 
     def view(self) -> DatasetSnapshot:
@@ -240,13 +240,13 @@ class PublishedIndex:
         for block in published.names:
             known = len(self._paths) - first
             if known < block.count:
-                mapped = map_names(self.folder / block.file, block.count)
+                mapped = map_names(self.folder, block)
                 start = int(mapped.ends[known - 1]) if known else 0
                 ends = mapped.ends[known:] - start if known else mapped.ends
                 self._paths.append_packed(mapped.text[start:], ends, mapped.sizes[known:], mapped.mtimes_ns[known:])
             first += block.count
         if published.stamps is not None and published.stamps != self._stamps:
-            self._paths.restamp(*map_stamps(self.folder, published.stamps))
+            self._paths.restamp(*map_stamps(self.folder / published.stamps))
             self._stamps = published.stamps
         return self._paths, self._source
 

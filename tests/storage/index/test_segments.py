@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
 from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, Interval, SampleBatch
-from modyn.storage.index import segment_file
 from modyn.storage.index import segment_index as segments_module
 from modyn.storage.index.segment_index import (
     Segment,
@@ -270,23 +269,6 @@ def test_columns_that_change_too_often_are_not_stored_as_runs(tmp_path: Path) ->
     assert np.array_equal(found.locations.offsets, columns.offsets[::-1])
 
 
-@pytest.mark.parametrize("kind", ["narrow", "wide", "constant", "sorted", "records"])
-def test_segments_of_version_1_are_read(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    columns = random_columns(np.random.default_rng(1), 1000, kind, False)
-    with monkeypatch.context() as patch:
-        patch.setattr(segment_file, "_RUN_BYTES", 10**9)
-        write_segment(tmp_path / "a", 0, columns)
-    content = (tmp_path / "a").read_bytes()
-    assert b'"runs"' not in content
-    (tmp_path / "a").write_bytes(content[:8] + b"\1\0\0\0" + content[12:])
-    segment = Segment.open(tmp_path / "a")
-    segment.verify()
-    check_equal(SegmentIndex([segment]).samples_by_key(np.arange(1000)), np.arange(1000), columns)
-    # Merged with others, they become the version of today.
-    assert merge_segments(tmp_path / "b", [segment]).num_bytes <= segment.info.num_bytes + 100
-    assert np.array_equal(Segment.open(tmp_path / "b").columns().offsets, columns.offsets)
-
-
 def test_an_index_keeps_the_memory_that_it_reads(tmp_path: Path) -> None:
     """Answers come from the map after everything else that knew it is gone, the file's name included."""
     index, everything = build_index(tmp_path, np.random.default_rng(0), [1000, 1000], ["wide", "records"], False)
@@ -333,7 +315,9 @@ def damaged(content: bytes) -> Iterator[tuple[str, bytes]]:
     yield "is not a segment", b""
     yield "is not a segment", b"PARQUET1" + content[8:]
     yield "version 99", content[:8] + b"\x63\0\0\0" + content[12:]
-    yield "header of segment .* is damaged", content[:30] + b"\xff" + content[31:]
+    yield "version 2, .*; use the Modyn that wrote it, or delete the dataset", content[:8] + b"\2\0\0\0" + content[12:]
+    yield "segment .* is damaged: its header does not match", content[:12] + b"\xff\xff" + content[14:]
+    yield "segment .* is damaged: its header does not match", content[:-2] + b" }"
     yield "header promises", content[:-64]
     yield "header promises", content + b"\0"
 
@@ -356,22 +340,22 @@ def test_a_header_whose_columns_cannot_be_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a"
     write_segment(path, 0, random_columns(np.random.default_rng(1), 100, "wide", False))
     content = path.read_bytes()
-    size = struct.unpack_from("<I", content, 12)[0]
+    start = struct.unpack_from("<Q", content, 16)[0]
     for before, after in ((b'"num_samples": 100', b'"num_samples": 101'), (b'"dtype": "<i8"', b'"dtype": "<i7"')):
-        header = content[20 : 20 + size].replace(before, after)
-        assert header != content[20 : 20 + size]
-        path.write_bytes(content[:16] + struct.pack("<I", zlib.crc32(header)) + header + content[20 + size :])
-        with pytest.raises(CorruptStateError, match="columns of segment .*a are damaged") as caught:
+        header = content[start:].replace(before, after)
+        assert header != content[start:]
+        path.write_bytes(content[:12] + struct.pack("<I", zlib.crc32(header)) + content[16:start] + header)
+        with pytest.raises(CorruptStateError, match="segment .*a is damaged") as caught:
             Segment.open(path)
         assert "restore" in caught.value.message
 
 
 def test_damaged_runs_give_wrong_answers_but_no_crash(tmp_path: Path) -> None:
     path = tmp_path / "a"
-    info = write_segment(path, 0, record_columns(np.random.default_rng(1), 5000, False))
+    write_segment(path, 0, record_columns(np.random.default_rng(1), 5000, False))
     content = bytearray(path.read_bytes())
-    header_end = 20 + struct.unpack_from("<I", content, 12)[0]
-    content[header_end:] = np.random.default_rng(2).bytes(info.num_bytes - header_end)
+    start = struct.unpack_from("<Q", content, 16)[0]
+    content[64:start] = np.random.default_rng(2).bytes(start - 64)
     path.write_bytes(content)
     segment = Segment.open(path)
     with pytest.raises(CorruptStateError, match="is damaged"):
@@ -385,7 +369,7 @@ def test_damage_in_a_column_is_found_by_verify(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(CorruptStateError, match="column .* is damaged"):
+    with pytest.raises(CorruptStateError, match="damaged: its column .* does not match"):
         Segment.open(path).verify()
 
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import errno
-import io
 import os
 import struct
-import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
-import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -138,7 +135,8 @@ def test_an_addition_that_is_cut_off_happened_or_did_not(tmp_path: Path, monkeyp
 
     deletions = Tombstones.open(path)
     with monkeypatch.context() as patch:
-        patch.setattr("modyn.storage.index.tombstones.os.fsync", until_killed)
+        patch.setattr(os, "fsync", until_killed)
+        patch.setattr(os, "fdatasync", until_killed)
         if step < 3:
             with pytest.raises(Killed):
                 deletions.add(np.array([2]))
@@ -155,43 +153,48 @@ def test_a_disk_that_takes_only_a_part_leaves_the_log_as_it_was(tmp_path: Path, 
     deletions = Tombstones.open(path)
     deletions.add(np.array([1]))
     before = path.stat().st_size
-    limit = 7
+    left = 7
+    write = os.pwrite
 
-    class FullDisk(io.FileIO):
-        """Takes parts, and of all together `limit` bytes."""
+    def of_a_full_disk(descriptor: int, content: memoryview, position: int) -> int:
+        """Takes parts, and `left` bytes in all."""
+        nonlocal left
+        part = min(5, len(content), left)
+        if not part:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        left -= part
+        return write(descriptor, bytes(content[:part]), position)
 
-        taken = 0
-
-        def write(self, content: bytes | memoryview) -> int:  # type: ignore[override]
-            part = min(5, len(content), limit - self.taken)
-            if not part:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            self.taken += part
-            return super().write(bytes(content[:part]))
-
-    monkeypatch.setattr("modyn.storage.index.tombstones.open", lambda path, *_, **__: FullDisk(path, "r+"), raising=False)
+    monkeypatch.setattr(os, "pwrite", of_a_full_disk)
     with pytest.raises(UnavailableError, match="No space left"):
         deletions.add(np.array([2, 3]))
     assert path.stat().st_size == before
     assert Tombstones.open(path).keys_between(0, 10).tolist() == [1]
-    limit = 10_000
+    left = 10_000
     deletions.add(np.array([2, 3]))
     assert Tombstones.open(path).keys_between(0, 10).tolist() == [1, 2, 3]
 
 
-def test_a_file_of_version_1_is_read_and_written_anew(tmp_path: Path) -> None:
+def test_a_commit_that_fails_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "deletions"
-    bits = np.zeros((2, 8192), np.uint8)
-    bits[0, 0], bits[1, 8191] = 0b1000_0010, 0b1000_0000
-    body = np.array([0, 3]).tobytes() + bits.tobytes()
-    path.write_bytes(struct.pack("<8sIIqq", b"MODYNDEL", 1, zlib.crc32(body), 2, 3) + zstandard.compress(body))
     deletions = Tombstones.open(path)
-    assert deletions.keys_between(0, 2**40).tolist() == [1, 7, 4 * 65_536 - 1]
-    deletions.add(np.array([8]))
-    assert path.read_bytes()[8] == 2
-    assert Tombstones.open(path).keys_between(0, 2**40).tolist() == [1, 7, 8, 4 * 65_536 - 1]
-    path.write_bytes(struct.pack("<8sIIqq", b"MODYNDEL", 1, zlib.crc32(body) + 1, 2, 3) + zstandard.compress(body))
-    with pytest.raises(CorruptStateError, match="checksum"):
+    deletions.add(np.array([1]))
+
+    def broken(descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch, pytest.raises(UnavailableError, match="Input/output"):
+        patch.setattr(os, "fdatasync", broken)
+        deletions.add(np.array([2]))
+    assert Tombstones.open(path).count == deletions.count == 1
+    assert deletions.add(np.array([2])) == 1
+    assert Tombstones.open(path).count == 2
+
+
+def test_a_file_of_an_older_version_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "deletions"
+    path.write_bytes(struct.pack("<8sIIqq", b"MODYNDEL", 2, 0, 32, 0))
+    with pytest.raises(CorruptStateError, match="has version 2, this Modyn reads version 3; use the Modyn that wrote it"):
         Tombstones.open(path)
 
 
@@ -199,7 +202,7 @@ def test_a_log_that_was_cut_is_not_written_to(tmp_path: Path) -> None:
     path = tmp_path / "deletions"
     deletions = Tombstones.open(path)
     deletions.add(np.array([1]))
-    os.truncate(path, 40)
+    os.truncate(path, 44)
     with pytest.raises(CorruptStateError, match="was cut"):
         deletions.add(np.array([2]))
 

@@ -261,8 +261,8 @@ def test_what_is_damaged_or_unknown_is_told(tmp_path: Path, sources: RecordReade
         (json.dumps(content | {"format": 99}), "format 99"),
         (json.dumps({"format": 1}), "damaged"),
         (json.dumps(content | {"segments": ["none.segment"]}), "missing"),
-        (json.dumps(content | {"names": [["none.names", 1]]}), "known of data files"),
-        (json.dumps(content | {"stamps": ["none.stamps", 1]}), "known of data files"),
+        (json.dumps(content | {"names": [["none.names", 1]]}), "none.names is missing"),
+        (json.dumps(content | {"stamps": "none.stamps"}), "none.stamps is missing"),
     ):
         (tmp_path / "index.json").unlink()
         (tmp_path / "index.json").write_text(text)
@@ -271,7 +271,7 @@ def test_what_is_damaged_or_unknown_is_told(tmp_path: Path, sources: RecordReade
     (block,) = content["names"]
     (tmp_path / "index.json").write_text(json.dumps(content))
     (tmp_path / block[0]).write_bytes(b"abc")
-    with pytest.raises(CorruptStateError, match="cut short"):
+    with pytest.raises(CorruptStateError, match="is not a file of names"):
         PublishedIndex(tmp_path, sources).view()
     Publisher(tmp_path)  # which a new publication mends
     (tmp_path / "index.json").unlink()
@@ -343,7 +343,8 @@ def test_a_deletion_that_counted_when_its_writer_was_killed_is_seen_after_the_ne
         assert reader.view().missing(np.arange(10)).tolist() == [key == 1 for key in range(10)]
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("modyn.storage.index.tombstones.os.fsync", fsync)
+        patch.setattr(os, "fsync", fsync)
+        patch.setattr(os, "fdatasync", fsync)
         store.dataset("numbers").delete_samples(np.array([2]))
     store.close()
     start_storage(quick_config, stack)

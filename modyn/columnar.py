@@ -1,0 +1,324 @@
+"""The one format of all our binary files: immutable files of columns, and the head of append-only logs.
+
+A file of columns (`write_columns`, `ColumnWriter`, `ColumnFile`), little-endian: a prefix of 64 bytes (magic, version, CRC-32 of the header,
+position and size of the header), the columns, each aligned to 64 bytes, and at the end the header as JSON: `meta`, any JSON values of the
+kind of file, and of each column dtype, shape, position and CRC-32. A file is complete or absent, and is read through a memory map.
+
+    KIND = FileKind(b"MODYNXYZ", 1, "file of samples", "delete it")
+    write_columns(path, KIND, {"keys": keys, "weights": weights}, {"model": 3})
+    file = ColumnFile.open(path, KIND)
+    file.meta["model"], file.column("keys")
+
+An append-only log (`LogHead`) starts with magic, version and one or two slots, in which a few numbers say how much of the file counts.
+What is appended is made durable first, then `LogHead.commit` makes it count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import struct
+import threading
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from modyn import _core
+from modyn.atomic_write import TEMPORARY_SUFFIX, replacing, write_atomically
+from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
+
+Array = npt.NDArray[Any]
+
+_START = struct.Struct("<8sI")
+"""Magic and version, which every file begins with."""
+_PREFIX = struct.Struct("<8sIIQQ")
+_ALIGNMENT = 64
+_READ_BYTES = 1 << 20
+_NUMBERS = "biuf"
+"""Kinds of dtypes that a column may have: boolean, integer, float."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileKind:
+    """A kind of file. magic: 8 bytes. noun: its name in errors. advice: what to do about a damaged one, in the imperative."""
+
+    magic: bytes
+    version: int
+    noun: str
+    advice: str
+
+    def check(self, path: Path, start: bytes) -> None:
+        """Raises CorruptStateError unless `start` is the beginning of a file of this kind and version."""
+        if len(start) < _START.size or start[:8] != self.magic:
+            raise CorruptStateError(f"{path} is not a {self.noun}; {self.advice}")
+        if (version := _START.unpack_from(start)[1]) != self.version:
+            raise CorruptStateError(
+                f"{self.noun} {path} has version {version}, this Modyn reads version {self.version}; use the Modyn that wrote it, or "
+                f"{self.advice}"
+            )
+
+    def corrupt(self, path: Path, what: str) -> CorruptStateError:
+        """The error of a damaged file; `what` is wrong with it."""
+        return CorruptStateError(f"the {self.noun} {path} is damaged: {what}; {self.advice}")
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """digest: SHA-256 of the header in hexadecimal, and so of the checksums of all columns."""
+
+    num_bytes: int
+    digest: str
+
+
+def write_columns(path: Path, kind: FileKind, columns: Mapping[str, Array], meta: Mapping[str, Any] | None = None) -> WrittenFile:
+    """Write numeric arrays of any shape; the file is complete and durable on return. Raises UnavailableError."""
+    layout = _Layout({name: (values.dtype, values.shape) for name, values in columns.items()})
+    parts = [memoryview(b"")]
+    for name, values in columns.items():
+        stored = _bytes_of(values)
+        layout.add(name, stored)
+        parts += [stored, memoryview(bytes(-len(stored) % _ALIGNMENT))]
+    prefix, header = layout.finish(kind, meta or {})
+    write_atomically(path, [prefix, *parts, header])
+    return WrittenFile(layout.end + len(header), hashlib.sha256(header).hexdigest())
+
+
+class ColumnWriter:
+    """Writes columns of known lengths part by part, for content that is larger than memory. Made by `column_writer`."""
+
+    def __init__(self, descriptor: int, kind: FileKind, columns: Mapping[str, tuple[npt.DTypeLike, int]]) -> None:
+        """columns: dtype and number of values by name."""
+        self._descriptor, self._kind = descriptor, kind
+        self._layout = _Layout({name: (np.dtype(dtype), (length,)) for name, (dtype, length) in columns.items()})
+        self.meta: dict[str, Any] = {}
+        """Goes into the header when the file is completed."""
+
+    def append(self, name: str, values: Array) -> None:
+        """Write the next values of a column, cast to its dtype. Raises ValueError if they are more than announced."""
+        stored = _bytes_of(values.astype(self._layout.columns[name]["dtype"], copy=False))
+        write_at(self._descriptor, stored, self._layout.add(name, stored))
+
+    def complete(self) -> None:
+        """Write the header. Raises ValueError if values are missing."""
+        prefix, header = self._layout.finish(self._kind, self.meta)
+        write_at(self._descriptor, header, self._layout.end)
+        write_at(self._descriptor, prefix, 0)
+
+
+@contextmanager
+def column_writer(path: Path, kind: FileKind, columns: Mapping[str, tuple[npt.DTypeLike, int]]) -> Iterator[ColumnWriter]:
+    """A writer of the file `path`, which is complete and durable after the block, and as before if the block raises.
+
+    Args: columns: dtype and number of values by name.
+    Raises: UnavailableError: the disk cannot be written to. ValueError: a column has fewer or more values than announced.
+    """
+    temporary = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}{TEMPORARY_SUFFIX}")
+    try:
+        with replacing(path, temporary) as file:
+            writer = ColumnWriter(file.fileno(), kind, columns)
+            yield writer
+            writer.complete()
+    except OSError as error:
+        raise UnavailableError(
+            f"cannot write the {kind.noun} {path}: {error.strerror or error}; free or repair the disk and try again"
+        ) from error
+
+
+class _Layout:
+    """Where columns lie in a file, and their checksums while they are written."""
+
+    def __init__(self, columns: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]) -> None:
+        self.columns: dict[str, dict[str, Any]] = {}
+        self._written = dict.fromkeys(columns, 0)
+        self.end = _ALIGNMENT
+        for name, (dtype, shape) in columns.items():
+            if dtype.kind not in _NUMBERS:
+                raise ValueError(f"column {name} is {dtype}; only numbers can be written")
+            self.columns[name] = {"dtype": dtype.newbyteorder("<").str, "shape": list(shape), "offset": self.end, "crc32": 0}
+            self.end += _aligned(_num_bytes(self.columns[name]))
+
+    def add(self, name: str, stored: memoryview) -> int:
+        """Count bytes of a column as written; returns their position in the file."""
+        column, done = self.columns[name], self._written[name]
+        self._written[name] += len(stored)
+        if self._written[name] > _num_bytes(column):
+            raise ValueError(f"column {name} has more values than the {column['shape']} that were announced")
+        column["crc32"] = zlib.crc32(stored, column["crc32"])
+        return int(column["offset"]) + done
+
+    def finish(self, kind: FileKind, meta: Mapping[str, Any]) -> tuple[bytes, bytes]:
+        """Prefix and header."""
+        for name, column in self.columns.items():
+            if self._written[name] < _num_bytes(column):
+                raise ValueError(f"column {name} has fewer values than the {column['shape']} that were announced")
+        header = json.dumps({"meta": meta, "columns": self.columns}).encode()
+        prefix = _PREFIX.pack(kind.magic, kind.version, zlib.crc32(header), self.end, len(header))
+        return prefix.ljust(_ALIGNMENT, b"\0"), header
+
+
+class ColumnFile:
+    """An open file of columns. Immutable; the map lives as long as this or an array of it, also if the file is removed meanwhile."""
+
+    __slots__ = ("_columns", "_content", "kind", "meta", "path", "written")
+
+    def __init__(self, path: Path, kind: FileKind, content: npt.NDArray[np.uint8]) -> None:
+        kind.check(path, content[: _START.size].tobytes())
+        self.path, self.kind, self._content = path, kind, content
+        start = content[: _PREFIX.size].tobytes().ljust(_PREFIX.size, b"\0")
+        _, _, checksum, position, size = _PREFIX.unpack(start)
+        if len(content) != position + size:
+            raise kind.corrupt(path, f"it has {len(content)} bytes, but its header promises {position + size}")
+        raw = content[position:].tobytes()
+        if zlib.crc32(raw) != checksum or content[_PREFIX.size : _ALIGNMENT].any():
+            raise kind.corrupt(path, "its header does not match its checksum")
+        self.written = WrittenFile(len(content), hashlib.sha256(raw).hexdigest())
+        try:
+            header = json.loads(raw)
+            self.meta: dict[str, Any] = header["meta"]
+            self._columns: dict[str, dict[str, Any]] = header["columns"]
+            for name, column in self._columns.items():
+                if np.dtype(column["dtype"]).kind not in _NUMBERS or column["offset"] + _num_bytes(column) > position:
+                    raise kind.corrupt(path, f"its header promises a column {name} that cannot be")
+        except (ValueError, KeyError, TypeError) as error:
+            raise kind.corrupt(path, f"its header cannot be read: {error}") from error
+
+    @classmethod
+    def open(cls, path: Path, kind: FileKind) -> ColumnFile:
+        """Map a file; verifies its header and its size, not its columns.
+
+        Raises: NotFoundError: there is no file. CorruptStateError. UnavailableError: it cannot be read now.
+        """
+        try:
+            content = _core.map_file(path)
+        except _core.FileVanishedError as error:
+            raise NotFoundError(f"{kind.noun} {path} is missing; {kind.advice}") from error
+        except _core.FileAccessError as error:
+            raise UnavailableError(f"cannot open the {kind.noun}: {error}") from error
+        return cls(path, kind, content)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._columns
+
+    def column(self, name: str) -> Array:
+        """A read-only view of the map. Raises CorruptStateError if there is no such column."""
+        try:
+            column = self._columns[name]
+        except KeyError as error:
+            raise self.kind.corrupt(self.path, f"it has no column {name}") from error
+        stored = self._content[column["offset"] : column["offset"] + _num_bytes(column)]
+        values: Array = stored.view(column["dtype"]).reshape(column["shape"])
+        return values
+
+    def verify(self) -> None:
+        """Compare all columns with their checksums. Raises CorruptStateError, UnavailableError, NotFoundError.
+
+        With plain reads: through the map, a large file would count as memory of the process.
+        """
+        try:
+            with open(self.path, "rb", buffering=0) as file:
+                for name, column in self._columns.items():
+                    file.seek(column["offset"])
+                    checksum, rest = 0, _num_bytes(column)
+                    while rest and (data := file.read(min(rest, _READ_BYTES))):
+                        checksum, rest = zlib.crc32(data, checksum), rest - len(data)
+                    if checksum != column["crc32"] or rest:
+                        raise self.kind.corrupt(self.path, f"its column {name} does not match its checksum")
+        except FileNotFoundError as error:
+            raise NotFoundError(f"{self.kind.noun} {self.path} is missing; {self.kind.advice}") from error
+        except OSError as error:
+            raise UnavailableError(f"cannot read the {self.kind.noun} {self.path}: {error.strerror or error}") from error
+
+
+def _num_bytes(column: Mapping[str, Any]) -> int:
+    return int(math.prod(column["shape"])) * np.dtype(column["dtype"]).itemsize
+
+
+def _aligned(position: int) -> int:
+    return position + -position % _ALIGNMENT
+
+
+def _bytes_of(values: Array) -> memoryview:
+    little = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
+    return little.reshape(-1).view(np.uint8).data
+
+
+def write_at(descriptor: int, content: bytes | memoryview, position: int) -> None:
+    """Write all bytes of `content` at a byte position. Raises OSError: a full disk takes a part, and refuses the rest."""
+    rest = memoryview(content)
+    while rest:
+        written = os.pwrite(descriptor, rest, position)
+        rest, position = rest[written:], position + written
+
+
+@dataclass(frozen=True, slots=True)
+class LogState:
+    """What the head of a log says. number: of the last commit, 0 before the first. fields: int64 numbers of the kind of log."""
+
+    number: int
+    fields: tuple[int, ...]
+
+
+class LogHead:
+    """The head of append-only logs of one kind.
+
+    With one slot, a damaged head is always found, and a reader that meets a commit reads again. With two slots, each in a page of its own,
+    a machine that stops in the middle of a commit leaves the state before it.
+    """
+
+    def __init__(self, kind: FileKind, num_fields: int, slots: tuple[int, ...] = (_START.size,)) -> None:
+        """slots: positions of the slots in the file. The log's content begins behind `size` bytes."""
+        self._kind, self._num_fields, self._slots = kind, num_fields, slots
+        self._slot = struct.Struct(f"<Q{num_fields}qI")
+        page = slots[1] - slots[0] if len(slots) > 1 else self._slot.size
+        self.size = slots[-1] + page
+
+    def initial(self, *fields: int) -> bytes:
+        """The head of a new log: with `fields` committed, or with nothing."""
+        head = bytearray(_START.pack(self._kind.magic, self._kind.version).ljust(self.size, b"\0"))
+        if fields:
+            self._slot.pack_into(head, self._slots[1 % len(self._slots)], *self._packed(LogState(1, fields)))
+        return bytes(head)
+
+    def parse(self, path: Path, content: bytes) -> LogState:
+        """The last state that was committed, from the beginning of a file. Raises CorruptStateError if there is none any more."""
+        self._kind.check(path, content)
+        if len(content) < self.size:
+            raise self._kind.corrupt(path, "it was cut in its head")
+        found, torn = LogState(0, (0,) * self._num_fields), len(self._slots) == 1
+        for slot in self._slots:
+            number, *fields, checksum = self._slot.unpack_from(content, slot)
+            if zlib.crc32(content[slot : slot + self._slot.size - 4]) != checksum or not number:
+                torn = torn or any(content[slot : slot + self._slot.size])
+            elif number > found.number:
+                found = LogState(number, tuple(fields))
+        # Where one slot is torn, the other stands. Without another, the torn one was the only commit, whose content must not be overwritten.
+        if torn and not found.number:
+            raise self._kind.corrupt(path, "its head does not say any more how much of it counts")
+        return found
+
+    def commit(self, descriptor: int, before: LogState, *fields: int) -> LogState:
+        """Make a new state count, durably; what it counts must be durable already. Raises OSError: the state is `before` then."""
+        after = LogState(before.number + 1, fields)
+        slot = self._slots[after.number % len(self._slots)]
+        replaced = os.pread(descriptor, self._slot.size, slot)
+        try:
+            write_at(descriptor, self._slot.pack(*self._packed(after)), slot)
+            os.fdatasync(descriptor)
+        except OSError:
+            # A reader must not take a state for committed that may not be on the disk.
+            with suppress(OSError):
+                write_at(descriptor, replaced, slot)
+            raise
+        return after
+
+    def _packed(self, state: LogState) -> tuple[int, ...]:
+        body = self._slot.pack(state.number, *state.fields, 0)[:-4]
+        return state.number, *state.fields, zlib.crc32(body)
