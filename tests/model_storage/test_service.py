@@ -25,7 +25,6 @@ from modyn.errors import (
     NotFoundError,
     UnavailableError,
 )
-from modyn.model_storage import client as client_module
 from modyn.model_storage.client import ModelHeader, ModelStorageClient
 from modyn.model_storage.service import build
 from modyn.models.weights import weights_sha256
@@ -256,11 +255,8 @@ def test_the_service_imports_nothing_heavy() -> None:
     subprocess.run([sys.executable, "-c", check], check=True, timeout=60)
 
 
-def test_get_waits_for_a_service_that_restarts(
-    process: ServiceProcess, system_config: SystemConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client_module, "_WAIT_S", PATIENCE_S)
-    with ModelStorageClient(system_config.endpoint("model_storage")) as client:
+def test_get_waits_for_a_service_that_restarts(process: ServiceProcess, system_config: SystemConfig, tmp_path: Path) -> None:
+    with ModelStorageClient(system_config.endpoint("model_storage"), wait_s=PATIENCE_S) as client:
         version = client.put(header(), model_file(tmp_path / "put"))
         process.kill()
         restart = threading.Thread(target=process.start)
