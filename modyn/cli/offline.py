@@ -29,7 +29,7 @@ def check_here(text: str, file_name: str) -> list[Problem]:
     from modyn.evaluator.config import check_evaluation
     from modyn.model_storage.section import validate_section
     from modyn.selector.service import validate_selection_section
-    from modyn.supervisor.clients import Clients
+    from modyn.supervisor.clients import RunClients
     from modyn.supervisor.validation import check_pipeline
     from modyn.trainer_server.check import check as check_training
 
@@ -37,7 +37,7 @@ def check_here(text: str, file_name: str) -> list[Problem]:
     if "" not in sys.path:
         sys.path.insert(0, "")
     # The trainer's check takes a connection that it does not use.
-    clients = Clients(
+    clients = RunClients(
         storage=cast("Any", None),
         selector=cast("Any", _Checker(validate_selection_section)),
         model_storage=cast("Any", _Checker(validate_section)),

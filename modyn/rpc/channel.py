@@ -101,7 +101,7 @@ class _Channel(grpc.Channel):
         self.close()
 
     def _streaming(self, call: Any) -> Any:
-        return lambda request, timeout=None: Stream(call(request, timeout=timeout, metadata=self._metadata), self._peer)
+        return lambda request, timeout=None: ResponseStream(call(request, timeout=timeout, metadata=self._metadata), self._peer)
 
     def _translated(self, call: Callable[[], T]) -> T:
         try:
@@ -110,7 +110,7 @@ class _Channel(grpc.Channel):
             raise from_rpc(error, self._peer) from error
 
 
-class Stream(Generic[T]):
+class ResponseStream(Generic[T]):
     """Messages that a server streams. `cancel` ends it from any thread; iterating then stops with CancelledError."""
 
     def __init__(self, call: Any, peer: str) -> None:

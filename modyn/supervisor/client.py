@@ -13,7 +13,7 @@ from modyn.proto import common_pb2, supervisor_pb2, supervisor_pb2_grpc
 from modyn.records import RunId
 from modyn.rpc.client import ServiceClient
 from modyn.rpc.wire import from_struct, problems_from_proto
-from modyn.supervisor.states import AT_REST, RESUMABLE, RunState, TriggerState
+from modyn.supervisor.states import RESUMABLE, TERMINAL, RunState, TriggerState
 
 __all__ = [
     "PROGRESS",
@@ -72,9 +72,9 @@ class Run:
     """The pipeline with defaults filled in."""
 
     @property
-    def is_at_rest(self) -> bool:
+    def is_terminal(self) -> bool:
         """Nothing runs any more."""
-        return self.state in AT_REST
+        return self.state in TERMINAL
 
     @property
     def is_resumable(self) -> bool:

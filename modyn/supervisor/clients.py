@@ -14,7 +14,7 @@ from modyn.trainer_server.client import TrainerServerClient
 
 
 @dataclass(frozen=True, slots=True)
-class Clients:
+class RunClients:
     """One connection to each. A run has its own, so that closing them ends all that it waits for."""
 
     storage: StorageClient
@@ -28,11 +28,11 @@ class Clients:
             client.close()
 
 
-OpenClients = Callable[[], Clients]
+OpenClients = Callable[[], RunClients]
 
 
-def open_clients(config: SystemConfig) -> Clients:
-    return Clients(
+def open_clients(config: SystemConfig) -> RunClients:
+    return RunClients(
         # A run reopens its stream by itself, under its own retry policy and cancellation token.
         storage=StorageClient(config.endpoint("storage"), retry_s=0.0),
         selector=SelectorClient(config.endpoint("selector")),

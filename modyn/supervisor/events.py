@@ -20,7 +20,7 @@ LOOK_AGAIN_S = 5.0
 """A run may be driven by another supervisor, which cannot wake our watchers."""
 
 
-class Watcher:
+class RunWatcher:
     """One who watches one run."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class EventHub:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._lock = threading.Lock()
-        self._watchers: dict[str, list[Watcher]] = {}
+        self._watchers: dict[str, list[RunWatcher]] = {}
         self._clock = clock
         self._last: dict[str, dict[tuple[str, int | None, str], float]] = {}
 
@@ -91,13 +91,13 @@ class EventHub:
         for watcher in watchers:
             watcher.offer(event)
 
-    def add(self, run_id: str) -> Watcher:
-        watcher = Watcher()
+    def add(self, run_id: str) -> RunWatcher:
+        watcher = RunWatcher()
         with self._lock:
             self._watchers.setdefault(run_id, []).append(watcher)
         return watcher
 
-    def remove(self, run_id: str, watcher: Watcher) -> None:
+    def remove(self, run_id: str, watcher: RunWatcher) -> None:
         with self._lock:
             self._watchers[run_id].remove(watcher)
             if not self._watchers[run_id]:
@@ -111,13 +111,13 @@ class EventHub:
         for watcher in watchers:
             watcher.close()
 
-    def _of(self, run_id: str) -> list[Watcher]:
+    def _of(self, run_id: str) -> list[RunWatcher]:
         with self._lock:
             return list(self._watchers.get(run_id, ()))
 
 
 def watch(
-    journal: Journal, hub: EventHub, run_id: str, after_seq: int, opened: Callable[[Watcher], None] = lambda _: None
+    journal: Journal, hub: EventHub, run_id: str, after_seq: int, opened: Callable[[RunWatcher], None] = lambda _: None
 ) -> Iterator[RunEvent]:
     """LRUCache events after `after_seq` without a gap, and progress in between, until the run is at rest. `opened` gets the watcher, so
     that somebody else can close it; the stream then ends with UnavailableError."""

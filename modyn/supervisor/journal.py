@@ -21,9 +21,9 @@ from modyn.errors import ConflictError, NotFoundError
 from modyn.records import RunId
 from modyn.sanitize import sanitize
 from modyn.supervisor.client import EventKind, Run, RunEvent, RunMode, TriggerRecord
-from modyn.supervisor.decisions import Cursor
-from modyn.supervisor.rows import RUN_QUERY, cursor_from_row, run_from_row, triggers_of
-from modyn.supervisor.states import AT_REST, RunState, check_transition
+from modyn.supervisor.evaluation_plan import Cursor
+from modyn.supervisor.journal_queries import RUN_QUERY, cursor_from_row, run_from_row, triggers_of
+from modyn.supervisor.states import TERMINAL, RunState, check_transition
 from modyn.supervisor.tables import CURSORS, EVENTS, RUNS, STEPS
 
 EVENTS_PER_PAGE = 500
@@ -46,7 +46,7 @@ class NewRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RunSnapshot:
     """Everything that a driver needs to go on with a run."""
 
     run: Run
@@ -79,7 +79,7 @@ class Write:
         check_transition(self.run_id, self.state, to)
         self.state = to
         detail = {name: sanitize(value) for name, value in detail.items()}
-        self.changes |= {"state": str(to), "finished_at": time.time() if to in AT_REST else None, **detail}
+        self.changes |= {"state": str(to), "finished_at": time.time() if to in TERMINAL else None, **detail}
         self.event(EventKind.RUN_STATE, {"state": str(to), **{name: value for name, value in detail.items() if value}})
 
     def event(self, kind: EventKind, detail: Mapping[str, Any], trigger_id: int | None = None) -> None:
@@ -142,7 +142,7 @@ class Journal:
         with self.database.session() as session:
             return run_from_row(self._row(session, run_id))
 
-    def recorded(self, run_id: str) -> Recorded:
+    def snapshot(self, run_id: str) -> RunSnapshot:
         """Raises CorruptStateError when the cursor was written by a release that this one cannot read."""
         with self.database.session() as session:
             row = self._row(session, run_id)
@@ -153,7 +153,7 @@ class Journal:
             )
             evaluated = frozenset((int(trigger_id), str(name)) for trigger_id, name in session.execute(query))
         manual = row["manual_handlers"]
-        return Recorded(
+        return RunSnapshot(
             run=run_from_row(row),
             file_name=row["file_name"],
             selection_seed=row["selection_seed"],
@@ -179,7 +179,7 @@ class Journal:
             query = select(EVENTS).where(EVENTS.c.run_id == run_id, EVENTS.c.seq > after_seq).order_by(EVENTS.c.seq).limit(limit)
             rows = session.execute(query).mappings().all()
         events = [RunEvent(row["seq"], row["time"], EventKind(row["kind"]), row["trigger_id"], row["detail"]) for row in rows]
-        return events, RunState(state) in AT_REST and len(events) < limit
+        return events, RunState(state) in TERMINAL and len(events) < limit
 
     def claim(self, run_id: str) -> int:
         """The number of this attempt to drive the run; whoever drove it before can no longer write."""

@@ -13,9 +13,9 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 from modyn.errors import ConflictError
 from modyn.records import ModelVersion, RunId, TriggerSetInfo
 from modyn.supervisor.client import EventKind, TriggerRecord
-from modyn.supervisor.decisions import Cursor, EvaluationTask
+from modyn.supervisor.evaluation_plan import Cursor, EvaluationTask
 from modyn.supervisor.journal import Journal, Write
-from modyn.supervisor.rows import CURSOR_VERSION
+from modyn.supervisor.journal_queries import CURSOR_VERSION
 from modyn.supervisor.states import TRIGGER_TRANSITIONS, RunState, TriggerState
 from modyn.supervisor.tables import CURSORS, STEPS, TRIGGERS
 

@@ -16,7 +16,7 @@ from modyn.supervisor.clients import open_clients
 from modyn.supervisor.evaluation import EVALUATION_STRATEGIES
 from modyn.supervisor.events import EventHub, watch
 from modyn.supervisor.journal import Journal
-from modyn.supervisor.runs import Runs
+from modyn.supervisor.queue import RunQueue
 from modyn.supervisor.triggers import TRIGGERS
 from modyn.supervisor.validation import RunOptions
 
@@ -24,7 +24,7 @@ from modyn.supervisor.validation import RunOptions
 class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
     """See protos/modyn/proto/supervisor.proto."""
 
-    def __init__(self, runs: Runs, journal: Journal, hub: EventHub) -> None:
+    def __init__(self, runs: RunQueue, journal: Journal, hub: EventHub) -> None:
         self._runs = runs
         self._journal = journal
         self._hub = hub
@@ -80,7 +80,7 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     context.on_shutdown(database.close)
     hub = EventHub()
     journal = Journal(database, hub.committed)
-    runs = Runs(journal, hub, lambda: open_clients(config), config.supervisor)
+    runs = RunQueue(journal, hub, lambda: open_clients(config), config.supervisor)
     context.on_shutdown(runs.close)
     runs.recover()
     service = SupervisorService(runs, journal, hub)

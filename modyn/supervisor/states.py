@@ -49,7 +49,7 @@ TRANSITIONS: dict[RunState, frozenset[RunState]] = {
 }
 """From each state to those that may follow. A finished run is submitted again only to make manual evaluations."""
 
-AT_REST = frozenset({RunState.FINISHED, RunState.STOPPED, RunState.FAILED, RunState.INTERRUPTED})
+TERMINAL = frozenset({RunState.FINISHED, RunState.STOPPED, RunState.FAILED, RunState.INTERRUPTED})
 """Nothing runs; only a call of the user moves the run on. Watchers end here."""
 
 RESUMABLE = frozenset({RunState.STOPPED, RunState.FAILED, RunState.INTERRUPTED})

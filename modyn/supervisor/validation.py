@@ -14,12 +14,12 @@ from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, Interval
 from modyn.registry import nearest
 from modyn.storage.client import DatasetInfo, StorageClient
 from modyn.supervisor.client import RunMode
-from modyn.supervisor.clients import Clients
+from modyn.supervisor.clients import RunClients
 from modyn.supervisor.evaluation.handlers import check_handlers
 from modyn.supervisor.triggers import check_trigger_section
 
 
-def check_pipeline(yaml: str, file_name: str, clients: Clients) -> list[Problem]:
+def check_pipeline(yaml: str, file_name: str, clients: RunClients) -> list[Problem]:
     """Every mistake in a pipeline file, each once, in the order of the file. Runs nothing of it."""
     try:
         source = load_yaml(yaml, file_name)
@@ -30,7 +30,7 @@ def check_pipeline(yaml: str, file_name: str, clients: Clients) -> list[Problem]
     ]
 
 
-def checked_pipeline(yaml: str, file_name: str, clients: Clients) -> Pipeline:
+def checked_pipeline(yaml: str, file_name: str, clients: RunClients) -> Pipeline:
     """The pipeline, valid in all its parts. Raises ConfigError that lists every mistake with its line."""
     source = load_yaml(yaml, file_name)
     if found := _problems(source, clients):
@@ -38,7 +38,7 @@ def checked_pipeline(yaml: str, file_name: str, clients: Clients) -> Pipeline:
     return load_pipeline(yaml, file_name)
 
 
-def _problems(source: YamlSource, clients: Clients) -> list[Problem]:
+def _problems(source: YamlSource, clients: RunClients) -> list[Problem]:
     data = dict(source.data)
     found = check_frame(data)
     if isinstance(trigger := data.get("trigger"), Mapping):
@@ -88,7 +88,7 @@ class RunOptions:
             raise InvalidArgumentError(f"at most {self.max_triggers} triggers is no run; ask for 1 or more")
 
 
-def count_stream(pipeline: Pipeline, options: RunOptions, clients: Clients) -> int | None:
+def count_stream(pipeline: Pipeline, options: RunOptions, clients: RunClients) -> int | None:
     """Samples that the run will see; None if that is not known. Raises NotFoundError for a dataset or initial model that does not
     exist, InvalidArgumentError when there is nothing to replay."""
     dataset = pipeline.dataset_id

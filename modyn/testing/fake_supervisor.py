@@ -96,10 +96,10 @@ class FakeSupervisor(FakeClient):
         position = 0
         while True:
             with self._changed:
-                while len(self._events[run_id]) <= position and not self._runs[run_id].is_at_rest:
+                while len(self._events[run_id]) <= position and not self._runs[run_id].is_terminal:
                     self._changed.wait()
                 new = self._events[run_id][position:]
-                at_rest = self._runs[run_id].is_at_rest
+                at_rest = self._runs[run_id].is_terminal
             position += len(new)
             yield from (event for event in new if event.seq > after_seq or event.seq == 0)
             if at_rest:
@@ -107,7 +107,7 @@ class FakeSupervisor(FakeClient):
 
     def stop(self, run_id: str) -> Run:
         with self._changed:
-            if not self.run(run_id).is_at_rest:
+            if not self.run(run_id).is_terminal:
                 self._become(run_id, RunState.STOPPING)
                 self._become(run_id, RunState.STOPPED)
             return self._runs[run_id]
@@ -117,7 +117,7 @@ class FakeSupervisor(FakeClient):
             run = self.run(run_id)
             if run.state is RunState.FINISHED:
                 raise ConflictError(f"run {run_id} is finished; there is nothing to resume")
-            if run.is_at_rest:
+            if run.is_terminal:
                 self._become(run_id, RunState.SUBMITTED)
                 self._become(run_id, RunState.STREAMING)
                 self.finish(run_id)
@@ -162,7 +162,7 @@ class FakeSupervisor(FakeClient):
             run = self.run(run_id)
             check_transition(run_id, run.state, to)
             run = dataclasses.replace(run, state=to)
-            self._runs[run_id] = dataclasses.replace(run, finished_at=time.time() if run.is_at_rest else None)
+            self._runs[run_id] = dataclasses.replace(run, finished_at=time.time() if run.is_terminal else None)
             self.emit(run_id, EventKind.RUN_STATE, {"state": str(to), **detail})
 
     def _play_trigger(self, run_id: RunId, trigger_id: int) -> None:

@@ -25,10 +25,10 @@ from modyn.evaluator.client import EvaluatorClient
 from modyn.model_storage.client import ModelHeader, ModelStorageClient
 from modyn.selector.client import SelectorClient
 from modyn.supervisor.client import Run
-from modyn.supervisor.clients import Clients
+from modyn.supervisor.clients import RunClients
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.journal import Journal
-from modyn.supervisor.runs import Runs
+from modyn.supervisor.queue import RunQueue
 from modyn.testing.fake_evaluator import FakeEvaluator
 from modyn.testing.fake_model_storage import FakeModelStorage
 from modyn.testing.fake_selector import FakeSelectorClient
@@ -49,8 +49,8 @@ class InMemoryServices:
         self.trainer_server = FakeTrainerServer(self._train)
         self.evaluator = FakeEvaluator()
 
-    def clients(self) -> Clients:
-        return Clients(
+    def clients(self) -> RunClients:
+        return RunClients(
             storage=self.storage.client(),
             selector=cast("SelectorClient", self.selector),
             model_storage=cast("ModelStorageClient", self.model_storage),
@@ -59,11 +59,11 @@ class InMemoryServices:
         )
 
     @contextmanager
-    def supervise(self, config: SystemConfig, open_clients: Callable[[], Clients] | None = None) -> Iterator[Runs]:
+    def supervise(self, config: SystemConfig, open_clients: Callable[[], RunClients] | None = None) -> Iterator[RunQueue]:
         """A supervisor over these services, without gRPC."""
         database = open_database(config, "supervisor", "modyn.supervisor.migrations")
         hub = EventHub()
-        runs = Runs(Journal(database, hub.committed), hub, open_clients or self.clients, config.supervisor)
+        runs = RunQueue(Journal(database, hub.committed), hub, open_clients or self.clients, config.supervisor)
         try:
             runs.recover()
             yield runs
@@ -105,9 +105,9 @@ def pipeline_yaml(**sections: object) -> str:
     return yaml.safe_dump({name: value for name, value in {**pipeline, **sections}.items() if value is not None}, sort_keys=False)
 
 
-def wait_until_at_rest(runs: Runs, run_id: str, timeout_s: float = PATIENCE_S) -> Run:
+def wait_until_terminal(runs: RunQueue, run_id: str, timeout_s: float = PATIENCE_S) -> Run:
     """The run, once nothing of it runs any more. AssertionError when that takes too long."""
     eventually(
-        lambda: runs.run(run_id).is_at_rest, lambda: f"run {run_id} is still {runs.run(run_id).state}", timeout_s=timeout_s
+        lambda: runs.run(run_id).is_terminal, lambda: f"run {run_id} is still {runs.run(run_id).state}", timeout_s=timeout_s
     )
     return runs.run(run_id)

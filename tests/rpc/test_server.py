@@ -23,7 +23,7 @@ from modyn.config.system import Endpoint, SecurityConfig, SystemConfig
 from modyn.errors import BY_REASON, CancelledError, ModynError, SecurityError, UnavailableError
 from modyn.proto import selector_pb2 as pb
 from modyn.proto import selector_pb2_grpc as pb_grpc
-from modyn.rpc.channel import Stream, is_serving, open_channel
+from modyn.rpc.channel import ResponseStream, is_serving, open_channel
 from modyn.rpc.logs import get_logger
 from modyn.rpc.server import Registration, RunningServer, ServiceContext, start_server
 from modyn.testing.waiting import PATIENCE_S, eventually
@@ -126,7 +126,7 @@ def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_a_stream_can_be_cancelled_from_another_thread(endpoint: Endpoint) -> None:
     with open_channel(endpoint) as channel:
-        stream: Stream[Any] = pb_grpc.SelectorStub(channel).GetKeys(pb.KeysShareRequest(run_id="endless"))
+        stream: ResponseStream[Any] = pb_grpc.SelectorStub(channel).GetKeys(pb.KeysShareRequest(run_id="endless"))
         next(stream)
         next(stream)
         threading.Timer(0.05, stream.cancel).start()

@@ -15,12 +15,12 @@ from modyn.db.engine import Database, open_database
 from modyn.errors import ConflictError
 from modyn.rpc.retry import CancellationToken
 from modyn.supervisor.client import EventKind, RunMode
-from modyn.supervisor.clients import Clients
+from modyn.supervisor.clients import RunClients
 from modyn.supervisor.events import EventHub
+from modyn.supervisor.executor import RunExecutor
 from modyn.supervisor.journal import Journal, NewRun, Write
-from modyn.supervisor.run import Driver
 from modyn.supervisor.run_journal import RunJournal
-from modyn.supervisor.states import AT_REST, RunState
+from modyn.supervisor.states import TERMINAL, RunState
 from modyn.testing.services import InMemoryServices, pipeline_yaml
 
 CONFIG = SupervisorConfig(stream_batch_size=12)
@@ -102,9 +102,9 @@ def drive(journal: Journal, services: InMemoryServices, run_id: Any, bomb: Bomb)
     """What the supervisor does with a run, in this thread."""
     attempt = journal.claim(run_id)
     clients = services.clients()
-    wired = Clients(**{field.name: bomb.around(getattr(clients, field.name)) for field in dataclasses.fields(Clients)})
+    wired = RunClients(**{field.name: bomb.around(getattr(clients, field.name)) for field in dataclasses.fields(RunClients)})
     run_journal = RunJournal(journal, run_id, attempt)
-    message = Driver(journal.recorded(run_id), run_journal, wired, EventHub(), CONFIG, CancellationToken()).drive()
+    message = RunExecutor(journal.snapshot(run_id), run_journal, wired, EventHub(), CONFIG, CancellationToken()).drive()
     run_journal.end(RunState.FINISHED, message=message)
 
 
@@ -173,7 +173,7 @@ def test_killed_at_every_boundary(database: Database, tmp_path: Path, first: int
         bomb = Bomb(at)
         with pytest.raises(Crash):
             drive(WiredJournal(database, bomb), services, run_id, bomb)
-        if journal.run(run_id).state not in AT_REST:
+        if journal.run(run_id).state not in TERMINAL:
             journal.become(run_id, RunState.INTERRUPTED)
         if journal.run(run_id).state is not RunState.FINISHED:
             journal.submit_again(run_id)

@@ -11,7 +11,7 @@ from modyn.config.system import SystemConfig
 from modyn.db.engine import open_database
 from modyn.errors import UnavailableError
 from modyn.supervisor.client import EventKind, RunEvent, RunMode
-from modyn.supervisor.events import PROGRESS_KEPT, EventHub, Watcher, watch
+from modyn.supervisor.events import PROGRESS_KEPT, EventHub, RunWatcher, watch
 from modyn.supervisor.journal import Journal, NewRun
 from modyn.supervisor.run_journal import RunJournal
 from modyn.supervisor.states import RunState
@@ -107,7 +107,7 @@ def test_progress_is_throttled_by_kind_and_trigger(watched: Watched) -> None:
 
 
 def test_closing_ends_the_wait(watched: Watched) -> None:
-    opened: list[Watcher] = []
+    opened: list[RunWatcher] = []
     events = watch(watched.journal, watched.hub, watched.run_id, 0, opened.append)
     next(events)
     threading.Timer(0.05, watched.hub.close).start()

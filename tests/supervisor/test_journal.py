@@ -18,14 +18,14 @@ from modyn.db.engine import Database, open_database
 from modyn.errors import ConflictError, CorruptStateError, NotFoundError
 from modyn.records import EvalInterval, ModelVersion, RunId, SampleBatch, TriggerSetInfo
 from modyn.supervisor.client import EventKind, RunMode, TriggerRecord
-from modyn.supervisor.decisions import Cursor, EvaluationTask, Pending, split
+from modyn.supervisor.evaluation_plan import Cursor, EvaluationTask, Pending, split
 from modyn.supervisor.journal import Journal, NewRun, slug
 from modyn.supervisor.run_journal import RunJournal
 from modyn.supervisor.states import RunState, TriggerState, check_transition
 from modyn.supervisor.tables import CURSORS, METADATA
 from modyn.supervisor.triggers import build_trigger
 from modyn.supervisor.validation import RunOptions
-from modyn.testing.services import InMemoryServices, pipeline_yaml, wait_until_at_rest
+from modyn.testing.services import InMemoryServices, pipeline_yaml, wait_until_terminal
 
 NEW = NewRun("My Pipeline", RunMode.PRODUCTION, "yaml: text", "p.yaml", {"a": 2**60}, selection_seed=3)
 CURSOR = Cursor(12, (5, 11), 9, Pending(2, -(2**63), 2**63 - 1), 1)
@@ -86,7 +86,7 @@ def test_what_is_submitted_comes_back(journal: Journal) -> None:
     assert journal.run(run.run_id) == run == journal.runs()[0]
     assert (run.run_id, run.state, run.pipeline) == ("my-pipeline-0001", RunState.SUBMITTED, {"a": 2**60})
     assert (run.from_timestamp, run.to_timestamp, run.max_triggers) == (-(2**63), 2**63 - 1, 0)
-    assert journal.recorded(run.run_id).cursor == Cursor()
+    assert journal.snapshot(run.run_id).cursor == Cursor()
     with pytest.raises(NotFoundError, match="there is no run 'x-0001'"):
         journal.run("x-0001")
     with pytest.raises(NotFoundError, match="there is no run 'x-0001'"):
@@ -114,15 +114,15 @@ def test_a_life_and_its_repetition_leave_the_same(journal: Journal) -> None:
     for times in (1, 2):
         run_id = journal.create(NEW).run_id
         play(RunJournal(journal, run_id, journal.claim(run_id)), times)
-        recorded = journal.recorded(run_id)
-        trigger = dataclasses.replace(recorded.triggers[0], started_at=0, finished_at=0, seconds={})
-        assert set(recorded.triggers[0].seconds) == {"select", "train", "evaluate", "total"}
+        snapshot = journal.snapshot(run_id)
+        trigger = dataclasses.replace(snapshot.triggers[0], started_at=0, finished_at=0, seconds={})
+        assert set(snapshot.triggers[0].seconds) == {"select", "train", "evaluate", "total"}
         events, complete = journal.events(run_id, 0)
         assert complete
         assert [event.seq for event in events] == list(range(1, len(events) + 1))
         told = [json.dumps([event.kind, event.trigger_id, event.detail.get("state")]) for event in events]
         story = list(dict.fromkeys(told))
-        kept.append((story, trigger, recorded.cursor, recorded.policy_state, recorded.evaluated, recorded.run.message))
+        kept.append((story, trigger, snapshot.cursor, snapshot.policy_state, snapshot.evaluated, snapshot.run.message))
     assert kept[0] == kept[1]
     assert kept[0][2] == CURSOR
     assert kept[0][4] == {(0, "h/test/0")}
@@ -165,7 +165,7 @@ def test_a_cursor_of_another_release_is_refused(journal: Journal, database: Data
     with database.session() as session:
         session.execute(update(CURSORS).values(version=99))
     with pytest.raises(CorruptStateError, match="has version 99, this release reads 1"):
-        journal.recorded(run_id)
+        journal.snapshot(run_id)
 
 
 def test_only_finished_runs_are_evaluated_again_and_only_others_resumed(journal: Journal) -> None:
@@ -179,7 +179,7 @@ def test_only_finished_runs_are_evaluated_again_and_only_others_resumed(journal:
     with pytest.raises(ConflictError, match="nothing to resume"):
         journal.submit_again(run_id)
     journal.submit_again(run_id, manual_handlers=["a"])
-    assert journal.recorded(run_id).manual_handlers == ("a",)
+    assert journal.snapshot(run_id).manual_handlers == ("a",)
 
 
 def test_a_recorded_journal_replays_to_the_same_decisions(
@@ -192,7 +192,7 @@ def test_a_recorded_journal_replays_to_the_same_decisions(
     services.storage.add_samples("train", timestamps=times)
     yaml = pipeline_yaml(trigger={"id": "TimeTrigger", "every": "15s"})
     with services.supervise(system_config) as runs:
-        run_id = RunId(wait_until_at_rest(runs, runs.submit(yaml, "p.yaml", RunOptions(RunMode.EXPERIMENT)).run_id).run_id)
+        run_id = RunId(wait_until_terminal(runs, runs.submit(yaml, "p.yaml", RunOptions(RunMode.EXPERIMENT)).run_id).run_id)
     journal = Journal(database)
 
     state: RunState | None = None
@@ -211,6 +211,6 @@ def test_a_recorded_journal_replays_to_the_same_decisions(
     policy = build_trigger(journal.run(run_id).pipeline["trigger"])
     cuts = [stop for _, stop, fires in split(60, policy.cuts(batch), "T") if fires]
     assert [fired[number]["position"] for number in sorted(fired)] == cuts == [t.position for t in journal.triggers(run_id)]
-    recorded = journal.recorded(run_id)
-    assert recorded.policy_state == policy.state()
-    assert recorded.cursor.position == 60
+    snapshot = journal.snapshot(run_id)
+    assert snapshot.policy_state == policy.state()
+    assert snapshot.cursor.position == 60

@@ -15,7 +15,7 @@ from modyn.rpc.server import Registration, start_server
 from modyn.supervisor.client import EventKind, RunMode, SupervisorClient
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.journal import Journal
-from modyn.supervisor.runs import Runs
+from modyn.supervisor.queue import RunQueue
 from modyn.supervisor.service import SupervisorService
 from modyn.supervisor.states import RunState, TriggerState
 from modyn.testing.fake_supervisor import FakeSupervisor
@@ -37,7 +37,7 @@ def client(system_config: SystemConfig, tmp_path: Path) -> Iterator[SupervisorCl
     database = open_database(system_config, "supervisor", "modyn.supervisor.migrations")
     hub = EventHub()
     journal = Journal(database, hub.committed)
-    runs = Runs(journal, hub, services.clients, system_config.supervisor)
+    runs = RunQueue(journal, hub, services.clients, system_config.supervisor)
     service = SupervisorService(runs, journal, hub)
     endpoint = Endpoint(address=f"unix:{tmp_path}/s.sock")
     registration = Registration(supervisor_pb2_grpc.add_SupervisorServicer_to_server, service, "modyn.Supervisor")

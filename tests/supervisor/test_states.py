@@ -8,8 +8,8 @@ import pytest
 
 from modyn.errors import ConflictError
 from modyn.supervisor.states import (
-    AT_REST,
     RESUMABLE,
+    TERMINAL,
     TRANSITIONS,
     TRIGGER_TRANSITIONS,
     RunState,
@@ -48,9 +48,9 @@ def test_every_pair(state: RunState, to: RunState) -> None:
 
 def test_every_state_is_in_the_table_and_can_come_to_rest() -> None:
     assert set(TRANSITIONS) == set(RunState)
-    assert {state for state in RunState if str(state) not in LIFE} == AT_REST
-    assert AT_REST - {RunState.FINISHED} == RESUMABLE
-    for state in set(RunState) - AT_REST:
+    assert {state for state in RunState if str(state) not in LIFE} == TERMINAL
+    assert TERMINAL - {RunState.FINISHED} == RESUMABLE
+    for state in set(RunState) - TERMINAL:
         assert TRANSITIONS[state] & {RunState.INTERRUPTED}, f"{state} cannot be interrupted"
         assert TRANSITIONS[state] & {RunState.STOPPING, RunState.STOPPED}, f"{state} cannot be stopped"
 

@@ -20,22 +20,22 @@ _WINDOW = re.compile(rf"\s*([\[(])\s*(?:{_END.format(inf='-inf')})\s*[;,]\s*(?:{
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class AnchorWindow:
     """Seconds [left, right) relative to an anchor; none = without end on that side."""
 
     left: int | None
     right: int | None
 
 
-def parse_window(value: object) -> Window:
+def parse_window(value: object) -> AnchorWindow:
     """`[-2d; +0d]`: two offsets with a unit (or -inf, +inf); `[ ]` include their end, `( )` leave it out. Time counts in whole seconds.
 
     >>> parse_window("[-2d; +0d]")
-    Window(left=-172800, right=1)
+    AnchorWindow(left=-172800, right=1)
     >>> parse_window("(-inf; 1h)")
-    Window(left=None, right=3600)
+    AnchorWindow(left=None, right=3600)
     """
-    if isinstance(value, Window):
+    if isinstance(value, AnchorWindow):
         return value
     match = _WINDOW.fullmatch(value) if isinstance(value, str) else None
     if match is None:
@@ -44,7 +44,7 @@ def parse_window(value: object) -> Window:
             "or '(-inf; 0d]'"
         )
     opening, left_sign, left, left_unit, right_sign, right, right_unit, closing = match.groups()
-    window = Window(
+    window = AnchorWindow(
         None if left is None else _seconds(left_sign, left, left_unit) + (opening == "("),
         None if right is None else _seconds(right_sign, right, right_unit) + (closing == "]"),
     )
@@ -78,7 +78,7 @@ class PeriodicConfig(Section):
         return self
 
     @property
-    def window(self) -> Window:
+    def window(self) -> AnchorWindow:
         return parse_window(self.interval)
 
 

@@ -22,7 +22,7 @@ from modyn.supervisor.evaluation import (
 )
 from modyn.supervisor.evaluation.between_two_triggers import BetweenTwoTriggersConfig
 from modyn.supervisor.evaluation.handlers import EvaluationHandler, check_handlers, load_handlers
-from modyn.supervisor.evaluation.periodic import Window, parse_window
+from modyn.supervisor.evaluation.periodic import AnchorWindow, parse_window
 from modyn.testing.checks import check_evaluation_strategy
 
 CONFIGS: list[tuple[str, dict[str, Any]]] = [
@@ -71,20 +71,20 @@ def test_tumbling_windows_partition_the_range(start: int, length: int, every: in
 @pytest.mark.parametrize(
     ("text", "window"),
     [
-        ("[-2d; +0d]", Window(-172_800, 1)),
-        ("[-2d, 0d]", Window(-172_800, 1)),
-        ("(-2d; 0d)", Window(-172_799, 0)),
-        (" ( -20s ; -15s ] ", Window(-19, -14)),
-        ("[0s; 0s]", Window(0, 1)),
-        ("[+10s;+20m)", Window(10, 1200)),
-        ("[-inf; +inf]", Window(None, None)),
-        ("(-inf; inf)", Window(None, None)),
-        ("[-inf, -0d]", Window(None, 1)),
-        ("[1h; +inf)", Window(3600, None)),
-        ("[-1y; +1w)", Window(-31_536_000, 604_800)),
+        ("[-2d; +0d]", AnchorWindow(-172_800, 1)),
+        ("[-2d, 0d]", AnchorWindow(-172_800, 1)),
+        ("(-2d; 0d)", AnchorWindow(-172_799, 0)),
+        (" ( -20s ; -15s ] ", AnchorWindow(-19, -14)),
+        ("[0s; 0s]", AnchorWindow(0, 1)),
+        ("[+10s;+20m)", AnchorWindow(10, 1200)),
+        ("[-inf; +inf]", AnchorWindow(None, None)),
+        ("(-inf; inf)", AnchorWindow(None, None)),
+        ("[-inf, -0d]", AnchorWindow(None, 1)),
+        ("[1h; +inf)", AnchorWindow(3600, None)),
+        ("[-1y; +1w)", AnchorWindow(-31_536_000, 604_800)),
     ],
 )
-def test_windows_as_users_write_them(text: str, window: Window) -> None:
+def test_windows_as_users_write_them(text: str, window: AnchorWindow) -> None:
     assert parse_window(text) == window
 
 

@@ -22,11 +22,11 @@ from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, Interval, SampleBatch
 from modyn.rpc.logs import bind, get_logger
 from modyn.rpc.retry import CancellationToken, Retrier, RetryPolicy
 from modyn.supervisor.client import EventKind, TriggerRecord
-from modyn.supervisor.clients import Clients
-from modyn.supervisor.decisions import TrainedModel, parent_model, split
-from modyn.supervisor.evaluations import Evaluations, Schedule
+from modyn.supervisor.clients import RunClients
+from modyn.supervisor.evaluation_plan import TrainedModel, parent_model, split
+from modyn.supervisor.evaluation_queue import EvaluationQueue, Schedule
 from modyn.supervisor.events import EventHub
-from modyn.supervisor.journal import Recorded
+from modyn.supervisor.journal import RunSnapshot
 from modyn.supervisor.run_journal import RunJournal
 from modyn.supervisor.states import RunState, TriggerState
 from modyn.supervisor.stream import SampleStream, StreamSource
@@ -43,21 +43,21 @@ ADVICE = "start the service again (`modyn up`), then resume the run"
 _LOG = get_logger("supervisor")
 
 
-class Driver:
+class RunExecutor:
     """Takes a run from where its journal stands to its end. `drive` returns the message for the user; whatever it raises ends the run."""
 
     def __init__(
         self,
-        recorded: Recorded,
+        snapshot: RunSnapshot,
         journal: RunJournal,
-        clients: Clients,
+        clients: RunClients,
         hub: EventHub,
         config: SupervisorConfig,
         signals: CancellationToken,
     ) -> None:
-        self.run = recorded.run
-        self.pipeline: Pipeline = load_pipeline(recorded.run.yaml, recorded.file_name)
-        self._recorded = recorded
+        self.run = snapshot.run
+        self.pipeline: Pipeline = load_pipeline(snapshot.run.yaml, snapshot.file_name)
+        self._recorded = snapshot
         self._journal = journal
         self._clients = clients
         self._hub = hub
@@ -67,7 +67,7 @@ class Driver:
         self._patience = Retrier(policy, signals, self._tell_outage)
         self._policy = build_trigger(self.pipeline.trigger, TriggerContext(self.pipeline.seed))
         self._schedule = Schedule(self.pipeline.evaluation)
-        self._evaluations = Evaluations(
+        self._evaluations = EvaluationQueue(
             run_id=self.run.run_id,
             evaluation=self.pipeline.evaluation,
             evaluator=clients.evaluator,
@@ -75,10 +75,10 @@ class Driver:
             hub=hub,
             patience=self._patience,
             signals=signals,
-            evaluated=recorded.evaluated,
+            evaluated=snapshot.evaluated,
         )
-        self._cursor = recorded.cursor
-        self._known = {trigger.trigger_id: trigger for trigger in recorded.triggers}
+        self._cursor = snapshot.cursor
+        self._known = {trigger.trigger_id: trigger for trigger in snapshot.triggers}
         self._triggers: list[TriggerRecord] = []
         self._training: int | None = None
         self._training_lock = threading.Lock()

@@ -24,15 +24,15 @@ from modyn.errors import (
 from modyn.evaluator.client import EvaluationRequest
 from modyn.sanitize import sanitize
 from modyn.supervisor.client import Run, RunMode
-from modyn.supervisor.clients import Clients
-from modyn.supervisor.evaluations import BACKLOG
+from modyn.supervisor.clients import RunClients
+from modyn.supervisor.evaluation_queue import BACKLOG
 from modyn.supervisor.journal import Journal
+from modyn.supervisor.queue import RunQueue
 from modyn.supervisor.run_journal import RunJournal
-from modyn.supervisor.runs import Runs
 from modyn.supervisor.service import event_to_proto
 from modyn.supervisor.states import RunState, TriggerState
 from modyn.supervisor.validation import RunOptions
-from modyn.testing.services import InMemoryServices, pipeline_yaml, wait_until_at_rest
+from modyn.testing.services import InMemoryServices, pipeline_yaml, wait_until_terminal
 from modyn.testing.waiting import PATIENCE_S, at_rest, eventually
 from modyn.trainer_server.client import TrainingRequest
 
@@ -61,12 +61,12 @@ def services(tmp_path: Path) -> InMemoryServices:
 
 
 @pytest.fixture
-def make_runs(services: InMemoryServices, make_config: Callable[..., SystemConfig]) -> Iterator[Callable[..., Runs]]:
+def make_runs(services: InMemoryServices, make_config: Callable[..., SystemConfig]) -> Iterator[Callable[..., RunQueue]]:
     from contextlib import ExitStack
 
     with ExitStack() as stack:
 
-        def make(**options: object) -> Runs:
+        def make(**options: object) -> RunQueue:
             config = make_config(supervisor={"stream_batch_size": 8, "patience_s": PATIENCE_S, **options})
             return stack.enter_context(services.supervise(config))
 
@@ -74,17 +74,17 @@ def make_runs(services: InMemoryServices, make_config: Callable[..., SystemConfi
 
 
 @pytest.fixture
-def runs(make_runs: Callable[..., Runs]) -> Runs:
+def runs(make_runs: Callable[..., RunQueue]) -> RunQueue:
     return make_runs()
 
 
 @pytest.fixture
-def impatient_runs(make_runs: Callable[..., Runs]) -> Runs:
+def impatient_runs(make_runs: Callable[..., RunQueue]) -> RunQueue:
     return make_runs(patience_s=0.3)
 
 
-def finish(runs: Runs, yaml: str, options: RunOptions = EXPERIMENT) -> Run:
-    return wait_until_at_rest(runs, runs.submit(yaml, "pipeline.yaml", options).run_id)
+def finish(runs: RunQueue, yaml: str, options: RunOptions = EXPERIMENT) -> Run:
+    return wait_until_terminal(runs, runs.submit(yaml, "pipeline.yaml", options).run_id)
 
 
 def cells(services: InMemoryServices, run: Run, handler: str) -> set[tuple[int, int]]:
@@ -93,7 +93,7 @@ def cells(services: InMemoryServices, run: Run, handler: str) -> set[tuple[int, 
     return {(result.trigger_id, result.interval.anchor) for result in results if result.handler == handler}
 
 
-def test_an_experiment_trains_and_evaluates_every_trigger(runs: Runs, services: InMemoryServices) -> None:
+def test_an_experiment_trains_and_evaluates_every_trigger(runs: RunQueue, services: InMemoryServices) -> None:
     run = finish(runs, pipeline_yaml(evaluation=AFTER_TRAINING))
     assert (run.run_id, run.state, run.error, run.message) == ("test-0001", RunState.FINISHED, "", "")
     assert (run.num_samples, run.total_samples, run.num_triggers, run.samples_trained) == (35, 35, 3, 30)
@@ -114,7 +114,7 @@ def test_an_experiment_trains_and_evaluates_every_trigger(runs: Runs, services: 
     assert np.array_equal(services.selector.runs[run.run_id].samples.keys, np.arange(35))
 
 
-def test_training_from_scratch_or_from_a_given_model(runs: Runs, services: InMemoryServices) -> None:
+def test_training_from_scratch_or_from_a_given_model(runs: RunQueue, services: InMemoryServices) -> None:
     first = finish(runs, pipeline_yaml())
     training = {"use_previous_model": False, "seed": 7, "initial_model": "pretrained", "initial_model_id": 2}
     second = finish(runs, pipeline_yaml(training=training))
@@ -123,13 +123,13 @@ def test_training_from_scratch_or_from_a_given_model(runs: Runs, services: InMem
     assert second.run_id == "test-0002"
 
 
-def test_same_seed_same_models(runs: Runs) -> None:
+def test_same_seed_same_models(runs: RunQueue) -> None:
     first, second = finish(runs, pipeline_yaml()), finish(runs, pipeline_yaml())
     decided = [[(t.position, t.keys_checksum, t.weights_sha256) for t in runs.triggers(run.run_id)] for run in (first, second)]
     assert decided[0] == decided[1]
 
 
-def test_handlers(runs: Runs, services: InMemoryServices) -> None:
+def test_handlers(runs: RunQueue, services: InMemoryServices) -> None:
     """Data ends at 10, 20, 30; anchors are 0, 10, 20, 30. What is evaluated early and what at the end adds up."""
     handlers = [
         {"name": f"{models}-{when}", "execution_time": when, "models": models}
@@ -147,7 +147,7 @@ def test_handlers(runs: Runs, services: InMemoryServices) -> None:
         assert cells(services, run, f"{models}-after_pipeline") == cells_expected, models
         assert cells(services, run, f"{models}-manual") == set(), models
     runs.evaluate(run.run_id, [])
-    run = wait_until_at_rest(runs, run.run_id)
+    run = wait_until_terminal(runs, run.run_id)
     assert run.state is RunState.FINISHED
     for models, cells_expected in expected.items():
         assert cells(services, run, f"{models}-manual") == cells_expected, models
@@ -155,37 +155,37 @@ def test_handlers(runs: Runs, services: InMemoryServices) -> None:
     assert len(asked) == len(set(asked))
 
 
-def test_intervals_between_triggers_are_complete(runs: Runs, services: InMemoryServices) -> None:
+def test_intervals_between_triggers_are_complete(runs: RunQueue, services: InMemoryServices) -> None:
     strategy = {"type": "BetweenTwoTriggersEvalStrategy"}
     handler = {"name": "between", "execution_time": "after_training", "strategy": strategy}
     run = finish(runs, pipeline_yaml(evaluation=evaluation(handler)))
     assert cells(services, run, "between") == {(t, anchor) for t in range(3) for anchor in (0, 10, 20, 30)}
 
 
-def test_handlers_can_be_evaluated_by_name(runs: Runs, services: InMemoryServices) -> None:
+def test_handlers_can_be_evaluated_by_name(runs: RunQueue, services: InMemoryServices) -> None:
     run = finish(runs, pipeline_yaml(evaluation=AFTER_TRAINING))
     with pytest.raises(InvalidArgumentError, match="no evaluation handler 'matirx', did you mean 'matrix'"):
         runs.evaluate(run.run_id, ["matirx"])
     with pytest.raises(InvalidArgumentError, match="no handler with `execution_time: manual`"):
         runs.evaluate(run.run_id, [])
     runs.evaluate(run.run_id, ["matrix"])
-    assert wait_until_at_rest(runs, run.run_id).state is RunState.FINISHED
+    assert wait_until_terminal(runs, run.run_id).state is RunState.FINISHED
 
 
-def test_a_run_that_never_triggers_says_so(runs: Runs) -> None:
+def test_a_run_that_never_triggers_says_so(runs: RunQueue) -> None:
     run = finish(runs, pipeline_yaml(trigger={"id": "DataAmountTrigger", "num_samples": 1000}, evaluation=AFTER_TRAINING))
     assert run.state is RunState.FINISHED
     assert "no trigger fired in 35 samples from 1970-01-01 to 1970-01-01" in run.message
     assert "DataAmountTrigger (num_samples=1000)" in run.message
 
 
-def test_max_triggers_and_interval(runs: Runs) -> None:
+def test_max_triggers_and_interval(runs: RunQueue) -> None:
     run = finish(runs, pipeline_yaml(), RunOptions(RunMode.EXPERIMENT, from_timestamp=3, max_triggers=2))
     assert (run.state, run.total_samples, run.num_triggers) == (RunState.FINISHED, 32, 2)
     assert [(t.first_timestamp, t.last_timestamp) for t in runs.triggers(run.run_id)] == [(3, 12), (13, 22)]
 
 
-def test_empty_trigger_sets_train_nothing(runs: Runs, services: InMemoryServices, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_trigger_sets_train_nothing(runs: RunQueue, services: InMemoryServices, monkeypatch: pytest.MonkeyPatch) -> None:
     real = services.selector.trigger
 
     def without_second(run_id: Any, trigger_id: int, num_samples: int) -> Any:
@@ -200,7 +200,9 @@ def test_empty_trigger_sets_train_nothing(runs: Runs, services: InMemoryServices
     assert {t for t, _ in cells(services, run, "matrix")} == {0, 2}
 
 
-def test_late_equal_and_future_timestamps_take_the_same_decisions_in_both_modes(runs: Runs, services: InMemoryServices) -> None:
+def test_late_equal_and_future_timestamps_take_the_same_decisions_in_both_modes(
+    runs: RunQueue, services: InMemoryServices
+) -> None:
     """What arrives in the order of time, live or replayed, gives the same triggers; what arrives late is not lost."""
     trigger = {"id": "TimeTrigger", "every": "10s"}
     times = [0, 0, 0, 5, 9, 9, 10, 10, 31, 31, 32, 2_000_000_000, 2_000_000_000]
@@ -213,7 +215,7 @@ def test_late_equal_and_future_timestamps_take_the_same_decisions_in_both_modes(
     eventually(lambda: runs.run(live.run_id).num_samples == len(times))
     eventually(lambda: runs.run(live.run_id).state is RunState.WAITING_FOR_DATA)
     runs.stop(live.run_id)
-    assert wait_until_at_rest(runs, live.run_id).state is RunState.STOPPED
+    assert wait_until_terminal(runs, live.run_id).state is RunState.STOPPED
     replayed = finish(runs, yaml)
     decisions = [[(t.position, t.keys_checksum, t.weights_sha256) for t in runs.triggers(r.run_id)] for r in (live, replayed)]
     assert [position for position, _, _ in decisions[0]] == [6, 8, 11]
@@ -225,17 +227,17 @@ def test_late_equal_and_future_timestamps_take_the_same_decisions_in_both_modes(
     assert runs.triggers(live.run_id)[3].first_timestamp == 1
     assert runs.triggers(live.run_id)[3].position == len(times) + 1
     runs.stop(live.run_id)
-    wait_until_at_rest(runs, live.run_id)
+    wait_until_terminal(runs, live.run_id)
 
 
-def test_production_takes_only_samples_from_its_start(runs: Runs) -> None:
+def test_production_takes_only_samples_from_its_start(runs: RunQueue) -> None:
     options = RunOptions(RunMode.PRODUCTION, from_timestamp=20, max_triggers=1)
     run = finish(runs, pipeline_yaml(), options)
     assert run.state is RunState.FINISHED
     assert [(t.position, t.first_timestamp) for t in runs.triggers(run.run_id)] == [(10, 20)]
 
 
-def test_a_failed_training_fails_the_run_which_can_be_resumed(runs: Runs, services: InMemoryServices) -> None:
+def test_a_failed_training_fails_the_run_which_can_be_resumed(runs: RunQueue, services: InMemoryServices) -> None:
     train, broken = services.trainer_server.train, [True]
 
     def sometimes(request: TrainingRequest) -> Any:
@@ -249,7 +251,7 @@ def test_a_failed_training_fails_the_run_which_can_be_resumed(runs: Runs, servic
     assert "on sample 12, line 3" in run.error
     broken.clear()
     runs.resume(run.run_id)
-    run = wait_until_at_rest(runs, run.run_id)
+    run = wait_until_terminal(runs, run.run_id)
     assert (run.state, run.error, run.num_triggers) == (RunState.FINISHED, "", 3)
     undisturbed = finish(runs, pipeline_yaml(evaluation=AFTER_TRAINING))
     assert [t.weights_sha256 for t in runs.triggers(run.run_id)] == [t.weights_sha256 for t in runs.triggers(undisturbed.run_id)]
@@ -258,7 +260,7 @@ def test_a_failed_training_fails_the_run_which_can_be_resumed(runs: Runs, servic
 
 
 @pytest.mark.parametrize("text", ["bad value \0 in a column", "cannot read /data/\udcff.png"])
-def test_an_error_that_is_no_text_brings_the_run_to_rest(runs: Runs, services: InMemoryServices, text: str) -> None:
+def test_an_error_that_is_no_text_brings_the_run_to_rest(runs: RunQueue, services: InMemoryServices, text: str) -> None:
     def train(request: TrainingRequest) -> Any:
         raise UserCodeError(text)
 
@@ -273,7 +275,7 @@ def test_an_error_that_is_no_text_brings_the_run_to_rest(runs: Runs, services: I
         event_to_proto(event)
 
 
-def test_an_evaluation_error_that_is_no_text_is_told(runs: Runs, services: InMemoryServices) -> None:
+def test_an_evaluation_error_that_is_no_text_is_told(runs: RunQueue, services: InMemoryServices) -> None:
     services.evaluator.fail = lambda request: "cannot read /data/\udcff.png \0"
     run = finish(runs, pipeline_yaml(evaluation=AFTER_TRAINING))
     assert run.state is RunState.FAILED
@@ -282,7 +284,7 @@ def test_an_evaluation_error_that_is_no_text_is_told(runs: Runs, services: InMem
         event_to_proto(event)
 
 
-def test_an_end_that_cannot_be_written_is_written_plainly(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_that_cannot_be_written_is_written_plainly(runs: RunQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     real, broken = RunJournal.end, [True]
 
     def end(self: RunJournal, to: RunState, **told: str) -> None:
@@ -300,9 +302,9 @@ def test_an_end_that_cannot_be_written_is_written_plainly(runs: Runs, monkeypatc
 def test_without_connections_a_run_fails_and_can_be_resumed(
     services: InMemoryServices, make_config: Callable[..., SystemConfig]
 ) -> None:
-    clients: list[Clients] = []
+    clients: list[RunClients] = []
 
-    def open_clients() -> Clients:
+    def open_clients() -> RunClients:
         clients.append(services.clients())
         if len(clients) == 2:
             raise OSError(24, "Too many open files")
@@ -313,10 +315,10 @@ def test_without_connections_a_run_fails_and_can_be_resumed(
         assert run.state is RunState.FAILED
         assert "Too many open files" in run.error
         runs.resume(run.run_id)
-        assert wait_until_at_rest(runs, run.run_id).state is RunState.FINISHED
+        assert wait_until_terminal(runs, run.run_id).state is RunState.FINISHED
 
 
-def test_without_a_thread_a_run_waits_for_another_or_is_interrupted(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_thread_a_run_waits_for_another_or_is_interrupted(runs: RunQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     start = threading.Thread.start
 
     def none_left(thread: threading.Thread) -> None:
@@ -330,7 +332,7 @@ def test_without_a_thread_a_run_waits_for_another_or_is_interrupted(runs: Runs, 
     assert (alone.state, alone.error_reason) == (RunState.INTERRUPTED, "UNAVAILABLE")
     assert "cannot start a thread for run test-0001 (can't start new thread)" in alone.error
     runs.resume(alone.run_id)
-    assert wait_until_at_rest(runs, alone.run_id).state is RunState.FINISHED
+    assert wait_until_terminal(runs, alone.run_id).state is RunState.FINISHED
 
     live = runs.submit(pipeline_yaml(), "p.yaml", RunOptions(RunMode.PRODUCTION))
     eventually(lambda: runs.run(live.run_id).state is RunState.WAITING_FOR_DATA)
@@ -339,11 +341,11 @@ def test_without_a_thread_a_run_waits_for_another_or_is_interrupted(runs: Runs, 
         waiting = runs.submit(pipeline_yaml(), "p.yaml", EXPERIMENT)
     assert runs.run(waiting.run_id).state is RunState.SUBMITTED
     runs.stop(live.run_id)
-    assert wait_until_at_rest(runs, waiting.run_id).state is RunState.FINISHED
+    assert wait_until_terminal(runs, waiting.run_id).state is RunState.FINISHED
 
 
 def test_a_run_that_ends_while_it_is_stopped_is_left_alone(
-    runs: Runs, services: InMemoryServices, monkeypatch: pytest.MonkeyPatch
+    runs: RunQueue, services: InMemoryServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train, go = services.trainer_server.train, threading.Event()
 
@@ -367,7 +369,7 @@ def test_a_run_that_ends_while_it_is_stopped_is_left_alone(
     assert runs.stop(run.run_id).state is RunState.FINISHED
 
 
-def test_a_failed_evaluation_lets_the_trainings_go_on(runs: Runs, services: InMemoryServices) -> None:
+def test_a_failed_evaluation_lets_the_trainings_go_on(runs: RunQueue, services: InMemoryServices) -> None:
     broken = [True]
 
     def fail(request: EvaluationRequest) -> str | None:
@@ -380,12 +382,12 @@ def test_a_failed_evaluation_lets_the_trainings_go_on(runs: Runs, services: InMe
     assert "evaluation of trigger 1 by handler 'matrix' on dataset 'test' failed: metric Accuracy raised" in run.error
     broken.clear()
     runs.resume(run.run_id)
-    assert wait_until_at_rest(runs, run.run_id).state is RunState.FINISHED
+    assert wait_until_terminal(runs, run.run_id).state is RunState.FINISHED
     assert [r.trigger_id for r in services.evaluator.started] == [0, 1, 2, 1]
     assert len(services.trainer_server.requests) == 3
 
 
-def test_a_service_that_comes_back_in_time_is_waited_for(runs: Runs, services: InMemoryServices, monkeypatch: Any) -> None:
+def test_a_service_that_comes_back_in_time_is_waited_for(runs: RunQueue, services: InMemoryServices, monkeypatch: Any) -> None:
     away = iter([True] * 3)
     real = services.selector.inform
 
@@ -403,7 +405,7 @@ def test_a_service_that_comes_back_in_time_is_waited_for(runs: Runs, services: I
     "service", ["selector.inform", "selector.trigger", "trainer_server.start", "model_storage.describe", "evaluator.start"]
 )
 def test_a_service_that_stays_away_interrupts_the_run(
-    impatient_runs: Runs, services: InMemoryServices, monkeypatch: pytest.MonkeyPatch, service: str
+    impatient_runs: RunQueue, services: InMemoryServices, monkeypatch: pytest.MonkeyPatch, service: str
 ) -> None:
     runs = impatient_runs
     name, _, method = service.partition(".")
@@ -418,10 +420,10 @@ def test_a_service_that_stays_away_interrupts_the_run(
     assert f"{name} cannot be reached at unix:x" in run.error
     assert "resume the run" in run.error
     runs.resume(run.run_id)
-    assert wait_until_at_rest(runs, run.run_id).state is RunState.FINISHED
+    assert wait_until_terminal(runs, run.run_id).state is RunState.FINISHED
 
 
-def test_a_trainer_that_was_restarted_is_asked_again(runs: Runs, services: InMemoryServices, monkeypatch: Any) -> None:
+def test_a_trainer_that_was_restarted_is_asked_again(runs: RunQueue, services: InMemoryServices, monkeypatch: Any) -> None:
     forgotten = [True]
     real = services.trainer_server.watch
 
@@ -438,7 +440,7 @@ def test_a_trainer_that_was_restarted_is_asked_again(runs: Runs, services: InMem
     assert forgotten == []
 
 
-def test_stop_during_a_training_and_resume(runs: Runs, services: InMemoryServices, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_during_a_training_and_resume(runs: RunQueue, services: InMemoryServices, monkeypatch: pytest.MonkeyPatch) -> None:
     started, stopped = threading.Event(), threading.Event()
     real_watch, real_stop = services.trainer_server.watch, services.trainer_server.stop
 
@@ -458,16 +460,16 @@ def test_stop_during_a_training_and_resume(runs: Runs, services: InMemoryService
         run = runs.submit(pipeline_yaml(), "p.yaml", EXPERIMENT)
         assert started.wait(PATIENCE_S)
         assert runs.stop(run.run_id).state in (RunState.STOPPING, RunState.STOPPED)
-        run = wait_until_at_rest(runs, run.run_id)
+        run = wait_until_terminal(runs, run.run_id)
     assert (run.state, run.error) == (RunState.STOPPED, "")
     assert runs.stop(run.run_id).state is RunState.STOPPED
     services.trainer_server.held.clear()
     runs.resume(run.run_id)
-    run = wait_until_at_rest(runs, run.run_id)
+    run = wait_until_terminal(runs, run.run_id)
     assert (run.state, run.num_triggers) == (RunState.FINISHED, 3)
 
 
-def test_runs_wait_in_line(make_runs: Callable[..., Runs], services: InMemoryServices) -> None:
+def test_runs_wait_in_line(make_runs: Callable[..., RunQueue], services: InMemoryServices) -> None:
     runs = make_runs(max_runs=1)
     first = runs.submit(pipeline_yaml(), "p.yaml", RunOptions(RunMode.PRODUCTION))
     second = runs.submit(pipeline_yaml(), "p.yaml", EXPERIMENT)
@@ -476,13 +478,13 @@ def test_runs_wait_in_line(make_runs: Callable[..., Runs], services: InMemorySer
     assert runs.run(second.run_id).state is RunState.SUBMITTED
     assert runs.stop(third.run_id).state is RunState.STOPPED
     runs.stop(first.run_id)
-    assert wait_until_at_rest(runs, second.run_id).state is RunState.FINISHED
+    assert wait_until_terminal(runs, second.run_id).state is RunState.FINISHED
     assert runs.run(third.run_id).state is RunState.STOPPED
     assert [run.run_id for run in runs.runs()] == ["test-0001", "test-0002", "test-0003"]
 
 
 def test_a_waiting_run_that_cannot_be_stopped_keeps_its_place(
-    make_runs: Callable[..., Runs], monkeypatch: pytest.MonkeyPatch
+    make_runs: Callable[..., RunQueue], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unreachable(*arguments: object) -> Any:
         raise UnavailableError("PostgreSQL cannot be used")
@@ -495,12 +497,12 @@ def test_a_waiting_run_that_cannot_be_stopped_keeps_its_place(
         with pytest.raises(UnavailableError):
             runs.stop(waiting.run_id)
     runs.stop(live.run_id)
-    assert wait_until_at_rest(runs, waiting.run_id).state is RunState.FINISHED
+    assert wait_until_terminal(runs, waiting.run_id).state is RunState.FINISHED
 
 
 @pytest.mark.parametrize("begins", ["before it is stopped", "after it is stopped"])
 def test_a_run_whose_turn_comes_while_it_is_stopped_is_stopped(
-    make_runs: Callable[..., Runs], services: InMemoryServices, monkeypatch: pytest.MonkeyPatch, begins: str
+    make_runs: Callable[..., RunQueue], services: InMemoryServices, monkeypatch: pytest.MonkeyPatch, begins: str
 ) -> None:
     runs = make_runs(max_runs=1)
     live = runs.submit(pipeline_yaml(), "p.yaml", RunOptions(RunMode.PRODUCTION))
@@ -521,7 +523,7 @@ def test_a_run_whose_turn_comes_while_it_is_stopped_is_stopped(
 
     monkeypatch.setattr(runs._journal, "become", at_its_turn)
     runs.stop(waiting.run_id)
-    run = wait_until_at_rest(runs, waiting.run_id)
+    run = wait_until_terminal(runs, waiting.run_id)
     assert (run.state, run.error) == (RunState.STOPPED, "")
     eventually(lambda: not runs._driven and not runs._line)
     assert (waiting.run_id in services.selector.runs) == (begins == "before it is stopped")
@@ -540,12 +542,12 @@ def test_closing_interrupts_and_the_next_supervisor_resumes(
         assert "the supervisor was stopped" in runs.run(live.run_id).error
     services.storage.add_samples("train", timestamps=range(35, 45))
     with services.supervise(config) as runs:
-        assert wait_until_at_rest(runs, live.run_id).state is RunState.FINISHED
-        assert wait_until_at_rest(runs, waiting.run_id).state is RunState.FINISHED
+        assert wait_until_terminal(runs, live.run_id).state is RunState.FINISHED
+        assert wait_until_terminal(runs, waiting.run_id).state is RunState.FINISHED
         assert [t.position for t in runs.triggers(live.run_id)] == [10, 20, 30, 40]
 
 
-def test_two_supervisors_do_not_drive_one_run(make_runs: Callable[..., Runs]) -> None:
+def test_two_supervisors_do_not_drive_one_run(make_runs: Callable[..., RunQueue]) -> None:
     runs = make_runs()
     live = runs.submit(pipeline_yaml(), "p.yaml", RunOptions(RunMode.PRODUCTION))
     eventually(lambda: runs.run(live.run_id).state is RunState.WAITING_FOR_DATA)
@@ -555,10 +557,10 @@ def test_two_supervisors_do_not_drive_one_run(make_runs: Callable[..., Runs]) ->
         with pytest.raises(ConflictError, match="driven by another supervisor"):
             call(live.run_id)
     runs.stop(live.run_id)
-    wait_until_at_rest(runs, live.run_id)
+    wait_until_terminal(runs, live.run_id)
 
 
-def test_what_cannot_run_is_refused_with_its_reason(runs: Runs, services: InMemoryServices) -> None:
+def test_what_cannot_run_is_refused_with_its_reason(runs: RunQueue, services: InMemoryServices) -> None:
     services.storage.add_dataset("empty")
 
     def submit(options: RunOptions = EXPERIMENT, **sections: object) -> None:
@@ -585,7 +587,7 @@ def test_what_cannot_run_is_refused_with_its_reason(runs: Runs, services: InMemo
     assert runs.runs() == []
 
 
-def test_mistakes_of_all_services_are_listed_with_their_lines(runs: Runs, services: InMemoryServices) -> None:
+def test_mistakes_of_all_services_are_listed_with_their_lines(runs: RunQueue, services: InMemoryServices) -> None:
     from modyn.config.base import Problem
 
     services.trainer_server.problems = [Problem("training.batch_size", "0 is wrong: it must be at least 1")]
@@ -599,7 +601,7 @@ def test_mistakes_of_all_services_are_listed_with_their_lines(runs: Runs, servic
     assert [problem.path for problem in runs.validate("a: [", "p.yaml")] == [""]
 
 
-def test_a_trigger_that_raises_fails_the_run(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trigger_that_raises_fails_the_run(runs: RunQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     from modyn.supervisor.triggers.amount import DataAmountTrigger
 
     monkeypatch.setattr(DataAmountTrigger, "cuts", lambda self, batch: iter([5, 3]))
@@ -616,7 +618,7 @@ def test_a_trigger_that_raises_fails_the_run(runs: Runs, monkeypatch: pytest.Mon
     assert "ZeroDivisionError: oh" in run.error
 
 
-def test_a_training_that_breaks_in_the_trainer_is_told_as_it_is(runs: Runs, services: InMemoryServices) -> None:
+def test_a_training_that_breaks_in_the_trainer_is_told_as_it_is(runs: RunQueue, services: InMemoryServices) -> None:
     def broken(request: TrainingRequest) -> Any:
         raise TrainingError("worker 3 was killed for memory; the log is at x.log")
 
@@ -626,7 +628,7 @@ def test_a_training_that_breaks_in_the_trainer_is_told_as_it_is(runs: Runs, serv
     assert "worker 3" in run.error
 
 
-def test_evaluation_overlaps_the_next_training(runs: Runs, services: InMemoryServices) -> None:
+def test_evaluation_overlaps_the_next_training(runs: RunQueue, services: InMemoryServices) -> None:
     train, second_training = services.trainer_server.train, threading.Event()
 
     def train_and_tell(request: TrainingRequest) -> Any:
@@ -642,7 +644,7 @@ def test_evaluation_overlaps_the_next_training(runs: Runs, services: InMemorySer
     assert finish(runs, pipeline_yaml(evaluation=AFTER_TRAINING)).state is RunState.FINISHED
 
 
-def test_a_run_that_trains_faster_than_it_evaluates_is_held_back(runs: Runs, services: InMemoryServices) -> None:
+def test_a_run_that_trains_faster_than_it_evaluates_is_held_back(runs: RunQueue, services: InMemoryServices) -> None:
     release = threading.Event()
     score = services.evaluator.score
 
@@ -657,7 +659,7 @@ def test_a_run_that_trains_faster_than_it_evaluates_is_held_back(runs: Runs, ser
     in_line = 1 + BACKLOG
     assert at_rest(lambda: len(services.trainer_server.requests), in_line + 1, rest_s=0.5) == in_line + 1
     release.set()
-    assert wait_until_at_rest(runs, run.run_id).num_triggers == 35
+    assert wait_until_terminal(runs, run.run_id).num_triggers == 35
 
 
 class Backoff:
@@ -687,17 +689,17 @@ class Backoff:
                 raise UnavailableError("PostgreSQL cannot be used")
 
 
-def test_postgres_may_go_away_for_a_while(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_postgres_may_go_away_for_a_while(runs: RunQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     outage = Backoff(monkeypatch, begins_at=12)
     run = runs.submit(pipeline_yaml(evaluation=AFTER_TRAINING), "p.yaml", EXPERIMENT)
     eventually(lambda: outage.failures >= 3)
     outage.over()
-    run = wait_until_at_rest(runs, run.run_id)
+    run = wait_until_terminal(runs, run.run_id)
     assert (run.state, run.num_triggers) == (RunState.FINISHED, 3)
 
 
 def test_a_run_without_postgres_is_interrupted_as_soon_as_that_can_be_written_down(
-    impatient_runs: Runs, services: InMemoryServices, monkeypatch: pytest.MonkeyPatch
+    impatient_runs: RunQueue, services: InMemoryServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs, outage, end, ends = impatient_runs, Backoff(monkeypatch, begins_at=12), RunJournal.end, [0]
 
@@ -711,13 +713,13 @@ def test_a_run_without_postgres_is_interrupted_as_soon_as_that_can_be_written_do
     run = finish(runs, pipeline_yaml(evaluation=AFTER_TRAINING))
     assert (run.state, run.error_reason, ends) == (RunState.INTERRUPTED, "UNAVAILABLE", [3])
     runs.resume(run.run_id)
-    run = wait_until_at_rest(runs, run.run_id)
+    run = wait_until_terminal(runs, run.run_id)
     assert (run.state, run.num_triggers, len(services.trainer_server.requests)) == (RunState.FINISHED, 3, 3)
 
 
 @pytest.mark.parametrize(("of", "method"), [(Database, "advisory_lock"), (Journal, "claim")])
 def test_a_run_that_cannot_be_claimed_fails_and_can_be_resumed(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch, of: type, method: str
+    runs: RunQueue, monkeypatch: pytest.MonkeyPatch, of: type, method: str
 ) -> None:
     def broken(*arguments: object) -> Any:
         raise ValueError("no room for another lock")
@@ -728,4 +730,4 @@ def test_a_run_that_cannot_be_claimed_fails_and_can_be_resumed(
     assert (run.state, run.error_reason) == (RunState.FAILED, "INTERNAL")
     assert "ValueError: no room for another lock" in run.error
     runs.resume(run.run_id)
-    assert wait_until_at_rest(runs, run.run_id).state is RunState.FINISHED
+    assert wait_until_terminal(runs, run.run_id).state is RunState.FINISHED

@@ -13,13 +13,13 @@ from modyn.records import RunId
 from modyn.rpc.logs import bind, get_logger
 from modyn.rpc.retry import CancellationToken, Retrier
 from modyn.supervisor.client import EventKind
-from modyn.supervisor.decisions import Cells, EvaluationPlan, EvaluationTask, TrainedModel, When
 from modyn.supervisor.evaluation.handlers import EvaluationHandler, load_handlers
+from modyn.supervisor.evaluation_plan import Cells, EvaluationPlan, EvaluationTask, TrainedModel, When
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.run_journal import RunJournal
 
 BACKLOG = 8
-"""Evaluations that may wait for each that runs. A run that trains faster than it evaluates is held back."""
+"""EvaluationQueue that may wait for each that runs. A run that trains faster than it evaluates is held back."""
 
 _LOG = get_logger("supervisor")
 
@@ -66,8 +66,8 @@ def _tasks(handler: EvaluationHandler, cells: Cells, models: Sequence[TrainedMod
             yield EvaluationTask(handler.name, dataset, when, models[index].trigger_id, models[index].model_id, intervals)
 
 
-class Evaluations:
-    """Evaluations that run beside the run's main loop.
+class EvaluationQueue:
+    """EvaluationQueue that run beside the run's main loop.
 
     One that fails is journalled and does not stop the run; `drain` tells of it. One whose evaluator stays away ends the run's signals.
     """

@@ -11,9 +11,18 @@ from hypothesis import strategies as st
 
 from modyn.errors import UserCodeError
 from modyn.records import EvalInterval, Interval, SampleBatch
-from modyn.supervisor.decisions import Cursor, EvaluationPlan, Pending, TrainedModel, active_model, data_ends, parent_model, split
 from modyn.supervisor.evaluation import build_strategy
 from modyn.supervisor.evaluation.handlers import ModelChoice
+from modyn.supervisor.evaluation_plan import (
+    Cursor,
+    EvaluationPlan,
+    Pending,
+    TrainedModel,
+    active_model,
+    data_ends,
+    parent_model,
+    split,
+)
 
 
 @given(st.integers(0, 30), st.data())

@@ -20,13 +20,13 @@ from modyn.registry import nearest
 from modyn.rpc.logs import bind, get_logger
 from modyn.rpc.retry import CancellationToken, Retrier, RetryPolicy
 from modyn.supervisor.client import EvaluationResult, Run, TriggerRecord
-from modyn.supervisor.clients import Clients, OpenClients
+from modyn.supervisor.clients import OpenClients, RunClients
 from modyn.supervisor.evaluation.handlers import load_handlers
 from modyn.supervisor.events import EventHub
+from modyn.supervisor.executor import ADVICE, RunExecutor
 from modyn.supervisor.journal import Journal, NewRun
-from modyn.supervisor.run import ADVICE, Driver
 from modyn.supervisor.run_journal import RunJournal
-from modyn.supervisor.states import AT_REST, RESUMABLE, RunState
+from modyn.supervisor.states import RESUMABLE, TERMINAL, RunState
 from modyn.supervisor.validation import RunOptions, check_pipeline, checked_pipeline, count_stream
 
 SHUTDOWN_S = 5.0
@@ -49,10 +49,10 @@ class _Driven:
     run_id: RunId
     signals: CancellationToken = field(default_factory=CancellationToken)
     thread: threading.Thread | None = None
-    clients: Clients | None = None
+    clients: RunClients | None = None
 
 
-class Runs:
+class RunQueue:
     """The verbs of the supervisor. Safe to call from any thread."""
 
     def __init__(self, journal: Journal, hub: EventHub, open_clients: OpenClients, config: SupervisorConfig) -> None:
@@ -70,7 +70,7 @@ class Runs:
     def recover(self) -> None:
         """Marks runs as interrupted that an earlier supervisor left behind; resumes them if so configured."""
         for run in self._journal.runs():
-            if run.is_at_rest:
+            if run.is_terminal:
                 if run.state is RunState.INTERRUPTED and self._config.resume_on_start:
                     self.resume(run.run_id)
                 continue
@@ -134,7 +134,7 @@ class Runs:
             run, driven = self._journal.run(run_id), waiting
         if run.state is RunState.INTERRUPTED:
             return self._journal.become(run_id, RunState.STOPPED)
-        if run.state in AT_REST:
+        if run.state in TERMINAL:
             return run
         if driven is None:
             if not self._interrupt_if_abandoned(run_id):
@@ -164,10 +164,10 @@ class Runs:
     def resume(self, run_id: str) -> Run:
         """Puts a run back into line. One that is active is left alone."""
         run = self._journal.run(run_id)
-        if run.state not in AT_REST and not self._is_ours(run_id) and not self._interrupt_if_abandoned(run_id):
+        if run.state not in TERMINAL and not self._is_ours(run_id) and not self._interrupt_if_abandoned(run_id):
             raise self._elsewhere(run_id)
         run = self._journal.run(run_id)
-        if run.state not in AT_REST:
+        if run.state not in TERMINAL:
             return run
         if run.state not in RESUMABLE:
             raise ConflictError(f"run {run_id} is {run.state}; there is nothing to resume. Submit the pipeline to run it again")
@@ -309,12 +309,12 @@ class Runs:
         try:
             with closing(self._open_clients()) as clients:
                 driven.clients = clients
-                recorded = Retrier(RetryPolicy(self._config.patience_s, advice=ADVICE), signals).call(
-                    lambda: self._journal.recorded(run_id)
+                snapshot = Retrier(RetryPolicy(self._config.patience_s, advice=ADVICE), signals).call(
+                    lambda: self._journal.snapshot(run_id)
                 )
-                if recorded.run.is_at_rest:
+                if snapshot.run.is_terminal:
                     return  # It was stopped just as its turn came.
-                message = Driver(recorded, journal, clients, self._hub, self._config, signals).drive()
+                message = RunExecutor(snapshot, journal, clients, self._hub, self._config, signals).drive()
         except ModynError as raised:
             error = signals.cause or raised
         except Exception as raised:  # noqa: BLE001 - the user sees it as the end of the run
@@ -350,7 +350,7 @@ class Runs:
         with self._journal.database.advisory_lock(f"run/{run_id}") as held:
             if not held:
                 return False
-            if self._journal.run(run_id).state not in AT_REST:
+            if self._journal.run(run_id).state not in TERMINAL:
                 error = UnavailableError(f"the supervisor that drove run {run_id} went away; resume the run")
                 self._journal.claim(run_id)
                 self._journal.become(run_id, RunState.INTERRUPTED, error=error.message, error_reason=error.reason)

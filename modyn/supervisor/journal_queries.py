@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from modyn.errors import CorruptStateError
 from modyn.records import RunId
 from modyn.supervisor.client import Run, RunMode, TriggerRecord
-from modyn.supervisor.decisions import Cursor, Pending
+from modyn.supervisor.evaluation_plan import Cursor, Pending
 from modyn.supervisor.states import RunState, TriggerState
 from modyn.supervisor.tables import CURSORS, RUNS, STEPS, TRIGGERS
 
