@@ -15,7 +15,7 @@ from modyn.config.durations import parse_timestamp
 from modyn.config.system import DatasetConfig, SystemConfig, load_system_config
 from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError, UnavailableError
 from modyn.evaluator.client import EvaluatorClient
-from modyn.local.stack import StackStatus, stack_status, start_stack, stop_stack
+from modyn.local.control import StackStatus, stack_status, start_stack, stop_stack
 from modyn.model_storage.client import ModelStorageClient, StoredModel, StoredModelInfo
 from modyn.records import ModelVersion, RunId
 from modyn.registry import Plugin

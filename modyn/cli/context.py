@@ -13,7 +13,7 @@ import typer
 if TYPE_CHECKING:
     from modyn.client import Client
     from modyn.config.system import SystemConfig
-    from modyn.local.stack import StackStatus
+    from modyn.local.control import StackStatus
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
@@ -52,7 +52,7 @@ def connect(*, start: bool = False) -> Client:
     Raises: UnavailableError: no services run here and `start` is not set; raised at once.
     """
     from modyn.client import Client
-    from modyn.local.stack import stack_status
+    from modyn.local.control import stack_status
 
     client = client_of_this_machine()
     if not is_embedded(client.config):
@@ -72,7 +72,7 @@ def connect(*, start: bool = False) -> Client:
 
 def services_run() -> bool:
     """Return whether services can be asked without starting any."""
-    from modyn.local.stack import stack_status
+    from modyn.local.control import stack_status
 
     config = system_config()
     return not is_embedded(config) or stack_status(config).state == "ready"

@@ -40,7 +40,6 @@ def logs(
     It reads files of this machine. Where services run in containers, their engine keeps the logs: `docker compose logs SERVICE`.
     """
     from modyn.config.system import SERVICES
-    from modyn.local.stack import log_file
 
     config = system_config()
     services = (*SERVICES, *config.replicas)
@@ -50,7 +49,7 @@ def logs(
         _require_run(name, parts)
     about = _mention(name) if name is not None and is_run else None
     chosen = (name,) if name is not None and not is_run else services
-    of_services: Logs = {log_file(config, part): (part, about) for part in chosen}
+    of_services: Logs = {config.log_file(part): (part, about) for part in chosen}
 
     def find() -> Logs:
         return {**of_services, **_of_workers(config, name)} if name is not None and is_run else of_services
@@ -103,12 +102,15 @@ def _mention(run_id: str) -> re.Pattern[str]:
 
 def _print_logs(find: Find, lines: int, follow: bool, json: bool) -> None:
     """Print the logs that `find` returns; it is called again while following, since new trainings have new files."""
-    positions: dict[Path, int] = {}
+    from modyn.log_files import LogReader
+
+    readers: dict[Path, LogReader] = {}
     named = len(find()) > 1
     last: int | None = lines
     while True:
         for path, (part, about) in find().items():
-            found = [line for line in _fresh(path, positions) if about is None or about.search(line)]
+            lines_of = readers.setdefault(path, LogReader(path)).lines()
+            found = [line for line in lines_of if about is None or about.search(line)]
             for line in found if last is None else found[max(0, len(found) - last) :]:
                 sys.stdout.write((_as_json(part, line) if json else f"{part}: {line}" if named else line) + "\n")
         if not follow:
@@ -116,19 +118,6 @@ def _print_logs(find: Find, lines: int, follow: bool, json: bool) -> None:
         sys.stdout.flush()
         time.sleep(0.3)
         last = None
-
-
-def _fresh(path: Path, positions: dict[Path, int]) -> list[str]:
-    """Return the lines completed since the last call; an unfinished line comes with the next call."""
-    try:
-        with path.open("rb") as file:
-            file.seek(positions.get(path, 0))
-            found = file.read()
-    except FileNotFoundError:
-        return []
-    complete = found.rfind(b"\n") + 1
-    positions[path] = positions.get(path, 0) + complete
-    return found[:complete].decode("utf-8", errors="replace").splitlines()
 
 
 def _as_json(part: str, line: str) -> str:

@@ -53,7 +53,7 @@ def status(json: Json = False) -> None:
 def _rows(config: SystemConfig) -> list[dict[str, Any]]:
     """Health as the services report it, processes as the stack recorded them."""
     from modyn.config.system import SERVICES
-    from modyn.local.stack import stack_status
+    from modyn.local.control import stack_status
     from modyn.rpc.channel import is_serving
 
     written = {part.name: part for part in stack_status(config).parts} if is_embedded(config) else {}

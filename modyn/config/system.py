@@ -19,6 +19,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from modyn.config.base import Section, problems
 from modyn.errors import ConfigError, UnavailableError
+from modyn.log_files import LogLimits
 
 SERVICES = ("storage", "selector", "model_storage", "trainer_server", "evaluator", "supervisor")
 """In the order in which they start: each needs only those before it."""
@@ -239,6 +240,19 @@ class SupervisorConfig(ServiceConfig):
     stream_batch_size: int = Field(10_000, ge=1, le=1_000_000, description="samples in one batch of the stream")
 
 
+class LogsConfig(Section):
+    """Size of the log files of embedded services and of workers. Services in containers log to their engine."""
+
+    max_bytes: int = Field(
+        20 << 20, ge=2**10, description="a log file that has grown beyond this becomes `NAME.log.1`, and a new one begins"
+    )
+    keep: int = Field(3, ge=0, le=1000, description="older files kept of each log")
+
+    @property
+    def limits(self) -> LogLimits:
+        return LogLimits(self.max_bytes, self.keep)
+
+
 class Endpoint(Section):
     """The address of a service, and the credentials and limits of its calls."""
 
@@ -271,6 +285,7 @@ class SystemConfig(BaseSettings):
     state_dir: Path = Field(Path(".modyn"), description="folder for everything that services keep")
     database_url: str | None = Field(None, description="PostgreSQL, as postgresql://user:password@host/name; none: embedded")
     redis_url: str | None = Field(None, description="Redis, as redis://host:port/0; none: embedded")
+    logs: LogsConfig = LogsConfig()
     security: SecurityConfig = SecurityConfig()
     storage: StorageConfig = StorageConfig()
     selector: SelectorConfig = SelectorConfig()
@@ -308,6 +323,10 @@ class SystemConfig(BaseSettings):
     @property
     def log_dir(self) -> Path:
         return self.state_dir / "logs"
+
+    def log_file(self, part: str) -> Path:
+        """Log of a part of the embedded stack: a service, a database, or `stack`, the process that supervises them."""
+        return self.state_dir / part / "log" if part in ("postgres", "redis") else self.log_dir / f"{part}.log"
 
     def service_dir(self, service: str) -> Path:
         """Return the state folder of one service."""

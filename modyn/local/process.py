@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import pwd
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -15,18 +16,55 @@ _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def become_subreaper() -> None:
-    """Orphans below this process become its children, so that it can reap them.
+class ChildProcess:
+    """A server that runs as a child of this process. Subclasses define `start`, and `url`, the address at which it answers."""
 
-    A postmaster whose parent was killed would stay a zombie in a container without an init, and the next start would take its
+    url: str = ""
+    _process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """None: it does not run."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    def start(self) -> None:
+        raise NotImplementedError
+
+    def ask_to_stop(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+
+    def stop(self, first: signal.Signals = signal.SIGTERM, patience_s: float = 10.0) -> int | None:
+        """Send `first`, and SIGKILL after `patience_s`. Returns the exit code; None: it was not started."""
+        if self._process is None:
+            return None
+        if self._process.poll() is None:
+            self._process.send_signal(first)
+            try:
+                self._process.wait(patience_s)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+        code = self._process.wait()
+        self._process = None
+        return code
+
+
+def become_subreaper() -> None:
+    """Make orphans below this process its children, so that it can collect their exit.
+
+    In a container without an init process, a postmaster whose parent was killed would stay a zombie, and the next start would take its
     process id for a running server.
     """
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def reap_orphans(own: Sequence[int] = ()) -> None:
-    """Collects the exit of children that nobody else here waits for (`own` are left to their owners)."""
-    for pid in _children():
+def reap_orphans(own: Sequence[int]) -> None:
+    """Collect the exit of children that are not in `own`, whose exit is collected by their `Popen`."""
+    try:
+        children = [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    except OSError:
+        return
+    for pid in children:
         if pid not in own:
             try:
                 os.waitpid(pid, os.WNOHANG)
@@ -43,7 +81,7 @@ def spawn(
     environment: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Starts `command` in its own session with output appended to `log`; the kernel sends it `death_signal` when this process dies.
+    """Start `command` in a session of its own, its output appended to `log`. The kernel sends it `death_signal` when this process dies.
 
     Call it from the main thread: the kernel ties the signal to the thread that forked.
     """
@@ -62,13 +100,13 @@ def spawn(
 
 
 def _child_setup(death_signal: signal.Signals, user: str | None, parent: int) -> Callable[[], None]:
-    ids = _user_ids(user)
+    entry = None if user is None else pwd.getpwnam(user)
 
     def setup() -> None:
-        if ids is not None:
+        if entry is not None:
             os.setgroups([])
-            os.setgid(ids[1])
-            os.setuid(ids[0])
+            os.setgid(entry.pw_gid)
+            os.setuid(entry.pw_uid)
         # After the change of user, which clears it.
         _LIBC.prctl(_PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
         if os.getppid() != parent:
@@ -77,34 +115,7 @@ def _child_setup(death_signal: signal.Signals, user: str | None, parent: int) ->
     return setup
 
 
-def _user_ids(user: str | None) -> tuple[int, int] | None:
-    if user is None:
-        return None
-    import pwd
-
-    entry = pwd.getpwnam(user)
-    return entry.pw_uid, entry.pw_gid
-
-
-def _children() -> list[int]:
-    try:
-        return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
-    except OSError:
-        return []
-
-
-def stop_process(process: subprocess.Popen[bytes], first: signal.Signals = signal.SIGTERM, patience_s: float = 10.0) -> int:
-    """Asks with `first`, waits, then kills. Returns the exit code."""
-    if process.poll() is None:
-        process.send_signal(first)
-        try:
-            return process.wait(patience_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-    return process.wait()
-
-
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     """Whether a process runs (a zombie does not)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in ("Z", "X")
@@ -112,8 +123,16 @@ def alive(pid: int) -> bool:
         return False
 
 
+def runs_with(pid: int, argument: str) -> bool:
+    """Whether `pid` runs and has `argument` in its command line: process ids are used again."""
+    try:
+        return is_alive(pid) and os.fsencode(argument) in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
 def is_locked(path: Path) -> bool:
-    """Whether some process holds the lock of this file."""
+    """Whether a process holds the lock of this file."""
     try:
         with path.open() as handle:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -122,3 +141,8 @@ def is_locked(path: Path) -> bool:
     except OSError:
         return False
     return False
+
+
+def log_tail(log: Path, num_lines: int = 12) -> str:
+    """The last lines of a log, for an error message."""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-num_lines:])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from modyn.config.system import SERVICES, SecurityConfig, ServiceConfig, SystemConfig
+from modyn.config.system import SERVICES, LogsConfig, SecurityConfig, ServiceConfig, SystemConfig
 from modyn.reference.explain import tables
 from modyn.reference.schema import JsonSchema, of_model
 
@@ -43,10 +43,13 @@ def system_reference() -> str:
 
 def _sections() -> Iterator[str]:
     whole = of_model(SystemConfig)
-    own = {name: field for name, field in whole["properties"].items() if name not in (*SERVICES, "security")}
+    own = {name: field for name, field in whole["properties"].items() if name not in (*SERVICES, "logs", "security")}
     yield "## The installation"
     yield ""
     yield from tables({"properties": own}, "###", "")
+    yield "## `logs`"
+    yield ""
+    yield from tables(of_model(LogsConfig), "###", "logs")
     yield "## `security`"
     yield ""
     yield "Who may talk to the services. Off loopback all of it is required: [deployment](deployment.md)."

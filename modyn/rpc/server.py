@@ -24,9 +24,11 @@ from structlog.typing import FilteringBoundLogger
 
 from modyn.config.system import Endpoint, SystemConfig
 from modyn.errors import ConflictError, ModynError, SecurityError, UnavailableError
+from modyn.log_files import is_output, write_output_to
 from modyn.rpc.logs import configure_logs, get_logger
 from modyn.rpc.security import check_exposure, server_credentials, token_matches
 from modyn.rpc.status import TOKEN_KEY, abort
+from modyn.state_version import claim_state
 
 CALL_SECONDS = Histogram("modyn_call_seconds", "Seconds that calls took, streams until they ended", ["method", "outcome"])
 
@@ -34,9 +36,15 @@ _HEALTH_CHECK = f"/{health.SERVICE_NAME}/Check"
 _GRACE_S = 1.0
 """Running calls get so long to end when a service stops. Watchers reconnect and lose nothing."""
 _ENDING = (signal.SIGTERM, signal.SIGINT)
-_TELL_S, _END_S = 8.0, 30.0
-"""A service that has not ended so many seconds after SIGTERM tells where it is, again and again, before anybody loses patience and kills it;
-and gives up by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndPatience:
+    """Seconds after SIGTERM at which a service that has not ended writes the stacks of its threads to its log, again and again, and at
+    which it exits by itself with code 1."""
+
+    report_s: float = 8.0
+    exit_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +58,7 @@ class Registration:
 
 @dataclass
 class ServiceContext:
-    """What a service gets to build itself from."""
+    """What a service is built from."""
 
     name: str
     config: SystemConfig
@@ -61,15 +69,15 @@ class ServiceContext:
 
     @property
     def directory(self) -> Path:
-        """Folder of what the service keeps; exists, and is for its user alone: it tells of the user's data."""
+        """Folder of what the service keeps. It exists, and only its owner can read it, since it describes the user's data."""
         path = self.config.service_dir(self.name)
         path.mkdir(parents=True, exist_ok=True)
-        if path.stat().st_uid == os.getuid():  # One that was made by somebody else is as he wants it.
+        if path.stat().st_uid == os.getuid():  # the mode of a folder of another owner is that owner's choice
             path.chmod(0o700)
         return path
 
     def on_shutdown(self, callback: Callable[[], None]) -> None:
-        """Callbacks run in reverse order when the service stops. One that raises is logged and does not keep the others from running."""
+        """Run `callback` when the service stops, in reverse order. One that raises is logged; the others run all the same."""
         self._callbacks.append(callback)
 
     def shut_down(self) -> None:
@@ -81,7 +89,7 @@ class ServiceContext:
 
 
 class RunningServer:
-    """A gRPC server that listens. `address` is where, with the real port where 0 was asked for."""
+    """A gRPC server that listens at `address`, with the real port in place of port 0."""
 
     def __init__(self, server: grpc.Server, address: str, health_servicer: health.HealthServicer) -> None:
         self._server = server
@@ -94,7 +102,10 @@ class RunningServer:
 
 
 def start_server(name: str, endpoint: Endpoint, registrations: Sequence[Registration], *, max_threads: int = 64) -> RunningServer:
-    """Listens at `endpoint`. Raises SecurityError where that would be unsafe, UnavailableError where the address is taken."""
+    """Listen at `endpoint`.
+
+    Raises: SecurityError: that would be unsafe. UnavailableError: the address is taken.
+    """
     check_exposure(name, endpoint)
     options = [
         ("grpc.max_receive_message_length", endpoint.max_message_bytes),
@@ -121,18 +132,26 @@ def start_server(name: str, endpoint: Endpoint, registrations: Sequence[Registra
     return RunningServer(server, address, health_servicer)
 
 
-def run_service(name: str, config: SystemConfig, build: Callable[[ServiceContext], Sequence[Registration]]) -> int:
-    """The main function of a service's process. Returns its exit code: 0 after SIGTERM or SIGINT, 1 when it could not start.
+def run_service(
+    name: str,
+    config: SystemConfig,
+    build: Callable[[ServiceContext], Sequence[Registration]],
+    patience: EndPatience = EndPatience(),
+) -> int:
+    """Serve until SIGTERM or SIGINT: the main function of a service's process. `build` makes its servicers.
 
-    A service that is stuck in its end, or does not even get to it, ends by itself with code 1 and the stacks of its threads in its log.
+    Returns: the exit code; 1 when the service could not start, or when its end took longer than `patience`.
     """
     settings = config.service(name)
+    if is_output(log := config.log_file(name)):  # in a container or at a terminal, output is kept elsewhere
+        write_output_to(log, config.logs.limits)
     configure_logs(name, settings.log_level)
     logger = get_logger(name)
     context = ServiceContext(name, config, logger)
-    stop = _asked_to_end()
+    stop = _end_requested(patience)
     try:
         check_exposure(name, config.endpoint(name))
+        claim_state(config.service_dir(name))
         lock = _lock(context.directory / "lock", name)
         prepare_run_dir(config.run_dir)
         server = start_server(name, config.endpoint(name), build(context), max_threads=settings.max_threads)
@@ -164,8 +183,8 @@ def run_service(name: str, config: SystemConfig, build: Callable[[ServiceContext
     os._exit(0)
 
 
-def _asked_to_end() -> threading.Event:
-    """Set once SIGTERM or SIGINT has come.
+def _end_requested(patience: EndPatience) -> threading.Event:
+    """An event that is set by SIGTERM or SIGINT.
 
     Handlers in Python run in the main thread only: not while that is stuck, not when the kernel chose another thread for the signal and
     the main thread waits for a lock, and a handler that takes the lock of what it interrupts would wait for itself. So the signal goes
@@ -179,12 +198,12 @@ def _asked_to_end() -> threading.Event:
         signal.signal(number, lambda *_: None)
 
     def wait() -> None:
-        while os.read(reader, 1)[0] not in _ENDING:  # other signals that somebody handles come here too
+        while os.read(reader, 1)[0] not in _ENDING:  # other signals that have a handler come here too
             continue
         asked.set()
-        with suppress(RuntimeError):  # without a standard error there is nowhere to tell it
-            faulthandler.dump_traceback_later(_TELL_S, repeat=True)
-        time.sleep(_END_S)
+        with suppress(RuntimeError):  # without a standard error there is no place to write to
+            faulthandler.dump_traceback_later(patience.report_s, repeat=True)
+        time.sleep(patience.exit_s)
         os._exit(1)
 
     threading.Thread(target=wait, name="signals", daemon=True).start()
@@ -192,7 +211,7 @@ def _asked_to_end() -> threading.Event:
 
 
 def prepare_run_dir(path: Path) -> None:
-    """Makes the folder of the sockets. Raises SecurityError when it belongs to somebody else."""
+    """Make the folder of the sockets. Raises SecurityError when it belongs to another user."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.stat()
     if status.st_uid != os.getuid():
@@ -201,7 +220,7 @@ def prepare_run_dir(path: Path) -> None:
 
 
 def _lock(path: Path, name: str) -> TextIO:
-    """Held as long as the process lives. Two processes on one folder would each believe that it is theirs."""
+    """Lock the folder for as long as the process lives: two processes would each take it for their own."""
     handle = path.open("a+")
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -235,7 +254,7 @@ def _taken(name: str, endpoint: Endpoint) -> UnavailableError:
 
 
 def _serve_metrics(context: ServiceContext) -> None:
-    """Prometheus metrics, by default on a free port of loopback that is written down as `metrics_url`."""
+    """Serve Prometheus metrics, by default on a free port of loopback; the address is written to `metrics_url`."""
     settings, security = context.config.service(context.name), context.config.security
     endpoint = Endpoint(address=f"{settings.metrics_host}:{settings.metrics_port}", security=security)
     if not endpoint.is_local and security.tls_cert is None:
@@ -282,7 +301,7 @@ class _Translation(grpc.ServerInterceptor):
         )
 
     def _allowed(self, details: Any) -> bool:
-        # A health check tells nothing worth protecting, and orchestrators cannot send a token with it. Not Watch: it holds a thread.
+        # A health check reveals nothing worth protecting, and orchestrators cannot send a token with it. Not Watch: it holds a thread.
         if self._token is None or details.method == _HEALTH_CHECK:
             return True
         return token_matches(self._token, dict(details.invocation_metadata).get(TOKEN_KEY))

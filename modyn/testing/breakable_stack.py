@@ -22,7 +22,7 @@ from typing import Literal
 import numpy as np
 
 from modyn.config.system import SystemConfig
-from modyn.local.process import alive
+from modyn.local.process import is_alive
 from modyn.records import Int64Array, Interval, RunId, SampleBatch
 from modyn.rpc.channel import is_serving
 from modyn.selector.client import SelectorClient
@@ -108,7 +108,7 @@ class BreakableStack:
         assert pid is not None, f"{name} does not run"
         self._killed[name] = pid
         os.kill(pid, signal.SIGKILL)
-        eventually(lambda: not alive(pid))
+        eventually(lambda: not is_alive(pid))
 
     def wait_for(self, *names: str) -> None:
         """Until these, which were killed, are there again."""

@@ -65,7 +65,7 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     """The service, from its configuration. Workers are warmed up once it answers."""
     config = context.config
     settings = config.trainer_server
-    limits = WorkerLimits("trainer_server", settings.user_function_timeout_s, settings.worker_memory_bytes)
+    limits = WorkerLimits("trainer_server", settings.user_function_timeout_s, settings.worker_memory_bytes, config.logs.limits)
     pool = WorkerPool(settings.max_workers, num_threads=settings.num_threads, preload=PRELOAD, limits=limits)
     checks = WorkerPool(1, num_threads=1, preload=PRELOAD)
     models = ModelStorageClient(config.endpoint("model_storage"))

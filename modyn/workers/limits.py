@@ -11,9 +11,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Self
+
+from modyn.log_files import LogLimits
 
 LOOK_S: Final = 1.0
 """Between two looks at the marks."""
@@ -48,11 +50,12 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """service: section of the system file that the limits stand in. memory_bytes: of address space; None: no limit."""
+    """service: section of the system file that the limits stand in. memory_bytes: of address space; None: no limit. logs: of its log."""
 
     service: str
     user_function_timeout_s: float
     memory_bytes: int | None = None
+    logs: LogLimits = field(default_factory=LogLimits)
 
     def out_of_memory(self, error: BaseException) -> str:
         """What to add to the message of `error` if it was raised, perhaps at the root, because memory ran out; else nothing."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from modyn.errors import CancelledError, ModynError, UserCodeError
+from modyn.log_files import LogLimits, write_output_to
 from modyn.registry import load_object
 from modyn.workers.limits import WorkerLimits, impose
 
@@ -93,7 +94,7 @@ def run_worker(
     limits: WorkerLimits | None = None,
 ) -> None:
     """Main function of a worker process."""
-    _redirect_output(log_path)
+    write_output_to(Path(log_path), limits.logs if limits else LogLimits())
     # Ctrl-C reaches the whole group; the service decides what becomes of its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_fork_server()
@@ -128,13 +129,6 @@ def run_worker(
         connection.send(("error", "", f"the result of {task} cannot be sent: {error!r}"))
     # Nothing is left to do, and to take PyTorch down in good order takes a tenth of a second, for which the next training would wait.
     os._exit(0)
-
-
-def _redirect_output(log_path: str) -> None:
-    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
 
 
 def _die_with_fork_server() -> None:

@@ -18,6 +18,8 @@ from modyn.config.system import SERVICES, SystemConfig, load_system_config
 ROOT = Path(__file__).parents[2]
 SYSTEM_FILE = ROOT / "deploy" / "modyn.yaml"
 INSIDE = "/etc/modyn/modyn.yaml"
+SHARED = ("image", "init", "read_only", "cap_drop", "security_opt", "restart", "logging", "mem_limit")
+"""What replicas have in common with storage."""
 REPLICAS = ("storage-replica-1", "storage-replica-2")
 
 
@@ -118,9 +120,7 @@ def test_replicas_are_added_by_a_file_of_their_own(compose: dict[str, Any], monk
         assert service["command"] == command
         assert service["healthcheck"]["test"] == ["CMD", "python", "-m", "modyn.rpc.probe", name, "--config", INSIDE]
         assert mounts(service) == mounts(storage)
-        assert {key: service[key] for key in ("image", "init", "read_only", "cap_drop", "security_opt", "restart")} == {
-            key: storage[key] for key in ("image", "init", "read_only", "cap_drop", "security_opt", "restart")
-        }
+        assert {key: service[key] for key in SHARED} == {key: storage[key] for key in SHARED}
 
 
 def test_secrets_are_made_once_and_mounted_read_only(compose: dict[str, Any], system: SystemConfig) -> None:
@@ -145,6 +145,15 @@ def test_the_password_comes_from_outside_and_only_to_those_who_need_it(compose: 
         if has_migrations:
             assert "${MODYN_DB_PASSWORD:?" in environment["MODYN_DATABASE_URL"]
     assert "database_url" not in yaml.safe_load(SYSTEM_FILE.read_text())
+
+
+def test_logs_and_memory_of_every_container_are_bounded(compose: dict[str, Any]) -> None:
+    for name, service in compose["services"].items():
+        assert service["logging"]["driver"] == "json-file", name
+        assert service["logging"]["options"].keys() == {"max-size", "max-file"}, name
+        bound = re.fullmatch(r"(?:\$\{MODYN_MEMORY_([A-Z_]+):-)?\d+[mg]\}?", service["mem_limit"])
+        assert bound, name
+        assert bound[1] in (None, name.replace("-", "_").upper())
 
 
 def test_interrupted_runs_go_on_by_themselves(system: SystemConfig) -> None:

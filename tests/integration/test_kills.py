@@ -23,7 +23,7 @@ import yaml
 
 from modyn.client import Client
 from modyn.config.system import SERVICES
-from modyn.local.process import alive
+from modyn.local.process import is_alive
 from modyn.records import Int64Array
 from modyn.selector.client import SelectorClient
 from modyn.supervisor.client import EventKind, Run, RunState
@@ -96,16 +96,16 @@ class House:
         pids = self.pids()
         for pid in pids.values():
             os.kill(pid, signal.SIGKILL)
-        gone(lambda: [name for name, pid in pids.items() if alive(pid)])
+        gone(lambda: [name for name, pid in pids.items() if is_alive(pid)])
         self.client.up()
 
     def kill_stack(self) -> None:
         """The process that looks after the others; then `modyn up`."""
         pids = self.pids()
         os.kill(pids["stack"], signal.SIGKILL)
-        eventually(lambda: not alive(pids["stack"]))
+        eventually(lambda: not is_alive(pids["stack"]))
         self.client.up()
-        assert not [name for name, pid in pids.items() if alive(pid)]
+        assert not [name for name, pid in pids.items() if is_alive(pid)]
 
     @contextmanager
     def told(self, **sections: object) -> Iterator[None]:
@@ -262,7 +262,7 @@ def children(pid: int) -> list[int]:
             found += map(int, path.read_text().split())
         except OSError:
             continue
-    return [child for child in found if alive(child)]
+    return [child for child in found if is_alive(child)]
 
 
 def stray_files(client: Client) -> list[str]:

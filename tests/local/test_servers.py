@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pwd
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,9 +14,9 @@ import psycopg2
 import pytest
 import redis
 
-from modyn.errors import CorruptStateError
-from modyn.local.postgres import PostgresServer
-from modyn.local.process import alive
+from modyn.errors import CorruptStateError, UnavailableError
+from modyn.local.postgres import PostgresServer, make_user
+from modyn.local.process import is_alive
 from modyn.local.redis import RedisServer
 from modyn.testing.waiting import eventually
 
@@ -53,10 +55,10 @@ def test_postgres_ends_with_its_parent(tmp_path: Path) -> None:
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
-    assert alive(pid)
+    assert is_alive(pid)
     parent.kill()
     parent.communicate()
-    eventually(lambda: not alive(pid))
+    eventually(lambda: not is_alive(pid))
 
 
 def test_a_first_start_that_was_killed_leaves_nothing_half_made(tmp_path: Path) -> None:
@@ -86,6 +88,29 @@ def test_files_that_are_no_database_are_not_deleted(tmp_path: Path) -> None:
     with pytest.raises(CorruptStateError, match="holds files but no PG_VERSION"):
         PostgresServer(tmp_path).start()
     assert precious.exists()
+
+
+def test_the_user_of_the_database_is_made_where_path_is_that_of_a_plain_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can make users, and only root needs one")
+    name = f"modyn-test-{os.getpid()}"
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    try:
+        make_user(name)
+        assert pwd.getpwnam(name).pw_uid > 0
+        make_user(name)
+    finally:
+        subprocess.run(["/usr/sbin/userdel", name], check=True, capture_output=True)
+    with pytest.raises(
+        UnavailableError, match="needs the user 'no:such', which .*useradd cannot make: .+; run Modyn as another user"
+    ):
+        make_user("no:such")
+
+
+def test_where_no_user_can_be_made_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    with pytest.raises(UnavailableError, match="no program useradd, also not in /usr/sbin.*apt-get install passwd.*database_url"):
+        make_user(f"modyn-test-{os.getpid()}")
 
 
 def test_redis_answers(tmp_path: Path) -> None:

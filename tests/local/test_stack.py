@@ -8,7 +8,6 @@ import socket
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,9 +16,10 @@ import pytest
 
 from modyn.client import Client
 from modyn.config.system import SERVICES, SystemConfig
-from modyn.errors import UnavailableError
-from modyn.local.process import alive
-from modyn.local.stack import Stack, StackStatus, _Part, log_file, start_stack
+from modyn.errors import ConfigError, UnavailableError
+from modyn.local.control import StackStatus, start_stack
+from modyn.local.process import ChildProcess, is_alive
+from modyn.local.stack import Part
 from modyn.testing.stack import RunningStack, clean_environment, stack_on
 from modyn.testing.waiting import PATIENCE_S, eventually
 
@@ -31,7 +31,7 @@ def stack() -> Iterator[RunningStack]:
     """A stack of this module's own, to be maltreated."""
     with (
         tempfile.TemporaryDirectory(prefix="modyn-", ignore_cleanup_errors=True) as folder,
-        stack_on(Path(folder), storage={"replicas": 1}) as running,
+        stack_on(Path(folder), storage={"replicas": 1}, logs={"max_bytes": 5000, "keep": 2}) as running,
     ):
         running.tiny_dataset("kept", num_samples=10)
         yield running
@@ -70,7 +70,7 @@ def test_every_part_is_told_with_its_process(stack: RunningStack) -> None:
         status = client.status()
     assert status.state == "ready"
     assert [part.name for part in status.parts] == list(PARTS)
-    assert all(part.healthy and part.pid and alive(part.pid) for part in status.parts)
+    assert all(part.healthy and part.pid and is_alive(part.pid) for part in status.parts)
     assert len({part.pid for part in status.parts}) == len(PARTS)
 
 
@@ -101,25 +101,37 @@ def test_a_part_that_is_killed_is_started_again(stack: RunningStack, name: str) 
     eventually(lambda: not zombies_below(pid), "the burial of zombies")
 
 
-class Dead:
-    """A server that is dead however often it is started."""
-
-    url, pid = "", None
-
-    def start(self) -> None: ...
-    def stop(self) -> None: ...
-
-
 @pytest.mark.parametrize(("healthy", "pauses"), [(True, 5 * [0.2]), (False, [0.2, 1.0, 3.0, 10.0, 10.0])])
-def test_runs_do_not_wait_long_for_a_part_that_was_healthy(tmp_path: Path, healthy: bool, pauses: list[float]) -> None:
-    stack, part = Stack(SystemConfig(state_dir=tmp_path), None), _Part("selector", Dead())
-    waited = []
+def test_runs_do_not_wait_long_for_a_part_that_was_healthy(healthy: bool, pauses: list[float]) -> None:
+    part, now, waited = Part("selector", ChildProcess()), 1000.0, []
     for _ in pauses:
-        now = part.started_at = time.monotonic()
-        part.healthy, part.restart_at = healthy, 0.0
-        assert not stack._bring_back(part, now)
-        waited.append(round(part.restart_at - now, 3))
+        part.healthy, part.started_at, part.restart_at = healthy, now, None
+        waited.append(round(part.died(now) - now, 3))
+        assert part.died(now + 0.1) == part.restart_at
     assert waited == pauses
+
+
+@pytest.mark.parametrize("name", ["postgres", "storage", "stack"])
+def test_logs_are_rotated(stack: RunningStack, name: str) -> None:
+    """And what is written afterwards stands in the new file."""
+    log = stack.config.log_file(name)
+    for number in range(3):
+        with log.open("a") as file:
+            file.write(f"filler {number}\n" * 1000)
+        older = log.with_name(f"{log.name}.1")
+        eventually(lambda older=older, number=number: older.exists() and f"filler {number}\n" in older.read_text())  # type: ignore[misc]
+    assert not log.with_name(f"{log.name}.3").exists()
+    with stack.client() as client:
+        before = client.status()
+        pid = before.pid if name == "stack" else next(part.pid for part in before.parts if part.name == name)
+        assert pid is not None
+        os.kill(pid, signal.SIGINT if name == "postgres" else signal.SIGTERM)
+        eventually(lambda: not is_alive(pid))
+        client.up()
+    assert name == "stack" or "filler" not in log.read_text()
+    if name == "storage":
+        assert '"event": "stopped"' in log.read_text()
+    require_data(stack)
 
 
 def test_after_a_kill_of_the_stack_itself_up_heals_everything(stack: RunningStack) -> None:
@@ -127,13 +139,13 @@ def test_after_a_kill_of_the_stack_itself_up_heals_everything(stack: RunningStac
         before = client.status()
         assert before.pid
         os.kill(before.pid, signal.SIGKILL)
-        eventually(lambda: not alive(before.pid or 0), "the end of the stack")
+        eventually(lambda: not is_alive(before.pid or 0), "the end of the stack")
         assert client.status().state == "stopped"
         after = client.up()
         assert is_whole(stack)
         assert after.pid != before.pid
     require_data(stack)
-    assert not any(alive(part.pid) for part in before.parts if part.pid)
+    assert not any(is_alive(part.pid) for part in before.parts if part.pid)
 
     def is_alone() -> bool:
         return all(p.pid == after.pid or after.pid in {parent.pid for parent in p.parents()} for p in processes_of(stack.config))
@@ -147,7 +159,7 @@ def test_everything_killed_at_once_is_healed(stack: RunningStack) -> None:
         for pid in [status.pid, *(part.pid for part in status.parts)]:
             assert pid
             os.kill(pid, signal.SIGKILL)
-        eventually(lambda: not alive(status.pid or 0), "the end of the stack")
+        eventually(lambda: not is_alive(status.pid or 0), "the end of the stack")
         client.up()
     assert is_whole(stack)
     require_data(stack)
@@ -202,7 +214,7 @@ def test_a_port_that_is_taken_fails_the_start_and_is_named() -> None:
             assert client.status().state == "failed"
             assert "cannot listen on" in client.status().error
             eventually(lambda: not processes_of(stack.config), "the end of the stack")
-            log = log_file(stack.config, "selector")
+            log = stack.config.log_file("selector")
             assert "cannot listen on" in log.read_text()
 
 
@@ -240,3 +252,42 @@ def test_a_mistake_in_the_system_file_is_told_before_anything_starts(tmp_path: P
         "flight_address, log_level, max_message_bytes, max_threads, metrics_host, metrics_port, num_threads, poll_interval_s, "
         "replica_addresses, replicas, row_group_cache_bytes, settle_s, short_cut\n"
     )
+
+
+def test_a_folder_of_another_version_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    """The names are those that versions without a mark left behind."""
+    state = tmp_path / "state"
+    for name in OLD_STATE:
+        path = state / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    before = snapshot(state)
+    with stack_on(tmp_path, start=False) as stack, stack.client() as client:
+        with pytest.raises(ConfigError, match=rf"{state}/postgres was written by another version of Modyn.*Nothing was changed"):
+            client.up()
+        done = stack.modyn("up")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert f"error: {state}/postgres was written by another version of Modyn" in done.stderr
+        done = subprocess.run(
+            [*stack.command()[:1], "-m", "modyn.storage", "--config", str(stack.config_file)],
+            capture_output=True, text=True, timeout=PATIENCE_S, env=clean_environment(), check=False,
+        )  # fmt: skip
+        assert done.returncode == 1
+        assert (
+            f"{state}/storage was written by another version of Modyn: it has no file state_version and holds datasets"
+            in done.stderr
+        )
+    assert snapshot(state) == before
+
+
+OLD_STATE = (
+    "stack.json", "stack.lock", "logs/stack.log", "postgres/data/PG_VERSION", "postgres/log", "postgres/url", "redis/log", "redis/url",
+    "storage/lock", "storage/metrics_url", "storage/names/d", "storage/datasets/ce6343/nonce", "storage/datasets/ce6343/index.json",
+    "storage/datasets/ce6343/00000000000000000000-e48da6f33f8c.segment", "selector/runs/tiny-0001.1/triggers/000000.set",
+    "selector/runs/tiny-0001.1/samples", "model_storage/store_id", "model_storage/models/f452.model", "evaluator/outputs/lock",
+    "trainer_server/lock", "supervisor/lock",
+)  # fmt: skip
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, str]]:
+    return {str(path): (path.stat().st_mtime_ns, "" if path.is_dir() else path.read_text()) for path in folder.rglob("*")}

@@ -25,7 +25,7 @@ from modyn.proto import selector_pb2 as pb
 from modyn.proto import selector_pb2_grpc as pb_grpc
 from modyn.rpc.channel import ResponseStream, is_serving, open_channel
 from modyn.rpc.logs import get_logger
-from modyn.rpc.server import Registration, RunningServer, ServiceContext, start_server
+from modyn.rpc.server import EndPatience, Registration, RunningServer, ServiceContext, start_server
 from modyn.testing.waiting import PATIENCE_S, eventually
 
 TOKEN = "correct horse battery"
@@ -187,8 +187,7 @@ import signal, sys, threading, time
 from pathlib import Path
 from modyn.config.system import SystemConfig
 from modyn.proto import selector_pb2_grpc as pb_grpc
-from modyn.rpc import server
-from modyn.rpc.server import Registration, run_service
+from modyn.rpc.server import EndPatience, Registration, run_service
 
 def build(context):
     context.on_shutdown(lambda: print("closed", flush=True))
@@ -196,7 +195,7 @@ def build(context):
     exec(sys.argv[2])
     return [Registration(pb_grpc.add_SelectorServicer_to_server, pb_grpc.SelectorServicer(), "modyn.Selector")]
 
-sys.exit(run_service("selector", SystemConfig(state_dir=Path(sys.argv[1])), build))
+sys.exit(run_service("selector", SystemConfig(state_dir=Path(sys.argv[1])), build, eval(sys.argv[3])))
 """
 
 
@@ -205,9 +204,12 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts `PROGRAM` as a process; its argument runs while it builds the service."""
     running: list[subprocess.Popen[str]] = []
 
-    def launch(more: str = "") -> subprocess.Popen[str]:
+    def launch(more: str = "", patience: EndPatience = EndPatience()) -> subprocess.Popen[str]:  # noqa: B008  (frozen)
         process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(tmp_path), more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-c", PROGRAM, str(tmp_path), more, repr(patience)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         running.append(process)
         return process
@@ -249,7 +251,7 @@ STUCK = pytest.mark.parametrize("stuck", ["on_shutdown(lambda", "when_healthy.ap
 @STUCK
 def test_a_service_that_is_stuck_says_where(start: Callable[..., subprocess.Popen[str]], stuck: str) -> None:
     """Again and again: it may be elsewhere, and only slow, when it first tells."""
-    process = start(f"server._TELL_S, server._END_S = 0.2, {PATIENCE_S}; context.{stuck}: threading.Event().wait())")
+    process = start(f"context.{stuck}: threading.Event().wait())", EndPatience(report_s=0.2, exit_s=PATIENCE_S))
     assert process.stdout is not None
     assert process.stderr is not None
     assert process.stdout.readline() == "healthy\n"
@@ -261,7 +263,7 @@ def test_a_service_that_is_stuck_says_where(start: Callable[..., subprocess.Pope
 
 @STUCK
 def test_a_service_that_is_stuck_ends_by_itself(start: Callable[..., subprocess.Popen[str]], stuck: str) -> None:
-    process = start(f"server._END_S = 1.0; context.{stuck}: threading.Event().wait())")
+    process = start(f"context.{stuck}: threading.Event().wait())", EndPatience(exit_s=1.0))
     assert process.stdout is not None
     assert process.stdout.readline() == "healthy\n"
     process.send_signal(signal.SIGTERM)
@@ -311,3 +313,14 @@ def test_what_a_service_keeps_is_for_its_user_alone(make_config: Callable[..., S
         folder = ServiceContext(name, config, get_logger(name)).directory
         assert folder == config.service_dir(name)
         assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_of_another_version_is_refused_and_left_as_it_is(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "selector" / "runs").mkdir(parents=True)
+    process = start()
+    _, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1
+    assert f"{tmp_path / 'selector'} was written by another version of Modyn" in err
+    assert [path.name for path in (tmp_path / "selector").iterdir()] == ["runs"]

@@ -1,0 +1,157 @@
+"""Start, stop and look at the stack of a state folder, from other processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from modyn.config.system import SERVICES, SystemConfig
+from modyn.errors import UnavailableError
+from modyn.local.process import is_alive, is_locked, runs_with
+from modyn.state_version import check_state
+
+State = Literal["starting", "ready", "failed", "stopping", "stopped"]
+
+START_PATIENCE_S = 90.0
+
+
+@dataclass(frozen=True, slots=True)
+class PartStatus:
+    """One process of the stack."""
+
+    name: str
+    pid: int | None
+    address: str
+    healthy: bool
+    restarts: int
+
+
+@dataclass(frozen=True, slots=True)
+class StackStatus:
+    """What the stack's process last wrote down. `stopped` when there is none, or when it was killed."""
+
+    state: State
+    pid: int | None = None
+    error: str = ""
+    parts: tuple[PartStatus, ...] = ()
+
+
+def stack_status(config: SystemConfig) -> StackStatus:
+    """The stack of this state folder as it is now."""
+    return _read_status(config)[0]
+
+
+def _read_status(config: SystemConfig) -> tuple[StackStatus, int | None]:
+    """The status, and the process that wrote it, which may be gone."""
+    try:
+        written: dict[str, Any] = json.loads(status_file(config).read_text())
+    except (OSError, ValueError):
+        return StackStatus("stopped"), None
+    parts = tuple(PartStatus(**part) for part in written["parts"])
+    state, pid = written["state"], written["pid"]
+    if state in ("failed", "stopped") or not runs_with(pid, "modyn.local.stack"):
+        return StackStatus("failed" if state == "failed" else "stopped", None, written["error"], parts), pid
+    return StackStatus(state, pid, written["error"], parts), pid
+
+
+def start_stack(
+    config: SystemConfig, config_file: Path | None = None, progress: Callable[[StackStatus], None] | None = None
+) -> StackStatus:
+    """Start the stack unless it runs, and wait until every part is healthy. A stack that runs is left alone, but waited for.
+
+    Raises: UnavailableError: a part failed; with its last words. ConfigError: another version wrote the state folder.
+    """
+    check_folders(config)
+    try:
+        config.log_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UnavailableError(
+            f"the state folder {config.state_dir} cannot be written: {error.strerror}; set state_dir or MODYN_STATE_DIR"
+        ) from error
+    process = None if stack_status(config).pid is not None else _launch(config, config_file)
+    deadline = time.monotonic() + START_PATIENCE_S + 60
+    while time.monotonic() < deadline:
+        status, writer = _read_status(config)
+        # What an earlier stack left behind says nothing about the one that was just launched.
+        if process is None or writer == process.pid:
+            if progress is not None:
+                progress(status)
+            if status.state == "ready" and all(part.healthy for part in status.parts):
+                return status
+            if status.state == "failed":
+                raise UnavailableError(f"the services could not be started: {status.error}")
+        if process is not None and process.poll() is not None:
+            if not is_locked(lock_file(config)):
+                raise UnavailableError(f"the services could not be started: {last_words(config.log_file('stack'))}")
+            # Another process was a moment faster: its stack serves as well, once it has written its status.
+            process = None
+            time.sleep(0.2)
+        elif process is None and status.pid is None:
+            process = _launch(config, config_file)
+        time.sleep(0.03)
+    raise UnavailableError(f"the services did not become healthy; see the logs in {config.log_dir}")
+
+
+def _launch(config: SystemConfig, config_file: Path | None) -> subprocess.Popen[bytes]:
+    """A stack in a session of its own, which outlives this process."""
+    command = [sys.executable, "-m", "modyn.local.stack", *(["--config", str(config_file.absolute())] if config_file else [])]
+    with config.log_file("stack").open("ab") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env={**os.environ, "MODYN_STATE_DIR": str(config.state_dir)},
+        )
+    # This process may outlive the stack, and must collect its exit.
+    threading.Thread(target=process.wait, daemon=True, name="stack").start()
+    return process
+
+
+def stop_stack(config: SystemConfig, patience_s: float = 40.0) -> bool:
+    """Stop the stack and wait for its end. Returns whether one was running."""
+    status = stack_status(config)
+    if status.pid is None:
+        return False
+    os.kill(status.pid, signal.SIGTERM)
+    deadline = time.monotonic() + patience_s
+    while is_alive(status.pid):
+        if time.monotonic() > deadline:
+            raise UnavailableError(
+                f"the stack (process {status.pid}) did not stop within {patience_s:.0f} s; `kill -9 {status.pid}` ends it"
+            )
+        time.sleep(0.03)
+    return True
+
+
+def check_folders(config: SystemConfig) -> None:
+    """Raise ConfigError if another version of Modyn wrote any folder of the state that a part of the stack keeps."""
+    for name in ("postgres", *SERVICES, *config.replicas):
+        check_state(config.state_dir / name)
+
+
+def status_file(config: SystemConfig) -> Path:
+    return config.state_dir / "stack.json"
+
+
+def lock_file(config: SystemConfig) -> Path:
+    return config.state_dir / "stack.lock"
+
+
+def last_words(log: Path) -> str:
+    """The last line of a log that is not a structured one: why a process ended."""
+    try:
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line and not line.startswith("{")]
+    except OSError:
+        return f"it left no log in {log}"
+    return f"{lines[-1] if lines else 'it ended without a word'} (log: {log})"

@@ -1,0 +1,42 @@
+"""The version of what services keep on disk: a small file in each folder of state, checked before anything else there is opened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from modyn.atomic_write import write_atomically
+from modyn.errors import ConfigError
+
+STATE_VERSION = 2
+"""Raised with every change of a file or table that the version before cannot read, or would misread."""
+_MARK = "state_version"
+
+
+def check_state(folder: Path) -> None:
+    """Check that `folder` is empty, missing, or was written by this version. Changes nothing.
+
+    Raises: ConfigError: another version wrote it; the message says what was found and what to do.
+    """
+    mark = folder / _MARK
+    try:
+        entries = sorted(path.name for path in folder.iterdir() if not path.name.startswith(_MARK))
+        found = mark.read_text(errors="replace").strip() if mark.exists() else ""
+    except OSError:  # missing; or reported by the part that is to work on it
+        return
+    if found == str(STATE_VERSION) or (not found and not entries):
+        return
+    shown = ", ".join(entries[:3]) + (", …" if len(entries) > 3 else "")
+    raise ConfigError(
+        f"{folder} was written by another version of Modyn: it has "
+        f"{f'state version {found[:20]}' if found else f'no file {_MARK}'} and holds {shown or 'nothing else'}; this version reads and "
+        f"writes state version {STATE_VERSION} only. Nothing was changed. Go on with the version that wrote it; or set another "
+        "state_dir, or move this one away, and register the datasets again: their own files are not in it, but runs and models are"
+    )
+
+
+def claim_state(folder: Path) -> None:
+    """Check `folder`, make it if it is missing, and mark it as written by this version. Raises as `check_state` does."""
+    check_state(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / _MARK).exists():
+        write_atomically(folder / _MARK, [f"{STATE_VERSION}\n".encode()])

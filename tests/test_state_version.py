@@ -1,0 +1,50 @@
+"""Folders of another version are refused, and left as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from modyn.errors import ConfigError
+from modyn.state_version import STATE_VERSION, check_state, claim_state
+
+
+def test_a_new_folder_is_marked_and_opens_again(tmp_path: Path) -> None:
+    folder = tmp_path / "state" / "storage"
+    check_state(folder)
+    assert not folder.exists()
+    claim_state(folder)
+    assert (folder / "state_version").read_text() == f"{STATE_VERSION}\n"
+    (folder / "lock").touch()
+    claim_state(folder)
+    check_state(folder)
+
+
+def test_a_crash_before_the_mark_is_complete_does_no_harm(tmp_path: Path) -> None:
+    (tmp_path / "state_version.77-1.tmp").touch()
+    claim_state(tmp_path)
+    check_state(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("mark", "found"),
+    [(None, "no file state_version and holds index, lock, run, …"), ("1", "state version 1 and"), ("99", "state version 99 and")],
+)
+def test_another_version_is_refused_with_what_to_do(tmp_path: Path, mark: str | None, found: str) -> None:
+    for name in ("index", "lock", "run", "x"):
+        (tmp_path / name).write_text(name)
+    if mark is not None:
+        (tmp_path / "state_version").write_text(mark)
+    before = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    for open_state in (check_state, claim_state):
+        with pytest.raises(ConfigError) as caught:
+            open_state(tmp_path)
+        message = str(caught.value)
+        assert f"{tmp_path} was written by another version of Modyn: it has {found}" in message
+        assert (
+            f"state version {STATE_VERSION} only. Nothing was changed. Go on with the version that wrote it; or set another state_dir"
+            in message
+        )
+        assert "register the datasets again" in message
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
