@@ -13,7 +13,7 @@ from typing import Any
 
 from modyn.client import Client
 from modyn.config.system import DatasetConfig, SystemConfig
-from modyn.local.stack import PartStatus
+from modyn.local.control import PartStatus
 from modyn.records import Interval, RunId, TriggerSetInfo
 from modyn.selector.client import SelectorClient
 
