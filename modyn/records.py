@@ -5,6 +5,7 @@ Times are int64 seconds since 1970, intervals are [start, end), keys are int64 a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
@@ -123,6 +124,14 @@ class KeysAndWeights:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    @staticmethod
+    def concatenate(parts: Sequence[KeysAndWeights]) -> KeysAndWeights:
+        """One record with the keys and weights of all parts, in order."""
+        return KeysAndWeights(
+            np.concatenate([np.empty(0, np.int64), *(part.keys for part in parts)]),
+            np.concatenate([np.empty(0, np.float32), *(part.weights for part in parts)]),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ def check_here(text: str, file_name: str) -> list[Problem]:
     """List every mistake that the services would find in a pipeline file. Imports torch, and the user packages that the file names."""
     from modyn.evaluator.config import check_evaluation
     from modyn.model_storage.section import validate_section
-    from modyn.selector.service import validate_selection_section
+    from modyn.selector.selection import validate_selection_section
     from modyn.supervisor.clients import RunClients
     from modyn.supervisor.validation import check_pipeline
     from modyn.trainer_server.check import check as check_training

@@ -21,6 +21,14 @@ class Section(BaseModel):
 
 
 S = TypeVar("S", bound=BaseModel)
+T = TypeVar("T")
+
+
+def not_available_yet(value: T) -> T:
+    """Validator of an option of the pipeline format that has no effect here: it may be absent, null or false."""
+    if value:
+        raise ValueError("this option is not available yet; remove the key")
+    return value
 
 
 @dataclass(frozen=True, slots=True, order=True)

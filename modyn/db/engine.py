@@ -1,4 +1,4 @@
-"""One service's schema in PostgreSQL: migrated when the service starts, reached by short sessions that commit or leave no trace."""
+"""The schema of one service in PostgreSQL: migrated when the service starts, used through sessions that commit or roll back."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.orm import Session
 
 from modyn.config.system import SystemConfig
-from modyn.errors import UnavailableError
+from modyn.errors import ConflictError, UnavailableError
 from modyn.json_codec import from_json, to_json
 
 if TYPE_CHECKING:
     from alembic.config import Config
 
-# Rows of ours are small and many statements are short: without it, every one would pay a network round trip more.
 _POOL = {"pool_size": 8, "max_overflow": 24, "pool_pre_ping": True, "pool_recycle": 1800}
 
 
 class Database:
-    """A service's schema. Every failure to reach PostgreSQL is an UnavailableError; the next session connects anew."""
+    """A service's schema. Every failure to reach PostgreSQL raises UnavailableError; the next session connects anew."""
 
     def __init__(self, engine: Engine, schema: str) -> None:
         self.engine = engine
@@ -33,13 +32,13 @@ class Database:
 
     @contextmanager
     def session(self) -> Iterator[Session]:
-        """A transaction: committed when the block ends, rolled back when it raises."""
+        """Open a transaction: committed when the block ends, rolled back when it raises."""
         with self._reachable(), Session(self.engine, expire_on_commit=False) as session, session.begin():
             yield session
 
     @contextmanager
     def raw(self) -> Iterator[psycopg2.extensions.connection]:
-        """A psycopg2 connection for COPY and server-side cursors, with the same rule: commit at the end, roll back on an error."""
+        """Open a psycopg2 connection for COPY and server-side cursors: committed at the end, rolled back on an error."""
         with self._reachable():
             pooled = self.engine.raw_connection()
             try:
@@ -54,7 +53,7 @@ class Database:
 
     @contextmanager
     def advisory_lock(self, name: str) -> Iterator[bool]:
-        """Holds a lock among all processes on this database, or yields False at once when somebody else holds it."""
+        """Hold a lock among all processes on this database; yields at once, False if another process holds it."""
         with self._reachable(), self.engine.connect() as connection:
             held = bool(
                 connection.scalar(
@@ -94,15 +93,15 @@ class Database:
 
 
 def sqlalchemy_url(url: str) -> str:
-    """`url` with the driver that we use."""
+    """Return `url` with the driver psycopg2."""
     scheme, separator, rest = url.partition("://")
     return f"postgresql+psycopg2{separator}{rest}" if scheme in ("postgres", "postgresql") else url
 
 
 def open_database(config: SystemConfig, schema: str, migrations_package: str) -> Database:
-    """The schema `schema`, created and brought up to date by the Alembic migrations in `migrations_package`.
+    """Open the schema `schema`, created and brought up to date by the Alembic migrations in `migrations_package`.
 
-    Two services that start at once do not migrate twice. Raises UnavailableError when PostgreSQL cannot be reached.
+    Raises: UnavailableError: PostgreSQL cannot be reached. ConflictError: the schema is of another release.
     """
     engine = create_engine(
         sqlalchemy_url(config.resolved_database_url()),
@@ -113,6 +112,7 @@ def open_database(config: SystemConfig, schema: str, migrations_package: str) ->
     )
     database = Database(engine, schema)
     with database._reachable(), engine.begin() as connection:
+        # Held to the end of the transaction: of two services that start at once, one migrates and the other waits.
         connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))"), {"name": f"migrate/{schema}"})
         connection.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{schema}"'))
         migrate(connection, schema, migrations_package)
@@ -120,13 +120,22 @@ def open_database(config: SystemConfig, schema: str, migrations_package: str) ->
 
 
 def migrate(connection: Connection, schema: str, migrations_package: str) -> None:
-    """Runs what is missing of the package's migrations, inside the caller's transaction."""
-    # Alembic takes 0.2 s to import; a start with nothing to migrate should not pay it.
+    """Run the missing migrations of the package inside the caller's transaction.
+
+    Raises: ConflictError: the schema is of another release, whose migrations this one does not have.
+    """
     versions = files(migrations_package) / "versions"
-    newest = max(entry.name for entry in versions.iterdir() if entry.name[:4].isdigit())[:4]
-    known = connection.scalar(text("SELECT to_regclass(:table)"), {"table": f'"{schema}".alembic_version'})
-    if known is not None and connection.scalar(text(f'SELECT version_num FROM "{schema}".alembic_version')) == newest:
+    revisions = [entry.name[:4] for entry in versions.iterdir() if entry.name[:4].isdigit()]
+    has_table = connection.scalar(text("SELECT to_regclass(:table)"), {"table": f'"{schema}".alembic_version'}) is not None
+    current = connection.scalar(text(f'SELECT version_num FROM "{schema}".alembic_version')) if has_table else None
+    # Alembic takes 0.2 s to import, which a start with nothing to migrate must not pay.
+    if current == max(revisions):
         return
+    if current is not None and current not in revisions:
+        raise ConflictError(
+            f"schema '{schema}' of the database has revision {current}, which this release does not know; use the release that wrote it, "
+            "or start with another database and state folder"
+        )
     _upgrade(connection, schema, str(versions))
 
 

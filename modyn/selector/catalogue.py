@@ -1,8 +1,8 @@
-"""What PostgreSQL knows of runs and triggers. Every function works inside the caller's transaction."""
+"""Queries on the tables of runs and trigger sets. Every function works inside the caller's transaction."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlalchemy import delete, insert, select, text, update
@@ -29,7 +29,7 @@ class RunRecord:
 
     @property
     def in_database(self) -> bool:
-        """Whether its samples are wanted as rows."""
+        """Whether its samples are also kept as rows."""
         return bool(self.selection_strategy.get("storage_backend") == "database")
 
 
@@ -56,21 +56,21 @@ def add_run(
     seed: int,
     data: dict[str, Any] | None,
 ) -> bool:
-    """Whether the run is new. One of two that register the same run at once waits for the other."""
+    """Add the run unless it is known; return whether it was added. Of two concurrent calls for one run, one waits for the other."""
     row = {"run_id": run_id, "dataset": dataset, "selection_strategy": selection_strategy, "seed": seed, "data": data}
     added = session.execute(upsert(RUNS).values(row).on_conflict_do_nothing().returning(RUNS.c.number)).all()
     return bool(added)
 
 
 def find_run(session: Session, run_id: RunId, *, lock: bool = False) -> RunRecord | None:
-    """The run, if it is known. `lock`: nobody else changes it until the transaction ends."""
+    """Return the run, if it is known. lock: exclude changes by others until the transaction ends."""
     query = select(RUNS).where(RUNS.c.run_id == run_id)
     row = session.execute(query.with_for_update() if lock else query).one_or_none()
     return None if row is None else RunRecord(**row._mapping)
 
 
 def get_run(session: Session, run_id: RunId, *, lock: bool = False) -> RunRecord:
-    """The run. Raises NotFoundError if it is not known, or is being deleted."""
+    """Return the run. Raises NotFoundError if it is unknown or being deleted."""
     run = find_run(session, run_id, lock=lock)
     if run is None or run.deleting:
         raise NotFoundError(f"the selector knows no run '{run_id}'; register it first")
@@ -78,7 +78,7 @@ def get_run(session: Session, run_id: RunId, *, lock: bool = False) -> RunRecord
 
 
 def allow_idle(session: Session) -> None:
-    """The transaction may wait for what happens outside the database, however long, where PostgreSQL is set to end those that idle."""
+    """Lift PostgreSQL's limit on idle transactions for this one, which waits for work outside the database."""
     session.execute(text("SET LOCAL idle_in_transaction_session_timeout = 0"))
 
 
@@ -87,7 +87,7 @@ def run_ids(session: Session) -> list[RunId]:
 
 
 def set_rows(session: Session, run: RunRecord, num_rows: int) -> None:
-    """From the end of the transaction on, the run's table holds so many rows."""
+    """Record how many rows the run's table holds once the transaction is committed."""
     session.execute(update(RUNS).where(RUNS.c.number == run.number).values(num_rows=num_rows))
 
 
@@ -100,15 +100,7 @@ def remove_run(session: Session, run: RunRecord) -> None:
 
 
 def add_trigger(session: Session, run: RunRecord, trigger: TriggerSetRecord) -> None:
-    row = {
-        "run_number": run.number,
-        "trigger_id": trigger.trigger_id,
-        "num_samples": trigger.num_samples,
-        "num_keys": trigger.num_keys,
-        "partition_size": trigger.partition_size,
-        "keys_checksum": trigger.keys_checksum,
-        "policy_state": trigger.policy_state,
-    }
+    row = {"run_number": run.number, **asdict(trigger)}
     session.execute(insert(TRIGGERS).values(row))
 
 
@@ -120,6 +112,6 @@ def find_trigger(session: Session, run: RunRecord, trigger_id: int) -> TriggerSe
 
 
 def boundaries(session: Session, run: RunRecord) -> list[int]:
-    """How many samples triggers 0, 1, 2, … of the run covered."""
+    """Return how many samples triggers 0, 1, 2, … of the run cover."""
     query = select(TRIGGERS.c.num_samples).where(TRIGGERS.c.run_number == run.number).order_by(TRIGGERS.c.trigger_id)
     return list(session.scalars(query))

@@ -1,7 +1,8 @@
-"""The stream of a run as rows in PostgreSQL, for policies that ask in SQL: a copy of its log, made behind the back of who informs.
+"""The option `storage_backend: database`: a run's samples as rows in PostgreSQL, for policies that select with SQL.
 
-Rows and their count are committed by one transaction, and who needs them all copies first what is missing. There is no index: a B-tree costs
-more than the rows, and rows lie in the order of arrival, so a policy that asks for ranges of positions is served by a BRIN index of its own.
+The rows are a copy of the run's log, made in the background. Rows and their count are committed by one transaction, and a trigger first
+copies the rows that are missing, so a policy sees all of them. There is no index: a B-tree costs more than the rows. As rows lie in the
+order of arrival, a policy that asks for ranges of positions creates a BRIN index of its own.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 _SIGNATURE = b"PGCOPY\n\xff\r\n\0" + bytes(8)
-"""What binary COPY data starts with; its end is a row of -1 fields."""
+"""Start of binary COPY data; its end is a row of -1 fields."""
 _END = b"\xff\xff"
-ROWS_AT_ONCE = 65_536
-"""Rows that are made at once: 3.3 MB of COPY data, of which two are held."""
-_BYTES_AT_ONCE = 1 << 20
+_ROWS_PER_CHUNK = 65_536
+"""Rows that are encoded at once: 3.3 MB of COPY data, of which two are held."""
+_BYTES_PER_READ = 1 << 20
 
 
 class SampleRows:
-    """The table `samples_<number of the run>`, within the transaction of `session`, which has locked the run's row: it counts the rows."""
+    """The table `samples_<number of the run>` within the transaction of `session`, which must hold the lock on the run's row."""
 
     def __init__(self, run: RunRecord, session: Session) -> None:
         self._run = run
@@ -47,18 +48,17 @@ class SampleRows:
             )
 
     def drop(self) -> None:
-        """Removes the table."""
         with self._cursor() as cursor:
             cursor.execute(f"DROP TABLE IF EXISTS {self._name}")
 
     def copy(self, log: SampleLog, most: int | None = None) -> int:
-        """Copies what the log holds and the table does not, at most `most` rows; how many are still missing."""
-        held, start = log.held(), self._run.num_rows
+        """Copy at most `most` rows (None: all) that the log holds and the table does not; return how many are still missing."""
+        held, start = log.state(), self._run.num_rows
         end = held.num_samples if most is None else min(held.num_samples, start + most)
         if end > start:
             names = ", ".join(f'"{name}"' for name, _ in _columns(held.float_labels))
             with self._cursor() as cursor, _Rows(log, start, end) as rows:
-                cursor.copy_expert(f"COPY {self._name} ({names}) FROM STDIN (FORMAT binary)", rows, size=_BYTES_AT_ONCE)
+                cursor.copy_expert(f"COPY {self._name} ({names}) FROM STDIN (FORMAT binary)", rows, size=_BYTES_PER_READ)
             set_rows(self._session, self._run, end)
         return held.num_samples - end
 
@@ -68,19 +68,19 @@ class SampleRows:
 
 
 class _Rows(io.RawIOBase):
-    """Samples [start, end) of a log as binary COPY data: a file to read from. Rows are made while PostgreSQL takes those before."""
+    """Samples [start, end) of a log as a file of binary COPY data. A thread encodes rows while PostgreSQL reads those before."""
 
     def __init__(self, log: SampleLog, start: int, end: int) -> None:
-        self._maker = ThreadPoolExecutor(1, thread_name_prefix="rows")
-        cuts = [*range(start, end, ROWS_AT_ONCE), end]
-        self._parts = (partial(_encoded, log, first, last) for first, last in pairwise(cuts))
-        self._next: Future[bytes] | None = self._make()
+        self._encoder = ThreadPoolExecutor(1, thread_name_prefix="rows")
+        cuts = [*range(start, end, _ROWS_PER_CHUNK), end]
+        self._parts = (partial(_encode, log, first, last) for first, last in pairwise(cuts))
+        self._next: Future[bytes] | None = self._encode_next()
         self._rest = memoryview(_SIGNATURE)
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
         if not self._rest and self._next is not None:
             self._rest = memoryview(self._next.result())
-            self._next = self._make() if len(self._rest) > len(_END) else None
+            self._next = self._encode_next() if len(self._rest) > len(_END) else None
         target = memoryview(buffer)
         size = min(len(target), len(self._rest))
         target[:size] = self._rest[:size]
@@ -91,14 +91,14 @@ class _Rows(io.RawIOBase):
         return True
 
     def close(self) -> None:
-        self._maker.shutdown(cancel_futures=True)
+        self._encoder.shutdown(cancel_futures=True)
         super().close()
 
-    def _make(self) -> Future[bytes]:
-        return self._maker.submit(next(self._parts, lambda: _END))
+    def _encode_next(self) -> Future[bytes]:
+        return self._encoder.submit(next(self._parts, lambda: _END))
 
 
-def _encoded(log: SampleLog, start: int, end: int) -> bytes:
+def _encode(log: SampleLog, start: int, end: int) -> bytes:
     samples = log.read(start, end)
     columns = _columns(samples.labels.dtype.kind == "f")
     # A row is the number of its fields, then for each its length in bytes and its value.
@@ -113,6 +113,6 @@ def _encoded(log: SampleLog, start: int, end: int) -> bytes:
 
 
 def _columns(float_labels: bool | None) -> list[tuple[str, str]]:
-    """Names and types on the wire, big-endian."""
+    """Column names and their types in COPY data, big-endian."""
     label = ("float_label", ">f8") if float_labels else ("int_label", ">i8")
     return [("position", ">i8"), ("key", ">i8"), ("timestamp", ">i8"), label]

@@ -1,4 +1,4 @@
-"""Uniform samples without replacement from positions 0 … n-1, in ascending order, without holding or sorting n of anything."""
+"""Uniform samples without replacement from positions 0 … n-1, in ascending order, in memory that does not grow with n."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 from modyn.records import Int64Array
 
 BLOCK = 65_536
-"""Positions that are decided on at once. Fixed, because a seed means the same sample only as long as it stays."""
+"""Positions that are decided on at once. Fixed, because a seed means the same sample only as long as this stays."""
 
 
 def sample_positions(population: int, size: int, generator: np.random.Generator) -> Iterator[Int64Array]:
-    """`size` distinct positions of [0, population), each subset equally likely; ascending, at most BLOCK at a time.
+    """Yield `size` distinct positions of [0, population), each subset equally likely: int64, ascending, at most BLOCK at a time.
 
-    First it is drawn how many fall into each block of BLOCK neighbouring positions, then which ones. Memory: BLOCK positions and 16 bytes
-    a block, so 24 KB for a hundred million. Raises ValueError unless 0 <= size <= population.
+    Draws first how many fall into each block of BLOCK neighbouring positions, then which ones. Memory: BLOCK positions and 16 bytes a
+    block, so 24 KB for a hundred million. Raises ValueError unless 0 <= size <= population.
 
     >>> [block.tolist() for block in sample_positions(10, 10, np.random.default_rng(0))]
     [[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]]
@@ -32,7 +32,7 @@ def sample_positions(population: int, size: int, generator: np.random.Generator)
 
 
 def _counts(lengths: Int64Array, size: int, generator: np.random.Generator) -> Int64Array:
-    """How many of `size` draws without replacement fall into urns of these lengths.
+    """Draw how many of `size` draws without replacement fall into urns of these lengths.
 
     A coin flip per position, all with one probability, gives a uniform sample of random size; taking random ones out or in until `size`
     is met keeps it uniform. NumPy's own hypergeometric draw would need one call a block and ends at 10^9 positions.
@@ -50,7 +50,7 @@ def _counts(lengths: Int64Array, size: int, generator: np.random.Generator) -> I
 
 
 def _draw(urns: Int64Array, size: int, generator: np.random.Generator) -> Int64Array:
-    """How many of `size` balls drawn without replacement come from each of the urns. Memory grows with `size`, a small correction."""
+    """Draw how many of `size` balls, drawn without replacement, come from each of the urns. Memory grows with `size`, a small correction."""
     ends = np.cumsum(urns)
     balls = generator.choice(int(ends[-1]), size, replace=False, shuffle=False)
     return np.bincount(np.searchsorted(ends, balls, side="right"), minlength=len(urns)).astype(np.int64)
@@ -59,7 +59,7 @@ def _draw(urns: Int64Array, size: int, generator: np.random.Generator) -> Int64A
 def _in_block(length: int, count: int, generator: np.random.Generator) -> Int64Array:
     if 2 * count <= length:
         return np.sort(generator.choice(length, count, replace=False, shuffle=False)).astype(np.int64, copy=False)
-    # Drawing those that stay out is shorter.
+    # Drawing the positions that stay out is shorter.
     chosen = np.ones(length, np.bool_)
     chosen[generator.choice(length, length - count, replace=False, shuffle=False)] = False
     return np.flatnonzero(chosen)

@@ -1,4 +1,4 @@
-"""The rules of a run's stream, as pure functions: what of a batch is new, which trigger may come next, and what it covers."""
+"""Checks of a run's stream, as pure functions: what of a batch is new, which trigger may come next, and what it covers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from modyn.records import RunId, SampleBatch, TriggerSetInfo
 
 
 def unseen(run_id: RunId, held: int, position: int, batch: SampleBatch) -> SampleBatch:
-    """What of `batch`, sent for `position`, comes after the `held` samples. Raises ConflictError if it leaves a gap.
+    """Return the part of `batch`, sent for `position`, behind the `held` samples. Raises ConflictError if it leaves a gap.
 
     >>> import numpy as np
     >>> batch = SampleBatch(np.arange(5), np.arange(5), np.arange(5))
@@ -26,7 +26,7 @@ def unseen(run_id: RunId, held: int, position: int, batch: SampleBatch) -> Sampl
 
 
 def check_next(run_id: RunId, held: int, boundaries: Sequence[int], trigger_id: int, num_samples: int) -> None:
-    """Raises ConflictError unless the run can trigger `trigger_id` over `num_samples` samples now."""
+    """Raise ConflictError unless the run can trigger `trigger_id` over `num_samples` samples now."""
     if trigger_id < 0 or num_samples < 0:
         raise InvalidArgumentError(f"trigger {trigger_id} over {num_samples} samples: neither may be negative")
     if trigger_id != len(boundaries):
@@ -41,17 +41,17 @@ def check_next(run_id: RunId, held: int, boundaries: Sequence[int], trigger_id: 
         )
 
 
-def check_meant(found: TriggerSetInfo, keys_checksum: str) -> None:
-    """Raises ConflictError unless the trigger set is the one with these keys; an empty checksum takes any."""
+def check_checksum(found: TriggerSetInfo, keys_checksum: str) -> None:
+    """Raise ConflictError unless the trigger set has this checksum; an empty one accepts any."""
     if keys_checksum and keys_checksum != found.keys_checksum:
         raise ConflictError(
-            f"trigger {found.trigger_id} of run '{found.run_id}' has other keys than when it was begun to be read: the run was deleted and "
-            "begun anew; start what reads it anew, too"
+            f"trigger {found.trigger_id} of run '{found.run_id}' has other keys than when reading began: the run was deleted and begun "
+            "anew; start its reader anew, too"
         )
 
 
 def trigger_starts(boundaries: Sequence[int], trigger_id: int, tail_triggers: int | None) -> tuple[int, ...]:
-    """Where the samples of each trigger in the window of `trigger_id` begin, oldest first: the window begins at the first of them.
+    """Return where the samples of each trigger in the window of `trigger_id` begin, oldest first; the window starts at the first.
 
     `boundaries[i]` is how many samples trigger i covered, for all i < trigger_id.
 

@@ -15,11 +15,11 @@ RUNS = Table(
     Column("dataset", Text, nullable=False),
     Column("selection_strategy", JSON, nullable=False),
     Column("seed", BigInteger, nullable=False),
-    # The section of that name; unknown for runs of older releases.
+    # That section of the pipeline, if the run was registered with it.
     Column("data", JSON),
-    # Of its samples, copied into its table where the strategy asks for one. Committed together with the rows.
+    # Samples copied into the run's own table, if its strategy asks for one; committed together with the rows.
     Column("num_rows", BigInteger, nullable=False, server_default="0"),
-    # Set before files are removed, so that a crash in between is noticed and finished.
+    # Set before files are removed, so that a deletion that a crash cut off is finished at the next start.
     Column("deleting", Boolean, nullable=False, server_default="false"),
 )
 
@@ -37,5 +37,5 @@ TRIGGERS = Table(
 
 
 def samples_table(run_number: int) -> str:
-    """Samples of a run in PostgreSQL; written by COPY, which SQLAlchemy does not know, so it is not a Table here."""
+    """Name of the table with a run's samples. It is written by COPY, which SQLAlchemy does not offer, so it is no Table here."""
     return f"samples_{run_number}"

@@ -1,7 +1,7 @@
 """A trigger set on disk: one immutable file, written whole or not at all, mapped for reading.
 
 Layout, little-endian: a header of 128 bytes (`_HEADER`), the keys as int64, the weights as float32. Partition p holds positions
-[p·size, (p+1)·size); it is nowhere stored but follows from the offsets, and so does every worker's share of it.
+[p·size, (p+1)·size).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,7 @@ _VERIFYING = tuple(threading.Lock() for _ in range(16))
 
 @dataclass(frozen=True, slots=True)
 class TriggerSetHeader:
-    """What the header of a trigger set says."""
+    """The header of a trigger set."""
 
     num_keys: int
     partition_size: int
@@ -52,36 +53,30 @@ class TriggerSetHeader:
         return digested + hashlib.sha256(digested).digest()
 
 
-def share_bounds(num_keys: int, partition_size: int, partition: int, worker: int, num_workers: int) -> tuple[int, int]:
-    """Positions [start, stop) of a trigger set that are worker `worker`'s share of a partition.
+def partition_bounds(num_keys: int, partition_size: int, partition: int) -> tuple[int, int]:
+    """Return the positions [start, stop) of a partition. Raises InvalidArgumentError for one that does not exist.
 
-    The shares of all workers make up the partition, in order, and differ by at most one key.
-    Raises InvalidArgumentError for a partition or worker that does not exist.
-
-    >>> [share_bounds(10, 4, 2, worker, 2) for worker in (0, 1)]
-    [(8, 9), (9, 10)]
+    >>> partition_bounds(10, 4, 2)
+    (8, 10)
     """
     num_partitions = -(-num_keys // partition_size)
     if not 0 <= partition < num_partitions:
         raise InvalidArgumentError(
             f"there is no partition {partition}: the trigger set has {num_partitions} of {partition_size} keys"
         )
-    if not 0 <= worker < num_workers:
-        raise InvalidArgumentError(f"there is no worker {worker} of {num_workers}: workers are numbered from 0")
     first = partition * partition_size
-    length = min(partition_size, num_keys - first)
-    return first + length * worker // num_workers, first + length * (worker + 1) // num_workers
+    return first, min(first + partition_size, num_keys)
 
 
 def temporary_path(path: Path) -> Path:
-    """Where a trigger set is written before it gets its name."""
+    """Return where a trigger set is written before it gets its name."""
     return path.with_name(f"{path.name}.tmp")
 
 
 def write_trigger_set(path: Path, partition_size: int, selection: Selection) -> TriggerSetHeader:
-    """Writes the selection to `path`, part by part: afterwards the file is complete and on disk, or `path` is as before.
+    """Write the selection to `path`, part by part: afterwards the file is complete and on disk, or `path` is as before.
 
-    Raises UnavailableError when the disk refuses, ModynError when the policy yields another number of keys than it promised.
+    Raises: UnavailableError: the disk refuses. ModynError: the policy yields another number of keys than it promised.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,11 +110,11 @@ def _write(descriptor: int, partition_size: int, selection: Selection) -> Trigge
 
 
 def _broken_promise(promised: int, found: str) -> ModynError:
-    return ModynError(f"the selection policy promised {promised} keys and yielded {found}; mend its num_keys")
+    return ModynError(f"the selection policy promised {promised} keys and yielded {found}; correct its num_keys")
 
 
 def write_at(descriptor: int, array: npt.NDArray[np.generic], offset: int) -> None:
-    """All bytes of a contiguous array at a byte offset."""
+    """Write all bytes of a contiguous array at a byte offset."""
     rest = array.data.cast("B") if array.size else memoryview(b"")
     while rest:
         written = os.pwrite(descriptor, rest, offset)
@@ -127,10 +122,10 @@ def write_at(descriptor: int, array: npt.NDArray[np.generic], offset: int) -> No
 
 
 class TriggerSet:
-    """A trigger set that was opened. `keys` int64 (n,) and `weights` float32 (n,) are read-only views into the mapped file.
+    """An open trigger set. `keys` int64 (n,) and `weights` float32 (n,) are read-only views into the mapped file.
 
-    Raises NotFoundError if there is no such file; CorruptStateError, naming it, if header, size or checksums are wrong. Checksums are
-    verified once per file and process.
+    Checksums are verified once per file and process.
+    Raises: NotFoundError: there is no such file. CorruptStateError: header, size or checksums are wrong.
     """
 
     def __init__(self, path: Path) -> None:
@@ -139,7 +134,7 @@ class TriggerSet:
             with open(path, "rb") as file:
                 status = os.fstat(file.fileno())
                 self.header = _read_header(path, file.read(_HEADER.size), status.st_size)
-                # Who comes while the file is read for the first time waits for the result.
+                # One thread verifies a file; others that open it meanwhile wait for the result instead of reading it too.
                 with _VERIFYING[hash(path) % len(_VERIFYING)]:
                     _verify(path, status.st_ino, status.st_mtime_ns, self.header)
                 mapped = np.memmap(file, np.uint8, mode="r") if self.header.num_keys else np.empty(_HEADER.size, np.uint8)
@@ -151,13 +146,11 @@ class TriggerSet:
         self.keys = mapped[_HEADER.size : middle].view("<i8")
         self.weights = mapped[middle:].view("<f4")
 
-    def share(self, partition: int, worker: int, num_workers: int, num_at_once: int) -> Iterator[KeysAndWeights]:
-        """The share of a worker in pieces of at most `num_at_once` keys. Raises InvalidArgumentError as `share_bounds` does."""
-        start, stop = share_bounds(self.header.num_keys, self.header.partition_size, partition, worker, num_workers)
-        return (self._slice(first, min(first + num_at_once, stop)) for first in range(start, stop, num_at_once))
-
-    def _slice(self, start: int, stop: int) -> KeysAndWeights:
-        return KeysAndWeights(self.keys[start:stop], self.weights[start:stop])
+    def partition(self, partition: int, chunk_size: int) -> Iterator[KeysAndWeights]:
+        """Return a partition in chunks of at most `chunk_size` keys. Raises InvalidArgumentError as `partition_bounds` does."""
+        start, stop = partition_bounds(self.header.num_keys, self.header.partition_size, partition)
+        cuts = pairwise((*range(start, stop, chunk_size), stop))
+        return (KeysAndWeights(self.keys[first:last], self.weights[first:last]) for first, last in cuts)
 
 
 def _read_header(path: Path, data: bytes, num_bytes: int) -> TriggerSetHeader:

@@ -7,17 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from modyn.config.base import Problem
 from modyn.errors import AlreadyExistsError, ConflictError, NotFoundError
 from modyn.records import Int64Array, KeysAndWeights, RunId, SampleBatch, TriggerSetInfo
 from modyn.registry import Plugin
 from modyn.selector.presampling import PRESAMPLING
 from modyn.selector.selection import SELECTION, SelectionPolicy, build_selection, validate_selection
-from modyn.selector.stream_checks import check_meant, check_next, trigger_starts, unseen
-from modyn.selector.trigger_set import share_bounds
-from modyn.selector.window import SelectionContext, SelectionWindow, piece_size
+from modyn.selector.stream_checks import check_checksum, check_next, trigger_starts, unseen
+from modyn.selector.trigger_set import partition_bounds
+from modyn.selector.window import SelectionContext, SelectionWindow, choose_chunk_size
 from modyn.testing.fake_client import FakeClient
 
 
@@ -40,7 +38,7 @@ class _Run:
 
 
 class FakeSelectorClient(FakeClient):
-    """Keeps everything it was told: `runs[run_id].samples` is the stream as informed, `.sets` are the trigger sets."""
+    """Keeps everything in memory: `runs[run_id].samples` is the stream as informed, `.sets` are the trigger sets."""
 
     def __init__(self) -> None:
         self.runs: dict[RunId, _Run] = {}
@@ -91,18 +89,10 @@ class FakeSelectorClient(FakeClient):
         size = self.runs[run_id].policy.shared.maximum_keys_in_memory
         return TriggerSetInfo(run_id, trigger_id, len(keys), size, hashlib.sha256(keys.astype("<i8").tobytes()).hexdigest())
 
-    def keys(
-        self,
-        run_id: RunId,
-        trigger_id: int,
-        partition: int,
-        worker: int = 0,
-        num_workers: int = 1,
-        keys_checksum: str = "",
-    ) -> KeysAndWeights:
+    def keys(self, run_id: RunId, trigger_id: int, partition: int, keys_checksum: str = "") -> KeysAndWeights:
         info, found = self.trigger_set(run_id, trigger_id), self._set(run_id, trigger_id)
-        check_meant(info, keys_checksum)
-        start, stop = share_bounds(info.num_keys, info.partition_size, partition, worker, num_workers)
+        check_checksum(info, keys_checksum)
+        start, stop = partition_bounds(info.num_keys, info.partition_size, partition)
         return KeysAndWeights(found.keys[start:stop], found.weights[start:stop])
 
     def delete_run(self, run_id: RunId) -> None:
@@ -123,9 +113,5 @@ class FakeSelectorClient(FakeClient):
 def _select(run: _Run, trigger_id: int, num_samples: int) -> KeysAndWeights:
     shared = run.policy.shared
     starts = trigger_starts(run.boundaries, trigger_id, shared.tail_triggers)
-    window = SelectionWindow(run, starts[0], num_samples, piece_size(shared.maximum_keys_in_memory), starts)
-    parts = list(run.policy.select(window, SelectionContext(run.seed, trigger_id)).parts)
-    return KeysAndWeights(
-        np.concatenate([np.empty(0, np.int64), *(part.keys for part in parts)]),
-        np.concatenate([np.empty(0, np.float32), *(part.weights for part in parts)]),
-    )
+    window = SelectionWindow(run, starts[0], num_samples, choose_chunk_size(shared.maximum_keys_in_memory), starts)
+    return KeysAndWeights.concatenate(list(run.policy.select(window, SelectionContext(run.seed, trigger_id)).parts))

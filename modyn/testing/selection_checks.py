@@ -123,11 +123,9 @@ def _run(
         starts = trigger_starts(_BOUNDARIES, trigger_id, tail_triggers)
         window = SelectionWindow(reader, starts[0], end, piece, starts)
         selection = policy.select(window, SelectionContext(11, trigger_id))
-        parts = list(selection.parts)
-        keys = np.concatenate([np.empty(0, np.int64), *(part.keys for part in parts)])
-        weights = np.concatenate([np.empty(0, np.float32), *(part.weights for part in parts)])
-        _check_set(f"{where}, trigger {trigger_id}", samples.keys[starts[0] : end], selection.num_keys, keys, weights, limit)
-        found.append(KeysAndWeights(keys, weights))
+        selected = KeysAndWeights.concatenate(list(selection.parts))
+        _check_set(f"{where}, trigger {trigger_id}", samples.keys[starts[0] : end], selection.num_keys, selected, limit)
+        found.append(selected)
         if restore:
             text = json.dumps(policy.state())
             policy = fresh()
@@ -135,7 +133,8 @@ def _run(
     return found
 
 
-def _check_set(where: str, window: Int64Array, num_keys: int, keys: Int64Array, weights: Any, limit: int) -> None:
+def _check_set(where: str, window: Int64Array, num_keys: int, selected: KeysAndWeights, limit: int) -> None:
+    keys, weights = selected.keys, selected.weights
     require(
         len(keys) == len(weights) == num_keys, f"{where}: promises {num_keys} keys, gives {len(keys)} and {len(weights)} weights"
     )

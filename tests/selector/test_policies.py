@@ -64,7 +64,7 @@ def test_the_checks_find_a_policy_that_depends_on_pieces() -> None:
 
         def select(self, window: SelectionWindow, context: SelectionContext) -> Selection:
             return uniform(
-                SelectionWindow(window.reader, window.start, min(window.start + window.piece, window.end), 9),
+                SelectionWindow(window.reader, window.start, min(window.start + window.chunk_size, window.end), 9),
                 10**6,
                 context.generator(),
             )

@@ -61,7 +61,7 @@ def test_a_reader_of_the_run_before_is_refused(client: SelectorClient) -> None:
     assert keys.keys_of(units[0]).keys.tolist()[0] == 0
     second = begin(client, 100)
     assert (second.num_keys, second.partition_size) == (first.num_keys, first.partition_size)
-    with pytest.raises(ConflictError, match="trigger 0 of run 'run-1' has other keys .* start what reads it anew"):
+    with pytest.raises(ConflictError, match="trigger 0 of run 'run-1' has other keys .* start its reader anew"):
         keys.keys_of(units[-1])
     assert reader(client, second)[0].keys_of(units[-1]).keys.tolist()[0] >= 100
     assert len(client.keys(RUN, 0, 0)) == 10

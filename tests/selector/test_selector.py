@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import shutil
@@ -11,7 +10,6 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +61,7 @@ def trigger_keys(selector: Selector | FakeSelectorClient, run_id: RunId, trigger
         if isinstance(selector, FakeSelectorClient):
             found += selector.keys(run_id, trigger_id, partition).keys.tolist()
         else:
-            found += [key for part in selector.keys(run_id, trigger_id, partition, 0, 1) for key in part.keys.tolist()]
+            found += [key for part in selector.keys(run_id, trigger_id, partition) for key in part.keys.tolist()]
     return found
 
 
@@ -402,20 +400,6 @@ def test_what_was_counted_when_the_process_was_killed_is_synced_by_the_next(
     assert str(path) in synced
 
 
-def test_a_log_of_version_1_goes_on(selector: Selector, directory: Path) -> None:
-    selector.register_run(RUN, "d", strategy(), 1)
-    (path,) = (directory / "runs").glob("*/samples")
-    path.write_bytes(b"MODYNLOG\x01".ljust(4096, b"\0"))
-    for first in (0, 5, 10):
-        selector.inform(RUN, first, stream(first, first + 5))
-    assert path.read_bytes()[4096 : 4096 + 40] == stream(0, 5).keys.astype("<i8").tobytes()
-    selector.trigger(RUN, 0, 15)
-    assert trigger_keys(selector, RUN, 0) == stream(0, 15).keys.tolist()
-    path.write_bytes(b"MODYNLOG\x03".ljust(12288, b"\0"))
-    with pytest.raises(CorruptStateError, match="no log of samples of this release"):
-        selector.inform(RUN, 0, stream(0, 5))
-
-
 def test_a_log_that_lost_its_tail_is_corrupt_and_not_filled_with_zeros(selector: Selector, directory: Path) -> None:
     selector.register_run(RUN, "d", strategy(), 1)
     selector.inform(RUN, 0, stream(0, 20))
@@ -426,9 +410,10 @@ def test_a_log_that_lost_its_tail_is_corrupt_and_not_filled_with_zeros(selector:
         selector.inform(RUN, 20, stream(20, 30))
     with pytest.raises(CorruptStateError, match=str(path)):
         selector.trigger(RUN, 0, 20)
-    path.write_bytes(b"something else")
-    with pytest.raises(CorruptStateError, match="no log of samples"):
-        selector.inform(RUN, 20, stream(20, 30))
+    for other in (b"something else", b"MODYNLOG\x01".ljust(12288, b"\0"), b"MODYNLOG\x03".ljust(12288, b"\0")):
+        path.write_bytes(other)
+        with pytest.raises(CorruptStateError, match="no log of samples of this release"):
+            selector.inform(RUN, 20, stream(20, 30))
     path.unlink()
     with pytest.raises(CorruptStateError, match=f"{path} with the samples of run '{RUN}' is missing"):
         selector.inform(RUN, 20, stream(20, 30))
@@ -440,7 +425,7 @@ def test_columns_are_right_across_blocks(selector: Selector) -> None:
         selector.inform(RUN, first, stream(first, min(first + 70_001, 300_000)))
     selector.trigger(RUN, 0, 300_000)
     assert trigger_keys(selector, RUN, 0) == stream(0, 300_000).keys.tolist()
-    log = selector._log(selector._used[RUN])
+    log = selector._log(selector._informed[RUN])
     part = log.read(65_530, 196_700)
     expected = stream(65_530, 196_700)
     for column in ("keys", "timestamps", "labels"):
@@ -455,10 +440,10 @@ def test_a_trigger_set_that_is_not_what_was_written_is_corrupt(selector: Selecto
     first, second = sorted((directory / "runs").glob("*/triggers/*"))
     first.write_bytes(second.read_bytes())
     with pytest.raises(CorruptStateError, match="is not the one of trigger 0"):
-        selector.keys(RUN, 0, 0, 0, 1)
+        selector.keys(RUN, 0, 0)
     first.unlink()
     with pytest.raises(CorruptStateError, match="is missing"):
-        selector.keys(RUN, 0, 0, 0, 1)
+        selector.keys(RUN, 0, 0)
 
 
 def rows(database: Database, run_number: int = 1) -> list[tuple[Any, ...]]:
@@ -557,7 +542,7 @@ def test_deleting_a_run_deletes_it_and_nothing_else(
         selector.trigger(run_id, 0, 20)
     selector.delete_run(RUN)
     selector.delete_run(RUN)
-    for call in (lambda: selector.trigger_set(RUN, 0), lambda: selector.keys(RUN, 0, 0, 0, 1)):
+    for call in (lambda: selector.trigger_set(RUN, 0), lambda: selector.keys(RUN, 0, 0)):
         with pytest.raises(NotFoundError):
             call()
     assert trigger_keys(selector, other, 0) == stream(0, 20).keys.tolist()
@@ -620,8 +605,8 @@ def test_keys_of_another_trigger_set_of_the_same_name_are_refused(selector: Sele
             one.inform(RUN, 0, stream(first, first + 20))
             checksums.append(one.trigger(RUN, 0, 20).keys_checksum)
         with pytest.raises(ConflictError, match="was deleted and begun anew"):
-            one.keys(RUN, 0, 0, 0, 1, checksums[0])
-        one.keys(RUN, 0, 0, 0, 1, checksums[1])
+            one.keys(RUN, 0, 0, checksums[0])
+        one.keys(RUN, 0, 0, checksums[1])
 
 
 @pytest.mark.parametrize("by", ["recover", "register"])
@@ -654,42 +639,10 @@ def test_memory_is_bounded_by_the_keys_configured_not_by_the_data(selector: Sele
     tracemalloc.start()
     try:
         info = selector.trigger(RUN, 0, 3_000_000)
-        pieces = [len(piece) for piece in selector.keys(RUN, 0, 3, 0, 1)]
+        chunks = [len(chunk) for chunk in selector.keys(RUN, 0, 3)]
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert info.num_keys == 1_800_000
-    assert pieces == [65_536]
+    assert chunks == [65_536]
     assert peak < 8 * 2**20
-
-
-def test_a_run_of_before_there_were_logs_says_so(
-    system_config: SystemConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    versions = tmp_path / "selector_migrations_then" / "versions"
-    versions.mkdir(parents=True)
-    (versions.parent / "__init__.py").touch()
-    first = files("modyn.selector.migrations") / "versions" / "0001_initial.py"
-    (versions / "0001_initial.py").write_text(first.read_text())
-    monkeypatch.syspath_prepend(tmp_path)
-    then = open_database(system_config, "selector", "selector_migrations_then")
-    with then.session() as session:
-        session.execute(
-            text(
-                "INSERT INTO selector.runs (run_id, dataset, selection_strategy, seed, num_samples, float_labels) "
-                "VALUES (:run, 'd', CAST(:section AS json), 1, 3, false)"
-            ),
-            {"run": RUN, "section": json.dumps(strategy("database"))},
-        )
-        session.execute(text("CREATE TABLE selector.samples_1 PARTITION OF selector.samples FOR VALUES IN (1)"))
-    then.close()
-    now = open_database(system_config, "selector", "modyn.selector.migrations")
-    selector = Selector(now, tmp_path / "selector")
-    selector.recover()
-    with pytest.raises(CorruptStateError, match="is missing"):
-        selector.inform(RUN, 3, stream(3, 10))
-    selector.delete_run(RUN)
-    selector.register_run(RUN, "d", strategy("database"), 1)
-    assert selector.inform(RUN, 0, stream(0, 10)) == 10
-    selector.close()
-    now.close()

@@ -65,12 +65,11 @@ def test_a_run_over_the_wire(client: SelectorClient) -> None:
     info = client.trigger(RUN, 0, 300_002)
     assert (info.run_id, info.trigger_id, info.num_keys, info.num_partitions) == (RUN, 0, 300_002, 2)
     assert client.trigger_set(RUN, 0) == info
-    shares = [client.keys(RUN, 0, 0, worker, 3) for worker in range(3)]
-    assert [len(share) for share in shares] == [100_000] * 3
-    keys = np.concatenate([*(share.keys for share in shares), client.keys(RUN, 0, 1).keys])
-    assert np.array_equal(keys, stream(0, 300_002).keys)
-    assert shares[0].weights.dtype == np.float32
-    assert set(shares[0].weights.tolist()) == {1.0}
+    partitions = [client.keys(RUN, 0, 0, info.keys_checksum), client.keys(RUN, 0, 1)]
+    assert [len(partition) for partition in partitions] == [300_000, 2]
+    assert np.array_equal(np.concatenate([partition.keys for partition in partitions]), stream(0, 300_002).keys)
+    assert partitions[0].weights.dtype == np.float32
+    assert set(partitions[0].weights.tolist()) == {1.0}
     client.delete_run(RUN)
     with pytest.raises(NotFoundError, match="no run 'run-1'"):
         client.trigger_set(RUN, 0)
@@ -91,8 +90,6 @@ def test_errors_arrive_as_they_left(client: SelectorClient) -> None:
         client.keys(RUN, 7, 0)
     with pytest.raises(InvalidArgumentError, match="no partition 1"):
         client.keys(RUN, 0, 1)
-    with pytest.raises(InvalidArgumentError, match="no worker 2 of 2"):
-        client.keys(RUN, 0, 0, worker=2, num_workers=2)
 
 
 def test_sections_are_validated_and_plugins_listed(client: SelectorClient) -> None:

@@ -1,4 +1,4 @@
-"""Trigger sets on disk: shares by arithmetic, whole or not at all, damage noticed."""
+"""Trigger sets on disk: partitions by arithmetic, files whole or not at all, damage noticed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from modyn.errors import CorruptStateError, InvalidArgumentError, ModynError, NotFoundError, UnavailableError
 from modyn.records import KeysAndWeights
-from modyn.selector.trigger_set import TriggerSet, share_bounds, temporary_path, write_trigger_set
+from modyn.selector.trigger_set import TriggerSet, partition_bounds, temporary_path, write_trigger_set
 from modyn.selector.window import Selection
 
 
@@ -29,24 +29,16 @@ def selection(num_keys: int, part: int = 3, promised: int | None = None) -> Sele
     return Selection(num_keys if promised is None else promised, parts())
 
 
-@given(num_keys=st.integers(1, 10_000), partition_size=st.integers(1, 2000), num_workers=st.integers(1, 40), data=st.data())
-def test_shares_make_up_the_partition_and_differ_by_at_most_one(
-    num_keys: int, partition_size: int, num_workers: int, data: st.DataObject
-) -> None:
+@given(num_keys=st.integers(1, 10_000), partition_size=st.integers(1, 2000))
+def test_partitions_make_up_the_set(num_keys: int, partition_size: int) -> None:
     num_partitions = -(-num_keys // partition_size)
-    partition = data.draw(st.integers(0, num_partitions - 1))
-    shares = [share_bounds(num_keys, partition_size, partition, worker, num_workers) for worker in range(num_workers)]
-    covered = [position for start, stop in shares for position in range(start, stop)]
-    first = partition * partition_size
-    assert covered == list(range(first, min(first + partition_size, num_keys)))
-    sizes = [stop - start for start, stop in shares]
-    assert max(sizes) - min(sizes) <= 1
-
-
-@pytest.mark.parametrize(("partition", "worker", "num_workers"), [(-1, 0, 1), (4, 0, 1), (0, 1, 1), (0, -1, 2), (0, 0, 0)])
-def test_a_share_that_does_not_exist_is_refused(partition: int, worker: int, num_workers: int) -> None:
-    with pytest.raises(InvalidArgumentError):
-        share_bounds(10, 3, partition, worker, num_workers)
+    bounds = [partition_bounds(num_keys, partition_size, partition) for partition in range(num_partitions)]
+    assert [start for start, _ in bounds] == [0, *(stop for _, stop in bounds[:-1])]
+    assert bounds[-1][1] == num_keys
+    assert max(stop - start for start, stop in bounds) <= partition_size
+    for partition in (-1, num_partitions):
+        with pytest.raises(InvalidArgumentError):
+            partition_bounds(num_keys, partition_size, partition)
 
 
 def test_an_empty_set_has_no_partition(tmp_path: Path) -> None:
@@ -54,7 +46,7 @@ def test_an_empty_set_has_no_partition(tmp_path: Path) -> None:
     found = TriggerSet(tmp_path / "e.set")
     assert (header.num_keys, len(found.keys), len(found.weights)) == (0, 0, 0)
     with pytest.raises(InvalidArgumentError, match="no partition 0"):
-        found.share(0, 0, 1, 10)
+        found.partition(0, 10)
 
 
 def test_the_folder_is_in_the_folder_of_the_run_before_a_set_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,9 +73,9 @@ def test_what_was_written_is_read_however_it_came(tmp_path: Path, part: int) -> 
     assert found.keys.tolist() == keys.tolist()
     assert found.weights.tolist() == [i + 0.5 for i in range(10)]
     assert header.keys_sha256 == hashlib.sha256(keys.astype("<i8").tobytes()).digest()
-    pieces = list(found.share(2, 0, 1, num_at_once=1))
-    assert [piece.keys.tolist() for piece in pieces] == [[61], [68]]
-    assert [piece.weights.tolist() for piece in pieces] == [[8.5], [9.5]]
+    chunks = list(found.partition(2, chunk_size=1))
+    assert [chunk.keys.tolist() for chunk in chunks] == [[61], [68]]
+    assert [chunk.weights.tolist() for chunk in chunks] == [[8.5], [9.5]]
     assert [p.name for p in path.parent.iterdir()] == ["t.set"]
 
 

@@ -24,11 +24,11 @@ PRESAMPLING: Final[Registry[type[PresamplingPolicy]]] = Registry(
 
 
 def validate_presampling(section: Mapping[str, Any], path: str) -> list[Problem]:
-    """Every mistake of a `presampling_config` section, with paths below `path`; empty if there is none."""
+    """Return every mistake of a `presampling_config` section, with paths below `path`."""
     return check_policy(PRESAMPLING, section, "strategy", path)
 
 
 def build_presampling(section: Mapping[str, Any], path: str = "selection_strategy.presampling_config") -> PresamplingPolicy:
-    """The policy that a `presampling_config` section describes. Raises ConfigError that lists every mistake."""
+    """Build the policy of a `presampling_config` section. Raises ConfigError that lists every mistake."""
     policy, config = load_policy(PRESAMPLING, section, "strategy", path)
     return policy(config)

@@ -13,7 +13,7 @@ class NoPresamplingConfig(PresamplingConfig):
 
     @field_validator("ratio")
     @classmethod
-    def _everything(cls, value: int, info: ValidationInfo) -> int:
+    def _check_whole(cls, value: int, info: ValidationInfo) -> int:
         if value != (whole := info.data.get("ratio_max", value)):
             raise ValueError(f"{value} of {whole} is a part, but strategy No keeps everything; choose Random, or leave ratio out")
         return value

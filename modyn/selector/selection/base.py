@@ -1,4 +1,4 @@
-"""What a selection policy is: from the window of a trigger to the keys and weights that it trains on."""
+"""The interface of selection strategies: from the window of a trigger to its trigger set, the keys and weights to train on."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from modyn.selector.window import Selection, SelectionContext, SelectionWindow, 
 
 
 class SelectionConfig(Section):
-    """What all selection strategies share: keys of `selection_strategy` beside `name`."""
+    """Keys of `selection_strategy` that all strategies share, beside `name`."""
 
     maximum_keys_in_memory: int = Field(
         ge=1, le=2**31 - 1, description="keys that the selector holds at once; also the size of a partition of a trigger set"
     )
     limit: int = Field(-1, ge=-1, description="samples in a trigger set at most; -1 = no limit")
     storage_backend: Literal["database", "local"] = Field(
-        "local", description="where informed samples are kept: columnar files, or also as rows in PostgreSQL"
+        "local",
+        description="where informed samples are kept: in columnar files (`local`), or also as rows of a PostgreSQL table (`database`)",
     )
     uses_weights: bool = Field(False, description="multiply the loss of each sample by its weight")
     tail_triggers: int | None = Field(
@@ -31,7 +32,7 @@ class SelectionConfig(Section):
 
     @field_validator("limit")
     @classmethod
-    def _not_zero(cls, value: int) -> int:
+    def _check_limit(cls, value: int) -> int:
         if value == 0:
             raise ValueError("0 would select nothing; write -1 for no limit, or a number of samples")
         return value
@@ -42,10 +43,10 @@ class SelectionConfig(Section):
 
 
 class SelectionPolicy(StatefulPolicy, ABC):
-    """A selection strategy, built anew from its `Config` for each trigger of a run.
+    """A selection strategy. It is built from its `Config` for each trigger of a run.
 
-    A selection depends on the configuration, the window, the context and the saved state, and on nothing else: no clock, no global
-    generator, not on how the stream was cut into batches. Selecting for a trigger twice gives the same keys.
+    A selection depends on the configuration, the window, the context and the saved state only: not on a clock, a global generator or
+    the batches in which the stream arrived. Selecting for a trigger twice gives the same keys.
     """
 
     Config: ClassVar[type[SelectionConfig]]
@@ -55,12 +56,12 @@ class SelectionPolicy(StatefulPolicy, ABC):
 
     @classmethod
     def check(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
-        """Every mistake of the section without its `name`, with paths below `path`."""
+        """Return every mistake of the section without its `name`, with paths below `path`."""
         return check_section(cls.Config, dict(options), path)
 
     @abstractmethod
     def select(self, window: SelectionWindow, context: SelectionContext) -> Selection:
-        """Keys of the window in stream order, each at most once, with float32 weights; at most `limit` of them.
+        """Return keys of the window in stream order, each at most once, with float32 weights; at most `limit` keys.
 
-        `num_keys` must be known before the parts are read; each part should hold at most `window.piece` keys.
+        `num_keys` must be known before the parts are read; each part should hold at most `window.chunk_size` keys.
         """

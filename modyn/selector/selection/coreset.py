@@ -1,40 +1,35 @@
-"""Train on a subset: a presampling policy here picks candidates, a downsampling policy in the trainer picks among those."""
+"""Train on a subset: a presampling policy picks candidates here, a downsampling policy in the trainer picks among them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field
 
-from modyn.config.base import Problem
+from modyn.config.base import Problem, not_available_yet
 from modyn.selector.presampling import build_presampling, validate_presampling
 from modyn.selector.selection.base import SelectionConfig, SelectionPolicy
 from modyn.selector.window import Selection, SelectionContext, SelectionWindow, uniform
 
 
 class CoresetConfig(SelectionConfig):
-    warmup_triggers: int = Field(0, ge=0, description="the first so many triggers train on the whole window (up to `limit`)")
+    warmup_triggers: int = Field(0, ge=0, description="number of first triggers that train on the whole window (up to `limit`)")
     presampling_config: dict[str, Any] = Field(
         default_factory=lambda: {"strategy": "No"}, description="how candidates are picked; chosen by `strategy`"
     )
     downsampling_config: dict[str, Any] | None = Field(
         None, description="how the trainer picks among the candidates; validated by the trainer server"
     )
-    downsampling_list: None = Field(None, description="several downsampling strategies in turn; not available yet")
-
-    @field_validator("downsampling_list", mode="before")
-    @classmethod
-    def _one_for_all(cls, value: object) -> object:
-        if value is not None:
-            raise ValueError("several downsampling strategies in turn are not available yet; use downsampling_config")
-        return value
+    downsampling_list: Annotated[None, BeforeValidator(not_available_yet)] = Field(
+        None, description="several downsampling strategies in turn; not available yet"
+    )
 
 
 class CoresetStrategy(SelectionPolicy):
-    """Selects what the presampling policy picks from the window; the whole window in the first `warmup_triggers` triggers.
+    """Selects the candidates of the presampling policy; in the first `warmup_triggers` triggers, the whole window.
 
-    `limit` holds in both: while warming up, a larger window is sampled uniformly at random.
+    `limit` holds in both cases: during warm-up, a larger window is sampled uniformly at random.
     """
 
     Config = CoresetConfig

@@ -1,4 +1,4 @@
-"""Train on all samples of the window, or on the newest, or on random ones of them."""
+"""Train on all samples of the window, on the newest, or on a uniform sample."""
 
 from __future__ import annotations
 

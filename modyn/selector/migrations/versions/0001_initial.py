@@ -1,4 +1,4 @@
-"""Runs, triggers, and samples partitioned by run."""
+"""Tables of runs and triggers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def upgrade() -> None:
         sa.Column("dataset", sa.Text, nullable=False),
         sa.Column("selection_strategy", sa.JSON, nullable=False),
         sa.Column("seed", sa.BigInteger, nullable=False),
-        sa.Column("num_samples", sa.BigInteger, nullable=False, server_default="0"),
-        sa.Column("float_labels", sa.Boolean),
+        sa.Column("data", sa.JSON),
+        sa.Column("num_rows", sa.BigInteger, nullable=False, server_default="0"),
         sa.Column("deleting", sa.Boolean, nullable=False, server_default="false"),
         schema="selector",
     )
@@ -32,17 +32,4 @@ def upgrade() -> None:
         sa.Column("keys_checksum", sa.Text, nullable=False),
         sa.Column("policy_state", sa.JSON, nullable=False),
         schema="selector",
-    )
-    op.execute(
-        """
-        CREATE TABLE selector.samples (
-            run_number integer NOT NULL,
-            position bigint NOT NULL,
-            key bigint NOT NULL,
-            "timestamp" bigint NOT NULL,
-            int_label bigint,
-            float_label double precision,
-            PRIMARY KEY (run_number, position)
-        ) PARTITION BY LIST (run_number)
-        """
     )
