@@ -88,7 +88,7 @@ def test_an_error_is_the_same_on_both_sides(endpoint: Endpoint, reason: str) -> 
         assert caught.value.message == f"about {reason} — ünïcode"
         received = []
         with pytest.raises(ModynError) as caught:
-            received.extend(stub.GetKeys(pb.KeysShareRequest(run_id=reason)))
+            received.extend(stub.GetKeys(pb.PartitionRequest(run_id=reason)))
         assert type(caught.value) is BY_REASON[reason]
 
 
@@ -126,7 +126,7 @@ def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_a_stream_can_be_cancelled_from_another_thread(endpoint: Endpoint) -> None:
     with open_channel(endpoint) as channel:
-        stream: ResponseStream[Any] = pb_grpc.SelectorStub(channel).GetKeys(pb.KeysShareRequest(run_id="endless"))
+        stream: ResponseStream[Any] = pb_grpc.SelectorStub(channel).GetKeys(pb.PartitionRequest(run_id="endless"))
         next(stream)
         next(stream)
         threading.Timer(0.05, stream.cancel).start()
