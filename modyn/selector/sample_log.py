@@ -1,17 +1,14 @@
 """The stream of a run in one append-only file, which counts its own samples: informing needs no database.
 
-Layout, little-endian: a page that starts with `_MAGIC` and the version; two slots, each in a page of its own, so that a disk that stops
-during a write damages at most one; then blocks of BLOCK rows, each three columns one behind the other: keys and timestamps as int64,
-labels as int64 or float64. The newer valid slot says how many rows exist. An append writes rows behind them, syncs, and only then writes
-the other slot: whatever is torn, the older slot still holds.
+Layout, little-endian: a head of `columnar.LogHead`, whose two slots count the rows, and behind it blocks of BLOCK rows, each three columns
+one behind the other: keys and timestamps as int64, labels as int64 or float64. An append writes rows behind those that count, syncs them,
+and only then commits the new count.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import struct
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,33 +18,27 @@ import numpy as np
 import numpy.typing as npt
 
 from modyn.atomic_write import sync
+from modyn.columnar import FileKind, LogHead, LogState, write_at
 from modyn.errors import ConflictError, CorruptStateError, InvalidArgumentError, UnavailableError
 from modyn.records import Int64Array, LabelArray, RunId, SampleBatch
 from modyn.selector.stream_checks import unseen
-from modyn.selector.trigger_set import write_at
 
 BLOCK = 65_536
 """Rows whose columns lie together: 1.5 MiB."""
 
-_MAGIC = b"MODYNLOG"
-_VERSION = 2
-_SLOT = struct.Struct("<QQQI")
-"""Number of the write, rows, index into `_LABELS`, and the CRC-32 of these."""
-_SLOT_OFFSETS = (4096, 8192)
-_ROWS_OFFSET = 12288
-_LABELS = (None, False, True)
-"""Whether labels are float64; None before the first sample."""
-_KEYS, _TIMESTAMPS, _LABEL = range(3)
 _ADVICE = "restore it from a backup, or delete the run and start it anew"
+_KIND = FileKind(b"MODYNLOG", 3, "log of samples", _ADVICE)
+_HEAD = LogHead(_KIND, num_fields=2, slots=(4096, 8192))
+"""Fields: number of samples; 1 if labels are float64, else 0."""
+_KEYS, _TIMESTAMPS, _LABEL = range(3)
 
 
 @dataclass(frozen=True, slots=True)
-class LogState:
-    """The newest valid slot of a log. float_labels: None before the first sample. write_number: 0 before the first write."""
+class HeldSamples:
+    """How many samples a log holds. float_labels: whether labels are float64; None before the first sample."""
 
-    num_samples: int = 0
-    float_labels: bool | None = None
-    write_number: int = 0
+    num_samples: int
+    float_labels: bool | None
 
 
 class SampleLog:
@@ -71,8 +62,7 @@ class SampleLog:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 if os.fstat(descriptor).st_size == 0:
-                    beginning = _MAGIC + bytes([_VERSION])
-                    os.pwrite(descriptor, beginning.ljust(_ROWS_OFFSET, b"\0"), 0)
+                    os.pwrite(descriptor, _HEAD.initial(), 0)
                     os.fsync(descriptor)
             finally:
                 os.close(descriptor)
@@ -122,10 +112,10 @@ class SampleLog:
                 "a stream must be repeated as it was"
             )
 
-    def state(self) -> LogState:
+    def state(self) -> HeldSamples:
         """Return how many samples the log holds, and the type of their labels."""
         with self._open(os.O_RDONLY) as descriptor:
-            return self._read_state(descriptor)
+            return _held(self._read_head(descriptor))
 
     def _write(self, position: int, batch: SampleBatch) -> None:
         float_labels = batch.labels.dtype.kind == "f"
@@ -135,48 +125,39 @@ class SampleLog:
             np.ascontiguousarray(batch.labels, "<f8" if float_labels else "<i8"),
         ]
         with self._open(os.O_RDWR) as descriptor:
-            before = self._read_state(descriptor)
-            number = before.write_number + 1
-            assert before.num_samples == position, "samples are written at the end"
+            before = self._read_head(descriptor)
+            assert before.fields[0] == position, "samples are written at the end"
             # Writing behind the end of a file that lost its tail would fill the hole with zeros, which are valid keys.
             if os.fstat(descriptor).st_size < _end_offset(position):
-                raise self._too_short(before)
+                raise self._too_short(position)
             for first, last in _by_block(position, position + len(batch)):
                 for column, values in enumerate(columns):
-                    write_at(descriptor, values[first - position : last - position], _offset(column, first))
+                    part = values[first - position : last - position]
+                    write_at(descriptor, part.data.cast("B"), _offset(column, first))
             os.fdatasync(descriptor)
-            fields = (number, position + len(batch), _LABELS.index(float_labels))
-            crc = zlib.crc32(_SLOT.pack(*fields, 0)[:-4])
-            slot = _SLOT_OFFSETS[number % 2]
-            try:
-                os.pwrite(descriptor, _SLOT.pack(*fields, crc), slot)
-                os.fdatasync(descriptor)
-            except OSError:
-                # Or a repeated call would find these samples held although their count was never synced.
-                os.pwrite(descriptor, bytes(_SLOT.size), slot)
-                raise
+            _HEAD.commit(descriptor, before, position + len(batch), int(float_labels))
 
     def read(self, start: int, end: int) -> SampleBatch:
         """Return samples [start, end), which must exist."""
         with self._open(os.O_RDONLY) as descriptor:
-            state = self._read_state(descriptor)
-            labels: LabelArray = self._column(descriptor, state, _LABEL, start, end)
-            if state.float_labels:
+            held = _held(self._read_head(descriptor))
+            labels: LabelArray = self._column(descriptor, held, _LABEL, start, end)
+            if held.float_labels:
                 labels = labels.view(np.float64)
-            keys, timestamps = (self._column(descriptor, state, column, start, end) for column in (_KEYS, _TIMESTAMPS))
+            keys, timestamps = (self._column(descriptor, held, column, start, end) for column in (_KEYS, _TIMESTAMPS))
             return SampleBatch(keys, timestamps, labels)
 
     def read_keys(self, start: int, end: int) -> Int64Array:
         """Return the keys of samples [start, end), which must exist."""
         with self._open(os.O_RDONLY) as descriptor:
-            return self._column(descriptor, self._read_state(descriptor), _KEYS, start, end)
+            return self._column(descriptor, _held(self._read_head(descriptor)), _KEYS, start, end)
 
     def repair(self) -> None:
         """Cut off what a crash has left behind the last sample, and sync what it may have left unsynced."""
         if self.exists():
             with self._open(os.O_RDWR) as descriptor:
                 # Up to the end of the last block: rows within it that do not exist are overwritten by later appends.
-                end = _end_offset(-(-self._read_state(descriptor).num_samples // BLOCK) * BLOCK)
+                end = _end_offset(-(-self._read_head(descriptor).fields[0] // BLOCK) * BLOCK)
                 if os.fstat(descriptor).st_size > end:
                     os.ftruncate(descriptor, end)
                 os.fsync(descriptor)
@@ -192,24 +173,10 @@ class SampleLog:
         except OSError as error:
             raise self._unavailable(error) from error
 
-    def _read_state(self, descriptor: int) -> LogState:
-        beginning = os.pread(descriptor, _ROWS_OFFSET, 0)
-        if len(beginning) < _ROWS_OFFSET or not beginning.startswith(_MAGIC + bytes([_VERSION])):
-            raise CorruptStateError(f"{self.path} is no log of samples of this release; {_ADVICE}")
-        found, torn = LogState(), False
-        for offset in _SLOT_OFFSETS:
-            number, num_samples, labels, crc = _SLOT.unpack_from(beginning, offset)
-            if zlib.crc32(beginning[offset : offset + _SLOT.size - 4]) != crc or labels >= len(_LABELS):
-                torn = torn or any(beginning[offset : offset + _SLOT.size])
-            elif number > found.write_number:
-                found = LogState(num_samples, _LABELS[labels], number)
-        # A crash may tear the slot that it writes; the other slot then holds. Without another one, the torn slot was the count of the
-        # only write, and its samples must not be overwritten.
-        if torn and not found.write_number:
-            raise CorruptStateError(f"{self.path} does not say any more how many samples it holds; {_ADVICE}")
-        return found
+    def _read_head(self, descriptor: int) -> LogState:
+        return _HEAD.parse(self.path, os.pread(descriptor, _HEAD.size, 0))
 
-    def _column(self, descriptor: int, state: LogState, column: int, start: int, end: int) -> Int64Array:
+    def _column(self, descriptor: int, held: HeldSamples, column: int, start: int, end: int) -> Int64Array:
         """Rows [start, end) of one column. Read, not mapped: samples that were selected from must not count as memory of the service."""
         values = np.empty(max(end - start, 0), "<i8")
         for first, last in _by_block(start, end):
@@ -218,13 +185,13 @@ class SampleLog:
             while done < len(target):
                 got = os.preadv(descriptor, [target[done:]], _offset(column, first) + done)
                 if not got:
-                    raise self._too_short(state)
+                    raise self._too_short(held.num_samples)
                 done += got
         return values
 
-    def _too_short(self, state: LogState) -> CorruptStateError:
+    def _too_short(self, num_samples: int) -> CorruptStateError:
         return CorruptStateError(
-            f"{self.path} does not hold the {state.num_samples} samples that run '{self.run_id}' was informed of; {_ADVICE}"
+            f"{self.path} does not hold the {num_samples} samples that run '{self.run_id}' was informed of; {_ADVICE}"
         )
 
     def _unavailable(self, error: OSError) -> UnavailableError:
@@ -233,14 +200,18 @@ class SampleLog:
         )
 
 
+def _held(state: LogState) -> HeldSamples:
+    return HeldSamples(state.fields[0], bool(state.fields[1]) if state.number else None)
+
+
 def _offset(column: int, row: int) -> int:
     block, within = divmod(row, BLOCK)
-    return _ROWS_OFFSET + 8 * ((3 * block + column) * BLOCK + within)
+    return _HEAD.size + 8 * ((3 * block + column) * BLOCK + within)
 
 
 def _end_offset(num_rows: int) -> int:
     """The least size of a file with `num_rows` rows."""
-    return _offset(_LABEL, num_rows - 1) + 8 if num_rows else _ROWS_OFFSET
+    return _offset(_LABEL, num_rows - 1) + 8 if num_rows else _HEAD.size
 
 
 def _by_block(start: int, end: int) -> Iterator[tuple[int, int]]:

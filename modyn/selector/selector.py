@@ -165,7 +165,7 @@ class Selector:
         selection = policy.select(window, SelectionContext(run.seed, trigger_id))
         header = write_trigger_set(self._set_path(run, trigger_id), size, selection)
         TRIGGER_SECONDS.observe(time.perf_counter() - started)
-        return TriggerSetRecord(trigger_id, num_samples, header.num_keys, size, header.keys_sha256.hex(), policy.state())
+        return TriggerSetRecord(trigger_id, num_samples, header.num_keys, size, header.keys_sha256, policy.state())
 
     def trigger_set(self, run_id: RunId, trigger_id: int) -> TriggerSetInfo:
         """Describe an existing trigger set. Raises NotFoundError if there is none."""
@@ -187,7 +187,7 @@ class Selector:
                 f"the trigger set {path} is missing; restore it from a backup, or delete run '{run_id}' and start it anew"
             )
         found = TriggerSet(path)
-        if (found.header.keys_sha256.hex(), found.header.partition_size) != (info.keys_checksum, info.partition_size):
+        if (found.header.keys_sha256, found.header.partition_size) != (info.keys_checksum, info.partition_size):
             raise CorruptStateError(
                 f"the trigger set {path} is not the one of trigger {trigger_id} of run '{run_id}'; restore the right one"
             )

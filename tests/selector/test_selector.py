@@ -350,7 +350,7 @@ def test_a_count_that_was_torn_while_it_was_written_leaves_the_one_before(select
     with open(path, "r+b") as file:
         file.seek(12288 - slot + 3)
         file.write(b"torn")
-    with pytest.raises(CorruptStateError, match="how many samples"):
+    with pytest.raises(CorruptStateError, match="how much of it counts"):
         selector.inform(RUN, 0, SampleBatch.empty())
 
 
@@ -361,7 +361,7 @@ def test_a_damaged_count_of_the_only_samples_is_corrupt_and_they_are_not_overwri
     with open(path, "r+b") as file:
         file.seek(8192 + 3)
         file.write(b"torn")
-    with pytest.raises(CorruptStateError, match="how many samples"):
+    with pytest.raises(CorruptStateError, match="how much of it counts"):
         selector.inform(RUN, 0, stream(7, 9))
 
 
@@ -410,9 +410,12 @@ def test_a_log_that_lost_its_tail_is_corrupt_and_not_filled_with_zeros(selector:
         selector.inform(RUN, 20, stream(20, 30))
     with pytest.raises(CorruptStateError, match=str(path)):
         selector.trigger(RUN, 0, 20)
-    for other in (b"something else", b"MODYNLOG\x01".ljust(12288, b"\0"), b"MODYNLOG\x03".ljust(12288, b"\0")):
+    for other, says in (
+        (b"something else", "not a log of samples"),
+        (b"MODYNLOG\x02".ljust(12288, b"\0"), "version 2, this Modyn reads version 3"),
+    ):
         path.write_bytes(other)
-        with pytest.raises(CorruptStateError, match="no log of samples of this release"):
+        with pytest.raises(CorruptStateError, match=says):
             selector.inform(RUN, 20, stream(20, 30))
     path.unlink()
     with pytest.raises(CorruptStateError, match=f"{path} with the samples of run '{RUN}' is missing"):
