@@ -1,4 +1,5 @@
-# `make demo` shows what Modyn does; `make test` is the gate. Each installs what it needs into .venv first.
+# `make demo` shows what Modyn does; `make test` is the gate; `make test-all` is the gate and all that takes longer.
+# Each installs what it needs into .venv first.
 
 PYTHON ?= python3.11
 VENV := .venv
@@ -8,8 +9,10 @@ PEERS := .venv-peers
 STAMP := $(VENV)/.installed
 MOTO := $(VENV)/moto/.installed
 JOBS ?= 2
+# A file at a time, so that what its tests share is started once; in the order of tests/conftest.py.
+XDIST = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo test check lint types unit cpp cpp-address cpp-thread test-all peers docs clean
+.PHONY: help setup demo test check lint types unit cpp slow cpp-address cpp-thread test-all figures peers docs clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -37,7 +40,7 @@ $(MOTO): $(STAMP) tests/moto-requirements.txt
 demo: setup  ## Replay a pipeline on real images through all six services, show the results, write an HTML report
 	$(BIN)/python -m examples.digits.demo
 
-test: check  ## The gate, as CI runs it
+test: check  ## The gate, at most 10 minutes on 2 cores
 
 check: lint types unit cpp  ## Ruff, mypy (strict), tests with warnings as errors, C++ tests
 
@@ -51,7 +54,11 @@ types: setup
 # Tests start hundreds of processes: where PYTHONDONTWRITEBYTECODE is set, each would compile the sources again.
 unit: setup $(MOTO)
 	$(BIN)/python -m compileall -q modyn tests
-	MODYN_TESTS_NO_SKIP=1 $(BIN)/pytest -m "not slow" -n $(JOBS) --dist worksteal
+	MODYN_TESTS_NO_SKIP=1 $(BIN)/pytest -m "not slow" $(XDIST)
+
+# Figures of the data path that lack a peer are skipped, unless `make peers` has installed them.
+slow: setup $(MOTO)  ## Slow tests: many kills at random moments, every figure on few samples; about 20 minutes on 2 cores
+	$(if $(wildcard $(PEERS)/.installed),MODYN_TESTS_NO_SKIP=1) $(BIN)/pytest -m slow $(XDIST)
 
 cpp: setup  ## C++ tests
 	$(call cpp-tests,tests,)
@@ -69,8 +76,16 @@ define cpp-tests
 	PATH="$(CURDIR)/$(BIN):$$PATH" ctest --test-dir build/$(1) --output-on-failure --no-tests=error
 endef
 
-test-all: check cpp-address cpp-thread peers  ## The gate, and all that takes longer
-	MODYN_TESTS_NO_SKIP=1 $(BIN)/pytest -m slow
+# One after the other, also under `make -j`: each takes all cores. `slow` looks for the peers when its make starts.
+test-all: setup  ## The gate, slow tests with all peers, C++ tests under sanitizers
+	$(MAKE) check
+	$(MAKE) peers
+	$(MAKE) slow
+	$(MAKE) cpp-address
+	$(MAKE) cpp-thread
+
+figures: setup  ## Every figure that the README quotes, on few samples; names what is worse than its report by more than a fifth
+	$(BIN)/python -m benchmark.figures
 
 peers: $(PEERS)/.installed  ## Create .venv-peers with the libraries that the benchmarks compare with
 

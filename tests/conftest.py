@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+import signal
+from pathlib import Path
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["modyn.testing.fixtures"]
+
+# A shell that starts this in the background has it ignore SIGINT, and the commands under test would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says nothing on a machine that others use as well.
 settings.register_profile(
     "modyn", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
 settings.load_profile("modyn")
+
+_FIRST = ("integration", "e2e", "local", "examples")
+"""Folders whose files take longest: workers that get a file at a time (`--dist loadfile`) end together when these come first."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+
+    def turn(item: pytest.Item) -> int:
+        folder = item.path.relative_to(here).parts[0]
+        return _FIRST.index(folder) if folder in _FIRST else len(_FIRST)
+
+    items.sort(key=turn)

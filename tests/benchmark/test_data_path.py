@@ -28,10 +28,9 @@ from benchmark.data_path.selector_side import stream
 from benchmark.data_path.side_process import Start
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "letter", [letter if letter == "b" else pytest.param(letter, marks=pytest.mark.slow) for letter in letters()]
-)
+@pytest.mark.parametrize("letter", letters())
 def test_a_figure_runs(letter: str, tmp_path: Path) -> None:
     figure = load(letter)
     lines = measure(figure, figure.smoke_samples, pairs=1, caches=[False], folder=tmp_path)
@@ -39,7 +38,7 @@ def test_a_figure_runs(letter: str, tmp_path: Path) -> None:
     assert re.fullmatch(rf"{letter}: {'incomplete' if missing else '[0-9.e+]+'}", lines[-1])
     if missing:
         told = f"ran without {len(missing)} of its cases: {'; '.join(missing)}"
-        # `make unit` runs the figure that needs no peers, `make test-all` the others once it has installed them: there none may be missing.
+        # `make slow` runs what can be run, `make test-all` installs the peers first: there none may be missing.
         assert "MODYN_TESTS_NO_SKIP" not in os.environ, told
         pytest.skip(told)
 

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,7 +12,6 @@ from modyn.testing.stack import (
     NUM_FEATURES,
     RECORD,
     RunningStack,
-    stack_on,
     tiny_dataset_config,
     tiny_pipeline,
     tiny_training,
@@ -214,42 +208,3 @@ def test_files_that_cannot_be_written_are_named(stack: RunningStack) -> None:
     done = stack.modyn("models", "export", model, "/proc/model.safetensors")
     assert done.returncode == 1
     assert done.stderr == "error: cannot write /proc/model.safetensors: No such file or directory; choose another place\n"
-
-
-@pytest.fixture
-def own_stack() -> Iterator[RunningStack]:
-    """A stack whose PostgreSQL may be taken away."""
-    with (
-        tempfile.TemporaryDirectory(prefix="modyn-", ignore_cleanup_errors=True) as folder,
-        stack_on(Path(folder), supervisor={"patience_s": 30}) as stack,
-    ):
-        yield stack
-
-
-def test_postgres_gone_in_the_middle(own_stack: RunningStack) -> None:
-    """Killed again and again during a run, it comes back, and the run ends with what an undisturbed one has."""
-    stack = own_stack
-    stack.tiny_dataset("d", num_samples=200, num_files=4)
-    pipeline = tiny_pipeline("d")
-    calm = stack.run(pipeline)
-    assert calm.state == "finished", calm.error
-    with stack.client() as client:
-        shaken = client.run(stack.folder / "pipeline.yaml")
-        for _ in range(3):
-            time.sleep(0.3)
-            (server,) = (part for part in client.status().parts if part.name == "postgres")
-            if server.pid:
-                with suppress(ProcessLookupError):
-                    os.kill(server.pid, signal.SIGKILL)
-        give_up = time.monotonic() + 60
-        run = client.wait(shaken.run_id)
-        while run.state == "interrupted" and time.monotonic() < give_up:
-            assert "database" in run.error.lower() or "postgres" in run.error.lower() or "cannot be reached" in run.error, (
-                run.error
-            )
-            client.resume(shaken.run_id)
-            run = client.wait(shaken.run_id)
-        assert run.state == "finished", run.error
-        undisturbed, disturbed = (client.triggers(name) for name in (calm.run_id, shaken.run_id))
-    for column in ("trigger_id", "position", "keys_checksum", "weights_sha256"):
-        assert disturbed[column].to_list() == undisturbed[column].to_list()

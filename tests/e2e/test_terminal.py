@@ -109,7 +109,7 @@ def test_a_run_to_its_end_is_shown_live(stack: RunningStack) -> None:
 def test_ctrl_c_asks_and_enter_detaches(stack: RunningStack, following: tuple[Terminal, str]) -> None:
     terminal, run_id = following
     terminal.type(CTRL_C)
-    terminal.read_until("Detach and let the run go on? [Y/n]")
+    terminal.read_until("Detach and let the run continue? [Y/n]")
     terminal.type(b"\n")
     assert terminal.wait() == 0, terminal.text
     assert (

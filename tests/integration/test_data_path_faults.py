@@ -33,7 +33,6 @@ from modyn.testing.waiting import PATIENCE_S, at_rest
 
 NUM_KEYS, NUM_FILES = 60_000, 6
 BATCH = 256
-ways = pytest.mark.parametrize("way", ["on", "off"], ids=["short cut", "flight"])
 
 
 def read(batches: OnlineDataset, at: Mapping[int, Callable[[], object]] | None = None) -> list[Int64Array]:
@@ -269,7 +268,7 @@ MEMORY = 1024 * MIB
 """What either side may take, with what its allocators keep for the next window, while the training runs as fast as it can."""
 
 
-@ways
+@pytest.mark.parametrize("way", [pytest.param("on", id="short cut", marks=pytest.mark.slow), pytest.param("off", id="flight")])
 def test_who_reads_slowly_holds_up_the_others(breakable: BreakableStack, way: Way) -> None:
     """The training stops in the middle, until nothing moves any more: what was read by then is bounded on both sides, and so is memory
     throughout."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from modyn.supervisor.client import RunState
@@ -49,29 +47,28 @@ def run(stack: RunningStack, text: str) -> RunOutcome:
         return outcome(client, ended.run_id)
 
 
-def test_the_same_seed_gives_the_same_run(stack: RunningStack) -> None:
-    first, second, third = (run(stack, pipeline(seed=11)) for _ in range(3))
+@pytest.fixture(scope="module")
+def first(stack: RunningStack) -> RunOutcome:
+    return run(stack, pipeline(seed=11))
+
+
+def test_the_same_seed_gives_the_same_run(stack: RunningStack, first: RunOutcome) -> None:
     assert len(first.triggers) == 3
     assert [t.num_keys for t in first.triggers] == [36, 72, 72]
     assert len(set(first.weights)) == 3
     assert None not in first.weights
     assert len(first.evaluations) == 3 * 2
-    assert differences(first, second) == []
-    assert differences(first, third) == []
+    assert differences(first, run(stack, pipeline(seed=11))) == []
 
 
-def test_another_seed_gives_other_keys_and_other_weights(stack: RunningStack) -> None:
-    first, other = run(stack, pipeline(seed=11)), run(stack, pipeline(seed=12))
+def test_another_seed_gives_other_keys_and_other_weights(stack: RunningStack, first: RunOutcome) -> None:
+    other = run(stack, pipeline(seed=12))
     assert [t.position for t in first.triggers] == [t.position for t in other.triggers] == [60, 120, 180]
     assert all(a.keys_checksum != b.keys_checksum for a, b in zip(first.triggers, other.triggers, strict=True))
     assert not set(first.weights) & set(other.weights)
 
 
-def test_weights_depend_on_the_seed_even_where_the_keys_do_not(stack: RunningStack, tmp_path: Path) -> None:
-    def text(seed: int) -> str:
-        return tiny_pipeline("repeated", training=tiny_training(seed=seed, shuffle=True))
-
-    first, again, other = run(stack, text(1)), run(stack, text(1)), run(stack, text(2))
-    assert first.decisions == other.decisions
-    assert not set(first.weights) & set(other.weights)
-    assert differences(first, again) == []
+def test_weights_depend_on_the_seed_even_where_the_keys_do_not(stack: RunningStack) -> None:
+    one, other = (run(stack, tiny_pipeline("repeated", training=tiny_training(seed=seed, shuffle=True))) for seed in (1, 2))
+    assert one.decisions == other.decisions
+    assert not set(one.weights) & set(other.weights)

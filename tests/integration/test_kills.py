@@ -32,8 +32,8 @@ from modyn.testing.stack import RunningStack, tiny_evaluation, tiny_pipeline, ti
 from modyn.testing.waiting import PATIENCE_S, eventually
 
 NUM_SAMPLES, NUM_TRIGGERS, DAYS = 400, 4, 4
-KILLS = 10
-"""Of each service in the gate."""
+SERVANTS = ("storage", "selector", "model_storage", "trainer_server", "evaluator", "postgres")
+"""What a run needs and waits for by itself."""
 
 # Several runs each, whose services start again and again: on a machine that is busy otherwise that takes minutes.
 pytestmark = pytest.mark.timeout(600)
@@ -301,17 +301,25 @@ def house(own_stack: Callable[..., RunningStack]) -> Iterator[House]:
         yield house
 
 
-@pytest.mark.parametrize("name", ["storage", "selector", "model_storage", "trainer_server", "evaluator", "postgres"])
-def test_a_run_survives_the_death_of_what_it_needs(house: House, name: str) -> None:
-    """By itself: nobody resumes it."""
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(2 * SERVANTS, id="each twice"),
+        *(pytest.param(10 * (name,), id=name, marks=pytest.mark.slow) for name in SERVANTS),
+    ],
+)
+def test_a_run_survives_the_death_of_what_it_needs(house: House, names: tuple[str, ...]) -> None:
+    """By itself: it is not resumed."""
     before = len(house.client.supervisor.runs())
-    disturb(house, lambda: house.kill(name), KILLS, name)
+    turns = iter(random.Random(0).sample(names, len(names)))
+    disturb(house, lambda: house.kill(next(turns)), len(names), names[0])
     assert all(RunState.INTERRUPTED not in states for states in states_of_runs(house, before))
 
 
-def test_a_run_whose_supervisor_died_is_interrupted_and_goes_on_when_resumed(house: House) -> None:
+@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.slow)])
+def test_a_run_whose_supervisor_died_is_interrupted_and_goes_on_when_resumed(house: House, kills: int) -> None:
     before = len(house.client.supervisor.runs())
-    disturb(house, lambda: house.kill("supervisor"), KILLS, "supervisor")
+    disturb(house, lambda: house.kill("supervisor"), kills, f"supervisor {kills}")
     seen = states_of_runs(house, before)
     assert any(RunState.INTERRUPTED in states for states in seen)
     assert all(RunState.FAILED not in states for states in seen)
@@ -333,11 +341,13 @@ def test_a_supervisor_that_is_told_so_resumes_by_itself(house: House) -> None:
     house.kill("supervisor")
 
 
-def test_everything_is_killed_at_once(house: House) -> None:
+@pytest.mark.parametrize("kills", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_everything_is_killed_at_once(house: House, kills: int) -> None:
     """PostgreSQL, Redis, the six services and what looks after them, as when the power fails; then `modyn up` and `modyn resume`."""
-    disturb(house, house.kill_all, 3, "all")
+    disturb(house, house.kill_all, kills, f"all {kills}")
 
 
+@pytest.mark.slow
 def test_the_process_that_looks_after_the_others_is_killed(house: House) -> None:
     """Nothing outlives it; then `modyn up` and `modyn resume`."""
     disturb(house, house.kill_stack, 3, "stack")
@@ -394,7 +404,7 @@ def worker_of(house: House, service: str, run_id: str) -> int | None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(4))
 def test_anything_dies_at_any_moment(house: House, seed: int) -> None:
-    """One, two or three of the parts at once, fifty times."""
+    """One, two or three of the parts at once, twenty-five times."""
     chance = random.Random(seed)
 
     def strike() -> None:
@@ -405,4 +415,4 @@ def test_anything_dies_at_any_moment(house: House, seed: int) -> None:
         for killer in killers:
             killer.join()
 
-    disturb(house, strike, 50, f"anything {seed}")
+    disturb(house, strike, 25, f"anything {seed}")

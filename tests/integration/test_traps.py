@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -108,9 +107,9 @@ def test_a_training_that_diverges_is_stored_and_told(running_stack: RunningStack
         assert not any(math.isfinite(loss) for loss in losses)
 
 
-def test_a_sample_on_a_boundary_is_evaluated_in_one_interval(own_stack: Callable[..., RunningStack]) -> None:
+def test_a_sample_on_a_boundary_is_evaluated_in_one_interval(running_stack: RunningStack) -> None:
     """Intervals are [start, end) from the handler in the pipeline to the samples that the model sees."""
-    stack = own_stack()
+    stack = running_stack
     folder = stack.folder / "data" / "edges"
     write_tiny_files(folder, num_samples=90, num_files=3)
     for day, path in enumerate(sorted(folder.iterdir())):

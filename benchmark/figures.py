@@ -1,0 +1,166 @@
+"""Every figure that the README quotes, on few samples: whether one has become worse since its report.
+
+    python -m benchmark.figures [--report] [FIGURE ...]      (`make figures`; about 12 minutes on 2 idle cores)
+
+Compared is with the newest report of this program (`--report` writes one), which measures the same sizes; without one, with the newest
+report of the figure itself. What is worse by more than a fifth is measured again, and named if it is worse again; the exit status is then 1.
+Needs an idle machine. Figure c, and DALI in figure d, are compared once `make peers` has installed them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from benchmark.data_path import peers
+from benchmark.machine import REPORTS, busy_cores, write_report
+
+TOLERANCE = 0.2
+Values = dict[str, float]
+"""Measured value by name of the case."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuotedFigure:
+    """A figure of the README. module, arguments: the program that measures it, and how few samples are enough. title: of its reports."""
+
+    module: str
+    arguments: str
+    title: str
+    more_is_better: bool = True
+    line: str = r"^\w\[(?P<case>.+)\]: (?P<value>\d+\.\d\d)(?: \(target [\d.]+\))?$"
+    """Of the program's output."""
+    row: str = r"^\| (?P<case>[^|]+) \| warm \|[^|]*\|[^|]*\| \*\*(?P<value>[\d.]+)\*\* "
+    """Of its report."""
+
+
+def _data_path(letter: str, samples: int, pairs: int = 3) -> QuotedFigure:
+    arguments = f"{letter} --warm --samples {samples} --pairs {pairs}"
+    return QuotedFigure("benchmark.data_path", arguments, f"data-path-{letter}")
+
+
+FIGURES: Mapping[str, QuotedFigure] = {
+    "orchestration_overhead": QuotedFigure(
+        "benchmark.orchestration_overhead", "--triggers 20 --pairs 1", "orchestration-overhead", more_is_better=False,
+        line=r"^(?P<case>ratio): (?P<value>[\d.]+)$", row=r"^median (?P<case>ratio): (?P<value>[\d.]+)$",
+    ),
+    "start_up": QuotedFigure(
+        "benchmark.start_up", "--runs 3", "start-up", more_is_better=False,
+        line=r"^(?P<case>s)econds: (?P<value>[\d.]+)$", row=r"of \d+: (?P<value>[\d.]+) (?P<case>s) ",
+    ),
+    "a": _data_path("a", 1_000_000, pairs=2),
+    "b": _data_path("b", 5_000_000),
+    "c": _data_path("c", 1_000_000, pairs=2),
+    "d": _data_path("d", 4_000, pairs=2),
+    "e": _data_path("e", 5_000_000),
+    "f": _data_path("f", 30_000),
+    "g": _data_path("g", 2_000_000),
+    "h": _data_path("h", 5_000_000),
+    "i": _data_path("i", 2_000_000),
+}  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"only these of {', '.join(FIGURES)}")
+    parser.add_argument(
+        "--report", action="store_true", help="write a dated report below benchmark/reports/: the next one to compare with"
+    )
+    options = parser.parse_args()
+    if unknown := set(options.figures) - set(FIGURES):
+        parser.error(f"there is no figure {', '.join(sorted(unknown))}; there are {', '.join(FIGURES)}")
+    if (busy := busy_cores()) > 0.2:
+        print(f"{busy:.1f} cores are busy with other work: what is named below may be due to it", flush=True)
+    worse: list[str] = []
+    measured: dict[str, Values] = {}
+    for name in options.figures or FIGURES:
+        if name == "c" and not peers.PYTHON.exists():
+            print("c: not measured; make peers", flush=True)
+            continue
+        values, lines = check(name, FIGURES[name])
+        measured[name] = values
+        worse += lines
+    if options.report:
+        print(f"report: {write_report('figures', 'python -m benchmark.figures --report', table(measured))}")
+    print("\n".join(worse) if worse else "no figure is worse than its report by more than a fifth")
+    return 1 if worse else 0
+
+
+def check(name: str, figure: QuotedFigure) -> tuple[Values, list[str]]:
+    """Measure a figure. Returns its values, and a line for each that is worse than in the report."""
+    source, before = reported(name, figure)
+    started = time.monotonic()
+    values = measure(figure)
+    if worse(figure, values, before):
+        better = max if figure.more_is_better else min
+        values = {case: better(value, values.get(case, value)) for case, value in measure(figure).items()}
+    lines = [f"{name}: {line} ({source})" for line in worse(figure, values, before)]
+    print(
+        f"{name}: {len(values)} cases, {len(values.keys() & before.keys())} of them in {source}, {time.monotonic() - started:.0f} s",
+        flush=True,
+    )
+    print(
+        "".join(f"  {case}: {value:g}, was {before.get(case, 'not measured')}\n" for case, value in values.items()),
+        end="",
+        flush=True,
+    )
+    if not values:
+        lines.append(f"{name}: nothing was measured")
+    return values, lines
+
+
+def measure(figure: QuotedFigure) -> Values:
+    """Run its program. Raises SystemExit with the end of its output if it fails."""
+    command = [sys.executable, "-m", figure.module, *figure.arguments.split()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(command[1:])} failed:\n{done.stdout[-1000:]}{done.stderr[-3000:]}")
+    return _values(figure.line, done.stdout)
+
+
+def reported(name: str, figure: QuotedFigure) -> tuple[str, Values]:
+    """The newest values of a report, and the names of the reports. A report on some cases only, such as `…-c-torch`, goes before the whole."""
+    own = sorted(REPORTS.glob("????-??-??-figures.md"), reverse=True)
+    for path in own:
+        if found := _values(rf"^\| {name} \| (?P<case>.+) \| (?P<value>[\d.]+) \|$", path.read_text()):
+            return path.name, found
+    paths = [path for path in REPORTS.glob("*.md") if re.fullmatch(rf"[\d-]{{10}}-{figure.title}(-[a-z-]+)?\.md", path.name)]
+    paths.sort(key=lambda path: (path.name[:10], len(path.name)))
+    values: Values = {}
+    for path in paths:
+        values |= _values(figure.row, path.read_text())
+    return ", ".join(path.name for path in paths) or "no report", values
+
+
+def worse(figure: QuotedFigure, values: Values, before: Values) -> list[str]:
+    """A line for each case that is worse than before by more than `TOLERANCE`."""
+    bound = 1 - TOLERANCE if figure.more_is_better else 1 + TOLERANCE
+    sign = 1 if figure.more_is_better else -1
+    return [
+        f"{case}: {values[case]:g}, was {before[case]:g}"
+        for case in values.keys() & before.keys()
+        if sign * values[case] < sign * bound * before[case]
+    ]
+
+
+def table(measured: Mapping[str, Values]) -> str:
+    commands = "\n".join(f"- {name}: `python -m {FIGURES[name].module} {FIGURES[name].arguments}`" for name in measured)
+    rows = "\n".join(f"| {name} | {case} | {value:g} |" for name, values in measured.items() for case, value in values.items())
+    return (
+        f"Few samples, to compare with later; not to be quoted.\n\n{commands}\n\n| figure | case | value |\n|---|---|---|\n{rows}"
+    )
+
+
+def _values(pattern: str, text: str) -> Values:
+    """Without the numbers of samples in the names of cases, which differ between a small and a full figure."""
+    found = re.finditer(pattern, text, re.MULTILINE)
+    return {re.sub(r", [\d,]+ samples", "", match["case"]).strip(): float(match["value"]) for match in found}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
