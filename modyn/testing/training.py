@@ -19,9 +19,9 @@ from modyn.models.weights import load_weights
 from modyn.records import Int64Array, RunId, TriggerSetInfo
 from modyn.testing.fake_dataset import FakeTriggerSet
 from modyn.testing.fake_model_storage import FakeModelStorage
-from modyn.trainer_server.client import TrainingRequest
-from modyn.trainer_server.jobs import Trained
-from modyn.trainer_server.train import Surroundings, run_training
+from modyn.trainer_server.build import TrainingContext
+from modyn.trainer_server.request import Trained, TrainingRequest
+from modyn.trainer_server.train import run_training
 from modyn.workers import Report
 
 NUM_FEATURES, NUM_CLASSES = 6, 10
@@ -86,6 +86,8 @@ class TrainingRoom:
 
     folder: Path
     models: FakeModelStorage = field(default_factory=FakeModelStorage)
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """Fields of `TrainingContext` in seconds."""
 
     def train(
         self,
@@ -102,7 +104,9 @@ class TrainingRoom:
         """Raises what the training raises."""
         data, report = data or MemoryData(), report or RecordedReport()
         request = TrainingRequest(RunId(run_id), trigger_id, pipeline, parent_model_id, num_samples_to_pass, seed)
-        trained = run_training(request, Surroundings(data, self.models, data, self.folder), report)
+        trained = run_training(
+            request, TrainingContext(data.trigger_set, self.models.get, self.models.put, data, self.folder, **self.limits), report
+        )
         return Outcome(trained, self.weights_of(trained.model_id, pipeline), report)
 
     def weights_of(self, model_id: int, pipeline: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -119,7 +123,7 @@ class TrainingRoom:
 
 
 def train_in_memory(pipeline: Mapping[str, Any], data: MemoryData, folder: Path, **request: Any) -> Outcome:
-    """One training, with surroundings of its own."""
+    """One training, with model storage and folder of its own."""
     return TrainingRoom(folder).train(pipeline, data, **request)
 
 

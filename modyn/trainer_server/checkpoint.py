@@ -1,6 +1,6 @@
-"""Snapshots of a training on disk: complete or not there, and loaded without running anything (`weights_only`).
+"""Checkpoints of a training: complete or absent, and loaded without running code (`weights_only`).
 
-A training that goes on from one has, on CPU, bit for bit the weights that it would have had without the interruption.
+A training that goes on from one has, on CPU, bit for bit the weights of a training without the interruption.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _logger = get_logger("checkpoint")
 
 
 class Checkpoints(Hook):
-    """Writes a checkpoint every `interval` batches, at the next moment at which nothing is half done."""
+    """Writes a checkpoint every `interval` batches, at the next boundary between two steps."""
 
     def __init__(self, path: Path, interval: int, identity: Mapping[str, Any], seed: int) -> None:
         self._path = path
@@ -38,9 +38,9 @@ class Checkpoints(Hook):
         self._last = 0
 
     def on_begin(self, training: Training) -> None:
-        """Raises ConfigError, now and not when it is needed, if something keeps state that a checkpoint cannot hold."""
+        """Raises ConfigError, before the first batch, if an optimizer or scheduler keeps state that a checkpoint cannot hold."""
         self._last = training.progress.batches
-        _check_readable({"optimizers": _states(training.parts.optimizers), "schedulers": _scheduler_states(training)})
+        _check_readable({"optimizers": _states(training.components.optimizers), "schedulers": _scheduler_states(training)})
 
     def on_boundary(self, training: Training) -> None:
         if training.progress.batches - self._last < self._interval:
@@ -50,34 +50,34 @@ class Checkpoints(Hook):
 
 
 def snapshot(training: Training) -> dict[str, Any]:
-    """Everything that the rest of the training depends on. Only between two steps: gradients are not part of it."""
+    """All state that the rest of the training depends on. To be called between two steps: gradients are not part of it."""
     return {
         "progress": training.progress.to_state(),
         "finished": training.finished,
         "epoch_loss": training.epoch_loss,
         "seconds": dict(training.clock.seconds),
-        "model": training.parts.model.state_dict(),
-        "optimizers": _states(training.parts.optimizers),
+        "model": training.components.model.state_dict(),
+        "optimizers": _states(training.components.optimizers),
         "schedulers": _scheduler_states(training),
-        "scaler": training.parts.scaler.state_dict(),
+        "scaler": training.components.scaler.state_dict(),
         "hooks": {hook.name: hook.state() for hook in training.hooks if hook.name},
         "random": random_state(),
     }
 
 
 def restore(training: Training, state: Mapping[str, Any]) -> None:
-    """Bring a training that was just built to where the snapshot was taken. Random numbers last: building draws some."""
+    """Bring a training that was just built to the state of `snapshot`. Random generators last: building draws from them."""
     for name, value in state["progress"].items():
         setattr(training.progress, name, value)
     training.finished = state["finished"]
-    training.epoch_loss = state["epoch_loss"].to(training.parts.device)
+    training.epoch_loss = state["epoch_loss"].to(training.components.device)
     training.clock.seconds.update(state["seconds"])
-    training.parts.model.load_state_dict(state["model"])
-    for name, optimizer in training.parts.optimizers.items():
+    training.components.model.load_state_dict(state["model"])
+    for name, optimizer in training.components.optimizers.items():
         optimizer.load_state_dict(state["optimizers"][name])
-    for scheduler, saved in zip(training.parts.schedulers, state["schedulers"], strict=True):
+    for scheduler, saved in zip(training.components.schedulers, state["schedulers"], strict=True):
         scheduler.load_state_dict(saved)
-    training.parts.scaler.load_state_dict(state["scaler"])
+    training.components.scaler.load_state_dict(state["scaler"])
     for hook in training.hooks:
         if hook.name:
             hook.load_state(state["hooks"][hook.name])
@@ -85,8 +85,8 @@ def restore(training: Training, state: Mapping[str, Any]) -> None:
 
 
 def load_checkpoint(path: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The checkpoint at `path`, if there is one of the same training. One that cannot be used is told in the log, and the training starts
-    over: the result is the same, only later."""
+    """The checkpoint at `path`, or None if there is none of the same training. One that cannot be used is logged; the training then starts
+    from the beginning, with the same result."""
     if not path.exists():
         return None
     try:
@@ -101,7 +101,7 @@ def load_checkpoint(path: Path, identity: Mapping[str, Any]) -> dict[str, Any] |
 
 
 def write_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Write `state` as the file `path`: after a crash the file is the old one or the new one."""
+    """Write `state` as the file `path`; after a crash the file is the old one or the new one. Raises TrainingError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, path.with_name(f".{path.name}.partial")) as file:
@@ -113,7 +113,7 @@ def write_state(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def check_folder(folder: Path, *, keep: bool = True) -> None:
-    """Raises ConfigError unless checkpoints can be written to `folder`, which is tried. keep: leave it there if it had to be made."""
+    """Raises ConfigError unless a file can be written to `folder`. keep: leave the folder if it was made here."""
     missing = [folder, *folder.parents]
     missing = missing[: next((i for i, at in enumerate(missing) if os.path.lexists(at)), 0)]
     try:
@@ -133,10 +133,10 @@ def check_folder(folder: Path, *, keep: bool = True) -> None:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """What `write_state` wrote. Raises CorruptStateError for anything else."""
+    """Read what `write_state` wrote. Raises CorruptStateError for anything else."""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # damaged bytes raise whatever the place of the damage leads to
+    except Exception as error:  # damaged bytes raise errors of any class
         raise CorruptStateError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
     if not isinstance(state, dict):
         raise CorruptStateError(f"{path} holds a {type(state).__name__}, not a dictionary")
@@ -176,7 +176,7 @@ def _states(optimizers: Mapping[str, Optimizer]) -> dict[str, Any]:
 
 
 def _scheduler_states(training: Training) -> list[Any]:
-    return [scheduler.state_dict() for scheduler in training.parts.schedulers]
+    return [scheduler.state_dict() for scheduler in training.components.schedulers]
 
 
 def _check_readable(state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What happens around the training loop: schedules, the loss log, early stopping, progress, stop requests."""
+"""Hooks of the training loop: schedulers, loss log, early stopping, progress reports, stop requests."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from modyn.trainer_server.config import EarlyStoppingConfig
-from modyn.trainer_server.loop import Hook, Progress, Training
+from modyn.trainer_server.loop import Hook, Training, TrainingProgress
 from modyn.workers import Report
 
-REPORT_INTERVAL_S: Final = 0.3
 MAX_LOSSES: Final = 10_000
 """Entries in a loss log. Beyond, every second one is dropped and the distance doubled: the log is bounded, whatever the data."""
 
@@ -26,13 +25,13 @@ class Schedulers(Hook):
 
     def on_step(self, training: Training) -> None:
         if self._every_step:
-            for scheduler in training.parts.schedulers:
+            for scheduler in training.components.schedulers:
                 scheduler.step()
 
     def on_epoch(self, training: Training) -> None:
         if self._every_step:
             return
-        for scheduler in training.parts.schedulers:
+        for scheduler in training.components.schedulers:
             if isinstance(scheduler, ReduceLROnPlateau):
                 scheduler.step(training.mean_epoch_loss())
             else:
@@ -40,7 +39,7 @@ class Schedulers(Hook):
 
 
 class LossLog(Hook):
-    """Keeps the loss of every n-th batch. Losses stay on the device until somebody reads them."""
+    """Keeps the loss of every n-th batch. Losses stay on the device until they are read."""
 
     name = "losses"
 
@@ -94,7 +93,7 @@ class EpochLosses(Hook):
 
 
 class EarlyStopping(Hook):
-    """Ends the training when the mean loss of an epoch has not improved for a while."""
+    """Ends the training when the mean loss of an epoch has not improved for `patience` epochs."""
 
     name = "early_stopping"
 
@@ -129,10 +128,11 @@ class StopRequests(Hook):
 
 
 class ProgressReports(Hook):
-    """Pushes progress a few times a second. Only then is the loss read, which waits for the device."""
+    """Sends progress every `interval_s` seconds. Only then is the loss read, which waits for the device."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: Report, interval_s: float) -> None:
         self._report = report
+        self._interval_s = interval_s
         self._last = 0.0
         self._last_samples = 0
 
@@ -142,12 +142,12 @@ class ProgressReports(Hook):
 
     def on_batch(self, training: Training) -> None:
         now = perf_counter()
-        if now - self._last >= REPORT_INTERVAL_S:
+        if now - self._last >= self._interval_s:
             self._send(training, (training.progress.samples - self._last_samples) / (now - self._last))
             self._last, self._last_samples = now, training.progress.samples
 
     def _send(self, training: Training, samples_per_s: float) -> None:
-        progress: Progress = training.progress
+        progress: TrainingProgress = training.progress
         self._report.send(
             {
                 "samples_seen": progress.samples,

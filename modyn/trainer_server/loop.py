@@ -1,4 +1,4 @@
-"""The training loop. It asks nothing but the batches' iterator, waits for no device and no queue, and tells its hooks what has happened."""
+"""The training loop. It reads nothing but the iterator of batches, waits for no device and no queue, and calls hooks at each event."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from modyn.trainer_server.plan import TrainingPlan
 
 
 @dataclass(slots=True)
-class Progress:
-    """How far a training is: `batches` of all, of them `batches_in_epoch` in `epoch`; `steps` of the optimizers; `samples` seen."""
+class TrainingProgress:
+    """How far a training is: `batches` in all, of them `batches_in_epoch` in `epoch`; `steps` of the optimizers; `samples` seen."""
 
     epoch: int = 0
     batches_in_epoch: int = 0
@@ -49,7 +49,7 @@ class Clock:
 
 
 class Hook:
-    """Something that happens around the training. Hooks are called in their order; those that keep state have a name for it."""
+    """Called around the training, in the order of the hooks. Those that keep state name it: it stands in checkpoints."""
 
     name = ""
 
@@ -75,12 +75,12 @@ class Hook:
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` returned in the process before."""
+        """Restore what `state` returned in an earlier process."""
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """What is trained, and with what."""
+class TrainingComponents:
+    """A model and all that trains it."""
 
     model: nn.Module
     optimizers: Mapping[str, Optimizer]
@@ -98,29 +98,31 @@ class Parts:
 class Training:
     """One training as it goes on."""
 
-    def __init__(self, parts: Parts, plan: TrainingPlan, hooks: Sequence[Hook], clock: Clock | None = None) -> None:
-        self.parts = parts
+    def __init__(
+        self, components: TrainingComponents, plan: TrainingPlan, hooks: Sequence[Hook], clock: Clock | None = None
+    ) -> None:
+        self.components = components
         self.plan = plan
         self.hooks = hooks
         self.clock = clock or Clock()
-        self.progress = Progress()
+        self.progress = TrainingProgress()
         self.loss: Tensor | None = None
         """Of the newest batch, on the device: reading it waits for the device."""
-        self.epoch_loss = torch.zeros((), device=parts.device)
+        self.epoch_loss = torch.zeros((), device=components.device)
         """Sum over the batches of this epoch, on the device."""
         self.finished = False
         """Set by a hook that wants the training to end after this epoch."""
         self._pending = False
-        self._network = parts.compiled if parts.compiled is not None else parts.model
-        self._autocast_dtype = torch.float16 if parts.device.type == "cuda" else torch.bfloat16
-        # Most hooks care for one event: calling the others on each batch would cost more than it tells.
+        self._network = components.compiled if components.compiled is not None else components.model
+        self._autocast_dtype = torch.float16 if components.device.type == "cuda" else torch.bfloat16
+        # Most hooks care for one event: calling the others on each batch costs more than the check here.
         self._on_batch = [hook.on_batch for hook in hooks if type(hook).on_batch is not Hook.on_batch]
         self._on_step = [hook.on_step for hook in hooks if type(hook).on_step is not Hook.on_step]
         self._on_boundary = [hook.on_boundary for hook in hooks if type(hook).on_boundary is not Hook.on_boundary]
 
     def run(self, batches: Iterator[Batch]) -> None:
         """Train on `batches`, which are on the device and go on behind `progress`, until the plan is fulfilled or they end."""
-        self.parts.model.train()
+        self.components.model.train()
         for hook in self.hooks:
             hook.on_begin(self)
         self.clock.lap("hooks")
@@ -158,12 +160,12 @@ class Training:
             loss = self._forward(batch)
             self.clock.lap("forward")
             group_size = self.plan.group_size(batch.epoch, batch.index)
-            self.parts.scaler.scale(loss / group_size if group_size > 1 else loss).backward()  # type: ignore[no-untyped-call]
+            self.components.scaler.scale(loss / group_size if group_size > 1 else loss).backward()  # type: ignore[no-untyped-call]
             self.clock.lap("backward")
         except ModynError:
             raise
         except Exception as error:
-            raise _explained(error, batch, self.parts.model) from error
+            raise _explained(error, batch, self.components.model) from error
         self.loss = loss.detach()
         self.epoch_loss += self.loss
         self._pending = True
@@ -176,24 +178,24 @@ class Training:
         self.clock.lap("hooks")
 
     def _forward(self, batch: Batch) -> Tensor:
-        parts = self.parts
-        batch = parts.downsampling.select(parts.model, batch)
-        if not parts.amp:
-            return parts.criterion(self._network(batch.data), batch.labels, batch.weights)
-        with torch.autocast(parts.device.type, self._autocast_dtype):
-            return parts.criterion(self._network(batch.data), batch.labels, batch.weights)
+        components = self.components
+        batch = components.downsampling.select(components.model, batch)
+        if not components.amp:
+            return components.criterion(self._network(batch.data), batch.labels, batch.weights)
+        with torch.autocast(components.device.type, self._autocast_dtype):
+            return components.criterion(self._network(batch.data), batch.labels, batch.weights)
 
     def _step(self) -> None:
-        parts = self.parts
-        if parts.clip_norm is not None:
-            for optimizer in parts.optimizers.values():
-                parts.scaler.unscale_(optimizer)
-            groups = (group["params"] for optimizer in parts.optimizers.values() for group in optimizer.param_groups)
-            nn.utils.clip_grad_norm_([parameter for group in groups for parameter in group], parts.clip_norm)
-        for optimizer in parts.optimizers.values():
-            parts.scaler.step(optimizer)
-        parts.scaler.update()
-        for optimizer in parts.optimizers.values():
+        components = self.components
+        if components.clip_norm is not None:
+            for optimizer in components.optimizers.values():
+                components.scaler.unscale_(optimizer)
+            groups = (group["params"] for optimizer in components.optimizers.values() for group in optimizer.param_groups)
+            nn.utils.clip_grad_norm_([parameter for group in groups for parameter in group], components.clip_norm)
+        for optimizer in components.optimizers.values():
+            components.scaler.step(optimizer)
+        components.scaler.update()
+        for optimizer in components.optimizers.values():
             optimizer.zero_grad(set_to_none=True)
         self._pending = False
         self.progress.steps += 1
@@ -208,7 +210,7 @@ class Training:
                 hook.on_epoch(self)
         self.progress.epoch += 1
         self.progress.batches_in_epoch = 0
-        self.epoch_loss = torch.zeros((), device=self.parts.device)
+        self.epoch_loss = torch.zeros((), device=self.components.device)
 
     def mean_epoch_loss(self) -> float:
         """Mean over the batches of the epoch that ends now. Waits for the device: once an epoch."""
@@ -228,7 +230,7 @@ class Training:
 
 
 def _explained(error: Exception, batch: Batch, model: nn.Module) -> ModynError:
-    """The error of a batch, with the batch's name and what can be told of the cause."""
+    """The error of a batch, with its place in the training and the cause if it can be found."""
     where = f"batch {batch.index} of epoch {batch.epoch} (sample keys {_shortened(batch.keys.tolist())})"
     try:
         found = _wrong_label(where, error, batch, model)
@@ -266,13 +268,13 @@ def _wrong_label(where: str, error: Exception, batch: Batch, model: nn.Module) -
 
 
 def _num_outputs(model: nn.Module, batch: Batch) -> int | None:
-    """Columns of the model's output, if it still answers: after an error on a GPU it may not."""
+    """Columns of the model's output; None: it gives none, as after an error on a GPU."""
     training = model.training
     try:
         with torch.no_grad():
             output = model.eval()(map_tensors(batch.data, lambda tensor: tensor[:1].to(next(model.parameters()).device)))
         return int(output.shape[1]) if output.dim() == 2 else None
-    except Exception:  # noqa: BLE001  (the first error is the one to tell)
+    except Exception:  # noqa: BLE001  (the first error is the one to raise)
         return None
     finally:
         model.train(training)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from shutil import rmtree
 from typing import Final
@@ -14,11 +13,12 @@ from modyn.models import MODELS
 from modyn.proto import common_pb2, trainer_server_pb2, trainer_server_pb2_grpc
 from modyn.rpc.server import Registration, ServiceContext
 from modyn.rpc.wire import from_struct, plugins_to_proto, problems_to_proto
-from modyn.trainer_server.client import TrainingRequest, request_from_proto, status_to_proto
 from modyn.trainer_server.downsampling import DOWNSAMPLING
-from modyn.trainer_server.jobs import TrainingJob, clean_up
+from modyn.trainer_server.files import clean_up
 from modyn.trainer_server.registries import OPTIMIZERS, SCHEDULERS
-from modyn.trainer_server.trainings import Trainings
+from modyn.trainer_server.request import TrainingJob
+from modyn.trainer_server.trainings import TrainingHooks, Trainings
+from modyn.trainer_server.wire import request_from_proto, status_to_proto
 from modyn.workers import WorkerLimits, WorkerPool
 
 PRELOAD: Final = ("modyn.trainer_server.preload",)
@@ -27,7 +27,7 @@ FULL_NAME: Final = "modyn.TrainerServer"
 
 
 class TrainerServicer(trainer_server_pb2_grpc.TrainerServerServicer):
-    """Thin: what is done stands in `trainings.py`."""
+    """Calls as documented in trainer_server.proto."""
 
     def __init__(self, trainings: Trainings) -> None:
         self._trainings = trainings
@@ -46,14 +46,8 @@ class TrainerServicer(trainer_server_pb2_grpc.TrainerServerServicer):
     def Watch(
         self, request: trainer_server_pb2.TrainingId, context: grpc.ServicerContext
     ) -> Iterator[trainer_server_pb2.TrainingStatus]:
-        gone = threading.Event()
-
-        def client_has_gone() -> None:
-            gone.set()
-            self._trainings.wake()
-
-        context.add_callback(client_has_gone)
-        for status in self._trainings.watch(request.run_id, request.trigger_id, gone):
+        context.add_callback(self._trainings.table.wake)
+        for status in self._trainings.watch(request.run_id, request.trigger_id, context.is_active):
             yield status_to_proto(status)
 
     def Stop(self, request: trainer_server_pb2.TrainingId, context: grpc.ServicerContext) -> common_pb2.Empty:
@@ -69,23 +63,15 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     pool = WorkerPool(settings.max_workers, num_threads=settings.num_threads, preload=PRELOAD, limits=limits)
     checks = WorkerPool(1, num_threads=1, preload=PRELOAD)
     models = ModelStorageClient(config.endpoint("model_storage"))
-
     rmtree(context.directory / "scratch", ignore_errors=True)
-
-    def job(request: TrainingRequest) -> TrainingJob:
-        return TrainingJob(request, config)
-
-    trainings = Trainings(
-        pool,
-        checks,
-        task="modyn.trainer_server.train:train",
-        check_task="modyn.trainer_server.check:check",
-        make_request=job,
+    hooks = TrainingHooks(
+        make_job=lambda request: TrainingJob(request, config),
         find_model=models.find,
-        log_dir=config.log_dir / "runs",
         clean_up=lambda request, stored: clean_up(context.directory, request, stored=stored),
     )
+    trainings = Trainings(pool, checks, hooks, config.log_dir / "runs")
     context.when_healthy.append(pool.warm_up)
+    # Called in the reverse order: workers end first, while model storage can still be reached.
     context.on_shutdown(models.close)
     context.on_shutdown(checks.close)
     context.on_shutdown(pool.close)

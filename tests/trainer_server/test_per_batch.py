@@ -11,11 +11,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from modyn.records import RunId
-from modyn.testing.training import MemoryData, small_pipeline, train_in_memory
-from modyn.trainer_server import hooks
-from modyn.trainer_server import trainings as trainings_module
+from modyn.testing.training import MemoryData, TrainingRoom, small_pipeline
 from modyn.trainer_server.client import TrainingRequest, TrainingState
-from modyn.trainer_server.trainings import Trainings
+from modyn.trainer_server.trainings import TrainingHooks, Trainings
 from modyn.workers import WorkerPool
 
 
@@ -41,14 +39,13 @@ def readings(folder: Path, num_keys: int) -> int:
     )
     folder.mkdir()
     with ReadingBack() as mode:
-        found = train_in_memory(pipeline, MemoryData(num_keys), folder)
+        found = TrainingRoom(folder, limits={"report_interval_s": 1e9}).train(pipeline, MemoryData(num_keys))
     assert found.result["num_batches"] == num_keys // 8
     return int(mode.count)
 
 
-def test_a_batch_waits_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_waits_for_nothing(tmp_path: Path) -> None:
     """Losses are read at the end of an epoch and when progress is told, which is by time; a batch reads nothing back from the device."""
-    monkeypatch.setattr(hooks, "REPORT_INTERVAL_S", 1e9)
     assert readings(tmp_path / "short", 40) == readings(tmp_path / "long", 640)
 
 
@@ -60,24 +57,21 @@ def test_the_count_would_notice(tmp_path: Path) -> None:
     assert mode.count >= 2
 
 
-def test_a_server_remembers_a_bounded_number_of_trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_keeps_a_bounded_number_of_ended_trainings(tmp_path: Path) -> None:
     """What older ones made is in model storage, where they are found again."""
-    monkeypatch.setattr(trainings_module, "KEPT", 5)
     pool = WorkerPool(1)
     closed = threading.Event()
 
     def refuse(run_id: RunId, trigger_id: int) -> None:
         closed.set()
 
-    trainings = Trainings(
-        pool, pool, task="none:none", check_task="none:none", make_request=lambda r: r, find_model=refuse, log_dir=tmp_path
-    )
+    trainings = Trainings(pool, pool, TrainingHooks(lambda request: request, refuse), tmp_path, num_ended=5)
     pool.close(0)
     for trigger_id in range(20):
         request = TrainingRequest(RunId("r-0001"), trigger_id, {"model": {}, "training": {}, "data": {}})
         with pytest.raises(Exception, match="shutting down"):
             trainings.start(request)
     assert closed.is_set()
-    assert len(trainings._statuses) == 5
-    assert [status.state for status in trainings._statuses.values()] == [TrainingState.FAILED] * 5
-    assert [trigger_id for _, trigger_id in trainings._statuses] == [15, 16, 17, 18, 19]
+    assert len(trainings.table) == 5
+    kept = [trainings.table.get(("r-0001", trigger_id)) for trigger_id in range(20)]
+    assert [status.state if status else None for status in kept] == [None] * 15 + [TrainingState.FAILED] * 5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +29,10 @@ from modyn.rpc.server import Registration, start_server
 from modyn.testing.fake_trainer_server import FakeTrainerServer
 from modyn.testing.training import small_pipeline
 from modyn.testing.waiting import eventually
-from modyn.trainer_server.client import (
-    TrainerServerClient,
-    TrainingRequest,
-    TrainingState,
-    TrainingStatus,
-    request_from_proto,
-    request_to_proto,
-    status_from_proto,
-    status_to_proto,
-)
+from modyn.trainer_server.client import TrainerServerClient, TrainingRequest, TrainingState, TrainingStatus
 from modyn.trainer_server.service import FULL_NAME, PRELOAD, TrainerServicer
-from modyn.trainer_server.trainings import Trainings
+from modyn.trainer_server.trainings import TrainingHooks, Trainings
+from modyn.trainer_server.wire import request_from_proto, request_to_proto, status_from_proto, status_to_proto
 from modyn.workers import Job, WorkerPool
 
 HERE = Path(__file__).parent
@@ -93,15 +85,8 @@ class Room:
 def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Room]:
     monkeypatch.syspath_prepend(HERE)
     pool, checks, stored = WorkerPool(1, preload=PRELOAD), WorkerPool(1, preload=PRELOAD), Stored()
-    trainings = Trainings(
-        pool,
-        checks,
-        task="trainer_tasks:pretend",
-        check_task="modyn.trainer_server.check:check",
-        make_request=lambda request: request,
-        find_model=stored.find,
-        log_dir=tmp_path / "logs",
-    )
+    hooks = TrainingHooks(lambda request: request, stored.find, task="trainer_tasks:pretend")
+    trainings = Trainings(pool, checks, hooks, tmp_path / "logs")
     endpoint = Endpoint(address=f"unix:{tmp_path}/t.sock")
     add = trainer_server_pb2_grpc.add_TrainerServerServicer_to_server
     server = start_server("trainer_server", endpoint, [Registration(add, TrainerServicer(trainings), FULL_NAME)], max_threads=8)
@@ -121,6 +106,7 @@ def test_a_training_is_watched_to_its_end(room: Room) -> None:
     assert [state for state in states if state.is_final] == [TrainingState.FINISHED]
     last = seen[-1]
     assert (last.model_id, last.samples_seen, last.samples_total, last.batches_seen, last.loss) == (103, 10, 10, 2, 0.25)
+    assert last.weights_sha256 == "0" * 64
     assert last.result == {"num_samples": 10, "num_batches": 2, "loss": 0.25, "losses": [[1, 0.75]], "seconds": {"load": 0.1}}
     assert room.final(3) == last
 
@@ -171,9 +157,9 @@ def test_a_training_ends_for_who_watches_also_if_nothing_can_be_cleaned_up(room:
     def fails(request: TrainingRequest, stored: bool) -> None:
         raise OSError(30, "Read-only file system")
 
-    room.trainings._clean_up = fails
+    room.trainings._hooks = replace(room.trainings._hooks, clean_up=fails)
     room.client.start(room.request(act=act))
-    eventually(lambda: room.trainings._status((RUN, 0)).state.is_final)
+    eventually(lambda: room.trainings.table.status((RUN, 0)).state.is_final)
     assert room.final().state is state
 
 
@@ -252,7 +238,7 @@ def test_an_error_that_is_no_text_is_told_as_one(room: Room) -> None:
     failed = room.final()
     assert failed.state is TrainingState.FAILED
     assert r"ValueError: cannot read '\udcff\x00'" in failed.error
-    room.trainings._check_task = "trainer_tasks:find_what_is_no_text"
+    room.trainings._hooks = replace(room.trainings._hooks, check_task="trainer_tasks:find_what_is_no_text")
     assert room.client.validate({}) == [Problem(r"training.\udcff", r"cannot read '\udcff'")]
 
 
@@ -302,7 +288,7 @@ def test_records_survive_the_wire() -> None:
     bare = TrainingRequest(RUN, 0, {})
     assert request_from_proto(request_to_proto(bare)) == bare
     for state in TrainingState:
-        status = TrainingStatus(RUN, 7, state, 5, 10, 2, 0.0, 99.5, 4, "broken", "DATA", {"losses": [[1, 0.5]]})
+        status = TrainingStatus(RUN, 7, state, 5, 10, 2, 0.0, 99.5, 4, "broken", "DATA", {"losses": [[1, 0.5]]}, "ab12")
         assert status_from_proto(status_to_proto(status)) == status
     fresh = TrainingStatus(RUN, 0, TrainingState.QUEUED)
     assert status_from_proto(status_to_proto(fresh)) == fresh

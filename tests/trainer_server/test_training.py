@@ -37,11 +37,12 @@ from modyn.testing.training import (
     small_pipeline,
     train_in_memory,
 )
+from modyn.trainer_server.build import TrainingContext, configure_torch, derived_seed
 from modyn.trainer_server.checkpoint import seed_everything
 from modyn.trainer_server.client import TrainingRequest
 from modyn.trainer_server.config import TrainingConfig
-from modyn.trainer_server.jobs import clean_up
-from modyn.trainer_server.train import Surroundings, _prepare, derived_seed, run_training
+from modyn.trainer_server.files import clean_up
+from modyn.trainer_server.train import run_training
 
 Batches = list[tuple[Tensor, Tensor, Tensor]]
 
@@ -445,25 +446,24 @@ def test_what_cannot_be_removed_fails_no_training_whose_model_is_stored(tmp_path
 
     room = TrainingRoom(tmp_path)
     request = TrainingRequest(RunId("memory-0001"), 0, small_pipeline())
-    surroundings = Surroundings(MemoryData(), room.models, MemoryData(), tmp_path)
+    context = TrainingContext(MemoryData().trigger_set, room.models.get, room.models.put, MemoryData(), tmp_path)
     with monkeypatch.context() as failing:
         failing.setattr(Path, "unlink", read_only)
-        trained = run_training(request, surroundings, RecordedReport())
+        trained = run_training(request, context, RecordedReport())
         clean_up(tmp_path, request, stored=True)
     assert room.models.find(RunId("memory-0001"), 0) is not None
     assert trained.model_id == 1
 
 
-def test_progress_is_reported_by_time_with_totals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("modyn.trainer_server.hooks.REPORT_INTERVAL_S", 0.0)
-    found = train_in_memory(small_pipeline(), MemoryData(), tmp_path)
+def test_progress_is_reported_by_time_with_totals(tmp_path: Path) -> None:
+    found = TrainingRoom(tmp_path, limits={"report_interval_s": 0.0}).train(small_pipeline())
     first, *others = found.report.messages
     assert first == {"samples_seen": 0, "samples_total": 40, "batches_seen": 0, "loss": None, "samples_per_s": 0.0}
     assert [message["samples_seen"] for message in others] == [8, 16, 24, 32, 40]
     assert all(message["loss"] > 0 and message["samples_per_s"] > 0 for message in others)
 
-    monkeypatch.setattr("modyn.trainer_server.hooks.REPORT_INTERVAL_S", 3600.0)
-    assert len(train_in_memory(small_pipeline(), MemoryData(), tmp_path).report.messages) == 1
+    seldom = TrainingRoom(tmp_path, limits={"report_interval_s": 3600.0})
+    assert len(seldom.train(small_pipeline()).report.messages) == 1
 
 
 def test_stage_times_cover_the_training(tmp_path: Path) -> None:
@@ -530,9 +530,11 @@ def test_a_gpu_that_does_not_answer_after_an_error_hides_no_error(tmp_path: Path
 def test_the_gpu_of_a_training_is_the_one_of_its_process(monkeypatch: pytest.MonkeyPatch, device: str, chosen: list[int]) -> None:
     """Or threads of PyTorch that ask for the current one take memory of the first."""
     found: list[int] = []
-    monkeypatch.setattr("modyn.trainer_server.train.missing_device", lambda device: None)
+    monkeypatch.setattr("modyn.trainer_server.build.missing_device", lambda device: None)
     monkeypatch.setattr(torch.cuda, "set_device", found.append)
-    _prepare(load_section(TrainingConfig, {**small_pipeline()["training"], "device": device}, "training"), deterministic=False)
+    configure_torch(
+        load_section(TrainingConfig, {**small_pipeline()["training"], "device": device}, "training"), deterministic=False
+    )
     assert found == chosen
 
 

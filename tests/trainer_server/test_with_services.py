@@ -23,7 +23,7 @@ from modyn.testing.running_storage import start_storage
 from modyn.testing.training import NUM_FEATURES, small_pipeline
 from modyn.testing.worker_imports import imports_after_fork
 from modyn.trainer_server.client import TrainerServerClient, TrainingRequest, TrainingState, TrainingStatus
-from modyn.trainer_server.jobs import TrainingJob
+from modyn.trainer_server.request import TrainingJob
 from modyn.trainer_server.service import PRELOAD
 
 RUN = RunId("numbers-0001")

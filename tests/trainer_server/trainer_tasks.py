@@ -12,8 +12,7 @@ from modyn.config.base import Problem
 from modyn.dataset.functions import compile_function
 from modyn.errors import DataError
 from modyn.testing.training import MemoryData, RecordedReport, TrainingRoom
-from modyn.trainer_server.client import TrainingRequest
-from modyn.trainer_server.jobs import Trained
+from modyn.trainer_server.request import Trained, TrainingRequest
 from modyn.workers import Report
 
 

@@ -1,0 +1,54 @@
+"""The trainer's files below its folder: scratch files, checkpoints, optimizers' states; where they are and when they go. Imports no torch."""
+
+from __future__ import annotations
+
+from glob import escape
+from pathlib import Path
+from shutil import rmtree
+
+from modyn.rpc.logs import get_logger
+from modyn.trainer_server.request import TrainingRequest
+
+
+def scratch_dir(folder: Path, request: TrainingRequest) -> Path:
+    """Files of one attempt. folder: the trainer server's."""
+    return folder / "scratch" / f"{request.run_id}.{request.trigger_id}"
+
+
+def checkpoint_path(folder: Path, request: TrainingRequest) -> Path:
+    """The checkpoint of a training; needed until its model is stored."""
+    section = request.pipeline["training"].get("checkpointing") or {}
+    return Path(section.get("path") or folder / "checkpoints") / f"{request.run_id}.{request.trigger_id}.checkpoint"
+
+
+def optimizers_path(folder: Path, run_id: str, trigger_id: int) -> Path:
+    """The optimizers' states at the end of a training, for `keep_optimizer_state`; needed until the model of a later trigger is stored."""
+    return folder / "optimizers" / f"{run_id}.{trigger_id}.pt"
+
+
+def clean_up(folder: Path, request: TrainingRequest, *, stored: bool) -> None:
+    """Remove what an attempt that has ended, perhaps by kill -9, left behind.
+
+    stored: whether its model is; only then its checkpoint goes, and the optimizers' states of earlier triggers.
+    """
+    rmtree(scratch_dir(folder, request), ignore_errors=True)
+    if stored:
+        remove_outlived(folder, request)
+
+
+def remove_outlived(folder: Path, request: TrainingRequest) -> None:
+    """Remove what is not needed any more once the model of a training is stored."""
+    remove(checkpoint_path(folder, request))
+    for path in folder.glob(f"optimizers/{escape(request.run_id)}.*.pt"):
+        trigger_id = path.name.removeprefix(f"{request.run_id}.").removesuffix(".pt")
+        # The name of another run may begin with the name of this one: then the rest is not a number.
+        if trigger_id.isdecimal() and int(trigger_id) < request.trigger_id:
+            remove(path)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, if it is there. One that cannot be removed takes space and fails no training."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        get_logger("training").warning("file_not_removed", path=str(path), error=error.strerror)
