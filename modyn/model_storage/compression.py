@@ -1,4 +1,4 @@
-"""Compress a file and get it back, a piece at a time; what comes out is never more than what went in."""
+"""Compression of a file, chunk by chunk; decompression never writes more bytes than were compressed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from modyn.errors import CorruptStateError
 Algorithm = Literal["ZIP_DEFLATED", "zstd"]
 
 _MEMBER: Final = "model"
-_PIECE_BYTES: Final = 1 << 20
+_CHUNK_BYTES: Final = 1 << 20
 _MAX_WINDOW_BYTES: Final = 1 << 27
 """Memory that a zstd file may ask for when it is read."""
 
@@ -25,7 +25,7 @@ def compress(source: Path, target: Path, algorithm: Algorithm) -> None:
         if algorithm == "zstd":
             zstandard.ZstdCompressor(level=3).copy_stream(plain, packed, size=source.stat().st_size)
             return
-        # No date in it: equal weights give equal files.
+        # Without a date: equal weights give equal files.
         member = zipfile.ZipInfo(_MEMBER, (1980, 1, 1, 0, 0, 0))
         member.compress_type = zipfile.ZIP_DEFLATED
         with zipfile.ZipFile(packed, "w") as archive, archive.open(member, "w", force_zip64=True) as inside:
@@ -47,14 +47,14 @@ def decompress(source: Path, target: Path, algorithm: Algorithm, num_bytes: int)
         raise CorruptStateError(f"{source} cannot be unpacked: {error}") from error
     if written != num_bytes:
         raise CorruptStateError(
-            f"{source} unpacks to {'more' if written > num_bytes else 'fewer'} than the {num_bytes} bytes that went in"
+            f"{source} unpacks to {'more' if written > num_bytes else 'fewer'} than the {num_bytes} bytes that were compressed"
         )
 
 
 def _copy(source: IO[bytes] | zstandard.ZstdDecompressionReader, target: IO[bytes], limit: int) -> int:
-    """Bytes seen; stops soon after `limit`, so that a bomb does not fill the disk."""
+    """Copy until the end or soon after `limit`, so that a bomb does not fill the disk; return the bytes copied."""
     seen = 0
-    while seen <= limit and (piece := source.read(_PIECE_BYTES)):
-        target.write(piece)
-        seen += len(piece)
+    while seen <= limit and (chunk := source.read(_CHUNK_BYTES)):
+        target.write(chunk)
+        seen += len(chunk)
     return seen

@@ -1,4 +1,4 @@
-"""What model storage takes and gives, apart from weights. Other rooms import these from `client`."""
+"""Records of model storage, apart from weights. Other rooms import them from `client`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from modyn.records import ModelVersion, RunId
 
 @dataclass(frozen=True, slots=True)
 class ModelHeader:
-    """What is told of a model when it is put."""
+    """Description of a model that is put."""
 
     run_id: RunId
-    """Empty for a model that a user imports; such a model is put as often as it is sent."""
+    """Empty for a model that a user imports; such a put is not idempotent."""
     trigger_id: int
     model_class: str
     """Registered id in `modyn.models`."""
@@ -23,7 +23,7 @@ class ModelHeader:
     model_storage: Mapping[str, Any] = field(default_factory=dict)
     """That section of the pipeline; empty: whole, as safetensors."""
     training_result: Mapping[str, Any] = field(default_factory=dict)
-    """What the trainer tells of the training: counts, losses, seconds a stage."""
+    """Report of the trainer: counts, losses, seconds a stage."""
     parent_id: int | None = None
     """The version that this one was fine-tuned from."""
 

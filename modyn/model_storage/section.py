@@ -1,15 +1,17 @@
-"""The section `model_storage` of a pipeline, and what can be wrong with it."""
+"""The section `model_storage` of a pipeline, and its validation."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from modyn.config.base import Problem, Section, check_section
+from modyn.config.base import Problem, Section, check_section, not_available_yet
 from modyn.errors import ConfigError
 from modyn.model_storage.formats import MODEL_FORMATS
+
+_NotYet = Annotated[None, BeforeValidator(not_available_yet)]
 
 
 class FullModelStrategy(Section):
@@ -26,7 +28,7 @@ class FullModelStrategy(Section):
 
     @field_validator("name")
     @classmethod
-    def _registered(cls, value: str) -> str:
+    def _check_name(cls, value: str) -> str:
         try:
             MODEL_FORMATS.get(value)
         except ConfigError as error:
@@ -34,7 +36,7 @@ class FullModelStrategy(Section):
         return value
 
     @model_validator(mode="after")
-    def _compressed_at_all(self) -> Self:
+    def _check_compression(self) -> Self:
         if not self.zip and "zip_algorithm" in self.model_fields_set:
             raise ValueError(f"zip_algorithm is {self.zip_algorithm}, but zip is false: set zip: true, or remove zip_algorithm")
         return self
@@ -44,32 +46,16 @@ class ModelStorageSection(Section):
     """How model versions are stored."""
 
     full_model_strategy: FullModelStrategy = FullModelStrategy()
-    incremental_model_strategy: None = Field(
+    incremental_model_strategy: _NotYet = Field(
         None, description="store versions as differences to their parents; not available yet"
     )
-    full_model_interval: int | None = Field(
-        None, ge=1, description="every n-th version is stored whole; needs an incremental strategy, not available yet"
+    full_model_interval: _NotYet = Field(
+        None, description="every n-th version is stored whole; needs an incremental strategy, not available yet"
     )
-
-    @field_validator("full_model_interval")
-    @classmethod
-    def _between_increments(cls, value: int | None, info: ValidationInfo) -> int | None:
-        if value is not None and info.data.get("incremental_model_strategy") is None:
-            raise ValueError(
-                f"{value} has no effect without an incremental_model_strategy: every version is stored whole; remove it"
-            )
-        return value
-
-    @field_validator("incremental_model_strategy", mode="before")
-    @classmethod
-    def _not_yet(cls, value: object) -> object:
-        if value is not None:
-            raise ValueError("incremental strategies are not available yet; remove this key: every version is then stored whole")
-        return value
 
 
 def validate_section(pipeline: Mapping[str, Any]) -> list[Problem]:
-    """What is wrong with the section `model_storage` of the pipeline; empty: nothing. A pipeline without the section is fine."""
+    """Return every mistake of the section `model_storage` of a pipeline, which may be absent."""
     section = pipeline.get("model_storage") or {}
     found = check_section(ModelStorageSection, section, "model_storage")
     if found:

@@ -1,6 +1,6 @@
 """Model versions: files in a folder, rows in the catalogue. A version exists if and only if its row is committed.
 
-<folder>/models/     one file a version, named by chance; complete and on the disk before the row is committed
+<folder>/models/     one file a version, with a random name; complete and on the disk before the row is committed
 <folder>/incoming/   what is being received, encoded or decoded; of no value after a restart
 <folder>/store_id    which catalogue the folder belongs to
 """
@@ -14,8 +14,9 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from sqlalchemy import RowMapping, delete, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
@@ -39,7 +40,7 @@ _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Incoming:
-    """A safetensors file that is being received."""
+    """A safetensors file that is being received: written chunk by chunk, then verified."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -53,7 +54,7 @@ class Incoming:
         self._num_bytes += len(chunk)
 
     def finish(self, num_bytes: int, sha256: str) -> None:
-        """Raises InvalidArgumentError unless what came is what the sender says it sent."""
+        """Raise InvalidArgumentError unless the content has the size and SHA-256 that the sender states."""
         self._file.close()
         if (self._num_bytes, self._digest.hexdigest()) != (num_bytes, sha256):
             raise InvalidArgumentError(
@@ -82,7 +83,7 @@ class ModelStore:
 
     @contextmanager
     def receive(self) -> Iterator[Incoming]:
-        """A new file to write what comes in to; gone when the block ends."""
+        """Open a new file for incoming weights, which is removed when the block ends."""
         with self._writing():
             incoming = Incoming(self._scratch())
             try:
@@ -91,10 +92,11 @@ class ModelStore:
                 incoming.close()
 
     def publish(self, header: ModelHeader, safetensors: Path) -> StoredModelInfo:
-        """Keep the model in `safetensors`: afterwards it is complete and visible, or (if this raises or the process dies) unknown.
+        """Store the model in `safetensors`: afterwards it is complete and visible, or (if this raises or the process dies) unknown.
 
-        A second one of the same run and trigger is dropped in favour of the first. Raises ConfigError for a wrong `model_storage`
-        section, InvalidArgumentError if the file is not a safetensors file, UnavailableError if the disk or PostgreSQL is not there.
+        A second one of the same run and trigger is dropped in favour of the first.
+        Raises: ConfigError: the `model_storage` section is wrong. InvalidArgumentError: the file is no safetensors file.
+            UnavailableError: the disk or PostgreSQL cannot be used.
         """
         strategy = load_section(ModelStorageSection, header.model_storage, "model_storage").full_model_strategy
         try:
@@ -125,7 +127,7 @@ class ModelStore:
             "created_at": time.time(),
             "promoted": False,
         }
-        # If the commit fails nobody knows whether it happened: the file stays, and the next start removes it if it is an orphan.
+        # A commit that fails may have happened: the file stays, and the next start removes it if it is an orphan.
         with self._database.session() as session:
             stored = (
                 session.execute(upsert(models).values(row).on_conflict_do_nothing().returning(*_WITHOUT_LAYOUT))
@@ -144,9 +146,9 @@ class ModelStore:
 
     @contextmanager
     def fetch(self, model_id: int) -> Iterator[tuple[StoredModelInfo, Path]]:
-        """The version, and its weights as a safetensors file that is gone when the block ends.
+        """Open a version: yields it and its weights as a safetensors file, which is removed when the block ends.
 
-        Raises NotFoundError, or CorruptStateError if the file on disk does not give the weights that were put.
+        Raises: NotFoundError. CorruptStateError: the file on disk does not hold the weights that were put.
         """
         row = self._row(model_id)
         path, wire = self._models / row["file_name"], self._scratch()
@@ -164,11 +166,11 @@ class ModelStore:
             wire.unlink(missing_ok=True)
 
     def describe(self, model_id: int) -> StoredModelInfo:
-        """Raises NotFoundError."""
+        """Return a version. Raises NotFoundError."""
         return _info(self._row(model_id))
 
     def find(self, run_id: RunId, trigger_id: int) -> StoredModelInfo | None:
-        """The version of this trigger of this run, if there is one."""
+        """Return the version of a trigger of a run, if there is one."""
         if not run_id:
             return None
         wanted = select(*_WITHOUT_LAYOUT).where(models.c.run_id == run_id, models.c.trigger_id == trigger_id)
@@ -177,7 +179,7 @@ class ModelStore:
         return None if row is None else _info(row)
 
     def list(self, run_id: RunId | None) -> list[StoredModelInfo]:
-        """The versions of a run, or all, in the order in which they were put."""
+        """Return the versions of a run, or all, in the order in which they were put."""
         wanted = select(*_WITHOUT_LAYOUT).order_by(models.c.model_id)
         if run_id:
             wanted = wanted.where(models.c.run_id == run_id)
@@ -185,7 +187,7 @@ class ModelStore:
             return [_info(row) for row in session.execute(wanted).mappings()]
 
     def delete(self, model_id: int) -> None:
-        """Forget a version, then its file. Its children stay: a parent is lineage only, as every version is stored whole.
+        """Delete a version, then its file. Its children stay: a parent is lineage only, as every version is stored whole.
 
         Raises NotFoundError, or ConflictError while the version is promoted.
         """
@@ -195,13 +197,13 @@ class ModelStore:
                 raise _unknown(model_id)
             if row["promoted"]:
                 raise ConflictError(
-                    f"model {model_id} is promoted, so somebody may use it; promote another version of the run first"
+                    f"model {model_id} is promoted, so it may be in use; promote another version of the run first"
                 )
             session.execute(delete(models).where(models.c.model_id == model_id))
         (self._models / row["file_name"]).unlink(missing_ok=True)
 
     def promote(self, model_id: int) -> StoredModelInfo:
-        """Mark a version as the one to use, and no other of the same run; an imported one stands for itself. Raises NotFoundError."""
+        """Mark a version as the one to use, and no other of the same run; imported ones belong to no run. Raises NotFoundError."""
         with self._database.session() as session:
             run_id = session.scalar(select(models.c.run_id).where(models.c.model_id == model_id))
             if run_id is None:
@@ -219,7 +221,7 @@ class ModelStore:
             return _info(row)
 
     def _encode(self, safetensors: Path, strategy: FullModelStrategy) -> tuple[Path, int]:
-        """The file to keep, still in `incoming`, and its size before compression."""
+        """Write the file to keep, still in `incoming`; return it and its size before compression."""
         encoded, packed = self._scratch(), self._scratch()
         try:
             _format(strategy).encode(safetensors, encoded)
@@ -235,7 +237,7 @@ class ModelStore:
             raise
 
     def _decode(self, row: RowMapping, path: Path, wire: Path) -> None:
-        # Our own record, of which every field is set: the rules for what users write do not apply to it.
+        # A stored record has every field set, which the validation of user input would refuse.
         strategy = FullModelStrategy.model_construct(**row["strategy_config"])
         layout = tuple(TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in row["layout"])
         unpacked = self._scratch() if strategy.zip else path
@@ -266,7 +268,7 @@ class ModelStore:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Says what is wrong with the disk."""
+        """Turn errors of the disk into UnavailableError with the cause."""
         try:
             yield
         except OSError as error:
@@ -279,7 +281,7 @@ class ModelStore:
             ) from error
 
     def _check_identity(self) -> None:
-        """A folder with models of another catalogue would be taken for a folder full of orphans."""
+        """Raise ConflictError for a folder of another catalogue, whose models would be removed as orphans."""
         with self._database.session() as session:
             expected = session.scalars(select(store.c.store_id)).one()
         path = self._folder / "store_id"
@@ -293,7 +295,7 @@ class ModelStore:
             )
 
     def _remove_orphans(self) -> None:
-        """What an interrupted put, get or delete has left."""
+        """Remove files that an interrupted put, get or delete has left."""
         with self._database.session() as session:
             known = set(session.scalars(select(models.c.file_name)))
         present = {path.name: path for path in self._models.iterdir()}
@@ -316,20 +318,5 @@ def _unknown(model_id: int) -> NotFoundError:
 
 
 def _info(row: RowMapping) -> StoredModelInfo:
-    values: dict[str, Any] = dict(row)
-    return StoredModelInfo(
-        version=ModelVersion(
-            model_id=values["model_id"],
-            run_id=RunId(values["run_id"]),
-            trigger_id=values["trigger_id"],
-            parent_id=values["parent_id"],
-            weights_sha256=values["weights_sha256"],
-            num_bytes=values["num_bytes"],
-            created_at=values["created_at"],
-            strategy=values["strategy"],
-            promoted=values["promoted"],
-        ),
-        model_class=values["model_class"],
-        model_config=values["model_config"],
-        training_result=values["training_result"],
-    )
+    version = ModelVersion(**{field.name: row[field.name] for field in fields(ModelVersion)})
+    return StoredModelInfo(version, row["model_class"], row["model_config"], row["training_result"])

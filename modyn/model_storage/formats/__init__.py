@@ -1,4 +1,4 @@
-"""File formats that hold a model whole, found by id. They run in the service: without torch, and never executing what they read."""
+"""File formats of whole models, found by id. They run in the service: without torch, and without executing what they read."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from modyn.registry import Registry
 
 
 class NoOptions(Section):
-    """The configuration of a format that has nothing to configure."""
+    """The configuration of a format without options."""
 
 
 class FullModelFormat(ABC):
-    """From the safetensors file that travels to the file that is kept, and back, with bounded memory."""
+    """Converts the safetensors file that is sent to the file that is kept, and back, in bounded memory."""
 
     Config: ClassVar[type[Section]] = NoOptions
 
@@ -29,7 +29,7 @@ class FullModelFormat(ABC):
 
     @abstractmethod
     def decode(self, encoded: Path, layout: Layout, safetensors: Path) -> None:
-        """Write the new file `safetensors` with the same tensors. `layout` is what the catalogue knows of them, in `wire_order`.
+        """Write the new file `safetensors` with the same tensors. `layout`: names, dtypes and shapes from the catalogue, in `wire_order`.
 
         Raises CorruptStateError if `encoded` does not hold what `layout` promises.
         """

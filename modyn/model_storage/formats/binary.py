@@ -25,8 +25,8 @@ class BinaryFullModel(FullModelFormat):
         with safetensors.open("rb") as source, encoded.open("xb") as target:
             target.write(_HEADER.pack(_MAGIC, _VERSION, len(layout), sum(spec.num_bytes for spec in layout)))
             for spec in layout:
-                for piece in chunks(source, by_name[spec.name].start, spec.num_bytes):
-                    target.write(piece)
+                for chunk in chunks(source, by_name[spec.name].start, spec.num_bytes):
+                    target.write(chunk)
 
     def decode(self, encoded: Path, layout: Layout, safetensors: Path) -> None:
         num_bytes = sum(spec.num_bytes for spec in layout)
@@ -41,5 +41,5 @@ class BinaryFullModel(FullModelFormat):
                     f"{encoded} has {encoded.stat().st_size} bytes, its header promises {_HEADER.size + num_bytes}"
                 )
             target.write(header_bytes(layout))
-            for piece in chunks(source, _HEADER.size, num_bytes):
-                target.write(piece)
+            for chunk in chunks(source, _HEADER.size, num_bytes):
+                target.write(chunk)

@@ -1,7 +1,7 @@
 """A state dict as `torch.save` writes it, so that `torch.load(path, weights_only=True)` reads it. Written and read without torch.
 
 Such a file is a zip archive, uncompressed: a pickle that names the tensors, and one member with the bytes of each. The pickle is written
-here opcode by opcode; it is never read back, because the catalogue knows the layout: so no content of a file can make us run code.
+here opcode by opcode; it is never read back, because the catalogue knows the layout: so no content of a file can run code.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class PyTorchFullModel(FullModelFormat):
         by_name = {entry.spec.name: entry for entry in read_entries(safetensors)}
         layout = wire_order(entry.spec for entry in by_name.values())
         with safetensors.open("rb") as source, zipfile.ZipFile(encoded, "x", zipfile.ZIP_STORED) as archive:
-            for name, content in (("data.pkl", _pickled(layout)), ("byteorder", b"little"), ("version", b"3\n")):
-                _add(archive, f"{_ROOT}/{name}", len(content), (content,))
+            for name, fixed in (("data.pkl", _pickled(layout)), ("byteorder", b"little"), ("version", b"3\n")):
+                _add(archive, f"{_ROOT}/{name}", len(fixed), (fixed,))
             for index, spec in enumerate(layout):
-                pieces = chunks(source, by_name[spec.name].start, spec.num_bytes)
-                _add(archive, f"{_ROOT}/data/{index}", spec.num_bytes, pieces)
+                content = chunks(source, by_name[spec.name].start, spec.num_bytes)
+                _add(archive, f"{_ROOT}/data/{index}", spec.num_bytes, content)
 
     def decode(self, encoded: Path, layout: Layout, safetensors: Path) -> None:
         try:
@@ -70,13 +70,13 @@ class PyTorchFullModel(FullModelFormat):
                     if member.file_size != spec.num_bytes or member.compress_type != zipfile.ZIP_STORED:
                         raise CorruptStateError(f"{encoded}: '{spec.name}' has {member.file_size} bytes, not {spec.num_bytes}")
                     with archive.open(member) as source:
-                        while piece := source.read(1 << 20):
-                            target.write(piece)
+                        while chunk := source.read(1 << 20):
+                            target.write(chunk)
         except (zipfile.BadZipFile, KeyError, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
-            raise CorruptStateError(f"{encoded} is not a state dict of ours: {error}") from error
+            raise CorruptStateError(f"{encoded} is not a state dict as this format writes it: {error}") from error
 
 
-def _add(archive: zipfile.ZipFile, name: str, num_bytes: int, pieces: Iterable[bytes]) -> None:
+def _add(archive: zipfile.ZipFile, name: str, num_bytes: int, parts: Iterable[bytes]) -> None:
     """One member, with its bytes at a multiple of the alignment. No dates: equal weights give equal files."""
     info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
     info.file_size = num_bytes
@@ -86,8 +86,8 @@ def _add(archive: zipfile.ZipFile, name: str, num_bytes: int, pieces: Iterable[b
     padding = -(archive.fp.tell() + header) % _ALIGNMENT
     info.extra = b"FB" + padding.to_bytes(2, "little") + b"Z" * padding
     with archive.open(info, "w", force_zip64=large) as member:
-        for piece in pieces:
-            member.write(piece)
+        for part in parts:
+            member.write(part)
 
 
 def _pickled(layout: Layout) -> bytes:

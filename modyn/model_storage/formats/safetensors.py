@@ -1,4 +1,4 @@
-"""Keep the safetensors file as it came: the default. Any tool that reads safetensors reads it."""
+"""The safetensors file, unchanged: the default. Any tool that reads safetensors reads it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from modyn.models.safetensors_file import Layout
 
 
 class SafetensorsFullModel(FullModelFormat):
-    """The file as it came."""
+    """The file, unchanged."""
 
     def encode(self, safetensors: Path, encoded: Path) -> None:
-        _same_file(safetensors, encoded)
+        _link_or_copy(safetensors, encoded)
 
     def decode(self, encoded: Path, layout: Layout, safetensors: Path) -> None:
-        _same_file(encoded, safetensors)
+        _link_or_copy(encoded, safetensors)
 
 
-def _same_file(source: Path, target: Path) -> None:
-    """A second name for the file, which costs nothing; a copy where the file system has no second names."""
+def _link_or_copy(source: Path, target: Path) -> None:
+    """Make a hard link, which costs nothing; a copy where the file system has none."""
     try:
         os.link(source, target)
     except OSError:
