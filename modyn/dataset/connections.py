@@ -1,12 +1,11 @@
-"""The connections that one process reads a trigger set by."""
+"""The connections by which one process reads a trigger set."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from modyn.config.system import ROW_GROUP_CACHE_BYTES, Endpoint, SystemConfig
-from modyn.records import KeysAndWeights, RunId
 from modyn.selector.client import SelectorClient
 
 if TYPE_CHECKING:
@@ -18,19 +17,11 @@ PayloadReader: TypeAlias = "LocalPayloads | PayloadClient"
 """Reads payloads by key: the files themselves, or over Flight."""
 
 
-class Keys(Protocol):
-    """The part of a SelectorClient that is used here."""
-
-    def keys(self, run_id: RunId, trigger_id: int, partition: int, *, keys_checksum: str) -> KeysAndWeights: ...
-
-    def close(self) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class DatasetClients:
-    """Open connections of one process."""
+    """Open connections of one process, for one dataset."""
 
-    selector: Keys
+    selector: SelectorClient
     payloads: PayloadReader
 
     def close(self) -> None:
@@ -40,8 +31,11 @@ class DatasetClients:
 
 @dataclass(frozen=True, slots=True)
 class PayloadSource:
-    """Where the payloads of one dataset are, and by which way they come: by the short cut where it is proven. `streams`: exchanges with the
-    payload servers at once, for one fetch. Picklable; opened in the process that reads, since connections do not survive a fork."""
+    """Where the payloads of one dataset are. Picklable; opened in the process that reads, since connections do not survive a fork.
+
+    short_cut: "auto" reads the files themselves where storage proves that this process can, "on" requires that, "off" takes Flight.
+    streams: exchanges with the payload servers at once, for one fetch. row_group_cache_bytes: decoded row groups kept by the short cut.
+    """
 
     dataset: str
     storage: Endpoint
@@ -59,10 +53,11 @@ class PayloadSource:
         )
 
     def open(self) -> PayloadReader:
-        # Here, since services that only name a source start without what reads it.
+        """Connect. Raises: ConfigError: the short cut is required and not proven. NotFoundError: there is no such dataset."""
+        # Imported here: services that only name a source start without what reads it.
         from modyn.storage.read.local_reads import open_payloads
 
-        # One thread a gather: whoever wants more gathers several batches at once.
+        # One thread for each batch that is gathered: several batches are gathered at once where more threads are wanted.
         return open_payloads(
             self.storage,
             self.flights,
@@ -75,7 +70,7 @@ class PayloadSource:
 
 @dataclass(frozen=True, slots=True)
 class DatasetConnector:
-    """Connects to the real services; called in the process that uses the connections."""
+    """Opens the connections to the services when it is called, in the process that uses them. Picklable."""
 
     selector: Endpoint
     payloads: PayloadSource

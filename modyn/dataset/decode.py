@@ -1,9 +1,11 @@
-"""From payloads to tensors. `Decoder.decode` is the one place between "the payload has arrived" and "the batch is decoded"."""
+"""From payloads to tensors, the same for both flows: payloads → `decode` → `augment` → one batch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -13,7 +15,7 @@ from torch.utils.data import get_worker_info
 
 from modyn.dataset.batch import Data
 from modyn.dataset.config import DataConfig, RecordLayout
-from modyn.dataset.functions import compile_function, compile_transformation
+from modyn.dataset.functions import UserFunction, compile_function, compile_transformation
 from modyn.errors import DataError, UserCodeError
 from modyn.records import Int64Array
 from modyn.storage.flight.client import Payloads
@@ -21,109 +23,126 @@ from modyn.storage.flight.client import Payloads
 BLOCK = 512
 """Samples that are decoded by functions for one sample before they are put into one tensor."""
 
+_UNEQUAL = (RuntimeError, TypeError, ValueError, KeyError, IndexError)
+"""What is raised for samples of which no tensor can be made."""
 
-class Decoder:
-    """Turns payloads into model inputs as `config` says. Compiles the user's functions: make it where they may run, in a worker.
 
-    training: whether random_transformations are applied. May be used by several threads at once if the user's functions may.
+class BatchPipeline:
+    """Turns the payloads of a batch into tensors as `config` says. Compiles the user's functions: make it where they may run, in a worker.
+
+    `decode` depends on nothing but the payload: parser, tokenizer, deterministic transformations. `augment` may draw random numbers:
+    `transformations`, and in training `random_transformations`. May be used by several threads at once if the user's functions may.
     """
 
     def __init__(self, config: DataConfig, *, training: bool) -> None:
+        def functions(*fields: str) -> list[UserFunction]:
+            return [
+                compile_transformation(text, f"{name}.{i}") for name in fields for i, text in enumerate(getattr(config, name))
+            ]
+
+        def function(name: str) -> UserFunction | None:
+            text = getattr(config, name)
+            return None if text is None else compile_function(text, name)
+
         self._dataset = config.dataset_id
         self._layout = config.record_layout
-        self._parse = config.bytes_parser_function and compile_function(config.bytes_parser_function, "bytes_parser_function")
-        self._parse_batch = config.batch_parser_function and compile_function(
-            config.batch_parser_function, "batch_parser_function"
-        )
-        self._label = config.label_transformer_function and compile_function(
-            config.label_transformer_function, "label_transformer_function"
-        )
-        self._steps = [compile_transformation(config.tokenizer, "tokenizer")] if config.tokenizer else []
-        for field in ("deterministic_transformations", "transformations", *(["random_transformations"] if training else [])):
-            self._steps += [compile_transformation(text, f"{field}.{i}") for i, text in enumerate(getattr(config, field))]
+        self._parse, self._parse_batch = function("bytes_parser_function"), function("batch_parser_function")
+        self._label = function("label_transformer_function")
+        tokenizer = [compile_transformation(config.tokenizer, "tokenizer")] if config.tokenizer else []
+        parser = [self._parse] if self._parse else []
+        self._decoding = parser + tokenizer + functions("deterministic_transformations")
+        self._augmenting = functions("transformations", *(["random_transformations"] if training else []))
 
-    def decode(self, payloads: Payloads) -> tuple[Data, torch.Tensor]:
+    def run(self, payloads: Payloads, seed: int | None = None) -> tuple[Data, torch.Tensor]:
         """Model inputs and labels (float labels as float32) of the samples of one batch, whose offsets begin with 0.
 
-        Inputs may be a view of `payloads.data` where that is writable. Raises UserCodeError that names the function, the sample and the
-        line, DataError for a payload that is not as declared.
+        Inputs may be a view of `payloads.data` where that is writable. seed: of the random generators meanwhile; None leaves them alone.
+        Raises: UserCodeError: names the function, the sample and the line. DataError: a payload is not as declared.
         """
         keys = payloads.keys
         if not len(keys):
             return torch.empty(0), torch.empty(0, dtype=torch.int64)
-        if self._parse:
-            data = self._by_sample(partial(self._parsed_payloads, payloads), keys)
-        else:
-            data = from_layout(self._layout, payloads, self._dataset) if self._layout else self._parsed(payloads)
-            if self._steps:
-                data = self._by_sample(partial(_rows, data), keys)
-        return data, self._labels(payloads.labels, keys)
+        with seeded(seed):
+            if self._parse:
+                data = self._by_sample(partial(_views, payloads), keys)
+            else:
+                data = self.decode_batch(payloads)
+                if self._decoding or self._augmenting:
+                    data = self._by_sample(partial(_rows, data), keys)
+            return data, self._labels(payloads.labels, keys)
 
-    def _by_sample(self, samples: Callable[[int, int], list[Any]], keys: Int64Array) -> Data:
-        """`samples(start, stop)` through tokenizer and transformations, as a batch. In blocks: many thousand live objects would keep the
-        garbage collector busy, for longer than the functions of the user take."""
+    def _by_sample(self, samples: Callable[[int, int], Iterable[Any]], keys: Int64Array) -> Data:
+        """`samples(start, stop)` decoded and augmented, as a batch. In blocks: many thousand live objects would keep the garbage collector
+        busy, for longer than the functions of the user take."""
         blocks: list[Data] = []
         for start in range(0, len(keys), BLOCK):
             of_block = keys[start : start + BLOCK]
-            block = samples(start, start + len(of_block))
-            for step in self._steps:
-                block = step.each(partial(self._sample, of_block), block)
-            blocks.append(self._stack(block, of_block, last=len(keys) <= BLOCK))
+            # The tiers of a cache would stand between these steps, sample by sample; none is built yet.
+            encoded = samples(start, start + len(of_block))
+            decoded = self.decode(encoded, of_block)
+            augmented = self.augment(decoded, of_block)
+            blocks.append(self._stack(augmented, of_block, last=len(keys) <= BLOCK))
         return blocks[0] if len(blocks) == 1 else self._join(blocks, keys)
 
-    def _parsed_payloads(self, payloads: Payloads, start: int, stop: int) -> list[Any]:
-        assert self._parse
-        data, bounds = payloads.data.data, payloads.offsets[start : stop + 1].tolist()
-        views = map(data.__getitem__, map(slice, bounds, bounds[1:]))
-        return self._parse.each(partial(self._sample, payloads.keys[start:stop]), views)
+    def decode(self, samples: Iterable[Any], keys: Int64Array) -> list[Any]:
+        """Payloads, or rows of `decode_batch`, to parsed samples: the same for the same payload, always."""
+        return self._apply(self._decoding, samples, keys)
 
-    def _sample(self, keys: Int64Array, i: int) -> str:
-        return f"sample {keys[i]} of dataset '{self._dataset}'"
+    def augment(self, samples: list[Any], keys: Int64Array) -> list[Any]:
+        """Parsed samples to model inputs, drawn anew for each use."""
+        return self._apply(self._augmenting, samples, keys)
 
-    def _named_batch(self, keys: Int64Array) -> str:
-        return f"{len(keys)} samples of dataset '{self._dataset}', the first of which is {keys[0]}"
-
-    def _parsed(self, payloads: Payloads) -> Data:
+    def decode_batch(self, payloads: Payloads) -> Data:
+        """The step before `decode` where a whole batch is parsed at once: by layout or by the batch parser. A cache of whole batches would
+        be of no use, since each epoch has others."""
+        if self._layout:
+            return from_layout(self._layout, payloads, self._dataset)
         assert self._parse_batch
-        data = self._parse_batch(lambda: self._named_batch(payloads.keys), payloads.data, payloads.offsets)
+        data = self._parse_batch(lambda: self._name_batch(payloads.keys), payloads.data, payloads.offsets)
         data = as_tensor(data) if isinstance(data, np.ndarray) else data
         if not _is_data(data) or any(part.shape[:1] != (len(payloads),) for part in _parts(data)):
             raise UserCodeError(
                 f"batch_parser_function must return a tensor with {len(payloads)} rows (or a tuple or dict of such) "
-                f"for {self._named_batch(payloads.keys)}; it returned {_told(data)}"
+                f"for {self._name_batch(payloads.keys)}; it returned {_describe(data)}"
             )
         whole: Data = data
         return whole
 
+    def _apply(self, functions: Sequence[UserFunction], samples: Iterable[Any], keys: Int64Array) -> list[Any]:
+        for function in functions:
+            samples = function.each(partial(self._name_sample, keys), samples)
+        return samples if isinstance(samples, list) else list(samples)
+
+    def _name_sample(self, keys: Int64Array, i: int) -> str:
+        return f"sample {keys[i]} of dataset '{self._dataset}'"
+
+    def _name_batch(self, keys: Int64Array) -> str:
+        return f"{len(keys)} samples of dataset '{self._dataset}', the first of which is {keys[0]}"
+
     def _stack(self, samples: list[Any], keys: Int64Array, *, last: bool) -> Data:
-        """last: nothing else is made of it before it leaves this process."""
+        """last: the tensor is the batch, and not a block of it."""
         try:
-            first = samples[0]
-            if isinstance(first, tuple):
-                return tuple(_stacked([sample[i] for sample in samples], last) for i in range(len(first)))
-            if isinstance(first, dict):
-                return {name: _stacked([sample[name] for sample in samples], last) for name in first}
-            return _stacked(samples, last)
-        except (RuntimeError, TypeError, ValueError, KeyError, IndexError) as error:
+            return _combine(samples, partial(_stack_tensors, last=last))
+        except _UNEQUAL as error:
             raise self._unequal(samples, keys, error) from error
 
     def _join(self, blocks: list[Data], keys: Int64Array) -> Data:
         try:
-            return joined(blocks)
-        except (RuntimeError, TypeError, ValueError, KeyError, IndexError) as error:
+            return _combine(blocks, _concatenate_tensors)
+        except _UNEQUAL as error:
             # Samples of a block are of one shape: the first of each stands for it.
             raise self._unequal([_rows(block, 0, 1)[0] for block in blocks], keys[::BLOCK], error) from error
 
     def _unequal(self, samples: Sequence[Any], keys: Int64Array, error: Exception) -> UserCodeError:
-        shapes = [_told(sample) for sample in samples]
+        shapes = [_describe(sample) for sample in samples]
         odd = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), None)
         if odd is None:
             return UserCodeError(
-                f"{self._named_batch(keys)} was decoded to {shapes[0]} each, of which no batch can be made: {error}; parser and "
+                f"{self._name_batch(keys)} was decoded to {shapes[0]} each, of which no batch can be made: {error}; parser and "
                 "transformations must return tensors, or tuples or dicts of tensors"
             )
         return UserCodeError(
-            f"{self._sample(keys, odd)} was decoded to {shapes[odd]}, {self._sample(keys, 0)} to {shapes[0]}: parser and "
+            f"{self._name_sample(keys, odd)} was decoded to {shapes[odd]}, {self._name_sample(keys, 0)} to {shapes[0]}: parser and "
             "transformations must return tensors (or tuples or dicts of tensors) of one shape, so that they make a batch"
         )
 
@@ -131,11 +150,11 @@ class Decoder:
         tensor = as_tensor(labels.astype(np.float32 if labels.dtype.kind == "f" else np.int64, copy=False))
         if not self._label:
             return tensor
-        changed = self._label(lambda: self._named_batch(keys), tensor)
+        changed = self._label(lambda: self._name_batch(keys), tensor)
         if not isinstance(changed, torch.Tensor) or changed.shape[:1] != tensor.shape:
             raise UserCodeError(
-                f"label_transformer_function must return a tensor with {len(keys)} rows for {self._named_batch(keys)}; "
-                f"it returned {_told(changed)}"
+                f"label_transformer_function must return a tensor with {len(keys)} rows for {self._name_batch(keys)}; "
+                f"it returned {_describe(changed)}"
             )
         return changed
 
@@ -175,7 +194,7 @@ def as_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
     return torch.from_numpy(array if array.flags.writeable and array.flags.aligned else array.copy())
 
 
-def _stacked(samples: Sequence[Any], last: bool) -> torch.Tensor:
+def _stack_tensors(samples: Sequence[Any], last: bool) -> torch.Tensor:
     """One tensor of all samples: tensors, arrays or numbers, of one shape and type."""
     kinds = set(map(type, samples))
     if kinds == {np.ndarray} and len({sample.dtype for sample in samples}) == 1:
@@ -198,6 +217,12 @@ def _parts(data: Any) -> list[torch.Tensor]:
     return list(data) if isinstance(data, tuple) else [data]
 
 
+def _views(payloads: Payloads, start: int, stop: int) -> Iterator[memoryview]:
+    """The bytes of samples [start, stop), one by one."""
+    data, bounds = payloads.data.data, payloads.offsets[start : stop + 1].tolist()
+    return map(data.__getitem__, map(slice, bounds, bounds[1:]))
+
+
 def _is_data(data: Any) -> bool:
     return bool(_parts(data)) and all(isinstance(part, torch.Tensor) for part in _parts(data))
 
@@ -211,27 +236,45 @@ def _rows(data: Data, start: int, stop: int) -> list[Any]:
     return [{name: part[i] for name, part in data.items()} for i in range(start, stop)]
 
 
-def joined(blocks: Sequence[Any]) -> Data:
-    """One batch of the samples of all blocks, which are alike. Raises what torch raises if they are not."""
-    first = blocks[0]
+def _combine(parts: Sequence[Any], function: Callable[[Sequence[Any]], torch.Tensor]) -> Data:
+    """`function` of all parts, which are alike: of each column where they are tuples or dictionaries."""
+    first = parts[0]
     if isinstance(first, tuple):
-        return tuple(_concatenated(list(columns)) for columns in zip(*blocks, strict=True))
+        return tuple(function(column) for column in zip(*parts, strict=True))
     if isinstance(first, dict):
-        return {name: _concatenated([block[name] for block in blocks]) for name in first}
-    return _concatenated(blocks)
+        return {name: function([part[name] for part in parts]) for name in first}
+    return function(parts)
 
 
-def _concatenated(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+def _concatenate_tensors(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     if get_worker_info() is None or len({part.dtype for part in parts}) > 1:
         return torch.cat(list(parts))
     room = _shared_room((sum(map(len, parts)), *parts[0].shape[1:]), parts[0].dtype)
     return torch.cat(list(parts), out=room)
 
 
-def _told(value: Any) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, tuple):
-        return f"({', '.join(_told(part) for part in value)})"
+        return f"({', '.join(_describe(part) for part in value)})"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{name}: {_told(part)}' for name, part in value.items())}}}"
+        return f"{{{', '.join(f'{name}: {_describe(part)}' for name, part in value.items())}}}"
     shape = getattr(value, "shape", None)
     return f"a {type(value).__name__}" + (f" of shape {list(shape)}" if shape is not None else "")
+
+
+@contextmanager
+def seeded(seed: int | None) -> Iterator[None]:
+    """The generators of PyTorch (CPU), NumPy and Python start from `seed` inside the block and go on undisturbed behind it."""
+    if seed is None:
+        yield
+        return
+    before = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(before[0])
+        np.random.set_state(before[1])
+        random.setstate(before[2])

@@ -1,7 +1,8 @@
-"""How the payloads of a stream of units reach this process: as answers of storage, or read here, by the short cut.
+"""The Flight flow: batches whose payloads are fetched from a payload server, ahead of use.
 
-Either way a unit comes as chunks, of which a batch takes its parts; `gather` makes the parts of one batch one buffer. It may be called by
-several threads at once, and is where the short cut reads.
+    PartitionRead → keys (prefetched) → windows of bounded size → payloads (prefetched) → one or more Chunks for each batch slice
+
+A window is a part of a partition read that is fetched as one, so that memory is bounded whatever a partition holds.
 """
 
 from __future__ import annotations
@@ -9,236 +10,28 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from functools import partial
 
 import numpy as np
 
-from modyn.dataset.connections import PayloadReader
-from modyn.dataset.order.plan import Piece, Unit
-from modyn.dataset.partition_keys import PartitionKeys
-from modyn.dataset.payload_rows import Collected, concatenated, neighbours, no_payloads, taken
+from modyn._core import take
+from modyn.dataset.chunks import Chunk, KeyStream, ReadOptions, join_columns, no_payloads
+from modyn.dataset.order.plan import BatchSlice, PartitionRead
 from modyn.dataset.prefetch import Prefetcher
 from modyn.errors import ModynError
-from modyn.records import Float32Array, Int64Array, KeysAndWeights
-from modyn.storage.flight.client import OnMissing, PayloadClient, Payloads, PayloadStream
+from modyn.records import Float32Array, Int64Array, KeysAndWeights, LabelArray
+from modyn.storage.flight.client import PayloadClient, Payloads, PayloadStream
 
-if TYPE_CHECKING:
-    from modyn.storage.read.local_reads import LocalPayloads
-
-P = TypeVar("P")
-P_co = TypeVar("P_co", covariant=True)
-
-WINDOW_SAMPLES = 262_144
-"""Most samples of a partition that are asked for at once."""
-WINDOW_BYTES = 64 * 2**20
-"""Most bytes of payloads that are asked for at once, as far as can be told from the samples before, unless one sample is larger."""
-FIRST_WINDOW = 256
-"""Most samples asked for as long as nothing is known of their size, and no more than a batch: one sample may be a film."""
-
-
-class Chunk(Protocol[P_co]):
-    """Arrived samples of a unit. Positions below `upto` have arrived, or are no longer there."""
-
-    @property
-    def upto(self) -> int: ...
-
-    def part(self, start: int, stop: int) -> P_co | None:
-        """Its samples at positions [start, stop) of the unit; None if it has none there."""
-
-
-class Arrivals(Protocol[P]):
-    def units(self) -> Iterator[tuple[Unit, Iterator[Chunk[P]]]]:
-        """All units, in order. Starts the threads."""
-
-    def gather(self, parts: Sequence[P]) -> tuple[Payloads, Float32Array]:
-        """The samples of a batch in one buffer, whose offsets begin with 0, and their weights, float32 (n,)."""
-
-    def stop(self) -> None:
-        """Makes `units` end, whichever thread is in it."""
-
-    def join(self) -> None:
-        """Waits for the threads, once stopped."""
+_Window = tuple[PartitionRead, KeysAndWeights]
+"""A part of a partition read, and its keys in the order of its rows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Wanted:
-    """Rows of a partition whose keys have arrived: a chunk of the short cut. Looked up when a batch is made, by whoever makes it: in random
-    order that takes a while for a whole partition, for which the first batch would have to wait."""
+class _Answer:
+    """Samples of a window that have arrived: sample rows[i] of `payloads` (or i, without rows) is row where[i] of the window.
 
-    partition: PartitionKeys
-    rows: Int64Array
-
-    @property
-    def upto(self) -> int:
-        return len(self.rows)
-
-    def part(self, start: int, stop: int) -> Wanted | None:
-        rows = self.rows[start:stop]
-        return Wanted(self.partition, rows) if len(rows) else None
-
-    def look_up(self) -> KeysAndWeights:
-        return self.partition.look_up(self.rows)
-
-
-KeyStream = Prefetcher[Unit, Wanted]
-"""Units, each with its rows as its only chunk."""
-
-
-class ReadHere:
-    """Arrivals by the short cut: what arrives are keys, whose payloads are looked up and read once a batch needs them. So no payload waits
-    in memory but those of the batches that are being made, however large a partition is, and a batch is one buffer from the beginning."""
-
-    def __init__(self, keys: KeyStream, payloads: LocalPayloads, dataset: str, on_missing: OnMissing) -> None:
-        self._keys = keys
-        self._payloads = payloads
-        self._dataset = dataset
-        self._on_missing = on_missing
-
-    def units(self) -> Iterator[tuple[Unit, Iterator[Chunk[Wanted]]]]:
-        for unit, found in self._keys:
-            unit.make_rows()  # while the keys are on their way
-            yield unit, found
-
-    def gather(self, parts: Sequence[Wanted]) -> tuple[Payloads, Float32Array]:
-        found = [part.look_up() for part in parts]
-        keys = _joined([part.keys for part in found], np.int64)
-        weights = _joined([part.weights for part in found], np.float32)
-        if not len(keys):
-            return no_payloads(), weights
-        located = self._payloads.locate(self._dataset, keys, self._on_missing)
-        payloads = located.take(slice(None))
-        return payloads, weights if len(located) == len(keys) else weights[located.where]
-
-    def stop(self) -> None:
-        self._keys.stop()
-
-    def join(self) -> None:
-        self._keys.join()
-
-
-class Streamed:
-    """Arrivals from a service, up to `ahead` fetches beyond the one in use. A fetch is for a unit, or for a window of it where units are
-    large, so that memory is bounded whatever a partition holds. Two run at once, so that one begins while the other ends: a client that is
-    to use more of the network opens more streams for each.
-
-    shuffled: rows of a unit are in random order. Then payloads are asked for in stored order, which is how they are read fastest from
-    disks, row groups and over networks, and put in order once the window is complete; else they are used as soon as they arrive.
+    where: int64 (k,), ascending. weights: float32 (k,). upto: rows below it have arrived, or are deleted.
     """
-
-    def __init__(
-        self,
-        keys: KeyStream,
-        payloads: PayloadClient,
-        dataset: str,
-        on_missing: OnMissing,
-        *,
-        shuffled: bool,
-        ahead: int,
-    ) -> None:
-        self._keys = keys
-        self._payloads = payloads
-        self._dataset = dataset
-        self._on_missing = on_missing
-        self._shuffled = shuffled
-        self._window: int | None = None
-        self._fetches: set[PayloadStream] = set()
-        self._stopped = False
-        self._prefetcher: Prefetcher[_Window, _Arrived] = Prefetcher(
-            self._windows(), self._load, ahead=ahead, threads=2, name="prefetch-payloads"
-        )
-
-    def units(self) -> Iterator[tuple[Unit, Iterator[Chunk[Part]]]]:
-        for window, chunks in self._prefetcher:
-            yield window.unit, chunks
-
-    def gather(self, parts: Sequence[Part]) -> tuple[Payloads, Float32Array]:
-        weights = _joined([part.weights for part in parts], np.float32)
-        return concatenated([part.payloads for part in parts]), weights
-
-    def stop(self) -> None:
-        self._stopped = True
-        self._keys.stop()
-        self._prefetcher.stop()
-        for fetched in list(self._fetches):
-            fetched.cancel()
-
-    def join(self) -> None:
-        self._prefetcher.join()
-        self._keys.join()
-
-    def _windows(self) -> Iterator[_Window]:
-        for unit, found in self._keys:
-            unit.make_rows()  # as above
-            for wanted in found:
-                for window in windows(unit, lambda: self._window or _first_window(unit)):  # noqa: B023  (used up at once)
-                    yield _Window(window, Wanted(wanted.partition, window.rows).look_up())
-
-    def _load(self, window: _Window) -> Iterator[_Arrived]:
-        return self._load_sorted(window) if self._shuffled else self._load_in_order(window.wanted)
-
-    def _fetch(self, asked: Int64Array) -> Iterator[tuple[Payloads, Int64Array]]:
-        """Answers, each with the positions in `asked` of its samples."""
-        done, num_bytes = 0, 0
-        fetched = self._payloads.fetch(self._dataset, asked, self._on_missing)
-        self._fetches.add(fetched)
-        if self._stopped:  # after this is set, `stop` looks once at what runs
-            fetched.cancel()
-        try:
-            for arrived in fetched:
-                where = align(asked, done, arrived.keys)
-                done = int(where[-1]) + 1 if len(where) else done
-                num_bytes += int(arrived.offsets[-1] - arrived.offsets[0])
-                yield arrived, where
-        finally:
-            self._fetches.discard(fetched)
-        if done:
-            self._window = max(1, min(WINDOW_SAMPLES, WINDOW_BYTES * done // max(num_bytes, 1)))
-
-    def _load_in_order(self, wanted: KeysAndWeights) -> Iterator[_Arrived]:
-        done = 0
-        for arrived, where in self._fetch(wanted.keys):
-            if len(where):
-                done = int(where[-1]) + 1
-                yield _Arrived(where, None, wanted.weights[where], arrived, done)
-        if done < len(wanted) or not len(wanted):
-            yield _nothing(len(wanted))
-
-    def _load_sorted(self, window: _Window) -> Iterator[_Arrived]:
-        wanted = window.wanted
-        order = _inverse(window.unit.rows)[1]
-        collected, present = Collected(len(order), WINDOW_BYTES), [np.empty(0, np.int64)]
-        for arrived, where in self._fetch(wanted.keys[order]):
-            collected.add(arrived)
-            present.append(where)
-        # Row k of the answer belongs to position order[present[k]] of the window.
-        where, rows = _inverse(order[np.concatenate(present)])
-        yield _Arrived(where, rows, wanted.weights[where], collected.payloads(), len(wanted))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Window:
-    unit: Unit
-    wanted: KeysAndWeights
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Part:
-    """Samples of a batch that have arrived. Gathered when the batch is made, not when it is planned."""
-
-    source: Payloads
-    rows: Int64Array | slice
-    weights: Float32Array
-
-    @property
-    def payloads(self) -> Payloads:
-        if isinstance(self.rows, slice):
-            return neighbours(self.source, self.rows.start, self.rows.stop)
-        return taken(self.source, self.rows)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Arrived:
-    """Sample rows[i] of `payloads` (or i, without rows) is position where[i] of the unit. where: int64 (k,), ascending."""
 
     where: Int64Array
     rows: Int64Array | None
@@ -246,51 +39,148 @@ class _Arrived:
     payloads: Payloads
     upto: int
 
-    def part(self, start: int, stop: int) -> Part | None:
-        first, last = np.searchsorted(self.where, (start, stop)).tolist()
-        if first == last:
-            return None
+    def chunk(self, part: BatchSlice) -> Chunk[Payloads]:
+        """The samples of a batch slice that are in this answer, perhaps none."""
+        first, last = np.searchsorted(self.where, (part.start, part.stop)).tolist()
         rows = slice(first, last) if self.rows is None else self.rows[first:last]
-        return Part(self.payloads, rows, self.weights[first:last])
+        complete = part.last and self.upto >= part.stop
+        return Chunk(part.epoch, part.index, complete, self.payloads, rows, self.weights[first:last])
 
 
-def _nothing(upto: int) -> _Arrived:
-    return _Arrived(np.empty(0, np.int64), None, np.empty(0, np.float32), no_payloads(), upto)
+class FlightBatches:
+    """The partition reads of `keys` as chunks of payloads, of which up to `options.ahead` windows are fetched beyond the one in use.
+
+    Two fetches run at once, so that one begins while the other ends: a client that is to use more of the network opens more streams for
+    each. Shuffled windows are asked for in stored order, which is how they are read fastest from disks, row groups and over networks, and
+    put in order once they are complete; others are used as soon as they arrive.
+    """
+
+    def __init__(self, keys: KeyStream, payloads: PayloadClient, dataset: str, options: ReadOptions) -> None:
+        self._keys = keys
+        self._payloads = payloads
+        self._dataset = dataset
+        self._options = options
+        self._window_size: int | None = None
+        self._fetches: set[PayloadStream] = set()
+        self._stopped = False
+        self._prefetcher: Prefetcher[_Window, _Answer] = Prefetcher(
+            self._windows(), self._load, ahead=options.ahead, threads=2, name="prefetch-payloads"
+        )
+
+    def chunks(self) -> Iterator[Chunk[Payloads]]:
+        """The samples of each batch slice, in order, as soon as they arrive. Starts the threads."""
+        for (window, _), answers in self._prefetcher:
+            answer = next(answers, None)
+            for part in window.slices:
+                while answer is not None:
+                    chunk = answer.chunk(part)
+                    if chunk.last or len(chunk):
+                        yield chunk
+                    if answer.upto >= part.stop:
+                        break
+                    answer = next(answers, None)
+                else:
+                    return  # The prefetcher was stopped: a window is complete otherwise.
+
+    def gather(self, chunks: Sequence[Chunk[Payloads]]) -> tuple[Payloads, Float32Array]:
+        """Put the samples of a batch into one buffer, whose offsets begin with 0; and their weights, float32 (n,). From any thread."""
+        chunks = [chunk for chunk in chunks if len(chunk)]
+        weights: Float32Array = join_columns([chunk.weights for chunk in chunks], np.float32)
+        return concatenate_payloads([_rows_of(chunk.source, chunk.rows) for chunk in chunks]), weights
+
+    def stop(self) -> None:
+        """Make `chunks` end, in whichever thread it runs, and cancel the fetches.
+
+        Prefetchers are stopped before their fetches are cancelled, so that the CancelledError of a fetch is not taken for a failure.
+        `_stopped` is set first: a fetch that begins meanwhile is either in the copy of the set, or cancels itself in `_fetch`.
+        """
+        self._stopped = True
+        self._keys.stop()
+        self._prefetcher.stop()
+        for fetched in list(self._fetches):
+            fetched.cancel()
+
+    def join(self) -> None:
+        """Wait for the threads, once stopped: first those that wait for keys, then those that fetch keys."""
+        self._prefetcher.join()
+        self._keys.join()
+
+    def _windows(self) -> Iterator[_Window]:
+        for read, arrived in self._keys:
+            read.rows()  # made while the keys are on their way
+            for keys in arrived:
+                for window in split_read(read, partial(self._size_of_window, read)):
+                    yield window, keys.look_up(window.rows())
+
+    def _size_of_window(self, read: PartitionRead) -> int:
+        part = read.slices[0]
+        return self._window_size or min(self._options.limits.first_window, max(1, part.stop - part.start))
+
+    def _load(self, window: _Window) -> Iterator[_Answer]:
+        read, wanted = window
+        return self._load_sorted(read, wanted) if self._options.shuffled else self._load_in_order(wanted)
+
+    def _fetch(self, asked: Int64Array) -> Iterator[tuple[Payloads, Int64Array]]:
+        """Answers, each with the positions in `asked` of its samples. An encoded tier of a cache would stand here: keys that it holds are
+        not asked for."""
+        done, num_bytes, limits = 0, 0, self._options.limits
+        fetched = self._payloads.fetch(self._dataset, asked, self._options.on_missing)
+        # Adding, discarding and copying a set are single operations under the interpreter's lock: see `stop`.
+        self._fetches.add(fetched)
+        if self._stopped:
+            fetched.cancel()
+        try:
+            for payloads in fetched:
+                where = align(asked, done, payloads.keys)
+                done = int(where[-1]) + 1 if len(where) else done
+                num_bytes += int(payloads.offsets[-1] - payloads.offsets[0])
+                yield payloads, where
+        finally:
+            self._fetches.discard(fetched)
+        if done:
+            self._window_size = max(1, min(limits.window_samples, limits.window_bytes * done // max(num_bytes, 1)))
+
+    def _load_in_order(self, wanted: KeysAndWeights) -> Iterator[_Answer]:
+        done = 0
+        for payloads, where in self._fetch(wanted.keys):
+            if len(where):
+                done = int(where[-1]) + 1
+                yield _Answer(where, None, wanted.weights[where], payloads, done)
+        if done < len(wanted) or not len(wanted):
+            yield _Answer(np.empty(0, np.int64), None, np.empty(0, np.float32), no_payloads(), len(wanted))
+
+    def _load_sorted(self, read: PartitionRead, wanted: KeysAndWeights) -> Iterator[_Answer]:
+        order = _inverse(read.rows())[1]
+        collected, present = PayloadBuffer(len(order), self._options.limits.window_bytes), [np.empty(0, np.int64)]
+        for payloads, where in self._fetch(wanted.keys[order]):
+            collected.add(payloads)
+            present.append(where)
+        # Row k of the answer belongs to row order[present[k]] of the window.
+        where, rows = _inverse(order[np.concatenate(present)])
+        yield _Answer(where, rows, wanted.weights[where], collected.payloads(), len(wanted))
 
 
-def _first_window(unit: Unit) -> int:
-    piece = unit.pieces[0]
-    return min(FIRST_WINDOW, max(1, piece.stop - piece.start))
-
-
-def arrivals(
-    keys: KeyStream, payloads: PayloadReader, dataset: str, on_missing: OnMissing, *, shuffled: bool, ahead: int
-) -> Arrivals[Any]:
-    """Arrivals of `keys`: by the short cut where `payloads` is one, as a stream otherwise."""
-    if isinstance(payloads, PayloadClient):
-        return Streamed(keys, payloads, dataset, on_missing, shuffled=shuffled, ahead=ahead)
-    return ReadHere(keys, payloads, dataset, on_missing)
-
-
-def windows(unit: Unit, size: Callable[[], int]) -> Iterator[Unit]:
-    """The unit in parts of at most `size()` rows; an empty unit is its only part."""
-    pieces = deque(unit.pieces)
+def split_read(read: PartitionRead, size: Callable[[], int]) -> Iterator[PartitionRead]:
+    """The read in parts of at most `size()` rows; an empty read is its only part."""
+    slices, rows = deque(read.slices), read.rows()
     start = 0
-    while start < len(unit.rows) or (start == 0 and pieces):
-        stop = min(start + size(), len(unit.rows))
-        inside: list[Piece] = []
-        while pieces and (pieces[0].start < stop or not len(unit.rows)):
-            piece = pieces.popleft()
-            if piece.stop > stop:
-                pieces.appendleft(replace(piece, start=stop))
-                piece = replace(piece, stop=stop, last=False)
-            inside.append(replace(piece, start=piece.start - start, stop=piece.stop - start))
-        yield Unit(unit.partition, unit.rows[start:stop], tuple(inside))
+    while start < len(rows) or (start == 0 and slices):
+        stop = min(start + size(), len(rows))
+        inside: list[BatchSlice] = []
+        while slices and (slices[0].start < stop or not len(rows)):
+            part = slices.popleft()
+            if part.stop > stop:
+                slices.appendleft(replace(part, start=stop))
+                part = replace(part, stop=stop, last=False)
+            inside.append(replace(part, start=part.start - start, stop=part.stop - start))
+        yield PartitionRead(read.partition, rows[start:stop], tuple(inside))
         start = stop
 
 
 def align(asked: Int64Array, start: int, arrived: Int64Array) -> Int64Array:
     """Positions in `asked`, from `start` on, of the keys `arrived`: those asked for, in order, some perhaps left out.
+
+    Raises: ModynError: a key was not asked for, or not in this order.
 
     >>> align(np.array([5, 3, 9, 3, 4]), 1, np.array([9, 4])).tolist()
     [2, 4]
@@ -310,7 +200,7 @@ def align(asked: Int64Array, start: int, arrived: Int64Array) -> Int64Array:
 
 
 def _run(a: Int64Array, b: Int64Array, *, equal: bool) -> int:
-    """How many values at the beginning of both are equal, or all different: looked at in pieces that grow."""
+    """How many values at the beginning of both are equal, or all different: compared in pieces that grow."""
     start, size, num = 0, 64, min(len(a), len(b))
     while start < num:
         stop = min(start + size, num)
@@ -333,7 +223,92 @@ def _inverse(values: Int64Array) -> tuple[Int64Array, Int64Array]:
     return present, index[present]
 
 
-def _joined(parts: Sequence[Any], dtype: type[np.int64] | type[np.float32]) -> Any:
+def _rows_of(payloads: Payloads, rows: Int64Array | slice) -> Payloads:
+    return slice_payloads(payloads, rows.start, rows.stop) if isinstance(rows, slice) else take_payloads(payloads, rows)
+
+
+def slice_payloads(payloads: Payloads, start: int, stop: int) -> Payloads:
+    """Samples [start, stop), as views: `data` holds their bytes and no others."""
+    bounds = payloads.offsets[start : stop + 1]
+    offsets = bounds - bounds[0] if bounds[0] else bounds
+    data = payloads.data[bounds[0] : bounds[-1]]
+    return Payloads(payloads.keys[start:stop], payloads.labels[start:stop], data, offsets, payloads.record_size)
+
+
+def take_payloads(payloads: Payloads, rows: Int64Array) -> Payloads:
+    """Samples `rows`, int64 (n,), in that order, duplicates allowed: copied."""
+    size = payloads.common_size
+    if size:
+        data, offsets = take(payloads.data[payloads.offsets[0] : payloads.offsets[-1]], size, rows)
+    else:
+        data, offsets = take(payloads.data, payloads.offsets, rows)
+    return Payloads(payloads.keys[rows], payloads.labels[rows], data, offsets, size)
+
+
+def concatenate_payloads(parts: Sequence[Payloads]) -> Payloads:
+    """The samples of all parts, in order, in one buffer; a single part is not copied."""
     if len(parts) == 1:
         return parts[0]
-    return np.concatenate([np.empty(0, dtype), *parts])
+    if not parts:
+        return no_payloads()
+    sizes = {part.record_size for part in parts}
+    return Payloads(
+        np.concatenate([part.keys for part in parts]),
+        np.concatenate([part.labels for part in parts]),
+        np.concatenate([part.data[part.offsets[0] : part.offsets[-1]] for part in parts]),
+        _ends(np.concatenate([part.offsets[1:] - part.offsets[:-1] for part in parts])),
+        sizes.pop() if len(sizes) == 1 else None,
+    )
+
+
+class PayloadBuffer:
+    """Answers put into one buffer as they come, so that none of them waits in memory for the last: at most `most` samples, of about
+    `usual_bytes` bytes or fewer."""
+
+    def __init__(self, most: int, usual_bytes: int) -> None:
+        self._most = most
+        self._usual_bytes = usual_bytes
+        self._num_samples = 0
+        self._keys = np.empty(most, np.int64)
+        self._labels: LabelArray = np.empty(0, np.int64)
+        self._offsets = np.zeros(most + 1, np.int64)
+        self._data = np.empty(0, np.uint8)
+        self._sizes: set[int | None] = set()
+
+    def add(self, answer: Payloads) -> None:
+        if not len(answer):
+            return
+        start, stop = self._num_samples, self._num_samples + len(answer)
+        used = int(self._offsets[start])
+        ends = answer.offsets[1:] + (used - answer.offsets[0])
+        if ends[-1] > len(self._data):
+            self._grow(used, int(ends[-1]), stop)
+        if not start:
+            self._labels = np.empty_like(answer.labels, shape=self._most)
+        self._keys[start:stop] = answer.keys
+        self._labels[start:stop] = answer.labels
+        self._offsets[start + 1 : stop + 1] = ends
+        self._data[used : ends[-1]] = answer.data[answer.offsets[0] : answer.offsets[-1]]
+        self._sizes.add(answer.record_size)
+        self._num_samples = stop
+
+    def _grow(self, used: int, needed: int, num_samples: int) -> None:
+        """Room for all, should those to come be as large as those that have: at once where samples are of one size. Twice what is needed at
+        most beyond a window's usual size, since one sample says little of the others."""
+        expected = -(-needed * self._most // num_samples)
+        grown = np.empty(max(needed, min(expected, max(2 * needed, self._usual_bytes))), np.uint8)
+        grown[:used] = self._data[:used]
+        self._data = grown
+
+    def payloads(self) -> Payloads:
+        """All that were added, in that order, as views of what they were put into."""
+        n = self._num_samples
+        offsets = self._offsets[: n + 1]
+        size = next(iter(self._sizes)) if len(self._sizes) == 1 else None
+        return Payloads(self._keys[:n], self._labels[:n], self._data[: offsets[-1]], offsets, size)
+
+
+def _ends(lengths: Int64Array) -> Int64Array:
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets

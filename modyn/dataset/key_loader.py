@@ -11,16 +11,16 @@ import numpy as np
 from modyn.config.base import load_section
 from modyn.config.system import SystemConfig, load_system_config
 from modyn.dataset.batch import Batch
+from modyn.dataset.chunks import ReadOptions
 from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import PayloadReader, PayloadSource
-from modyn.dataset.order.plan import Piece, Unit
-from modyn.dataset.reader import BatchReader, ReadOptions
+from modyn.dataset.order.plan import BatchSlice, PartitionRead
+from modyn.dataset.reader import BatchReader
 from modyn.errors import InvalidArgumentError
 from modyn.records import Int64Array, KeysAndWeights
 from modyn.storage.flight.client import OnMissing
 
 KEYS_PER_READ = 16_384
-"""Samples that one fetch of payloads asks for at most, unless a batch is larger."""
 
 
 def load_keys(
@@ -34,14 +34,15 @@ def load_keys(
     pin_memory: bool = False,
     payloads: PayloadReader | None = None,
     system: SystemConfig | None = None,
+    keys_per_read: int = KEYS_PER_READ,
 ) -> Generator[Batch, None, None]:
-    """Batches of any keys, in the order given: int64 (n,), or a stream of such arrays, which is pulled by a thread ahead of use.
+    """Batches of any keys, in the order given; without those whose samples are all deleted. Weights are 1.
 
-    data: the `data` section of a pipeline, with the dataset's name. num_threads: batches made in parallel. on_missing: "skip" leaves
-    deleted samples out, "raise" raises NotFoundError. Weights are 1. Random transformations are left out unless `training`; others that
-    draw random numbers do so from a fixed seed, in the caller's thread. A batch all of whose samples are deleted is left out. pin_memory:
-    batches are in page-locked memory.
-    payloads: where they come from; by default the services of `system`, which by default is the system file that MODYN_CONFIG names.
+    Args: keys: int64 (n,), or a stream of such arrays, which a thread pulls ahead of use. data: the `data` section of a pipeline, with the
+    dataset's name. num_threads: batches made in parallel. on_missing: "skip" leaves deleted samples out, "raise" raises NotFoundError.
+    training: whether random transformations are applied; others that draw random numbers do so from a fixed seed, in the caller's thread.
+    pin_memory: batches are in page-locked memory. payloads: where they come from; by default the services of `system`, which by default is
+    the system file that MODYN_CONFIG names. keys_per_read: keys that are asked for as one, unless a batch is larger.
     """
     for name, value in (("batch_size", batch_size), ("num_threads", num_threads)):
         if value < 1:
@@ -55,9 +56,9 @@ def load_keys(
         seed_of=(lambda _, index: index) if config.may_draw else None,
         pin_memory=pin_memory,
     )
+    reads = _reads(iter([keys]) if isinstance(keys, np.ndarray) else iter(keys), batch_size, max(batch_size, keys_per_read))
     with nullcontext(payloads) if payloads is not None else _open(config, num_threads, system) as source:
-        units = _units(iter([keys]) if isinstance(keys, np.ndarray) else iter(keys), batch_size)
-        reader = BatchReader(units, _GivenKeys(), source, config, options)
+        reader = BatchReader(reads, _keys_of, source, config, options)
         with closing(reader.batches(0 if config.may_draw else 1 if config.runs_per_sample else num_threads)) as batches:
             for batch in batches:
                 if len(batch):
@@ -68,34 +69,32 @@ def _open(config: DataConfig, num_threads: int, system: SystemConfig | None) -> 
     return PayloadSource.of(system or load_system_config(), config.dataset_id, streams=num_threads).open()
 
 
-class _GivenUnit(Unit):
-    def __init__(self, keys: Int64Array, pieces: tuple[Piece, ...]) -> None:
-        super().__init__(0, np.arange(len(keys)), pieces)
+class _GivenRead(PartitionRead):
+    """Some of the given keys, as a partition of their own."""
+
+    def __init__(self, keys: Int64Array, slices: tuple[BatchSlice, ...]) -> None:
+        super().__init__(0, np.arange(len(keys)), slices)
         self.keys = keys
 
 
-class _GivenKeys:
-    """The keys that a unit carries itself."""
-
-    def keys_of(self, unit: Unit) -> KeysAndWeights:
-        assert isinstance(unit, _GivenUnit)
-        return KeysAndWeights(unit.keys, np.ones(len(unit.keys), np.float32))
+def _keys_of(read: PartitionRead) -> KeysAndWeights:
+    assert isinstance(read, _GivenRead)
+    return KeysAndWeights(read.keys, np.ones(len(read.keys), np.float32))
 
 
-def _units(arrays: Iterator[Int64Array], batch_size: int) -> Iterator[Unit]:
-    """Units of bounded length, with batches that are full across them; the last unit is empty and closes the last batch."""
-    number, held = 0, 0
-    limit = max(batch_size, KEYS_PER_READ)
+def _reads(arrays: Iterator[Int64Array], batch_size: int, limit: int) -> Iterator[PartitionRead]:
+    """Reads of at most `limit` keys, with batches that are full across them; the last read is empty and completes the last batch."""
+    index, held = 0, 0
     for array in arrays:
         for first in range(0, len(array), limit):
             keys = array[first : first + limit]
-            pieces, start = [], 0
+            slices, start = [], 0
             while start < len(keys):
                 stop = min(start + batch_size - held, len(keys))
                 complete = held + stop - start == batch_size
-                pieces.append(Piece(0, number, start, stop, complete))
-                number, held = (number + 1, 0) if complete else (number, held + stop - start)
+                slices.append(BatchSlice(0, index, start, stop, complete))
+                index, held = (index + 1, 0) if complete else (index, held + stop - start)
                 start = stop
-            yield _GivenUnit(keys, tuple(pieces))
+            yield _GivenRead(keys, tuple(slices))
     if held:
-        yield _GivenUnit(np.empty(0, np.int64), (Piece(0, number, 0, 0, True),))
+        yield _GivenRead(np.empty(0, np.int64), (BatchSlice(0, index, 0, 0, True),))

@@ -19,15 +19,15 @@ from modyn.errors import ModynError, UserCodeError
 from modyn.workers.limits import WorkerLimits, active_limits, impose
 
 _PRELOADED = ["torch", "modyn.dataset.loader", "modyn.storage.read.local_reads", "PIL.JpegImagePlugin"]
-"""What the fork server imports once: half a second for each worker otherwise. PIL's plug-ins are found when the first image is opened."""
+"""What the fork server imports once; each worker would need half a second for it. PIL's plug-ins are found when the first image is opened."""
 
 
 class BatchLoader:
-    """The batches of a dataset, in plan order, empty ones left out. Use as a context manager, or call `close`.
+    """The batches of a dataset, in the order of its plan, without empty ones. Use as a context manager, or call `close`.
 
-    Workers are threads of this process where no Python code runs for each sample: reading and copying let go of the interpreter. Where it
-    does, one worker is a thread, and several are processes of their own (forkserver) with equal shares. The batches are the same, and
-    workers live as long as an iteration, over all epochs. pin_memory: batches are in page-locked memory.
+    Workers are threads of this process where no Python code runs for each sample: reading and copying release the GIL. Otherwise one worker
+    is a thread, and several are processes of their own (forkserver) with equal shares. The batches are the same for any number of workers,
+    which live as long as an iteration, over all epochs. pin_memory: batches are in page-locked memory.
     """
 
     def __init__(self, dataset: TriggerSetDataset, num_workers: int = 1, pin_memory: bool = False) -> None:
@@ -43,7 +43,7 @@ class BatchLoader:
         self.close()
 
     def __iter__(self) -> Iterator[Batch]:
-        """Starts the workers, from the dataset's position on; what ran before is closed."""
+        """Start the workers, from the dataset's position on; an iteration that still runs is closed."""
         self.close()
         processes = self._num_workers > 1 and self._dataset.data.runs_per_sample
         self._running = self._in_processes() if processes else self._in_threads()
@@ -54,7 +54,7 @@ class BatchLoader:
         return len(self._dataset)
 
     def close(self) -> None:
-        """Ends threads and processes."""
+        """End the threads and processes of the iteration that runs."""
         if self._running is not None:
             self._running.close()
             self._running = None
@@ -68,10 +68,9 @@ class BatchLoader:
     def _in_processes(self) -> Generator[Batch, None, None]:
         context = get_context("forkserver")
         context.set_forkserver_preload(_PRELOADED)
-        limits = active_limits()
-        told, told_by = context.Pipe(duplex=False)
+        reasons, sender = context.Pipe(duplex=False)
         loader: DataLoader[Batch | ModynError] = DataLoader(
-            _Shipped(self._dataset, limits, told_by),
+            _WorkerDataset(self._dataset, active_limits(), sender),
             batch_size=None,
             num_workers=self._num_workers,
             collate_fn=_unchanged,
@@ -81,49 +80,50 @@ class BatchLoader:
         )
         batches: Any = iter(loader)
         try:
-            while (batch := _next(batches, told)) is not None:
+            while (batch := _next(batches, reasons)) is not None:
                 if isinstance(batch, ModynError):
                     raise batch
                 if len(batch):
                     yield batch
         finally:
-            # The workers end when their iterator does; waiting for the garbage collector would leave that to chance.
+            # Workers end with their iterator; left to the garbage collector, that would happen at any time. The pipe is closed after them,
+            # so that a worker which ends for a reason of its own can still send it.
             batches._shutdown_workers()
-            told.close()
-            told_by.close()
+            reasons.close()
+            sender.close()
 
 
-def _next(batches: Any, told: Connection[Any, Any]) -> Batch | ModynError | None:
-    """The next batch. A worker that gave up has said why on a line of its own; DataLoader knows only that it has ended."""
+def _next(batches: Any, reasons: Connection[Any, Any]) -> Batch | ModynError | None:
+    """The next batch. A worker that exceeds a limit sends the reason on a pipe of its own; DataLoader knows only that it has ended."""
     try:
         batch: Batch | ModynError | None = next(batches, None)
     except RuntimeError as error:
-        if told.poll():
-            raise UserCodeError(told.recv()) from error
+        if reasons.poll():
+            raise UserCodeError(reasons.recv()) from error
         raise
     return batch
 
 
-class _Shipped(IterableDataset[Batch | ModynError]):
-    """The dataset in a worker process. Its errors are sent as they are: DataLoader would put a whole traceback into their message."""
+class _WorkerDataset(IterableDataset[Batch | ModynError]):
+    """The dataset in a worker process. Yields its errors as items: DataLoader would put a whole traceback into their message."""
 
-    def __init__(self, dataset: TriggerSetDataset, limits: WorkerLimits | None, told_by: Connection[Any, Any]) -> None:
+    def __init__(self, dataset: TriggerSetDataset, limits: WorkerLimits | None, sender: Connection[Any, Any]) -> None:
         super().__init__()
         self._dataset = dataset
         self._limits = limits
-        self._told_by = told_by
+        self._sender = sender
 
     def __iter__(self) -> Iterator[Batch | ModynError]:
         try:
             if self._limits is not None:
-                impose(self._limits, self._give_up)
+                impose(self._limits, self._exit)
             yield from self._dataset
         except ModynError as error:
             yield error
 
-    def _give_up(self, message: str) -> None:
+    def _exit(self, reason: str) -> None:
         try:
-            self._told_by.send(message)
+            self._sender.send(reason)
         finally:
             os._exit(1)
 
@@ -137,7 +137,7 @@ def _start_worker(_: int) -> None:
 
     from modyn.workers import die_with_parent
 
-    # Ctrl-C reaches all processes of a terminal; when this one ends is decided by the process that it works for.
+    # Ctrl-C reaches all processes of a terminal; the process that started this one decides when it ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     die_with_parent()

@@ -7,131 +7,138 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-U = TypeVar("U")
-C = TypeVar("C")
+T = TypeVar("T")
+R = TypeVar("R")
 
 JOIN_S = 10.0
-"""How long to wait for a thread that is still inside a call when it is told to stop; it is a daemon and ends with its call."""
+"""How long `join` waits for a thread that is still inside a call; it is a daemon and ends with its call."""
 
 
-class _Slot(Generic[U, C]):
-    def __init__(self, unit: U) -> None:
-        self.unit = unit
-        self.chunks: deque[C] = deque()
+class _Slot(Generic[T, R]):
+    """A task that has been taken from the stream, and the results of it that are not used yet."""
+
+    def __init__(self, task: T) -> None:
+        self.task = task
+        self.results: deque[R] = deque()
         self.done = False
 
 
-class Prefetcher(Generic[U, C]):
-    """Loads `units` on `threads` threads, up to `ahead` beyond the one in use, and yields each with its chunks, in order.
+class Prefetcher(Generic[T, R]):
+    """Runs `load` for each of `tasks` on threads, ahead of use, and yields each task with its results, in order.
 
-    Chunks can be used as soon as they arrive. What `units` or `load` raise in a thread is raised at once where the chunks are used, also
-    if its turn has not come. After `stop` nothing more is yielded, and the threads end. A prefetcher may be the units of another one, and
-    is then stopped first. `name`: of the threads.
+    Results can be used as soon as they arrive. What `tasks` or `load` raise in a thread is raised at once where results are used, also if
+    its turn has not come. After `stop` nothing more is yielded, and the threads end. The tasks may come from another prefetcher, which is
+    then stopped first: otherwise `join` would wait for a thread that waits for it.
+
+    Args: ahead: tasks that are loaded beyond the one in use. threads: at most this many, and no more than tasks that may be loaded at once.
+    name: of the threads.
     """
 
     def __init__(
-        self, units: Iterator[U], load: Callable[[U], Iterator[C]], *, ahead: int, threads: int, name: str = "prefetch"
+        self, tasks: Iterator[T], load: Callable[[T], Iterator[R]], *, ahead: int, threads: int, name: str = "prefetch"
     ) -> None:
-        self._units = units
+        self._tasks = tasks
         self._load = load
         self._ahead = max(ahead, 0)
+        # Held by the thread that takes the next task: one generator, whose tasks keep their order. Taken before `_changed`, never inside it.
         self._pull = threading.Lock()
+        # Guards all fields below, and is notified after each change of them. Never held while `tasks` or `load` run.
         self._changed = threading.Condition()
-        self._slots: deque[_Slot[U, C]] = deque()
-        self._pulled = 0
-        self._used = 0
+        self._slots: deque[_Slot[T, R]] = deque()
+        self._num_pulled = 0
+        self._num_used = 0
         self._exhausted = False
         self._stopped = False
         self._failure: BaseException | None = None
-        # No more threads than units that may be loaded at once.
         self._threads = [
             threading.Thread(target=self._work, name=f"{name}-{i}", daemon=True)
             for i in range(max(1, min(threads, self._ahead + 1)))
         ]
 
-    def __iter__(self) -> Iterator[tuple[U, Iterator[C]]]:
+    def __iter__(self) -> Iterator[tuple[T, Iterator[R]]]:
         for thread in self._threads:
             thread.start()
         while True:
             with self._changed:
+                # Until there is a task, or there will be none any more.
                 self._changed.wait_for(lambda: self._slots or self._exhausted or self._failure or self._stopped)
-                self._raise_failure()
+                if self._failure is not None:
+                    raise self._failure
                 if self._stopped or not self._slots:
                     return
                 slot = self._slots.popleft()
-            yield slot.unit, self._chunks(slot)
+            yield slot.task, self._results(slot)
             with self._changed:
-                self._used += 1
+                self._num_used += 1
                 self._changed.notify_all()
 
     def stop(self) -> None:
-        """Tells the threads to end, and whoever waits for chunks. May be called by any thread, and repeatedly."""
+        """End the threads, and the iteration wherever it waits. From any thread, and repeatedly."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
 
     def join(self) -> None:
-        """Waits for the threads to end once they are told to."""
+        """Wait for the threads, once stopped; each at most `JOIN_S` seconds."""
         for thread in self._threads:
             if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(JOIN_S)
 
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
-    def _chunks(self, slot: _Slot[U, C]) -> Iterator[C]:
+    def _results(self, slot: _Slot[T, R]) -> Iterator[R]:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: slot.chunks or slot.done or self._failure or self._stopped)
-                self._raise_failure()
-                if self._stopped or not slot.chunks:
+                # Until there is a result, or there will be none any more.
+                self._changed.wait_for(lambda: slot.results or slot.done or self._failure or self._stopped)
+                if self._failure is not None:
+                    raise self._failure
+                if self._stopped or not slot.results:
                     return
-                chunk = slot.chunks.popleft()
-            yield chunk
+                result = slot.results.popleft()
+            yield result
 
     def _work(self) -> None:
         try:
             while (slot := self._next()) is not None:
-                for chunk in self._load(slot.unit):
+                for result in self._load(slot.task):
                     with self._changed:
                         if self._stopped:
                             return
-                        slot.chunks.append(chunk)
+                        slot.results.append(result)
                         self._changed.notify_all()
                 with self._changed:
                     slot.done = True
                     self._changed.notify_all()
-        except BaseException as error:  # noqa: BLE001  (it is raised again in the thread that waits for the chunks)
+        except BaseException as error:  # noqa: BLE001  (it is raised again in the thread that waits for the results)
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
+        """Keep the first failure; after `stop` none, since a load that is cancelled raises too."""
         with self._changed:
             if not self._stopped:
                 self._failure = self._failure or error
             self._changed.notify_all()
 
-    def _next(self) -> _Slot[U, C] | None:
-        """The next unit, once it may be loaded. Units are pulled by one thread at a time, which need not be quick."""
+    def _next(self) -> _Slot[T, R] | None:
+        """The next task, once it may be loaded; None at the end. `tasks` may be slow: other threads wait at `_pull` meanwhile."""
         with self._pull:
             with self._changed:
                 self._changed.wait_for(
-                    lambda: self._stopped or self._exhausted or self._failure or self._pulled <= self._used + self._ahead
+                    lambda: self._stopped or self._exhausted or self._failure or self._num_pulled <= self._num_used + self._ahead
                 )
                 if self._stopped or self._exhausted or self._failure:
                     return None
             try:
-                unit = next(self._units, None)
+                task = next(self._tasks, None)
             except BaseException as error:  # noqa: BLE001  (raised again, as above)
-                # Before another thread may pull: a generator that has failed looks as if it were at its end.
+                # While `_pull` is held: to another thread a generator that has failed looks as if it were at its end.
                 self._fail(error)
                 return None
             with self._changed:
                 self._changed.notify_all()
-                if unit is None:
+                if task is None:
                     self._exhausted = True
                     return None
-                slot: _Slot[U, C] = _Slot(unit)
+                slot: _Slot[T, R] = _Slot(task)
                 self._slots.append(slot)
-                self._pulled += 1
+                self._num_pulled += 1
                 return slot

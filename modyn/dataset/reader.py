@@ -1,73 +1,37 @@
-"""One reader: what one process serves of a planned stream, from keys to decoded batches. The order of reading is the order of running.
+"""One reader: the batches that one process makes of a stream of partition reads. The order of this file is the order in which it runs.
 
-units → keys (prefetched) → payloads (prefetched, or looked up by the short cut) → planned batches → gathered → decoded
+partition reads → keys (prefetched) → chunks, by the local or the Flight flow → gathered into one buffer → decode → augment → Batch
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-import numpy as np
-import torch
+from typing import Any
 
 from modyn.dataset.batch import Batch
+from modyn.dataset.chunks import Chunk, KeyStream, PartitionKeys, ReadOptions
 from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import PayloadReader
-from modyn.dataset.decode import Decoder, as_tensor
-from modyn.dataset.flight_batches import KeyStream, Wanted, arrivals
-from modyn.dataset.order.plan import Unit
-from modyn.dataset.partition_keys import PartitionKeys
+from modyn.dataset.decode import BatchPipeline, as_tensor
+from modyn.dataset.flight_batches import FlightBatches
+from modyn.dataset.local_batches import LocalBatches
+from modyn.dataset.order.plan import PartitionRead
 from modyn.dataset.prefetch import Prefetcher
 from modyn.errors import ModynError
 from modyn.records import Float32Array, KeysAndWeights
-from modyn.storage.flight.client import OnMissing, Payloads
+from modyn.storage.flight.client import PayloadClient, Payloads
 
 BATCHES_AHEAD = 2
 """Batches that are made ahead of the one in use, at least."""
 
-
-class KeySource(Protocol):
-    """Where the keys of a unit come from."""
-
-    def keys_of(self, unit: Unit) -> KeysAndWeights:
-        """Keys and weights of the unit's whole partition, of which `unit.rows` are wanted. Called by prefetch threads, several at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadOptions:
-    """How a stream is read.
-
-    shuffled: rows of a unit are in random order. ahead: units whose keys, and payloads or windows of them, are prefetched beyond the one in
-    use. requests: how many at once. on_missing: "skip" leaves deleted samples out of their batch, "raise" makes them an error.
-    training: whether random transformations are applied. seed_of(epoch, index): what the random generators are seeded with while that
-    batch is decoded; None leaves them alone. pin_memory: batches are in page-locked memory.
-    """
-
-    training: bool
-    shuffled: bool = False
-    ahead: int = 1
-    requests: int = 1
-    on_missing: OnMissing = "skip"
-    seed_of: Callable[[int, int], int] | None = None
-    pin_memory: bool = False
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Planned:
-    """A batch whose parts have arrived."""
-
-    epoch: int
-    index: int
-    parts: Sequence[Any]
+KeysOf = Callable[[PartitionRead], KeysAndWeights]
+"""Returns keys and weights of the whole partition of a read. Called by prefetch threads, several at once."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Gathered:
-    """A batch whose payloads are in one buffer. A cache of payloads would stand before it, one of decoded samples behind it."""
+    """A batch whose payloads are in one buffer."""
 
     epoch: int
     index: int
@@ -76,119 +40,94 @@ class _Gathered:
 
 
 class BatchReader:
-    """Serves the batches of `units`, once: keys from `source`, payloads from `payloads`, decoded as `data` says."""
+    """Serves the batches of `reads`, once: keys from `keys_of`, payloads from `payloads`, tensors as `data` says."""
 
     def __init__(
-        self, units: Iterator[Unit], source: KeySource, payloads: PayloadReader, data: DataConfig, options: ReadOptions
+        self, reads: Iterator[PartitionRead], keys_of: KeysOf, payloads: PayloadReader, data: DataConfig, options: ReadOptions
     ) -> None:
         self._options = options
-        self._decoder = Decoder(data, training=options.training)
+        self._keys_of = keys_of
+        self._pipeline = BatchPipeline(data, training=options.training)
         self._num_planned: int | None = None
         keys: KeyStream = Prefetcher(
-            self._counted(units),
-            lambda unit: iter((Wanted(PartitionKeys(source.keys_of(unit)), unit.rows),)),
-            ahead=options.ahead,
-            threads=options.requests,
-            name="prefetch-keys",
+            self._counted(reads), self._load_keys, ahead=options.ahead, threads=options.requests, name="prefetch-keys"
         )
-        self._arrivals = arrivals(
-            keys,
-            payloads,
-            data.dataset_id,
-            options.on_missing,
-            shuffled=options.shuffled,
-            ahead=options.ahead,
+        self._flow: FlightBatches | LocalBatches = (
+            FlightBatches(keys, payloads, data.dataset_id, options)
+            if isinstance(payloads, PayloadClient)
+            else LocalBatches(keys, payloads, data.dataset_id, options.on_missing)
         )
-        self._serving: Prefetcher[_Planned, Any] | None = None
+        self._serving: Prefetcher[list[Chunk[Any]], Any] | None = None
 
     def batches(self, num_threads: int) -> Generator[Batch, None, None]:
-        """All batches, in order; one whose samples are all deleted is empty. Made by `num_threads` threads, or with 0 by the caller's own:
-        where decoding draws random numbers. Bytes are read ahead by a thread even then. Raises what went wrong in any thread, and ModynError
-        for a stream that ends before its plan."""
+        """All batches, in order; one whose samples are all deleted is empty.
+
+        Args: num_threads: threads that make batches; 0: the caller's own, where decoding draws random numbers. A thread gathers payloads
+        ahead even then.
+        Raises: what any thread raised; ModynError: the stream ended before its plan.
+        """
         try:
             if num_threads:
-                yield from self._served(lambda planned: self._decode(self._gather(planned)), num_threads)
+                yield from self._serve(lambda chunks: self._to_tensors(self._gather(chunks)), num_threads)
             else:
-                for gathered in self._served(self._gather, 1):
-                    yield self._decode(gathered)
+                for gathered in self._serve(self._gather, 1):
+                    yield self._to_tensors(gathered)
         finally:
             self._close()
 
     def _close(self) -> None:
-        """Ends all threads: those that others wait for are told first."""
-        self._arrivals.stop()
+        """End all threads. The flow is stopped first: a serving thread that waits inside `chunks` notices only that. It is joined last, since
+        its threads are started by the serving thread that asks for the first chunk."""
+        self._flow.stop()
         if self._serving is not None:
             self._serving.stop()
             self._serving.join()
-        self._arrivals.join()
+        self._flow.join()
 
-    def _counted(self, units: Iterator[Unit]) -> Iterator[Unit]:
-        """The units; how many batches were planned is known once they have come to their end, and not if they break off."""
+    def _counted(self, reads: Iterator[PartitionRead]) -> Iterator[PartitionRead]:
+        """The reads; counts the batches, whose number is known once the reads have come to their end, and not if they break off."""
         num_planned = 0
-        for unit in units:
-            num_planned += sum(piece.last for piece in unit.pieces)
-            yield unit
+        for read in reads:
+            num_planned += sum(part.last for part in read.slices)
+            yield read
         self._num_planned = num_planned
 
-    def _served(self, make: Callable[[_Planned], Any], num_threads: int) -> Iterator[Any]:
-        """What `make` makes of each planned batch, in their order, on threads."""
+    def _load_keys(self, read: PartitionRead) -> Iterator[PartitionKeys]:
+        keys = PartitionKeys(self._keys_of(read))
+        read.rows()  # made ahead of use too, unless the flow waits for this read and has made them
+        yield keys
+
+    def _serve(self, make: Callable[[list[Chunk[Any]]], Any], num_threads: int) -> Iterator[Any]:
+        """What `make` returns for the chunks of each batch, in order, on threads."""
         ahead = max(BATCHES_AHEAD, num_threads)
         self._serving = Prefetcher(
-            self._planned(), lambda planned: iter((make(planned),)), ahead=ahead, threads=num_threads, name="serve"
+            self._chunks_by_batch(), lambda chunks: iter((make(chunks),)), ahead=ahead, threads=num_threads, name="serve"
         )
         num_served = 0
         for _, made in self._serving:
             for batch in made:
                 yield batch
                 num_served += 1
-        # Whoever stops early does so at a `yield`. A stream that loses its end must not look like one that is complete.
+        # A consumer that stops early stops at the `yield`. A stream that loses its end must not look like one that is complete.
         if num_served != self._num_planned:
             planned = "not all were planned" if self._num_planned is None else f"{self._num_planned} were planned"
             raise ModynError(f"the batches ended after {num_served}, but {planned}: this is an error in Modyn; please report it")
 
-    def _planned(self) -> Iterator[_Planned]:
-        """The batches, each as soon as its last part is there; without those that are cut off when the reader is stopped."""
-        parts: list[Any] = []
-        for unit, chunks in self._arrivals.units():
-            chunk = None
-            for piece in unit.pieces:
-                while chunk is not None or (chunk := next(chunks, None)) is not None:
-                    part = chunk.part(piece.start, piece.stop)
-                    if part is not None:
-                        parts.append(part)
-                    if chunk.upto >= piece.stop:
-                        break
-                    chunk = None
-                else:
-                    return  # stopped: a unit is complete otherwise, or `_served` raises
-                if piece.last:
-                    yield _Planned(piece.epoch, piece.index, parts)
-                    parts = []
+    def _chunks_by_batch(self) -> Iterator[list[Chunk[Any]]]:
+        """The chunks of each batch, as soon as its last one is there; without a batch that is cut off because the reader is stopped."""
+        chunks: list[Chunk[Any]] = []
+        for chunk in self._flow.chunks():
+            chunks.append(chunk)
+            if chunk.last:
+                yield chunks
+                chunks = []
 
-    def _gather(self, planned: _Planned) -> _Gathered:
-        return _Gathered(planned.epoch, planned.index, *self._arrivals.gather(planned.parts))
+    def _gather(self, chunks: list[Chunk[Any]]) -> _Gathered:
+        return _Gathered(chunks[0].epoch, chunks[0].index, *self._flow.gather(chunks))
 
-    def _decode(self, gathered: _Gathered) -> Batch:
-        payloads, seed_of = gathered.payloads, self._options.seed_of
-        with seeded(None if seed_of is None else seed_of(gathered.epoch, gathered.index)):
-            data, labels = self._decoder.decode(payloads)
-        batch = Batch(as_tensor(payloads.keys), data, labels, as_tensor(gathered.weights), gathered.epoch, gathered.index)
+    def _to_tensors(self, gathered: _Gathered) -> Batch:
+        """The same for both flows: payloads → decode → augment, with the places for a cache between them, see `BatchPipeline`."""
+        epoch, index, seed_of = gathered.epoch, gathered.index, self._options.seed_of
+        data, labels = self._pipeline.run(gathered.payloads, None if seed_of is None else seed_of(epoch, index))
+        batch = Batch(as_tensor(gathered.payloads.keys), data, labels, as_tensor(gathered.weights), epoch, index)
         return batch.pin_memory() if self._options.pin_memory else batch
-
-
-@contextmanager
-def seeded(seed: int | None) -> Iterator[None]:
-    """The generators of PyTorch (CPU), NumPy and Python start from `seed` inside the block and go on undisturbed behind it."""
-    if seed is None:
-        yield
-        return
-    before = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
-    torch.default_generator.manual_seed(seed)
-    np.random.seed(seed % 2**32)
-    random.seed(seed)
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(before[0])
-        np.random.set_state(before[1])
-        random.setstate(before[2])

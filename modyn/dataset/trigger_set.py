@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
 from modyn.dataset.batch import Batch
+from modyn.dataset.chunks import ReadLimits, ReadOptions
 from modyn.dataset.config import DataConfig
-from modyn.dataset.connections import DatasetClients, Keys
-from modyn.dataset.order.plan import Plan, Position, Unit, augmentation_seed
-from modyn.dataset.reader import BatchReader, ReadOptions
-from modyn.dataset.state import DatasetState
-from modyn.errors import ConflictError, InvalidArgumentError
+from modyn.dataset.connections import DatasetClients
+from modyn.dataset.order.plan import PartitionRead, Plan, Position, augmentation_seed
+from modyn.dataset.reader import BatchReader
+from modyn.errors import ConflictError, CorruptStateError, InvalidArgumentError
 from modyn.records import KeysAndWeights, TriggerSetInfo
+from modyn.selector.client import SelectorClient
+
+STATE_VERSION = 4
+
+_PLACE = ("epoch", "batch", "one_epoch")
+"""Fields of a state that are the position; on all others the batches depend."""
+_LEAST = {"batch_size": 1, "seed": 0, "epochs": 0, "num_prefetched_partitions": 0, "parallel_prefetch_requests": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
     """How a trigger set is served; names and defaults as in the `training` section. seed None: another order at each construction.
-    Raises InvalidArgumentError for numbers that are too small, whichever way payloads come."""
+
+    Raises: InvalidArgumentError: a number is too small, for the local as for the Flight flow.
+    """
 
     batch_size: int
     drop_last: bool = True
@@ -31,6 +41,7 @@ class LoadOptions:
     epochs: int = 1
     num_prefetched_partitions: int = 1
     parallel_prefetch_requests: int = 1
+    limits: ReadLimits = ReadLimits()  # noqa: RUF009  (frozen)
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -39,15 +50,13 @@ class LoadOptions:
                 raise InvalidArgumentError(f"{name} is {value}; it must be at least {least}")
 
 
-_LEAST = {"batch_size": 1, "seed": 0, "epochs": 0, "num_prefetched_partitions": 0, "parallel_prefetch_requests": 1}
-
-
 class TriggerSetDataset(IterableDataset[Batch]):
     """The batches of `epochs` epochs over one trigger set, one after the other: `Batch.epoch` and `Batch.index` say which.
 
-    connect: makes the clients, inside the process that iterates; must be picklable if DataLoader workers are used.
-    The batches are the same for any number of workers, threads or processes (see modyn.dataset.order.plan). Clients and threads live as long
-    as one iteration over all epochs. Iterate with `modyn.dataset.loader.BatchLoader`, or with a DataLoader of batch_size=None.
+    The batches are the same for any number of workers, threads or processes (see modyn.dataset.order.plan). Clients and threads live as
+    long as one iteration over all epochs. Iterate with `modyn.dataset.loader.BatchLoader`, or with a DataLoader of batch_size=None.
+
+    Args: connect: makes the clients, inside the process that iterates; must be picklable if DataLoader workers are used.
     """
 
     def __init__(
@@ -73,7 +82,7 @@ class TriggerSetDataset(IterableDataset[Batch]):
             trigger_id=trigger_set.trigger_id,
         )
         self._connect = connect
-        self._go(position, one_epoch=False)
+        self._move(position, one_epoch=False)
 
     @property
     def num_batches(self) -> int:
@@ -82,7 +91,7 @@ class TriggerSetDataset(IterableDataset[Batch]):
 
     def __len__(self) -> int:
         """Batches that an iteration from here on serves, as `len` of a DataLoader; fewer only where all samples of one were deleted."""
-        return self._end * self.num_batches - self._number
+        return self._end * self.num_batches - self.plan.batches_before(self._position)
 
     @property
     def position(self) -> Position:
@@ -90,119 +99,114 @@ class TriggerSetDataset(IterableDataset[Batch]):
         return self._position
 
     def set_epoch(self, epoch: int) -> None:
-        """From now on an iteration serves exactly epoch `epoch`, in its own order, whatever `epochs` is; `seek` ends that.
-        Raises InvalidArgumentError if it is negative."""
-        self._go(Position(epoch), one_epoch=True)
+        """Make iterations serve exactly epoch `epoch`, in its own order, whatever `epochs` is, until `seek` or `resume`.
+
+        Raises: InvalidArgumentError: it is negative.
+        """
+        self._move(Position(epoch), one_epoch=True)
 
     def seek(self, position: Position) -> None:
-        """From now on an iteration starts at `position` and ends with the last of `epochs` epochs: exactly what has been consumed there is
-        skipped, without being read. Raises InvalidArgumentError for a position behind the end, or that no epoch has."""
-        self._go(position, one_epoch=False)
+        """Make iterations start at `position` and end with the last of `epochs` epochs; what comes before is not read.
+
+        Raises: InvalidArgumentError: the position is behind the end, or none that an epoch has.
+        """
+        self._move(position, one_epoch=False)
 
     def state(self, after: Batch | None = None) -> dict[str, Any]:
-        """What to keep once the batch `after` has been consumed, so that another process goes on behind it with `resume`: numbers and text.
-        Without a batch: the beginning of the next iteration."""
+        """What to keep once the batch `after` has been consumed, so that another process goes on behind it with `resume`: numbers and text,
+        fit for JSON and for `torch.save`. Without a batch: the beginning of the next iteration."""
         position = self._position if after is None else Position(after.epoch, after.index + 1)
-        return self._state(position).to_dict()
+        return {
+            "version": STATE_VERSION,
+            **asdict(position),
+            "one_epoch": self._one_epoch,
+            "run_id": str(self.trigger_set.run_id),
+            "keys_checksum": self.trigger_set.keys_checksum,
+            **asdict(self.plan),
+        }
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """From now on an iteration serves what is missing behind `state`, which was taken by `state` here or elsewhere. Without a seed of
-        its own the dataset takes that of the state; workers and `epochs` may be others.
+        """Make iterations serve what is missing behind `state`, which `state` returned here or in another process. Without a seed of its own
+        the dataset takes that of the state; workers and `epochs` may be others.
 
-        Raises ConflictError, which names what differs, if the trigger set or the options would give other batches; CorruptStateError for
-        what is no such state; InvalidArgumentError if `epochs` is now too small for it.
+        Raises: ConflictError: the trigger set or the options would give other batches; names what differs. CorruptStateError: this is no
+        state of this version. InvalidArgumentError: `epochs` is now too small for it.
         """
-        kept = DatasetState.from_dict(state)
-        plan = self.plan if self.options.seed is not None else replace(self.plan, seed=kept.seed)
-        if differences := replace(self._state(self._position), seed=plan.seed).differences(kept):
+        here = self.state()
+        _check_state(state, here)
+        plan = self.plan if self.options.seed is not None else replace(self.plan, seed=state["seed"])
+        here["seed"] = plan.seed
+        differences = [
+            f"{name} is {value!r} here and {state[name]!r} in the state"
+            for name, value in here.items()
+            if name not in _PLACE and value != state[name]
+        ]
+        if differences:
             raise ConflictError(f"the state does not fit this dataset: {'; '.join(differences)}")
-        self._go(Position(kept.epoch, kept.batch), kept.one_epoch)
+        self._move(Position(state["epoch"], state["batch"]), state["one_epoch"])
         self.plan = plan
 
-    def _go(self, position: Position, one_epoch: bool) -> None:
+    def _move(self, position: Position, one_epoch: bool) -> None:
+        """The one place that sets where an iteration begins and ends."""
         end = position.epoch + 1 if one_epoch else self.options.epochs
-        inside = position.epoch >= 0 and 0 <= position.batch <= self.num_batches
-        if not inside or position > Position(end):
-            raise InvalidArgumentError(
-                f"there is no position of {position.batch} batches in epoch {position.epoch}: epochs count from 0, "
-                f"{self.num_batches} batches make one, and the last batch served is of epoch {end - 1}"
-            )
+        self.plan.check_position(position, end)
         self._position, self._one_epoch, self._end = position, one_epoch, end
-
-    def _state(self, position: Position) -> DatasetState:
-        found, plan = self.trigger_set, self.plan
-        return DatasetState(
-            epoch=position.epoch,
-            batch=position.batch,
-            one_epoch=self._one_epoch,
-            run_id=str(found.run_id),
-            trigger_id=found.trigger_id,
-            num_keys=found.num_keys,
-            keys_checksum=found.keys_checksum,
-            partition_size=plan.partition_size,
-            batch_size=plan.batch_size,
-            drop_last=plan.drop_last,
-            shuffle=plan.shuffle,
-            seed=plan.seed,
-        )
-
-    @property
-    def _number(self) -> int:
-        """Batches before the position, counted over all epochs."""
-        return self._position.epoch * self.num_batches + self._position.batch
 
     def __iter__(self) -> Iterator[Batch]:
         info = get_worker_info()
-        # A worker process has its own thread to decode with, and nobody else's random numbers to disturb.
+        # A worker process decodes with its own thread: nothing else there draws random numbers that decoding could disturb.
         return self.serve() if info is None else self._serve(info.id, info.num_workers, num_threads=0)
 
     def serve(self, num_threads: int = 1, *, pin_memory: bool = False) -> Generator[Batch, None, None]:
-        """All batches, made by so many threads of this process, or by the caller's own where decoding draws random numbers."""
+        """All batches, made by `num_threads` threads of this process, or by the caller's own where decoding may draw random numbers."""
         return self._serve(0, 1, num_threads=0 if self.data.may_draw else num_threads, pin_memory=pin_memory)
 
     def _serve(
         self, worker: int, num_workers: int, *, num_threads: int, pin_memory: bool = False
     ) -> Generator[Batch, None, None]:
+        plan = self.plan
         options = ReadOptions(
             training=True,
             shuffled=self.options.shuffle,
             ahead=self.options.num_prefetched_partitions,
             requests=self.options.parallel_prefetch_requests,
-            seed_of=self._seed_of if self.data.may_draw else None,
+            seed_of=partial(augmentation_seed, plan.seed, plan.trigger_id) if self.data.may_draw else None,
             pin_memory=pin_memory,
+            limits=self.options.limits,
         )
+        reads = plan.reads(self._end, plan.batches_before(self._position), worker, num_workers)
         clients = self._connect()
         try:
-            reader = BatchReader(
-                self.plan.units(self._end, self._number, worker, num_workers),
-                TriggerSetKeys(self.trigger_set, self.plan, clients.selector),
-                clients.payloads,
-                self.data,
-                options,
-            )
-            yield from reader.batches(num_threads)
+            keys_of = partial(keys_of_partition, clients.selector, self.trigger_set, plan)
+            yield from BatchReader(reads, keys_of, clients.payloads, self.data, options).batches(num_threads)
         finally:
+            # The reader has ended its threads by then: none of them uses a client that is closed.
             clients.close()
 
-    def _seed_of(self, epoch: int, index: int) -> int:
-        return augmentation_seed(self.plan.seed, self.plan.trigger_id, epoch, index)
+
+def keys_of_partition(selector: SelectorClient, trigger_set: TriggerSetInfo, plan: Plan, read: PartitionRead) -> KeysAndWeights:
+    """Keys and weights of the whole partition of a read, from the selector.
+
+    Raises: ConflictError: the trigger set is another one by now, or the partition not what the plan was made for.
+    """
+    run_id, trigger_id = trigger_set.run_id, trigger_set.trigger_id
+    whole = selector.keys(run_id, trigger_id, read.partition, keys_checksum=trigger_set.keys_checksum)
+    if len(whole) != plan.partition_length(read.partition):
+        raise ConflictError(
+            f"partition {read.partition} of trigger {trigger_id} of run {run_id} holds {len(whole)} keys, "
+            f"not {plan.partition_length(read.partition)}: the trigger set was replaced while it was read; start the training anew"
+        )
+    return whole
 
 
-@dataclass(frozen=True, slots=True)
-class TriggerSetKeys:
-    """Keys of a trigger set's partitions, from the selector."""
-
-    trigger_set: TriggerSetInfo
-    plan: Plan
-    selector: Keys
-
-    def keys_of(self, unit: Unit) -> KeysAndWeights:
-        """Raises ConflictError if the trigger set is another one by now, or the partition not what the plan was made for."""
-        run_id, trigger_id = self.trigger_set.run_id, self.trigger_set.trigger_id
-        whole = self.selector.keys(run_id, trigger_id, unit.partition, keys_checksum=self.trigger_set.keys_checksum)
-        if len(whole) != self.plan.partition_length(unit.partition):
-            raise ConflictError(
-                f"partition {unit.partition} of trigger {trigger_id} of run {run_id} holds {len(whole)} keys, "
-                f"not {self.plan.partition_length(unit.partition)}: the trigger set was replaced while it was read; start the training anew"
-            )
-        return whole
+def _check_state(state: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Raises: CorruptStateError: a field is not of the type that it has `here`, or negative."""
+    if state.get("version") != STATE_VERSION:
+        raise CorruptStateError(
+            f"the state of a dataset has version {STATE_VERSION}, this one {state.get('version')!r}; start the training anew"
+        )
+    for name, own in here.items():
+        value = state.get(name)
+        # Exactly this type: True is an int too.
+        if type(value) is not type(own) or (isinstance(value, int) and value < 0):
+            raise CorruptStateError(f"{name} is {value!r} in the state of a dataset; start the training anew")

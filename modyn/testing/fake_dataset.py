@@ -10,6 +10,8 @@ import numpy as np
 
 from modyn.dataset.connections import DatasetClients
 from modyn.records import Int64Array, KeysAndWeights, RunId, TriggerSetInfo
+from modyn.selector.client import SelectorClient
+from modyn.testing.fake_client import FakeClient
 from modyn.testing.fake_storage import FakePayloadClient, FakeStorage
 
 
@@ -60,14 +62,13 @@ def int64_payload(key: int) -> bytes:
     return np.int64(key).tobytes()
 
 
-@dataclass
-class _FakeKeys:
-    trigger_set: FakeTriggerSet
+class _FakeKeys(FakeClient, SelectorClient):
+    """A SelectorClient that knows the keys of one trigger set."""
 
-    def keys(self, run_id: RunId, trigger_id: int, partition: int, *, keys_checksum: str) -> KeysAndWeights:
-        size = self.trigger_set.partition_size
-        keys = self.trigger_set.keys[partition * size : (partition + 1) * size]
+    def __init__(self, trigger_set: FakeTriggerSet) -> None:
+        self._trigger_set = trigger_set
+
+    def keys(self, run_id: RunId, trigger_id: int, partition: int, keys_checksum: str = "") -> KeysAndWeights:
+        size = self._trigger_set.partition_size
+        keys = self._trigger_set.keys[partition * size : (partition + 1) * size]
         return KeysAndWeights(keys, (keys / 2).astype(np.float32))
-
-    def close(self) -> None:
-        """Nothing is held."""

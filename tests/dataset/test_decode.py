@@ -11,10 +11,10 @@ import pytest
 import torch
 from PIL import Image
 
+from modyn.dataset.chunks import no_payloads
 from modyn.dataset.config import DataConfig, RecordLayout
-from modyn.dataset.decode import BLOCK, Decoder
+from modyn.dataset.decode import BLOCK, BatchPipeline
 from modyn.dataset.functions import compile_function, compile_transformation
-from modyn.dataset.payload_rows import no_payloads
 from modyn.dataset.user_code import EXTRAS
 from modyn.errors import ConfigError, DataError, UserCodeError
 from modyn.storage.flight.client import Payloads
@@ -26,8 +26,8 @@ def payloads(*parts: bytes, first_key: int = 0, dtype: str = "int64") -> Payload
     return Payloads(keys, (keys % 3).astype(dtype), np.frombuffer(b"".join(parts), np.uint8), offsets)
 
 
-def decoder(training: bool = True, **fields: Any) -> Decoder:
-    return Decoder(DataConfig(dataset_id="d", **fields), training=training)
+def pipeline(training: bool = True, **fields: Any) -> BatchPipeline:
+    return BatchPipeline(DataConfig(dataset_id="d", **fields), training=training)
 
 
 @pytest.mark.parametrize("dtype", ["<f4", ">f4", "<i2", ">i8", "u1", "f8", "f2", "bool"])
@@ -35,8 +35,8 @@ def decoder(training: bool = True, **fields: Any) -> Decoder:
 def test_layout_reads_any_type_byte_order_shape_and_offset(dtype: str, even: bool) -> None:
     expected = np.arange(24).reshape(4, 2, 3).astype(dtype)
     arrived = payloads(*[b"xyz" + row.tobytes() + b"t" * (1 if even else i) for i, row in enumerate(expected)])
-    decode = decoder(record_layout=RecordLayout(dtype=dtype, shape=(2, 3), offset=3)).decode
-    data, labels = decode(arrived)
+    run = pipeline(record_layout=RecordLayout(dtype=dtype, shape=(2, 3), offset=3)).run
+    data, labels = run(arrived)
     assert isinstance(data, torch.Tensor)
     assert np.array_equal(data.numpy(), expected.astype(np.dtype(dtype).newbyteorder("=")))
     assert labels.tolist() == [0, 1, 2, 0]
@@ -47,14 +47,14 @@ def test_payloads_that_are_the_array_are_not_copied() -> None:
     """What was gathered for a batch is its own; what came over the wire may not be written to, and is copied."""
     data = np.arange(6, dtype="<f4").view(np.uint8)
     arrived = Payloads(np.arange(3), np.arange(3), data, np.arange(4) * 8, 8)
-    decode = decoder(record_layout=RecordLayout(dtype="float32", shape=(2,))).decode
-    tensor, labels = decode(arrived)
+    run = pipeline(record_layout=RecordLayout(dtype="float32", shape=(2,))).run
+    tensor, labels = run(arrived)
     assert isinstance(tensor, torch.Tensor)
     assert tensor.tolist() == [[0, 1], [2, 3], [4, 5]]
     assert np.shares_memory(tensor.numpy(), data)
     assert np.shares_memory(labels.numpy(), arrived.labels)
     data.flags.writeable = False
-    copied, _ = decode(arrived)
+    copied, _ = run(arrived)
     assert isinstance(copied, torch.Tensor)
     assert not np.shares_memory(copied.numpy(), data)
     assert torch.equal(copied, tensor)
@@ -62,7 +62,7 @@ def test_payloads_that_are_the_array_are_not_copied() -> None:
 
 def test_a_record_that_is_too_short_is_named() -> None:
     with pytest.raises(DataError, match=r"sample 1 of dataset 'd' has 3 bytes.* needs 4"):
-        decoder(record_layout=RecordLayout(dtype="f4")).decode(payloads(b"1234", b"123"))
+        pipeline(record_layout=RecordLayout(dtype="f4")).run(payloads(b"1234", b"123"))
 
 
 def test_order_of_parser_and_transformations() -> None:
@@ -74,19 +74,19 @@ def test_order_of_parser_and_transformations() -> None:
         "random_transformations": ["lambda x: x * 10"],
     }
     arrived = payloads(b"1 a", b"2 b")
-    assert decoder(**fields).decode(arrived)[0].tolist() == [20.0, 30.0]  # type: ignore[union-attr]
-    assert decoder(training=False, **fields).decode(arrived)[0].tolist() == [2.0, 3.0]  # type: ignore[union-attr]
+    assert pipeline(**fields).run(arrived)[0].tolist() == [20.0, 30.0]  # type: ignore[union-attr]
+    assert pipeline(training=False, **fields).run(arrived)[0].tolist() == [2.0, 3.0]  # type: ignore[union-attr]
 
 
 def test_tuples_and_dicts_of_tensors() -> None:
     arrived = payloads(b"\x01", b"\x02")
     pair = "def bytes_parser_function(x):\n    return torch.tensor(x[0]), np.full(2, x[0])\n"
-    data, _ = decoder(bytes_parser_function=pair).decode(arrived)
+    data, _ = pipeline(bytes_parser_function=pair).run(arrived)
     assert isinstance(data, tuple)
     assert data[0].tolist() == [1, 2]
     assert data[1].shape == (2, 2)
     named = "def batch_parser_function(data, offsets):\n    return {'a': torch.tensor(data.tolist())}\n"
-    data, _ = decoder(batch_parser_function=named, transformations=["lambda s: {'b': s['a'] + 1}"]).decode(arrived)
+    data, _ = pipeline(batch_parser_function=named, transformations=["lambda s: {'b': s['a'] + 1}"]).run(arrived)
     assert isinstance(data, dict)
     assert data["b"].tolist() == [2, 3]
 
@@ -95,11 +95,11 @@ def test_tuples_and_dicts_of_tensors() -> None:
 def test_blocks_make_one_batch(size: int) -> None:
     arrived = payloads(*[i.to_bytes(4, "little") for i in range(size)])
     parser = "def bytes_parser_function(x):\n    n = int.from_bytes(x, 'little')\n    return {'a': torch.tensor(n), 'b': np.full(2, n)}\n"
-    data, _ = decoder(bytes_parser_function=parser).decode(arrived)
+    data, _ = pipeline(bytes_parser_function=parser).run(arrived)
     assert isinstance(data, dict)
     assert data["a"].tolist() == data["b"][:, 1].tolist() == list(range(size))
     layout = RecordLayout(dtype="<i4")
-    data, _ = decoder(record_layout=layout, transformations=["lambda x: (x, 2 * x)"]).decode(arrived)
+    data, _ = pipeline(record_layout=layout, transformations=["lambda x: (x, 2 * x)"]).run(arrived)
     assert isinstance(data, tuple)
     assert torch.equal(data[1], 2 * torch.arange(size))
 
@@ -108,31 +108,31 @@ def test_samples_of_different_shape_are_named_across_blocks() -> None:
     arrived = payloads(*[b"x" * (3 if i < BLOCK else 4) for i in range(BLOCK + 2)], first_key=70)
     parser = "def bytes_parser_function(x):\n    return torch.zeros(len(x))\n"
     with pytest.raises(UserCodeError, match=rf"sample {BLOCK + 70} .* of shape \[4\], sample 70 .* to .* shape \[3\]"):
-        decoder(bytes_parser_function=parser).decode(arrived)
+        pipeline(bytes_parser_function=parser).run(arrived)
 
 
 def test_what_makes_no_tensors_is_told_as_such() -> None:
     """All are alike, so their shapes are not at fault."""
     parser = "def bytes_parser_function(x):\n    return bytes(x).decode()\n"
     with pytest.raises(UserCodeError, match=r"was decoded to a str each, of which no batch can be made: .*str"):
-        decoder(bytes_parser_function=parser).decode(payloads(b"one", b"two"))
+        pipeline(bytes_parser_function=parser).run(payloads(b"one", b"two"))
 
 
 def test_labels_are_transformed_as_a_batch_and_floats_become_float32() -> None:
     layout = RecordLayout(dtype="u1")
     source = "def label_transformer_function(labels):\n    return (labels > 0).long()\n"
     arrived = payloads(b"1", b"2", b"3")
-    assert decoder(record_layout=layout, label_transformer_function=source).decode(arrived)[1].tolist() == [
+    assert pipeline(record_layout=layout, label_transformer_function=source).run(arrived)[1].tolist() == [
         0,
         1,
         1,
     ]
     floats = payloads(b"1", b"2", dtype="float64")
-    assert decoder(record_layout=layout).decode(floats)[1].dtype == torch.float32
+    assert pipeline(record_layout=layout).run(floats)[1].dtype == torch.float32
 
 
 def test_nothing_to_decode() -> None:
-    data, labels = decoder(record_layout=RecordLayout(dtype="u1")).decode(no_payloads())
+    data, labels = pipeline(record_layout=RecordLayout(dtype="u1")).run(no_payloads())
     assert len(data) == len(labels) == 0
 
 
@@ -176,7 +176,7 @@ def test_nothing_to_decode() -> None:
 )
 def test_errors_in_user_code_name_function_sample_and_line(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(UserCodeError, match=message):
-        decoder(**fields).decode(payloads(b"a", b"b", first_key=5))
+        pipeline(**fields).run(payloads(b"a", b"b", first_key=5))
 
 
 def test_importable_names_with_and_without_arguments() -> None:
@@ -203,7 +203,7 @@ def test_images_are_parsed_with_names_that_need_no_import() -> None:
         Image.fromarray(np.full((4, 5), shade, np.uint8)).save(file, "PNG")
         files.append(file.getvalue())
     source = "def bytes_parser_function(data):\n    return np.array(Image.open(io.BytesIO(data)), np.float32)[None] / 255\n"
-    data, _ = decoder(bytes_parser_function=source).decode(payloads(*files))
+    data, _ = pipeline(bytes_parser_function=source).run(payloads(*files))
     assert isinstance(data, torch.Tensor)
     assert data.shape == (2, 1, 4, 5)
     assert (data[:, 0, 0, 0] * 255).round().tolist() == [10, 200]

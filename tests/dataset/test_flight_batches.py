@@ -1,23 +1,27 @@
-"""Units arrive in windows of bounded size; answers are matched with what was asked; a fetch that waits can be called off."""
+"""Reads are fetched in windows of bounded size; answers are matched with the keys asked for; a fetch that waits is cancelled."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modyn.dataset import flight_batches
+from modyn.dataset.chunks import ReadLimits
 from modyn.dataset.config import DataConfig, RecordLayout
 from modyn.dataset.connections import DatasetClients
-from modyn.dataset.flight_batches import align, windows
+from modyn.dataset.flight_batches import PayloadBuffer, align, concatenate_payloads, slice_payloads, split_read, take_payloads
 from modyn.dataset.loader import BatchLoader
-from modyn.dataset.order.plan import Piece, Plan, Unit
+from modyn.dataset.order.plan import BatchSlice, PartitionRead, Plan
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.errors import ModynError
+from modyn.storage.flight.client import Payloads
 from modyn.testing.fake_dataset import FakeTriggerSet
 from modyn.testing.fake_storage import StuckPayloadClient
 from modyn.testing.waiting import PATIENCE_S
@@ -37,25 +41,25 @@ BYTES = DataConfig(dataset_id="fake", record_layout=RecordLayout(dtype="int64"))
     st.lists(st.integers(1, 20), min_size=1, max_size=5),
     st.integers(1, 3),
 )
-def test_windows_hold_what_their_unit_holds(plan: Plan, sizes: list[int], num_workers: int) -> None:
-    for unit in plan.units(1, worker=0, num_workers=num_workers):
+def test_windows_hold_what_their_read_holds(plan: Plan, sizes: list[int], num_workers: int) -> None:
+    for read in plan.reads(1, worker=0, num_workers=num_workers):
         limits = iter(sizes * 60)
-        pieces, rows = [], []
-        for window in windows(unit, lambda: next(limits)):  # noqa: B023  (used up at once)
-            assert len(window.rows) <= max(sizes)
-            assert window.pieces[0].start == 0
-            assert window.pieces[-1].stop == len(window.rows)
-            rows += window.rows.tolist()
-            for piece in window.pieces:
-                pieces.append((piece.epoch, piece.index, window.rows[piece.start : piece.stop].tolist(), piece.last))
-        assert rows == unit.rows.tolist()
-        assert _merged(pieces) == [(p.epoch, p.index, unit.rows[p.start : p.stop].tolist(), p.last) for p in unit.pieces]
+        parts, rows = [], []
+        for window in split_read(read, partial(next, limits)):
+            assert len(window.rows()) <= max(sizes)
+            assert window.slices[0].start == 0
+            assert window.slices[-1].stop == len(window.rows())
+            rows += window.rows().tolist()
+            for part in window.slices:
+                parts.append((part.epoch, part.index, window.rows()[part.start : part.stop].tolist(), part.last))
+        assert rows == read.rows().tolist()
+        assert _merged(parts) == [(p.epoch, p.index, read.rows()[p.start : p.stop].tolist(), p.last) for p in read.slices]
 
 
-def _merged(pieces: list[tuple[int, int, list[int], bool]]) -> list[tuple[int, int, list[int], bool]]:
-    """Parts of one piece as one; nothing follows the last."""
+def _merged(parts: list[tuple[int, int, list[int], bool]]) -> list[tuple[int, int, list[int], bool]]:
+    """Parts of one slice as one; nothing follows the last."""
     merged: list[tuple[int, int, list[int], bool]] = []
-    for epoch, index, rows, last in pieces:
+    for epoch, index, rows, last in parts:
         if merged and merged[-1][:2] == (epoch, index):
             assert not merged[-1][3]
             merged[-1] = (epoch, index, merged[-1][2] + rows, last)
@@ -64,11 +68,11 @@ def _merged(pieces: list[tuple[int, int, list[int], bool]]) -> list[tuple[int, i
     return merged
 
 
-def test_an_empty_unit_has_one_empty_window() -> None:
-    unit = next(iter(Plan(3, 3, 3).units(1)))
-    empty = Unit(0, np.empty(0, np.int64), (Piece(0, 5, 0, 0, True),))
-    assert [window.pieces for window in windows(empty, lambda: 4)] == [empty.pieces]
-    assert len(list(windows(unit, lambda: 4))) == 1
+def test_an_empty_read_has_one_empty_window() -> None:
+    read = next(iter(Plan(3, 3, 3).reads(1)))
+    empty = PartitionRead(0, np.empty(0, np.int64), (BatchSlice(0, 5, 0, 0, True),))
+    assert [window.slices for window in split_read(empty, lambda: 4)] == [empty.slices]
+    assert len(list(split_read(read, lambda: 4))) == 1
 
 
 @given(st.lists(st.integers(0, 9), max_size=300), st.sets(st.integers(0, 9)), st.integers(0, 5))
@@ -84,19 +88,18 @@ def test_an_answer_that_was_not_asked_for_is_refused() -> None:
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_large_samples_are_asked_for_in_small_windows(monkeypatch: pytest.MonkeyPatch, shuffle: bool) -> None:
-    monkeypatch.setattr(flight_batches, "FIRST_WINDOW", 5)
-    monkeypatch.setattr(flight_batches, "WINDOW_BYTES", 8 * 20)
+def test_large_samples_are_asked_for_in_small_windows(shuffle: bool) -> None:
     asked: list[int] = []
     keys = FakeTriggerSet(np.arange(200), 200, before_fetch=lambda keys: asked.append(len(keys)))
-    options = LoadOptions(16, drop_last=False, shuffle=shuffle, seed=0)
+    limits = ReadLimits(first_window=5, window_bytes=8 * 20)
+    options = LoadOptions(16, drop_last=False, shuffle=shuffle, seed=0, limits=limits)
     with BatchLoader(TriggerSetDataset(keys.info, BYTES, keys, options)) as loader:
         found = [key for batch in loader for key in batch.keys.tolist()]
     assert sorted(found) == list(range(200))
     assert sum(asked) == 200
     assert asked[0] == 5
     assert max(asked) == 20
-    monkeypatch.setattr(flight_batches, "FIRST_WINDOW", 50)
+    options = replace(options, limits=replace(limits, first_window=50))
     asked.clear()
     with BatchLoader(TriggerSetDataset(keys.info, BYTES, keys, options)) as loader:
         next(iter(loader))
@@ -113,3 +116,77 @@ def test_closing_calls_off_a_fetch_that_waits() -> None:
     loader.close()
     assert client.called_off.is_set()
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(("prefetch", "serve"))]
+
+
+def payloads(parts: list[bytes], first_key: int = 0, before: int = 0) -> Payloads:
+    """Keys from `first_key` on; `before` bytes of others stand before the first sample."""
+    offsets = before + np.cumsum([0, *map(len, parts)]).astype(np.int64)
+    keys = np.arange(first_key, first_key + len(parts))
+    return Payloads(keys, keys % 3, np.frombuffer(bytes(before) + b"".join(parts), np.uint8), offsets)
+
+
+def content(found: Payloads) -> list[tuple[int, int, bytes]]:
+    samples = zip(found.keys.tolist(), found.labels.tolist(), strict=True)
+    return [(key, label, bytes(found.payload(i))) for i, (key, label) in enumerate(samples)]
+
+
+SAMPLES = st.one_of(st.lists(st.binary(max_size=5), max_size=12), st.lists(st.binary(min_size=3, max_size=3), max_size=12))
+
+
+@given(SAMPLES, st.integers(0, 3), st.data())
+def test_chosen_rows(samples: list[bytes], before: int, data: st.DataObject) -> None:
+    whole = payloads(samples, 10, before)
+    rows = data.draw(st.lists(st.sampled_from(range(len(samples))), max_size=20)) if samples else []
+    found = take_payloads(whole, np.array(rows, np.int64))
+    assert content(found) == [content(whole)[row] for row in rows]
+    assert (found.offsets[0], found.offsets[-1]) == (0, len(found.data))
+    start, stop = sorted((data.draw(st.integers(0, len(samples))), data.draw(st.integers(0, len(samples)))))
+    found = slice_payloads(whole, start, stop)
+    assert content(found) == content(whole)[start:stop]
+    assert (found.offsets[0], found.offsets[-1]) == (0, len(found.data))
+    assert np.shares_memory(found.data, whole.data) or not len(found.data)
+
+
+@given(st.lists(st.tuples(SAMPLES, st.integers(0, 3)), max_size=4))
+def test_joined_parts(parts: list[tuple[list[bytes], int]]) -> None:
+    arrived = [payloads(samples, 100 * i, before) for i, (samples, before) in enumerate(parts)]
+    assert content(concatenate_payloads(arrived)) == [sample for part in arrived for sample in content(part)]
+
+
+@given(st.lists(st.tuples(SAMPLES, st.integers(0, 3)), max_size=4), st.integers(0, 5), st.integers(0, 50))
+def test_collected_answers(parts: list[tuple[list[bytes], int]], more: int, usual_bytes: int) -> None:
+    arrived = [payloads(samples, 100 * i, before) for i, (samples, before) in enumerate(parts)]
+    collected = PayloadBuffer(sum(map(len, arrived)) + more, usual_bytes)
+    for part in arrived:
+        collected.add(replace(part, record_size=part.common_size))
+    found, expected = collected.payloads(), concatenate_payloads(arrived)
+    assert content(found) == content(expected)
+    assert found.offsets.tolist() == (expected.offsets - expected.offsets[0]).tolist()
+    assert found.labels.dtype == expected.labels.dtype
+    assert len(found.data) == found.offsets[-1]
+    assert found.common_size in (expected.common_size, None)
+
+
+def test_answers_of_one_size_are_put_where_they_stay() -> None:
+    collected = PayloadBuffer(30, 1000)
+    collected.add(payloads([b"abcd"] * 10))
+    room = collected.payloads().data
+    for first in (10, 20):
+        collected.add(payloads([b"efgh"] * 10, first))
+    assert np.shares_memory(collected.payloads().data, room)
+    assert bytes(collected.payloads().data) == b"abcd" * 10 + b"efgh" * 20
+
+
+def test_a_large_first_sample_says_little_of_the_others() -> None:
+    collected = PayloadBuffer(262_144, 64 * 2**20)
+    collected.add(payloads([bytes(2**20)]))
+    assert len(collected.payloads()) == 1
+
+
+@given(SAMPLES)
+def test_record_size(samples: list[bytes]) -> None:
+    expected = len(samples[0]) if samples and all(len(a) == len(b) for a, b in pairwise(samples)) else None
+    whole = payloads(samples)
+    assert whole.common_size == expected
+    if samples:
+        assert replace(whole, record_size=77).common_size == 77, "what is known already is not looked up"

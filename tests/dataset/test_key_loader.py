@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modyn.dataset import key_loader
 from modyn.dataset.config import DataConfig, RecordLayout
 from modyn.dataset.connections import PayloadReader
 from modyn.dataset.key_loader import load_keys
@@ -45,11 +44,11 @@ def test_batches_are_full_and_in_order(arrays: list[list[int]], batch_size: int,
         assert batch.labels.tolist() == (batch.keys % 10).tolist()
 
 
-def test_a_long_array_is_asked_for_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_loader, "KEYS_PER_READ", 10)
+def test_a_long_array_is_asked_for_in_parts() -> None:
     asked: list[int] = []
     clients = FakeTriggerSet(np.arange(45), 45, before_fetch=lambda keys: asked.append(len(keys)))()
-    assert [len(batch) for batch in load_keys(np.arange(45), DATA, 6, payloads=clients.payloads)] == [6] * 7 + [3]
+    batches = load_keys(np.arange(45), DATA, 6, payloads=clients.payloads, keys_per_read=10)
+    assert [len(batch) for batch in batches] == [6] * 7 + [3]
     assert sum(asked) == 45
     assert max(asked) <= 10
 

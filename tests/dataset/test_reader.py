@@ -33,7 +33,7 @@ def dataset(data: DataConfig, short_cut: bool) -> TriggerSetDataset:
     ("short_cut", "stage"),
     [(False, "prefetch-keys"), (False, "prefetch-payloads"), (False, "serve"), (True, "prefetch-keys"), (True, "serve")],
 )
-@pytest.mark.parametrize("lost", ["the end", "the last chunk"])
+@pytest.mark.parametrize("lost", ["the end", "the last result"])
 def test_a_stream_that_loses_its_end_does_not_look_complete(
     data: DataConfig, short_cut: bool, stage: str, lost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -41,14 +41,14 @@ def test_a_stream_that_loses_its_end_does_not_look_complete(
     complete = Prefetcher.__iter__
 
     def losing(prefetcher: Prefetcher[Any, Any]) -> Iterator[tuple[Any, Iterator[Any]]]:
-        units = complete(prefetcher)
+        tasks = complete(prefetcher)
         if not prefetcher._threads[0].name.startswith(stage):
-            yield from units
+            yield from tasks
         elif lost == "the end":
-            yield from islice(units, 5)
+            yield from islice(tasks, 5)
         else:
-            for number, (unit, chunks) in enumerate(units):
-                yield unit, chunks if number < 5 else iter(list(chunks)[:-1])
+            for number, (task, results) in enumerate(tasks):
+                yield task, results if number < 5 else iter(list(results)[:-1])
 
     monkeypatch.setattr(Prefetcher, "__iter__", losing)
     with BatchLoader(dataset(data, short_cut)) as loader, pytest.raises(ModynError, match=r"the batches ended after \d+, but"):

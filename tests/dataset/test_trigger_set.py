@@ -419,7 +419,7 @@ def test_a_state_of_other_samples_or_options_is_refused_by_name() -> None:
     changed = refusal(FakeTriggerSet(keys.keys[::-1], 10).info, options)
     assert changed.startswith("keys_checksum is ")
     fewer = refusal(FakeTriggerSet(keys.keys[:15], 10, trigger_id=3).info, options)
-    assert [part.split()[0] for part in fewer.split("; ")] == ["trigger_id", "num_keys", "keys_checksum"]
+    assert [part.split()[0] for part in fewer.split("; ")] == ["keys_checksum", "num_keys", "trigger_id"]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from modyn.config.system import SystemConfig
 from modyn.dataset.order.plan import Plan
-from modyn.dataset.trigger_set import TriggerSetKeys
+from modyn.dataset.trigger_set import keys_of_partition
 from modyn.errors import ConflictError
 from modyn.records import RunId, SampleBatch, TriggerSetInfo
 from modyn.rpc.logs import get_logger
@@ -41,27 +41,18 @@ def begin(client: SelectorClient, first_key: int) -> TriggerSetInfo:
     return client.trigger(RUN, 0, 20)
 
 
-def reader(client: SelectorClient, info: TriggerSetInfo) -> tuple[TriggerSetKeys, Plan]:
-    plan = Plan(
-        num_keys=info.num_keys,
-        partition_size=info.partition_size,
-        batch_size=5,
-        drop_last=False,
-        shuffle=False,
-        seed=0,
-        trigger_id=info.trigger_id,
-    )
-    return TriggerSetKeys(info, plan, client), plan
+def plan_of(info: TriggerSetInfo) -> Plan:
+    return Plan(info.num_keys, info.partition_size, batch_size=5, trigger_id=info.trigger_id)
 
 
 def test_a_reader_of_the_run_before_is_refused(client: SelectorClient) -> None:
     first = begin(client, 0)
-    keys, plan = reader(client, first)
-    units = list(plan.units(1, 0, 0, 1))
-    assert keys.keys_of(units[0]).keys.tolist()[0] == 0
+    plan = plan_of(first)
+    reads = list(plan.reads(1))
+    assert keys_of_partition(client, first, plan, reads[0]).keys.tolist()[0] == 0
     second = begin(client, 100)
     assert (second.num_keys, second.partition_size) == (first.num_keys, first.partition_size)
     with pytest.raises(ConflictError, match="trigger 0 of run 'run-1' has other keys .* start its reader anew"):
-        keys.keys_of(units[-1])
-    assert reader(client, second)[0].keys_of(units[-1]).keys.tolist()[0] >= 100
+        keys_of_partition(client, first, plan, reads[-1])
+    assert keys_of_partition(client, second, plan_of(second), reads[-1]).keys.tolist()[0] >= 100
     assert len(client.keys(RUN, 0, 0)) == 10

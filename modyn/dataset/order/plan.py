@@ -1,7 +1,9 @@
-"""Which samples make up which batch: pure arithmetic over (trigger set, options, seed).
+"""The arithmetic plan: which samples make up which batch, from the size of a trigger set, the options and the seed alone.
 
-The plan of an epoch is one sequence of positions, cut into batches; batch g of the whole stream goes to worker (g - first) mod n. So the
+The plan of an epoch is one sequence of samples, cut into batches; batch g of the whole stream goes to worker (g - first) mod n. So the
 batches are the same for any number of workers, all are full but the last of an epoch, and a resumed stream is the tail of the whole one.
+
+An order yields `PartitionRead`s, each with its `BatchSlice`s, and names no key, weight or payload: those are looked up by whom it is read.
 """
 
 from __future__ import annotations
@@ -41,18 +43,8 @@ def samples_per_epoch(num_keys: int, batch_size: int, drop_last: bool) -> int:
     return num_keys - num_keys % batch_size if drop_last else num_keys
 
 
-def epochs_to_pass(num_samples: int, num_keys: int, batch_size: int, drop_last: bool) -> int:
-    """Epochs, the last perhaps not to its end, that pass at least `num_samples`; 0 if an epoch has no batch at all.
-
-    >>> epochs_to_pass(25, 10, 4, drop_last=True)
-    4
-    """
-    each = samples_per_epoch(num_keys, batch_size, drop_last)
-    return -(-num_samples // each) if each else 0
-
-
 def augmentation_seed(seed: int, trigger_id: int, epoch: int, batch: int) -> int:
-    """What random transformations of a batch are seeded with: 63 bits that depend on nothing but the arguments."""
+    """Seed of the random transformations of a batch: 63 bits that depend on nothing but the arguments."""
     words = np.random.SeedSequence([seed, trigger_id, epoch, batch, _AUGMENTATION]).generate_state(2, np.uint32)
     return (int(words[0]) << 31) | (int(words[1]) >> 1)
 
@@ -66,8 +58,8 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Positions [start, stop) of a unit's rows belong to batch `index` of epoch `epoch`; `last`: the batch is complete after it."""
+class BatchSlice:
+    """Rows [start, stop) of a `PartitionRead`, which belong to batch `index` of epoch `epoch`. last: the batch is complete with them."""
 
     epoch: int
     index: int
@@ -76,23 +68,22 @@ class Piece:
     last: bool
 
 
-class Unit:
-    """What one worker needs of one partition in one epoch: the unit that is prefetched. Any thread may ask for its rows; the order of a large
-    partition takes a while to make, and is made by the first who asks."""
+class PartitionRead:
+    """What one worker needs of one partition in one epoch; this much is prefetched as one.
 
-    def __init__(self, partition: int, rows: Int64Array | Callable[[], Int64Array], pieces: tuple[Piece, ...]) -> None:
+    partition: its number. slices: the batches that its rows belong to, in order.
+    """
+
+    def __init__(self, partition: int, rows: Int64Array | Callable[[], Int64Array], slices: tuple[BatchSlice, ...]) -> None:
         self.partition = partition
-        self.pieces = pieces
+        self.slices = slices
         self._rows = rows
+        # Held while the rows are made: a thread that needs them meanwhile waits, and does not make them a second time.
         self._making = threading.Lock()
 
-    @property
     def rows(self) -> Int64Array:
-        """int64 (n,), positions within the partition, in the order in which they are used, without repetition."""
-        return self.make_rows()
-
-    def make_rows(self) -> Int64Array:
-        """Makes the rows, unless somebody has, so that nobody has to wait for them later."""
+        """Positions within the partition in the order of use, without repetition: int64 (n,). Made by the first call, from any thread; the
+        order of a large partition takes a while to make."""
         with self._making:
             if callable(self._rows):
                 self._rows = self._rows()
@@ -101,7 +92,10 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The order in which a trigger set is served. Partition p holds positions [p·size, (p+1)·size) of its `num_keys` keys."""
+    """The order in which a trigger set is served. Partition p holds positions [p·size, (p+1)·size) of its `num_keys` keys.
+
+    Raises: InvalidArgumentError: a size below 1, or another number below 0.
+    """
 
     num_keys: int
     partition_size: int
@@ -126,6 +120,19 @@ class Plan:
         """Batches of one epoch."""
         return num_batches(self.num_keys, self.batch_size, self.drop_last)
 
+    def batches_before(self, position: Position) -> int:
+        """Batches consumed at `position`, counted over all epochs."""
+        return position.epoch * self.num_batches + position.batch
+
+    def check_position(self, position: Position, epochs: int) -> None:
+        """Raises: InvalidArgumentError: a stream of `epochs` epochs has no such position."""
+        inside = position.epoch >= 0 and 0 <= position.batch <= self.num_batches
+        if not inside or position > Position(epochs):
+            raise InvalidArgumentError(
+                f"there is no position of {position.batch} batches in epoch {position.epoch}: epochs count from 0, "
+                f"{self.num_batches} batches make one, and the last batch served is of epoch {epochs - 1}"
+            )
+
     def partition_length(self, partition: int) -> int:
         return min(self.partition_size, self.num_keys - partition * self.partition_size)
 
@@ -137,53 +144,49 @@ class Plan:
         return rng.permutation(self.num_partitions).astype(np.int64)
 
     def sample_order(self, epoch: int, partition: int, threads: int = 1) -> Int64Array:
-        """The positions within a partition in the order in which an epoch visits them, whatever `threads` make it."""
+        """The positions within a partition in the order in which an epoch visits them; the same for any number of `threads`."""
         length = self.partition_length(partition)
         if not self.shuffle:
             return np.arange(length, dtype=np.int64)
-        words = np.random.SeedSequence([self.seed, self.trigger_id, epoch, _ORDER_OF_SAMPLES, partition]).generate_state(
-            4, np.uint64
-        )
+        entropy = [self.seed, self.trigger_id, epoch, _ORDER_OF_SAMPLES, partition]
+        words = np.random.SeedSequence(entropy).generate_state(4, np.uint64)
         return permutation(tuple(words.tolist()), length, threads)
 
-    def units(self, epochs: int, first_batch: int = 0, worker: int = 0, num_workers: int = 1) -> Iterator[Unit]:
-        """What `worker` of `num_workers` serves of the batches from number `first_batch` (counted over all epochs) to the end of the
-        last epoch, in order. Units of which it needs nothing are left out."""
+    def reads(self, epochs: int, first_batch: int = 0, worker: int = 0, num_workers: int = 1) -> Iterator[PartitionRead]:
+        """The partition reads of `worker` of `num_workers`, from batch number `first_batch` (counted over all epochs) to the end of the last
+        epoch, in order. Partitions of which it needs nothing are left out."""
         per_epoch = self.num_batches
         for epoch in range(first_batch // per_epoch if per_epoch else epochs, epochs):
+            first = max(0, first_batch - epoch * per_epoch)
+            # The first batch of this epoch, from `first` on, that is this worker's.
+            mine = first + (worker - (epoch * per_epoch + first - first_batch)) % num_workers
             start = 0
             for partition in self.partition_order(epoch).tolist():
-                length = self.partition_length(partition)
-                unit = self._unit(
-                    epoch, partition, start, length, first_batch=first_batch, worker=worker, num_workers=num_workers
-                )
-                if unit is not None:
-                    yield unit
-                start += length
+                read = self._read(epoch, partition, start, mine, num_workers)
+                if read.slices:
+                    yield read
+                start += self.partition_length(partition)
 
-    def _unit(
-        self, epoch: int, partition: int, start: int, length: int, *, first_batch: int, worker: int, num_workers: int
-    ) -> Unit | None:
-        """The part of a partition, whose samples are number `start` … `start + length` of the epoch, that is the worker's."""
+    def _read(self, epoch: int, partition: int, start: int, index: int, stride: int) -> PartitionRead:
+        """Of a partition that begins with sample `start` of the epoch, the rows in batches `index`, `index + stride`, …"""
         size, used = self.batch_size, samples_per_epoch(self.num_keys, self.batch_size, self.drop_last)
+        length = self.partition_length(partition)
         stop = min(start + length, used)
-        index = max(start // size, first_batch - epoch * self.num_batches)
-        index += (worker - (epoch * self.num_batches + index - first_batch)) % num_workers
-        pieces: list[Piece] = []
-        parts: list[tuple[int, int]] = []
+        # Batches that end before the partition begins are passed over.
+        index += max(0, -(-(start // size - index) // stride)) * stride
+        slices: list[BatchSlice] = []
+        bounds: list[tuple[int, int]] = []
         taken = 0
         while index * size < stop:
             begin, end = max(index * size, start), min((index + 1) * size, stop)
-            pieces.append(Piece(epoch, index, taken, taken + end - begin, end == min((index + 1) * size, used)))
-            parts.append((begin - start, end - start))
+            slices.append(BatchSlice(epoch, index, taken, taken + end - begin, end == min((index + 1) * size, used)))
+            bounds.append((begin - start, end - start))
             taken += end - begin
-            index += num_workers
-        if not pieces:
-            return None
+            index += stride
 
         def rows() -> Int64Array:
-            # The first batch waits for it, and so do the cores.
-            order = self.sample_order(epoch, partition, max(1, _CORES // num_workers))
-            return order if taken == length else np.concatenate([order[begin:end] for begin, end in parts])
+            # The first batch waits for the order, and so do the cores.
+            order = self.sample_order(epoch, partition, max(1, _CORES // stride))
+            return order if taken == length else np.concatenate([order[begin:end] for begin, end in bounds])
 
-        return Unit(partition, rows, tuple(pieces))
+        return PartitionRead(partition, rows, tuple(slices))

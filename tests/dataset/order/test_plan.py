@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modyn.dataset.order.plan import Plan, augmentation_seed, epochs_to_pass, num_batches, samples_per_epoch
+from modyn.dataset.order.plan import Plan, augmentation_seed, num_batches, samples_per_epoch
 from modyn.errors import InvalidArgumentError
 
 PLANS = st.builds(
@@ -23,22 +23,23 @@ PLANS = st.builds(
 
 
 def served(plan: Plan, epochs: int, first_batch: int = 0, worker: int = 0, num_workers: int = 1) -> dict[int, list[int]]:
-    """Position in the trigger set of each sample, by number of the batch in the whole stream; checks how pieces tile units."""
+    """Position in the trigger set of each sample, by number of the batch in the whole stream; checks how slices tile reads."""
     batches: dict[int, list[int]] = {}
     complete: list[int] = []
-    for unit in plan.units(epochs, first_batch, worker, num_workers):
-        assert len(set(unit.rows.tolist())) == len(unit.rows) > 0
+    for read in plan.reads(epochs, first_batch, worker, num_workers):
+        rows = read.rows()
+        assert len(set(rows.tolist())) == len(rows) > 0
         end = 0
-        for piece in unit.pieces:
-            assert piece.start == end < piece.stop
-            end = piece.stop
-            number = piece.epoch * plan.num_batches + piece.index
+        for part in read.slices:
+            assert part.start == end < part.stop
+            end = part.stop
+            number = part.epoch * plan.num_batches + part.index
             assert number not in complete
-            rows = unit.rows[piece.start : piece.stop] + unit.partition * plan.partition_size
-            batches.setdefault(number, []).extend(rows.tolist())
-            if piece.last:
+            positions = rows[part.start : part.stop] + read.partition * plan.partition_size
+            batches.setdefault(number, []).extend(positions.tolist())
+            if part.last:
                 complete.append(number)
-        assert end == len(unit.rows)
+        assert end == len(rows)
     assert complete == list(batches) == sorted(batches)
     return batches
 
@@ -103,16 +104,6 @@ def test_counts_agree_with_the_plan(num_keys: int, partition_size: int, batch_si
     batches = served(plan, 1)
     assert num_batches(num_keys, batch_size, drop_last) == len(batches)
     assert samples_per_epoch(num_keys, batch_size, drop_last) == sum(map(len, batches.values()))
-
-
-@given(st.integers(0, 500), st.integers(0, 60), st.integers(1, 20), st.booleans())
-def test_epochs_to_pass_is_the_least_that_suffices(num_samples: int, num_keys: int, batch_size: int, drop_last: bool) -> None:
-    each = samples_per_epoch(num_keys, batch_size, drop_last)
-    epochs = epochs_to_pass(num_samples, num_keys, batch_size, drop_last)
-    if each == 0:
-        assert epochs == 0
-    else:
-        assert epochs * each >= num_samples > (epochs - 1) * each or (num_samples == epochs == 0)
 
 
 def test_augmentation_seeds_differ_by_each_argument() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modyn.dataset.partition_keys import PartitionKeys
+from modyn.dataset.chunks import PartitionKeys
 from modyn.records import KeysAndWeights
 
 RUNS = st.lists(st.tuples(st.integers(0, 2**60), st.integers(0, 5), st.integers(1, 8)), max_size=100)

@@ -1,0 +1,67 @@
+"""The local flow (short cut): batches whose payloads this process reads from the files itself.
+
+    PartitionRead → keys (prefetched) → one Chunk for each batch slice → keys looked up, samples located and read when the batch is made
+
+No payload waits in memory but those of the batches that are being made, however large a partition is, and a batch is one buffer from the
+beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from modyn.dataset.chunks import Chunk, KeyStream, PartitionKeys, join_columns, no_payloads
+from modyn.records import Float32Array, Int64Array
+from modyn.storage.flight.client import OnMissing, Payloads
+
+if TYPE_CHECKING:
+    from modyn.storage.read.local_reads import LocalPayloads
+
+
+class LocalBatches:
+    """The partition reads of `keys` as chunks. A chunk names rows of a partition; `gather` reads their samples.
+
+    Keys are looked up in `gather`, by the thread that makes the batch: in random order that takes a while for a whole partition, and the
+    first batch would have to wait for it.
+    """
+
+    def __init__(self, keys: KeyStream, payloads: LocalPayloads, dataset: str, on_missing: OnMissing) -> None:
+        self._keys = keys
+        self._payloads = payloads
+        self._dataset = dataset
+        self._on_missing = on_missing
+
+    def chunks(self) -> Iterator[Chunk[PartitionKeys]]:
+        """One chunk for each batch slice, in order. Starts the threads that prefetch keys."""
+        for read, arrived in self._keys:
+            rows = read.rows()  # made while the keys are on their way
+            keys = next(arrived, None)
+            if keys is None:
+                return  # The prefetcher was stopped.
+            for part in read.slices:
+                yield Chunk(part.epoch, part.index, part.last, keys, rows[part.start : part.stop])
+
+    def gather(self, chunks: Sequence[Chunk[PartitionKeys]]) -> tuple[Payloads, Float32Array]:
+        """Read the samples of a batch into one buffer, whose offsets begin with 0; and their weights, float32 (n,). From any thread.
+
+        An encoded tier of a cache would stand here: keys that it holds are not located, and are put in place by `Located.where`.
+        """
+        found = [chunk.source.look_up(np.asarray(chunk.rows)) for chunk in chunks if len(chunk)]
+        keys: Int64Array = join_columns([part.keys for part in found], np.int64)
+        weights: Float32Array = join_columns([part.weights for part in found], np.float32)
+        if not len(keys):
+            return no_payloads(), weights
+        located = self._payloads.locate(self._dataset, keys, self._on_missing)
+        payloads = located.take(slice(None))
+        return payloads, weights if len(located) == len(keys) else weights[located.where]
+
+    def stop(self) -> None:
+        """Make `chunks` end, in whichever thread it runs."""
+        self._keys.stop()
+
+    def join(self) -> None:
+        """Wait for the threads, once stopped."""
+        self._keys.join()
