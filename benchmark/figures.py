@@ -124,7 +124,7 @@ def measure(figure: QuotedFigure) -> Values:
 
 
 def reported(name: str, figure: QuotedFigure) -> tuple[str, Values]:
-    """The newest values of a report, and the names of the reports. A report on some cases only, such as `…-c-torch`, goes before the whole."""
+    """The names of the newest reports, and their values. A report on some cases only, such as `…-c-torch`, overrides the whole one."""
     own = sorted(REPORTS.glob("????-??-??-figures.md"), reverse=True)
     for path in own:
         if found := _values(rf"^\| {name} \| (?P<case>.+) \| (?P<value>[\d.]+) \|$", path.read_text()):

@@ -29,7 +29,7 @@ def describe() -> str:
 
 
 def busy_cores(seconds: float = 1.0) -> float:
-    """How many cores worked during the last `seconds`, whoever for. The load average still tells of what ran minutes ago."""
+    """Cores that worked during the last `seconds`, for any process. The load average still counts what ran minutes ago."""
 
     def worked() -> float:
         user, nice, system, _, _, *interrupts = (

@@ -121,12 +121,12 @@ def make_data(folder: Path, triggers: int, samples: int) -> None:
 
 
 def calibrate(folder: Path, samples: int) -> int:
-    """Epochs that take about a second in the script. The quickest of three: others use this machine too."""
+    """Epochs that take about a second in the script. The quickest of three: other processes use this machine too."""
     return max(1, round(4 / min(run_script(folder, 1, samples, 4) for _ in range(3))))
 
 
 def measure(folder: Path, triggers: int, samples: int, epochs: int, pairs: int) -> tuple[list[float], list[float]]:
-    """Seconds of both sides, pair by pair; who goes first changes from pair to pair."""
+    """Seconds of both sides, pair by pair; the side that goes first changes from pair to pair."""
     config = SystemConfig(state_dir=folder / "state")
     pipeline = folder / "pipeline.yaml"
     pipeline.write_text(json.dumps(pipeline_of(samples, epochs)))  # JSON is YAML

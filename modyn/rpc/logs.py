@@ -16,10 +16,10 @@ if not structlog.is_configured():
 
 
 def configure_logs(service: str, level: str = "info") -> None:
-    """Called once by a process, before it logs. Standard library loggers come out in the same form."""
+    """Set up logging, once in a process and before it logs. Standard library loggers write the same form."""
 
     def add_service(_: object, __: str, event: EventDict) -> EventDict:
-        # Not bound as a context variable: threads that others start, such as those of gRPC, do not inherit these.
+        # Not bound as a context variable: threads that libraries start, such as those of gRPC, do not inherit these.
         event.setdefault("service", service)
         return event
 
@@ -40,7 +40,7 @@ def configure_logs(service: str, level: str = "info") -> None:
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(processor=structlog.processors.JSONRenderer(), foreign_pre_chain=shared)
     )
-    # What libraries say below a warning is for their own developers.
+    # Messages of libraries below a warning are for their own developers.
     logging.basicConfig(level=max(logging.WARNING, logging.getLevelName(level.upper())), handlers=[handler], force=True)
 
 

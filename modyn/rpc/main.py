@@ -13,7 +13,7 @@ from modyn.registry import load_object
 
 
 def service_main(name: str, build: str) -> int:
-    """Runs the service `name` until SIGTERM. `build`: `module:function` that makes its servicers, see `run_service`.
+    """Run the service `name` until SIGTERM. `build`: `module:function` that makes its servicers, see `run_service`.
 
     The exit code: 0 after SIGTERM or SIGINT, 1 when the service could not start, also for a wrong configuration.
     """
@@ -25,7 +25,7 @@ def service_main(name: str, build: str) -> int:
     except ModynError as error:
         sys.stderr.write(f"modyn {name}: {error.message}\n")
         return 1
-    # Imported late: a wrong configuration is told at once.
+    # Imported late, so that a wrong configuration is reported at once.
     from modyn.rpc.server import run_service
 
     service: Any = load_object(build)

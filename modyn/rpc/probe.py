@@ -1,4 +1,4 @@
-"""`python -m modyn.rpc.probe SERVICE`: exit code 0 if the service says that it is healthy, else 1. For health checks of containers."""
+"""`python -m modyn.rpc.probe SERVICE`: exit code 0 if the service is healthy, else 1. For health checks of containers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may talk to a service: nobody from outside this machine without TLS and a token."""
+"""Access to a service: from outside this machine only with TLS and a token."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from modyn.errors import ConfigError, SecurityError
 
 
 def check_exposure(name: str, endpoint: Endpoint) -> None:
-    """Raises SecurityError when `endpoint` is off loopback and not protected by TLS and a token."""
+    """Raise SecurityError when `endpoint` is off loopback and not protected by TLS and a token."""
     security = endpoint.security
     missing = [what for what, given in (("tls_cert and tls_key", security.tls_cert), ("token", security.secret())) if not given]
     if missing and not endpoint.is_local:

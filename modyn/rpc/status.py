@@ -90,12 +90,12 @@ def from_rpc(error: grpc.RpcError, peer: str) -> ModynError:
         return BY_REASON.get(str(reason), ModynError)(details)
     if code is grpc.StatusCode.UNAVAILABLE:
         return UnavailableError(
-            f"{peer} cannot be reached ({details}); is it running? `modyn status` tells, `modyn up` starts it"
+            f"{peer} cannot be reached ({details}); is it running? `modyn status` shows that, `modyn up` starts it"
         )
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return InvalidArgumentError(
             f"{peer}: {details}; if a message is too large, raise max_message_bytes of the service in the system file, on both sides"
         )
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return DeadlineError(f"{peer} did not answer in time; `modyn logs` tells what it is doing")
+        return DeadlineError(f"{peer} did not answer in time; `modyn logs` shows what it is doing")
     return _BY_CODE.get(code, ModynError)(f"{peer}: {details}")

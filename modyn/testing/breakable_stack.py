@@ -1,10 +1,10 @@
 """A running stack whose processes are killed, with data sets of `keyed_samples` in it and trigger sets over them.
 
-house = BreakableStack(running_stack)
-house.samples("digits", num_keys=60_000, num_files=6)
-with house.unattended():        # what is killed stays away
-    house.kill("replica-1")
-house.wait_for("replica-1")
+stack = BreakableStack(running_stack)
+stack.samples("digits", num_keys=60_000, num_files=6)
+with stack.unattended():        # what is killed stays away
+    stack.kill("replica-1")
+stack.wait_for("replica-1")
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class BreakableStack:
         return SelectorClient(self.stack.config.endpoint("selector"))
 
     def system(self, way: Way, *, replicas: bool = False) -> SystemConfig:
-        """What a reader is told that shall go this way, over Flight to storage itself or to its replicas as well."""
+        """The configuration of a reader that goes this way; over Flight, to storage itself or to its replicas as well."""
         config = self.stack.config
         update = {"short_cut": way, "replicas": config.storage.replicas if replicas else 0}
         return config.model_copy(update={"storage": config.storage.model_copy(update=update)})
@@ -120,7 +120,7 @@ class BreakableStack:
 
     @contextmanager
     def unattended(self) -> Iterator[None]:
-        """Nobody starts again what dies inside the block."""
+        """Keep the stack from starting again what dies inside the block."""
         with self.stack.client() as client:
             pid = client.status().pid
         assert pid is not None

@@ -19,7 +19,7 @@ from modyn.testing.waiting import PATIENCE_S, eventually
 
 
 def write_config(config: SystemConfig, folder: Path) -> Path:
-    """The system file of a configuration, for a process: all of it, also what is the default."""
+    """Write all of a configuration, defaults too, to a system file for a process."""
     path = folder / "system.yaml"
     path.write_text(config.model_dump_json())
     return path

@@ -39,7 +39,7 @@ from modyn.trainer_server.client import TrainerServerClient, TrainingRequest
 
 
 class InMemoryServices:
-    """Fakes that know each other: the model of a training is stored, and its weights depend on trigger set, parent and seed."""
+    """Fakes that work together: the model of a training is stored, and its weights depend on trigger set, parent and seed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""Waiting for what other threads and processes do, for as long as a machine may take that is busy otherwise.
+"""Wait for other threads and processes, for as long as a machine may take that is busy with other work.
 
 eventually(lambda: client.dataset("numbers").num_samples == 5)
 """
@@ -10,19 +10,22 @@ from collections.abc import Callable
 from typing import TypeVar
 
 PATIENCE_S = 60.0
-"""For one thing to happen. A test that waits for several ends by pytest's own limit."""
+"""Seconds for one event. A test that waits for several ends by pytest's own limit."""
 REST_S = 2.0
 """What has not moved for so long stands still: even a starved thread gets its turn by then."""
 
 T = TypeVar("T")
 
 
-def eventually(holds: Callable[[], T], told: Callable[[], object] | str = "", *, timeout_s: float = PATIENCE_S) -> T:
-    """What `holds` returns, once that is true. AssertionError with what is `told`, asked at the end, if it never is."""
+def eventually(holds: Callable[[], T], describe: Callable[[], object] | str = "", *, timeout_s: float = PATIENCE_S) -> T:
+    """Return what `holds` returns, once that is true.
+
+    Raises: AssertionError: it never was; with `describe`, which is called at the end.
+    """
     give_up = time.monotonic() + timeout_s
     while not (found := holds()):
         if time.monotonic() >= give_up:
-            reason = told if isinstance(told, str) else str(told())
+            reason = describe if isinstance(describe, str) else str(describe())
             raise AssertionError(f"waited in vain for {timeout_s:g} s{': ' if reason else ''}{reason}")
         time.sleep(0.01)
     return found

@@ -40,7 +40,7 @@ def refused(stack: RunningStack, pipeline: str) -> str:
 
 
 def failed(stack: RunningStack, pipeline: str) -> str:
-    """The error of a run that fails. `modyn show` and `watch` tell the same."""
+    """The error of a run that fails. `modyn show` and `modyn watch` report the same."""
     file = stack.folder / "fails.yaml"
     file.write_text(pipeline)
     done = stack.modyn("run", file)
@@ -58,27 +58,27 @@ def failed(stack: RunningStack, pipeline: str) -> str:
 def test_an_unknown_key(stack: RunningStack) -> None:
     text = tiny_pipeline("sound", training=tiny_training(batch_sise=3))
     line = 1 + next(number for number, found in enumerate(text.splitlines()) if "batch_sise" in found)
-    told = refused(stack, text)
-    assert f"bad.yaml:{line}: training.batch_sise: there is no such key, did you mean 'batch_size'? Allowed: " in told
+    message = refused(stack, text)
+    assert f"bad.yaml:{line}: training.batch_sise: there is no such key, did you mean 'batch_size'? Allowed: " in message
 
 
 def test_an_unknown_section(stack: RunningStack) -> None:
-    told = refused(stack, tiny_pipeline("sound", triger={"id": "TimeTrigger"}))
-    assert "triger: there is no such key, did you mean 'trigger'?" in told
+    message = refused(stack, tiny_pipeline("sound", triger={"id": "TimeTrigger"}))
+    assert "triger: there is no such key, did you mean 'trigger'?" in message
 
 
 def test_a_wrong_type(stack: RunningStack) -> None:
-    told = refused(stack, tiny_pipeline("sound", training=tiny_training(batch_size="many")))
-    assert "training.batch_size: 'many' is wrong: input should be a valid integer" in told
+    message = refused(stack, tiny_pipeline("sound", training=tiny_training(batch_size="many")))
+    assert "training.batch_size: 'many' is wrong: input should be a valid integer" in message
 
 
 def test_out_of_range(stack: RunningStack) -> None:
-    told = refused(stack, tiny_pipeline("sound", trigger={"id": "DataAmountTrigger", "num_samples": 0}))
-    assert "trigger.num_samples: 0 is wrong: input should be greater than or equal to 1" in told
+    message = refused(stack, tiny_pipeline("sound", trigger={"id": "DataAmountTrigger", "num_samples": 0}))
+    assert "trigger.num_samples: 0 is wrong: input should be greater than or equal to 1" in message
 
 
 def test_every_mistake_of_every_service_at_once(stack: RunningStack) -> None:
-    told = refused(
+    message = refused(
         stack,
         tiny_pipeline(
             "sound",
@@ -89,7 +89,7 @@ def test_every_mistake_of_every_service_at_once(stack: RunningStack) -> None:
         ),
     )
     for words in ("did you mean 'LogisticRegression'", "training.batch_size: 0", "'TimeTrigger'", "'NewDataStrategy'"):
-        assert words in told
+        assert words in message
 
 
 def test_what_is_not_yaml(stack: RunningStack) -> None:
@@ -97,16 +97,16 @@ def test_what_is_not_yaml(stack: RunningStack) -> None:
 
 
 def test_a_missing_dataset(stack: RunningStack) -> None:
-    told = refused(stack, tiny_pipeline("soudn"))
-    assert "data.dataset_id: there is no dataset 'soudn', did you mean 'sound'?" in told
-    assert "`modyn data register` adds one" in told
+    message = refused(stack, tiny_pipeline("soudn"))
+    assert "data.dataset_id: there is no dataset 'soudn', did you mean 'sound'?" in message
+    assert "`modyn data register` adds one" in message
 
 
 def test_a_model_that_is_not_registered(stack: RunningStack) -> None:
-    told = refused(stack, tiny_pipeline("sound", model={"id": "SmalCNN"}))
-    assert "model.id: " in told
-    assert "'SmalCNN', did you mean 'SmallCNN'? Registered: LogisticRegression, MLP, " in told
-    assert "entry-point group 'modyn.models'" in told
+    message = refused(stack, tiny_pipeline("sound", model={"id": "SmalCNN"}))
+    assert "model.id: " in message
+    assert "'SmalCNN', did you mean 'SmallCNN'? Registered: LogisticRegression, MLP, " in message
+    assert "entry-point group 'modyn.models'" in message
 
 
 def test_a_parser_that_raises_is_named_with_key_and_line(stack: RunningStack) -> None:
@@ -121,11 +121,11 @@ def test_a_parser_that_raises_is_named_with_key_and_line(stack: RunningStack) ->
 
 
 def test_a_parser_that_is_no_python(stack: RunningStack) -> None:
-    told = refused(
+    message = refused(
         stack, tiny_pipeline("sound", data={"dataset_id": "sound", "bytes_parser_function": "def bytes_parser_function(:"})
     )
-    assert "data.bytes_parser_function: " in told
-    assert "line 1" in told
+    assert "data.bytes_parser_function: " in message
+    assert "line 1" in message
 
 
 def test_a_label_out_of_range(stack: RunningStack) -> None:
@@ -149,10 +149,10 @@ def test_a_truncated_file_is_set_aside_and_the_rest_goes_on(stack: RunningStack)
     assert done.returncode == 0
     assert "40 samples in" in done.stderr
     assert "1 files were set aside; `modyn data problems torn` lists the reasons" in done.stderr
-    told = stack.modyn("data", "problems", "torn").stdout
-    assert "day-0001.bin" in told
-    assert str(len(whole) - 5) in told
-    assert str(RECORD.itemsize) in told
+    message = stack.modyn("data", "problems", "torn").stdout
+    assert "day-0001.bin" in message
+    assert str(len(whole) - 5) in message
+    assert str(RECORD.itemsize) in message
     run = stack.run(tiny_pipeline("torn", trigger={"id": "DataAmountTrigger", "num_samples": 40}))
     assert (run.state, run.num_samples, run.num_triggers) == ("finished", 40, 1)
     torn.write_bytes(whole)
@@ -165,9 +165,9 @@ def test_an_empty_dataset(stack: RunningStack) -> None:
     folder.mkdir(parents=True)
     with stack.client() as client:
         client.register_dataset(tiny_dataset_config("empty", folder))
-    told = refused(stack, tiny_pipeline("empty"))
-    assert "dataset 'empty' holds no samples, so there is nothing to replay" in told
-    assert "`modyn data ingest empty`" in told
+    message = refused(stack, tiny_pipeline("empty"))
+    assert "dataset 'empty' holds no samples, so there is nothing to replay" in message
+    assert "`modyn data ingest empty`" in message
 
 
 def test_a_folder_that_does_not_exist(stack: RunningStack) -> None:

@@ -70,7 +70,7 @@ def test_a_dataset_from_registration_to_deletion(stack: RunningStack) -> None:
     assert "deleted 2 samples" in stack.modyn("data", "delete", "by-hand", "--key", "0", "--key", "7", "--yes").stderr
     assert answer(stack, "data", "show", "by-hand")["num_deleted"] == 2
     refused = stack.modyn("data", "delete", "by-hand")
-    assert refused.returncode == 1, "nobody was there to say yes"
+    assert refused.returncode == 1, "there was no terminal to confirm at"
     assert stack.modyn("data", "delete", "by-hand", "--yes").returncode == 0
     assert stack.modyn("data", "show", "by-hand").returncode == 1
     assert len(list(folder.iterdir())) == 2

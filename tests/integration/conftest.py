@@ -1,4 +1,4 @@
-"""What the integration tests share: a house of its own that may be broken, and what to look at afterwards."""
+"""Fixtures of the integration tests: stacks that a module has for itself, and one that may be broken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files and samples change under those who read them: an error that says what is wrong, or an epoch that is exact, and nothing in between.
+"""Files and samples change while trainings read them: an error that says what is wrong, or an epoch that is exact, and nothing in between.
 
 Payload, label and weight of a sample follow from its key, and all that is read is checked.
 """
@@ -70,7 +70,7 @@ def replace(path: Path) -> int:
 
 
 def overwrite(path: Path) -> int:
-    """In place, so that whoever holds it open sees it too."""
+    """In place, so that processes that hold it open see it too."""
     write_keyed_file(path, range(10**6, 10**6 + IN_FILE), 9_000, mode="r+b")
     return 0
 
@@ -125,7 +125,7 @@ def test_a_file_is_not_what_it_was(
 
 
 def test_a_file_is_touched_or_grows_before_a_scan(breakable: BreakableStack, way: Way) -> None:
-    """One that grew is read at once; one that was touched once a look at it has shown that it is the same, also by who began before."""
+    """One that grew is read at once; one that was touched once a look at it has shown that it is the same, also by readers that began before."""
     name = f"touched-{way}"
     folder = breakable.samples(name, NUM_KEYS, NUM_FILES)
     keys = breakable.trigger(name, name, partition=2_000)

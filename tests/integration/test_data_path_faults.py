@@ -62,7 +62,7 @@ def keys(breakable: BreakableStack) -> Int64Array:
     ("shuffle", "per_sample"), [(False, False), (True, False), (True, True)], ids=["in order", "shuffled", "worker processes"]
 )
 def test_storage_is_killed_and_comes_back(breakable: BreakableStack, keys: Int64Array, shuffle: bool, per_sample: bool) -> None:
-    """Whoever reads from it, threads or processes, waits and goes on with the one that was started in its place."""
+    """Its readers, threads or processes, wait and go on with the one that was started in its place."""
 
     def strike() -> None:
         breakable.kill("storage")
@@ -111,7 +111,7 @@ def test_payload_servers_die_all_the_time(breakable: BreakableStack, keys: Int64
 
 
 def test_storage_is_away_where_the_short_cut_is_taken(breakable: BreakableStack, keys: Int64Array) -> None:
-    """Nobody notices; nor does who begins when it is back."""
+    """No reader notices; nor does one that begins when it is back."""
     options: dict[str, Any] = {"batch_size": BATCH, "shuffle": True, "seed": 4, "workers": 2, "system": breakable.system("on")}
     with breakable.unattended():
         epochs = read(OnlineDataset("read", 0, epochs=2, **options), {20: lambda: breakable.kill("storage")})
@@ -258,7 +258,7 @@ def test_eight_trainings_at_once(breakable: BreakableStack, keys: Int64Array) ->
     assert len({epochs[0].tobytes() for number, epochs in enumerate(orders) if number % 4}) == 6
 
 
-# Who reads slowly
+# Slow readers
 
 WIDE, NUM_WIDE = 2**18, 8_192
 """Bytes of a payload, and how many: 2 GiB, nearly all of it holes."""
@@ -269,7 +269,7 @@ MEMORY = 1024 * MIB
 
 
 @pytest.mark.parametrize("way", [pytest.param("on", id="short cut", marks=pytest.mark.slow), pytest.param("off", id="flight")])
-def test_who_reads_slowly_holds_up_the_others(breakable: BreakableStack, way: Way) -> None:
+def test_a_slow_reader_holds_up_the_others(breakable: BreakableStack, way: Way) -> None:
     """The training stops in the middle, until nothing moves any more: what was read by then is bounded on both sides, and so is memory
     throughout."""
     dataset_name = f"wide-{way}"

@@ -1,4 +1,4 @@
-"""Off loopback: nothing starts without TLS and token, everything works with them, and nobody is let in who has not both."""
+"""Off loopback: nothing starts without TLS and token, everything works with them, and calls that lack one of them are refused."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def on_ports(own_stack: Callable[..., RunningStack], host: str, dataset_roots: S
     try:
         return start()
     except UnavailableError as error:
-        # Between the look and the start somebody else may have taken one.
+        # Between the look and the start another process may have taken one.
         if "cannot listen" not in error.message:
             raise
         return start()
@@ -148,8 +148,8 @@ def test_on_loopback_ports_a_run_works_without_tls(own_stack: Callable[..., Runn
 def test_a_service_does_not_start_off_loopback_without_them(name: str, tmp_path: Path, postgres_url: str) -> None:
     done = start(name, tmp_path, postgres_url, **{name: {"address": "0.0.0.0:0"}})
     assert done.returncode == 1
-    told = f"{name} will not listen on 0.0.0.0:0, which other machines can reach, without tls_cert and tls_key and token; "
-    assert told in done.stderr
+    reason = f"{name} will not listen on 0.0.0.0:0, which other machines can reach, without tls_cert and tls_key and token; "
+    assert reason in done.stderr
 
 
 @pytest.mark.parametrize(("given", "missing"), [("token_file", "tls_cert and tls_key"), ("tls", "token")])

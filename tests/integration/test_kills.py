@@ -69,7 +69,7 @@ def pipeline() -> str:
 
 
 @dataclass
-class House:
+class Installation:
     """An installation that is broken on purpose, and what a run in it has to come to."""
 
     stack: RunningStack
@@ -108,8 +108,8 @@ class House:
         assert not [name for name, pid in pids.items() if is_alive(pid)]
 
     @contextmanager
-    def told(self, **sections: object) -> Iterator[None]:
-        """The system file says `sections` as well to whatever starts inside the block."""
+    def configured(self, **sections: object) -> Iterator[None]:
+        """Add `sections` to the system file for processes that start inside the block."""
         file = self.stack.config_file
         before = file.read_text()
         file.write_text(yaml.safe_dump({**yaml.safe_load(before), **sections}))
@@ -175,9 +175,9 @@ class Moments:
 
 
 @contextmanager
-def moments_of(house: House, run_id: str) -> Iterator[Moments]:
+def moments_of(installation: Installation, run_id: str) -> Iterator[Moments]:
     moments = Moments()
-    with house.stack.client() as client:
+    with installation.stack.client() as client:
         follower = threading.Thread(target=moments.follow, args=(client, run_id))
         follower.start()
         try:
@@ -186,33 +186,35 @@ def moments_of(house: House, run_id: str) -> Iterator[Moments]:
             follower.join(PATIENCE_S)
 
 
-def disturb(house: House, strike: Callable[[], None], num_strikes: int, seed: str, *, most_events: int = 11) -> None:
+def disturb(
+    installation: Installation, strike: Callable[[], None], num_strikes: int, seed: str, *, most_events: int = 11
+) -> None:
     """Strikes at random moments, in as many runs as it takes, and checks each of them."""
     chance = random.Random(seed)
     done = 0
     while done < num_strikes:
-        run_id = house.start_run()
+        run_id = installation.start_run()
         while done < num_strikes:
-            with moments_of(house, run_id) as moments:
+            with moments_of(installation, run_id) as moments:
                 while done < num_strikes and moments.wait(chance.randint(1, most_events)):
                     time.sleep(chance.uniform(0, 0.15))
                     strike()
                     done += 1
                 if not moments.at_rest:
-                    house.client.wait(run_id)
-            run = house.client.show(run_id)
+                    installation.client.wait(run_id)
+            run = installation.client.show(run_id)
             if not run.is_resumable:
                 break
-            house.client.resume(run_id)
-        house.finish(run_id)
-        house.check(run_id)
+            installation.client.resume(run_id)
+        installation.finish(run_id)
+        installation.check(run_id)
 
 
-def states_of_runs(house: House, before: int) -> list[list[str]]:
+def states_of_runs(installation: Installation, before: int) -> list[list[str]]:
     """What the runs behind the first `before` have gone through."""
-    supervisor = house.client.supervisor
+    supervisor = installation.client.supervisor
     events = [supervisor.watch(run.run_id) for run in supervisor.runs()[before:]]
-    return [[event.detail["state"] for event in told if event.kind is EventKind.RUN_STATE] for told in events]
+    return [[event.detail["state"] for event in run_events if event.kind is EventKind.RUN_STATE] for run_events in events]
 
 
 def trained_keys(client: Client, run_id: str) -> list[int]:
@@ -282,7 +284,7 @@ def gone(find: Callable[[], list[str]]) -> None:
 
 
 @pytest.fixture(scope="module")
-def house(own_stack: Callable[..., RunningStack]) -> Iterator[House]:
+def installation(own_stack: Callable[..., RunningStack]) -> Iterator[Installation]:
     """Data, and one undisturbed run that shows what every other one has to come to."""
     stack = own_stack()
     stack.tiny_dataset("train", NUM_SAMPLES, DAYS)
@@ -292,13 +294,13 @@ def house(own_stack: Callable[..., RunningStack]) -> Iterator[House]:
         path.write_text(pipeline())
         run = client.wait(client.run(path).run_id)
         assert run.state is RunState.FINISHED, run.error
-        house = House(stack, client, outcome(client, run.run_id))
-        assert [trigger.position for trigger in house.expected.triggers] == list(range(100, NUM_SAMPLES + 1, 100))
+        installation = Installation(stack, client, outcome(client, run.run_id))
+        assert [trigger.position for trigger in installation.expected.triggers] == list(range(100, NUM_SAMPLES + 1, 100))
         # The first of the intervals between triggers has no active model yet.
-        assert len(house.expected.evaluations) == NUM_TRIGGERS * DAYS + NUM_TRIGGERS - 1
-        assert len({cell.value for cell in house.expected.evaluations}) > 5
-        house.check(run.run_id)
-        yield house
+        assert len(installation.expected.evaluations) == NUM_TRIGGERS * DAYS + NUM_TRIGGERS - 1
+        assert len({cell.value for cell in installation.expected.evaluations}) > 5
+        installation.check(run.run_id)
+        yield installation
 
 
 @pytest.mark.parametrize(
@@ -308,111 +310,111 @@ def house(own_stack: Callable[..., RunningStack]) -> Iterator[House]:
         *(pytest.param(10 * (name,), id=name, marks=pytest.mark.slow) for name in SERVANTS),
     ],
 )
-def test_a_run_survives_the_death_of_what_it_needs(house: House, names: tuple[str, ...]) -> None:
+def test_a_run_survives_the_death_of_what_it_needs(installation: Installation, names: tuple[str, ...]) -> None:
     """By itself: it is not resumed."""
-    before = len(house.client.supervisor.runs())
+    before = len(installation.client.supervisor.runs())
     turns = iter(random.Random(0).sample(names, len(names)))
-    disturb(house, lambda: house.kill(next(turns)), len(names), names[0])
-    assert all(RunState.INTERRUPTED not in states for states in states_of_runs(house, before))
+    disturb(installation, lambda: installation.kill(next(turns)), len(names), names[0])
+    assert all(RunState.INTERRUPTED not in states for states in states_of_runs(installation, before))
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.slow)])
-def test_a_run_whose_supervisor_died_is_interrupted_and_goes_on_when_resumed(house: House, kills: int) -> None:
-    before = len(house.client.supervisor.runs())
-    disturb(house, lambda: house.kill("supervisor"), kills, f"supervisor {kills}")
-    seen = states_of_runs(house, before)
+def test_a_run_whose_supervisor_died_is_interrupted_and_goes_on_when_resumed(installation: Installation, kills: int) -> None:
+    before = len(installation.client.supervisor.runs())
+    disturb(installation, lambda: installation.kill("supervisor"), kills, f"supervisor {kills}")
+    seen = states_of_runs(installation, before)
     assert any(RunState.INTERRUPTED in states for states in seen)
     assert all(RunState.FAILED not in states for states in seen)
 
 
-def test_a_supervisor_that_is_told_so_resumes_by_itself(house: House) -> None:
-    with house.told(supervisor={"resume_on_start": True}):
-        house.kill("supervisor")  # It comes back as it is told now.
-        house.client.supervisor.runs()  # Made again until it answers; to start a run is not.
+def test_a_supervisor_that_is_configured_so_resumes_by_itself(installation: Installation) -> None:
+    with installation.configured(supervisor={"resume_on_start": True}):
+        installation.kill("supervisor")  # It comes back with the new configuration.
+        installation.client.supervisor.runs()  # Made again until it answers; to start a run is not.
         chance = random.Random("resume_on_start")
-        run_id = house.start_run()
-        with moments_of(house, run_id) as moments:
+        run_id = installation.start_run()
+        with moments_of(installation, run_id) as moments:
             for _ in range(3):
                 assert moments.wait(chance.randint(1, 14))
-                house.kill("supervisor")
-        run = house.client.wait(run_id)
+                installation.kill("supervisor")
+        run = installation.client.wait(run_id)
         assert run.state is RunState.FINISHED, run.error
-        house.check(run_id)
-    house.kill("supervisor")
+        installation.check(run_id)
+    installation.kill("supervisor")
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(4, marks=pytest.mark.slow)])
-def test_everything_is_killed_at_once(house: House, kills: int) -> None:
+def test_everything_is_killed_at_once(installation: Installation, kills: int) -> None:
     """PostgreSQL, Redis, the six services and what looks after them, as when the power fails; then `modyn up` and `modyn resume`."""
-    disturb(house, house.kill_all, kills, f"all {kills}")
+    disturb(installation, installation.kill_all, kills, f"all {kills}")
 
 
 @pytest.mark.slow
-def test_the_process_that_looks_after_the_others_is_killed(house: House) -> None:
+def test_the_process_that_looks_after_the_others_is_killed(installation: Installation) -> None:
     """Nothing outlives it; then `modyn up` and `modyn resume`."""
-    disturb(house, house.kill_stack, 3, "stack")
+    disturb(installation, installation.kill_stack, 3, "stack")
 
 
-@pytest.mark.parametrize(("service", "told"), [("trainer_server", "training of run"), ("evaluator", "evaluation of")])
-def test_a_worker_process_is_killed(house: House, service: str, told: str) -> None:
+@pytest.mark.parametrize(("service", "named"), [("trainer_server", "training of run"), ("evaluator", "evaluation of")])
+def test_a_worker_process_is_killed(installation: Installation, service: str, named: str) -> None:
     """The run says what happened, and resuming it makes good. An evaluation that is made again may be over before it can be killed again:
     what its worker had found out by then is kept."""
     chance = random.Random(f"worker of {service}")
-    run_id = house.start_run()
+    run_id = installation.start_run()
     killed = 0
     for _ in range(3):
         time.sleep(chance.uniform(0, 0.5) if service == "trainer_server" else 0)
-        worker = worker_of(house, service, run_id)
+        worker = worker_of(installation, service, run_id)
         if worker is None:
             break
         try:
             os.kill(worker, signal.SIGKILL)
         except ProcessLookupError:
             continue  # it had done its work a moment before
-        run = house.client.wait(run_id)
+        run = installation.client.wait(run_id)
         if killed and run.state is RunState.FINISHED:
             break
         assert run.state is RunState.FAILED
         killed += 1
         assert "SIGKILL" in run.error
-        assert told in run.error
+        assert named in run.error
         assert run_id in run.error
-        gone(lambda: stray_processes(house.pids()))
-        house.client.resume(run_id)
+        gone(lambda: stray_processes(installation.pids()))
+        installation.client.resume(run_id)
     assert killed > 0, f"no worker of {service} was there to be killed"
-    house.finish(run_id)
-    house.check(run_id)
+    installation.finish(run_id)
+    installation.check(run_id)
 
 
-def worker_of(house: House, service: str, run_id: str) -> int | None:
+def worker_of(installation: Installation, service: str, run_id: str) -> int | None:
     """A worker process of the service, once there is one; None when the run has finished without."""
     give_up = time.monotonic() + PATIENCE_S
     looked_at = 0.0
     while True:
-        found = [worker for helper in children(house.pids()[service]) for worker in children(helper)]
+        found = [worker for helper in children(installation.pids()[service]) for worker in children(helper)]
         if found:
             return found[0]
         if time.monotonic() - looked_at > 0.5:
             looked_at = time.monotonic()
-            if house.client.show(run_id).state is RunState.FINISHED:
+            if installation.client.show(run_id).state is RunState.FINISHED:
                 return None
-        assert time.monotonic() < give_up, f"{service} has no worker; the run is {house.client.show(run_id).state}"
+        assert time.monotonic() < give_up, f"{service} has no worker; the run is {installation.client.show(run_id).state}"
         time.sleep(0.005)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(4))
-def test_anything_dies_at_any_moment(house: House, seed: int) -> None:
+def test_anything_dies_at_any_moment(installation: Installation, seed: int) -> None:
     """One, two or three of the parts at once, twenty-five times."""
     chance = random.Random(seed)
 
     def strike() -> None:
         names = chance.sample([*SERVICES, "postgres", "redis"], chance.choice([1, 1, 2, 3]))
-        killers = [threading.Thread(target=house.kill, args=(name,)) for name in names]
+        killers = [threading.Thread(target=installation.kill, args=(name,)) for name in names]
         for killer in killers:
             killer.start()
         for killer in killers:
             killer.join()
 
-    disturb(house, strike, 25, f"anything {seed}")
+    disturb(installation, strike, 25, f"anything {seed}")
