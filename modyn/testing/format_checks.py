@@ -11,6 +11,7 @@ Each raises AssertionError that says which rule was broken, and how.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,11 @@ from modyn._core import PathTable
 from modyn.config.base import load_section
 from modyn.errors import DataError
 from modyn.storage.files.file_system import LocalFiles
-from modyn.storage.formats.base import CHUNK_ROWS, FileFormat, FormatResume
+from modyn.storage.files.fingerprint import fingerprint
+from modyn.storage.formats.base import FileFormat, FormatResume
+from modyn.storage.ingest.file_indexer import check_unchanged
 from modyn.storage.model.samples import IndexedSamples
+from modyn.storage.read.record_readers import RecordReaders
 from modyn.testing.checks import require
 
 Sample = tuple[bytes, float]
@@ -45,6 +49,8 @@ def read_file(built: FileFormat, path: Path, resume: FormatResume | None = None)
     samples: list[Sample] = []
     timestamps: list[int] = []
     end = resume.end if resume else 0
+    if resume is not None:
+        check_unchanged(LocalFiles(str(path.parent)), str(path), resume)
     for chunk in built.index(str(path), resume):
         end = chunk.end
         samples += zip(payloads(built, path, chunk), chunk.labels.tolist(), strict=True)
@@ -52,17 +58,19 @@ def read_file(built: FileFormat, path: Path, resume: FormatResume | None = None)
     return ReadFile(samples, timestamps, end)
 
 
+def resume_point(path: Path, end: int, num_samples: int) -> FormatResume:
+    """What storage keeps of a file of which `num_samples` samples in the first `end` bytes are indexed."""
+    return FormatResume(end, num_samples, fingerprint(LocalFiles(str(path.parent)), str(path), end))
+
+
 def payloads(built: FileFormat, path: Path, chunk: IndexedSamples) -> list[bytes]:
-    """The payloads of a chunk: what the format's row source reads, or ranges of the file's bytes."""
+    """The payloads of a chunk, read by the reader that the format declares."""
     name = np.frombuffer(path.name.encode(), np.uint8)
     paths = PathTable(str(path.parent))
     paths.append_packed(name, np.array([len(name)], np.int64))
-    source = built.row_source(paths, LocalFiles(str(path.parent)), 1 << 20)
-    if source is None:
-        content = path.read_bytes()
-        lengths = np.broadcast_to(np.asarray(chunk.lengths), len(chunk)).tolist()
-        return [content[offset : offset + length] for offset, length in zip(chunk.offsets.tolist(), lengths, strict=True)]
-    data, bounds = source.gather(np.zeros(len(chunk), np.uint32), chunk.offsets, chunk.lengths)
+    with closing(RecordReaders(num_threads=1)) as readers:
+        reader = readers.open_format(built, LocalFiles(str(path.parent)), paths)
+        data, bounds = reader.gather(np.zeros(len(chunk), np.uint32), chunk.offsets, chunk.lengths)
     return [data[start:stop].tobytes() for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)]
 
 
@@ -87,7 +95,7 @@ def check_file_format(
     found = read_file(built, path)
     require(found.samples == list(expected), f"{name}: finds {found.samples}, not {list(expected)}")
     require(read_file(built, path) == found, f"{name}: finds something else when asked again")
-    resume = built.resume_point(str(path), found.end, len(found.samples))
+    resume = resume_point(path, found.end, len(found.samples))
     require(not read_file(built, path, resume).samples, f"{name}: finds samples again that it was told are indexed")
     content = path.read_bytes()
     try:
@@ -110,7 +118,9 @@ def _check_columns(built: FileFormat, path: Path) -> None:
     label_type = np.float64 if built.float_labels else np.int64
     end = 0
     for chunk in built.index(str(path)):
-        require(0 < len(chunk) <= CHUNK_ROWS, f"{name}: a chunk has {len(chunk)} samples; allowed are 1 to {CHUNK_ROWS}")
+        require(
+            0 < len(chunk) <= built.chunk_rows, f"{name}: a chunk has {len(chunk)} samples; allowed are 1 to {built.chunk_rows}"
+        )
         columns = {"offsets": (chunk.offsets, np.int64), "labels": (chunk.labels, label_type)}
         columns |= {"lengths": (chunk.lengths, np.int64)} if isinstance(chunk.lengths, np.ndarray) else {}
         columns |= {"timestamps": (chunk.timestamps, np.int64)} if isinstance(chunk.timestamps, np.ndarray) else {}

@@ -32,10 +32,10 @@ import os, signal, sys
 from pathlib import Path
 from modyn.config.system import load_system_config
 from modyn import atomic_write as durable
-from modyn.storage.ingest import ingestion as ingest
 from modyn.storage.ingest import open_dataset
 from modyn.storage.read import published
 from modyn.storage.ingest import segment_writer
+from modyn.storage.catalogue import catalogue
 from modyn.storage.catalogue.catalogue import Catalogue
 from modyn.storage.datasets import Store
 
@@ -64,7 +64,7 @@ owner, name, side = {
     "after_segment": (segment_writer, "write_segment", False),
     "inside_segment": (durable.os, "replace", True),
     "before_commit": (Catalogue, "commit", True),
-    "inside_commit": (__import__("modyn.storage.catalogue.catalogue").storage.catalogue, "_replace_problems", False),
+    "inside_commit": (catalogue, "_replace_problems", False),
     "after_commit": (Catalogue, "commit", False),
     "before_publication": (open_dataset.OpenDataset, "_publish", True),
     "inside_publication": (published, "write_names", False),
@@ -73,13 +73,12 @@ owner, name, side = {
     "after_merge": (segment_writer, "merge_segments", False),
 }[point]
 around(owner, name, side)
-ingest.CHUNK_ROWS = 50                                   # files of more samples are large
 segment_writer.SegmentBuilder.full = lambda builder: len(builder) >= 40
-segment_writer.FLUSH_S = 0.0                             # every file is a commit of its own
-segment_writer.MERGE_RUN = 4
 config = load_system_config(Path(sys.argv[1]))
 store = Store(config, Catalogue.open(config))
 store.start()
+# Files of more than 50 samples are large, and every file is a commit of its own.
+store.dataset("numbers").limits = open_dataset.IngestLimits(held_samples=50, flush_s=0.0, merge_run=4)
 list(store.ingest("numbers"))
 print("survived")
 """

@@ -1,23 +1,29 @@
-"""Where the files of a dataset lie, chosen by its `base_path`. What ingestion asks of a folder stands here, what it does with the answer there."""
+"""File systems of datasets: what ingestion and readers ask of the folder that a dataset's `base_path` names."""
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-import pyarrow as pa
-
+from modyn._core import FileAccessError
 from modyn.config.system import is_s3
-from modyn.errors import UnavailableError
-from modyn.storage.files.listing import Listing, Roots, SeenFile, check_folder, list_files
-from modyn.storage.formats.base import FileFormat, unreadable
+from modyn.errors import DataError, ModynError, UnavailableError
+from modyn.storage.files.listing import Listing, Names, Roots, SeenFile, check_folder, list_files
 
 if TYPE_CHECKING:
-    from modyn._core import PathTable
-    from modyn.storage.model.samples import RecordReader
+    import pyarrow as pa
+
+
+class UnusableNowError(DataError):
+    """A file could not be read, for a reason that says nothing about its content: it is tried again though its size and time are the same."""
+
+
+UNRELATED_TO_CONTENT = (UnusableNowError, FileAccessError)
+"""Errors after which the content of a file is still unknown, of Python and of C++."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +36,7 @@ class FileStatus:
 
 @dataclass(frozen=True, slots=True)
 class FileVersion:
-    """A file at one moment. `tag` is another one for another file of the same name, and for another content where that is known."""
+    """A file at one moment. `tag` differs between two files of one name, and between two contents where that is known."""
 
     size: int
     mtime_ns: int
@@ -38,7 +44,7 @@ class FileVersion:
 
 
 class FileSystem(ABC):
-    """The folder of one dataset. A file's full path is its path in the folder behind `base`; formats and messages get full paths."""
+    """The folder of one dataset. A full path is `base` joined with the path in the folder; formats and messages use full paths."""
 
     appends: ClassVar[bool] = True
     """A file can become longer without being replaced."""
@@ -48,59 +54,58 @@ class FileSystem(ABC):
 
     @abstractmethod
     def check_roots(self, roots: Roots) -> None:
-        """Raises SecurityError if the folder lies outside the roots, whether it is there or not."""
+        """Raises: SecurityError: the folder lies outside the roots, whether it exists or not."""
 
     @abstractmethod
     def check(self, roots: Roots) -> None:
-        """Raises NotFoundError if there is no such folder, SecurityError if it lies outside the roots."""
+        """Raises: NotFoundError: there is no such folder. SecurityError: it lies outside the roots."""
 
     @abstractmethod
-    def list_files(self, file_format: FileFormat, roots: Roots, indexed: Sequence[str] = ()) -> Listing:
-        """All files that hold samples by their name, in the order in which they are to be indexed. Of several links to one folder, that is
-        followed through which `indexed` files were found. Raises as `check`."""
+    def list_files(self, names: Names, roots: Roots, indexed: Sequence[str] = ()) -> Listing:
+        """List the files that hold samples by their names, in the order in which they are to be indexed.
+
+        Args: indexed: paths of indexed files; of several links to one folder, the one in these paths is followed.
+        Raises: as `check`.
+        """
 
     @abstractmethod
     def status(self, path: str) -> FileStatus | None:
-        """Of the file with this full path; None if there is none."""
+        """The status of the file at a full path; None if there is none."""
 
     @abstractmethod
     def version(self, seen: SeenFile) -> FileVersion | None:
-        """Of the file itself, now, whatever was listed; None if there is none. Raises DataError, UnavailableError."""
+        """The version of a file now, whatever was listed; None if it is gone. Raises: DataError, UnavailableError."""
+
+    @abstractmethod
+    def read_error(self, path: str, error: OSError) -> ModynError:
+        """The DataError or UnavailableError that an error in reading a file means."""
 
     @abstractmethod
     def outage(self, path: str, error: OSError) -> UnavailableError | None:
-        """What an error in reading means that is not the file's."""
+        """The UnavailableError that an error in reading means; None if it is an error of the file alone."""
 
     @abstractmethod
     def open(self, path: str) -> pa.NativeFile:
-        """The file with this full path, to read from any place of it. Raises OSError."""
+        """Open the file at a full path for random access. Raises: OSError."""
 
     @abstractmethod
     def stamp(self, path: str) -> FileStatus | None:
-        """Changes when the file does, as far as that can be known at no cost; None if it cannot, or if there is no such file."""
-
-    @abstractmethod
-    def adapt(self, file_format: FileFormat) -> FileFormat:
-        """The same format for files that lie here."""
-
-    @abstractmethod
-    def range_source(self, paths: PathTable) -> RecordReader | None:
-        """What reads ranges of bytes of these files; None: they are files of this machine."""
+        """A value that changes with the file, as far as it is known without a request; None if it is not known."""
 
     def full_path(self, path: str) -> str:
         return os.path.join(self.base, path) if path else self.base
 
-    def signature(self, seen: SeenFile, file_format: FileFormat) -> str:
-        """State of a file and its companions: a file that was set aside is looked at again when this changes."""
-        parts = [f"{seen.size}:{seen.mtime_ns}"]
-        for companion in file_format.companions(self.full_path(seen.path)):
-            status = self.status(companion)
-            parts.append("missing" if status is None else f"{status.size}:{status.mtime_ns}")
-        return " ".join(parts)
+    @contextmanager
+    def reading(self, path: str) -> Iterator[None]:
+        """A context in which an OSError is raised as `read_error` of `path`."""
+        try:
+            yield
+        except OSError as error:
+            raise self.read_error(path, error) from error
 
 
 class LocalFiles(FileSystem):
-    """A folder that this machine sees as its own."""
+    """A folder that this machine mounts."""
 
     def check_roots(self, roots: Roots) -> None:
         roots.check(self.base)
@@ -108,8 +113,8 @@ class LocalFiles(FileSystem):
     def check(self, roots: Roots) -> None:
         check_folder(self.base, roots)
 
-    def list_files(self, file_format: FileFormat, roots: Roots, indexed: Sequence[str] = ()) -> Listing:
-        return list_files(self.base, file_format, roots, indexed)
+    def list_files(self, names: Names, roots: Roots, indexed: Sequence[str] = ()) -> Listing:
+        return list_files(self.base, names, roots, indexed)
 
     def status(self, path: str) -> FileStatus | None:
         try:
@@ -128,27 +133,40 @@ class LocalFiles(FileSystem):
             raise unreadable(path, error) from error
         return FileVersion(status.st_size, status.st_mtime_ns, f"{status.st_dev}:{status.st_ino}")
 
+    def read_error(self, path: str, error: OSError) -> DataError:
+        return unreadable(path, error)
+
     def outage(self, path: str, error: OSError) -> UnavailableError | None:
         return None
 
     def open(self, path: str) -> pa.NativeFile:
-        return pa.OSFile(path)
+        import pyarrow as pa  # Heavy, and only row groups and indexing need it: a training worker may do without.
+
+        return pa.OSFile(os.fsencode(path))
 
     def stamp(self, path: str) -> FileStatus | None:
         return self.status(path)
 
-    def adapt(self, file_format: FileFormat) -> FileFormat:
-        return file_format
-
-    def range_source(self, paths: PathTable) -> RecordReader | None:
-        return None
-
 
 def open_filesystem(base_path: str) -> FileSystem:
-    """The folder that a dataset's `base_path` names. Raises ConfigError if that is a URL which cannot be used."""
+    """The file system that a `base_path` names. Raises: ConfigError: it is a URL that cannot be used."""
     if is_s3(base_path):
-        # Not before it is needed: half of the processes that import this never see a bucket.
-        from modyn.storage.files.s3 import S3Files
+        from modyn.storage.files.s3 import S3Files  # Loads pyarrow.fs, which most processes do not need.
 
         return S3Files(base_path)
     return LocalFiles(base_path)
+
+
+def unreadable(path: str, error: OSError, offset: int = 0) -> DataError:
+    """The DataError for an OSError on a user's file."""
+    reason = os.strerror(error.errno) if error.errno else error
+    return UnusableNowError(f"cannot read {path} at byte {offset}: {reason}; make the file readable for the storage service")
+
+
+@contextmanager
+def reading(path: str) -> Iterator[None]:
+    """A context in which an OSError on a local file is raised as DataError that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise unreadable(path, error) from error

@@ -1,32 +1,48 @@
-"""The files of a dataset: those that are indexed, and those that lie in its folder now."""
+"""Listing of a folder on this machine: the files that hold samples by their names, in the order in which they are to be indexed."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from modyn import _core
 from modyn.errors import NotFoundError, SecurityError
 from modyn.records import Int64Array
-from modyn.storage.formats.base import FileFormat
-from modyn.storage.model.file_table import FileTable
 
 UNKNOWN = int(np.iinfo(np.int64).min)
-"""A time in `SeenFiles.changed_ns` that the listing does not tell."""
+"""A time in `SeenFiles.changed_ns` that the listing does not give."""
 
 _SCAN_THREADS = 4
 """Looking at files waits for the disk, so that a few threads help on any number of cores."""
 
 
 @dataclass(frozen=True, slots=True)
+class NameEndings:
+    """Endings of the names of a dataset's files: `samples` of files with samples, `companions` in its place of the file that must exist beside
+    each of them; empty if there is none."""
+
+    samples: str
+    companions: str = ""
+
+    def match(self, path: str) -> bool:
+        return path.endswith(self.samples)
+
+    def companions_of(self, path: str) -> tuple[str, ...]:
+        return (path[: len(path) - len(self.samples)] + self.companions,) if self.companions else ()
+
+
+Names = NameEndings | Callable[[str], bool]
+"""Which files hold samples: endings, with which a folder is scanned without a call for each file, or a predicate on the full path."""
+
+
+@dataclass(frozen=True, slots=True)
 class SeenFile:
-    """A file as it lies in the folder. `path` is relative to the folder."""
+    """A file in the folder when it was listed. `path` is relative to the folder."""
 
     path: str
     size: int
@@ -35,11 +51,10 @@ class SeenFile:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeenFiles:
-    """Many files in the order in which they are to be indexed: file time, then path. Columns, because there may be millions: about 150 bytes
-    each.
+    """Files in the order in which they are to be indexed: file time, then path. Columns, because there may be millions: about 150 bytes each.
 
-    sizes: int64 bytes. mtimes_ns: int64. changed_ns: int64, the last change of the file and of what must stand beside it; UNKNOWN where
-    that is missing, or has to be asked for.
+    sizes: int64 bytes. mtimes_ns: int64.
+    changed_ns: int64, the last change of the file and of its companion; UNKNOWN where that is missing, or was not listed.
     """
 
     paths: list[str]
@@ -49,7 +64,7 @@ class SeenFiles:
 
     @staticmethod
     def of(files: Iterable[SeenFile]) -> SeenFiles:
-        """`files` in any order; nothing is known of what stands beside them."""
+        """`files` in any order; nothing is known of their companions."""
         listed = list(files)
         columns = np.array([(file.size, file.mtime_ns, UNKNOWN) for file in listed], np.int64).reshape(-1, 3)
         return SeenFiles([file.path for file in listed], *columns.T)._in_order()
@@ -64,52 +79,24 @@ class SeenFiles:
         return (self[position] for position in range(len(self)))
 
     def take(self, positions: Int64Array) -> SeenFiles:
-        """Those at `positions`, int64 (m,), in that order."""
+        """The files at `positions`, int64 (m,), in that order."""
         paths = [self.paths[position] for position in positions.tolist()]
         return SeenFiles(paths, self.sizes[positions], self.mtimes_ns[positions], self.changed_ns[positions])
 
-    def and_these(self, others: SeenFiles) -> SeenFiles:
+    @property
+    def columns(self) -> tuple[list[str], Int64Array, Int64Array]:
+        """Paths, sizes and times."""
+        return self.paths, self.sizes, self.mtimes_ns
+
+    def merged_with(self, others: SeenFiles) -> SeenFiles:
         """Both together, in order."""
-        columns = zip(
-            (self.sizes, self.mtimes_ns, self.changed_ns), (others.sizes, others.mtimes_ns, others.changed_ns), strict=True
-        )
-        return SeenFiles(self.paths + others.paths, *map(np.concatenate, columns))._in_order()
+        mine, theirs = ((files.sizes, files.mtimes_ns, files.changed_ns) for files in (self, others))
+        return SeenFiles(self.paths + others.paths, *map(np.concatenate, zip(mine, theirs, strict=True)))._in_order()
 
     def _in_order(self) -> SeenFiles:
         times = self.mtimes_ns.tolist()
         order = sorted(range(len(self)), key=lambda i: (times[i], os.fsencode(self.paths[i])))
         return self.take(np.array(order, np.int64))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Comparison:
-    """Files in a folder against those that are indexed: positions in the listing, int64, ascending.
-
-    unchanged: of the size and the time with which they were indexed, and not altered. absent: ids of indexed files that were not seen.
-    """
-
-    new: Int64Array
-    changed: Int64Array
-    unchanged: Int64Array
-    absent: Int64Array
-
-
-def compare(table: FileTable, seen: SeenFiles) -> Comparison:
-    """What is new, changed, unchanged and absent in `seen` against the indexed files."""
-    ids = table.ids_of(seen.paths)
-    known = np.flatnonzero(ids >= 0)
-    found = ids[known]
-    sizes, mtimes_ns = table.stamps(found)
-    same = (sizes == seen.sizes[known]) & (mtimes_ns == seen.mtimes_ns[known])
-    if table.altered:
-        same &= ~np.isin(found, list(table.altered))
-    is_absent = np.ones(len(table), np.bool_)
-    is_absent[found] = False
-    return Comparison(_positions(ids < 0), known[~same], known[same], _positions(is_absent))
-
-
-def _positions(where: npt.NDArray[np.bool_]) -> Int64Array:
-    return np.flatnonzero(where).astype(np.int64, copy=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +109,10 @@ class Listing:
 
 @dataclass(frozen=True)
 class Roots:
-    """Folders that data may lie in; none: it may lie anywhere."""
+    """Folders and buckets (`s3:/…`) that data may lie in; none: it may lie anywhere."""
 
-    folders: tuple[str, ...] = field(default=())
-    buckets: tuple[str, ...] = field(default=())
-    """Roots that begin with `s3:/`."""
+    folders: tuple[str, ...] = ()
+    buckets: tuple[str, ...] = ()
 
     @staticmethod
     def of(paths: Iterable[Path]) -> Roots:
@@ -134,29 +120,26 @@ class Roots:
         folders = tuple(os.path.realpath(text) for text in texts if not text.startswith("s3:/"))
         return Roots(folders, tuple(text for text in texts if text.startswith("s3:/")))
 
-    def hold(self, path: str) -> bool:
-        """Whether `path`, with symbolic links followed, lies in one of the roots."""
-        real = os.path.realpath(path)
-        return not (self.folders or self.buckets) or any(os.path.commonpath([real, root]) == root for root in self.folders)
-
     def check(self, path: str) -> None:
-        """Raises SecurityError if `path` lies outside the roots."""
-        if not self.hold(path):
+        """Raises: SecurityError: `path`, with symbolic links followed, lies in none of the roots."""
+        real = os.path.realpath(path)
+        if (self.folders or self.buckets) and not any(os.path.commonpath([real, root]) == root for root in self.folders):
             raise SecurityError(
                 f"{path} lies outside the folders that storage may read ({', '.join(self.folders)}); "
                 f"move it there or add its folder to storage.dataset_roots"
             )
 
 
-def list_files(base: str, file_format: FileFormat, roots: Roots, indexed: Sequence[str] = ()) -> Listing:
-    """All files below `base` that hold samples by their name, in the order in which they are to be indexed.
+def list_files(base: str, names: Names, roots: Roots, indexed: Sequence[str] = ()) -> Listing:
+    """List all files below `base` that hold samples by their names, in the order in which they are to be indexed.
 
-    Symbolic links are followed where they stay under the roots; of several to one folder, the one that paths in `indexed` go through, or the
-    first by name. Raises NotFoundError if there is no folder `base`.
+    Symbolic links are followed where they stay under the roots. Of several links to one folder, the one in the paths of `indexed` is
+    followed, or the first by name.
+    Raises: NotFoundError: there is no folder `base`. SecurityError: it lies outside the roots.
     """
     check_folder(base, roots)
-    endings = file_format.endings()
-    scan = _core.FolderScan(base, endings.samples if endings else "", endings.companions if endings else "", _SCAN_THREADS)
+    endings, match = (names, names.match) if isinstance(names, NameEndings) else (NameEndings(""), names)
+    scan = _core.FolderScan(base, endings.samples, endings.companions, _SCAN_THREADS)
     refused: dict[str, str] = {}
     linked: list[SeenFile] = []
     scan.enter("")
@@ -168,7 +151,7 @@ def list_files(base: str, file_format: FileFormat, roots: Roots, indexed: Sequen
                 roots.check(full_path)
                 status = os.stat(full_path)
             except FileNotFoundError:
-                continue  # A link to nothing.
+                continue  # The link leads to nothing.
             except OSError as error:
                 refused[link] = f"the link cannot be followed: {error.strerror}"
                 continue
@@ -177,22 +160,19 @@ def list_files(base: str, file_format: FileFormat, roots: Roots, indexed: Sequen
                 continue
             if stat.S_ISDIR(status.st_mode):
                 folders.setdefault((status.st_dev, status.st_ino), []).append(link)
-            elif stat.S_ISREG(status.st_mode) and file_format.holds_samples(full_path):
+            elif stat.S_ISREG(status.st_mode) and match(full_path):
                 linked.append(SeenFile(link, status.st_size, status.st_mtime_ns))
-        for names in folders.values():
-            scan.enter(names[0] if len(names) == 1 else _in_use(names, indexed))
+        for same in folders.values():
+            # A file keeps its path when another link to its folder is added.
+            in_use = (link for link in same if any(path.startswith(f"{link}/") for path in indexed)) if len(same) > 1 else ()
+            scan.enter(next(iter(in_use), same[0]))
     for path, error_number in scan.take_refused():
         refused[path] = f"it cannot be looked at: {os.strerror(error_number)}; make it readable for the storage service"
     files = SeenFiles(*scan.take_files())
-    if endings is None:
-        held = [i for i, path in enumerate(files.paths) if file_format.holds_samples(os.path.join(base, path))]
+    if not isinstance(names, NameEndings):
+        held = [i for i, path in enumerate(files.paths) if match(os.path.join(base, path))]
         files = replace(files.take(np.array(held, np.int64)), changed_ns=np.full(len(held), UNKNOWN, np.int64))
-    return Listing(files.and_these(SeenFiles.of(linked)) if linked else files, refused)
-
-
-def _in_use(links: Sequence[str], indexed: Sequence[str]) -> str:
-    """The first of several links to one folder through which files were indexed, or the first: a file keeps its path when a link is added."""
-    return next((link for link in links if any(path.startswith(f"{link}/") for path in indexed)), links[0])
+    return Listing(files.merged_with(SeenFiles.of(linked)) if linked else files, refused)
 
 
 def check_folder(base: str, roots: Roots) -> None:

@@ -1,73 +1,64 @@
-"""Which files are still being written: a file is taken once it, and what must stand beside it, has rested for the settle time."""
+"""Which files are still being written: a file is stable once it, and its companion, have not changed for the settle time."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from modyn.storage.files.file_system import FileSystem
-from modyn.storage.files.listing import UNKNOWN, SeenFile, SeenFiles
-from modyn.storage.formats.base import FileFormat
+from modyn.storage.files.listing import UNKNOWN, SeenFiles
 
-COMPANION_PATIENCE_S = 5.0
+COMPANION_WAIT_S = 5.0
 """A file whose companion (its label file) is missing for longer is reported."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Rest:
+class _Observed:
     state: tuple[int, int]
     since: float
 
 
-class Settling:
+class StabilityTracker:
     """Remembers files that looked unfinished. Times: `now` is seconds since 1970, `tick` a clock that never jumps."""
 
     def __init__(self, settle_s: float) -> None:
         self.settle_s = settle_s
-        self._resting: dict[str, _Rest] = {}
+        self.num_unstable = 0
+        """Files that the last `stable` left for later and that need nothing but time."""
+        self._observed: dict[str, _Observed] = {}
 
-        self.num_unsettled = 0
-        """Files that the last `ripe` left for later and that only want time."""
-
-    def ripe(
-        self, folder: FileSystem, files: SeenFiles, file_format: FileFormat, now: float, tick: float
+    def stable(
+        self, folder: FileSystem, files: SeenFiles, companions: Callable[[str], Sequence[str]], now: float, tick: float
     ) -> tuple[SeenFiles, dict[str, str]]:
-        """Those of `files` that may be indexed now, in their order, and path → reason for those that wait for too long already.
+        """Select the files that may be indexed now.
 
-        A file is ripe if its last change is older than the settle time, or if it has been the same for that long, whatever its
-        own time says: clocks of other machines and restored archives put it into the future.
+        A file is stable if its last change is older than the settle time, or if it was seen unchanged for that long, whatever its own time
+        is: clocks of other machines and restored archives put it into the future.
+        Args: companions: full path of a file → full paths of the files that must exist beside it.
+        Returns: the stable files in their order, and path → reason for those that have waited too long for a companion.
         """
         late: dict[str, str] = {}
-        resting: dict[str, _Rest] = {}
-        unsettled = 0
+        observed: dict[str, _Observed] = {}
+        unstable = 0
         ready = (files.changed_ns != UNKNOWN) & (now - files.changed_ns / 1e9 >= self.settle_s)
         for position in np.flatnonzero(~ready).tolist():
             file = files[position]
-            missing, newest = self._companions(folder, file, file_format)
-            state = (file.size, max(file.mtime_ns, newest))
-            rest = self._resting.get(file.path)
-            if rest is None or rest.state != state:
-                rest = _Rest(state, tick)
-            old_enough = now - state[1] / 1e9 >= self.settle_s or tick - rest.since >= self.settle_s
+            statuses = {path: folder.status(path) for path in companions(folder.full_path(file.path))}
+            missing = next((path for path, status in statuses.items() if status is None), None)
+            state = (file.size, max(file.mtime_ns, *(status.mtime_ns for status in statuses.values() if status), 0))
+            seen = self._observed.get(file.path)
+            if seen is None or seen.state != state:
+                seen = _Observed(state, tick)
+            old_enough = now - state[1] / 1e9 >= self.settle_s or tick - seen.since >= self.settle_s
             if missing is None and old_enough:
                 ready[position] = True
                 continue
-            resting[file.path] = rest
-            unsettled += missing is None
-            age_s = max(tick - rest.since, now - state[1] / 1e9)
-            if missing is not None and age_s > COMPANION_PATIENCE_S:
+            observed[file.path] = seen
+            unstable += missing is None
+            age_s = max(tick - seen.since, now - state[1] / 1e9)
+            if missing is not None and age_s > COMPANION_WAIT_S:
                 late[file.path] = f"{missing} is missing, which must stand beside the file; it is indexed once that is there"
-        self._resting, self.num_unsettled = resting, unsettled
+        self._observed, self.num_unstable = observed, unstable
         return files if ready.all() else files.take(np.flatnonzero(ready)), late
-
-    @staticmethod
-    def _companions(folder: FileSystem, file: SeenFile, file_format: FileFormat) -> tuple[str | None, int]:
-        """The first companion that is not there, and the newest change (ns) of the others."""
-        newest = 0
-        for companion in file_format.companions(folder.full_path(file.path)):
-            status = folder.status(companion)
-            if status is None:
-                return companion, newest
-            newest = max(newest, status.mtime_ns)
-        return None, newest

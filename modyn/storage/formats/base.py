@@ -1,60 +1,34 @@
-"""What every file format does: say where the samples of one file are, in bounded chunks of columns, without keeping their bytes.
+"""The interface of file formats: positions of the samples of one file, in bounded chunks of columns, without keeping their bytes.
 
-A format never writes, and never decides which files belong to a dataset beyond their names: that is ingestion's.
+A format never writes, and it never decides which files belong to a dataset beyond their names: ingestion does.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import numpy as np
 from pydantic import ConfigDict
 
-from modyn._core import FileAccessError
 from modyn.config.base import Section
-from modyn.errors import DataError
-from modyn.records import MAX_TIMESTAMP, Int64Array, LabelArray
-from modyn.storage.formats.timestamps import TimestampSource, parse_timestamp_source
-from modyn.storage.model.samples import IndexedFiles, IndexedSamples
+from modyn.errors import ConfigError
+from modyn.storage.files.listing import NameEndings, Names
+from modyn.storage.formats.timestamps import FromModificationTime, FromName, TimestampSource, parse_timestamp_source
+from modyn.storage.model.samples import IndexedFiles, IndexedSamples, RecordReader
 
 if TYPE_CHECKING:
     from modyn._core import PathTable
     from modyn.storage.files.file_system import FileSystem
-    from modyn.storage.model.samples import RecordReader
 
 CHUNK_ROWS = 1 << 18
 """A format yields at most this many samples at once."""
 
-_FINGERPRINT_BYTES = 1 << 16
-"""At each end."""
-_FINGERPRINT_BLOCKS, _FINGERPRINT_BLOCK_BYTES = 64, 1 << 12
-"""Evenly spread between the ends."""
-
-
-class UnusableNowError(DataError):
-    """A file could not be read, which says nothing of what is in it: it is tried again, though its size and time stay the same."""
-
-
-SAYS_NOTHING_OF_CONTENT = (UnusableNowError, FileAccessError)
-"""The same of Python and of C++."""
-
-
-class SupportsReadAndSeek(Protocol):
-    """What is wanted of an open file."""
-
-    def read(self, num_bytes: int, /) -> bytes: ...
-
-    def seek(self, offset: int, /) -> int: ...
-
 
 @dataclass(frozen=True, slots=True)
 class FormatResume:
-    """How far a file was indexed: continue after byte `end`, after `num_samples` samples, if the bytes before are still the same."""
+    """How far a file is indexed: continue after byte `end`, after `num_samples` samples. `fingerprint` is of the bytes before `end`."""
 
     end: int
     num_samples: int
@@ -62,18 +36,20 @@ class FormatResume:
 
 
 @dataclass(frozen=True, slots=True)
-class NameEndings:
-    """How the names of a dataset's files end. companions: of the file that must stand beside each file with samples, in place of `samples`;
-    empty if there is none."""
+class RowGroups:
+    """Payloads are `columns` of rows in the row groups of Parquet files, and offsets of samples are numbers of rows."""
 
-    samples: str
-    companions: str = ""
+    columns: tuple[str, ...]
+
+
+OpenReader = Callable[["PathTable", "FileSystem", int], RecordReader]
+"""Opens a reader of payloads: full paths of the files by id, their file system, bytes that the reader may keep for the next request."""
 
 
 class FormatConfig(Section):
     """Options that every format has."""
 
-    # What stands below a field is what users are told of it.
+    # The docstring below a field is its description for users.
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     label_type: Literal["int", "float"] = "int"
@@ -81,7 +57,7 @@ class FormatConfig(Section):
 
 
 class FileFormat(ABC):
-    """A kind of data file. Built from its own configuration; `timestamp_source` says where a sample's time stands (see `timestamps`).
+    """A kind of data file. Built from its own configuration; `timestamp_source` is the place of a sample's time (see `timestamps`).
 
     Errors in a file are DataError and name the file, the byte offset and what to do; OSError never leaves a format.
     """
@@ -90,10 +66,21 @@ class FileFormat(ABC):
     """The format's own section."""
     can_grow: ClassVar[bool] = False
     """Samples that are appended to an indexed file can be indexed alone, from a FormatResume."""
+    row_times: ClassVar[tuple[type[TimestampSource], str] | None] = None
+    """The kind of timestamp_source that names a place in a row of this format, and all sources that may be written, for the error message;
+    None: any."""
+    chunk_rows = CHUNK_ROWS
+    """Most samples of one chunk."""
 
     def __init__(self, config: FormatConfig, timestamp_source: str = "") -> None:
+        """Raises: ConfigError: the timestamp_source is not known, or belongs to other formats."""
         self.config = config
         self.timestamps: TimestampSource = parse_timestamp_source(timestamp_source)
+        if self.row_times is not None:
+            own, allowed = self.row_times
+            # A time that all samples of a file share suits every format.
+            if not isinstance(self.timestamps, FromModificationTime | FromName | own):
+                raise ConfigError(f"timestamp_source '{timestamp_source}' is for other formats; {allowed}")
 
     @property
     def float_labels(self) -> bool:
@@ -101,60 +88,43 @@ class FileFormat(ABC):
         return self.config.label_type == "float"
 
     @abstractmethod
-    def holds_samples(self, path: str) -> bool:
-        """Whether a file of this name holds samples (and is not, for example, a label file). Looks at the name only."""
-
-    @abstractmethod
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
-        """Yield the samples of `path` in file order, at most CHUNK_ROWS at once; an empty file yields nothing.
+        """Yield the samples of `path` in file order, at most `chunk_rows` at once; an empty file yields nothing.
 
-        With `resume`, only the samples after it. Raises DataError; chunks that were yielded before it are not to be used.
+        With `resume`, only the samples after it: the caller has made sure that the bytes before it are unchanged.
+        Raises: DataError; chunks that were yielded before it are not to be used.
         """
 
     def endings(self) -> NameEndings | None:
-        """Says the same as `holds_samples` and `companions` where endings of names say it all: a folder is then looked at without calling
-        these for each file."""
+        """The endings of the names of files with samples and of companions; None: names follow another rule, and the format overrides
+        `holds_samples` and `companions`, which are then called for each file."""
         return None
 
-    def row_begin(self, offset: int) -> int | None:
-        """Where the row begins whose payload is at `offset`: so much of a file that grows is indexed up to the size it was seen with. None: not
-        known; such a file is left for the next look if it grew while it was indexed."""
-        return None
+    def holds_samples(self, path: str) -> bool:
+        """Whether a file of this name holds samples (and is not, for example, a label file). Looks at the name only."""
+        if (endings := self.endings()) is None:
+            raise NotImplementedError(f"{type(self).__name__} has neither endings() nor holds_samples()")
+        return endings.match(path)
 
     def companions(self, path: str) -> tuple[str, ...]:
-        """Files that must stand beside `path` before it can be indexed, e.g. its label file."""
-        return ()
+        """Files that must exist beside `path` before it can be indexed, e.g. its label file."""
+        endings = self.endings()
+        return endings.companions_of(path) if endings else ()
 
-    def row_source(self, paths: PathTable, folder: FileSystem, cache_bytes: int) -> RecordReader | None:
-        """What reads payloads that are no ranges of the files' bytes; None: they are. `paths` are the full paths of the files by id.
-        cache_bytes: what it may keep of them for the next request."""
+    def names(self) -> Names:
+        """The rule for names of files with samples, in the form that a listing takes."""
+        return self.endings() or self.holds_samples
+
+    def row_begin(self, offset: int) -> int | None:
+        """The first byte of the row whose payload is at `offset`; a file that grows is indexed up to the size with which it was listed.
+
+        None: not known; such a file is left for the next look if it grew while it was indexed.
+        """
         return None
 
-    def resume_point(self, path: str, end: int, num_samples: int) -> FormatResume:
-        """What to remember of a file of which `num_samples` samples in the first `end` bytes are indexed. Raises DataError."""
-        return FormatResume(end, num_samples, self.fingerprint(path, end))
-
-    def check_unchanged(self, path: str, resume: FormatResume) -> None:
-        """Raise DataError if the bytes of `path` that `resume` speaks of are no longer there or no longer the same."""
-        size = self.file_size(path)
-        if size < resume.end:
-            raise DataError(
-                f"{path} was cut: {resume.end} bytes of it are indexed, it has {size} now. Samples in it can no longer be read; "
-                f"restore the file, or delete its samples and add the data under a new name"
-            )
-        if self.fingerprint(path, resume.end) != resume.fingerprint:
-            raise DataError(
-                f"{path} was rewritten: its first {resume.end} bytes, which are indexed, are not the same any more. "
-                f"Restore the file, or delete its samples and add the data under a new name"
-            )
-
-    def file_size(self, path: str) -> int:
-        """Bytes in `path`. Raises DataError."""
-        return file_size(path)
-
-    def fingerprint(self, path: str, num_bytes: int) -> str:
-        """As the function `fingerprint`. Raises DataError."""
-        return fingerprint(path, num_bytes)
+    def payload_reader(self) -> RowGroups | OpenReader | None:
+        """The kind of reader that the payloads need; None: payloads are ranges of the files' bytes."""
+        return None
 
 
 class WholeFileFormat(FileFormat):
@@ -166,73 +136,3 @@ class WholeFileFormat(FileFormat):
     @abstractmethod
     def index_files(self, paths: Sequence[str]) -> IndexedFiles:
         """Index all `paths`; a file that cannot be used is in `problems` and does not disturb the others."""
-
-
-def beginning(file_format: FileFormat, chunk: IndexedSamples, num_bytes: int) -> IndexedSamples | None:
-    """The rows of a chunk that lie in the first `num_bytes` bytes of the file; None if there are none, or if that cannot be told."""
-    if chunk.end <= num_bytes:
-        return chunk
-    kept = int(np.append(chunk.offsets + chunk.lengths > num_bytes, True).argmax())
-    end = num_bytes if kept == len(chunk) else file_format.row_begin(int(chunk.offsets[kept]))
-    if not kept or end is None:
-        return None
-    return IndexedSamples(
-        chunk.offsets[:kept],
-        chunk.lengths if isinstance(chunk.lengths, int) else chunk.lengths[:kept],
-        chunk.labels[:kept],
-        chunk.timestamps if isinstance(chunk.timestamps, int) else chunk.timestamps[:kept],
-        min(end, num_bytes),
-    )
-
-
-def refused_samples(labels: LabelArray, timestamps: Int64Array | int) -> dict[int, str]:
-    """Position -> why no format may bring this sample: its label is no finite number, or its time lies in no interval [start, end)."""
-    found: dict[int, str] = {}
-    for at in np.flatnonzero(~np.isfinite(labels)).tolist() if labels.dtype.kind == "f" else ():
-        found[at] = f"the label {labels[at]} is no finite number"
-    for at in np.flatnonzero(np.broadcast_to(np.asarray(timestamps) == MAX_TIMESTAMP, len(labels))).tolist():
-        found.setdefault(at, f"the time {MAX_TIMESTAMP} lies in no interval; times are smaller")
-    return found
-
-
-def unreadable(path: str, error: OSError, offset: int = 0) -> DataError:
-    """The DataError for an OSError on a file of the user."""
-    return UnusableNowError(
-        f"cannot read {path} at byte {offset}: {error.strerror or error}; make the file readable for the storage service"
-    )
-
-
-def file_size(path: str) -> int:
-    """Bytes in `path`. Raises DataError."""
-    try:
-        return os.stat(path).st_size
-    except OSError as error:
-        raise unreadable(path, error) from error
-
-
-def fingerprint(path: str, num_bytes: int) -> str:
-    """Hash of the first `num_bytes` bytes of `path`: all of them, or of many bytes the first and the last 64 KiB and 64 blocks of 4 KiB
-    between. Raises DataError."""
-    try:
-        with open(path, "rb") as file:
-            return fingerprint_of(file, num_bytes)
-    except OSError as error:
-        raise unreadable(path, error) from error
-
-
-def fingerprint_of(file: SupportsReadAndSeek, num_bytes: int) -> str:
-    """As `fingerprint`, of an open file. Raises OSError."""
-    digest = hashlib.sha256(num_bytes.to_bytes(8, "little"))
-    ends, blocks = 2 * _FINGERPRINT_BYTES, _FINGERPRINT_BLOCKS * _FINGERPRINT_BLOCK_BYTES
-    if num_bytes <= ends + blocks:
-        digest.update(file.read(num_bytes))
-        return digest.hexdigest()
-    digest.update(file.read(_FINGERPRINT_BYTES))
-    # The last block ends where the last 64 KiB begin.
-    between = num_bytes - ends - _FINGERPRINT_BLOCK_BYTES
-    for number in range(_FINGERPRINT_BLOCKS):
-        file.seek(_FINGERPRINT_BYTES + between * number // (_FINGERPRINT_BLOCKS - 1))
-        digest.update(file.read(_FINGERPRINT_BLOCK_BYTES))
-    file.seek(num_bytes - _FINGERPRINT_BYTES)
-    digest.update(file.read(_FINGERPRINT_BYTES))
-    return digest.hexdigest()

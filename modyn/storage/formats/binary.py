@@ -16,8 +16,10 @@ from pydantic import Field, model_validator
 from modyn import _core
 from modyn.errors import ConfigError, DataError
 from modyn.records import Int64Array, LabelArray
-from modyn.storage.formats.base import CHUNK_ROWS, FileFormat, FormatConfig, FormatResume, NameEndings, unreadable
-from modyn.storage.formats.timestamps import FromField, refuse_other_places, timestamp_of_file
+from modyn.storage.files.file_system import reading
+from modyn.storage.files.listing import NameEndings
+from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume
+from modyn.storage.formats.timestamps import FromField, timestamp_of_file
 from modyn.storage.model.samples import IndexedSamples
 
 _CHUNK_BYTES = 32 << 20
@@ -56,20 +58,16 @@ class BinaryFormat(FileFormat):
     Config: ClassVar[type[BinaryConfig]] = BinaryConfig
     config: BinaryConfig
     can_grow = True
+    row_times = (FromField, "a BinaryFileWrapper allows '', 'name:REGEX', 'field:OFFSET'")
 
     def __init__(self, config: BinaryConfig, timestamp_source: str = "") -> None:
         super().__init__(config, timestamp_source)
         source = self.timestamps
-        allowed = "a BinaryFileWrapper allows '', 'name:REGEX', 'field:OFFSET'"
-        refuse_other_places(source, timestamp_source, FromField, allowed)
         if isinstance(source, FromField) and source.offset + source.size > config.record_size:
             raise ConfigError(
                 f"timestamp_source '{timestamp_source}' ends at byte {source.offset + source.size} of a record, "
                 f"but record_size is {config.record_size}"
             )
-
-    def holds_samples(self, path: str) -> bool:
-        return path.endswith(self.config.file_extension)
 
     def endings(self) -> NameEndings:
         return NameEndings(self.config.file_extension)
@@ -78,21 +76,16 @@ class BinaryFormat(FileFormat):
         return offset - self.config.label_size
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
-        if resume is not None:
-            self.check_unchanged(path, resume)
         size = self.config.record_size
-        try:
-            with open(path, "rb") as file:
-                status = os.fstat(file.fileno())
-                self._check_size(path, status.st_size)
-                shared_timestamp = timestamp_of_file(path, status.st_mtime_ns, self.timestamps)
-                first = resume.end // size if resume else 0
-                rows = max(1, min(CHUNK_ROWS, _CHUNK_BYTES // size))
-                for start in range(first, status.st_size // size, rows):
-                    stop = min(start + rows, status.st_size // size)
-                    yield self._chunk(path, file.fileno(), start, stop, shared_timestamp)
-        except OSError as error:
-            raise unreadable(path, error) from error
+        with reading(path), open(path, "rb") as file:
+            status = os.fstat(file.fileno())
+            self._check_size(path, status.st_size)
+            shared_timestamp = timestamp_of_file(path, status.st_mtime_ns, self.timestamps)
+            first = resume.end // size if resume else 0
+            rows = max(1, min(self.chunk_rows, _CHUNK_BYTES // size))
+            for start in range(first, status.st_size // size, rows):
+                stop = min(start + rows, status.st_size // size)
+                yield self._chunk(path, file.fileno(), start, stop, shared_timestamp)
 
     def _check_size(self, path: str, num_bytes: int) -> None:
         size = self.config.record_size

@@ -10,9 +10,10 @@ from typing import ClassVar
 from pydantic import Field, field_validator, model_validator
 
 from modyn import _core
-from modyn.records import Int64Array
-from modyn.storage.formats.base import CHUNK_ROWS, FileFormat, FormatConfig, FormatResume, NameEndings, unreadable
-from modyn.storage.formats.timestamps import FromColumn, refuse_other_places, timestamp_of_file
+from modyn.storage.files.file_system import reading
+from modyn.storage.files.listing import NameEndings
+from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume
+from modyn.storage.formats.timestamps import FromColumn, timestamp_of_file
 from modyn.storage.model.samples import IndexedSamples
 
 _ASCII = bytes(range(128))
@@ -61,14 +62,7 @@ class CsvFormat(FileFormat):
     Config: ClassVar[type[CsvConfig]] = CsvConfig
     config: CsvConfig
     can_grow = True
-
-    def __init__(self, config: CsvConfig, timestamp_source: str = "") -> None:
-        super().__init__(config, timestamp_source)
-        allowed = "a CsvFileWrapper allows '', 'name:REGEX', 'column:N'"
-        refuse_other_places(self.timestamps, timestamp_source, FromColumn, allowed)
-
-    def holds_samples(self, path: str) -> bool:
-        return path.endswith(self.config.file_extension)
+    row_times = (FromColumn, "a CsvFileWrapper allows '', 'name:REGEX', 'column:N'")
 
     def endings(self) -> NameEndings:
         return NameEndings(self.config.file_extension)
@@ -77,12 +71,8 @@ class CsvFormat(FileFormat):
         return offset
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
-        if resume is not None:
-            self.check_unchanged(path, resume)
-        try:
+        with reading(path):
             shared_timestamp = timestamp_of_file(path, os.stat(path).st_mtime_ns, self.timestamps)
-        except OSError as error:
-            raise unreadable(path, error) from error
         config = self.config
         indexer = _core.CsvIndexer(
             path,
@@ -95,16 +85,11 @@ class CsvFormat(FileFormat):
             timestamp_column=self.timestamps.column if isinstance(self.timestamps, FromColumn) else -1,
             skip_first_line=config.ignore_first_line,
         )
-        while (rows := indexer.next(CHUNK_ROWS)) is not None:
+        while (rows := indexer.next(self.chunk_rows)) is not None:
             offsets, lengths, labels, timestamps = rows
-            yield IndexedSamples(offsets, lengths, labels, _timestamps(timestamps, shared_timestamp), indexer.position)
-
-
-def _timestamps(column: Int64Array | None, shared: int | None) -> Int64Array | int:
-    if column is not None:
-        return column
-    assert shared is not None, "a file's rows have a time each or share one"
-    return shared
+            times = timestamps if shared_timestamp is None else shared_timestamp
+            assert times is not None, "rows have a time each or share one"
+            yield IndexedSamples(offsets, lengths, labels, times, indexer.position)
 
 
 def _is_ascii_superset(encoding: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import BinaryIO, ClassVar
 
 import numpy as np
@@ -20,13 +20,12 @@ from pydantic import Field, field_validator
 
 from modyn.errors import ConfigError, DataError
 from modyn.records import Int64Array, LabelArray
-from modyn.storage.formats.base import CHUNK_ROWS, FileFormat, FormatConfig, FormatResume, NameEndings, unreadable
+from modyn.storage.files.file_system import reading
+from modyn.storage.files.listing import NameEndings
+from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume
 from modyn.storage.formats.json_fields import FieldPath, field_path, label_in, parse_object, seconds_in
-from modyn.storage.formats.timestamps import FromNamedField, iso_seconds, refuse_other_places, timestamp_of_file
+from modyn.storage.formats.timestamps import FromNamedField, iso_seconds, timestamp_of_file
 from modyn.storage.model.samples import IndexedSamples
-
-_BLOCK_BYTES = 8 << 20
-_MAX_LINE_BYTES = 1 << 30
 
 _NEWLINE, _RETURN, _OPEN, _CLOSE = b"\n"[0], b"\r"[0], b"{"[0], b"}"[0]
 
@@ -52,16 +51,15 @@ class JsonLinesFormat(FileFormat):
     Config: ClassVar[type[JsonLinesConfig]] = JsonLinesConfig
     config: JsonLinesConfig
     can_grow = True
+    row_times = (FromNamedField, "a JsonLinesFileWrapper allows '', 'name:REGEX', 'field:NAME' and 'field:OUTER.INNER'")
+    block_bytes = 8 << 20
+    """Bytes that are parsed at once."""
+    max_line_bytes = 1 << 30
 
     def __init__(self, config: JsonLinesConfig, timestamp_source: str = "") -> None:
         super().__init__(config, timestamp_source)
-        allowed = "a JsonLinesFileWrapper allows '', 'name:REGEX', 'field:NAME' and 'field:OUTER.INNER'"
-        refuse_other_places(self.timestamps, timestamp_source, FromNamedField, allowed)
         time_path = self.timestamps.path if isinstance(self.timestamps, FromNamedField) else None
         self._fields = _Fields(field_path(config.label_field), time_path, self.float_labels)
-
-    def holds_samples(self, path: str) -> bool:
-        return path.endswith(self.config.file_extension)
 
     def endings(self) -> NameEndings:
         return NameEndings(self.config.file_extension)
@@ -70,20 +68,33 @@ class JsonLinesFormat(FileFormat):
         return offset
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
-        if resume is not None:
-            self.check_unchanged(path, resume)
         start = resume.end if resume else 0
-        try:
-            with open(path, "rb") as file:
-                shared = timestamp_of_file(path, os.fstat(file.fileno()).st_mtime_ns, self.timestamps)
-                if start:
-                    _check_line_ended(path, file, start)
-                file.seek(start)
-                for offset, block in _blocks(path, file, start):
-                    for chunk in self._index_block(path, offset, block):
-                        yield chunk if shared is None else _with_time(chunk, shared)
-        except OSError as error:
-            raise unreadable(path, error) from error
+        with reading(path), open(path, "rb") as file:
+            shared = timestamp_of_file(path, os.fstat(file.fileno()).st_mtime_ns, self.timestamps)
+            if start:
+                _check_line_ended(path, file, start)
+            file.seek(start)
+            for offset, block in self._blocks(path, file, start):
+                for chunk in self._index_block(path, offset, block):
+                    yield chunk if shared is None else replace(chunk, timestamps=shared)
+
+    def _blocks(self, path: str, file: BinaryIO, offset: int) -> Iterator[tuple[int, bytes]]:
+        """The rest of the file in blocks of whole lines, each with its offset."""
+        rest = b""
+        while True:
+            new = file.read(max(self.block_bytes, len(rest)))
+            block = rest + new
+            if not block:
+                return
+            cut = len(block) if not new else block.rfind(b"\n") + 1
+            if not cut and len(block) > self.max_line_bytes:
+                raise DataError(
+                    f"{path}, line {_lines_before(path, offset) + 1} at byte {offset}: it is longer than {self.max_line_bytes} bytes; "
+                    f"split it, or give the data as files of one sample each"
+                )
+            if cut:
+                yield offset, block[:cut]
+            offset, rest = offset + cut, block[cut:]
 
     def _index_block(self, path: str, offset: int, block: bytes) -> Iterator[IndexedSamples]:
         """The samples of whole lines that stand at `offset`; their times are 0 if they have none of their own."""
@@ -92,8 +103,8 @@ class JsonLinesFormat(FileFormat):
         if columns is None:
             lines, columns = self._parse_lines(path, offset, block, lines)
         labels, timestamps = columns
-        for first in range(0, len(lines.begins), CHUNK_ROWS):
-            rows = slice(first, first + CHUNK_ROWS)
+        for first in range(0, len(lines.begins), self.chunk_rows):
+            rows = slice(first, first + self.chunk_rows)
             begins = lines.begins[rows]
             yield IndexedSamples(
                 begins + offset,
@@ -232,25 +243,6 @@ def _lines(block: bytes) -> _Lines:
     return _Lines(begins, ends, next_begins).of_rows(ends > begins)
 
 
-def _blocks(path: str, file: BinaryIO, offset: int) -> Iterator[tuple[int, bytes]]:
-    """What follows in the file, in blocks of whole lines, each with its offset."""
-    rest = b""
-    while True:
-        new = file.read(max(_BLOCK_BYTES, len(rest)))
-        block = rest + new
-        if not block:
-            return
-        cut = len(block) if not new else block.rfind(b"\n") + 1
-        if not cut and len(block) > _MAX_LINE_BYTES:
-            raise DataError(
-                f"{path}, line {_lines_before(path, offset) + 1} at byte {offset}: it is longer than {_MAX_LINE_BYTES} bytes; "
-                f"split it, or give the data as files of one sample each"
-            )
-        if cut:
-            yield offset, block[:cut]
-        offset, rest = offset + cut, block[cut:]
-
-
 def _check_line_ended(path: str, file: BinaryIO, end: int) -> None:
     """Raises DataError if the line that ended with the file at byte `end` goes on now: it is indexed as it was."""
     file.seek(end - 1)
@@ -266,11 +258,7 @@ def _lines_before(path: str, offset: int) -> int:
     """Line breaks in the first `offset` bytes; only asked for to tell of a mistake."""
     count = 0
     with open(path, "rb") as file:
-        while offset > 0 and (part := file.read(min(offset, _BLOCK_BYTES))):
+        while offset > 0 and (part := file.read(min(offset, 1 << 20))):
             count += part.count(b"\n")
             offset -= len(part)
     return count
-
-
-def _with_time(chunk: IndexedSamples, timestamp: int) -> IndexedSamples:
-    return IndexedSamples(chunk.offsets, chunk.lengths, chunk.labels, timestamp, chunk.end)

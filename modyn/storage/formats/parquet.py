@@ -6,9 +6,10 @@ A row has no place in the file of its own: what is indexed is its number, and pa
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,20 +18,14 @@ from pydantic import Field, field_validator
 
 from modyn.errors import DataError
 from modyn.records import Int64Array, LabelArray
-from modyn.storage.formats.base import CHUNK_ROWS, FileFormat, FormatConfig, FormatResume, NameEndings, unreadable
-from modyn.storage.formats.timestamps import FromNamedColumn, iso_seconds, refuse_other_places, timestamp_of_file
-from modyn.storage.model.samples import IndexedSamples
-from modyn.storage.read.row_groups import Payloads, RowGroupReader, lengths_of, pack
-
-if TYPE_CHECKING:
-    from modyn._core import PathTable
-    from modyn.storage.files.file_system import FileSystem
-    from modyn.storage.model.samples import RecordReader
+from modyn.storage.files.file_system import unreadable
+from modyn.storage.files.listing import NameEndings
+from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume, RowGroups
+from modyn.storage.formats.timestamps import FromNamedColumn, iso_seconds, timestamp_of_file
+from modyn.storage.model.samples import IndexedSamples, UInt8Array
 
 _UNITS_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _DAY_S = 86_400
-_BATCH_BYTES = 64 << 20
-"""About so many bytes of rows are in memory at once."""
 
 
 class ParquetConfig(FormatConfig):
@@ -56,24 +51,18 @@ class ParquetFormat(FileFormat):
 
     Config: ClassVar[type[ParquetConfig]] = ParquetConfig
     config: ParquetConfig
-
-    def __init__(self, config: ParquetConfig, timestamp_source: str = "") -> None:
-        super().__init__(config, timestamp_source)
-        allowed = "a ParquetFileWrapper allows '', 'name:REGEX', 'column:NAME'"
-        refuse_other_places(self.timestamps, timestamp_source, FromNamedColumn, allowed)
-
-    def holds_samples(self, path: str) -> bool:
-        return path.endswith(self.config.file_extension)
+    row_times = (FromNamedColumn, "a ParquetFileWrapper allows '', 'name:REGEX', 'column:NAME'")
+    batch_bytes = 64 << 20
+    """About so many bytes of rows are in memory at once."""
 
     def endings(self) -> NameEndings:
         return NameEndings(self.config.file_extension)
 
-    def row_source(self, paths: PathTable, folder: FileSystem, cache_bytes: int) -> RecordReader:
-        return RowGroupReader(paths, folder, self.config.payload_columns, cache_bytes)
+    def payload_reader(self) -> RowGroups:
+        return RowGroups(tuple(self.config.payload_columns))
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
         if resume is not None:
-            self.check_unchanged(path, resume)
             return
         with _readable(path):
             status = os.stat(path)
@@ -86,7 +75,7 @@ class ParquetFormat(FileFormat):
                 unread = fixed is not None and _certainly_without_nulls(file.metadata, payload)
                 columns = [self.config.label_column, *([] if unread else payload), *self._time_column()]
                 first = 0
-                rows = _rows_at_once(file.metadata, columns)
+                rows = self._rows_at_once(file.metadata, columns)
                 for batch in file.iter_batches(rows, columns=list(dict.fromkeys(columns))):
                     for name in dict.fromkeys(columns):
                         _refuse_null(path, first, name, batch.column(name))
@@ -97,6 +86,13 @@ class ParquetFormat(FileFormat):
                     # A file is looked at as a whole, so every chunk ends where it does.
                     yield IndexedSamples(offsets, lengths, labels, times, status.st_size)
                     first += len(batch)
+
+    def _rows_at_once(self, metadata: pq.FileMetaData, columns: list[str]) -> int:
+        """How many rows of the widest row group are about `batch_bytes` in these columns."""
+        wanted = [i for i in range(len(metadata.schema)) if metadata.schema.column(i).path in columns]
+        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        row_bytes = [sum(group.column(i).total_uncompressed_size for i in wanted) / max(1, group.num_rows) for group in groups]
+        return min(self.chunk_rows, max(1, int(self.batch_bytes / max(1.0, *row_bytes, 1.0))))
 
     def _time_column(self) -> list[str]:
         return [self.timestamps.name] if isinstance(self.timestamps, FromNamedColumn) else []
@@ -111,8 +107,8 @@ class ParquetFormat(FileFormat):
                 raise DataError(f"{path} has {len(found) or 'no'} columns '{name}'; its columns are {there}")
         for name in payload:
             kind = schema.field(name).type
-            allowed = Payloads.is_bytes(kind) if len(payload) == 1 else False
-            if not allowed and not Payloads.is_number(kind):
+            allowed = is_bytes(kind) if len(payload) == 1 else False
+            if not allowed and not is_number(kind):
                 raise DataError(
                     f"{path}: column '{name}' is of type {kind} and cannot be {'the payload' if len(payload) == 1 else 'packed'}; "
                     f"a payload is one column of bytes or text, or columns of numbers, none of them nested"
@@ -170,14 +166,6 @@ def _refuse_null(path: str, first: int, name: str, column: pa.Array) -> None:
         raise DataError(f"{path}, row {row}: column '{name}' is null; fill it or leave the row out")
 
 
-def _rows_at_once(metadata: pq.FileMetaData, columns: list[str]) -> int:
-    """How many rows of the widest row group are about _BATCH_BYTES in these columns."""
-    wanted = [i for i in range(len(metadata.schema)) if metadata.schema.column(i).path in columns]
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    row_bytes = [sum(group.column(i).total_uncompressed_size for i in wanted) / max(1, group.num_rows) for group in groups]
-    return max(1, min(CHUNK_ROWS, int(_BATCH_BYTES / max(1.0, *row_bytes)) if row_bytes else CHUNK_ROWS))
-
-
 def _certainly_without_nulls(metadata: pq.FileMetaData, columns: list[str]) -> bool:
     """Whether the file says of each of these columns that it holds no null."""
     schema = metadata.schema
@@ -201,3 +189,75 @@ def _readable(path: str) -> Iterator[None]:
         if error.errno is None:  # Not the system's: what Arrow finds wrong in a file.
             raise DataError(f"{path} cannot be read as Parquet: {error}; write the file again") from error
         raise unreadable(path, error) from error
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedRows:
+    """Payloads of rows: an Arrow array of large_binary or of fixed_size_binary, without nulls."""
+
+    values: pa.Array
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.values.nbytes)
+
+    def lengths(self) -> Int64Array | int:
+        if pa.types.is_fixed_size_binary(self.values.type):
+            return int(self.values.type.byte_width)
+        return np.diff(self._ends())
+
+    def take(self, rows: Int64Array) -> PackedRows:
+        return PackedRows(self.values.take(pa.array(rows)))
+
+    def joined(self) -> tuple[UInt8Array, Int64Array]:
+        """All bytes, and the bounds of each payload in them: int64 (n + 1,)."""
+        data = np.frombuffer(self.values.buffers()[-1] or b"", np.uint8)
+        if pa.types.is_fixed_size_binary(self.values.type):
+            width, first = self.values.type.byte_width, self.values.offset
+            return data[first * width : (first + len(self.values)) * width], np.arange(
+                len(self.values) + 1, dtype=np.int64
+            ) * width
+        ends = self._ends()
+        return data[ends[0] : ends[-1]], ends - ends[0]
+
+    def _ends(self) -> Int64Array:
+        if not len(self.values):
+            return np.zeros(1, np.int64)
+        return np.frombuffer(self.values.buffers()[1], np.int64, len(self.values) + 1, 8 * self.values.offset)
+
+
+def pack(rows: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> PackedRows:
+    """The payloads that `columns` of `rows` make. Columns are those that the format accepts, without nulls."""
+    first = rows.column(columns[0])
+    if is_bytes(first.type):
+        array = first.combine_chunks() if isinstance(first, pa.ChunkedArray) else first
+        if pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        return PackedRows(array if pa.types.is_fixed_size_binary(array.type) else array.cast(pa.large_binary()))
+    parts = [np.ascontiguousarray(rows.column(name).to_numpy()).view(np.uint8).reshape(len(rows), -1) for name in columns]
+    packed = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+    width = packed.shape[1]
+    return PackedRows(pa.Array.from_buffers(pa.binary(width), len(rows), [None, pa.py_buffer(packed)]))
+
+
+def is_bytes(kind: pa.DataType) -> bool:
+    """Whether values of a column are bytes or text."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    t = pa.types
+    of_any_length = t.is_binary(kind) or t.is_large_binary(kind) or t.is_string(kind) or t.is_large_string(kind)
+    return bool(of_any_length or t.is_fixed_size_binary(kind))
+
+
+def is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def lengths_of(schema: pa.Schema, columns: Sequence[str]) -> int | None:
+    """Bytes of every payload, if the types alone say so."""
+    kinds = [schema.field(name).type for name in columns]
+    if pa.types.is_fixed_size_binary(kinds[0]):
+        return int(kinds[0].byte_width)
+    if all(is_number(kind) for kind in kinds):
+        return sum(int(kind.bit_width) // 8 for kind in kinds)
+    return None

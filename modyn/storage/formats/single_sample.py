@@ -11,12 +11,12 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from modyn import _core
-from modyn.errors import ConfigError, DataError
+from modyn.errors import DataError
+from modyn.storage.files.file_system import UnusableNowError
+from modyn.storage.files.listing import NameEndings
 from modyn.storage.formats.base import (
     FormatConfig,
     FormatResume,
-    NameEndings,
-    UnusableNowError,
     WholeFileFormat,
 )
 from modyn.storage.formats.timestamps import FromModificationTime, FromName, timestamp_of_file
@@ -52,26 +52,13 @@ class SingleSampleFormat(WholeFileFormat):
     Config: ClassVar[type[SingleSampleConfig]] = SingleSampleConfig
     config: SingleSampleConfig
     reads_payloads = False
-
-    def __init__(self, config: SingleSampleConfig, timestamp_source: str = "") -> None:
-        super().__init__(config, timestamp_source)
-        if not isinstance(self.timestamps, FromModificationTime | FromName):
-            raise ConfigError(
-                f"timestamp_source '{timestamp_source}' needs rows; a SingleSampleFileWrapper allows '' and 'name:REGEX'"
-            )
-
-    def holds_samples(self, path: str) -> bool:
-        return path.endswith(self.config.file_extension)
+    row_times = (FromName, "a file of one sample has no rows: a SingleSampleFileWrapper allows '' and 'name:REGEX'")
 
     def endings(self) -> NameEndings:
         return NameEndings(self.config.file_extension, self.config.label_file_extension)
 
-    def companions(self, path: str) -> tuple[str, ...]:
-        return (path[: len(path) - len(self.config.file_extension)] + self.config.label_file_extension,)
-
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
         if resume is not None:
-            self.check_unchanged(path, resume)
             return
         found = self.index_files([path])
         if found.problems:

@@ -19,9 +19,11 @@ from pydantic import Field, field_validator, model_validator
 
 from modyn.errors import ConfigError, DataError
 from modyn.records import LabelArray
-from modyn.storage.formats.base import CHUNK_ROWS, FileFormat, FormatConfig, FormatResume, NameEndings, unreadable
+from modyn.storage.files.file_system import reading
+from modyn.storage.files.listing import NameEndings
+from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume
 from modyn.storage.formats.json_fields import field_path, label_in, parse_object, seconds_in
-from modyn.storage.formats.timestamps import FromNamedField, refuse_other_places, timestamp_of_file
+from modyn.storage.formats.timestamps import FromNamedField, timestamp_of_file
 from modyn.storage.model.samples import IndexedSamples
 
 _BLOCK = 512
@@ -68,38 +70,30 @@ class TarFormat(FileFormat):
 
     Config: ClassVar[type[TarConfig]] = TarConfig
     config: TarConfig
+    row_times = (FromNamedField, "a TarFileWrapper allows '', 'name:REGEX' and, with label_field, 'field:NAME'")
 
     def __init__(self, config: TarConfig, timestamp_source: str = "") -> None:
         super().__init__(config, timestamp_source)
-        allowed = "a TarFileWrapper allows '', 'name:REGEX' and, with label_field, 'field:NAME'"
-        refuse_other_places(self.timestamps, timestamp_source, FromNamedField, allowed)
         if isinstance(self.timestamps, FromNamedField) and not config.label_field:
             raise ConfigError(f"timestamp_source '{timestamp_source}' needs labels in JSON objects: give label_field too")
-
-    def holds_samples(self, path: str) -> bool:
-        return path.endswith(self.config.file_extension)
 
     def endings(self) -> NameEndings:
         return NameEndings(self.config.file_extension)
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
         if resume is not None:
-            self.check_unchanged(path, resume)
             return
-        try:
-            with open(path, "rb", buffering=_READ_AHEAD) as file:
-                status = os.fstat(file.fileno())
-                shared = timestamp_of_file(path, status.st_mtime_ns, self.timestamps)
-                archive = _Archive(path, file, status.st_size)
-                collected = _Collected(self.float_labels, shared, status.st_size)
-                for sample in _samples(archive.members()):
-                    collected.add(*self._read(archive, sample))
-                    if len(collected.offsets) == CHUNK_ROWS:
-                        yield collected.take()
-                if collected.offsets:
+        with reading(path), open(path, "rb", buffering=_READ_AHEAD) as file:
+            status = os.fstat(file.fileno())
+            shared = timestamp_of_file(path, status.st_mtime_ns, self.timestamps)
+            archive = _Archive(path, file, status.st_size)
+            collected = _Collected(self.float_labels, shared, status.st_size)
+            for sample in _samples(archive.members()):
+                collected.add(*self._read(archive, sample))
+                if len(collected.offsets) == self.chunk_rows:
                     yield collected.take()
-        except OSError as error:
-            raise unreadable(path, error) from error
+            if collected.offsets:
+                yield collected.take()
 
     def _read(self, archive: _Archive, sample: _Sample) -> tuple[_Member, int | float, int]:
         """Payload, label and time (0 if the sample has none of its own)."""

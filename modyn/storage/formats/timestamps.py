@@ -89,13 +89,6 @@ def parse_timestamp_source(text: str) -> TimestampSource:
     raise ConfigError(f"timestamp_source '{text}' is not known; {_SOURCES}")
 
 
-def refuse_other_places(source: TimestampSource, text: str, own: type[TimestampSource], allowed: str) -> None:
-    """Raises ConfigError if `text` names a place in a row that only rows of other formats have, not one of the kind `own`. A time that all
-    samples of a file share suits every format. allowed: the format and all that may be written for it."""
-    if not isinstance(source, FromModificationTime | FromName | own):
-        raise ConfigError(f"timestamp_source '{text}' is for other formats; {allowed}")
-
-
 def _pattern(text: str, regex: str) -> re.Pattern[str]:
     try:
         pattern = re.compile(regex)

@@ -1,19 +1,33 @@
-"""Indexing one file, which must be the same all the while: what is remembered of it must speak of the bytes that were read."""
+"""Indexing of files that must not change meanwhile: the fingerprint that is kept of a file must be of the bytes that were indexed.
+
+Formats read files of this machine; objects of a bucket are copied to a temporary folder, indexed there, and the copies removed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from modyn.errors import DataError, ModynError
+from modyn.records import MAX_TIMESTAMP, Int64Array, LabelArray
 from modyn.rpc.logs import get_logger
-from modyn.storage.files.file_system import FileSystem, FileVersion
+from modyn.storage.files.file_system import FileSystem, FileVersion, LocalFiles, UnusableNowError
+from modyn.storage.files.fingerprint import fingerprint, fingerprint_of
 from modyn.storage.files.listing import SeenFile
-from modyn.storage.formats.base import FileFormat, FormatResume, UnusableNowError, beginning, refused_samples
+from modyn.storage.formats.base import FileFormat, FormatResume, WholeFileFormat
 from modyn.storage.model.file_table import FileRow
-from modyn.storage.model.samples import IndexedSamples
+from modyn.storage.model.samples import IndexedFiles, IndexedSamples
 
-GROWS_BYTES = 16 << 20
-"""Indexing a file of so many bytes may take longer than the pauses of whoever appends to it: waiting for one could be for ever."""
+if TYPE_CHECKING:
+    from modyn.storage.files.local_copies import LocalCopies
+
+GROWING_BYTES = 16 << 20
+"""Indexing a file of so many bytes may take longer than the pauses between appends to it: waiting for a pause could last for ever."""
+_COPIES_AT_ONCE = 512
+"""Objects of one sample that are in the temporary folder at once."""
 
 
 class ChangedError(Exception):
@@ -21,38 +35,51 @@ class ChangedError(Exception):
 
 
 class FileJob:
-    """A file to index: new, or the rest of one that grew, of which `row` says what is indexed."""
+    """One file to index: new, or the rest of one that grew, of which `row` is what is indexed.
 
-    def __init__(self, folder: FileSystem, file_format: FileFormat, seen: SeenFile, row: FileRow | None = None) -> None:
+    Args: growing_bytes: files of this size or more may be appended to while they are indexed.
+    """
+
+    def __init__(
+        self,
+        folder: FileSystem,
+        file_format: FileFormat,
+        seen: SeenFile,
+        row: FileRow | None = None,
+        growing_bytes: int = GROWING_BYTES,
+    ) -> None:
         self.seen, self.row = seen, row
-        self._folder, self._format = folder, file_format
+        self._folder, self._format, self._growing_bytes = folder, file_format, growing_bytes
         self._path = folder.full_path(seen.path)
-        self._resume: FormatResume | None = None
-        if row is not None and row.num_samples:
-            self._resume = FormatResume(row.indexed_end, row.num_samples, row.fingerprint)
-        self.remembered = FormatResume(0, 0, "")
-        """Of the whole file, once `samples` has come to its end."""
+        has_samples = row is not None and row.num_samples
+        self._resume = FormatResume(row.indexed_end, row.num_samples, row.fingerprint) if row and has_samples else None
+        self.indexed = FormatResume(0, 0, "")
+        """What is indexed of the file once `samples` has ended."""
 
     def samples(self) -> Iterator[IndexedSamples]:
-        """All that are new, in file order. Raises DataError, ChangedError; samples that were yielded before it are not to be used."""
-        unchanged = _Unchanged(self._folder, self._format, self.seen)
-        before = self._resume or FormatResume(0, 0, "")
+        """Yield all new samples in file order.
+
+        Raises: DataError, ChangedError; samples that were yielded before it are not to be used.
+        """
+        watch = _FileWatch(self._folder, self._format, self.seen, self._growing_bytes)
+        before = self._resume or self.indexed
         end, num_samples = before.end, before.num_samples
         try:
+            if self._resume is not None:
+                check_unchanged(self._folder, self._path, self._resume)
             for chunk in self._chunks():
                 yield chunk
                 end, num_samples = chunk.end, num_samples + len(chunk)
-            self.remembered = self._format.resume_point(self._path, end, num_samples)
+            self.indexed = FormatResume(end, num_samples, fingerprint(self._folder, self._path, end))
         except DataError:
-            unchanged.check()  # What is being written may look like a file that is bad.
+            watch.check()  # A file that is being written may look damaged.
             raise
-        unchanged.check()
+        watch.check()
 
     def _chunks(self) -> Iterator[IndexedSamples]:
-        """As the format gives them, up to the size with which the file was listed. What a user's own format raises is told like any other
-        bad file."""
+        """The chunks of the format, up to the size with which the file was listed. Exceptions of a plug-in's format become DataError."""
         try:
-            for chunk in self._format.index(self._path, self._resume):
+            for chunk in _index(self._folder, self._format, self._path, self._resume):
                 for at, reason in refused_samples(chunk.labels, chunk.timestamps).items():
                     raise DataError(f"{self._path}, the sample at {int(chunk.offsets[at])}: {reason}; correct the file")
                 part = beginning(self._format, chunk, self.seen.size) if self._format.can_grow else chunk
@@ -66,31 +93,31 @@ class FileJob:
             raise
         except Exception as error:
             get_logger("storage").exception("format_failed", path=self._path)
-            # The next version of the format, or more memory, may do.
+            # The next version of the format, or more memory, may do: the content is not at fault.
             raise UnusableNowError(
                 f"{type(self._format).__name__} failed on {self._path}: {type(error).__name__}: {error}; the log of storage has the details"
             ) from error
 
 
-class _Unchanged:
-    """Watches one file from here to `check`."""
+class _FileWatch:
+    """Notices changes of one file from its construction to `check`."""
 
-    def __init__(self, folder: FileSystem, file_format: FileFormat, seen: SeenFile) -> None:
-        """Raises ChangedError if the file is no longer what was listed, DataError if it cannot be looked at."""
-        self._folder, self._format, self._seen = folder, file_format, seen
+    def __init__(self, folder: FileSystem, file_format: FileFormat, seen: SeenFile, growing_bytes: int) -> None:
+        """Raises: ChangedError: the file is no longer what was listed. DataError: it cannot be read."""
+        self._folder, self._seen = folder, seen
         self._path = folder.full_path(seen.path)
-        self._may_grow = file_format.can_grow and folder.appends and seen.size >= GROWS_BYTES
+        self._may_grow = file_format.can_grow and folder.appends and seen.size >= growing_bytes
         self._version = self._look()
-        self._fingerprint = file_format.fingerprint(self._path, seen.size) if self._may_grow else ""
+        self._fingerprint = fingerprint(folder, self._path, seen.size) if self._may_grow else ""
         if (self._version.size, self._version.mtime_ns) != (seen.size, seen.mtime_ns) and not self._grew(self._version):
             raise ChangedError
 
     def check(self) -> None:
-        """Raises ChangedError if the file has changed, other than by what was appended to a large one that may grow."""
+        """Raises: ChangedError: the file has changed, other than by appends to a large one that may grow."""
         now = self._look()
         if now == self._version:
             return
-        if not self._grew(now) or self._format.fingerprint(self._path, self._seen.size) != self._fingerprint:
+        if not self._grew(now) or fingerprint(self._folder, self._path, self._seen.size) != self._fingerprint:
             raise ChangedError
 
     def _look(self) -> FileVersion:
@@ -101,3 +128,94 @@ class _Unchanged:
 
     def _grew(self, now: FileVersion) -> bool:
         return self._may_grow and now.size > self._seen.size and now.tag == self._version.tag
+
+
+def index_whole_files(folder: FileSystem, file_format: WholeFileFormat, paths: Sequence[str]) -> IndexedFiles:
+    """Index files of one sample each; objects of a bucket by way of copies, with content only if the format reads it."""
+    if isinstance(folder, LocalFiles):
+        return file_format.index_files(paths)
+    found = [
+        _index_copies(folder, file_format, paths[first : first + _COPIES_AT_ONCE])
+        for first in range(0, len(paths), _COPIES_AT_ONCE)
+    ]
+    return IndexedFiles(
+        np.concatenate([part.lengths for part in found]),
+        np.concatenate([part.labels for part in found]),
+        np.concatenate([part.timestamps for part in found]),
+        {number * _COPIES_AT_ONCE + i: error for number, part in enumerate(found) for i, error in part.problems.items()},
+    )
+
+
+def _index(folder: FileSystem, file_format: FileFormat, path: str, resume: FormatResume | None) -> Iterator[IndexedSamples]:
+    if isinstance(folder, LocalFiles):
+        yield from file_format.index(path, resume)
+        return
+    with _copies(folder) as copies:
+        for needed in (path, *file_format.companions(path)):
+            copies.add(needed)
+        with copies.naming_objects():
+            yield from file_format.index(copies.local(path), resume)
+
+
+def _index_copies(folder: FileSystem, file_format: WholeFileFormat, paths: Sequence[str]) -> IndexedFiles:
+    with _copies(folder) as copies:
+        companions = [companion for path in paths for companion in file_format.companions(path)]
+        copies.add_small([*companions, *(paths if file_format.reads_payloads else ())])
+        for path in () if file_format.reads_payloads else paths:
+            copies.add_empty(path)
+        found = file_format.index_files([copies.local(path) for path in paths])
+        problems = {i: copies.error(paths[i]) or copies.with_objects(error) for i, error in found.problems.items()}
+        return replace(found, problems=problems)
+
+
+def _copies(folder: FileSystem) -> LocalCopies:
+    # They load pyarrow.fs, which a storage without buckets does not need.
+    from modyn.storage.files.local_copies import LocalCopies
+    from modyn.storage.files.s3 import S3Files
+
+    assert isinstance(folder, S3Files), "files lie on this machine or in a bucket"
+    return LocalCopies(folder)
+
+
+def beginning(file_format: FileFormat, chunk: IndexedSamples, num_bytes: int) -> IndexedSamples | None:
+    """The rows of a chunk in the first `num_bytes` bytes of the file; None if there are none, or if their end is not known."""
+    if chunk.end <= num_bytes:
+        return chunk
+    kept = int(np.append(chunk.offsets + chunk.lengths > num_bytes, True).argmax())
+    end = num_bytes if kept == len(chunk) else file_format.row_begin(int(chunk.offsets[kept]))
+    if not kept or end is None:
+        return None
+    return IndexedSamples(
+        chunk.offsets[:kept],
+        chunk.lengths if isinstance(chunk.lengths, int) else chunk.lengths[:kept],
+        chunk.labels[:kept],
+        chunk.timestamps if isinstance(chunk.timestamps, int) else chunk.timestamps[:kept],
+        min(end, num_bytes),
+    )
+
+
+def refused_samples(labels: LabelArray, timestamps: Int64Array | int) -> dict[int, str]:
+    """Position → why the sample is refused: its label is not finite, or its time lies in no interval [start, end)."""
+    found: dict[int, str] = {}
+    for at in np.flatnonzero(~np.isfinite(labels)).tolist() if labels.dtype.kind == "f" else ():
+        found[at] = f"the label {labels[at]} is no finite number"
+    for at in np.flatnonzero(np.broadcast_to(np.asarray(timestamps) == MAX_TIMESTAMP, len(labels))).tolist():
+        found.setdefault(at, f"the time {MAX_TIMESTAMP} lies in no interval; times are smaller")
+    return found
+
+
+def check_unchanged(folder: FileSystem, path: str, indexed: FormatResume) -> None:
+    """Raises: DataError: the bytes of `path` that are indexed are missing, different or not readable."""
+    with folder.reading(path), folder.open(path) as file:
+        size = file.size()
+        same = size >= indexed.end and fingerprint_of(file, indexed.end) == indexed.fingerprint
+    if size < indexed.end:
+        raise DataError(
+            f"{path} was cut: {indexed.end} bytes of it are indexed, it has {size} now. Samples in it can no longer be read; "
+            f"restore the file, or delete its samples and add the data under a new name"
+        )
+    if not same:
+        raise DataError(
+            f"{path} was rewritten: its first {indexed.end} bytes, which are indexed, are not the same any more. "
+            f"Restore the file, or delete its samples and add the data under a new name"
+        )

@@ -6,8 +6,8 @@ A reader takes `index` once and works on that: it is immutable. A change is comm
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from modyn.atomic_write import TEMPORARY_SUFFIX
@@ -15,11 +15,12 @@ from modyn.errors import InvalidArgumentError, ModynError, NotFoundError
 from modyn.records import Int64Array, Interval, SampleBatch
 from modyn.storage.catalogue.catalogue import Catalogue, Change, Contents, DatasetRow
 from modyn.storage.files.file_system import LocalFiles, open_filesystem
-from modyn.storage.files.stability import Settling
+from modyn.storage.files.stability import StabilityTracker
 from modyn.storage.formats import build_format
+from modyn.storage.formats.base import CHUNK_ROWS
 from modyn.storage.index.segment_index import Segment, SegmentIndex
 from modyn.storage.index.tombstones import BoolArray, Tombstones
-from modyn.storage.ingest.file_retries import Retries
+from modyn.storage.ingest.file_indexer import GROWING_BYTES
 from modyn.storage.model.file_table import FileTable
 from modyn.storage.model.records import DatasetInfo
 from modyn.storage.read.locality import Proof, ShortCutOffer
@@ -31,6 +32,49 @@ MAX_BATCH = 1_000_000
 """Most samples in one message of a stream: bounds what a careless client can make the service build."""
 
 
+@dataclass(frozen=True, slots=True)
+class IngestLimits:
+    """Bounds of memory and waiting of one ingestion."""
+
+    held_samples: int = CHUNK_ROWS
+    """A file with more samples is not held in memory: its segments are written as they fill."""
+    growing_bytes: int = GROWING_BYTES
+    """Files of this size or more may be appended to while they are indexed."""
+    files_at_once: int = 1 << 14
+    """Files of one sample that are indexed with one call: bounds what is held of them beside the listing."""
+    flush_files: int = 1 << 15
+    """New files that are committed together: bounds what is held of them, and the database works while the next ones are read."""
+    flush_s: float = 1.0
+    """Samples of complete files wait for at most so long for others to share their segment."""
+    merge_run: int = 16
+    """Neighbouring segments of about one size that become one: a sample is rewritten once per factor of 16, five times at most."""
+    lock_wait_s: float = 600.0
+    """How long an ingestion on request waits for another one of the same dataset."""
+
+
+class RetrySchedule:
+    """When files are tried again that could not be read though they did not change. In memory only: a restart tries all of them.
+
+    Times are of a clock that never jumps. Each pause is twice the last one, so that a broken disk is not asked for all files at each look.
+    """
+
+    FIRST_S, LONGEST_S = 1.0, 300.0
+
+    def __init__(self) -> None:
+        self._pauses: dict[str, tuple[float, float]] = {}
+
+    def failed(self, path: str, tick: float) -> None:
+        pause = min(self.LONGEST_S, 2 * self._pauses[path][1]) if path in self._pauses else self.FIRST_S
+        self._pauses[path] = tick + pause, pause
+
+    def is_due(self, path: str, tick: float) -> bool:
+        return path not in self._pauses or tick >= self._pauses[path][0]
+
+    def keep_only(self, problems: Container[str]) -> None:
+        """Forget files that are no problem any more."""
+        self._pauses = {path: pause for path, pause in self._pauses.items() if path in problems}
+
+
 class OpenDataset:
     """A registered dataset. `folder` holds its segments and its deletions."""
 
@@ -39,13 +83,12 @@ class OpenDataset:
         self.folder = folder
         config = contents.row.config
         self.filesystem = open_filesystem(config.base_path)
-        self.format = self.filesystem.adapt(
-            build_format(config.file_wrapper, config.file_wrapper_config, config.timestamp_source)
-        )
-        self.settling = Settling(settle_s)
-        self.retries = Retries()
+        self.format = build_format(config.file_wrapper, config.file_wrapper_config, config.timestamp_source)
+        self.stability = StabilityTracker(settle_s)
+        self.retries = RetrySchedule()
+        self.limits = IngestLimits()
         self.writing = threading.Lock()
-        """Held by whoever ingests in this process; the advisory lock is for other processes."""
+        """Held by the ingestion of this process; the advisory lock of the database excludes other processes."""
         self.in_doubt = True
         """Files of segments may lie in the folder that the catalogue does not know, or the catalogue may know more than we do."""
         self._arrived = threading.Condition()

@@ -15,13 +15,6 @@ from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.model.file_table import FileRow
 from modyn.storage.model.samples import IndexedFiles, IndexedSamples
 
-FLUSH_S = 1.0
-"""Samples of complete files wait for at most so long for others to share their segment."""
-FLUSH_FILES = 1 << 15
-"""So many new files are committed together: bounds what is held of them, and gives the database work while the next ones are read."""
-MERGE_RUN = 16
-"""So many neighbouring segments of about one size become one: a sample is rewritten once per factor of 16, five times at most."""
-
 
 class SegmentWriter:
     """Collects samples, in order of key. Call with the dataset's writers' locks held."""
@@ -89,7 +82,12 @@ class SegmentWriter:
 
     def is_due(self) -> bool:
         """Whether there is enough for a segment or a commit, or the samples have waited for long enough."""
-        return self._builder.full() or len(self._new_files) >= FLUSH_FILES or time.monotonic() - self._flushed >= FLUSH_S
+        limits = self._dataset.limits
+        return (
+            self._builder.full()
+            or len(self._new_files) >= limits.flush_files
+            or time.monotonic() - self._flushed >= limits.flush_s
+        )
 
     def flush(self) -> None:
         """Commits everything that was added. Only between files."""
@@ -116,7 +114,9 @@ class SegmentWriter:
 
     def merge(self) -> None:
         """Makes one segment of many small ones, as long as there are so many."""
-        while run := merge_run([segment.info.num_samples for segment in self._dataset.segments()]):
+        while run := merge_run(
+            [segment.info.num_samples for segment in self._dataset.segments()], self._dataset.limits.merge_run
+        ):
             old = self._dataset.segments()[-run:]
             name = _new_name(old[0].info.first_key)
             info = merge_segments(self._dataset.folder / name, old)
@@ -145,10 +145,10 @@ class SegmentWriter:
             )
 
 
-def merge_run(sizes: Sequence[int]) -> int:
+def merge_run(sizes: Sequence[int], factor: int = 16) -> int:
     """How many of the last segments, of these numbers of samples, are to become one; 0 if none.
 
-    Segments of 16^k to 16^(k + 1) samples are of one kind: 16 neighbours of a kind, and smaller ones behind them, become one.
+    Segments of factor^k to factor^(k + 1) samples are of one kind: `factor` neighbours of a kind, and smaller ones behind them, become one.
 
     >>> merge_run([10] * 15), merge_run([10] * 16), merge_run([5000] + [10] * 16), merge_run([20] * 15 + [1])
     (0, 16, 16, 0)
@@ -157,12 +157,12 @@ def merge_run(sizes: Sequence[int]) -> int:
     while floor < SEGMENT_ROWS:
         run = total = of_kind = 0
         for size in reversed(sizes):
-            if size >= floor * MERGE_RUN or total + size > SEGMENT_ROWS:
+            if size >= floor * factor or total + size > SEGMENT_ROWS:
                 break
             run, total, of_kind = run + 1, total + size, of_kind + (size >= floor)
-        if of_kind >= MERGE_RUN:
+        if of_kind >= factor:
             return run
-        floor *= MERGE_RUN
+        floor *= factor
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import repeat
 from typing import NamedTuple
 
@@ -30,6 +31,20 @@ class FileRow(NamedTuple):
     """Of the first `indexed_end` bytes; empty for files of one sample."""
     altered: bool = False
     """The indexed bytes were changed after they were indexed."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Comparison:
+    """Listed files against indexed files: positions in the listing, int64, ascending.
+
+    unchanged: size and time are those with which the file was indexed, and it is not altered.
+    absent: ids of indexed files that are not in the listing.
+    """
+
+    new: Int64Array
+    changed: Int64Array
+    unchanged: Int64Array
+    absent: Int64Array
 
 
 class FileTable:
@@ -76,6 +91,14 @@ class FileTable:
     def id_of(self, path: str) -> int | None:
         return self._ids.get(path)
 
-    def ids_of(self, paths: Sequence[str]) -> Int64Array:
-        """The id of each path, -1 where a path is not indexed: int64 (n,)."""
-        return np.fromiter(map(self._ids.get, paths, repeat(-1)), np.int64, len(paths))
+    def compare(self, paths: Sequence[str], sizes: Int64Array, mtimes_ns: Int64Array) -> Comparison:
+        """Compare listed files, columns of shape (n,), with the indexed ones."""
+        ids = np.fromiter(map(self._ids.get, paths, repeat(-1)), np.int64, len(paths))
+        known = np.flatnonzero(ids >= 0)
+        found = ids[known]
+        same = (np.asarray(self._sizes)[found] == sizes[known]) & (np.asarray(self._mtimes)[found] == mtimes_ns[known])
+        if self.altered:
+            same &= ~np.isin(found, list(self.altered))
+        is_absent = np.ones(len(self), np.bool_)
+        is_absent[found] = False
+        return Comparison(np.flatnonzero(ids < 0), known[~same], known[same], np.flatnonzero(is_absent))

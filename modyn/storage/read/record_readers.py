@@ -8,8 +8,9 @@ from modyn._core import Gatherer, PathTable
 from modyn.config.system import ROW_GROUP_CACHE_BYTES, DatasetConfig
 from modyn.records import Int64Array
 from modyn.rpc.logs import get_logger
-from modyn.storage.files.file_system import open_filesystem
+from modyn.storage.files.file_system import FileSystem, LocalFiles, open_filesystem
 from modyn.storage.formats import build_format
+from modyn.storage.formats.base import FileFormat, RowGroups
 from modyn.storage.model.samples import RecordReader, UInt8Array, UInt32Array
 
 _OPEN_FILES = 512
@@ -45,8 +46,24 @@ class RecordReaders:
         """The source of a dataset whose files are `paths`, by its file system and its format."""
         folder = open_filesystem(dataset.base_path)
         file_format = build_format(dataset.file_wrapper, dataset.file_wrapper_config, dataset.timestamp_source)
-        rows = file_format.row_source(paths, folder, self._row_group_cache_bytes)
-        return rows or folder.range_source(paths) or LocalRecordReader(self._gatherer, paths)
+        return self.open_format(file_format, folder, paths)
+
+    def open_format(self, file_format: FileFormat, folder: FileSystem, paths: PathTable) -> RecordReader:
+        """As `open`, for a format and a file system that are built already."""
+        declared = file_format.payload_reader()
+        if isinstance(declared, RowGroups):
+            from modyn.storage.read.row_groups import RowGroupReader  # Loads pyarrow.parquet, which other formats do not need.
+
+            return RowGroupReader(paths, folder, declared.columns, self._row_group_cache_bytes)
+        if declared is not None:
+            return declared(paths, folder, self._row_group_cache_bytes)
+        if isinstance(folder, LocalFiles):
+            return LocalRecordReader(self._gatherer, paths)
+        from modyn.storage.files.s3 import S3Files  # Loads pyarrow.fs.
+        from modyn.storage.read.s3_ranges import S3RangeReader
+
+        assert isinstance(folder, S3Files), "files lie on this machine or in a bucket"
+        return S3RangeReader(folder.open, folder.requests, paths)
 
     def forget_removed(self) -> None:
         """Lets go of open files that were removed: their space on the disk is not free before. Does not wait for that, as it asks the file

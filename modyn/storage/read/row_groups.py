@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from modyn._core import FileChangedError
 from modyn.errors import DataError, ModynError
 from modyn.records import Int64Array
+from modyn.storage.formats.parquet import PackedRows, pack
 from modyn.storage.read.lru_cache import LRUCache
 
 if TYPE_CHECKING:
@@ -25,77 +26,6 @@ _FOOTERS = 1024
 """Files whose footers are kept."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Payloads:
-    """Payloads of rows: an Arrow array of large_binary or of fixed_size_binary, without nulls."""
-
-    values: pa.Array
-
-    @staticmethod
-    def is_bytes(kind: pa.DataType) -> bool:
-        if pa.types.is_dictionary(kind):
-            kind = kind.value_type
-        t = pa.types
-        of_any_length = t.is_binary(kind) or t.is_large_binary(kind) or t.is_string(kind) or t.is_large_string(kind)
-        return bool(of_any_length or t.is_fixed_size_binary(kind))
-
-    @staticmethod
-    def is_number(kind: pa.DataType) -> bool:
-        return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
-
-    @property
-    def nbytes(self) -> int:
-        return int(self.values.nbytes)
-
-    def lengths(self) -> Int64Array | int:
-        if pa.types.is_fixed_size_binary(self.values.type):
-            return int(self.values.type.byte_width)
-        return np.diff(self._ends())
-
-    def take(self, rows: Int64Array) -> Payloads:
-        return Payloads(self.values.take(pa.array(rows)))
-
-    def joined(self) -> tuple[UInt8Array, Int64Array]:
-        """All bytes, and the bounds of each payload in them: int64 (n + 1,)."""
-        data = np.frombuffer(self.values.buffers()[-1] or b"", np.uint8)
-        if pa.types.is_fixed_size_binary(self.values.type):
-            width, first = self.values.type.byte_width, self.values.offset
-            return data[first * width : (first + len(self.values)) * width], np.arange(
-                len(self.values) + 1, dtype=np.int64
-            ) * width
-        ends = self._ends()
-        return data[ends[0] : ends[-1]], ends - ends[0]
-
-    def _ends(self) -> Int64Array:
-        if not len(self.values):
-            return np.zeros(1, np.int64)
-        return np.frombuffer(self.values.buffers()[1], np.int64, len(self.values) + 1, 8 * self.values.offset)
-
-
-def pack(rows: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> Payloads:
-    """The payloads that `columns` of `rows` make. Columns are those that the format accepts, without nulls."""
-    first = rows.column(columns[0])
-    if Payloads.is_bytes(first.type):
-        array = first.combine_chunks() if isinstance(first, pa.ChunkedArray) else first
-        if pa.types.is_dictionary(array.type):
-            array = array.dictionary_decode()
-        return Payloads(array if pa.types.is_fixed_size_binary(array.type) else array.cast(pa.large_binary()))
-    parts = [np.ascontiguousarray(rows.column(name).to_numpy()).view(np.uint8).reshape(len(rows), -1) for name in columns]
-    packed = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-    width = packed.shape[1]
-    return Payloads(pa.Array.from_buffers(pa.binary(width), len(rows), [None, pa.py_buffer(packed)]))
-
-
-def lengths_of(schema: pa.Schema, columns: Sequence[str]) -> int | None:
-    """Bytes of every payload, if the types alone say so."""
-    kinds = [schema.field(name).type for name in columns]
-    if pa.types.is_fixed_size_binary(kinds[0]):
-        return int(kinds[0].byte_width)
-    if all(Payloads.is_number(kind) for kind in kinds):
-        return sum(int(kind.bit_width) // 8 for kind in kinds)
-    return None
-
-
 class RowGroupReader:
     """Reads the payloads of a dataset of Parquet files. Any number of threads at once."""
 
@@ -104,7 +34,7 @@ class RowGroupReader:
         self._paths, self._folder, self._columns = paths, folder, list(columns)
         self.cache_bytes = cache_bytes
         self._footers = LRUCache[_Footer](_FOOTERS, lambda footer: 1)
-        self._groups = LRUCache[Payloads](cache_bytes, lambda group: group.nbytes)
+        self._groups = LRUCache[PackedRows](cache_bytes, lambda group: group.nbytes)
 
     def gather(self, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int) -> tuple[UInt8Array, Int64Array]:
         """As `RecordReader` says; `offsets` are rows of the files."""
@@ -113,7 +43,7 @@ class RowGroupReader:
         order = np.lexsort((offsets, file_ids))
         parts = list(self._parts(file_ids[order], offsets[order]))
         values = parts[0].values if len(parts) == 1 else pa.concat_arrays([part.values for part in parts])
-        found = Payloads(values)
+        found = PackedRows(values)
         if np.any(order[1:] < order[:-1]):
             back = np.empty(len(order), np.int64)
             back[order] = np.arange(len(order))
@@ -127,7 +57,7 @@ class RowGroupReader:
             )
         return data, bounds
 
-    def _parts(self, file_ids: UInt32Array, rows: Int64Array) -> Iterator[Payloads]:
+    def _parts(self, file_ids: UInt32Array, rows: Int64Array) -> Iterator[PackedRows]:
         """Payloads of rows that are sorted by file and row, one part for each row group."""
         for start, stop in _runs(file_ids):
             path = self._paths[int(file_ids[start])]
@@ -150,7 +80,7 @@ class RowGroupReader:
     def _footer(self, path: str, stamp: FileStatus | None) -> _Footer:
         return self._footers.get((path, stamp), lambda: self._read_footer(path))
 
-    def _group(self, path: str, stamp: FileStatus | None, footer: _Footer, number: int) -> Payloads:
+    def _group(self, path: str, stamp: FileStatus | None, footer: _Footer, number: int) -> PackedRows:
         return self._groups.get((path, stamp, number), lambda: self._read_group(path, footer, number))
 
     def _read_footer(self, path: str) -> _Footer:
@@ -162,7 +92,7 @@ class RowGroupReader:
         sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
         return _Footer(metadata, np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)]))
 
-    def _read_group(self, path: str, footer: _Footer, number: int) -> Payloads:
+    def _read_group(self, path: str, footer: _Footer, number: int) -> PackedRows:
         try:
             with self._folder.open(path) as source, pq.ParquetFile(source, metadata=footer.metadata, pre_buffer=True) as file:
                 table = file.read_row_group(number, columns=self._columns)

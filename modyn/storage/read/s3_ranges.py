@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import errno
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from modyn.errors import DataError, ModynError, UnavailableError
+from modyn.errors import DataError
 from modyn.records import Int64Array
-from modyn.storage.formats.base import UnusableNowError
+from modyn.storage.files.s3 import PART_BYTES, in_parallel, unreadable_object, written_ns
 from modyn.storage.read.lru_cache import LRUCache
 from modyn.storage.read.row_groups import changed
 
@@ -30,24 +27,7 @@ GAP_BYTES = 64 << 10
 """Most bytes between two samples that are read along, which takes less time than another request."""
 GAP_SAMPLES = 64
 """But at most so many times the bytes of the sample behind them: what is read stays in proportion to what is wanted."""
-PART_BYTES = 8 << 20
-"""Most bytes of one request, unless a single sample is larger."""
-_READS_AHEAD = 32
-"""Most requests that are under way or whose answers wait to be taken, for each call."""
-_BYTES_AHEAD = 64 << 20
-"""Most bytes of their answers, unless a single one is larger."""
 _OPEN_OBJECTS = 4096
-
-_TROUBLE = (
-    "NETWORK_CONNECTION",
-    "SLOW_DOWN",
-    "SERVICE_UNAVAILABLE",
-    "INTERNAL_FAILURE",
-    "THROTTLING",
-    "REQUEST_TIMEOUT",
-    "curlCode",
-)
-"""Words of the client's errors that speak of the server and not of the object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +95,6 @@ class S3RangeReader:
         return opened
 
 
-def written_ns(opened: pa.NativeFile, indexed_ns: int) -> int:
-    """When the object was written. `indexed_ns` where the server tells no more than that: its answer is in whole seconds, if there is one."""
-    text = {str(name): value for name, value in opened.metadata().items()}.get("Last-Modified")
-    if text is None:
-        return indexed_ns
-    seconds = int(datetime.fromisoformat(text.decode() if isinstance(text, bytes) else text).timestamp())
-    return indexed_ns if seconds == indexed_ns // 10**9 else seconds * 10**9
-
-
 def plan(file_ids: UInt32Array, begins: Int64Array, ends: Int64Array) -> list[_Request]:
     """The requests for ranges that are sorted by file and begin: those at most GAP_BYTES, or GAP_SAMPLES times their size, apart share one
     of at most PART_BYTES."""
@@ -141,47 +112,3 @@ def plan(file_ids: UInt32Array, begins: Int64Array, ends: Int64Array) -> list[_R
     if current is not None:
         requests.append(_Request(current, start, stop, first, len(begins)))
     return requests
-
-
-def in_parallel(pool: ThreadPoolExecutor, calls: Sequence[tuple[int, Callable[[], T]]]) -> Iterator[T]:
-    """Results in order, a bounded number of calls and bytes ahead of whoever takes them. Each call comes with the bytes of its result. Not
-    to be used by a call itself."""
-    running: deque[tuple[int, Future[T]]] = deque()
-    ahead = 0
-    try:
-        for size, call in calls:
-            while running and (len(running) >= _READS_AHEAD or ahead + size > _BYTES_AHEAD):
-                ahead -= running[0][0]
-                yield running.popleft()[1].result()
-            running.append((size, pool.submit(call)))
-            ahead += size
-        while running:
-            yield running.popleft()[1].result()
-    finally:
-        for _, future in running:
-            future.cancel()
-
-
-def key_of(path: str) -> str:
-    """Bucket and key of `s3://BUCKET/KEY`."""
-    return path.removeprefix("s3://")
-
-
-def unreadable_object(path: str, offset: int, error: OSError) -> ModynError:
-    """What an OSError on an object means: something is wrong with the object, or the server is not to be had."""
-    if isinstance(error, FileNotFoundError):
-        return DataError(f"cannot read {path} at byte {offset}: there is no such object; put it back or delete its samples")
-    if error.errno == errno.ENOSPC:
-        return UnusableNowError(
-            f"cannot copy {path}: there is no room for it in the temporary folder; set TMPDIR to a larger one"
-        )
-    return outage(path, offset, error) or UnusableNowError(
-        f"cannot read {path} at byte {offset}: {error}; make the object readable for storage"
-    )
-
-
-def outage(path: str, offset: int, error: OSError) -> UnavailableError | None:
-    """The server is not to be had: trying again helps."""
-    if any(word in str(error) for word in _TROUBLE):
-        return UnavailableError(f"cannot read {path} at byte {offset}: {error}")
-    return None

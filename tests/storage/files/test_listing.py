@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modyn import _core
-from modyn.storage.files.listing import UNKNOWN, Roots, SeenFile, SeenFiles, list_files
+from modyn.storage.files.listing import UNKNOWN, NameEndings, Roots, SeenFile, SeenFiles, list_files
 from modyn.storage.formats import build_format
-from modyn.storage.formats.base import FileFormat, NameEndings
+from modyn.storage.formats.base import FileFormat
 
 IMAGES = build_format("SingleSampleFileWrapper", {"file_extension": ".png", "label_file_extension": ".label"})
 BINARY = build_format("BinaryFileWrapper", {"record_size": 16, "label_size": 8})
@@ -54,7 +54,7 @@ def walked(base: Path, file_format: FileFormat) -> list[tuple[int, bytes, int, i
 
 
 def listed(base: Path, file_format: FileFormat) -> list[tuple[int, bytes, int, int]]:
-    files = list_files(str(base), file_format, Roots()).files
+    files = list_files(str(base), file_format.names(), Roots()).files
     columns = (files.mtimes_ns.tolist(), files.paths, files.sizes.tolist(), files.changed_ns.tolist())
     return [(time, os.fsencode(path), size, changed) for time, path, size, changed in zip(*columns, strict=True)]
 
@@ -106,7 +106,7 @@ def test_each_folder_is_entered_once_and_links_stay_under_the_roots(tmp_path: Pa
     (base / "round").symlink_to("round")
     (base / "folder.bin").mkdir()
     os.mkfifo(base / "pipe.bin")
-    listing = list_files(str(base), BINARY, Roots.of([tmp_path / "root"]))
+    listing = list_files(str(base), BINARY.names(), Roots.of([tmp_path / "root"]))
     through_a_link = {"a/x.bin", "b/x.bin"} & set(listing.files.paths)
     assert len(through_a_link) == 1
     assert listing.files.paths == sorted(["deep/own.bin", "one.bin", "own.bin", *through_a_link])
@@ -128,7 +128,7 @@ def test_what_vanishes_while_it_is_looked_at_is_no_error(tmp_path: Path) -> None
     thread.start()
     try:
         for _ in range(50):
-            listing = list_files(str(tmp_path), BINARY, Roots())
+            listing = list_files(str(tmp_path), BINARY.names(), Roots())
             assert listing.refused == {}
             assert "stays.bin" in listing.files.paths
     finally:
@@ -150,6 +150,6 @@ def test_a_scan_gives_what_it_found_once(tmp_path: Path) -> None:
 
 def test_files_of_two_origins_are_in_one_order() -> None:
     first = SeenFiles.of([SeenFile("b", 1, 5), SeenFile("a", 2, 9)])
-    both = first.and_these(SeenFiles.of([SeenFile("a", 3, 5)]))
+    both = first.merged_with(SeenFiles.of([SeenFile("a", 3, 5)]))
     assert list(both) == [SeenFile("a", 3, 5), SeenFile("b", 1, 5), SeenFile("a", 2, 9)]
     assert list(both.take(np.array([2, 0]))) == [SeenFile("a", 2, 9), SeenFile("a", 3, 5)]

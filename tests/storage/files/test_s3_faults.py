@@ -22,13 +22,15 @@ from pyarrow import fs
 
 from modyn._core import PathTable
 from modyn.errors import DataError, UnavailableError
-from modyn.storage.files import temp_folders as scratch
+from modyn.storage.files.file_system import UnusableNowError
 from modyn.storage.files.listing import Roots, SeenFile
+from modyn.storage.files.local_copies import sweep
 from modyn.storage.files.s3 import S3Files
 from modyn.storage.formats import build_format
-from modyn.storage.formats.base import FormatResume, UnusableNowError
+from modyn.storage.formats.base import FormatResume
 from modyn.storage.ingest.file_indexer import ChangedError, FileJob
 from modyn.storage.model.samples import IndexedSamples
+from modyn.storage.read.record_readers import RecordReaders
 
 CSV = build_format("CsvFileWrapper", {"label_index": 0})
 
@@ -95,7 +97,7 @@ def put(bucket: Path, name: str, content: bytes, time: int = 1000) -> None:
 
 
 def listed(files: S3Files) -> list[SeenFile]:
-    return list(files.list_files(CSV, Roots()).files)
+    return list(files.list_files(CSV.names(), Roots()).files)
 
 
 def test_an_object_that_is_replaced_while_it_is_indexed_is_left_to_the_next_look(
@@ -104,8 +106,7 @@ def test_an_object_that_is_replaced_while_it_is_indexed_is_left_to_the_next_look
     """In the same second and with the same size: only its tag tells."""
     put(bucket, "a.csv", b"1,one\n")
     (seen,) = listed(files)
-    inner = files.adapt(CSV)
-    assert [chunk.labels.tolist() for chunk in FileJob(files, inner, seen).samples()] == [[1]]
+    assert [chunk.labels.tolist() for chunk in FileJob(files, CSV, seen).samples()] == [[1]]
     index = type(CSV).index
 
     def replaced(self: Any, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
@@ -115,13 +116,13 @@ def test_an_object_that_is_replaced_while_it_is_indexed_is_left_to_the_next_look
     with monkeypatch.context() as patch:
         patch.setattr(type(CSV), "index", replaced)
         with pytest.raises(ChangedError):
-            list(FileJob(files, inner, seen).samples())
+            list(FileJob(files, CSV, seen).samples())
     put(bucket, "a.csv", b"3,more\n", 2000)
     with pytest.raises(ChangedError):
-        list(FileJob(files, inner, seen).samples())
+        list(FileJob(files, CSV, seen).samples())
     (bucket / "a.csv").unlink()
     with pytest.raises(ChangedError):
-        list(FileJob(files, inner, seen).samples())
+        list(FileJob(files, CSV, seen).samples())
 
 
 def test_an_object_for_which_there_is_no_room_is_a_problem_of_its_own(
@@ -135,17 +136,17 @@ def test_an_object_for_which_there_is_no_room_is_a_problem_of_its_own(
 
     monkeypatch.setattr(S3Files, "copy", full)
     with pytest.raises(UnusableNowError, match="no room for it in the temporary folder; set TMPDIR"):
-        list(FileJob(files, files.adapt(CSV), seen).samples())
+        list(FileJob(files, CSV, seen).samples())
 
 
 def test_copies_are_gone_when_they_were_indexed(files: S3Files, bucket: Path, tmp_path: Path) -> None:
     put(bucket, "a.csv", b"1,one\n")
     (seen,) = listed(files)
-    list(FileJob(files, files.adapt(CSV), seen).samples())
+    list(FileJob(files, CSV, seen).samples())
     (own,) = (tmp_path / "tmp").iterdir()
     assert [path.name for path in own.iterdir()] == ["in-use"]
     shutil.rmtree(own)
-    assert list(FileJob(files, files.adapt(CSV), seen).samples()), "a folder that was tidied away is made again"
+    assert list(FileJob(files, CSV, seen).samples()), "a folder that was tidied away is made again"
 
 
 def test_what_a_killed_process_left_is_swept_and_nothing_else(tmp_path: Path) -> None:
@@ -157,7 +158,7 @@ def test_what_a_killed_process_left_is_swept_and_nothing_else(tmp_path: Path) ->
         os.utime(tmp_path / name, (1000, 1000))
     with open(tmp_path / "modyn-s3-used" / "in-use", "rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        scratch.sweep(tmp_path)
+        sweep(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["modyn-s3-used", "modyn-s3-young", "other"]
 
 
@@ -171,8 +172,7 @@ def test_row_groups_tell_trouble_with_the_server_from_a_bad_file(
     parquet = build_format("ParquetFileWrapper", {"payload_columns": ["data"], "label_column": "label"})
     paths = PathTable("s3://bucket/rows")
     paths.append_packed(np.frombuffer(b"a.parquet", np.uint8), np.array([9]))
-    source = parquet.row_source(paths, files, 1 << 20)
-    assert source is not None
+    source = RecordReaders(num_threads=1).open_format(parquet, files, paths)
     files.open = lambda path: _fail(message)  # type: ignore[method-assign]
     with pytest.raises(kind, match=message):
         source.gather(np.zeros(1, np.uint32), np.zeros(1, np.int64), 1)

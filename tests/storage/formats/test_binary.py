@@ -16,6 +16,7 @@ from modyn.errors import ConfigError, DataError
 from modyn.storage.formats import build_format
 from modyn.storage.formats.base import FileFormat
 from modyn.storage.model.samples import IndexedSamples
+from modyn.testing.format_checks import read_file, resume_point
 
 
 def binary(timestamp_source: str = "", **config: object) -> FileFormat:
@@ -109,11 +110,12 @@ def test_files_that_are_empty_missing_or_folders(tmp_path: Path) -> None:
             list(format_.index(str(path)))
 
 
-def test_chunks_together_are_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("modyn.storage.formats.binary.CHUNK_ROWS", 7)
+def test_chunks_together_are_the_file(tmp_path: Path) -> None:
     path = tmp_path / "data.bin"
     np.arange(100, dtype="<i8").tofile(path)
-    chunks = list(binary(record_size=8, label_size=8).index(str(path)))
+    format_ = binary(record_size=8, label_size=8)
+    format_.chunk_rows = 7
+    chunks = list(format_.index(str(path)))
     assert [len(chunk) for chunk in chunks] == [7] * 14 + [2]
     assert np.array_equal(np.concatenate([chunk.labels for chunk in chunks]), np.arange(100))
     assert [chunk.end for chunk in chunks] == [min(56 * (i + 1), 800) for i in range(15)]
@@ -123,7 +125,7 @@ def test_a_file_that_grew_is_continued_and_one_that_was_rewritten_is_refused(tmp
     path = tmp_path / "data.bin"
     format_ = binary(record_size=8, label_size=8)
     np.arange(10, dtype="<i8").tofile(path)
-    resume = format_.resume_point(str(path), index(format_, path).end, 10)
+    resume = resume_point(path, index(format_, path).end, 10)
     assert list(format_.index(str(path), resume)) == []
     np.arange(15, dtype="<i8").tofile(path)
     (more,) = format_.index(str(path), resume)
@@ -131,10 +133,10 @@ def test_a_file_that_grew_is_continued_and_one_that_was_rewritten_is_refused(tmp
     assert more.offsets.tolist() == [88, 96, 104, 112, 120]
     np.arange(1, 16, dtype="<i8").tofile(path)
     with pytest.raises(DataError, match="was rewritten"):
-        list(format_.index(str(path), resume))
+        read_file(format_, path, resume)
     os.truncate(path, 40)
     with pytest.raises(DataError, match="was cut: 80 bytes of it are indexed, it has 40 now"):
-        list(format_.index(str(path), resume))
+        read_file(format_, path, resume)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from modyn import _core
 from modyn.errors import ConfigError, DataError
 from modyn.storage.formats import build_format
 from modyn.storage.formats.base import FileFormat, FormatResume
+from modyn.testing.format_checks import resume_point
 
 
 def csv_format(timestamp_source: str = "", **config: object) -> FileFormat:
@@ -168,7 +169,7 @@ def test_a_file_that_grows_is_indexed_once(tmp_path: Path, line_break: str) -> N
     content = line_break.join(["label,text", "1,a", "2,b"])  # no line break at the end yet
     path.write_bytes(content.encode())
     assert rows_of(format_, path) == [(b"1,a", 1), (b"2,b", 2)]
-    resume = format_.resume_point(str(path), len(content), 2)
+    resume = resume_point(path, len(content), 2)
     assert rows_of(format_, path, resume) == []
     grown = content + line_break + "3,c" + line_break
     path.write_bytes(grown.encode())
@@ -186,16 +187,17 @@ def test_a_file_of_which_nothing_was_indexed_keeps_its_header(tmp_path: Path) ->
     path = tmp_path / "data.csv"
     path.write_text("label,text\n")
     format_ = csv_format(ignore_first_line=True)
-    resume = format_.resume_point(str(path), 0, 0)
+    resume = resume_point(path, 0, 0)
     path.write_text("label,text\n1,a\n")
     assert rows_of(format_, path, resume) == [(b"1,a", 1)]
 
 
-def test_chunks_together_are_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("modyn.storage.formats.csv.CHUNK_ROWS", 7)
+def test_chunks_together_are_the_file(tmp_path: Path) -> None:
     path = tmp_path / "data.csv"
     path.write_text("".join(f"{i},{'x' * (i % 5)}\n" for i in range(100)))
-    chunks = list(csv_format().index(str(path)))
+    format_ = csv_format()
+    format_.chunk_rows = 7
+    chunks = list(format_.index(str(path)))
     assert [len(chunk) for chunk in chunks] == [7] * 14 + [2]
     assert [label for chunk in chunks for label in chunk.labels.tolist()] == list(range(100))
     ends = [chunk.end for chunk in chunks]

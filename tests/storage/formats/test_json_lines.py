@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 
 from modyn.errors import ConfigError, DataError
 from modyn.storage.formats import build_format
-from modyn.storage.formats.base import FileFormat
-from modyn.testing.format_checks import read_file
+from modyn.storage.formats.json_lines import JsonLinesFormat
+from modyn.testing.format_checks import read_file, resume_point
 
 
-def lines_format(timestamp_source: str = "", **config: object) -> FileFormat:
-    return build_format("JsonLinesFileWrapper", {"label_field": "y", **config}, timestamp_source)
+def lines_format(timestamp_source: str = "", **config: object) -> JsonLinesFormat:
+    built = build_format("JsonLinesFileWrapper", {"label_field": "y", **config}, timestamp_source)
+    assert isinstance(built, JsonLinesFormat)
+    return built
 
 
 values = st.recursive(
@@ -139,7 +141,7 @@ def test_a_file_that_grows_is_indexed_once(tmp_path: Path, line_break: bytes) ->
     path.write_bytes(content)
     built = lines_format()
     found = read_file(built, path)
-    resume = built.resume_point(str(path), found.end, 2)
+    resume = resume_point(path, found.end, 2)
     path.write_bytes(content + line_break + b'{"y":3}')
     assert read_file(built, path, resume).samples == [(b'{"y":3}', 3)]
     path.write_bytes(content + line_break + b"x")
@@ -151,29 +153,28 @@ def test_a_file_that_grows_is_indexed_once(tmp_path: Path, line_break: bytes) ->
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 1000])
-def test_blocks_and_chunks_together_are_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr("modyn.storage.formats.json_lines._BLOCK_BYTES", size)
-    monkeypatch.setattr("modyn.storage.formats.json_lines.CHUNK_ROWS", 7)
+def test_blocks_and_chunks_together_are_the_file(tmp_path: Path, size: int) -> None:
     lines = [json.dumps({"y": i, "x": "x" * (i % 50)}).encode() for i in range(100)]
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"\n".join(lines))
     built = lines_format()
+    built.block_bytes, built.chunk_rows = size, 7
     assert read_file(built, path).samples == [(line, i) for i, line in enumerate(lines)]
     chunks = list(built.index(str(path)))
     assert max(len(chunk) for chunk in chunks) <= 7
     ends = np.cumsum([len(chunk) for chunk in chunks])
     for chunk, count in zip(chunks[::8], ends[::8].tolist(), strict=True):  # the end of a chunk is a place to go on from
-        resume = built.resume_point(str(path), chunk.end, count)
+        resume = resume_point(path, chunk.end, count)
         assert [label for _, label in read_file(built, path, resume).samples] == list(range(count, 100))
 
 
-def test_a_line_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("modyn.storage.formats.json_lines._BLOCK_BYTES", 10)
-    monkeypatch.setattr("modyn.storage.formats.json_lines._MAX_LINE_BYTES", 100)
+def test_a_line_that_is_too_long_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"y":1}\n' + " " * 300)
+    built = lines_format()
+    built.block_bytes, built.max_line_bytes = 10, 100
     with pytest.raises(DataError, match="line 2 at byte 8: it is longer than 100 bytes"):
-        read_file(lines_format(), path)
+        read_file(built, path)
 
 
 @pytest.mark.parametrize(

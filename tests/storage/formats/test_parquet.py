@@ -24,6 +24,7 @@ from modyn.errors import ConfigError, DataError
 from modyn.storage.files.file_system import LocalFiles
 from modyn.storage.formats import build_format
 from modyn.storage.formats.base import FileFormat
+from modyn.storage.formats.parquet import ParquetFormat
 from modyn.storage.read.local_reads import LocalPayloads
 from modyn.storage.read.row_groups import RowGroupReader
 from modyn.testing.format_checks import read_file
@@ -292,16 +293,18 @@ def test_rows_are_served_by_the_service_and_by_the_short_cut(tmp_path: Path, sto
         list(storage.payloads.fetch("rows", keys))
 
 
-def test_rows_are_counted_over_chunks_and_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("modyn.storage.formats.parquet.CHUNK_ROWS", 7)
+def test_rows_are_counted_over_chunks_and_row_groups(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     write(path, 10, x=pa.array([str(i) for i in range(30)]), y=pa.array(np.arange(30) / 2))
-    found = read_file(parquet(label_type="float"), path)
+    built = parquet(label_type="float")
+    built.chunk_rows = 7
+    found = read_file(built, path)
     assert found.samples == [(str(i).encode(), i / 2) for i in range(30)]
     assert found.end == os.path.getsize(path)
     write(path, 10, x=pa.array([*map(str, range(24)), None]), y=pa.array(np.arange(25)))
     with pytest.raises(DataError, match="row 24: column 'x' is null"):
-        list(parquet().index(str(path)))
+        built.chunk_rows = 7
+        list(built.index(str(path)))
 
 
 @pytest.mark.parametrize(
@@ -313,7 +316,7 @@ def test_wrong_options_are_refused(config: dict[str, object], source: str) -> No
         parquet(source, **config)
 
 
-def test_wide_rows_are_read_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wide_rows_are_read_a_few_at_a_time(tmp_path: Path) -> None:
     """Over the bounds of row groups: rows of many small groups are one chunk, those of a wide one several."""
     path = tmp_path / "a.parquet"
     rng = np.random.default_rng(0)
@@ -323,7 +326,8 @@ def test_wide_rows_are_read_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.
     pq.write_table(images, path, row_group_size=20)
     images_format = build_format("ParquetFileWrapper", {"payload_columns": ["data"], "label_column": "label"})
     assert [len(chunk) for chunk in images_format.index(str(path))] == [50]
-    monkeypatch.setattr("modyn.storage.formats.parquet._BATCH_BYTES", 100_000)
+    assert isinstance(images_format, ParquetFormat)
+    images_format.batch_bytes = 100_000
     sizes = [len(chunk) for chunk in images_format.index(str(path))]
     assert sum(sizes) == 50
     assert set(sizes[:-1]) == {9}

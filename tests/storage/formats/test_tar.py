@@ -242,13 +242,14 @@ def test_float_labels_are_finite_decimal_numbers(tmp_path: Path, text: bytes, pr
     assert read_file(shards(label_type="float"), path).samples == [(b"p", -1500.0), (b"q", 0.5)]
 
 
-def test_chunks_together_are_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("modyn.storage.formats.tar.CHUNK_ROWS", 7)
+def test_chunks_together_are_the_archive(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     samples = [(b"x" * i, i) for i in range(30)]
     write_tar(path, sample_members(samples))
-    assert [len(chunk) for chunk in shards().index(str(path))] == [7, 7, 7, 7, 2]
-    assert read_file(shards(), path).samples == samples
+    built = shards()
+    built.chunk_rows = 7
+    assert [len(chunk) for chunk in built.index(str(path))] == [7, 7, 7, 7, 2]
+    assert read_file(built, path).samples == samples
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,14 @@ import pytest
 
 from modyn.config.system import DatasetConfig
 from modyn.errors import UnavailableError
-from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume, beginning, unreadable
+from modyn.storage.files.file_system import unreadable
+from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume
 from modyn.storage.formats.binary import BinaryFormat
 from modyn.storage.formats.csv import CsvFormat
-from modyn.storage.ingest import file_indexer as one_file
+from modyn.storage.ingest import file_indexer
+from modyn.storage.ingest.file_indexer import beginning
 from modyn.storage.ingest.ingestion import ingest
+from modyn.storage.ingest.open_dataset import IngestLimits
 from modyn.storage.model.samples import IndexedSamples
 from modyn.testing.running_storage import RunningStorage, binary_dataset, image_dataset, write_image, write_records
 
@@ -85,10 +88,9 @@ def test_an_ingestion_on_request_looks_again_at_a_file_that_changed(
 def test_a_large_file_that_is_rewritten_while_it_is_indexed_leaves_nothing(
     storage: RunningStorage, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("modyn.storage.ingest.ingestion.CHUNK_ROWS", 1)
-    monkeypatch.setattr("modyn.storage.ingest.file_indexer.GROWS_BYTES", 1)
     write_records(data / "a.bin", range(5), 1000)
     storage.client.register_dataset(binary_dataset(data))
+    storage.store.dataset("numbers").limits = IngestLimits(held_samples=1, growing_bytes=1)
     while_indexed(monkeypatch, BinaryFormat, lambda path: write_records(path, range(65, 75), 2000))
     look(storage)
     assert storage.client.dataset("numbers").next_key == 0
@@ -98,10 +100,10 @@ def test_a_large_file_that_is_rewritten_while_it_is_indexed_leaves_nothing(
 def test_what_is_appended_while_a_large_file_is_indexed_does_not_put_it_off(
     storage: RunningStorage, data: Path, monkeypatch: pytest.MonkeyPatch, large: bool
 ) -> None:
-    if large:
-        monkeypatch.setattr("modyn.storage.ingest.file_indexer.GROWS_BYTES", 1)
     write_records(data / "a.bin", range(5), 1000)
     storage.client.register_dataset(binary_dataset(data))
+    if large:
+        storage.store.dataset("numbers").limits = IngestLimits(growing_bytes=1)
     while_indexed(monkeypatch, BinaryFormat, lambda path: write_records(path, range(5, 7), 2000, mode="ab"))
     look(storage)
     assert storage.client.dataset("numbers").next_key == (5 if large else 0)
@@ -113,11 +115,11 @@ def test_a_large_file_is_indexed_up_to_the_size_it_was_seen_with(
     storage: RunningStorage, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half a row that stands behind it by then would have the wrong label for good."""
-    monkeypatch.setattr("modyn.storage.ingest.file_indexer.GROWS_BYTES", 1)
     path = data / "a.csv"
     path.write_bytes(b"1,a\n2,b\n3,c")
     os.utime(path, (1000, 1000))
     storage.client.register_dataset(rows_dataset(data))
+    storage.store.dataset("rows").limits = IngestLimits(growing_bytes=1)
     index = CsvFormat.index
 
     def appended_first(self: CsvFormat, file: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
@@ -154,18 +156,18 @@ def test_the_beginning_of_a_chunk_is_the_rows_that_lie_in_it(tmp_path: Path, num
 def test_a_format_that_does_not_tell_where_rows_begin_waits_for_the_end_of_growing(
     storage: RunningStorage, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("modyn.storage.ingest.file_indexer.GROWS_BYTES", 1)
     monkeypatch.setattr(BinaryFormat, "row_begin", lambda self, offset: None)
     write_records(data / "a.bin", range(5), 1000)
     storage.client.register_dataset(binary_dataset(data))
-    watched = one_file._Unchanged.__init__
+    storage.store.dataset("numbers").limits = IngestLimits(growing_bytes=1)
+    watched = file_indexer._FileWatch.__init__
 
-    def grown(self: one_file._Unchanged, *arguments: object) -> None:
+    def grown(self: file_indexer._FileWatch, *arguments: object) -> None:
         watched(self, *arguments)  # type: ignore[arg-type]
         if os.path.getsize(data / "a.bin") == 5 * 16:
             write_records(data / "a.bin", [5], 2000, mode="ab")
 
-    monkeypatch.setattr(one_file._Unchanged, "__init__", grown)
+    monkeypatch.setattr(file_indexer._FileWatch, "__init__", grown)
     look(storage)
     assert storage.client.dataset("numbers").next_key == 0
     look(storage)
@@ -229,9 +231,7 @@ def test_what_says_nothing_of_the_content_is_tried_again_though_the_file_stays_t
     assert (reasons(storage), storage.client.dataset("numbers").num_samples) == ({}, 1)
 
 
-def test_an_ingestion_on_request_tries_all_that_was_set_aside(
-    storage: RunningStorage, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_ingestion_on_request_tries_all_that_was_set_aside(storage: RunningStorage, data: Path) -> None:
     (data / "a.csv").write_bytes(b"1,a\n")
     os.utime(data / "a.csv", (1000, 1000))
     storage.client.register_dataset(rows_dataset(data, label_index=1))
@@ -356,12 +356,10 @@ def test_files_below_a_folder_that_may_not_be_read_are_not_gone(
     assert storage.client.problems("numbers") == []
 
 
-def test_waiting_for_an_ingestion_of_the_same_service_has_an_end(
-    storage: RunningStorage, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("modyn.storage.ingest.ingestion.LOCK_PATIENCE_S", 0.05)
+def test_waiting_for_an_ingestion_of_the_same_service_has_an_end(storage: RunningStorage, data: Path) -> None:
     storage.client.register_dataset(binary_dataset(data))
     dataset = storage.store.dataset("numbers")
+    dataset.limits = IngestLimits(lock_wait_s=0.05)
     with dataset.writing:
         with pytest.raises(UnavailableError, match="ask again later"):
             storage.ingest()

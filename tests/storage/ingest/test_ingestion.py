@@ -21,6 +21,7 @@ from modyn.storage.datasets import Store
 from modyn.storage.files.listing import Roots
 from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume
 from modyn.storage.ingest.ingestion import ingest
+from modyn.storage.ingest.open_dataset import IngestLimits
 from modyn.storage.model.records import IngestProgress
 from modyn.storage.model.samples import IndexedSamples
 from modyn.testing.running_storage import (
@@ -372,16 +373,16 @@ def test_a_file_that_is_being_written_is_waited_for(
     config = quick_config.model_copy(update={"storage": StorageConfig(settle_s=3600)})
     storage = start_storage(config, stack)
     storage.client.register_dataset(binary_dataset(data))
-    settling = storage.store.dataset("numbers").settling
+    stability = storage.store.dataset("numbers").stability
     beginnings = [i.to_bytes(12, "little") for i in range(12)]
 
     def write_on(_: float) -> None:
         with (data / "a.bin").open("ab") as file:
             if beginnings:
                 file.write(bytes(4) + beginnings.pop())
-            elif settling.settle_s:
+            elif stability.settle_s:
                 file.write(bytes(4))
-                settling.settle_s = 0.0
+                stability.settle_s = 0.0
 
     (data / "a.bin").write_bytes(beginnings.pop())
     clock = SimpleNamespace(time=time.time, monotonic=time.monotonic, sleep=write_on)
@@ -413,7 +414,6 @@ def test_many_small_ingestions_do_not_leave_many_segments(storage: RunningStorag
 def test_a_large_file_that_is_bad_at_its_end_leaves_nothing(
     storage: RunningStorage, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("modyn.storage.ingest.ingestion.CHUNK_ROWS", 1)
     monkeypatch.setattr("modyn.storage.ingest.segment_writer.SegmentBuilder.full", lambda builder: len(builder) > 0)
     data.mkdir()
     (data / "good.csv").write_text("".join(f"{i},text\n" for i in range(10)))
@@ -422,6 +422,7 @@ def test_a_large_file_that_is_bad_at_its_end_leaves_nothing(
     options = {"separator": ",", "label_index": 0, "ignore_first_line": False}
     config = DatasetConfig(name="rows", base_path=data, file_wrapper="CsvFileWrapper", file_wrapper_config=options, watch=False)
     storage.client.register_dataset(config)
+    storage.store.dataset("rows").limits = IngestLimits(held_samples=1)
     progress = storage.ingest("rows")
     assert (progress.samples_indexed, progress.problems) == (10, 1)
     assert "torn.csv" in reasons(storage, "rows")
@@ -430,38 +431,35 @@ def test_a_large_file_that_is_bad_at_its_end_leaves_nothing(
 
 
 def test_a_large_file_becomes_visible_at_once(storage: RunningStorage, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("modyn.storage.ingest.ingestion.CHUNK_ROWS", 1)
     monkeypatch.setattr("modyn.storage.ingest.segment_writer.SegmentBuilder.full", lambda builder: len(builder) >= 200_000)
     write_records(data / "a.bin", range(600_000), 1000)
     write_records(data / "b.bin", [600_000], 1000)
     storage.client.register_dataset(binary_dataset(data))
+    storage.store.dataset("numbers").limits = IngestLimits(held_samples=1)
     assert storage.ingest().samples_indexed == 600_001
     keys = np.random.default_rng(0).permutation(600_001)[:1000]
     assert storage.data_of(keys.tolist()) == keys.tolist()
 
 
-def test_progress_is_told_within_a_large_file(storage: RunningStorage, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("modyn.storage.ingest.ingestion.CHUNK_ROWS", 1)
-    monkeypatch.setattr("modyn.storage.formats.binary.CHUNK_ROWS", 10)
+def test_progress_is_told_within_a_large_file(storage: RunningStorage, data: Path) -> None:
     write_records(data / "a.bin", range(35), 1000)
     (data / "b.csv").touch()
     storage.client.register_dataset(binary_dataset(data))
+    dataset = storage.store.dataset("numbers")
+    dataset.limits, dataset.format.chunk_rows = IngestLimits(held_samples=1), 10
     told: list[IngestProgress] = []
-    ingest(storage.store.dataset("numbers"), Roots(), 2, on_progress=told.append)
+    ingest(dataset, Roots(), 2, on_progress=told.append)
     assert [p.samples_indexed for p in told if p.files_seen and not p.files_indexed] == [0, 0, 10, 20, 30, 35]
     assert (told[-1].samples_indexed, told[-1].files_indexed, told[-1].files_seen, told[-1].finished) == (35, 1, 1, True)
 
 
-def test_many_files_of_one_sample_are_committed_in_parts(
-    storage: RunningStorage, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("modyn.storage.ingest.ingestion.FILES_AT_ONCE", 7)
-    monkeypatch.setattr("modyn.storage.ingest.segment_writer.FLUSH_FILES", 10)
+def test_many_files_of_one_sample_are_committed_in_parts(storage: RunningStorage, data: Path) -> None:
     for i in range(100):
         write_image(data / str(i % 3), f"{i:03}", f"payload {i}".encode(), i, 1000 + i)
     (data / "1" / "022.label").write_text("cat")
     os.utime(data / "1" / "022.label", (1000, 1000))
     storage.client.register_dataset(image_dataset(data))
+    storage.store.dataset("images").limits = IngestLimits(files_at_once=7, flush_files=10)
     told: list[IngestProgress] = []
     ingest(storage.store.dataset("images"), Roots(), 2, on_progress=told.append)
     assert {14, 27} <= {p.samples_indexed for p in told}

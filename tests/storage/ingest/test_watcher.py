@@ -88,15 +88,15 @@ def test_a_growing_file_is_left_alone_until_it_rests(quick_config: SystemConfig,
     storage = start_storage(config, stack)
     folder = tmp_path / "d"
     storage.client.register_dataset(binary_dataset(folder, watch=True))
-    settling = storage.store.dataset("numbers").settling
+    stability = storage.store.dataset("numbers").stability
     with (folder / "a.bin").open("wb", buffering=0) as file:
         for _ in range(20):
             file.write(b"x" * 15)
-            settling.num_unsettled = 0
-            eventually(lambda: settling.num_unsettled)
+            stability.num_unstable = 0
+            eventually(lambda: stability.num_unstable)
             file.write(b"x")
         assert storage.client.dataset("numbers").num_samples == 0
-    settling.settle_s = 0.05
+    stability.settle_s = 0.05
     wait_until(storage, 20)
     assert storage.client.problems("numbers") == []
 

@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 from modyn._core import FileChangedError, PathTable
 from modyn.config.system import DatasetConfig
 from modyn.errors import ConfigError, DataError, SecurityError, UnavailableError
+from modyn.storage.files import s3
 from modyn.storage.files.file_system import open_filesystem
 from modyn.storage.files.listing import Roots
+from modyn.storage.files.s3 import in_parallel
 from modyn.storage.files.s3_url import S3Url
 from modyn.storage.read import s3_ranges
-from modyn.storage.read.s3_ranges import S3RangeReader, in_parallel, plan
+from modyn.storage.read.s3_ranges import S3RangeReader, plan
 
 
 class Objects:
@@ -145,7 +147,7 @@ def test_the_time_of_an_object_is_told_in_whole_seconds(told: dict[str, object],
         def metadata(self) -> dict[str, object]:
             return told
 
-    assert s3_ranges.written_ns(Opened(), 1_500_000_000) == expected
+    assert s3.written_ns(Opened(), 1_500_000_000) == expected
 
 
 def test_an_object_that_grew_is_read_and_one_that_was_cut_or_is_gone_is_named() -> None:
@@ -182,10 +184,10 @@ def test_answers_come_in_order_and_only_some_ahead() -> None:
     with ThreadPoolExecutor(3) as pool:
         answers = in_parallel(pool, [call(i) for i in range(200)])
         assert [next(answers) for _ in range(3)] == [0, 1, 2]
-        assert max(started) < 3 + s3_ranges._READS_AHEAD
+        assert max(started) < 3 + s3._READS_AHEAD
         assert list(answers) == list(range(3, 200))
         started.clear()
-        large = s3_ranges._BYTES_AHEAD // 4
+        large = s3._BYTES_AHEAD // 4
         answers = in_parallel(pool, [call(i, 9 * large if i == 10 else large) for i in range(20)])
         for number in range(20):
             assert next(answers) == number

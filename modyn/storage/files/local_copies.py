@@ -1,0 +1,163 @@
+"""Copies of objects in temporary folders: formats index files of this machine, so an object is copied before it is indexed.
+
+Temporary folders do not outlive their process for long: those of a killed process are removed by the next one that needs some.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache, partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from modyn.errors import DataError
+from modyn.storage.files.file_system import UnusableNowError
+from modyn.storage.files.s3 import S3Files, in_parallel, is_file_name
+
+PREFIX = "modyn-s3-"
+_LOCK = "in-use"
+"""A file that is locked while the process lives: a process id would mean another process in another container that sees this folder."""
+_YOUNG_S = 60.0
+"""A younger folder without a lock may be one that is just being made."""
+
+
+class LocalCopies:
+    """A temporary folder with copies of objects under their own names; it is removed on exit."""
+
+    def __init__(self, files: S3Files) -> None:
+        """Raises: DataError: the folder cannot be made."""
+        self._files = files
+        with files.reading(files.base):
+            self._folder = temporary_folder()
+        self._errors: dict[str, DataError] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._folder.cleanup()
+
+    def local(self, path: str) -> str:
+        """The path of the copy of `path`. Raises: DataError: it would not be in the folder."""
+        name = path[len(self._files.base) + 1 :]
+        if not is_file_name(name):
+            raise DataError(f"{path} cannot be copied: its name is none that a file may have")
+        return os.path.join(self._folder.name, name)
+
+    def add(self, path: str) -> None:
+        """Copy one object. Raises: DataError, UnavailableError."""
+        with self._files.reading(path):
+            self._files.copy(path, self._place(path))
+        self._set_time(path)
+
+    def add_small(self, paths: Sequence[str]) -> None:
+        """Copy many objects at once. One that cannot be read has no copy, and an `error`."""
+        sizes = [0 if (status := self._files.status(path)) is None else status.size for path in paths]
+        reads = [(size, partial(self._read, path)) for size, path in zip(sizes, paths, strict=True)]
+        for path, content in zip(paths, in_parallel(self._files.requests, reads), strict=True):
+            if content is not None:
+                self._write(path, content, len(content))
+
+    def add_empty(self, path: str) -> None:
+        """Make a file of the object's size and time, without its content."""
+        if (status := self._files.status(path)) is not None:
+            self._write(path, b"", status.size)
+
+    def error(self, path: str) -> DataError | None:
+        """Why this object has no copy."""
+        return self._errors.get(path)
+
+    def with_objects(self, error: DataError) -> DataError:
+        """The same error with the names of objects in place of those of copies."""
+        kind = UnusableNowError if isinstance(error, UnusableNowError) else DataError
+        return kind(error.message.replace(self._folder.name, self._files.base))
+
+    @contextmanager
+    def naming_objects(self) -> Iterator[None]:
+        """A context in which a DataError is raised as `with_objects`."""
+        try:
+            yield
+        except DataError as error:
+            raise self.with_objects(error) from error
+
+    def _place(self, path: str) -> str:
+        place = self.local(path)
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+        return place
+
+    def _write(self, path: str, content: bytes, size: int) -> None:
+        try:
+            with self._files.reading(path), open(self._place(path), "wb") as file:
+                file.write(content)
+                file.truncate(size)
+        except DataError as error:
+            self._errors[path] = error
+        else:
+            self._set_time(path)
+
+    def _read(self, path: str) -> bytes | None:
+        try:
+            with self._files.reading(path):
+                return self._files.read(path)
+        except DataError as error:
+            self._errors[path] = error
+            return None
+
+    def _set_time(self, path: str) -> None:
+        if (status := self._files.status(path)) is not None:
+            os.utime(self.local(path), ns=(status.mtime_ns, status.mtime_ns))
+
+
+def temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    """Make a folder in `TMPDIR`. Raises: OSError."""
+    place, pid = tempfile.gettempdir(), os.getpid()
+    try:
+        return tempfile.TemporaryDirectory(dir=_of_this_process(place, pid))
+    except FileNotFoundError:  # A program that tidies up temporary files removed the process's own folder.
+        _of_this_process.cache_clear()
+        return tempfile.TemporaryDirectory(dir=_of_this_process(place, pid))
+
+
+@cache
+def _of_this_process(place: str, pid: int) -> str:
+    sweep(Path(place))
+    folder = tempfile.mkdtemp(prefix=PREFIX, dir=place)
+    # Never closed: the lock is held until the process ends, so that `sweep` of other processes leaves the folder alone.
+    fcntl.flock(os.open(os.path.join(folder, _LOCK), os.O_WRONLY | os.O_CREAT, 0o600), fcntl.LOCK_EX)
+    atexit.register(_remove, folder, pid)
+    return folder
+
+
+def _remove(folder: str, pid: int) -> None:
+    if os.getpid() == pid:  # Not in a process that forked from this one.
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def sweep(place: Path) -> None:
+    """Remove the folders of processes that have ended."""
+    for folder in place.glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            if _is_left_over(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_left_over(folder: Path) -> bool:
+    """Raises: OSError: it is not known, as for folders of other users."""
+    if time.time() - folder.stat().st_mtime < _YOUNG_S:
+        return False
+    try:
+        with open(folder / _LOCK, "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        pass  # The process was killed before it made the lock.
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,118 @@
+"""Problems of files during one ingestion: what is reported, and when a file that was set aside is tried again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from modyn.errors import DataError
+from modyn.records import Int64Array
+from modyn.rpc.logs import get_logger
+from modyn.storage.catalogue.catalogue import ProblemRow
+from modyn.storage.files.file_system import UNRELATED_TO_CONTENT
+from modyn.storage.files.listing import Listing, SeenFile, SeenFiles
+from modyn.storage.ingest.open_dataset import OpenDataset
+from modyn.storage.ingest.segment_writer import SegmentWriter
+
+FOLDER = ""
+"""The path of a problem that concerns the whole folder."""
+_AGAIN = "again "
+"""Prefix of the signature of a file that could not be read: it differs from the signature of any file, so the file is tried again."""
+
+
+class ProblemReporter:
+    """Reports and solves problems by way of the writer; they become visible with its next commit."""
+
+    def __init__(self, dataset: OpenDataset, writer: SegmentWriter, on_new: Callable[[], None]) -> None:
+        self._dataset, self._writer, self._on_new = dataset, writer, on_new
+
+    def without_set_aside(self, files: SeenFiles) -> SeenFiles:
+        """The files that were not set aside before in the state in which they are now."""
+        if not self._dataset.problems:
+            return files
+        tick = time.monotonic()
+        return files.take(np.array([i for i in range(len(files)) if self._is_due(files[i], tick)], np.int64))
+
+    def _is_due(self, file: SeenFile, tick: float) -> bool:
+        known = self._dataset.problems.get(file.path)
+        if known is None:
+            return True
+        signature = self._signature(file)
+        if known == _AGAIN + signature:
+            return self._dataset.retries.is_due(file.path, tick)
+        return known != signature
+
+    def set_aside(self, file: SeenFile, error: DataError) -> None:
+        """Report a file that cannot be indexed; it is tried again when it changes, or later if the error does not concern its content."""
+        signature = self._signature(file)
+        if isinstance(error, UNRELATED_TO_CONTENT):
+            signature = _AGAIN + signature
+            self._dataset.retries.failed(file.path, time.monotonic())
+        if self._dataset.problems.get(file.path) == signature:
+            self._writer.report(ProblemRow(file.path, signature, error.message))  # The reason may be another one.
+        else:
+            self.report(file.path, signature, error.message)
+
+    def report(self, path: str, signature: str, reason: str) -> None:
+        """Report a problem, unless it is known with this signature."""
+        if self._dataset.problems.get(path) == signature:
+            return
+        get_logger("storage").warning("file_problem", dataset=self._dataset.name, path=path, reason=reason)
+        self._writer.report(ProblemRow(path, signature, reason))
+        self._on_new()
+
+    def compare_with(self, listing: Listing, absent: Int64Array, unchanged: Int64Array) -> None:
+        """Report indexed files that are gone (`absent`: their ids) and files that may not be read; solve problems of files that are as they
+        were indexed (`unchanged`: positions in the listing) and of files that were never indexed and are gone."""
+        self._report_refused(listing.refused)
+        table = self._dataset.files
+        gone = [path for i in absent.tolist() if not _is_below(path := table.paths[i], listing.refused)]
+        if len(gone) > 1 and len(gone) == len(table):
+            # A disk that is not mounted looks so: a report of each file would say nothing more.
+            reason = f"none of the {len(gone):,} files that are indexed is there; mount the folder, or put the files back"
+            self.report(FOLDER, "gone", reason)
+        else:
+            self._report_gone(gone, listing)
+        for position in unchanged.tolist() if self._dataset.problems else ():
+            self._writer.solve(listing.files.paths[position])
+
+    def _report_refused(self, refused: Mapping[str, str]) -> None:
+        for path, reason in refused.items():
+            self.report(path, "refused", reason)
+            file_id = self._dataset.files.id_of(path)
+            if file_id is not None and file_id not in self._dataset.files.altered:
+                # Such as a link that leads out of the dataset's roots by now: what it leads to is not what was indexed.
+                row = self._dataset.catalogue.file(self._dataset.row.id, file_id)
+                self._writer.change_file(row._replace(altered=True))
+
+    def _report_gone(self, gone: Sequence[str], listing: Listing) -> None:
+        if FOLDER not in listing.refused:
+            self._writer.solve(FOLDER)
+        for path in gone:
+            reason = (
+                "the file is indexed but gone: its samples cannot be read; put it back, or delete them by their keys, which the errors of "
+                "reads name"
+            )
+            self.report(path, "gone", reason)
+        if problems := self._dataset.problems:
+            for path in problems.keys() - set(listing.files.paths) - listing.refused.keys():
+                if self._dataset.files.id_of(path) is None:
+                    self._writer.solve(path)
+
+    def _signature(self, file: SeenFile) -> str:
+        """The state of a file and its companions."""
+        parts = [f"{file.size}:{file.mtime_ns}"]
+        for companion in self._dataset.format.companions(self._dataset.filesystem.full_path(file.path)):
+            status = self._dataset.filesystem.status(companion)
+            parts.append("missing" if status is None else f"{status.size}:{status.mtime_ns}")
+        return " ".join(parts)
+
+
+def _is_below(path: str, folders: Mapping[str, str]) -> bool:
+    """Whether `path` is one of `folders` or lies in one of them; "" is the folder of all."""
+    if not folders:
+        return False
+    parts = path.split("/")
+    return any("/".join(parts[:depth]) in folders for depth in range(len(parts) + 1))
