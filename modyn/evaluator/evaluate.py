@@ -1,11 +1,13 @@
-"""The evaluation loop: one model, one dataset, many intervals, one forward pass a sample. Knows clients, and nothing of gRPC or jobs."""
+"""The task of an evaluation worker: one model, one dataset, many intervals, one forward pass a sample."""
 
 from __future__ import annotations
 
+import hashlib
+import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -17,14 +19,44 @@ from modyn.dataset.flight_batches import align
 from modyn.dataset.functions import UserFunction, compile_function
 from modyn.dataset.key_loader import KEYS_PER_READ, load_keys
 from modyn.errors import ConfigError, UserCodeError
-from modyn.evaluator.config import EvaluationDatasetConfig
-from modyn.evaluator.intervals import members, union
+from modyn.evaluator.config import EvaluationDatasetConfig, load_dataset
+from modyn.evaluator.job import EvaluationJob, Score
 from modyn.evaluator.metrics import Metric, MetricValue, build_metric
 from modyn.evaluator.metrics.metric import TRANSFORMER
 from modyn.evaluator.outputs import KeptOutputs, Rows
-from modyn.evaluator.score import Score
+from modyn.model_storage.client import ModelStorageClient
+from modyn.models.build import build_model
+from modyn.models.weights import load_weights
 from modyn.records import Int64Array, Interval, SampleBatch
 from modyn.storage.client import StorageClient
+from modyn.workers import Report
+
+PROGRESS_EVERY_S: Final = 0.3
+
+
+def run(job: EvaluationJob, report: Report) -> list[Score]:
+    """Task of a worker process: fetch the model, evaluate it, return the scores.
+
+    Progress messages are (samples seen, samples in all). Raises CancelledError when the job is asked to stop.
+    """
+    last = 0.0
+
+    def progress(seen: int, total: int) -> None:
+        nonlocal last
+        report.check()
+        if time.monotonic() - last >= PROGRESS_EVERY_S or seen == total:
+            last = time.monotonic()
+            report.send((seen, total))
+
+    dataset = load_dataset(job.dataset)
+    with ModelStorageClient(job.model_storage) as models:
+        stored = models.get(job.model_id, job.scratch / "model.safetensors")
+    model = build_model(stored.model_class, stored.model_config)
+    load_weights(model, stored.path)
+    kept = KeptOutputs(job.outputs, _outputs_name(job, stored.version.weights_sha256), job.scratch) if job.outputs else None
+    report.check()
+    with StorageClient(job.payloads.storage) as storage, job.payloads.open() as payloads:
+        return evaluate(model, dataset, job.intervals, storage, payloads, device=job.device, progress=progress, kept=kept)
 
 
 def evaluate(
@@ -44,7 +76,7 @@ def evaluate(
     outputs are kept if all goes well. `progress` is called after each batch with the samples seen and to see; what it raises ends the
     evaluation. The model is left in evaluation mode on `device`.
     """
-    tallies = [_Tally(interval, [build_metric(section) for section in dataset.metrics]) for interval in intervals]
+    tallies = [IntervalMetrics(interval, [build_metric(section) for section in dataset.metrics]) for interval in intervals]
     transform = _Transformers(dataset)
     merged = union(intervals)
     total = sum(storage.count_samples(dataset.dataset_id, interval) for interval in merged)
@@ -98,8 +130,8 @@ def _rows(batch: Batch, timestamps: Int64Array, output: Any) -> Rows | None:
     return Rows(np.array(batch.keys.numpy()), timestamps, labels, outputs)
 
 
-class _Tally:
-    """The metrics of one interval and how many samples they have seen."""
+class IntervalMetrics:
+    """The metrics of one interval and the number of samples that they have seen."""
 
     def __init__(self, interval: Interval, metrics: list[Metric]) -> None:
         self._interval = interval
@@ -135,7 +167,7 @@ class _Transformers:
         }
 
     def __call__(self, output: Any, keys: Int64Array) -> list[Any]:
-        """What each metric sees of the model's output for these samples."""
+        """What each metric gets of the model's output for these samples."""
 
         def named() -> str:
             return f"the model's output for {len(keys)} samples of dataset '{self._dataset_id}', the first of which is {int(keys[0])}"
@@ -147,10 +179,10 @@ class _Transformers:
             found = outputs[text]
             if not isinstance(found, torch.Tensor) or found.shape[:1] != (len(keys),):
                 what = "the model" if text is None else TRANSFORMER
-                told = (
+                given = (
                     f"a tensor of shape {list(found.shape)}" if isinstance(found, torch.Tensor) else f"a {type(found).__name__}"
                 )
-                raise UserCodeError(f"metrics need one row a sample: {what} gave {told} in {named()}; use {TRANSFORMER}")
+                raise UserCodeError(f"metrics need one row a sample: {what} returned {given} in {named()}; use {TRANSFORMER}")
         return [outputs[text] for text in self._texts]
 
 
@@ -159,7 +191,7 @@ def _evaluating(model: nn.Module, device: str) -> Iterator[None]:
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"evaluation.device is '{device}', but the evaluator's machine has no usable GPU; write cpu")
     if device.startswith("cuda"):
-        # What asks for "the" GPU is to find this one, not to take memory of the first.
+        # Code that asks for the current GPU must not take memory of the first one.
         torch.cuda.set_device(torch.device(device).index or 0)
     model.to(device)
     model.eval()
@@ -168,8 +200,11 @@ def _evaluating(model: nn.Module, device: str) -> Iterator[None]:
 
 
 class _Samples:
-    """The stream of keys in the intervals without a kept output, and the timestamps of those that come back as batches. Two threads meet
-    here: one pulls the keys, the other asks for timestamps, in the same order."""
+    """The stream of keys in the intervals without a kept output, and the timestamps of those that come back as batches.
+
+    Used by two threads without a lock: one pulls the keys and appends to `_waiting`, the other takes timestamps from its front, in the
+    same order; appending to a deque and taking from it are single operations.
+    """
 
     def __init__(self, dataset_id: str, intervals: Sequence[Interval], storage: StorageClient, kept: KeptOutputs | None) -> None:
         self._kept = kept
@@ -179,7 +214,7 @@ class _Samples:
         self._waiting: deque[SampleBatch] = deque()
         self._done = 0
         self.listed = [0] * len(intervals)
-        """How many samples storage listed for each interval; complete once the keys are."""
+        """Samples that storage listed for each interval; complete once `keys` is exhausted."""
 
     def keys(self) -> Iterator[Int64Array]:
         for batch in self._list():
@@ -191,8 +226,8 @@ class _Samples:
                 yield fresh.keys
 
     def kept_rows(self, at_most: int) -> Iterator[Rows]:
-        """The samples with a kept output that storage lists still, so many at a time. To be asked for once the keys are through: what
-        was deleted since then counts as listed and not seen."""
+        """The samples with a kept output that storage still lists, at most `at_most` at a time. To be called once `keys` is exhausted:
+        samples deleted since then count as listed and not seen."""
         if self._kept:
             for batch in self._list():
                 yield from self._kept.rows(batch.keys, batch.timestamps, at_most)
@@ -202,7 +237,7 @@ class _Samples:
             yield from self._storage.samples_in_interval(self._dataset_id, interval, KEYS_PER_READ)
 
     def timestamps_of(self, batch: Batch) -> Int64Array:
-        """int64 (n,). Each batch is asked for once, in order; samples that did not come back are skipped."""
+        """int64 (n,). To be called once for each batch, in order; samples that did not come back are skipped."""
         keys = batch.keys.numpy()
         found: list[Int64Array] = []
         while len(keys):
@@ -223,3 +258,35 @@ class _Samples:
 def _without(kept: KeptOutputs, batch: SampleBatch) -> SampleBatch:
     fresh = ~kept.has(batch.keys, batch.timestamps)
     return SampleBatch(batch.keys[fresh], batch.timestamps[fresh], batch.labels[fresh])
+
+
+def _outputs_name(job: EvaluationJob, weights_sha256: str) -> str:
+    """The name of the outputs of this model for samples decoded in this way. Contains the weights: another database repeats ids."""
+    return f"{job.model_id}-{hashlib.sha256(f'{weights_sha256} {job.decoding}'.encode()).hexdigest()[:32]}"
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """Disjoint intervals in order that hold the same times; those that touch are joined, empty ones are left out.
+
+    >>> union([Interval(5, 9), Interval(0, 3), Interval(3, 6), Interval(7, 7)])
+    [Interval(start=0, end=9)]
+    """
+    merged: list[Interval] = []
+    for interval in sorted((i for i in intervals if i.start < i.end), key=lambda i: (i.start, i.end)):
+        if merged and interval.start <= merged[-1].end:
+            merged[-1] = Interval(merged[-1].start, max(merged[-1].end, interval.end))
+        else:
+            merged.append(interval)
+    return merged
+
+
+def members(intervals: Sequence[Interval], timestamps: Int64Array) -> Iterator[tuple[int, Int64Array]]:
+    """For each interval that holds any of the samples: its number, and the positions of those it holds. timestamps: int64 (n,)."""
+    if not len(timestamps):
+        return
+    first, last = int(timestamps.min()), int(timestamps.max())
+    for number, interval in enumerate(intervals):
+        if interval.start <= last and first < interval.end:
+            inside = np.flatnonzero((timestamps >= interval.start) & (timestamps < interval.end))
+            if len(inside):
+                yield number, inside

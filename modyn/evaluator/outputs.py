@@ -1,20 +1,16 @@
-"""What a model gave for samples, kept in files, so that a later evaluation forwards only samples that no earlier one has.
+"""Outputs of models, kept in files, so that a later evaluation passes only those samples through a model that no earlier one has.
 
-A file is written once: prefix, JSON header, then the columns keys (sorted), timestamps, labels and outputs, one after the other. Files of
-one model and one way of decoding have the same beginning of their names. The least recently used go first when the room is used up.
+A file has the columns keys (sorted), timestamps, labels and outputs. The names of files of one model and one way of decoding begin alike.
+The least recently used files are removed first when the limit is reached.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
-import mmap
 import os
-import struct
 import time
-import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
@@ -23,8 +19,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from modyn.atomic_write import write_atomically
-from modyn.errors import CorruptStateError, UnavailableError
+from modyn.columnar import ColumnFile, FileKind, write_columns
+from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
 from modyn.records import Int64Array
 from modyn.rpc.logs import get_logger
 
@@ -34,10 +30,7 @@ SEGMENT_BYTES: Final = 64 * 2**20
 MAX_SEGMENTS: Final = 256
 """Files of one model and decoding that are used, the newest ones: each takes a file descriptor."""
 
-_MAGIC: Final = b"MODYNOUT"
-_VERSION: Final = 1
-_PREFIX: Final = struct.Struct("<8sIII")
-"""Magic, version, bytes of the header, CRC-32 of the header."""
+KIND: Final = FileKind(b"MODYNOUT", 2, "file of kept outputs", "delete it")
 _COLUMNS: Final = ("keys", "timestamps", "labels", "outputs")
 _PLAIN: Final = "biuf"
 """Kinds of numbers that are kept: whole, real and boolean."""
@@ -47,7 +40,7 @@ Column = NDArray[Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """n samples and what the model gave for them. keys, timestamps: int64 (n,). labels: (n, …). outputs: (n, …), as the model gave them."""
+    """n samples and the outputs of a model. keys, timestamps: int64 (n,). labels: (n, …). outputs: (n, …), as the model returned them."""
 
     keys: Int64Array
     timestamps: Int64Array
@@ -73,56 +66,31 @@ class Rows:
 def write_rows(path: Path, rows: Rows) -> None:
     """Raises UnavailableError."""
     ordered = rows.take(np.argsort(rows.keys, kind="stable"))
-    content = [column.reshape(-1).view(np.uint8).data for column in ordered.columns]
-    header = json.dumps(
-        {
-            "columns": {name: [c.dtype.str, list(c.shape)] for name, c in zip(_COLUMNS, ordered.columns, strict=True)},
-            "crc32": _checksum(content),
-        }
-    ).encode()
-    write_atomically(path, [_PREFIX.pack(_MAGIC, _VERSION, len(header), zlib.crc32(header)), header, *content])
+    write_columns(path, KIND, dict(zip(_COLUMNS, ordered.columns, strict=True)))
 
 
 def read_rows(path: Path) -> Rows:
-    """Memory-mapped, read only. Raises CorruptStateError for what `write_rows` of this version did not write completely; OSError."""
-    with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size < _PREFIX.size:
-            raise CorruptStateError(f"{path} is torn: it ends in its prefix; delete it")
-        content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    magic, version, size, checksum = _PREFIX.unpack_from(content)
-    header = bytes(content[_PREFIX.size : _PREFIX.size + size])
-    if magic != _MAGIC or version != _VERSION or len(header) != size or zlib.crc32(header) != checksum:
-        raise CorruptStateError(f"{path} is torn or of another version: its header is not one of version {_VERSION}; delete it")
-    told = json.loads(header)
-    start, parts, found = _PREFIX.size + size, [], []
-    for name in _COLUMNS:
-        kind, shape = np.dtype(told["columns"][name][0]), told["columns"][name][1]
-        stop = start + int(np.prod(shape)) * kind.itemsize
-        if stop > len(content):
-            raise CorruptStateError(f"{path} is torn: it ends in its column {name}; delete it")
-        parts.append(content[start:stop])
-        found.append(np.frombuffer(parts[-1], kind).reshape(shape))
-        start = stop
-    if start != len(content) or _checksum(parts) != told["crc32"]:
-        raise CorruptStateError(f"{path} is torn: its content does not fit its checksum; delete it")
-    return Rows(*found)
+    """Memory-mapped, read only. Raises CorruptStateError; NotFoundError and UnavailableError for a file that cannot be read."""
+    file = ColumnFile.open(path, KIND)
+    file.verify()
+    return Rows(*(file.column(name) for name in _COLUMNS))
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """Where outputs are kept, and how many bytes of them in all."""
+class OutputCache:
+    """The folder of kept outputs, for all processes of the service. limit: bytes in all; 0: nothing is kept."""
 
     folder: Path
     limit: int
 
     def prepare(self) -> None:
-        """For the service, when it starts: nothing is there if the limit is 0, and no more than the limit otherwise."""
+        """Make the folder, and remove what is over the limit. For the service, when it starts."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with self._locked():
             self._evict(self.limit)
 
     def publish(self, written: Iterable[Path], name: str) -> None:
-        """Move complete files in, under names that begin with `name`; others give way, those first that were not used for longest."""
+        """Move complete files in, under names that begin with `name`; the least recently used others are removed to make space."""
         files = list(written)
         with self._locked():
             self._evict(self.limit - sum(path.stat().st_size for path in files))
@@ -130,7 +98,7 @@ class Room:
                 os.replace(path, self.folder / f"{name}-{time.time_ns():020d}-{token_hex(4)}-{number:04d}{SUFFIX}")
 
     def remove(self, path: Path) -> None:
-        """Nothing happens if it is gone."""
+        """Remove a file, if it is there."""
         with self._locked():
             path.unlink(missing_ok=True)
 
@@ -145,22 +113,22 @@ class Room:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """One process at a time changes which files there are; those that read them need no lock."""
+        """One process at a time adds and removes files, so that the limit holds; readers need no lock, since a mapped file stays readable."""
         with (self.folder / "lock").open("wb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
 
 class KeptOutputs:
-    """The outputs of one model for samples that are decoded in one way, as one job uses them: those there were, and its own for later.
+    """The kept outputs of one model for samples decoded in one way, as one job uses them: those there were, and its own for later jobs.
 
-    What was there stays the same as long as this lives, whatever other jobs add or evict. What the job adds is written to `scratch` (an
-    existing folder on the same file system) and seen by later jobs once it is published; more than the room holds is not kept.
+    What was there stays the same as long as this lives, whatever other jobs add or remove. What the job adds is written to `scratch` (an
+    existing folder on the same file system) and found by later jobs once it is published; more than the limit is not kept.
     No failure to read or write here is an error of the evaluation. `add` and `publish` are for one thread, the others for any.
     """
 
-    def __init__(self, room: Room, name: str, scratch: Path, segment_bytes: int = SEGMENT_BYTES) -> None:
-        self._room = room
+    def __init__(self, cache: OutputCache, name: str, scratch: Path, segment_bytes: int = SEGMENT_BYTES) -> None:
+        self._cache = cache
         self._name = name
         self._scratch = scratch
         self._segment_bytes = segment_bytes
@@ -172,33 +140,35 @@ class KeptOutputs:
         self._segments = list(self._read())
 
     def _read(self) -> Iterator[Rows]:
-        for path in sorted(self._room.folder.glob(f"{self._name}-*{SUFFIX}"))[-MAX_SEGMENTS:]:
+        for path in sorted(self._cache.folder.glob(f"{self._name}-*{SUFFIX}"))[-MAX_SEGMENTS:]:
             try:
-                try:
-                    rows = read_rows(path)
-                except CorruptStateError as error:
-                    self._logger.warning("outputs_made_anew", error=error.message)
-                    self._room.remove(path)
-                    continue
+                rows = read_rows(path)
                 os.utime(path)
-            except OSError as error:  # evicted since it was listed, or not to be read: as if it were not there
-                self._logger.info("outputs_not_read", path=str(path), error=str(error))
-            else:
                 yield rows
+            except CorruptStateError as error:
+                self._logger.warning("outputs_made_anew", error=error.message)
+                with suppress(OSError):
+                    self._cache.remove(path)
+            except (
+                NotFoundError,
+                UnavailableError,
+                OSError,
+            ) as error:  # removed since it was listed, or unreadable: as if it were absent
+                self._logger.info("outputs_not_read", path=str(path), error=str(error))
 
     def __bool__(self) -> bool:
         """Whether there was anything."""
         return bool(self._segments)
 
     def has(self, keys: Int64Array, timestamps: Int64Array) -> NDArray[np.bool_]:
-        """For each sample, whether its output was there. A key with another timestamp is another sample."""
+        """For each sample, whether its output was there: bool (n,). A key with another timestamp is another sample."""
         found = np.zeros(len(keys), np.bool_)
         for segment in self._segments:
             found |= _where(segment, keys, timestamps)[1]
         return found
 
     def rows(self, keys: Int64Array, timestamps: Int64Array, at_most: int) -> Iterator[Rows]:
-        """Those of the samples that were there, each once, so many at a time."""
+        """Those of the samples that were there, each once, at most `at_most` at a time."""
         left = np.ones(len(keys), np.bool_)
         for segment in self._segments:
             positions, here = _where(segment, keys, timestamps)
@@ -208,7 +178,7 @@ class KeptOutputs:
                 yield segment.take(wanted[start : start + at_most])
 
     def add(self, rows: Rows | None) -> None:
-        """Rows of samples that were not there. None: they cannot be kept, and so nothing of this job is."""
+        """Add rows of samples that were not there. None: they cannot be kept, and then nothing of this job is."""
         if not self._kept or (rows is not None and not len(rows)):
             return
         if rows is None or not self._fits(rows):
@@ -220,13 +190,13 @@ class KeptOutputs:
             self._write()
 
     def publish(self) -> None:
-        """From now on later jobs find what was added."""
+        """Make what was added available to later jobs."""
         self._write()
         size = sum(path.stat().st_size for path in self._written)
-        if not self._written or size > self._room.limit:
+        if not self._written or size > self._cache.limit:
             return
         try:
-            self._room.publish(self._written, self._name)
+            self._cache.publish(self._written, self._name)
         except OSError as error:
             self._logger.warning("outputs_not_kept", error=str(error))
         self._written = []
@@ -235,7 +205,7 @@ class KeptOutputs:
         first = self._held[0] if self._held else rows
         same = all(a.dtype == b.dtype and a.shape[1:] == b.shape[1:] for a, b in zip(first.columns, rows.columns, strict=True))
         plain = all(column.dtype.kind in _PLAIN and column.size for column in rows.columns)
-        return same and plain and self._num_bytes + rows.num_bytes <= self._room.limit
+        return same and plain and self._num_bytes + rows.num_bytes <= self._cache.limit
 
     def _write(self) -> None:
         if not self._held:
@@ -260,10 +230,3 @@ def _where(segment: Rows, keys: Int64Array, timestamps: Int64Array) -> tuple[Int
     """For each sample a position in the segment, and whether it is the sample's."""
     positions = np.minimum(np.searchsorted(segment.keys, keys), len(segment) - 1).astype(np.int64)
     return positions, (segment.keys[positions] == keys) & (segment.timestamps[positions] == timestamps)
-
-
-def _checksum(parts: Iterable[memoryview]) -> int:
-    found = 0
-    for part in parts:
-        found = zlib.crc32(part, found)
-    return found

@@ -12,7 +12,7 @@ import grpc.experimental
 import safetensors.torch  # imported when weights are read or written
 import structlog
 
-import modyn.evaluator.worker
+import modyn.evaluator.evaluate
 import modyn.models.mlp_nn
 import modyn.models.resnet_nn
 import modyn.models.small_cnn_nn

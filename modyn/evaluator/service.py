@@ -3,44 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from shutil import rmtree
-from tempfile import mkdtemp
 from typing import Final
 
 import grpc
-from prometheus_client import Counter
 
-from modyn.config.system import SystemConfig
-from modyn.dataset.connections import PayloadSource
 from modyn.db.engine import open_database
 from modyn.errors import ModynError
-from modyn.evaluator.client import (
-    EvaluationRequest,
-    request_from_proto,
-    result_to_proto,
-    status_to_proto,
-)
 from modyn.evaluator.config import check_evaluation
-from modyn.evaluator.jobs import Done, Evaluations, Progress
+from modyn.evaluator.evaluations import Evaluations, JobStarter
 from modyn.evaluator.metrics import METRICS
-from modyn.evaluator.outputs import Room
-from modyn.evaluator.score import Score
-from modyn.evaluator.store import EvaluationStore, dataset_digest
-from modyn.evaluator.work import Work
+from modyn.evaluator.outputs import OutputCache
+from modyn.evaluator.store import EvaluationStore
+from modyn.evaluator.wire import request_from_proto, result_to_proto, status_to_proto
 from modyn.proto import common_pb2, evaluator_pb2, evaluator_pb2_grpc
-from modyn.records import Interval, RunId
+from modyn.records import RunId
 from modyn.rpc.server import Registration, ServiceContext
 from modyn.rpc.wire import from_struct, plugins_to_proto, problems_to_proto
 from modyn.storage.client import StorageClient
-from modyn.workers import Job, WorkerLimits, WorkerPool
+from modyn.workers import WorkerLimits, WorkerPool
 
 PRELOAD: Final = ("modyn.evaluator.preload",)
 
 FULL_NAME: Final = "modyn.Evaluator"
-
-JOBS = Counter("modyn_evaluation_jobs", "Evaluation jobs that ended", ["outcome"])
-SCORES = Counter("modyn_evaluation_scores", "Values of metrics that were computed")
 
 
 class EvaluatorServicer(evaluator_pb2_grpc.EvaluatorServicer):
@@ -62,7 +47,7 @@ class EvaluatorServicer(evaluator_pb2_grpc.EvaluatorServicer):
     def Watch(
         self, request: evaluator_pb2.EvaluationId, context: grpc.ServicerContext
     ) -> Iterator[evaluator_pb2.EvaluationStatus]:
-        context.add_callback(self._evaluations.wake)
+        context.add_callback(self._evaluations.table.wake)
         for status in self._evaluations.watch(request.evaluation_id, context.is_active):
             yield status_to_proto(status)
 
@@ -77,55 +62,8 @@ class EvaluatorServicer(evaluator_pb2_grpc.EvaluatorServicer):
             yield result_to_proto(result)
 
 
-class PoolRun:
-    """Runs jobs in warm worker processes."""
-
-    def __init__(self, pool: WorkerPool, config: SystemConfig, scratch: Path, room: Room | None) -> None:
-        self._pool = pool
-        self._room = room
-        self._config = config
-        self._scratch = scratch
-
-    def __call__(
-        self, request: EvaluationRequest, intervals: Sequence[Interval], name: str, progress: Progress, done: Done
-    ) -> Job:
-        scratch = Path(mkdtemp(dir=self._scratch, prefix=f"model-{request.model_id}-"))
-        work = Work(
-            model_id=request.model_id,
-            dataset=request.dataset,
-            intervals=tuple(intervals),
-            device=request.device,
-            payloads=PayloadSource.of(
-                self._config, request.dataset["dataset_id"], streams=request.dataset.get("dataloader_workers", 1)
-            ),
-            model_storage=self._config.endpoint("model_storage"),
-            scratch=scratch,
-            decoding=dataset_digest(request.dataset),
-            room=self._room,
-        )
-
-        def ended(job: Job) -> None:
-            # Here, and not in the worker, which may have been killed.
-            rmtree(scratch, ignore_errors=True)
-            JOBS.labels(job.state.value).inc()
-            done(_outcome(job))
-
-        log_path = self._config.log_dir / "runs" / request.run_id / f"evaluation-{request.trigger_id}.log"
-        return self._pool.submit(
-            "modyn.evaluator.worker:run", work, name=name, log_path=log_path, on_message=lambda m: progress(*m), on_done=ended
-        )
-
-
-def _outcome(job: Job) -> list[Score] | ModynError:
-    if job.error is not None:
-        return job.error
-    scores: list[Score] = job.result()
-    SCORES.inc(len(scores))
-    return scores
-
-
 def build(context: ServiceContext) -> Sequence[Registration]:
-    """The service, from its configuration. What an ended one has left behind is removed; workers are warmed up once it answers."""
+    """The service, from its configuration. Scratch files of an earlier process are removed; workers are warmed up once it answers."""
     config = context.config
     settings = config.evaluator
     database = open_database(config, "evaluator", "modyn.evaluator.migrations")
@@ -134,15 +72,15 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     scratch = context.directory / "scratch"
     rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
-    room = Room(context.directory / "outputs", settings.outputs_bytes)
-    room.prepare()
+    outputs = OutputCache(context.directory / "outputs", settings.outputs_bytes)
+    outputs.prepare()
     limits = WorkerLimits("evaluator", settings.user_function_timeout_s, settings.worker_memory_bytes, config.logs.limits)
     pool = WorkerPool(settings.max_workers, num_threads=settings.num_threads, preload=PRELOAD, failure=ModynError, limits=limits)
     storage = StorageClient(config.endpoint("storage"))
     context.on_shutdown(storage.close)
-    evaluations = Evaluations(
-        store, PoolRun(pool, config, scratch, room if room.limit else None), storage.count_samples, settings.max_workers
-    )
+    starter = JobStarter(pool, config, scratch, outputs if outputs.limit else None)
+    evaluations = Evaluations(store, starter.start, storage.count_samples, settings.max_workers)
+    # Called in the reverse order: no job starts any more, then workers end, then what they report can still be stored.
     context.on_shutdown(pool.close)
     context.on_shutdown(evaluations.close)
     context.when_healthy.append(pool.warm_up)

@@ -8,17 +8,52 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import BigInteger, Column, DateTime, Double, ForeignKey, MetaData, Table, Text, delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from modyn.db.engine import Database
 from modyn.errors import UnavailableError
-from modyn.evaluator.client import EvaluationRequest, EvaluationResult, EvaluationState, EvaluationStatus
 from modyn.evaluator.config import load_dataset
-from modyn.evaluator.score import Score
-from modyn.evaluator.tables import evaluations, results
+from modyn.evaluator.job import Score
+from modyn.evaluator.request import EvaluationRequest, EvaluationResult, EvaluationState, EvaluationStatus
 from modyn.records import EvalInterval, Interval, RunId
 from modyn.sanitize import sanitize
+
+metadata = MetaData(schema="evaluator")
+
+evaluations = Table(
+    "evaluations",
+    metadata,
+    Column("evaluation_id", Text, primary_key=True),
+    Column("run_id", Text, nullable=False, index=True),
+    Column("trigger_id", BigInteger, nullable=False),
+    Column("model_id", BigInteger, nullable=False),
+    Column("handler", Text, nullable=False),
+    Column("dataset", Text, nullable=False),
+    Column("state", Text, nullable=False),  # queued until it has ended
+    Column("samples_seen", BigInteger, nullable=False),
+    Column("samples_total", BigInteger, nullable=False),
+    Column("error", Text, nullable=False),
+    Column("error_reason", Text, nullable=False),
+    Column("changed_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+)
+
+results = Table(
+    "results",
+    metadata,
+    Column("evaluation_id", Text, ForeignKey("evaluator.evaluations.evaluation_id", ondelete="CASCADE"), primary_key=True),
+    Column("interval_start", BigInteger, primary_key=True),
+    Column("interval_end", BigInteger, primary_key=True),
+    Column("interval_anchor", BigInteger, primary_key=True),
+    Column("metric", Text, primary_key=True),
+    Column("model_id", BigInteger, nullable=False),
+    Column("dataset_digest", Text, nullable=False),  # of how samples are decoded
+    Column("metric_digest", Text, nullable=False),  # of the metric's options
+    Column("value", Double),
+    Column("note", Text, nullable=False),
+    Column("num_samples", BigInteger, nullable=False),
+    Column("num_listed", BigInteger, nullable=False),  # samples in the interval when it was evaluated
+)
 
 _NOT_DECODING = ("metrics", "batch_size", "dataloader_workers")
 """Keys of a dataset's section that do not change what the model sees of a sample."""

@@ -17,10 +17,9 @@ from torch import nn
 
 from modyn.errors import CancelledError, ConfigError, NotFoundError, UserCodeError
 from modyn.evaluator.config import EvaluationDatasetConfig, load_dataset
-from modyn.evaluator.evaluate import _evaluating, evaluate
-from modyn.evaluator.intervals import members, union
-from modyn.evaluator.outputs import KeptOutputs, Room
-from modyn.evaluator.score import Score
+from modyn.evaluator.evaluate import _evaluating, evaluate, members, union
+from modyn.evaluator.job import Score
+from modyn.evaluator.outputs import KeptOutputs, OutputCache
 from modyn.records import Interval
 from modyn.testing.fake_storage import FakeStorage
 
@@ -201,7 +200,7 @@ def test_inputs_by_position_and_by_name() -> None:
 
 
 def test_errors_name_what_failed() -> None:
-    with pytest.raises(UserCodeError, match="one row a sample: the model gave a tensor of shape"):
+    with pytest.raises(UserCodeError, match="one row a sample: the model returned a tensor of shape"):
         scores(storage([1, 2, 3]), [Interval()], nn.Flatten(0), batch_size=2, record_layout={"dtype": "int32", "shape": [2]})
     broken = [
         {"name": "Accuracy", "evaluation_transformer_function": "def evaluation_transformer_function(o):\n    return o.x\n"}
@@ -252,7 +251,7 @@ def test_progress_is_told_and_can_end_it() -> None:
 
 def kept_in(folder: Path, limit: int = 2**20) -> KeptOutputs:
     """As a job begins with them."""
-    room = Room(folder / "outputs", limit)
+    room = OutputCache(folder / "outputs", limit)
     room.prepare()
     return KeptOutputs(room, "model", Path(mkdtemp(dir=folder)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modyn.errors import CorruptStateError
-from modyn.evaluator.outputs import KeptOutputs, Room, Rows, read_rows, write_rows
+from modyn.evaluator.outputs import KeptOutputs, OutputCache, Rows, read_rows, write_rows
 from modyn.records import Int64Array
 
 DTYPES = st.sampled_from(["float32", "float64", "float16", "int64", "bool"])
@@ -27,7 +28,7 @@ def rows(keys: list[int], width: int = 2, dtype: str = "float32") -> Rows:
 
 def begin(folder: Path, name: str = "5-abc", limit: int = 2**20, segment_bytes: int = 2**16) -> KeptOutputs:
     """As a job begins, in a process of its own perhaps."""
-    room = Room(folder / "outputs", limit)
+    room = OutputCache(folder / "outputs", limit)
     room.folder.mkdir(exist_ok=True)
     return KeptOutputs(room, name, Path(mkdtemp(dir=folder)), segment_bytes)
 
@@ -99,9 +100,10 @@ def test_two_jobs_that_kept_the_same_samples(tmp_path: Path) -> None:
 
 @settings(max_examples=60)
 @given(data=st.data())
-def test_a_torn_file_is_refused(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_a_damaged_file_is_refused_or_has_the_same_rows(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     path = tmp_path_factory.mktemp("torn") / "a.outputs"
     write_rows(path, rows([3, 1, 2]))
+    intact = [column.copy() for column in read_rows(path).columns]
     content = bytearray(path.read_bytes())
     place = data.draw(st.integers(0, len(content) - 1))
     if data.draw(st.booleans()):
@@ -109,8 +111,10 @@ def test_a_torn_file_is_refused(tmp_path_factory: pytest.TempPathFactory, data: 
     else:
         del content[place:]
     path.write_bytes(content)
-    with pytest.raises(CorruptStateError, match=r"a\.outputs is torn"):
-        read_rows(path)
+    with suppress(CorruptStateError):
+        found = read_rows(path).columns
+        # A byte between two columns may change unnoticed.
+        assert all(np.array_equal(a, b) for a, b in zip(found, intact, strict=True))
 
 
 def test_what_is_torn_is_made_anew(tmp_path: Path) -> None:
@@ -168,9 +172,9 @@ def test_what_does_not_fit_into_columns_is_not_kept(tmp_path: Path, odd: Rows | 
 def test_a_smaller_room_at_the_next_start(tmp_path: Path) -> None:
     for name in ("1-a", "2-b", "3-c"):
         keep(tmp_path, [1, 2, 3], name)
-    Room(tmp_path / "outputs", size_of(tmp_path, [1, 2, 3])).prepare()
+    OutputCache(tmp_path / "outputs", size_of(tmp_path, [1, 2, 3])).prepare()
     assert [path.name[:3] for path in files(tmp_path)] == ["3-c"]
-    Room(tmp_path / "outputs", 0).prepare()
+    OutputCache(tmp_path / "outputs", 0).prepare()
     assert files(tmp_path) == []
 
 

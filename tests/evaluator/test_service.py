@@ -15,8 +15,8 @@ from modyn.dataset.connections import PayloadSource
 from modyn.errors import ConfigError, NotFoundError
 from modyn.evaluator import service
 from modyn.evaluator.client import EvaluationRequest, EvaluationState, EvaluatorClient
-from modyn.evaluator.outputs import Room
-from modyn.evaluator.work import Work
+from modyn.evaluator.job import EvaluationJob
+from modyn.evaluator.outputs import OutputCache
 from modyn.model_storage import service as model_storage_service
 from modyn.model_storage.client import ModelHeader, ModelStorageClient
 from modyn.models.build import build_model
@@ -240,7 +240,7 @@ def _state(pid: int) -> str:
 def test_an_evaluation_worker_imports_nothing_after_the_fork(
     system_config: SystemConfig, storage: RunningStorage, model_id: int, tmp_path: Path
 ) -> None:
-    work = Work(
+    job = EvaluationJob(
         model_id=model_id,
         dataset=DATASET | {"metrics": [*DATASET["metrics"], {"name": "F1Score", "num_classes": 2}]},
         intervals=(Interval(0, 1000),),
@@ -249,6 +249,6 @@ def test_an_evaluation_worker_imports_nothing_after_the_fork(
         model_storage=system_config.endpoint("model_storage"),
         scratch=tmp_path,
         decoding="digest",
-        room=Room(tmp_path, 2**20),
+        outputs=OutputCache(tmp_path, 2**20),
     )
-    assert imports_after_fork(service.PRELOAD, "modyn.evaluator.worker:run", work, tmp_path / "log") == []
+    assert imports_after_fork(service.PRELOAD, "modyn.evaluator.evaluate:run", job, tmp_path / "log") == []

@@ -8,39 +8,50 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Final, Protocol
 
+from prometheus_client import Counter
+
+from modyn.config.system import SystemConfig
+from modyn.dataset.connections import PayloadSource
 from modyn.errors import CancelledError, ConflictError, InvalidArgumentError, ModynError, NotFoundError, UnavailableError
-from modyn.evaluator.client import EvaluationRequest, EvaluationState, EvaluationStatus
 from modyn.evaluator.config import load_dataset
-from modyn.evaluator.score import Score
+from modyn.evaluator.job import EvaluationJob, Score
+from modyn.evaluator.outputs import OutputCache
+from modyn.evaluator.request import EvaluationRequest, EvaluationState, EvaluationStatus
 from modyn.evaluator.store import EvaluationStore, ScoreKey, dataset_digest, labelled
 from modyn.records import Interval
 from modyn.rpc.logs import get_logger
+from modyn.workers import Job, WorkerPool
+from modyn.workers.job_table import JobTable
+
+JOBS = Counter("modyn_evaluation_jobs", "Evaluation jobs that ended", ["outcome"])
+SCORES = Counter("modyn_evaluation_scores", "Values of metrics that were computed")
 
 COALESCE_S: Final = 0.03
-"""So long a request waits for others with the same model and dataset, so that handlers share one pass over the samples."""
+"""Seconds that a request waits for others with the same model and dataset, so that handlers share one pass over the samples."""
 MAX_WAITING: Final = 10_000
-"""Evaluations in line; further ones are refused until some have ended."""
+"""Live evaluations; further ones are refused until some have ended."""
 
 _RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,199}")
 
-Progress = Callable[[int, int], None]
-Done = Callable[[list[Score] | ModynError], None]
+OnProgress = Callable[[int, int], None]
+"""Called with the samples seen and in all."""
+OnDone = Callable[[list[Score] | ModynError], None]
 
 
 class RunningJob(Protocol):
-    """A job under way."""
+    """A job that a worker runs."""
 
     def stop(self) -> None: ...
 
 
-class Run(Protocol):
-    """Starts the evaluation of distinct intervals, for a request that says model, dataset and device. Calls `done` once, from any thread."""
-
-    def __call__(
-        self, request: EvaluationRequest, intervals: Sequence[Interval], name: str, progress: Progress, done: Done
-    ) -> RunningJob: ...
+StartJob = Callable[[EvaluationRequest, Sequence[Interval], str, OnProgress, OnDone], RunningJob]
+"""Starts the evaluation of distinct intervals, for a request that names model, dataset and device, under a name for messages. The last
+argument is called once, from any thread."""
 
 
 @dataclass(eq=False)
@@ -49,7 +60,7 @@ class _Group:
 
     created: float
     samples: str
-    """What it is a pass over: one model and one way of decoding a dataset."""
+    """The pass over samples: one model and one way of decoding a dataset."""
     requests: dict[str, EvaluationRequest] = field(default_factory=dict)
     job: RunningJob | None = None
 
@@ -63,20 +74,21 @@ class Evaluations:
     def __init__(
         self,
         store: EvaluationStore,
-        run: Run,
+        start_job: StartJob,
         count_samples: Callable[[str, Interval], int],
         max_jobs: int,
         coalesce_s: float = COALESCE_S,
     ) -> None:
         self._store = store
-        self._run = run
+        self._start_job = start_job
         self._count_samples = count_samples
         self._max_jobs = max_jobs
         self._coalesce_s = coalesce_s
         self._logger = get_logger("evaluations")
-        self._starting = threading.Lock()
-        self._changed = threading.Condition()
-        self._live: dict[str, EvaluationStatus] = {}
+        # Live evaluations only: the store holds those that have ended.
+        self.table: JobTable[str, EvaluationStatus] = JobTable(self._stored, num_ended=0)
+        self._changed = self.table.changed
+        """Protects the groups below as well."""
         self._waiting: OrderedDict[str, _Group] = OrderedDict()
         self._running: dict[str, _Group] = {}
         self._closed = False
@@ -87,7 +99,7 @@ class Evaluations:
         self._dispatcher.start()
 
     def close(self) -> None:
-        """Starts nothing more. Running jobs are the pool's to end."""
+        """Start nothing more. The pool ends the running jobs."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -105,58 +117,43 @@ class Evaluations:
             if interval.start > interval.end:
                 raise InvalidArgumentError(f"the interval [{interval.start}, {interval.end}) ends before it starts")
         id_ = request.evaluation_id
-        with self._starting:
-            with self._changed:
-                if id_ in self._live:
-                    return self._live[id_]
-                if self._closed:
-                    raise ConflictError("the evaluator is shutting down; start the evaluation again when it is back")
-                if len(self._live) >= MAX_WAITING:
-                    raise UnavailableError(f"{len(self._live)} evaluations are in line at the evaluator; try again later")
-            stored = self._store.status(id_)
-            if stored is not None and stored.state is EvaluationState.FINISHED:
-                return stored
-            self._store.queue(request)
-            with self._changed:
-                status = self._live[id_] = EvaluationStatus(id_, EvaluationState.QUEUED)
-                samples = f"{request.model_id} {dataset_digest(request.dataset)}"
-                key = f"{samples} {request.device} {labelled(request)}"
-                self._waiting.setdefault(key, _Group(time.monotonic(), samples)).requests[id_] = request
-                self._changed.notify_all()
-                return status
+        return self.table.start(id_, lambda: self._finished(id_), lambda: self._queue(id_, request))
 
-    def watch(self, evaluation_id: str, alive: Callable[[], bool] = lambda: True) -> Iterator[EvaluationStatus]:
-        """Its status now and on each change, up to a final one, or until `alive` says no (call `wake` when that may have changed)."""
-        last: EvaluationStatus | None = None
-        while alive() and (last is None or not last.state.is_final):
-            with self._changed:
-                while (status := self._live.get(evaluation_id)) is not None and status == last and alive():
-                    self._changed.wait()
-            last = status or self._ended(evaluation_id)
-            yield last
+    def _finished(self, evaluation_id: str) -> EvaluationStatus | None:
+        stored = self._store.status(evaluation_id)
+        return stored if stored is not None and stored.state is EvaluationState.FINISHED else None
 
-    def _ended(self, evaluation_id: str) -> EvaluationStatus:
-        """The status of what is not live: it has ended, and its end is stored, unless the database was gone then."""
-        with self._starting:
-            with self._changed:
-                live = self._live.get(evaluation_id)
-            status = live or self._store.status(evaluation_id)
+    def _queue(self, id_: str, request: EvaluationRequest) -> EvaluationStatus:
+        with self._changed:
+            if self._closed:
+                raise ConflictError("the evaluator is shutting down; start the evaluation again when it is back")
+            if len(self.table) >= MAX_WAITING:
+                raise UnavailableError(f"{len(self.table)} evaluations are queued at the evaluator; try again later")
+        self._store.queue(request)
+        with self._changed:
+            samples = f"{request.model_id} {dataset_digest(request.dataset)}"
+            key = f"{samples} {request.device} {labelled(request)}"
+            self._waiting.setdefault(key, _Group(time.monotonic(), samples)).requests[id_] = request
+            return self.table.set(id_, EvaluationStatus(id_, EvaluationState.QUEUED))
+
+    def watch(self, evaluation_id: str, active: Callable[[], bool] = lambda: True) -> Iterator[EvaluationStatus]:
+        """See `JobTable.watch`."""
+        return self.table.watch(evaluation_id, active)
+
+    def _stored(self, evaluation_id: str) -> EvaluationStatus:
+        """The status of an evaluation that is not live: it has ended, and its end is stored, unless the database was gone then."""
+        status = self._store.status(evaluation_id)
         if status is None:
             raise NotFoundError(f"there is no evaluation '{evaluation_id}'; start it first")
-        if live is None and not status.state.is_final:
+        if not status.state.is_final:
             error = UnavailableError(f"the end of evaluation {evaluation_id} could not be stored; start it again")
             return replace(status, state=EvaluationState.STOPPED, error=error.message, error_reason=error.reason)
         return status
 
-    def wake(self) -> None:
-        """Makes watchers look whether they are still wanted."""
-        with self._changed:
-            self._changed.notify_all()
-
     def stop(self, evaluation_id: str) -> None:
         """Stop an evaluation; nothing happens if it has ended. Others that share its job go on."""
         with self._changed:
-            known = evaluation_id in self._live
+            known = self.table.get(evaluation_id) is not None
             groups = [g for g in (*self._waiting.values(), *self._running.values()) if evaluation_id in g.requests]
             request = groups[0].requests.pop(evaluation_id) if groups else None
             job = groups[0].job if groups and not groups[0].requests else None
@@ -166,7 +163,7 @@ class Evaluations:
             if job is not None:
                 job.stop()
         elif not known:
-            self._ended(evaluation_id)
+            self.table.status(evaluation_id)
 
     def _dispatch(self) -> None:
         while True:
@@ -222,7 +219,7 @@ class Evaluations:
             self._concluded(key, group, known, outcome)
 
         self._set_all(group, EvaluationState.RUNNING)
-        job = self._run(requests[0], missing, names, progress, done)
+        job = self._start_job(requests[0], missing, names, progress, done)
         with self._changed:
             group.job = job
             unwanted = not group.requests
@@ -246,7 +243,7 @@ class Evaluations:
         return known, missing
 
     def _concluded(self, key: str, group: _Group, known: Mapping[ScoreKey, Score], outcome: list[Score] | ModynError) -> None:
-        """The job has ended: keep what it gave, for each evaluation that shares it, and let the next one begin."""
+        """The job has ended: store its scores for each evaluation that shares it, and let the next job begin."""
         with self._changed:
             requests = list(group.requests.values())
             group.requests.clear()
@@ -263,8 +260,7 @@ class Evaluations:
                 self._changed.notify_all()
 
     def _finish(self, request: EvaluationRequest, known: Mapping[ScoreKey, Score], scores: Sequence[Score]) -> None:
-        with self._changed:
-            status = replace(self._live[request.evaluation_id], state=EvaluationState.FINISHED)
+        status = replace(self._status_of(request), state=EvaluationState.FINISHED)
         try:
             digests = dict(labelled(request))
             found = {**known, **{ScoreKey(score.interval, digests[score.metric]): score for score in scores}}
@@ -273,30 +269,77 @@ class Evaluations:
             self._logger.exception("cannot_keep_results", evaluation_id=status.evaluation_id)
             self._end(request, EvaluationState.FAILED, _as_error(error, f"the results of {_named(request)} cannot be kept"))
         else:
-            self._settle(status)
+            self.table.settle(status.evaluation_id, lambda _: status)
 
     def _end(self, request: EvaluationRequest, state: EvaluationState, error: ModynError) -> None:
-        with self._changed:
-            now = self._live.get(request.evaluation_id, EvaluationStatus(request.evaluation_id, state))
-        status = replace(now, state=state, error=error.message, error_reason=error.reason)
+        status = replace(self._status_of(request), state=state, error=error.message, error_reason=error.reason)
         self._logger.warning("evaluation_ended", evaluation_id=status.evaluation_id, state=state.value, error=error.message)
         try:
             self._store.end(request, status)
         except Exception:
-            # Watchers are told; the row stays queued until the next start of the service, which makes it stopped.
+            # Watchers get the end; the row stays queued until the next start of the service, which makes it stopped.
             self._logger.exception("cannot_store_end_of_evaluation", evaluation_id=status.evaluation_id)
-        self._settle(status)
+        self.table.settle(status.evaluation_id, lambda _: status)
 
-    def _settle(self, status: EvaluationStatus) -> None:
-        with self._changed:
-            self._live.pop(status.evaluation_id, None)
-            self._changed.notify_all()
+    def _status_of(self, request: EvaluationRequest) -> EvaluationStatus:
+        return self.table.get(request.evaluation_id) or EvaluationStatus(request.evaluation_id, EvaluationState.QUEUED)
 
     def _set_all(self, group: _Group, state: EvaluationState, seen: int = 0, total: int = 0) -> None:
         with self._changed:
             for id_ in group.requests:
-                self._live[id_] = EvaluationStatus(id_, state, seen, total)
-            self._changed.notify_all()
+                self.table.set(id_, EvaluationStatus(id_, state, seen, total))
+
+
+class JobStarter:
+    """Starts jobs in worker processes."""
+
+    def __init__(self, pool: WorkerPool, config: SystemConfig, scratch: Path, outputs: OutputCache | None) -> None:
+        self._pool = pool
+        self._outputs = outputs
+        self._config = config
+        self._scratch = scratch
+
+    def start(
+        self, request: EvaluationRequest, intervals: Sequence[Interval], name: str, progress: OnProgress, done: OnDone
+    ) -> Job:
+        scratch = Path(mkdtemp(dir=self._scratch, prefix=f"model-{request.model_id}-"))
+        evaluation = EvaluationJob(
+            model_id=request.model_id,
+            dataset=request.dataset,
+            intervals=tuple(intervals),
+            device=request.device,
+            payloads=PayloadSource.of(
+                self._config, request.dataset["dataset_id"], streams=request.dataset.get("dataloader_workers", 1)
+            ),
+            model_storage=self._config.endpoint("model_storage"),
+            scratch=scratch,
+            decoding=dataset_digest(request.dataset),
+            outputs=self._outputs,
+        )
+
+        def ended(job: Job) -> None:
+            # Not in the worker, which may have been killed.
+            rmtree(scratch, ignore_errors=True)
+            JOBS.labels(job.state.value).inc()
+            done(_outcome(job))
+
+        log_path = self._config.log_dir / "runs" / request.run_id / f"evaluation-{request.trigger_id}.log"
+        return self._pool.submit(
+            "modyn.evaluator.evaluate:run",
+            evaluation,
+            name=name,
+            log_path=log_path,
+            on_message=lambda m: progress(*m),
+            on_done=ended,
+        )
+
+
+def _outcome(job: Job) -> list[Score] | ModynError:
+    if job.error is not None:
+        return job.error
+    scores: list[Score] = job.result()
+    SCORES.inc(len(scores))
+    return scores
 
 
 def _named(request: EvaluationRequest) -> str:
@@ -307,7 +350,7 @@ def _named(request: EvaluationRequest) -> str:
 
 
 def _as_error(error: Exception, what: str) -> ModynError:
-    """Of the same class, if it is one of ours."""
+    """A ModynError that begins with `what`, of the class of `error` if that is one."""
     if isinstance(error, ModynError):
         return type(error)(f"{what}: {error.message}")
     return ModynError(f"{what}: {type(error).__name__}: {error}")

@@ -24,8 +24,8 @@ from modyn.errors import (
     UserCodeError,
 )
 from modyn.evaluator.client import EvaluationRequest, EvaluationResult, EvaluationState, EvaluationStatus
-from modyn.evaluator.jobs import Done, Evaluations, Progress
-from modyn.evaluator.score import Score
+from modyn.evaluator.evaluations import Evaluations, OnDone, OnProgress
+from modyn.evaluator.job import Score
 from modyn.evaluator.store import EvaluationStore
 from modyn.records import EvalInterval, Interval, RunId
 from modyn.sanitize import sanitize
@@ -51,7 +51,7 @@ class FakeJob:
     """A job that ends when the test says so."""
 
     def __init__(
-        self, asked: EvaluationRequest, intervals: Sequence[Interval], name: str, progress: Progress, done: Done
+        self, asked: EvaluationRequest, intervals: Sequence[Interval], name: str, progress: OnProgress, done: OnDone
     ) -> None:
         self.request, self.intervals, self.name, self.progress, self._done = asked, list(intervals), name, progress, done
         self.stopped = False
@@ -77,7 +77,7 @@ class FakeRun:
         self._changed = threading.Condition()
 
     def __call__(
-        self, request: EvaluationRequest, intervals: Sequence[Interval], name: str, progress: Progress, done: Done
+        self, request: EvaluationRequest, intervals: Sequence[Interval], name: str, progress: OnProgress, done: OnDone
     ) -> FakeJob:
         with self._changed:
             self.jobs.append(FakeJob(request, intervals, name, progress, done))
@@ -108,7 +108,7 @@ class House:
         self.evaluations._coalesce_s = 3600.0
         yield
         self.evaluations._coalesce_s = 0.0
-        self.evaluations.wake()
+        self.evaluations.table.wake()
 
     def start_together(self, *requests: EvaluationRequest) -> list[EvaluationStatus]:
         with self.holding():
@@ -283,7 +283,7 @@ def test_a_failure_is_a_status_and_can_be_started_again(house: House) -> None:
 def test_a_failure_that_is_no_text_ends_all_that_share_the_job(house: House, text: str) -> None:
     one, two = house.start_together(request("a"), request("b"))
     house.run.job(0).fail(UserCodeError(text))
-    assert house.evaluations._live == {}
+    assert len(house.evaluations.table) == 0
     for status in (one, two):
         end = house.end(status)
         assert (end.state, end.error_reason) == (EvaluationState.FAILED, "USER_CODE")
@@ -410,7 +410,7 @@ def test_watchers_that_are_gone_are_let_go(house: House) -> None:
     watcher.start()
     eventually(lambda: seen)
     alive.clear()
-    house.evaluations.wake()
+    house.evaluations.table.wake()
     watcher.join(PATIENCE_S)
     assert not watcher.is_alive()
     with pytest.raises(NotFoundError, match="no evaluation 'nothing'"):
@@ -431,7 +431,7 @@ def test_requests_that_cannot_be_served(house: House, asked: EvaluationRequest, 
 
 
 def test_ids_depend_on_what_is_asked_for_and_survive_the_wire() -> None:
-    from modyn.evaluator.client import request_from_proto, request_to_proto
+    from modyn.evaluator.wire import request_from_proto, request_to_proto
 
     asked = request(dataset=DATASET | {"dataloader_workers": 2.0})
     assert request_from_proto(request_to_proto(asked)).evaluation_id == asked.evaluation_id
