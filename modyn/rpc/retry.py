@@ -15,6 +15,9 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
 from modyn.errors import CancelledError, DeadlineError, ModynError, NotFoundError, UnavailableError
 from modyn.records import JobState
+from modyn.rpc.logs import get_logger
+
+_LOG = get_logger("rpc")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -62,13 +65,17 @@ class CancellationToken:
         for callback in callbacks:
             callback(cause)
 
-    def on_cancel(self, callback: Callable[[ModynError], None]) -> None:
-        """Call `callback` with the cause, to wake a thread that waits elsewhere; at once if the token is cancelled already."""
+    def on_cancel(self, callback: Callable[[ModynError], None]) -> Callable[[], None]:
+        """Call `callback` with the cause, to wake a thread that waits elsewhere; at once if the token is cancelled already.
+
+        Returns: a function that takes the callback back.
+        """
         with self._lock:
             self._callbacks.append(callback)
             cause = self._cause
         if cause is not None:
             callback(cause)
+        return lambda: self._callbacks.remove(callback)
 
     def check(self) -> None:
         """Raise the cause if there is one."""
@@ -154,15 +161,35 @@ class Retrier:
         """Return `client` with every method repeated by `call`. Not for methods that return streams: see `ResumingStream`."""
         return cast("T", _Wrapped(client, self))
 
-    def follow(self, start: Callable[[], S], watch: Callable[[], Iterator[S]], report: Callable[[S], None]) -> S:
+    def follow(
+        self, start: Callable[[], S], watch: Callable[[], Iterator[S]], report: Callable[[S], None], stop: Callable[[], None]
+    ) -> S:
         """Start a job at another service and return its status once it has finished.
 
-        It is started again when the service was restarted, could not be reached, or stopped it for another caller.
+        It is started again when the service was restarted, could not be reached, or stopped it for another caller. It is stopped when
+        the token is cancelled with CancelledError; any other cause leaves it running, since a resumed run finds it again.
 
         Args: watch: yields statuses up to the final one. report: receives every status.
         Raises: the error of a failed job; UnavailableError when the limit has passed, or after
             `max_attempts_without_progress` attempts in a row that got no further than those before.
         """
+
+        def stop_on_request(cause: ModynError | None) -> None:
+            if isinstance(cause, CancelledError):
+                try:
+                    stop()
+                except ModynError as error:
+                    _LOG.warning("job_not_stopped", error=error.message)
+
+        unregister = self.token.on_cancel(stop_on_request)
+        try:
+            return self._follow(start, watch, report)
+        finally:
+            unregister()
+            # Once more: the first time, the service may not have known the job yet.
+            stop_on_request(self.token.cause)
+
+    def _follow(self, start: Callable[[], S], watch: Callable[[], Iterator[S]], report: Callable[[S], None]) -> S:
         backoff = self.backoff()
         furthest, attempts = -1, 0
         while True:
@@ -171,8 +198,7 @@ class Retrier:
                 status = start()
                 attempts += 1
                 self.token.check()
-                updates = iter(()) if status.state.is_final else _watched(watch)
-                for status in updates:
+                for status in iter(()) if status.state.is_final else _watched(watch):  # noqa: B020 - the newest one counts
                     self.token.check()
                     backoff.reset()
                     report(status)

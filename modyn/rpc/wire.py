@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from enum import Enum
+from functools import cache
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.struct_pb2 import Struct
 
 from modyn.config.base import Problem
@@ -16,6 +22,70 @@ from modyn.records import JobState
 from modyn.registry import Plugin, Registry
 
 _STATE = "JOB_STATE_"
+
+M = TypeVar("M", bound=Message)
+R = TypeVar("R")
+
+
+def to_message(record: Any, kind: type[M]) -> M:
+    """Make a message with the fields of a dataclass that have the same names.
+
+    None leaves a field unset. An enum travels as a value of the proto enum or as text, a dictionary as a map or a Struct.
+    """
+    known = kind.DESCRIPTOR.fields_by_name
+    values = {field.name: getattr(record, field.name) for field in dataclasses.fields(record) if field.name in known}
+    return kind(**{name: _encode(value, known[name]) for name, value in values.items() if value is not None})
+
+
+def from_message(message: Message, kind: type[R]) -> R:
+    """Make a record of the dataclass `kind` from the fields of a message that have the same names: the reverse of `to_message`.
+
+    A field that is unset becomes None, or the record's default if it is a message.
+    """
+    known, values = message.DESCRIPTOR.fields_by_name, {}
+    for name, hint in _hints(kind).items():
+        if (field := known.get(name)) is None:
+            continue
+        if not field.has_presence or message.HasField(name):
+            values[name] = _decode(getattr(message, name), field, hint)
+        elif field.message_type is None:
+            values[name] = None
+    return kind(**values)
+
+
+_hints = cache(get_type_hints)
+
+
+def _encode(value: Any, field: Any) -> Any:
+    if field.enum_type is not None:
+        return _enum_prefix(field) + value.name
+    if field.message_type is None:
+        return str(value) if isinstance(value, Enum) else value
+    if field.message_type is Struct.DESCRIPTOR:
+        return to_struct(value)
+    if field.message_type.GetOptions().map_entry:
+        return dict(value)
+    kind = GetMessageClass(field.message_type)
+    return to_message(value, kind) if dataclasses.is_dataclass(value) else [to_message(item, kind) for item in value]
+
+
+def _decode(value: Any, field: Any, hint: Any) -> Any:
+    if field.enum_type is not None:
+        return hint[field.enum_type.values_by_number[value].name.removeprefix(_enum_prefix(field))]
+    if field.message_type is None:
+        return hint(value) if isinstance(hint, type) and issubclass(hint, Enum) else value
+    if field.message_type is Struct.DESCRIPTOR:
+        return from_struct(value)
+    if field.message_type.GetOptions().map_entry:
+        return dict(value)
+    if isinstance(value, Message):
+        return from_message(value, hint)
+    return tuple(from_message(item, get_args(hint)[0]) for item in value)
+
+
+def _enum_prefix(field: Any) -> str:
+    """`JOB_STATE_` for the proto enum JobState: the start of its values' names."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", field.enum_type.name).upper() + "_"
 
 
 def to_struct(data: Mapping[str, Any]) -> Struct:

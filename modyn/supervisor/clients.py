@@ -1,4 +1,4 @@
-"""The other services, as the supervisor reaches them."""
+"""What one run works with: connections to the other services, and the context that the parts of its execution share."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from dataclasses import dataclass
 from modyn.config.system import SystemConfig
 from modyn.evaluator.client import EvaluatorClient
 from modyn.model_storage.client import ModelStorageClient
+from modyn.records import RunId
+from modyn.rpc.retry import Retrier
 from modyn.selector.client import SelectorClient
 from modyn.storage.client import StorageClient
+from modyn.supervisor.events import EventHub
+from modyn.supervisor.run_journal import RunJournal
 from modyn.trainer_server.client import TrainerServerClient
 
 
 @dataclass(frozen=True, slots=True)
 class RunClients:
-    """One connection to each. A run has its own, so that closing them ends all that it waits for."""
+    """One connection to each service. A run has its own, so that closing them ends every call that it waits for."""
 
     storage: StorageClient
     selector: SelectorClient
@@ -40,3 +44,16 @@ def open_clients(config: SystemConfig) -> RunClients:
         trainer_server=TrainerServerClient(config.endpoint("trainer_server")),
         evaluator=EvaluatorClient(config.endpoint("evaluator")),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """What the parts of one run's execution share."""
+
+    run_id: RunId
+    clients: RunClients
+    journal: RunJournal
+    """Its writes go through the retrier."""
+    hub: EventHub
+    retrier: Retrier
+    """Carries the run's retry policy and its cancellation token."""

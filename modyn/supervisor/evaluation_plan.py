@@ -1,99 +1,22 @@
-"""What a run decides by itself, as pure functions: where batches are split, what a training starts from, which evaluations are due."""
+"""Which evaluations of a run are due, and when: cells of the matrix of models × intervals. Pure functions and records."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal
+from typing import Any, Literal
 
-from modyn.errors import UserCodeError
-from modyn.records import EvalInterval, Interval, SampleBatch
+from modyn.records import EvalInterval, Interval
 from modyn.supervisor.evaluation.base import EvaluationStrategy, IntervalContext
-from modyn.supervisor.evaluation.handlers import ModelChoice
-
-
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """The samples since the last trigger: how many, and the smallest and largest of their timestamps."""
-
-    num_samples: int = 0
-    first_timestamp: int | None = None
-    last_timestamp: int | None = None
-
-    def plus(self, samples: SampleBatch) -> Pending:
-        """With `samples` after them."""
-        if len(samples) == 0:
-            return self
-        first, last = int(samples.timestamps.min()), int(samples.timestamps.max())
-        if self.first_timestamp is not None and self.last_timestamp is not None:
-            first, last = min(first, self.first_timestamp), max(last, self.last_timestamp)
-        return Pending(self.num_samples + len(samples), first, last)
-
-
-@dataclass(frozen=True, slots=True)
-class Cursor:
-    """Where a run stands after a whole batch: everything that it needs to go on from there."""
-
-    position: int = 0
-    """Samples of the stream before it."""
-    last: tuple[int, int] | None = None
-    """(timestamp, key) of the newest sample before it."""
-    max_timestamp: int | None = None
-    """The largest timestamp before it."""
-    pending: Pending = Pending()
-    num_triggers: int = 0
-    stream_ended: bool = False
-
-    def plus(self, samples: SampleBatch) -> Cursor:
-        """After `samples`, if nothing fires in between."""
-        if len(samples) == 0:
-            return self
-        largest = int(samples.timestamps.max())
-        return replace(
-            self,
-            position=self.position + len(samples),
-            last=(int(samples.timestamps[-1]), int(samples.keys[-1])),
-            max_timestamp=largest if self.max_timestamp is None else max(largest, self.max_timestamp),
-            pending=self.pending.plus(samples),
-        )
-
-    def after_trigger(self) -> Cursor:
-        return replace(self, pending=Pending(), num_triggers=self.num_triggers + 1)
-
-
-def split(num_samples: int, cuts: Iterable[int], policy: str) -> Iterator[tuple[int, int, bool]]:
-    """(start, stop, fires) of the parts of a batch, in order; a trigger fires after each part but the last.
-
-    Lazily: the policy is asked for its next cut after the part before has been dealt with. UserCodeError when cuts do not ascend.
-
-    >>> list(split(5, [0, 2], "MyTrigger"))
-    [(0, 0, True), (0, 2, True), (2, 5, False)]
-    """
-    start = 0
-    previous = -1
-    for cut in cuts:
-        if not previous < cut <= num_samples:
-            raise UserCodeError(
-                f"trigger {policy} fired at position {cut} of a batch of {num_samples} samples, after {previous}: "
-                "positions must ascend within [0, length]; correct its `cuts`"
-            )
-        yield start, cut, True
-        start = previous = cut
-    yield start, num_samples, False
-
-
-def parent_model(earlier_models: Sequence[int], use_previous_model: bool, initial_model_id: int | None) -> int | None:
-    """The stored model that the next training starts from, given those of the triggers before it; None: initial weights."""
-    if use_previous_model and earlier_models:
-        return earlier_models[-1]
-    return initial_model_id
+from modyn.supervisor.evaluation.handlers import EvaluationHandler, ModelChoice, load_handlers
+from modyn.supervisor.records import TriggerRecord
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """What evaluation needs to know of a trigger that has produced a model."""
+    """A trigger that has produced a model, as evaluation sees it."""
 
     trigger_id: int
     model_id: int
@@ -102,7 +25,7 @@ class TrainedModel:
 
 
 When = int | Literal["end", "manual"]
-"""When an evaluation becomes due: once the model of this trigger is stored, at the end of the run, or by hand."""
+"""When an evaluation becomes due: once the model of this trigger is stored, at the end of the run, or when the user asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +53,7 @@ class EvaluationPlan:
     """Which cells of the matrix of models × intervals one handler asks for, and when each is known.
 
     A cell is evaluated as soon as it is certain: a model's own row once it is trained; under `active` the intervals up to the next
-    training once that is done. What only the end of the run can tell (the last active model; intervals that depend on the triggers) is
+    training once that is done. What only the end of the run decides (the last active model; intervals that depend on the triggers) is
     left for the end.
     """
 
@@ -140,7 +63,7 @@ class EvaluationPlan:
         self._fixed = None if strategy.depends_on_run else tuple(strategy.intervals(IntervalContext()))
 
     def after_training(self, models: Sequence[TrainedModel]) -> Cells:
-        """What the newest of `models` makes certain."""
+        """The cells that the newest of `models` makes certain."""
         newest = len(models) - 1
         intervals = self._intervals(models, None)
         if self._models == "matrix":
@@ -167,7 +90,7 @@ class EvaluationPlan:
         return {index: tuple(found) for index, found in sorted(cells.items())}
 
     def rest(self, models: Sequence[TrainedModel], stream_end: int | None) -> Cells:
-        """What `after_training` has not asked for on the way to `models`."""
+        """The cells that `after_training` has not returned on the way to `models`."""
         asked: dict[int, set[EvalInterval]] = {}
         for count in range(1, len(models) + 1):
             for index, intervals in self.after_training(models[:count]).items():
@@ -180,6 +103,60 @@ class EvaluationPlan:
             return self._fixed
         context = IntervalContext(tuple(model.training_interval for model in models), stream_end)
         return tuple(self._strategy.intervals(context))
+
+
+class EvaluationSchedule:
+    """The evaluations that all handlers of an `evaluation` section ask for, by the moment at which they are due."""
+
+    def __init__(self, evaluation: Mapping[str, Any] | None) -> None:
+        handlers = load_handlers(evaluation) if evaluation else ()
+        self._plans = [(handler, EvaluationPlan(handler.models, handler.build())) for handler in handlers]
+
+    def after_training(self, models: Sequence[TrainedModel]) -> list[EvaluationTask]:
+        """Due now that the newest of `models` is stored."""
+        return [
+            task
+            for handler, plan in self._plans
+            if handler.execution_time == "after_training"
+            for task in _tasks(handler, plan.after_training(models), models, models[-1].trigger_id)
+        ]
+
+    def at_end(self, models: Sequence[TrainedModel], stream_end: int | None) -> list[EvaluationTask]:
+        """Due when no more models come."""
+        tasks: list[EvaluationTask] = []
+        for handler, plan in self._plans:
+            if handler.execution_time != "manual":
+                cells = plan.rest if handler.execution_time == "after_training" else plan.whole
+                tasks += _tasks(handler, cells(models, stream_end), models, "end")
+        return tasks
+
+    def manual(self, names: Collection[str], models: Sequence[TrainedModel], stream_end: int | None) -> list[EvaluationTask]:
+        """Asked for by the user: those of the handlers `names`, or of all `manual` handlers."""
+        return [
+            task
+            for handler, plan in self._plans
+            if (handler.name in names if names else handler.execution_time == "manual")
+            for task in _tasks(handler, plan.whole(models, stream_end), models, "manual")
+        ]
+
+
+def _tasks(handler: EvaluationHandler, cells: Cells, models: Sequence[TrainedModel], when: When) -> Iterator[EvaluationTask]:
+    for index, intervals in cells.items():
+        for dataset in handler.datasets if intervals else ():
+            yield EvaluationTask(handler.name, dataset, when, models[index].trigger_id, models[index].model_id, intervals)
+
+
+def trained_models(triggers: Sequence[TriggerRecord]) -> list[TrainedModel]:
+    """The models of these triggers, in order. Samples of a trigger that trained nothing count to the next model's."""
+    models: list[TrainedModel] = []
+    first = last = None
+    for trigger in triggers:
+        first = trigger.first_timestamp if first is None else min(first, trigger.first_timestamp)
+        last = trigger.last_timestamp if last is None else max(last, trigger.last_timestamp)
+        if trigger.model_id is not None:
+            models.append(TrainedModel(trigger.trigger_id, trigger.model_id, Interval(first, last + 1)))
+            first = last = None
+    return models
 
 
 def data_ends(models: Sequence[TrainedModel]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Events on their way to those who watch. LRUCache ones are read from the journal; progress passes through bounded queues and may get lost."""
+"""Events on their way to watchers. Those that are kept are read from the journal; progress passes through bounded queues and may get lost."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from modyn.errors import UnavailableError
-from modyn.supervisor.client import EventKind, RunEvent
-from modyn.supervisor.journal import EVENTS_PER_PAGE, Journal
+from modyn.supervisor.journal_queries import EVENTS_PER_PAGE, JournalQueries
+from modyn.supervisor.records import EventKind, RunEvent
 
 PROGRESS_PER_S = 5
 """Of each kind and trigger."""
 PROGRESS_KEPT = 100
 """For a watcher that does not keep up; older progress is dropped."""
 LOOK_AGAIN_S = 5.0
-"""A run may be driven by another supervisor, which cannot wake our watchers."""
+"""A run may be executed by another supervisor, which cannot wake the watchers of this one."""
 
 
 class RunWatcher:
-    """One who watches one run."""
+    """The side of one watching call on one run: collects progress until it is read."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -30,7 +30,7 @@ class RunWatcher:
         self._closed = False
 
     def close(self) -> None:
-        """Ends the wait, from any thread."""
+        """End the wait, from any thread."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -50,7 +50,7 @@ class RunWatcher:
             self._changed.notify_all()
 
     def wait(self, timeout_s: float) -> list[RunEvent]:
-        """Progress that has come, as soon as there is some or the journal has news."""
+        """Wait for progress, or for the journal to have news; return the progress that has come."""
         with self._changed:
             self._changed.wait_for(lambda: self._woken or self._closed or len(self._progress) > 0, timeout_s)
             self._woken = False
@@ -60,7 +60,7 @@ class RunWatcher:
 
 
 class EventHub:
-    """Hands events of the runs that this process drives to their watchers."""
+    """Passes events of the runs that this process executes to their watchers."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._lock = threading.Lock()
@@ -69,13 +69,13 @@ class EventHub:
         self._last: dict[str, dict[tuple[str, int | None, str], float]] = {}
 
     def committed(self, run_id: str) -> None:
-        """The journal has news of the run."""
-        for watcher in self._of(run_id):
+        """Wake the watchers of the run: its journal has news."""
+        for watcher in self._watchers_of(run_id):
             watcher.wake()
 
     def progress(self, run_id: str, kind: EventKind, detail: Mapping[str, Any], trigger_id: int | None = None) -> None:
-        """At most PROGRESS_PER_S a second of each kind, trigger and dataset reach the watchers."""
-        watchers = self._of(run_id)
+        """Send progress, at most PROGRESS_PER_S a second of each kind, trigger and dataset."""
+        watchers = self._watchers_of(run_id)
         if not watchers:
             return
         now = self._clock()
@@ -105,22 +105,24 @@ class EventHub:
                 self._last.pop(run_id, None)
 
     def close(self) -> None:
-        """Ends all watching."""
+        """End all watching."""
         with self._lock:
             watchers = [watcher for of_run in self._watchers.values() for watcher in of_run]
         for watcher in watchers:
             watcher.close()
 
-    def _of(self, run_id: str) -> list[RunWatcher]:
+    def _watchers_of(self, run_id: str) -> list[RunWatcher]:
         with self._lock:
             return list(self._watchers.get(run_id, ()))
 
 
 def watch(
-    journal: Journal, hub: EventHub, run_id: str, after_seq: int, opened: Callable[[RunWatcher], None] = lambda _: None
+    journal: JournalQueries, hub: EventHub, run_id: str, after_seq: int, opened: Callable[[RunWatcher], None] = lambda _: None
 ) -> Iterator[RunEvent]:
-    """LRUCache events after `after_seq` without a gap, and progress in between, until the run is at rest. `opened` gets the watcher, so
-    that somebody else can close it; the stream then ends with UnavailableError."""
+    """Yield the kept events after `after_seq` without a gap, and progress in between, until the run is terminal.
+
+    Args: opened: receives the watcher, so that another thread can close it; the stream then ends with UnavailableError.
+    """
     watcher = hub.add(run_id)
     opened(watcher)
     try:

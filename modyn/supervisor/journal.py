@@ -1,70 +1,36 @@
-"""The durable record of all runs, in PostgreSQL: states, cursors, triggers, steps and events.
+"""The durable record of all runs, in PostgreSQL: states, cursors, triggers, steps and events. Reads: journal_queries.py.
 
-Every write is one transaction that holds the lock of its run's row, so an event and what it tells of are both there or neither. Writes
-may be repeated when it is not known whether they arrived: the second one changes nothing.
+Every write is one transaction that holds the lock of its run's row, so that an event and the change that it reports are both there or
+neither. Writes may be repeated when it is not known whether they arrived: the second one changes nothing.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
-from sqlalchemy import RowMapping, func, insert, select, text, update
+from sqlalchemy import Table, func, insert, select, text, update
 from sqlalchemy.orm import Session
 
 from modyn.db.engine import Database
-from modyn.errors import ConflictError, NotFoundError
+from modyn.errors import ConflictError
 from modyn.records import RunId
 from modyn.sanitize import sanitize
-from modyn.supervisor.client import EventKind, Run, RunEvent, RunMode, TriggerRecord
-from modyn.supervisor.evaluation_plan import Cursor
-from modyn.supervisor.journal_queries import RUN_QUERY, cursor_from_row, run_from_row, triggers_of
+from modyn.supervisor.journal_queries import JournalQueries, unknown_run
+from modyn.supervisor.records import EventKind, NewRun, Run, RunEvent
 from modyn.supervisor.states import TERMINAL, RunState, check_transition
-from modyn.supervisor.tables import CURSORS, EVENTS, RUNS, STEPS
-
-EVENTS_PER_PAGE = 500
-
-
-@dataclass(frozen=True, slots=True)
-class NewRun:
-    """What is submitted."""
-
-    pipeline_name: str
-    mode: RunMode
-    yaml: str
-    file_name: str
-    pipeline: Mapping[str, Any]
-    selection_seed: int
-    from_timestamp: int | None = None
-    to_timestamp: int | None = None
-    max_triggers: int | None = None
-    total_samples: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RunSnapshot:
-    """Everything that a driver needs to go on with a run."""
-
-    run: Run
-    file_name: str
-    selection_seed: int
-    manual_handlers: tuple[str, ...] | None
-    """Set: the run is finished and these handlers are to be evaluated; empty: all manual ones."""
-    cursor: Cursor
-    policy_state: dict[str, Any] | None
-    """None: the run has not seen a batch."""
-    triggers: tuple[TriggerRecord, ...]
-    evaluated: frozenset[tuple[int, str]]
-    """(trigger, name) of the evaluations that are finished."""
+from modyn.supervisor.tables import EVENTS, RUNS
 
 
 @dataclass
 class Write:
-    """One transaction on a run."""
+    """One transaction on a run: the changes of its row and the events that report them."""
 
     session: Session
     run_id: str
@@ -83,121 +49,50 @@ class Write:
         self.event(EventKind.RUN_STATE, {"state": str(to), **{name: value for name, value in detail.items() if value}})
 
     def event(self, kind: EventKind, detail: Mapping[str, Any], trigger_id: int | None = None) -> None:
-        seq = self.last_seq + len(self.events) + 1
-        # Also what JSON would keep as it is: watchers get it through protobuf.
+        # Also text that JSON would keep as it is: watchers get it through protobuf.
         cleaned = {name: sanitize(value) if isinstance(value, str) else value for name, value in detail.items()}
-        self.events.append(
-            {
-                "run_id": self.run_id,
-                "seq": seq,
-                "time": time.time(),
-                "kind": str(kind),
-                "trigger_id": trigger_id,
-                "detail": cleaned,
-            }
-        )
+        event = RunEvent(self.last_seq + len(self.events) + 1, time.time(), kind, trigger_id, cleaned)
+        self.events.append({"run_id": self.run_id, **to_row(event, EVENTS)})
 
 
-class Journal:
+class Journal(JournalQueries):
     """All runs of an installation. `committed` is called with the run's id after every write that left an event."""
 
     def __init__(self, database: Database, committed: Callable[[str], None] = lambda _: None) -> None:
-        self.database = database
+        super().__init__(database)
         self._committed = committed
 
     def create(self, new: NewRun) -> Run:
-        """Accepts a run. Its id is the pipeline's name and a number that no other run has."""
+        """Accept a run. Its id is the pipeline's name and a number that no other run has."""
         with self.database.session() as session:
             session.execute(text("SELECT pg_advisory_xact_lock(hashtextextended('supervisor/create', 0))"))
             number = 1 + (session.scalar(select(func.max(RUNS.c.number))) or 0)
             run_id = RunId(f"{slug(new.pipeline_name)}-{number:04d}")
-            session.execute(
-                insert(RUNS).values(
-                    run_id=run_id,
-                    number=number,
-                    pipeline_name=sanitize(new.pipeline_name),
-                    mode=str(new.mode),
-                    state=str(RunState.SUBMITTED),
-                    yaml=new.yaml,
-                    file_name=sanitize(new.file_name),
-                    pipeline=dict(new.pipeline),
-                    from_timestamp=new.from_timestamp,
-                    to_timestamp=new.to_timestamp,
-                    max_triggers=new.max_triggers,
-                    total_samples=new.total_samples,
-                    selection_seed=new.selection_seed,
-                    submitted_at=time.time(),
-                )
-            )
+            values = to_row(new, RUNS)
+            values |= {name: sanitize(values[name]) for name in ("pipeline_name", "file_name")}
+            values |= {"run_id": run_id, "number": number, "state": str(RunState.SUBMITTED), "submitted_at": time.time()}
+            session.execute(insert(RUNS).values(values))
         with self.write(run_id) as write:
             write.event(EventKind.RUN_STATE, {"state": str(RunState.SUBMITTED)})
         return self.run(run_id)
 
-    def runs(self) -> list[Run]:
-        """All runs, oldest first."""
-        with self.database.session() as session:
-            return [run_from_row(row) for row in session.execute(RUN_QUERY.order_by(RUNS.c.number)).mappings()]
-
-    def run(self, run_id: str) -> Run:
-        with self.database.session() as session:
-            return run_from_row(self._row(session, run_id))
-
-    def snapshot(self, run_id: str) -> RunSnapshot:
-        """Raises CorruptStateError when the cursor was written by a release that this one cannot read."""
-        with self.database.session() as session:
-            row = self._row(session, run_id)
-            cursor = session.execute(select(CURSORS).where(CURSORS.c.run_id == run_id)).mappings().one_or_none()
-            triggers = triggers_of(session, run_id)
-            query = select(STEPS.c.trigger_id, STEPS.c.name).where(
-                STEPS.c.run_id == run_id, STEPS.c.step == "evaluate", STEPS.c.state == "finished"
-            )
-            evaluated = frozenset((int(trigger_id), str(name)) for trigger_id, name in session.execute(query))
-        manual = row["manual_handlers"]
-        return RunSnapshot(
-            run=run_from_row(row),
-            file_name=row["file_name"],
-            selection_seed=row["selection_seed"],
-            manual_handlers=None if manual is None else tuple(manual),
-            cursor=Cursor() if cursor is None else cursor_from_row(run_id, cursor),
-            policy_state=None if cursor is None else dict(cursor["policy_state"]),
-            triggers=triggers,
-            evaluated=evaluated,
-        )
-
-    def triggers(self, run_id: str) -> tuple[TriggerRecord, ...]:
-        with self.database.session() as session:
-            self._row(session, run_id)
-            return triggers_of(session, run_id)
-
-    def events(self, run_id: str, after_seq: int, limit: int = EVENTS_PER_PAGE) -> tuple[list[RunEvent], bool]:
-        """The next events after `after_seq`, and whether these are the last: all that there are of a run at rest."""
-        with self.database.session() as session:
-            # The state first: whatever it says, the events up to it are there.
-            state = session.scalar(select(RUNS.c.state).where(RUNS.c.run_id == run_id))
-            if state is None:
-                raise _unknown(run_id)
-            query = select(EVENTS).where(EVENTS.c.run_id == run_id, EVENTS.c.seq > after_seq).order_by(EVENTS.c.seq).limit(limit)
-            rows = session.execute(query).mappings().all()
-        events = [RunEvent(row["seq"], row["time"], EventKind(row["kind"]), row["trigger_id"], row["detail"]) for row in rows]
-        return events, RunState(state) in TERMINAL and len(events) < limit
-
     def claim(self, run_id: str) -> int:
-        """The number of this attempt to drive the run; whoever drove it before can no longer write."""
+        """Begin a new attempt to execute the run and return its number; the attempts before it can no longer write."""
         with self.database.session() as session:
             claim = update(RUNS).where(RUNS.c.run_id == run_id).values(attempt=RUNS.c.attempt + 1).returning(RUNS.c.attempt)
             attempt = session.execute(claim).scalar()
         if attempt is None:
-            raise _unknown(run_id)
+            raise unknown_run(run_id)
         return int(attempt)
 
     def become(self, run_id: str, to: RunState, **detail: str) -> Run:
-        """A transition from outside the run's driver."""
+        """Change the state from outside the run's executor."""
         with self.write(run_id) as write:
             write.become(to, **detail)
         return self.run(run_id)
 
     def submit_again(self, run_id: str, manual_handlers: Sequence[str] | None = None) -> Run:
-        """Puts a run that is at rest back into line: to go on, or to evaluate `manual_handlers` when it is finished."""
+        """Queue a terminal run once more: to go on, or to evaluate `manual_handlers` when it is finished."""
         with self.write(run_id) as write:
             if (write.state is RunState.FINISHED) != (manual_handlers is not None):
                 wanted = "nothing to resume" if write.state is RunState.FINISHED else "resume it first"
@@ -209,12 +104,13 @@ class Journal:
 
     @contextmanager
     def write(self, run_id: str, attempt: int | None = None) -> Iterator[Write]:
-        """One transaction on a run. ConflictError when it is driven by somebody else than `attempt`."""
+        """Open one transaction on a run. Raises ConflictError when another attempt than `attempt` executes it now."""
         with self.database.session() as session:
+            # The row lock orders all writes of the run, and with them the numbers of its events.
             query = select(RUNS.c.state, RUNS.c.attempt, RUNS.c.last_seq).where(RUNS.c.run_id == run_id).with_for_update()
             row = session.execute(query).one_or_none()
             if row is None:
-                raise _unknown(run_id)
+                raise unknown_run(run_id)
             if attempt is not None and row.attempt != attempt:
                 raise ConflictError(f"run {run_id} has been taken over by another supervisor (attempt {row.attempt})")
             write = Write(session, run_id, RunState(row.state), row.last_seq)
@@ -227,11 +123,11 @@ class Journal:
         if write.events:
             self._committed(run_id)
 
-    def _row(self, session: Session, run_id: str) -> RowMapping:
-        row = session.execute(RUN_QUERY.where(RUNS.c.run_id == run_id)).mappings().one_or_none()
-        if row is None:
-            raise _unknown(run_id)
-        return row
+
+def to_row(record: Any, table: Table) -> dict[str, Any]:
+    """The values of a dataclass for the columns of `table` that have the names of its fields."""
+    values = {field.name: getattr(record, field.name) for field in dataclasses.fields(record) if field.name in table.c}
+    return {name: str(value) if isinstance(value, Enum) else value for name, value in values.items()}
 
 
 def slug(name: str) -> str:
@@ -241,7 +137,3 @@ def slug(name: str) -> str:
     'digits-10-years'
     """
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40].strip("-") or "run"
-
-
-def _unknown(run_id: str) -> NotFoundError:
-    return NotFoundError(f"there is no run '{run_id}'; `modyn ps` lists those that exist")

@@ -1,119 +1,174 @@
-"""The journal's rows as records."""
+"""Reads of the journal: runs, triggers, events, and the snapshot that an executor starts from. Rows become records by field name."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from typing import Any, TypeVar, get_type_hints
 
-from sqlalchemy import RowMapping, func, select
+from sqlalchemy import BigInteger, RowMapping, cast, func, select
 from sqlalchemy.orm import Session
 
-from modyn.errors import CorruptStateError
-from modyn.records import RunId
-from modyn.supervisor.client import Run, RunMode, TriggerRecord
-from modyn.supervisor.evaluation_plan import Cursor, Pending
-from modyn.supervisor.states import RunState, TriggerState
-from modyn.supervisor.tables import CURSORS, RUNS, STEPS, TRIGGERS
+from modyn.db.engine import Database
+from modyn.errors import CorruptStateError, NotFoundError
+from modyn.supervisor.cursor import Cursor
+from modyn.supervisor.records import Run, RunEvent, TriggerRecord
+from modyn.supervisor.states import TERMINAL, RunState, TriggerState
+from modyn.supervisor.tables import CURSORS, EVENTS, RUNS, STEPS, TRIGGERS
 
 CURSOR_VERSION = 1
+EVENTS_PER_PAGE = 500
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class RunSnapshot:
+    """The state of a run in the journal: everything that an executor needs to go on with it."""
+
+    run: Run
+    file_name: str
+    selection_seed: int
+    manual_handlers: tuple[str, ...] | None
+    """Set: the run is finished and these handlers are to be evaluated; empty: all manual ones."""
+    cursor: Cursor
+    policy_state: dict[str, Any] | None
+    """None: the run has not seen a batch."""
+    triggers: tuple[TriggerRecord, ...]
+    evaluated: frozenset[tuple[int, str]]
+    """(trigger, name) of the evaluations that are finished."""
+
+
+class JournalQueries:
+    """What the journal holds. Every query raises NotFoundError for an unknown run."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    def runs(self) -> list[Run]:
+        """List all runs, oldest first."""
+        with self.database.session() as session:
+            return [from_row(row, Run) for row in session.execute(_RUN_QUERY.order_by(RUNS.c.number)).mappings()]
+
+    def run(self, run_id: str) -> Run:
+        with self.database.session() as session:
+            return from_row(_run_row(session, run_id), Run)
+
+    def snapshot(self, run_id: str) -> RunSnapshot:
+        """Raises CorruptStateError when the cursor was written by a release that this one cannot read."""
+        with self.database.session() as session:
+            row = _run_row(session, run_id)
+            cursor = session.execute(select(CURSORS).where(CURSORS.c.run_id == run_id)).mappings().one_or_none()
+            triggers = _triggers(session, run_id)
+            query = select(STEPS.c.trigger_id, STEPS.c.name).where(
+                STEPS.c.run_id == run_id, STEPS.c.step == "evaluate", STEPS.c.state == "finished"
+            )
+            evaluated = frozenset((int(trigger_id), str(name)) for trigger_id, name in session.execute(query))
+        if cursor is not None and cursor["version"] != CURSOR_VERSION:
+            raise CorruptStateError(
+                f"the journal of run {run_id} has version {cursor['version']}, this release reads {CURSOR_VERSION}; "
+                "resume the run with the release that started it"
+            )
+        manual = row["manual_handlers"]
+        return RunSnapshot(
+            run=from_row(row, Run),
+            file_name=row["file_name"],
+            selection_seed=row["selection_seed"],
+            manual_handlers=None if manual is None else tuple(manual),
+            cursor=Cursor() if cursor is None else from_row(cursor, Cursor),
+            policy_state=None if cursor is None else dict(cursor["policy_state"]),
+            triggers=triggers,
+            evaluated=evaluated,
+        )
+
+    def triggers(self, run_id: str) -> tuple[TriggerRecord, ...]:
+        with self.database.session() as session:
+            _run_row(session, run_id)
+            return _triggers(session, run_id)
+
+    def events(self, run_id: str, after_seq: int, limit: int = EVENTS_PER_PAGE) -> tuple[list[RunEvent], bool]:
+        """Return the next events after `after_seq`, and whether these are the last: the run is terminal and has no more."""
+        with self.database.session() as session:
+            # The state first: the events up to it, whichever it is, are visible to the second query.
+            state = session.scalar(select(RUNS.c.state).where(RUNS.c.run_id == run_id))
+            if state is None:
+                raise unknown_run(run_id)
+            query = select(EVENTS).where(EVENTS.c.run_id == run_id, EVENTS.c.seq > after_seq).order_by(EVENTS.c.seq).limit(limit)
+            events = [from_row(row, RunEvent) for row in session.execute(query).mappings()]
+        return events, RunState(state) in TERMINAL and len(events) < limit
+
+
+def from_row(row: Mapping[str, Any], kind: type[R]) -> R:
+    """Make a record of the dataclass `kind` from the columns that have the names of its fields."""
+    values = {name: row[name] for name in _fields(kind) if name in row}
+    return kind(**{name: hint(value) if (hint := _fields(kind)[name]) else value for name, value in values.items()})
+
+
+def unknown_run(run_id: str) -> NotFoundError:
+    return NotFoundError(f"there is no run '{run_id}'; `modyn ps` lists those that exist")
+
+
+@cache
+def _fields(kind: type[Any]) -> dict[str, Any]:
+    """The fields of a dataclass, each with its type if that is an enum and else with None."""
+    hints = get_type_hints(kind)
+    return {name: hint if isinstance(hint, type) and issubclass(hint, Enum) else None for name, hint in hints.items()}
+
 
 _TRIGGER_COUNTS = (
     select(
         TRIGGERS.c.run_id,
         func.count().label("num_triggers"),
-        func.coalesce(func.sum(TRIGGERS.c.num_keys).filter(TRIGGERS.c.state == str(TriggerState.TRAINED)), 0).label(
-            "samples_trained"
-        ),
+        # The sum of bigint is numeric in PostgreSQL.
+        cast(func.sum(TRIGGERS.c.num_keys).filter(TRIGGERS.c.state == str(TriggerState.TRAINED)), BigInteger).label("trained"),
         func.max(TRIGGERS.c.position).label("trigger_position"),
     )
     .group_by(TRIGGERS.c.run_id)
     .subquery()
 )
-RUN_QUERY = (
+_RUN_QUERY = (
     select(
         RUNS,
         func.greatest(func.coalesce(CURSORS.c.position, 0), func.coalesce(_TRIGGER_COUNTS.c.trigger_position, 0)).label(
             "num_samples"
         ),
         func.coalesce(_TRIGGER_COUNTS.c.num_triggers, 0).label("num_triggers"),
-        func.coalesce(_TRIGGER_COUNTS.c.samples_trained, 0).label("samples_trained"),
+        func.coalesce(_TRIGGER_COUNTS.c.trained, 0).label("samples_trained"),
     )
     .outerjoin(CURSORS, CURSORS.c.run_id == RUNS.c.run_id)
     .outerjoin(_TRIGGER_COUNTS, _TRIGGER_COUNTS.c.run_id == RUNS.c.run_id)
 )
 
 
-def run_from_row(row: RowMapping) -> Run:
-    return Run(
-        run_id=RunId(row["run_id"]),
-        pipeline_name=row["pipeline_name"],
-        mode=RunMode(row["mode"]),
-        state=RunState(row["state"]),
-        submitted_at=row["submitted_at"],
-        finished_at=row["finished_at"],
-        error=row["error"],
-        error_reason=row["error_reason"],
-        message=row["message"],
-        num_samples=int(row["num_samples"]),
-        total_samples=row["total_samples"],
-        num_triggers=int(row["num_triggers"]),
-        samples_trained=int(row["samples_trained"]),
-        from_timestamp=row["from_timestamp"],
-        to_timestamp=row["to_timestamp"],
-        max_triggers=row["max_triggers"],
-        yaml=row["yaml"],
-        pipeline=dict(row["pipeline"]),
-    )
+def _run_row(session: Session, run_id: str) -> RowMapping:
+    row = session.execute(_RUN_QUERY.where(RUNS.c.run_id == run_id)).mappings().one_or_none()
+    if row is None:
+        raise unknown_run(run_id)
+    return row
 
 
-def cursor_from_row(run_id: str, row: RowMapping) -> Cursor:
-    if row["version"] != CURSOR_VERSION:
-        raise CorruptStateError(
-            f"the journal of run {run_id} has version {row['version']}, this release reads {CURSOR_VERSION}; "
-            "resume the run with the release that started it"
-        )
-    return Cursor(
-        position=row["position"],
-        last=None if row["last_key"] is None else (row["last_timestamp"], row["last_key"]),
-        max_timestamp=row["max_timestamp"],
-        pending=Pending(row["num_pending"], row["first_pending"], row["last_pending"]),
-        num_triggers=row["num_triggers"],
-        stream_ended=row["stream_ended"],
-    )
-
-
-def triggers_of(session: Session, run_id: str) -> tuple[TriggerRecord, ...]:
+def _triggers(session: Session, run_id: str) -> tuple[TriggerRecord, ...]:
     seconds: dict[int, dict[str, float]] = {}
     steps = select(STEPS).where(STEPS.c.run_id == run_id, STEPS.c.state == "finished")
     for step in session.execute(steps).mappings():
         of_trigger = seconds.setdefault(step["trigger_id"], {})
         of_trigger[step["step"]] = of_trigger.get(step["step"], 0.0) + step["finished_at"] - step["started_at"]
     rows = session.execute(select(TRIGGERS).where(TRIGGERS.c.run_id == run_id).order_by(TRIGGERS.c.trigger_id)).mappings()
-    return tuple(_trigger(row, seconds.get(row["trigger_id"], {})) for row in rows)
+    return tuple(
+        from_row({**row, "seconds": _stages(row["training_result"], seconds.get(row["trigger_id"], {}))}, TriggerRecord)
+        for row in rows
+    )
 
 
-def _trigger(row: RowMapping, seconds: dict[str, float]) -> TriggerRecord:
-    result = dict(row["training_result"])
-    stages = result.get("seconds")
+def _stages(training_result: Mapping[str, Any], seconds: dict[str, float]) -> dict[str, float]:
+    """Seconds by stage, from those of the steps."""
+    stages = training_result.get("seconds")
     store = stages.get("store") if isinstance(stages, Mapping) else None
     if isinstance(store, int | float):
         seconds = {**seconds, "store": float(store)}
     if "train" in seconds:
-        # Not from start to end: nobody worked on it while the run was interrupted. Storing is part of training.
+        # Not from start to end, which would count the time in which the run was interrupted. Storing is part of training.
         seconds = {**seconds, "total": seconds.get("select", 0.0) + seconds["train"]}
-    return TriggerRecord(
-        trigger_id=row["trigger_id"],
-        position=row["position"],
-        first_timestamp=row["first_timestamp"],
-        last_timestamp=row["last_timestamp"],
-        fired_at_timestamp=row["fired_at_timestamp"],
-        state=TriggerState(row["state"]),
-        started_at=row["started_at"],
-        finished_at=row["finished_at"],
-        num_keys=row["num_keys"],
-        keys_checksum=row["keys_checksum"],
-        model_id=row["model_id"],
-        parent_model_id=row["parent_model_id"],
-        weights_sha256=row["weights_sha256"],
-        training_result=result,
-        seconds=seconds,
-    )
+    return seconds

@@ -1,4 +1,4 @@
-"""What the driver of one run writes into the journal, in the order of a trigger's life."""
+"""What the executor of one run writes into the journal, in the order of a trigger's life."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ from sqlalchemy import select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 
 from modyn.errors import ConflictError
-from modyn.records import ModelVersion, RunId, TriggerSetInfo
-from modyn.supervisor.client import EventKind, TriggerRecord
-from modyn.supervisor.evaluation_plan import Cursor, EvaluationTask
-from modyn.supervisor.journal import Journal, Write
+from modyn.records import RunId
+from modyn.supervisor.cursor import Cursor
+from modyn.supervisor.evaluation_plan import EvaluationTask
+from modyn.supervisor.journal import Journal, Write, to_row
 from modyn.supervisor.journal_queries import CURSOR_VERSION
+from modyn.supervisor.records import EventKind, TriggerRecord
 from modyn.supervisor.states import TRIGGER_TRANSITIONS, RunState, TriggerState
 from modyn.supervisor.tables import CURSORS, STEPS, TRIGGERS
 
 
 class RunJournal:
-    """What the driver of one run writes, in the order of a trigger's life."""
+    """Writes of one attempt to execute a run. A write that is repeated changes nothing; all refuse once another attempt has begun."""
 
-    def __init__(self, journal: Journal, run_id: RunId, attempt: int) -> None:
+    def __init__(self, journal: Journal, run_id: RunId, attempt: int | None) -> None:
+        """Args: attempt: None for a run that could not be claimed; only its `end` may be written then."""
         self._journal = journal
         self.run_id = run_id
         self._attempt = attempt
         self._state: RunState | None = None
-        """As last written from here; a request to stop changes it behind our back, and the next write finds that out."""
+        """As last written from here. A request to stop changes the row from outside, which the next write that is not skipped finds."""
 
     def enter(self, state: RunState) -> None:
         if state != self._state:
@@ -36,74 +38,47 @@ class RunJournal:
                 write.become(state)
 
     def advance(self, cursor: Cursor, policy_state: Mapping[str, Any]) -> None:
-        """A whole batch is behind the run, or the stream ended."""
-        values = {
-            "version": CURSOR_VERSION,
-            "position": cursor.position,
-            "last_timestamp": cursor.last[0] if cursor.last else None,
-            "last_key": cursor.last[1] if cursor.last else None,
-            "max_timestamp": cursor.max_timestamp,
-            "num_pending": cursor.pending.num_samples,
-            "first_pending": cursor.pending.first_timestamp,
-            "last_pending": cursor.pending.last_timestamp,
-            "num_triggers": cursor.num_triggers,
-            "policy_state": dict(policy_state),
-            "stream_ended": cursor.stream_ended,
-        }
+        """A whole batch has been processed, or the stream ended."""
+        values = {**to_row(cursor, CURSORS), "version": CURSOR_VERSION, "policy_state": dict(policy_state)}
         with self._write() as write:
             statement = upsert(CURSORS).values(run_id=self.run_id, **values)
             write.session.execute(statement.on_conflict_do_update(index_elements=["run_id"], set_=values))
 
-    def selecting(self, record: TriggerRecord, num_samples: int) -> None:
-        """A decision to train, over `num_samples` samples since the last one; its trigger set is fixed next."""
-        values = {
-            "position": record.position,
-            "first_timestamp": record.first_timestamp,
-            "last_timestamp": record.last_timestamp,
-            "fired_at_timestamp": record.fired_at_timestamp,
-        }
+    def selecting(self, trigger: TriggerRecord, num_samples: int) -> None:
+        """The policy fired, `num_samples` samples after the last time; the trigger set is fixed next."""
         with self._write() as write:
-            key = {"run_id": self.run_id, "trigger_id": record.trigger_id}
-            statement = upsert(TRIGGERS).values(
-                **key, **values, state=str(TriggerState.FIRED), started_at=record.started_at, training_result={}
-            )
-            inserted = write.session.execute(statement.on_conflict_do_nothing().returning(TRIGGERS.c.trigger_id)).scalar()
-            if inserted is not None:
-                write.event(EventKind.TRIGGER_FIRED, {**values, "num_samples": num_samples}, record.trigger_id)
+            values = to_row(trigger, TRIGGERS)
+            statement = upsert(TRIGGERS).values(run_id=self.run_id, **values).on_conflict_do_nothing()
+            if write.session.execute(statement.returning(TRIGGERS.c.trigger_id)).scalar() is not None:
+                names = ("position", "first_timestamp", "last_timestamp", "fired_at_timestamp")
+                detail = {name: values[name] for name in names} | {"num_samples": num_samples}
+                write.event(EventKind.TRIGGER_FIRED, detail, trigger.trigger_id)
             write.become(RunState.SELECTING)
-            self._start(write, record.trigger_id, "select")
+            self._start(write, trigger.trigger_id, "select")
 
-    def selected_none(self, trigger_id: int, trigger_set: TriggerSetInfo) -> None:
+    def selected_none(self, trigger: TriggerRecord) -> None:
         """The trigger set is fixed and empty: that ends the trigger."""
         with self._write() as write:
-            self._trigger_becomes(write, trigger_id, TriggerState.EMPTY, num_keys=0, keys_checksum=trigger_set.keys_checksum)
-            self._finish(write, trigger_id, "select", {"num_keys": 0})
-            message = f"trigger {trigger_id} selected no samples, so nothing was trained"
-            write.event(EventKind.MESSAGE, {"message": message}, trigger_id)
+            self._update_trigger(write, trigger)
+            self._finish(write, trigger.trigger_id, "select", {"num_keys": 0})
+            message = f"trigger {trigger.trigger_id} selected no samples, so nothing was trained"
+            write.event(EventKind.MESSAGE, {"message": message}, trigger.trigger_id)
             write.become(RunState.STREAMING)
 
-    def training(self, trigger_id: int, trigger_set: TriggerSetInfo, parent_model_id: int | None) -> None:
+    def training(self, trigger: TriggerRecord) -> None:
         """The trigger set is fixed; training on it is next."""
-        found = {"num_keys": trigger_set.num_keys, "keys_checksum": trigger_set.keys_checksum}
         with self._write() as write:
-            self._trigger_becomes(write, trigger_id, TriggerState.SELECTED, parent_model_id=parent_model_id, **found)
-            self._finish(write, trigger_id, "select", {"num_keys": trigger_set.num_keys})
+            self._update_trigger(write, trigger)
+            self._finish(write, trigger.trigger_id, "select", {"num_keys": trigger.num_keys})
             write.become(RunState.TRAINING)
-            self._start(write, trigger_id, "train")
+            self._start(write, trigger.trigger_id, "train")
 
-    def trained(self, trigger_id: int, model: ModelVersion, training_result: Mapping[str, Any]) -> None:
+    def trained(self, trigger: TriggerRecord) -> None:
         """The trigger's model is stored; the stream goes on."""
         with self._write() as write:
-            self._trigger_becomes(
-                write,
-                trigger_id,
-                TriggerState.TRAINED,
-                model_id=model.model_id,
-                weights_sha256=model.weights_sha256,
-                training_result=dict(training_result),
-                finished_at=time.time(),
-            )
-            self._finish(write, trigger_id, "train", {"model_id": model.model_id, "loss": training_result.get("loss")})
+            self._update_trigger(write, trigger)
+            found = {"model_id": trigger.model_id, "loss": trigger.training_result.get("loss")}
+            self._finish(write, trigger.trigger_id, "train", found)
             write.become(RunState.STREAMING)
 
     def evaluating(self, task: EvaluationTask) -> None:
@@ -120,7 +95,7 @@ class RunJournal:
         trigger_id, name = task.step
         detail = {"handler": task.handler, "dataset": task.dataset, "error": error}
         with self._write() as write:
-            statement = update(STEPS).where(*_step(self.run_id, trigger_id, "evaluate", name))
+            statement = update(STEPS).where(*self._is_step(trigger_id, "evaluate", name))
             write.session.execute(statement.values(state="failed", finished_at=time.time(), detail=detail))
             write.event(EventKind.STEP, {"step": "evaluate", "state": "failed", **detail}, trigger_id)
 
@@ -129,8 +104,10 @@ class RunJournal:
             write.event(EventKind.MESSAGE, {"message": message}, trigger_id)
 
     def end(self, to: RunState, *, error: str = "", error_reason: str = "", message: str = "") -> None:
-        """The run comes to rest."""
+        """The run becomes terminal."""
         with self._write() as write:
+            if self._attempt is None and write.state is not RunState.SUBMITTED:
+                return  # Another supervisor, or a request to stop, has moved the run on.
             if to is RunState.STOPPED and write.state not in (RunState.SUBMITTED, RunState.STOPPING, RunState.STOPPED):
                 write.become(RunState.STOPPING)
             write.become(to, error=error, error_reason=error_reason, message=message)
@@ -144,42 +121,32 @@ class RunJournal:
         self._state = write.state
 
     def _start(self, write: Write, trigger_id: int, step: str, name: str = "", detail: Mapping[str, Any] | None = None) -> None:
-        # `started_at` of a repeated step is that of the repetition: the time in between nobody worked on it.
+        # A repeated step starts anew: the time before it, in which the run was interrupted, is not counted.
         values = {"state": "started", "started_at": time.time(), "finished_at": None, "detail": dict(detail or {})}
         statement = upsert(STEPS).values(run_id=self.run_id, trigger_id=trigger_id, step=step, name=name, **values)
-        key = ["run_id", "trigger_id", "step", "name"]
-        changed = write.session.execute(
-            statement.on_conflict_do_update(index_elements=key, set_=values, where=STEPS.c.state != "finished").returning(
-                STEPS.c.step
-            )
-        ).scalar()
-        if changed is not None:
+        update_unfinished = statement.on_conflict_do_update(
+            index_elements=["run_id", "trigger_id", "step", "name"], set_=values, where=STEPS.c.state != "finished"
+        )
+        if write.session.execute(update_unfinished.returning(STEPS.c.step)).scalar() is not None:
             write.event(EventKind.STEP, {"step": step, "state": "started", **(detail or {})}, trigger_id)
 
     def _finish(self, write: Write, trigger_id: int, step: str, detail: Mapping[str, Any], name: str = "") -> None:
-        where = _step(self.run_id, trigger_id, step, name)
         now = time.time()
-        statement = update(STEPS).where(*where, STEPS.c.state != "finished")
+        statement = update(STEPS).where(*self._is_step(trigger_id, step, name), STEPS.c.state != "finished")
         values = {"state": "finished", "finished_at": now, "detail": dict(detail)}
         started_at = write.session.execute(statement.values(**values).returning(STEPS.c.started_at)).scalar()
         if started_at is not None:
             found = {"step": step, "state": "finished", "seconds": now - started_at, **detail}
             write.event(EventKind.STEP, found, trigger_id)
 
-    def _trigger_becomes(self, write: Write, trigger_id: int, to: TriggerState, **values: Any) -> None:
-        query = select(TRIGGERS.c.state).where(TRIGGERS.c.run_id == self.run_id, TRIGGERS.c.trigger_id == trigger_id)
-        state = TriggerState(write.session.execute(query).scalar_one())
-        if state == to:
+    def _update_trigger(self, write: Write, trigger: TriggerRecord) -> None:
+        is_trigger = (TRIGGERS.c.run_id == self.run_id, TRIGGERS.c.trigger_id == trigger.trigger_id)
+        state = TriggerState(write.session.execute(select(TRIGGERS.c.state).where(*is_trigger)).scalar_one())
+        if state == trigger.state:
             return
-        if to not in TRIGGER_TRANSITIONS[state]:
-            raise ConflictError(f"trigger {trigger_id} of run {self.run_id} is {state} and cannot become {to}")
-        self._update_trigger(write, trigger_id, state=str(to), **values)
+        if trigger.state not in TRIGGER_TRANSITIONS[state]:
+            raise ConflictError(f"trigger {trigger.trigger_id} of run {self.run_id} is {state} and cannot become {trigger.state}")
+        write.session.execute(update(TRIGGERS).where(*is_trigger).values(**to_row(trigger, TRIGGERS)))
 
-    def _update_trigger(self, write: Write, trigger_id: int, **values: Any) -> None:
-        write.session.execute(
-            update(TRIGGERS).where(TRIGGERS.c.run_id == self.run_id, TRIGGERS.c.trigger_id == trigger_id).values(**values)
-        )
-
-
-def _step(run_id: str, trigger_id: int, step: str, name: str) -> tuple[Any, ...]:
-    return STEPS.c.run_id == run_id, STEPS.c.trigger_id == trigger_id, STEPS.c.step == step, STEPS.c.name == name
+    def _is_step(self, trigger_id: int, step: str, name: str) -> tuple[Any, ...]:
+        return STEPS.c.run_id == self.run_id, STEPS.c.trigger_id == trigger_id, STEPS.c.step == step, STEPS.c.name == name

@@ -14,7 +14,7 @@ from typing import Any
 from modyn.records import Interval, SampleBatch
 from modyn.rpc.retry import ResumingStream, Retrier
 from modyn.storage.client import StorageClient
-from modyn.supervisor.client import RunMode
+from modyn.supervisor.records import RunMode
 
 READ_AHEAD = 2
 """Batches."""

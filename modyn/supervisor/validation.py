@@ -1,26 +1,25 @@
-"""Checks a pipeline before it runs: the frame and our own sections here, each other section by the service that acts on it."""
+"""Check a pipeline before it runs: its frame and the sections trigger and evaluation here, the others in the services that act on them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from modyn.config.base import Problem
 from modyn.config.pipeline import Pipeline, check_frame, load_pipeline, with_lines
 from modyn.config.yaml_source import YamlSource, load_yaml
 from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError
-from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, Interval
+from modyn.records import Interval
 from modyn.registry import nearest
 from modyn.storage.client import DatasetInfo, StorageClient
-from modyn.supervisor.client import RunMode
 from modyn.supervisor.clients import RunClients
 from modyn.supervisor.evaluation.handlers import check_handlers
+from modyn.supervisor.records import RunMode, RunOptions
 from modyn.supervisor.triggers import check_trigger_section
 
 
 def check_pipeline(yaml: str, file_name: str, clients: RunClients) -> list[Problem]:
-    """Every mistake in a pipeline file, each once, in the order of the file. Runs nothing of it."""
+    """List every mistake in a pipeline file once, in the order of the file. Runs nothing of it."""
     try:
         source = load_yaml(yaml, file_name)
     except ConfigError as error:
@@ -31,7 +30,7 @@ def check_pipeline(yaml: str, file_name: str, clients: RunClients) -> list[Probl
 
 
 def checked_pipeline(yaml: str, file_name: str, clients: RunClients) -> Pipeline:
-    """The pipeline, valid in all its parts. Raises ConfigError that lists every mistake with its line."""
+    """Return the pipeline, valid in all its parts. Raises ConfigError that lists every mistake with its line."""
     source = load_yaml(yaml, file_name)
     if found := _problems(source, clients):
         raise ConfigError("\n".join(with_lines(found, source)))
@@ -58,39 +57,11 @@ def _check_handlers(evaluation: Mapping[str, Any]) -> list[Problem]:
     return check_handlers(handlers, [str(entry.get("dataset_id")) for entry in entries if isinstance(entry, Mapping)])
 
 
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """How a pipeline is to be run: over which samples, and how often it may trigger."""
-
-    mode: RunMode
-    from_timestamp: int | None = None
-    to_timestamp: int | None = None
-    max_triggers: int | None = None
-
-    @property
-    def interval(self) -> Interval:
-        return Interval(
-            MIN_TIMESTAMP if self.from_timestamp is None else self.from_timestamp,
-            MAX_TIMESTAMP if self.to_timestamp is None else self.to_timestamp,
-        )
-
-    def check(self) -> None:
-        """Raises InvalidArgumentError for options that make no sense together."""
-        if self.mode is RunMode.PRODUCTION and self.to_timestamp is not None:
-            raise InvalidArgumentError(
-                "a production run follows live data and has no end time; stop it, or set a number of triggers"
-            )
-        if self.from_timestamp is not None and self.to_timestamp is not None and self.from_timestamp >= self.to_timestamp:
-            raise InvalidArgumentError(
-                f"the interval [{self.from_timestamp}, {self.to_timestamp}) is empty; its end must be later"
-            )
-        if self.max_triggers is not None and self.max_triggers < 1:
-            raise InvalidArgumentError(f"at most {self.max_triggers} triggers is no run; ask for 1 or more")
-
-
 def count_stream(pipeline: Pipeline, options: RunOptions, clients: RunClients) -> int | None:
-    """Samples that the run will see; None if that is not known. Raises NotFoundError for a dataset or initial model that does not
-    exist, InvalidArgumentError when there is nothing to replay."""
+    """Count the samples that the run will see; None if that is not known (production mode).
+
+    Raises: NotFoundError: a dataset or the initial model does not exist. InvalidArgumentError: there is nothing to replay.
+    """
     dataset = pipeline.dataset_id
     info = _dataset(clients.storage, dataset, "data.dataset_id")
     for index, entry in enumerate((pipeline.evaluation or {}).get("datasets", [])):

@@ -108,6 +108,8 @@ def pipeline_yaml(**sections: object) -> str:
 def wait_until_terminal(runs: RunQueue, run_id: str, timeout_s: float = PATIENCE_S) -> Run:
     """The run, once nothing of it runs any more. AssertionError when that takes too long."""
     eventually(
-        lambda: runs.run(run_id).is_terminal, lambda: f"run {run_id} is still {runs.run(run_id).state}", timeout_s=timeout_s
+        lambda: runs.journal.run(run_id).is_terminal,
+        lambda: f"run {run_id} is still {runs.journal.run(run_id).state}",
+        timeout_s=timeout_s,
     )
-    return runs.run(run_id)
+    return runs.journal.run(run_id)

@@ -14,11 +14,11 @@ from modyn.config.system import SupervisorConfig, SystemConfig
 from modyn.db.engine import Database, open_database
 from modyn.errors import ConflictError
 from modyn.rpc.retry import CancellationToken
-from modyn.supervisor.client import EventKind, RunMode
 from modyn.supervisor.clients import RunClients
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.executor import RunExecutor
-from modyn.supervisor.journal import Journal, NewRun, Write
+from modyn.supervisor.journal import Journal, Write
+from modyn.supervisor.records import EventKind, NewRun, RunMode
 from modyn.supervisor.run_journal import RunJournal
 from modyn.supervisor.states import TERMINAL, RunState
 from modyn.testing.services import InMemoryServices, pipeline_yaml
@@ -104,7 +104,7 @@ def drive(journal: Journal, services: InMemoryServices, run_id: Any, bomb: Bomb)
     clients = services.clients()
     wired = RunClients(**{field.name: bomb.around(getattr(clients, field.name)) for field in dataclasses.fields(RunClients)})
     run_journal = RunJournal(journal, run_id, attempt)
-    message = RunExecutor(journal.snapshot(run_id), run_journal, wired, EventHub(), CONFIG, CancellationToken()).drive()
+    message = RunExecutor(journal.snapshot(run_id), run_journal, wired, EventHub(), CONFIG, CancellationToken()).execute()
     run_journal.end(RunState.FINISHED, message=message)
 
 

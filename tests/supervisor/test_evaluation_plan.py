@@ -1,56 +1,15 @@
-"""What a run decides by itself: splits of batches, parents, and which evaluations are due when."""
+"""Which evaluations are due when, and what a training starts from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modyn.errors import UserCodeError
-from modyn.records import EvalInterval, Interval, SampleBatch
+from modyn.records import EvalInterval, Interval
 from modyn.supervisor.evaluation import build_strategy
 from modyn.supervisor.evaluation.handlers import ModelChoice
-from modyn.supervisor.evaluation_plan import (
-    Cursor,
-    EvaluationPlan,
-    Pending,
-    TrainedModel,
-    active_model,
-    data_ends,
-    parent_model,
-    split,
-)
-
-
-@given(st.integers(0, 30), st.data())
-def test_parts_cover_the_batch(num_samples: int, data: st.DataObject) -> None:
-    cuts = sorted(data.draw(st.sets(st.integers(0, num_samples))))
-    parts = list(split(num_samples, cuts, "T"))
-    assert [stop for _, stop, fires in parts if fires] == cuts
-    assert [position for start, stop, _ in parts for position in range(start, stop)] == list(range(num_samples))
-    assert [fires for _, _, fires in parts] == [True] * len(cuts) + [False]
-
-
-@pytest.mark.parametrize("cuts", [[-1], [4], [2, 2], [3, 1]])
-def test_positions_must_ascend(cuts: list[int]) -> None:
-    with pytest.raises(UserCodeError, match="positions must ascend"):
-        list(split(3, cuts, "T"))
-
-
-def test_the_policy_is_asked_lazily() -> None:
-    asked = []
-
-    def cuts() -> Iterator[int]:
-        for cut in (1, 2):
-            asked.append(cut)
-            yield cut
-
-    parts = split(3, cuts(), "T")
-    next(parts)
-    assert asked == [1]
+from modyn.supervisor.evaluation_plan import EvaluationPlan, TrainedModel, active_model, data_ends
+from modyn.supervisor.executor import parent_model
 
 
 def test_parent_model() -> None:
@@ -59,20 +18,6 @@ def test_parent_model() -> None:
     assert parent_model([3, 5], True, 9) == 5
     assert parent_model([3, 5], False, 9) == 9
     assert parent_model([3, 5], False, None) is None
-
-
-@given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=20), st.data())
-def test_a_cursor_does_not_depend_on_how_the_stream_is_cut(times: list[int], data: st.DataObject) -> None:
-    keys = np.arange(len(times))
-    whole = SampleBatch(keys, np.array(times, np.int64), keys)
-    at = data.draw(st.integers(0, len(times)))
-    parts = Cursor().plus(whole.slice(0, at)).plus(whole.slice(at, len(times)))
-    assert parts == Cursor().plus(whole)
-    if times:
-        assert parts.last == (times[-1], len(times) - 1)
-        assert parts.pending == Pending(len(times), min(times), max(times))
-        assert parts.max_timestamp == max(times)
-        assert parts.after_trigger().pending == Pending()
 
 
 models_of_runs = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 20)), min_size=1, max_size=6).map(

@@ -10,9 +10,9 @@ import pytest
 from modyn.config.system import SystemConfig
 from modyn.db.engine import open_database
 from modyn.errors import UnavailableError
-from modyn.supervisor.client import EventKind, RunEvent, RunMode
 from modyn.supervisor.events import PROGRESS_KEPT, EventHub, RunWatcher, watch
-from modyn.supervisor.journal import Journal, NewRun
+from modyn.supervisor.journal import Journal
+from modyn.supervisor.records import EventKind, NewRun, RunEvent, RunMode
 from modyn.supervisor.run_journal import RunJournal
 from modyn.supervisor.states import RunState
 from modyn.testing.waiting import PATIENCE_S, eventually

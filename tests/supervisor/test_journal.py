@@ -16,19 +16,19 @@ from sqlalchemy import update
 from modyn.config.system import SystemConfig
 from modyn.db.engine import Database, open_database
 from modyn.errors import ConflictError, CorruptStateError, NotFoundError
-from modyn.records import EvalInterval, ModelVersion, RunId, SampleBatch, TriggerSetInfo
-from modyn.supervisor.client import EventKind, RunMode, TriggerRecord
-from modyn.supervisor.evaluation_plan import Cursor, EvaluationTask, Pending, split
-from modyn.supervisor.journal import Journal, NewRun, slug
+from modyn.records import EvalInterval, RunId, SampleBatch
+from modyn.supervisor.cursor import Cursor, split
+from modyn.supervisor.evaluation_plan import EvaluationTask
+from modyn.supervisor.journal import Journal, slug
+from modyn.supervisor.records import EventKind, NewRun, RunMode, RunOptions, TriggerRecord
 from modyn.supervisor.run_journal import RunJournal
 from modyn.supervisor.states import RunState, TriggerState, check_transition
 from modyn.supervisor.tables import CURSORS, METADATA
 from modyn.supervisor.triggers import build_trigger
-from modyn.supervisor.validation import RunOptions
 from modyn.testing.services import InMemoryServices, pipeline_yaml, wait_until_terminal
 
 NEW = NewRun("My Pipeline", RunMode.PRODUCTION, "yaml: text", "p.yaml", {"a": 2**60}, selection_seed=3)
-CURSOR = Cursor(12, (5, 11), 9, Pending(2, -(2**63), 2**63 - 1), 1)
+CURSOR = Cursor(12, 5, 11, 9, 2, -(2**63), 2**63 - 1, 1)
 
 
 @pytest.fixture
@@ -49,15 +49,16 @@ def record(trigger_id: int = 0) -> TriggerRecord:
 
 def play(run_journal: RunJournal, times: int = 1) -> None:
     """A trigger's life, each write `times` times, as if it had not been known whether the first one arrived."""
-    run_id = run_journal.run_id
-    keys = TriggerSetInfo(run_id, 0, 10, 100, "abc")
-    model = ModelVersion(4, run_id, 0, None, "sha", 100, 1.0, "SafetensorsFullModel", False)
+    selected = dataclasses.replace(record(), state=TriggerState.SELECTED, num_keys=10, keys_checksum="abc")
+    trained = dataclasses.replace(
+        selected, state=TriggerState.TRAINED, model_id=4, weights_sha256="sha", training_result={"loss": 0.5}, finished_at=2.0
+    )
     task = EvaluationTask("h", "test", 0, 0, 4, (EvalInterval(0, 1, 0),))
     writes: list[Callable[[], None]] = [
         lambda: run_journal.enter(RunState.STREAMING),
         lambda: run_journal.selecting(record(), 10),
-        lambda: run_journal.training(0, keys, None),
-        lambda: run_journal.trained(0, model, {"loss": 0.5}),
+        lambda: run_journal.training(selected),
+        lambda: run_journal.trained(trained),
         lambda: run_journal.evaluating(task),
         lambda: run_journal.advance(CURSOR, {"version": 1}),
         lambda: run_journal.evaluated(task),

@@ -22,16 +22,17 @@ from modyn.errors import (
     UserCodeError,
 )
 from modyn.evaluator.client import EvaluationRequest
+from modyn.proto import supervisor_pb2
+from modyn.rpc.wire import to_message
 from modyn.sanitize import sanitize
 from modyn.supervisor.client import Run, RunMode
 from modyn.supervisor.clients import RunClients
 from modyn.supervisor.evaluation_queue import BACKLOG
 from modyn.supervisor.journal import Journal
 from modyn.supervisor.queue import RunQueue
+from modyn.supervisor.records import RunOptions
 from modyn.supervisor.run_journal import RunJournal
-from modyn.supervisor.service import event_to_proto
 from modyn.supervisor.states import RunState, TriggerState
-from modyn.supervisor.validation import RunOptions
 from modyn.testing.services import InMemoryServices, pipeline_yaml, wait_until_terminal
 from modyn.testing.waiting import PATIENCE_S, at_rest, eventually
 from modyn.trainer_server.client import TrainingRequest
@@ -98,7 +99,7 @@ def test_an_experiment_trains_and_evaluates_every_trigger(runs: RunQueue, servic
     assert (run.run_id, run.state, run.error, run.message) == ("test-0001", RunState.FINISHED, "", "")
     assert (run.num_samples, run.total_samples, run.num_triggers, run.samples_trained) == (35, 35, 3, 30)
     assert run.finished_at is not None
-    triggers = runs.triggers(run.run_id)
+    triggers = runs.journal.triggers(run.run_id)
     assert [(t.position, t.first_timestamp, t.last_timestamp, t.fired_at_timestamp) for t in triggers] == [
         (10, 0, 9, 9),
         (20, 10, 19, 19),
@@ -119,13 +120,15 @@ def test_training_from_scratch_or_from_a_given_model(runs: RunQueue, services: I
     training = {"use_previous_model": False, "seed": 7, "initial_model": "pretrained", "initial_model_id": 2}
     second = finish(runs, pipeline_yaml(training=training))
     assert first.state == second.state == RunState.FINISHED
-    assert [t.parent_model_id for t in runs.triggers(second.run_id)] == [2, 2, 2]
+    assert [t.parent_model_id for t in runs.journal.triggers(second.run_id)] == [2, 2, 2]
     assert second.run_id == "test-0002"
 
 
 def test_same_seed_same_models(runs: RunQueue) -> None:
     first, second = finish(runs, pipeline_yaml()), finish(runs, pipeline_yaml())
-    decided = [[(t.position, t.keys_checksum, t.weights_sha256) for t in runs.triggers(run.run_id)] for run in (first, second)]
+    decided = [
+        [(t.position, t.keys_checksum, t.weights_sha256) for t in runs.journal.triggers(run.run_id)] for run in (first, second)
+    ]
     assert decided[0] == decided[1]
 
 
@@ -182,7 +185,7 @@ def test_a_run_that_never_triggers_says_so(runs: RunQueue) -> None:
 def test_max_triggers_and_interval(runs: RunQueue) -> None:
     run = finish(runs, pipeline_yaml(), RunOptions(RunMode.EXPERIMENT, from_timestamp=3, max_triggers=2))
     assert (run.state, run.total_samples, run.num_triggers) == (RunState.FINISHED, 32, 2)
-    assert [(t.first_timestamp, t.last_timestamp) for t in runs.triggers(run.run_id)] == [(3, 12), (13, 22)]
+    assert [(t.first_timestamp, t.last_timestamp) for t in runs.journal.triggers(run.run_id)] == [(3, 12), (13, 22)]
 
 
 def test_empty_trigger_sets_train_nothing(runs: RunQueue, services: InMemoryServices, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +197,7 @@ def test_empty_trigger_sets_train_nothing(runs: RunQueue, services: InMemoryServ
 
     monkeypatch.setattr(services.selector, "trigger", without_second)
     run = finish(runs, pipeline_yaml(evaluation=AFTER_TRAINING))
-    triggers = runs.triggers(run.run_id)
+    triggers = runs.journal.triggers(run.run_id)
     assert [t.state for t in triggers] == [TriggerState.TRAINED, TriggerState.EMPTY, TriggerState.TRAINED]
     assert triggers[2].parent_model_id == triggers[0].model_id
     assert {t for t, _ in cells(services, run, "matrix")} == {0, 2}
@@ -212,20 +215,22 @@ def test_late_equal_and_future_timestamps_take_the_same_decisions_in_both_modes(
     live = runs.submit(yaml, "p.yaml", RunOptions(RunMode.PRODUCTION))
     for time in times[4:]:
         services.storage.add_samples("ordered", timestamps=[time])
-    eventually(lambda: runs.run(live.run_id).num_samples == len(times))
-    eventually(lambda: runs.run(live.run_id).state is RunState.WAITING_FOR_DATA)
+    eventually(lambda: runs.journal.run(live.run_id).num_samples == len(times))
+    eventually(lambda: runs.journal.run(live.run_id).state is RunState.WAITING_FOR_DATA)
     runs.stop(live.run_id)
     assert wait_until_terminal(runs, live.run_id).state is RunState.STOPPED
     replayed = finish(runs, yaml)
-    decisions = [[(t.position, t.keys_checksum, t.weights_sha256) for t in runs.triggers(r.run_id)] for r in (live, replayed)]
+    decisions = [
+        [(t.position, t.keys_checksum, t.weights_sha256) for t in runs.journal.triggers(r.run_id)] for r in (live, replayed)
+    ]
     assert [position for position, _, _ in decisions[0]] == [6, 8, 11]
     assert decisions[0] == decisions[1]
 
     runs.resume(live.run_id)
     services.storage.add_samples("ordered", timestamps=[1, 2_000_000_010])
-    eventually(lambda: runs.run(live.run_id).num_triggers == 4)
-    assert runs.triggers(live.run_id)[3].first_timestamp == 1
-    assert runs.triggers(live.run_id)[3].position == len(times) + 1
+    eventually(lambda: runs.journal.run(live.run_id).num_triggers == 4)
+    assert runs.journal.triggers(live.run_id)[3].first_timestamp == 1
+    assert runs.journal.triggers(live.run_id)[3].position == len(times) + 1
     runs.stop(live.run_id)
     wait_until_terminal(runs, live.run_id)
 
@@ -234,7 +239,7 @@ def test_production_takes_only_samples_from_its_start(runs: RunQueue) -> None:
     options = RunOptions(RunMode.PRODUCTION, from_timestamp=20, max_triggers=1)
     run = finish(runs, pipeline_yaml(), options)
     assert run.state is RunState.FINISHED
-    assert [(t.position, t.first_timestamp) for t in runs.triggers(run.run_id)] == [(10, 20)]
+    assert [(t.position, t.first_timestamp) for t in runs.journal.triggers(run.run_id)] == [(10, 20)]
 
 
 def test_a_failed_training_fails_the_run_which_can_be_resumed(runs: RunQueue, services: InMemoryServices) -> None:
@@ -254,7 +259,9 @@ def test_a_failed_training_fails_the_run_which_can_be_resumed(runs: RunQueue, se
     run = wait_until_terminal(runs, run.run_id)
     assert (run.state, run.error, run.num_triggers) == (RunState.FINISHED, "", 3)
     undisturbed = finish(runs, pipeline_yaml(evaluation=AFTER_TRAINING))
-    assert [t.weights_sha256 for t in runs.triggers(run.run_id)] == [t.weights_sha256 for t in runs.triggers(undisturbed.run_id)]
+    assert [t.weights_sha256 for t in runs.journal.triggers(run.run_id)] == [
+        t.weights_sha256 for t in runs.journal.triggers(undisturbed.run_id)
+    ]
     with pytest.raises(ConflictError, match="nothing to resume"):
         runs.resume(run.run_id)
 
@@ -268,11 +275,11 @@ def test_an_error_that_is_no_text_brings_the_run_to_rest(runs: RunQueue, service
     run = finish(runs, pipeline_yaml())
     assert (run.state, run.error_reason) == (RunState.FAILED, "USER_CODE")
     assert sanitize(text) in run.error
-    events, complete = runs._journal.events(run.run_id, 0)
+    events, complete = runs.journal.events(run.run_id, 0)
     assert complete
     assert events[-1].detail["error"] == run.error
     for event in events:
-        event_to_proto(event)
+        to_message(event, supervisor_pb2.RunEvent)
 
 
 def test_an_evaluation_error_that_is_no_text_is_told(runs: RunQueue, services: InMemoryServices) -> None:
@@ -280,8 +287,8 @@ def test_an_evaluation_error_that_is_no_text_is_told(runs: RunQueue, services: I
     run = finish(runs, pipeline_yaml(evaluation=AFTER_TRAINING))
     assert run.state is RunState.FAILED
     assert r"cannot read /data/\udcff.png" in run.error
-    for event in runs._journal.events(run.run_id, 0)[0]:
-        event_to_proto(event)
+    for event in runs.journal.events(run.run_id, 0)[0]:
+        to_message(event, supervisor_pb2.RunEvent)
 
 
 def test_an_end_that_cannot_be_written_is_written_plainly(runs: RunQueue, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,11 +342,11 @@ def test_without_a_thread_a_run_waits_for_another_or_is_interrupted(runs: RunQue
     assert wait_until_terminal(runs, alone.run_id).state is RunState.FINISHED
 
     live = runs.submit(pipeline_yaml(), "p.yaml", RunOptions(RunMode.PRODUCTION))
-    eventually(lambda: runs.run(live.run_id).state is RunState.WAITING_FOR_DATA)
+    eventually(lambda: runs.journal.run(live.run_id).state is RunState.WAITING_FOR_DATA)
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", none_left)
         waiting = runs.submit(pipeline_yaml(), "p.yaml", EXPERIMENT)
-    assert runs.run(waiting.run_id).state is RunState.SUBMITTED
+    assert runs.journal.run(waiting.run_id).state is RunState.SUBMITTED
     runs.stop(live.run_id)
     assert wait_until_terminal(runs, waiting.run_id).state is RunState.FINISHED
 
@@ -355,17 +362,17 @@ def test_a_run_that_ends_while_it_is_stopped_is_left_alone(
 
     services.trainer_server.train = wait_and_train
     run = runs.submit(pipeline_yaml(), "p.yaml", EXPERIMENT)
-    eventually(lambda: runs.run(run.run_id).state is RunState.TRAINING)
-    read = runs._journal.run
+    eventually(lambda: runs.journal.run(run.run_id).state is RunState.TRAINING)
+    read = runs.journal.run
 
     def read_before_it_ends(run_id: str) -> Run:
         found = read(run_id)
         if not go.is_set():
             go.set()
-            eventually(lambda: not runs._driven)
+            eventually(lambda: not runs._executing)
         return found
 
-    monkeypatch.setattr(runs._journal, "run", read_before_it_ends)
+    monkeypatch.setattr(runs.journal, "run", read_before_it_ends)
     assert runs.stop(run.run_id).state is RunState.FINISHED
 
 
@@ -401,9 +408,7 @@ def test_a_service_that_comes_back_in_time_is_waited_for(runs: RunQueue, service
     assert (run.state, run.num_triggers) == (RunState.FINISHED, 3)
 
 
-@pytest.mark.parametrize(
-    "service", ["selector.inform", "selector.trigger", "trainer_server.start", "model_storage.describe", "evaluator.start"]
-)
+@pytest.mark.parametrize("service", ["selector.inform", "selector.trigger", "trainer_server.start", "evaluator.start"])
 def test_a_service_that_stays_away_interrupts_the_run(
     impatient_runs: RunQueue, services: InMemoryServices, monkeypatch: pytest.MonkeyPatch, service: str
 ) -> None:
@@ -474,13 +479,13 @@ def test_runs_wait_in_line(make_runs: Callable[..., RunQueue], services: InMemor
     first = runs.submit(pipeline_yaml(), "p.yaml", RunOptions(RunMode.PRODUCTION))
     second = runs.submit(pipeline_yaml(), "p.yaml", EXPERIMENT)
     third = runs.submit(pipeline_yaml(), "p.yaml", EXPERIMENT)
-    eventually(lambda: runs.run(first.run_id).state is RunState.WAITING_FOR_DATA)
-    assert runs.run(second.run_id).state is RunState.SUBMITTED
+    eventually(lambda: runs.journal.run(first.run_id).state is RunState.WAITING_FOR_DATA)
+    assert runs.journal.run(second.run_id).state is RunState.SUBMITTED
     assert runs.stop(third.run_id).state is RunState.STOPPED
     runs.stop(first.run_id)
     assert wait_until_terminal(runs, second.run_id).state is RunState.FINISHED
-    assert runs.run(third.run_id).state is RunState.STOPPED
-    assert [run.run_id for run in runs.runs()] == ["test-0001", "test-0002", "test-0003"]
+    assert runs.journal.run(third.run_id).state is RunState.STOPPED
+    assert [run.run_id for run in runs.journal.runs()] == ["test-0001", "test-0002", "test-0003"]
 
 
 def test_a_waiting_run_that_cannot_be_stopped_keeps_its_place(
@@ -493,7 +498,7 @@ def test_a_waiting_run_that_cannot_be_stopped_keeps_its_place(
     live = runs.submit(pipeline_yaml(), "p.yaml", RunOptions(RunMode.PRODUCTION))
     waiting = runs.submit(pipeline_yaml(), "p.yaml", EXPERIMENT)
     with monkeypatch.context() as patched:
-        patched.setattr(runs._journal, "become", unreachable)
+        patched.setattr(runs.journal, "become", unreachable)
         with pytest.raises(UnavailableError):
             runs.stop(waiting.run_id)
     runs.stop(live.run_id)
@@ -507,25 +512,25 @@ def test_a_run_whose_turn_comes_while_it_is_stopped_is_stopped(
     runs = make_runs(max_runs=1)
     live = runs.submit(pipeline_yaml(), "p.yaml", RunOptions(RunMode.PRODUCTION))
     waiting = runs.submit(pipeline_yaml(data={"dataset_id": "test"}), "p.yaml", RunOptions(RunMode.PRODUCTION))
-    eventually(lambda: runs.run(live.run_id).state is RunState.WAITING_FOR_DATA)
-    become = runs._journal.become
+    eventually(lambda: runs.journal.run(live.run_id).state is RunState.WAITING_FOR_DATA)
+    become = runs.journal.become
 
     def at_its_turn(run_id: str, to: RunState, **detail: str) -> Run:
-        monkeypatch.setattr(runs._journal, "become", become)
+        monkeypatch.setattr(runs.journal, "become", become)
         if begins == "before it is stopped":
             runs.stop(live.run_id)
-            eventually(lambda: runs.run(waiting.run_id).state is RunState.WAITING_FOR_DATA)
+            eventually(lambda: runs.journal.run(waiting.run_id).state is RunState.WAITING_FOR_DATA)
             return become(run_id, to, **detail)
         run = become(run_id, to, **detail)
         runs.stop(live.run_id)
-        eventually(lambda: not runs._driven and not runs._line)
+        eventually(lambda: not runs._executing and not runs._waiting)
         return run
 
-    monkeypatch.setattr(runs._journal, "become", at_its_turn)
+    monkeypatch.setattr(runs.journal, "become", at_its_turn)
     runs.stop(waiting.run_id)
     run = wait_until_terminal(runs, waiting.run_id)
     assert (run.state, run.error) == (RunState.STOPPED, "")
-    eventually(lambda: not runs._driven and not runs._line)
+    eventually(lambda: not runs._executing and not runs._waiting)
     assert (waiting.run_id in services.selector.runs) == (begins == "before it is stopped")
 
 
@@ -536,23 +541,23 @@ def test_closing_interrupts_and_the_next_supervisor_resumes(
     with services.supervise(config) as runs:
         live = runs.submit(pipeline_yaml(), "p.yaml", RunOptions(RunMode.PRODUCTION, max_triggers=4))
         waiting = runs.submit(pipeline_yaml(), "p.yaml", EXPERIMENT)
-        eventually(lambda: runs.run(live.run_id).state is RunState.WAITING_FOR_DATA)
+        eventually(lambda: runs.journal.run(live.run_id).state is RunState.WAITING_FOR_DATA)
     with services.supervise(make_config()) as runs:
-        assert [run.state for run in runs.runs()] == [RunState.INTERRUPTED] * 2
-        assert "the supervisor was stopped" in runs.run(live.run_id).error
+        assert [run.state for run in runs.journal.runs()] == [RunState.INTERRUPTED] * 2
+        assert "the supervisor was stopped" in runs.journal.run(live.run_id).error
     services.storage.add_samples("train", timestamps=range(35, 45))
     with services.supervise(config) as runs:
         assert wait_until_terminal(runs, live.run_id).state is RunState.FINISHED
         assert wait_until_terminal(runs, waiting.run_id).state is RunState.FINISHED
-        assert [t.position for t in runs.triggers(live.run_id)] == [10, 20, 30, 40]
+        assert [t.position for t in runs.journal.triggers(live.run_id)] == [10, 20, 30, 40]
 
 
 def test_two_supervisors_do_not_drive_one_run(make_runs: Callable[..., RunQueue]) -> None:
     runs = make_runs()
     live = runs.submit(pipeline_yaml(), "p.yaml", RunOptions(RunMode.PRODUCTION))
-    eventually(lambda: runs.run(live.run_id).state is RunState.WAITING_FOR_DATA)
+    eventually(lambda: runs.journal.run(live.run_id).state is RunState.WAITING_FOR_DATA)
     other = make_runs()
-    assert other.run(live.run_id).state is RunState.WAITING_FOR_DATA
+    assert other.journal.run(live.run_id).state is RunState.WAITING_FOR_DATA
     for call in (other.stop, other.resume):
         with pytest.raises(ConflictError, match="driven by another supervisor"):
             call(live.run_id)
@@ -584,7 +589,7 @@ def test_what_cannot_run_is_refused_with_its_reason(runs: RunQueue, services: In
         submit(training={"use_previous_model": True, "initial_model": "pretrained", "initial_model_id": 77})
     with pytest.raises(NotFoundError, match="there is no run 'nope-0001'"):
         runs.resume("nope-0001")
-    assert runs.runs() == []
+    assert runs.journal.runs() == []
 
 
 def test_mistakes_of_all_services_are_listed_with_their_lines(runs: RunQueue, services: InMemoryServices) -> None:

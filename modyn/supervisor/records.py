@@ -1,0 +1,177 @@
+"""Records of the supervisor: runs, their events and triggers.
+
+Messages (protos/modyn/proto/supervisor.proto) and tables (tables.py) have fields of the same names, and are converted by name: a new
+field stands in the record, the message, the table and its migration, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from modyn.errors import InvalidArgumentError
+from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, Interval, RunId
+from modyn.supervisor.states import RESUMABLE, TERMINAL, RunState, TriggerState
+
+
+class RunMode(StrEnum):
+    EXPERIMENT = "experiment"
+    """Replay history in the order (timestamp, key)."""
+    PRODUCTION = "production"
+    """Follow the dataset in order of arrival, first what it holds already, until stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How a pipeline is run: over which samples, and how often it may trigger."""
+
+    mode: RunMode
+    from_timestamp: int | None = None
+    to_timestamp: int | None = None
+    max_triggers: int | None = None
+
+    @property
+    def interval(self) -> Interval:
+        return Interval(
+            MIN_TIMESTAMP if self.from_timestamp is None else self.from_timestamp,
+            MAX_TIMESTAMP if self.to_timestamp is None else self.to_timestamp,
+        )
+
+    def check(self) -> None:
+        """Raises InvalidArgumentError for options that contradict each other."""
+        if self.mode is RunMode.PRODUCTION and self.to_timestamp is not None:
+            raise InvalidArgumentError(
+                "a production run follows live data and has no end time; stop it, or set a number of triggers"
+            )
+        if self.from_timestamp is not None and self.to_timestamp is not None and self.from_timestamp >= self.to_timestamp:
+            raise InvalidArgumentError(
+                f"the interval [{self.from_timestamp}, {self.to_timestamp}) is empty; its end must be later"
+            )
+        if self.max_triggers is not None and self.max_triggers < 1:
+            raise InvalidArgumentError(f"at most {self.max_triggers} triggers is no run; ask for 1 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One execution of a pipeline, as it stands now. Times are seconds since 1970."""
+
+    run_id: RunId
+    pipeline_name: str
+    mode: RunMode
+    state: RunState
+    submitted_at: float
+    finished_at: float | None = None
+    """When it last became terminal; None while it is active."""
+    error: str = ""
+    """Why it failed or was interrupted."""
+    error_reason: str = ""
+    """Machine-readable name of the error, as in modyn/errors.py."""
+    message: str = ""
+    """What else the user should know, e.g. that no trigger fired and why."""
+    num_samples: int = 0
+    """Seen in the stream so far."""
+    total_samples: int | None = None
+    """Of the whole stream; None if not known (production mode)."""
+    num_triggers: int = 0
+    samples_trained: int = 0
+    """Keys of all trigger sets that were trained on."""
+    from_timestamp: int | None = None
+    to_timestamp: int | None = None
+    max_triggers: int | None = None
+    yaml: str = ""
+    """The pipeline file as submitted."""
+    pipeline: dict[str, Any] = field(default_factory=dict)
+    """The pipeline with defaults filled in."""
+
+    @property
+    def options(self) -> RunOptions:
+        return RunOptions(self.mode, self.from_timestamp, self.to_timestamp, self.max_triggers)
+
+    @property
+    def is_terminal(self) -> bool:
+        """Nothing runs any more."""
+        return self.state in TERMINAL
+
+    @property
+    def is_resumable(self) -> bool:
+        return self.state in RESUMABLE
+
+
+class EventKind(StrEnum):
+    """What an event reports, and what is in its `detail`."""
+
+    RUN_STATE = "run_state"
+    """state, error, error_reason, message"""
+    TRIGGER_FIRED = "trigger_fired"
+    """position, first_timestamp, last_timestamp, fired_at_timestamp, num_samples (since the last trigger)"""
+    STEP = "step"
+    """step (select | train | evaluate), state (started | finished | failed), and what the step found or made:
+    select: num_keys; train: model_id, seconds, loss; evaluate: handler, dataset, seconds, error"""
+    MESSAGE = "message"
+    """message"""
+    STREAM_PROGRESS = "stream_progress"
+    """num_samples, total_samples (0 = not known), timestamp. This kind and those below are not kept."""
+    TRAINING_PROGRESS = "training_progress"
+    """samples_seen, samples_total (0 = not known yet), batches_seen, loss, samples_per_s"""
+    EVALUATION_PROGRESS = "evaluation_progress"
+    """handler, dataset, samples_seen, samples_total"""
+
+
+PROGRESS = frozenset({EventKind.STREAM_PROGRESS, EventKind.TRAINING_PROGRESS, EventKind.EVALUATION_PROGRESS})
+
+
+@dataclass(frozen=True, slots=True)
+class RunEvent:
+    """Something that happened in a run."""
+
+    seq: int
+    """1, 2, … within the run for events that are kept; 0 for progress."""
+    time: float
+    kind: EventKind
+    trigger_id: int | None
+    detail: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerRecord:
+    """One trigger and what is known of it so far. Stream times are int64 seconds, the others are seconds since 1970."""
+
+    trigger_id: int
+    position: int
+    """Samples of the stream before it, counted from the run's start."""
+    first_timestamp: int
+    """Smallest timestamp of the samples since the last trigger."""
+    last_timestamp: int
+    """Largest timestamp of the samples since the last trigger."""
+    fired_at_timestamp: int
+    """Stream time of the decision: the largest timestamp seen until then."""
+    state: TriggerState
+    started_at: float
+    finished_at: float | None = None
+    """When its model was stored."""
+    num_keys: int | None = None
+    keys_checksum: str | None = None
+    model_id: int | None = None
+    parent_model_id: int | None = None
+    weights_sha256: str | None = None
+    training_result: Mapping[str, Any] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    """By stage: select, train, store, evaluate, total; those that are known. Computed from the steps, no column."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewRun:
+    """A submission that has been checked, on its way into the journal."""
+
+    pipeline_name: str
+    mode: RunMode
+    yaml: str
+    file_name: str
+    pipeline: Mapping[str, Any]
+    selection_seed: int
+    from_timestamp: int | None = None
+    to_timestamp: int | None = None
+    max_triggers: int | None = None
+    total_samples: int | None = None
