@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from functools import cache
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -53,7 +53,7 @@ def from_message(message: Message, kind: type[R]) -> R:
     return kind(**values)
 
 
-_hints = cache(get_type_hints)
+_hints: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 
 
 def _encode(value: Any, field: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -100,22 +100,18 @@ class JournalQueries:
         return events, RunState(state) in TERMINAL and len(events) < limit
 
 
-def from_row(row: Mapping[str, Any], kind: type[R]) -> R:
+def from_row(row: RowMapping | Mapping[str, Any], kind: type[R]) -> R:
     """Make a record of the dataclass `kind` from the columns that have the names of its fields."""
-    values = {name: row[name] for name in _fields(kind) if name in row}
-    return kind(**{name: hint(value) if (hint := _fields(kind)[name]) else value for name, value in values.items()})
+    hints = {name: hint for name, hint in _hints(kind).items() if name in row}
+    is_enum = {name: isinstance(hint, type) and issubclass(hint, Enum) for name, hint in hints.items()}
+    return kind(**{name: hint(row[name]) if is_enum[name] else row[name] for name, hint in hints.items()})
 
 
 def unknown_run(run_id: str) -> NotFoundError:
     return NotFoundError(f"there is no run '{run_id}'; `modyn ps` lists those that exist")
 
 
-@cache
-def _fields(kind: type[Any]) -> dict[str, Any]:
-    """The fields of a dataclass, each with its type if that is an enum and else with None."""
-    hints = get_type_hints(kind)
-    return {name: hint if isinstance(hint, type) and issubclass(hint, Enum) else None for name, hint in hints.items()}
-
+_hints: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 
 _TRIGGER_COUNTS = (
     select(

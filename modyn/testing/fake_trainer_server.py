@@ -12,8 +12,8 @@ from modyn.records import RunId
 from modyn.testing.fake_client import FakeClient
 from modyn.trainer_server.client import TrainingRequest, TrainingState, TrainingStatus
 
-Train = Callable[[TrainingRequest], tuple[int, Mapping[str, Any]]]
-"""What stands for the training: returns (model id, training result) or raises one of our errors."""
+Train = Callable[[TrainingRequest], tuple[int, str, Mapping[str, Any]]]
+"""In place of the training: returns (model id, SHA-256 of the weights, training result) or raises one of our errors."""
 
 
 class FakeTrainerServer(FakeClient):
@@ -26,7 +26,7 @@ class FakeTrainerServer(FakeClient):
 
     def __init__(self, train: Train | None = None, problems: list[Problem] | None = None) -> None:
         ids = count(1)
-        self.train: Train = train or (lambda request: (next(ids), {"num_samples": 0, "num_batches": 0, "num_epochs": 0}))
+        self.train: Train = train or (lambda request: (next(ids), "", {"num_samples": 0, "num_batches": 0, "num_epochs": 0}))
         self.problems = problems or []
         self.requests: list[TrainingRequest] = []
         self.held: set[tuple[str, int]] = set()
@@ -79,11 +79,18 @@ class FakeTrainerServer(FakeClient):
         self.requests.append(request)
         run_id = RunId(request.run_id)
         try:
-            model_id, result = self.train(request)
+            model_id, sha256, result = self.train(request)
         except ModynError as error:
             status = TrainingStatus(
                 run_id, request.trigger_id, TrainingState.FAILED, error=error.message, error_reason=error.reason
             )
         else:
-            status = TrainingStatus(run_id, request.trigger_id, TrainingState.FINISHED, model_id=model_id, result=result)
+            status = TrainingStatus(
+                run_id,
+                request.trigger_id,
+                TrainingState.FINISHED,
+                model_id=model_id,
+                weights_sha256=sha256,
+                result=result,
+            )
         self._statuses[str(run_id), request.trigger_id] = status

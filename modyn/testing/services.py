@@ -71,7 +71,7 @@ class InMemoryServices:
             runs.close()
             database.close()
 
-    def _train(self, request: TrainingRequest) -> tuple[int, Mapping[str, Any]]:
+    def _train(self, request: TrainingRequest) -> tuple[int, str, Mapping[str, Any]]:
         trigger_set = self.selector.trigger_set(request.run_id, request.trigger_id)
         parent = ""
         if request.parent_model_id is not None:
@@ -89,7 +89,8 @@ class InMemoryServices:
         header = ModelHeader(
             request.run_id, request.trigger_id, "Fake", training_result=result, parent_id=request.parent_model_id
         )
-        return self.model_storage.put(header, path).model_id, result
+        model = self.model_storage.put(header, path)
+        return model.model_id, model.weights_sha256, result
 
 
 def pipeline_yaml(**sections: object) -> str:

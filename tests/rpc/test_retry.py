@@ -29,6 +29,10 @@ def unreachable() -> None:
     raise GONE
 
 
+def not_called() -> None:
+    raise AssertionError("not called")
+
+
 def test_a_call_is_given_up_once_the_limit_has_passed() -> None:
     reported: list[str] = []
     with pytest.raises(UnavailableError, match=r"^gave up after 0 s: x cannot be reached; start it$"):
@@ -112,7 +116,7 @@ def test_a_job_is_started_again_after_outages_restarts_and_stops_of_others() -> 
             yield ending
 
     policy = RetryPolicy(PATIENCE_S, first_pause_s=0.001, longest_pause_s=0.002)
-    assert Retrier(policy).follow(lambda: Status(JobState.QUEUED), watch, seen.append) == Status(JobState.FINISHED, 9)
+    assert Retrier(policy).follow(lambda: Status(JobState.QUEUED), watch, seen.append, not_called) == Status(JobState.FINISHED, 9)
     assert seen.count(running) == 6
     assert endings == []
 
@@ -125,8 +129,27 @@ def test_a_job_that_fails_or_never_gets_further_is_given_up() -> None:
         return Status(JobState.QUEUED)
 
     with pytest.raises(TrainingError, match="worker 3 was killed"):
-        Retrier(QUICK).follow(start, lambda: watch(JobState.FAILED), lambda _: None)
+        Retrier(QUICK).follow(start, lambda: watch(JobState.FAILED), lambda _: None, not_called)
     with pytest.raises(
         UnavailableError, match="gave up after 3 attempts without progress: the job was stopped by another caller"
     ):
-        Retrier(QUICK).follow(start, lambda: watch(JobState.STOPPED), lambda _: None)
+        Retrier(QUICK).follow(start, lambda: watch(JobState.STOPPED), lambda _: None, not_called)
+
+
+@pytest.mark.parametrize(("cause", "stops"), [(CancelledError("on request"), 2), (UnavailableError("the supervisor ends"), 0)])
+def test_a_job_is_stopped_when_its_run_is_cancelled_on_request(cause: ModynError, stops: int) -> None:
+    """Twice, since at the first time the service may not have known the job yet."""
+    token, stopped = CancellationToken(), list[str]()
+
+    def watch() -> Iterator[Status]:
+        yield Status(JobState.RUNNING)
+        token.cancel(cause)
+        yield Status(JobState.RUNNING)
+
+    def stop() -> None:
+        stopped.append("stop")
+        raise NotFoundError("no such job")
+
+    with pytest.raises(type(cause), match=cause.message):
+        Retrier(QUICK, token).follow(lambda: Status(JobState.QUEUED), watch, lambda _: None, stop)
+    assert len(stopped) == stops
