@@ -309,10 +309,10 @@ def test_the_fake_has_the_same_calls_and_rules() -> None:
     with pytest.raises(NotFoundError, match="start it first"):
         fake.stop(RUN, 2)
 
-    def fails(_: TrainingRequest) -> tuple[int, dict[str, Any]]:
+    def fails(_: TrainingRequest) -> tuple[int, str, dict[str, Any]]:
         raise DataError("short")
 
     failing = FakeTrainerServer(fails)
     assert type(failing.start(request).to_error()) is DataError
-    failing.train = lambda _: (5, {})
+    failing.train = lambda _: (5, "", {})
     assert failing.start(request).model_id == 5
