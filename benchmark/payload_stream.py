@@ -23,7 +23,7 @@ from benchmark.data_path.installation import installation
 from benchmark.data_path.records import BATCH_SIZE, RECORD_BYTES, records_dataset, write_flat, write_records
 from benchmark.machine import write_report
 from modyn.records import Int64Array
-from modyn.storage.flight.client import PayloadClient
+from modyn.storage.payloads import PayloadClient
 
 
 def main() -> None:

@@ -75,7 +75,7 @@ def test_services_meet_only_through_clients(path: Path) -> None:
         if len(parts) < 2 or parts[1] not in SERVICES or parts[1] == here or here in COMPOSERS:
             continue
         face = ".".join(parts[2:])
-        allowed = PUBLIC | ({"flight.client", "model.samples", "read.local_reads"} if parts[1] == "storage" else set())
+        allowed = PUBLIC | ({"payloads", "model.samples"} if parts[1] == "storage" else set())
         assert face in allowed, f"{path.relative_to(ROOT)} imports {name}: use modyn.{parts[1]}.client"
 
 

@@ -12,7 +12,7 @@ from modyn._core import Column, find_runs, pick
 from modyn.dataset.order.plan import PartitionRead
 from modyn.dataset.prefetch import Prefetcher
 from modyn.records import Float32Array, Int64Array, KeysAndWeights
-from modyn.storage.flight.client import OnMissing, Payloads
+from modyn.storage.payloads import OnMissing, Payloads
 
 S = TypeVar("S")
 

@@ -9,8 +9,7 @@ from modyn.config.system import ROW_GROUP_CACHE_BYTES, Endpoint, SystemConfig
 from modyn.selector.client import SelectorClient
 
 if TYPE_CHECKING:
-    from modyn.storage.flight.client import PayloadClient
-    from modyn.storage.read.local_reads import LocalPayloads
+    from modyn.storage.payloads import LocalPayloads, PayloadClient
 
 
 PayloadReader: TypeAlias = "LocalPayloads | PayloadClient"
@@ -55,7 +54,7 @@ class PayloadSource:
     def open(self) -> PayloadReader:
         """Connect. Raises: ConfigError: the short cut is required and not proven. NotFoundError: there is no such dataset."""
         # Imported here: services that only name a source start without what reads it.
-        from modyn.storage.read.local_reads import open_payloads
+        from modyn.storage.payloads import open_payloads
 
         # One thread for each batch that is gathered: several batches are gathered at once where more threads are wanted.
         return open_payloads(

@@ -18,7 +18,7 @@ from modyn.dataset.config import DataConfig, RecordLayout
 from modyn.dataset.functions import UserFunction, compile_function, compile_transformation
 from modyn.errors import DataError, UserCodeError
 from modyn.records import Int64Array
-from modyn.storage.flight.client import Payloads
+from modyn.storage.model.samples import Payloads
 
 BLOCK = 512
 """Samples that are decoded by functions for one sample before they are put into one tensor."""

@@ -20,7 +20,7 @@ from modyn.dataset.order.plan import BatchSlice, PartitionRead
 from modyn.dataset.prefetch import Prefetcher
 from modyn.errors import ModynError
 from modyn.records import Float32Array, Int64Array, KeysAndWeights, LabelArray
-from modyn.storage.flight.client import PayloadClient, Payloads, PayloadStream
+from modyn.storage.payloads import PayloadClient, Payloads, PayloadStream
 
 _Window = tuple[PartitionRead, KeysAndWeights]
 """A part of a partition read, and its keys in the order of its rows."""

@@ -18,7 +18,7 @@ from modyn.dataset.order.plan import BatchSlice, PartitionRead
 from modyn.dataset.reader import BatchReader
 from modyn.errors import InvalidArgumentError
 from modyn.records import Int64Array, KeysAndWeights
-from modyn.storage.flight.client import OnMissing
+from modyn.storage.model.samples import OnMissing
 
 KEYS_PER_READ = 16_384
 

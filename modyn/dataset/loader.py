@@ -18,7 +18,7 @@ from modyn.dataset.trigger_set import TriggerSetDataset
 from modyn.errors import ModynError, UserCodeError
 from modyn.workers.limits import WorkerLimits, active_limits, impose
 
-_PRELOADED = ["torch", "modyn.dataset.loader", "modyn.storage.read.local_reads", "PIL.JpegImagePlugin"]
+_PRELOADED = ["torch", "modyn.dataset.loader", "modyn.storage.payloads", "PIL.JpegImagePlugin"]
 """What the fork server imports once; each worker would need half a second for it. PIL's plug-ins are found when the first image is opened."""
 
 

@@ -15,10 +15,10 @@ import numpy as np
 
 from modyn.dataset.chunks import Chunk, KeyStream, PartitionKeys, join_columns, no_payloads
 from modyn.records import Float32Array, Int64Array
-from modyn.storage.flight.client import OnMissing, Payloads
+from modyn.storage.payloads import OnMissing, Payloads
 
 if TYPE_CHECKING:
-    from modyn.storage.read.local_reads import LocalPayloads
+    from modyn.storage.payloads import LocalPayloads
 
 
 class LocalBatches:

@@ -20,7 +20,7 @@ from modyn.dataset.order.plan import PartitionRead
 from modyn.dataset.prefetch import Prefetcher
 from modyn.errors import ModynError
 from modyn.records import Float32Array, KeysAndWeights
-from modyn.storage.flight.client import PayloadClient, Payloads
+from modyn.storage.payloads import PayloadClient, Payloads
 
 BATCHES_AHEAD = 2
 """Batches that are made ahead of the one in use, at least."""

@@ -19,7 +19,7 @@ import modyn.models.small_cnn_nn
 import modyn.rpc.main  # imported by each child again, with the main module of the service
 from modyn.evaluator.metrics import METRICS
 from modyn.models import MODELS
-from modyn.storage.read.local_reads import preload_file_formats
+from modyn.storage.payloads import preload_file_formats
 
 PRELOADED = (multiprocessing, grpc, safetensors, modyn)
 

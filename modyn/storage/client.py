@@ -1,4 +1,4 @@
-"""Typed client of the storage service's control plane, and the records that it returns. Payloads: `modyn.storage.flight.client`."""
+"""Typed client of the storage service's control plane, and the records that it returns. Payloads: `modyn.storage.payloads`."""
 
 from __future__ import annotations
 

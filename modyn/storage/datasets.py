@@ -18,10 +18,11 @@ from modyn.storage.files.s3_url import S3Url
 from modyn.storage.formats import build_format
 from modyn.storage.ingest.ingestion import ingest
 from modyn.storage.ingest.open_dataset import OpenDataset
+from modyn.storage.ingest.publisher import withdraw
 from modyn.storage.ingest.watcher import Watcher
 from modyn.storage.model.records import DatasetInfo, FileProblem, IngestProgress
 from modyn.storage.read.locality import ShortCutOffer
-from modyn.storage.read.published import PublishedNames, withdraw
+from modyn.storage.read.published_datasets import PublishedNames
 from modyn.storage.read.record_readers import RecordReaders
 from modyn.storage.read.snapshot import DatasetSnapshot
 
@@ -36,7 +37,7 @@ class Store:
         self._settings = config.storage
         self._folder = config.service_dir("storage") / "datasets"
         self._names = PublishedNames.of(config)
-        self._sources = RecordReaders(config.storage.num_threads, config.storage.row_group_cache_bytes)
+        self._readers = RecordReaders(config.storage.num_threads, config.storage.row_group_cache_bytes)
         self._roots = Roots.of(config.storage.dataset_roots)
         self._catalogue = catalogue
         self._lock = threading.RLock()
@@ -71,7 +72,7 @@ class Store:
         for dataset in datasets:
             dataset.close(UnavailableError("storage is stopping; its streams go on when it is back"))
         self._catalogue.close()
-        self._sources.close()
+        self._readers.close()
 
     def register(self, config: DatasetConfig, *, may_be_absent: bool = False) -> DatasetInfo:
         """Makes a dataset known and watches its folder if it is to be. `may_be_absent`: the folder may appear later."""
@@ -112,18 +113,19 @@ class Store:
             if contents is None:
                 raise NotFoundError(f"there is no dataset '{name}'; `modyn data ls` lists them, `modyn data register` adds one")
             found = OpenDataset(
-                self._catalogue, self._folder / contents.row.folder, contents, self._settings.settle_s, self._sources
+                self._catalogue, self._folder / contents.row.folder, contents, self._settings.settle_s, self._readers
             )
             self._sweep(found)
+            found.snapshot()  # Raises the error of an index that is damaged.
             self._names.add(name, found.folder)
             self._open[name] = found
             if found.row.config.watch:
                 self._watchers[name] = Watcher(found, self._look, self._settings.poll_interval_s)
             return found
 
-    def view(self, name: str) -> DatasetSnapshot:
+    def snapshot(self, name: str) -> DatasetSnapshot:
         """The dataset as its readers see it now. Raises NotFoundError if there is none of this name."""
-        return self.dataset(name).published.view()
+        return self.dataset(name).snapshot()
 
     def offer_short_cut(self, name: str) -> ShortCutOffer:
         """What a reader needs who is on this machine and may read what storage reads."""

@@ -19,7 +19,7 @@ from modyn.errors import ConfigError, ModynError, UnavailableError
 from modyn.rpc.server import Registration, ServiceContext, run_service
 from modyn.storage.flight.server import PayloadServer, Views
 from modyn.storage.read.locality import some_files
-from modyn.storage.read.published import PublishedDatasets, PublishedNames
+from modyn.storage.read.published_datasets import PublishedDatasets, PublishedNames
 from modyn.storage.read.record_readers import RecordReaders
 from modyn.storage.read.snapshot import DatasetSnapshot
 
@@ -38,9 +38,9 @@ class MountedDatasets:
         self._lock = threading.Lock()
         self._found: set[str] = set()
 
-    def view(self, name: str) -> DatasetSnapshot:
+    def snapshot(self, name: str) -> DatasetSnapshot:
         """Raises UnavailableError, with which a client asks elsewhere, if the files are not here."""
-        view = self._datasets.view(name)
+        view = self._datasets.snapshot(name)
         if view.identity not in self._found and len(view.paths) and not is_s3(view.base_path):
             files = some_files(len(view.paths))
             if not any(_is_as_indexed(view, file_id) for file_id in files):
@@ -69,7 +69,7 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     datasets = MountedDatasets(PublishedDatasets(names, sources), context.name)
     for name in names.names():
         try:
-            datasets.view(name)
+            datasets.snapshot(name)
         except ModynError as error:
             context.logger.error("dataset_not_served", dataset=name, error=error.message)
     endpoint = config.replicas[context.name]

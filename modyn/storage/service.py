@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import grpc
 
 from modyn.config.system import Endpoint, SystemConfig
-from modyn.errors import SecurityError
+from modyn.errors import InvalidArgumentError, SecurityError
 from modyn.proto import common_pb2, storage_pb2, storage_pb2_grpc
 from modyn.records import Interval, SampleBatch
 from modyn.rpc.columns import batch_to_proto, items_per_message, keys_from_bytes
@@ -25,6 +25,8 @@ from modyn.storage.model.records import DatasetInfo
 FULL_NAME = "modyn.Storage"
 
 _SAMPLES_PER_MESSAGE = 65_536
+_MAX_BATCH = 1_000_000
+"""Most samples in a batch that a client may ask for: bounds what a request makes the service build."""
 _SAMPLE_BYTES = 24
 """Key, timestamp and label of a sample in a message, at most."""
 
@@ -68,14 +70,14 @@ class StorageService(storage_pb2_grpc.StorageServicer):
         return storage_pb2.ProblemList(problems=problems)
 
     def CountSamples(self, request: storage_pb2.IntervalRequest, context: grpc.ServicerContext) -> storage_pb2.SampleCount:
-        return storage_pb2.SampleCount(num_samples=self._store.dataset(request.dataset).count(_interval(request)))
+        return storage_pb2.SampleCount(num_samples=self._store.dataset(request.dataset).snapshot().count(_interval(request)))
 
     def SamplesInInterval(
         self, request: storage_pb2.IntervalRequest, context: grpc.ServicerContext
     ) -> Iterator[common_pb2.SampleColumns]:
         after = (request.after_timestamp, request.after_key) if request.resume else None
         dataset = self._store.dataset(request.dataset)
-        yield from self._columns(dataset.samples_in_interval(_interval(request), request.batch_size, after))
+        yield from self._columns(dataset.snapshot().samples_in_interval(_interval(request), _batch_size(request), after))
 
     def NewSamples(
         self, request: storage_pb2.NewSamplesRequest, context: grpc.ServicerContext
@@ -89,14 +91,14 @@ class StorageService(storage_pb2_grpc.StorageServicer):
 
         if not context.add_callback(end):
             return
-        yield from self._columns(dataset.new_samples(request.first_key, request.batch_size, lambda: not ended.is_set()))
+        yield from self._columns(dataset.new_samples(request.first_key, _batch_size(request), lambda: not ended.is_set()))
 
     def SamplesByKey(self, request: storage_pb2.KeysRequest, context: grpc.ServicerContext) -> Iterator[common_pb2.SampleColumns]:
-        dataset, keys = self._store.dataset(request.dataset), keys_from_bytes(request.keys)
-        dataset.refuse_missing(keys)
+        snapshot, keys = self._store.snapshot(request.dataset), keys_from_bytes(request.keys)
+        snapshot.refuse_missing(keys)
         size = min(_SAMPLES_PER_MESSAGE, self._samples_per_message)
         for first in range(0, len(keys), size):
-            yield batch_to_proto(dataset.samples_by_key(keys[first : first + size]))
+            yield batch_to_proto(snapshot.samples_by_key(keys[first : first + size]))
 
     def DeleteSamples(self, request: storage_pb2.KeysRequest, context: grpc.ServicerContext) -> storage_pb2.DeleteReply:
         deleted = self._store.dataset(request.dataset).delete_samples(keys_from_bytes(request.keys))
@@ -144,6 +146,12 @@ def _check_roots(config: SystemConfig) -> None:
             f"storage will not listen on {reachable[0]}, which other machines can reach, without limits to what it reads; "
             "set storage.dataset_roots in the system file to the folders that datasets lie in"
         )
+
+
+def _batch_size(request: storage_pb2.IntervalRequest | storage_pb2.NewSamplesRequest) -> int:
+    if not 1 <= request.batch_size <= _MAX_BATCH:
+        raise InvalidArgumentError(f"batch_size is {request.batch_size}; allowed are 1 to {_MAX_BATCH:,}")
+    return request.batch_size
 
 
 def _interval(request: storage_pb2.IntervalRequest) -> Interval:

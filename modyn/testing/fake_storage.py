@@ -20,9 +20,8 @@ from modyn.config.system import DatasetConfig
 from modyn.errors import AlreadyExistsError, CancelledError, InvalidArgumentError, NotFoundError
 from modyn.records import Int64Array, Interval, LabelArray, SampleBatch
 from modyn.storage.client import DatasetInfo, FileProblem, IngestProgress, NewSamples, StorageClient
-from modyn.storage.flight.client import OnMissing, PayloadClient, PayloadStream
 from modyn.storage.model.samples import Payloads, common_size
-from modyn.storage.read.local_reads import LocalPayloads, Located
+from modyn.storage.payloads import LocalPayloads, LocatedSamples, OnMissing, PayloadClient, PayloadStream
 from modyn.testing.fake_client import FakeClient
 
 
@@ -288,13 +287,13 @@ class FakeLocalPayloads(LocalPayloads):
     def close(self) -> None:
         pass
 
-    def locate(self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise") -> Located:
+    def locate(self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise") -> LocatedSamples:
         keys = np.asarray(keys, np.int64)
         where = _present(self._fake, dataset, keys, on_missing)
-        return _FakeLocated(self._fake, dataset, keys[where], where)
+        return _FakeLocatedSamples(self._fake, dataset, keys[where], where)
 
 
-class _FakeLocated(Located):
+class _FakeLocatedSamples(LocatedSamples):
     def __init__(self, storage: FakeStorage, dataset: str, keys: Int64Array, where: Int64Array) -> None:
         with storage.arrived:
             labels = storage.find(dataset).batch(keys).labels

@@ -16,9 +16,8 @@ from modyn.rpc.server import Registration, prepare_run_dir, start_server
 from modyn.storage.catalogue.catalogue import Catalogue
 from modyn.storage.client import IngestProgress, StorageClient
 from modyn.storage.datasets import Store
-from modyn.storage.flight.client import PayloadClient
 from modyn.storage.flight.server import PayloadServer
-from modyn.storage.read.local_reads import LocalPayloads
+from modyn.storage.payloads import LocalPayloads, PayloadClient, open_local_payloads
 from modyn.storage.service import FULL_NAME, StorageService
 from modyn.testing.waiting import PATIENCE_S
 
@@ -81,7 +80,7 @@ class RunningStorage:
 
     def short_cut(self, name: str = "numbers", num_threads: int = 2) -> LocalPayloads:
         """A reader that needs no payload server."""
-        return LocalPayloads(self.config.endpoint("storage"), name, num_threads)
+        return open_local_payloads(self.config.endpoint("storage"), name, num_threads)
 
     def data_of(self, keys: Sequence[int] | range, name: str = "numbers") -> list[int]:
         """The data of the records with these keys, fetched over Flight."""

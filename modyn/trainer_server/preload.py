@@ -21,7 +21,7 @@ import modyn.rpc.main  # imported by each child again, with the main module of t
 import modyn.trainer_server.check
 import modyn.trainer_server.train
 from modyn.models import MODELS
-from modyn.storage.read.local_reads import preload_file_formats
+from modyn.storage.payloads import preload_file_formats
 from modyn.trainer_server.downsampling import DOWNSAMPLING
 from modyn.trainer_server.registries import OPTIMIZERS, SCHEDULERS
 

@@ -17,7 +17,7 @@ from modyn.dataset.decode import BLOCK, BatchPipeline
 from modyn.dataset.functions import compile_function, compile_transformation
 from modyn.dataset.user_code import EXTRAS
 from modyn.errors import ConfigError, DataError, UserCodeError
-from modyn.storage.flight.client import Payloads
+from modyn.storage.model.samples import Payloads
 
 
 def payloads(*parts: bytes, first_key: int = 0, dtype: str = "int64") -> Payloads:

@@ -21,7 +21,7 @@ from modyn.dataset.loader import BatchLoader
 from modyn.dataset.order.plan import BatchSlice, PartitionRead, Plan
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.errors import ModynError
-from modyn.storage.flight.client import Payloads
+from modyn.storage.model.samples import Payloads
 from modyn.testing.fake_dataset import FakeTriggerSet
 from modyn.testing.fake_storage import StuckPayloadClient
 from modyn.testing.waiting import PATIENCE_S

@@ -22,7 +22,7 @@ from modyn.local.postgres import PostgresServer
 from modyn.records import Interval, SampleBatch
 from modyn.storage.client import StorageClient
 from modyn.storage.flight.client import PayloadClient
-from modyn.storage.read.published import Publication
+from modyn.storage.read.publication import Publication
 from modyn.testing.processes import ServiceProcess, write_config
 from modyn.testing.running_storage import binary_dataset, start_storage, write_records
 from modyn.testing.waiting import PATIENCE_S
@@ -33,7 +33,7 @@ from pathlib import Path
 from modyn.config.system import load_system_config
 from modyn import atomic_write as durable
 from modyn.storage.ingest import open_dataset
-from modyn.storage.read import published
+from modyn.storage.ingest import publisher
 from modyn.storage.ingest import segment_writer
 from modyn.storage.catalogue import catalogue
 from modyn.storage.catalogue.catalogue import Catalogue
@@ -67,7 +67,7 @@ owner, name, side = {
     "inside_commit": (catalogue, "_replace_problems", False),
     "after_commit": (Catalogue, "commit", False),
     "before_publication": (open_dataset.OpenDataset, "_publish", True),
-    "inside_publication": (published, "write_names", False),
+    "inside_publication": (publisher, "write_names", False),
     "after_publication": (open_dataset.OpenDataset, "_publish", False),
     "before_merge": (segment_writer, "merge_segments", True),
     "after_merge": (segment_writer, "merge_segments", False),

@@ -19,7 +19,7 @@ from modyn.errors import ConfigError, DataError, NotFoundError
 from modyn.rpc.probe import main as probe
 from modyn.storage.flight.client import PayloadClient
 from modyn.storage.flight.server import PayloadServer
-from modyn.storage.read.published import PublishedDatasets, PublishedNames
+from modyn.storage.read.published_datasets import PublishedDatasets, PublishedNames
 from modyn.storage.read.record_readers import RecordReaders
 from modyn.testing.processes import ServiceProcess, write_config
 from modyn.testing.running_storage import RunningStorage, binary_dataset, start_storage, write_records
@@ -75,15 +75,15 @@ def test_a_replica_lets_go_of_datasets_that_are_deleted(storage: RunningStorage,
     for name in ("numbers", "others", "letters"):
         storage.client.register_dataset(binary_dataset(tmp_path / "d").model_copy(update={"name": name}))
         storage.ingest(name)
-    numbers, others = (weakref.ref(datasets.view(name).index) for name in ("numbers", "others"))
+    numbers, others = (weakref.ref(datasets.snapshot(name).index) for name in ("numbers", "others"))
     storage.client.delete_dataset("numbers")
     assert numbers() is not None
     with pytest.raises(NotFoundError):
-        datasets.view("numbers")
+        datasets.snapshot("numbers")
     gc.collect()
     assert numbers() is None
     storage.client.delete_dataset("others")
-    datasets.view("letters")
+    datasets.snapshot("letters")
     gc.collect()
     assert others() is None, "nobody asks for it again, but for others"
 

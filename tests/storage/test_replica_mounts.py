@@ -13,7 +13,7 @@ from modyn.config.system import Endpoint, SystemConfig
 from modyn.errors import NotFoundError, UnavailableError
 from modyn.storage.flight.client import PayloadClient
 from modyn.storage.flight.server import PayloadServer
-from modyn.storage.read.published import PublishedDatasets, PublishedNames
+from modyn.storage.read.published_datasets import PublishedDatasets, PublishedNames
 from modyn.storage.read.record_readers import RecordReaders
 from modyn.storage.replica import MountedDatasets
 from modyn.testing.running_storage import RunningStorage, binary_dataset, start_storage, write_records
@@ -40,7 +40,7 @@ def test_a_dataset_that_is_not_mounted_is_left_to_others(
     with pytest.raises(
         UnavailableError, match=r"replica-7 finds no file of dataset 'numbers'.*bin; mount .*data where replica-7"
     ):
-        datasets.view("numbers")
+        datasets.snapshot("numbers")
     endpoint = Endpoint(address=f"unix:{numbers.config.run_dir}/replica-7.sock")
     server = PayloadServer(endpoint, datasets)
     stack.callback(server.stop)
@@ -48,23 +48,23 @@ def test_a_dataset_that_is_not_mounted_is_left_to_others(
         next(client.fetch("numbers", np.arange(10)))
     if there == "nothing":
         mount.with_name("away").rename(mount)
-        assert datasets.view("numbers").index.num_samples == 1000
+        assert datasets.snapshot("numbers").index.num_samples == 1000
 
 
 def test_files_that_are_gone_or_altered_do_not_make_it_another_mount(datasets: MountedDatasets, mount: Path) -> None:
     for i in range(9):
         (mount / f"{i}.bin").unlink()
     (mount / "3.bin").write_bytes(b"else")
-    view = datasets.view("numbers")
+    view = datasets.snapshot("numbers")
     (mount / "9.bin").unlink()
-    assert datasets.view("numbers") is view, "what was seen once is looked at by its stamps when it is read"
+    assert datasets.snapshot("numbers") is view, "what was seen once is looked at by its stamps when it is read"
 
 
 def test_what_has_no_files_yet_is_served(numbers: RunningStorage, datasets: MountedDatasets, tmp_path: Path) -> None:
     numbers.client.register_dataset(binary_dataset(tmp_path / "empty", "empty"))
-    assert datasets.view("empty").index.num_samples == 0
+    assert datasets.snapshot("empty").index.num_samples == 0
     with pytest.raises(NotFoundError):
-        datasets.view("none")
+        datasets.snapshot("none")
 
 
 def test_a_folder_of_storage_that_is_not_mounted_is_told(quick_config: SystemConfig, stack: ExitStack) -> None:

@@ -20,6 +20,7 @@ from modyn.storage.flight.client import PayloadClient
 from modyn.storage.formats import FILE_FORMATS
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.model.records import IngestProgress
+from modyn.storage.read.snapshot import DatasetSnapshot
 from modyn.testing.fake_storage import FakeStorage
 from modyn.testing.running_storage import RunningStorage, binary_dataset, start_storage, write_records
 from modyn.testing.waiting import PATIENCE_S
@@ -283,13 +284,13 @@ def test_an_error_in_the_middle_of_a_replay_is_an_error(
     write_records(tmp_path / "d" / "a.bin", range(500), 1000)
     storage.client.register_dataset(binary_dataset(tmp_path / "d"))
     storage.ingest()
-    real: Callable[..., object] = OpenDataset.samples_in_interval
+    real: Callable[..., object] = DatasetSnapshot.samples_in_interval
 
     def broken(*arguments: object) -> object:
         yield next(iter(real(*arguments)))  # type: ignore[call-overload]
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(OpenDataset, "samples_in_interval", broken)
+    monkeypatch.setattr(DatasetSnapshot, "samples_in_interval", broken)
     stream = storage.client.samples_in_interval("numbers", Interval(), 100)
     next(stream)
     with pytest.raises(ModynError, match="ZeroDivisionError"):

@@ -62,7 +62,7 @@ _GRACE_S = 1.0
 class Views(Protocol):
     """Datasets by name, as they are now: a store's, or what one has published."""
 
-    def view(self, name: str) -> DatasetSnapshot:
+    def snapshot(self, name: str) -> DatasetSnapshot:
         """Raises NotFoundError if there is no dataset of this name."""
 
 
@@ -143,7 +143,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
                     "this is an exchange of payloads; use PayloadClient of the same version as the storage service"
                 )
             question = Question.from_schema(_schema_of(reader))
-            dataset = self._views.view(question.dataset)
+            dataset = self._views.snapshot(question.dataset)
             with self._lock:
                 if self._stopping:
                     raise UnavailableError("storage is stopping")
@@ -196,7 +196,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         """Answers requests, one after the other, until the client ends the exchange. `identity`: the dataset of the whole exchange."""
 
         def view() -> DatasetSnapshot:
-            now = self._views.view(question.dataset)
+            now = self._views.snapshot(question.dataset)
             now.refuse_other(identity)
             return now
 

@@ -1,6 +1,6 @@
-"""One dataset as the service sees it: an index that readers use without a lock, and the one way to change it.
+"""One registered dataset as the service holds it: its state in the catalogue, its publication, and the one way to change both.
 
-A reader takes `index` once and works on that: it is immutable. A change is committed to the catalogue first and shown to readers then.
+A change is committed to the catalogue first and published then. Every read, in this process and in others, sees the publication.
 """
 
 from __future__ import annotations
@@ -12,24 +12,22 @@ from pathlib import Path
 
 from modyn.atomic_write import TEMPORARY_SUFFIX
 from modyn.errors import InvalidArgumentError, ModynError, NotFoundError
-from modyn.records import Int64Array, Interval, SampleBatch
+from modyn.records import Int64Array, SampleBatch
 from modyn.storage.catalogue.catalogue import Catalogue, Change, Contents, DatasetRow
 from modyn.storage.files.file_system import LocalFiles, open_filesystem
 from modyn.storage.files.stability import StabilityTracker
 from modyn.storage.formats import build_format
 from modyn.storage.formats.base import CHUNK_ROWS
-from modyn.storage.index.segment_index import Segment, SegmentIndex
-from modyn.storage.index.tombstones import BoolArray, Tombstones
+from modyn.storage.index.segment_index import Segment
+from modyn.storage.index.tombstones import Tombstones
 from modyn.storage.ingest.file_indexer import GROWING_BYTES
+from modyn.storage.ingest.publisher import Publisher
 from modyn.storage.model.file_table import FileTable
 from modyn.storage.model.records import DatasetInfo
 from modyn.storage.read.locality import Proof, ShortCutOffer
-from modyn.storage.read.published import DELETIONS, PublishedIndex, Publisher
+from modyn.storage.read.publication import TOMBSTONES
 from modyn.storage.read.record_readers import RecordReaders
-from modyn.storage.read.snapshot import missing_keys, refuse_missing
-
-MAX_BATCH = 1_000_000
-"""Most samples in one message of a stream: bounds what a careless client can make the service build."""
+from modyn.storage.read.snapshot import DatasetSnapshot, PublishedDataset
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +74,9 @@ class RetrySchedule:
 
 
 class OpenDataset:
-    """A registered dataset. `folder` holds its segments and its deletions."""
+    """A registered dataset. `folder` holds its segments, its tombstones and its publication."""
 
-    def __init__(self, catalogue: Catalogue, folder: Path, contents: Contents, settle_s: float, sources: RecordReaders) -> None:
+    def __init__(self, catalogue: Catalogue, folder: Path, contents: Contents, settle_s: float, readers: RecordReaders) -> None:
         self.catalogue = catalogue
         self.folder = folder
         config = contents.row.config
@@ -90,15 +88,16 @@ class OpenDataset:
         self.writing = threading.Lock()
         """Held by the ingestion of this process; the advisory lock of the database excludes other processes."""
         self.in_doubt = True
-        """Files of segments may lie in the folder that the catalogue does not know, or the catalogue may know more than we do."""
+        """The folder may hold segments that the catalogue does not know, or the catalogue may be ahead of this object or of the publication."""
         self._arrived = threading.Condition()
+        """Wakes the streams of new samples: a publication changed, a client left, or the dataset was closed."""
         self._deleting = threading.Lock()
+        """Keeps the temporary file of a deletion from being swept."""
         self._closed: ModynError | None = None
         folder.mkdir(parents=True, exist_ok=True)
-        self.deletions = Tombstones.open(folder / DELETIONS)
-        self.deletions.announce()
-        self.published = PublishedIndex(folder, sources)
-        """What readers of payloads see, in this process and in others."""
+        self._tombstones = Tombstones.open(folder / TOMBSTONES)
+        self._tombstones.announce()
+        self._published = PublishedDataset(folder, readers, self._tombstones)
         self._proof = Proof(folder)
         self._load(contents)
 
@@ -106,11 +105,9 @@ class OpenDataset:
         self.files = FileTable(contents.files)
         self.problems: dict[str, str] = dict(contents.problems)
         """Signature by path."""
-        self._file_names = {segment.info.first_key: segment.file_name for segment in contents.segments}
-        self._segments = {first: Segment.open(self.folder / name) for first, name in self._file_names.items()}
-        self.index = SegmentIndex(list(self._segments.values()), contents.row.float_labels)
+        self._segment_names = {segment.info.first_key: segment.file_name for segment in contents.segments}
         self._publisher = Publisher(self.folder)
-        # Last: `refresh` goes by its version, and loads again what could not be loaded.
+        # Last: `refresh` compares its version, and loads again what could not be loaded.
         self.row: DatasetRow = contents.row
 
     @property
@@ -121,8 +118,24 @@ class OpenDataset:
     def base_path(self) -> str:
         return str(self.row.config.base_path)
 
+    def path_of(self, file_id: int) -> str:
+        return self.filesystem.full_path(self.files.paths[file_id])
+
+    # Reading
+
+    def snapshot(self) -> DatasetSnapshot:
+        """The dataset as all readers see it now. Raises NotFoundError if it was deleted, CorruptStateError, UnavailableError."""
+        try:
+            return self._published.snapshot()
+        except NotFoundError as error:
+            raise self._closed or NotFoundError(f"dataset '{self.name}' was deleted") from error
+
+    def segments(self) -> Sequence[Segment]:
+        """In order of key."""
+        return self.snapshot().index.segments
+
     def info(self) -> DatasetInfo:
-        index, num_deleted = self.index, self.deletions.count
+        index, num_deleted = self.snapshot().index, self._tombstones.count
         return DatasetInfo(
             config=self.row.config,
             num_samples=index.num_samples - num_deleted,
@@ -135,49 +148,27 @@ class OpenDataset:
             float_labels=self.row.float_labels,
         )
 
-    # Reading
-
-    def missing(self, keys: Int64Array) -> BoolArray:
-        """For each key, whether there is no sample with it (any more): bool (n,)."""
-        return missing_keys(keys, self.index, self.deletions)
-
-    def refuse_missing(self, keys: Int64Array) -> None:
-        """Raises NotFoundError naming the first keys that are missing."""
-        refuse_missing(self.name, keys, self.index, self.deletions)
-
-    def samples_by_key(self, keys: Int64Array) -> SampleBatch:
-        self.refuse_missing(keys)
-        return self.index.samples_by_key(keys)
-
-    def count(self, interval: Interval) -> int:
-        return self.index.count_in_interval(interval, self.deletions)
-
-    def samples_in_interval(
-        self, interval: Interval, batch_size: int, after: tuple[int, int] | None = None
-    ) -> Iterator[SampleBatch]:
-        """Samples of [start, end) in the order (timestamp, key), as they are when the call begins."""
-        return self.index.samples_in_interval(interval, _batch_size(batch_size), after, self.deletions)
-
     def new_samples(self, first_key: int, batch_size: int, is_active: Callable[[], bool]) -> Iterator[SampleBatch]:
-        """Samples from `first_key` on in order of key; waits for new ones while `is_active`. `wake` makes it look at that again."""
-        batch_size = _batch_size(batch_size)
+        """Samples from `first_key` on in order of key; waits for new ones while `is_active`, which is asked again after each `wake`."""
         if first_key < 0:
             raise InvalidArgumentError(f"first_key is {first_key}; keys begin with 0")
         while is_active():
-            index = self.index
-            for batch in index.samples_from(first_key, batch_size, self.deletions):
+            snapshot = self.snapshot()
+            for batch in snapshot.samples_from(first_key, batch_size):
                 if not is_active():
                     return
                 if len(batch):
                     yield batch
-            first_key = max(first_key, index.next_key)
+            first_key = max(first_key, snapshot.index.next_key)
+            # Looked at with the lock held: a publication between the look and the wait would not wake this stream.
             with self._arrived:
-                while self.index is index and is_active() and self._closed is None:
+                while self._closed is None and is_active() and self.snapshot().index is snapshot.index:
                     self._arrived.wait()
             if self._closed is not None:
                 raise self._closed
 
     def wake(self) -> None:
+        """Make streams of new samples look again for samples, at their client, and whether the dataset is closed."""
         with self._arrived:
             self._arrived.notify_all()
 
@@ -186,28 +177,27 @@ class OpenDataset:
         return self._closed is not None
 
     def close(self, error: ModynError) -> None:
-        """Streams of new samples end with `error`."""
+        """End streams of new samples with `error`."""
         self._closed = error
         self.wake()
 
     def offer_short_cut(self) -> ShortCutOffer:
-        """What a reader on this machine needs to read what is published here, and the data files, by itself."""
+        """What a reader on this machine needs to read the publication and the data files by itself."""
         if not isinstance(self.filesystem, LocalFiles):
             return ShortCutOffer(f"its files lie at {self.base_path}, which is no folder of this machine")
-        return self._proof.offer(self.base_path, self.published.view().paths)
+        return self._proof.offer(self.base_path, self.snapshot().paths)
 
     # Changing
 
     def delete_samples(self, keys: Int64Array) -> int:
-        """Deletes those of `keys` that exist, for good; how many there were. Durable on return."""
+        """Delete those of `keys` that exist, for good; return how many there were. Durable on return."""
         with self._deleting:
-            return self.deletions.add(keys[~self.missing(keys)])
+            return self._tombstones.add(keys[self.snapshot().index.contains(keys)])
 
     def refresh(self) -> None:
-        """Makes sure, with the writers' locks held, that this and what is published are what the catalogue says, and removes segments that it
-        does not know.
+        """Make this object and the publication what the catalogue says, and remove segments that it does not know.
 
-        NotFoundError: the dataset was deleted.
+        Call with the locks of the writers held. Raises NotFoundError if the dataset was deleted.
         """
         version = self.catalogue.version(self.row.id)
         if version == self.row.version and not self.in_doubt:
@@ -217,24 +207,23 @@ class OpenDataset:
             error = NotFoundError(f"dataset '{self.name}' was deleted")
             self.close(error)
             raise error
-        # Until all of this is done: the row alone would tell the next refresh that there is nothing to do.
+        # Until all of this is done: by the row alone, the next refresh would find nothing to do.
         self.in_doubt = True
         if version != self.row.version:
             self._load(contents)
         self._publish(self.row)
         self.wake()
-        known = set(self._file_names.values())
+        known = set(self._segment_names.values())
         for path in self.folder.glob("*.segment*"):
             if path.name not in known:
                 path.unlink(missing_ok=True)
         with self._deleting:
-            for path in self.folder.glob(f"deletions*{TEMPORARY_SUFFIX}"):
+            for path in self.folder.glob(f"{TOMBSTONES}*{TEMPORARY_SUFFIX}"):
                 path.unlink(missing_ok=True)
         self.in_doubt = False
 
     def commit(self, change: Change) -> None:
-        """Commits `change`, whose segments are complete files in `folder`, publishes it, and shows it then: a key that anybody is told can be
-        read wherever payloads are read."""
+        """Commit `change`, whose segments are complete files in `folder`, and publish it: a key that a client knows can be read everywhere."""
         self.in_doubt = True
         version = self.catalogue.commit(self.row.id, self.row.version, change)
         self.files.add(change.new_files)
@@ -242,39 +231,18 @@ class OpenDataset:
         for path in change.solved:
             self.problems.pop(path, None)
         self.problems.update({problem.path: problem.signature for problem in change.problems})
-        added = {row.info.first_key: Segment.open(self.folder / row.file_name) for row in change.segments}
-        replaced = [self._file_names.pop(first) for first in change.replaced_segments]
-        for first in change.replaced_segments:
-            del self._segments[first]
-        self._segments.update(added)
-        self._file_names.update({row.info.first_key: row.file_name for row in change.segments})
+        replaced = [self._segment_names.pop(first) for first in change.replaced_segments]
+        self._segment_names.update({row.info.first_key: row.file_name for row in change.segments})
         row = replace(self.row, next_key=change.next_key, version=version)
         # If this fails, the row is still the old one: `refresh` then starts from what the catalogue says.
         self._publish(row, [file.file_id for file in change.changed_files])
         self.row = row
-        if replaced:
-            self.index = SegmentIndex(list(self._segments.values()), self.row.float_labels)
-        elif added:
-            self.index = self.index.with_segments(list(added.values()))
-        # Readers of the old index keep their maps: a file lives on without a name.
+        # Snapshots that are in use keep their maps: a file lives on without a name.
         for name in replaced:
             (self.folder / name).unlink(missing_ok=True)
         self.in_doubt = False
         self.wake()
 
     def _publish(self, row: DatasetRow, changed: Sequence[int] = ()) -> None:
-        names = [self._file_names[first] for first in sorted(self._file_names)]
+        names = [self._segment_names[first] for first in sorted(self._segment_names)]
         self._publisher.publish(row.config, row.version, row.float_labels, names, self.files, changed)
-
-    def segments(self) -> Sequence[Segment]:
-        """In order of key."""
-        return [self._segments[first] for first in sorted(self._segments)]
-
-    def path_of(self, file_id: int) -> str:
-        return self.filesystem.full_path(self.files.paths[file_id])
-
-
-def _batch_size(asked: int) -> int:
-    if not 1 <= asked <= MAX_BATCH:
-        raise InvalidArgumentError(f"batch_size is {asked}; allowed are 1 to {MAX_BATCH:,}")
-    return asked

@@ -29,7 +29,7 @@ STEP_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Located:
+class LocatedSamples:
     """Samples whose places are known and whose bytes are not read yet, in the order asked.
 
     keys: int64 (n,), those asked that are there. where: int64 (n,), their positions in the question. labels: int64 or float64 (n,).
@@ -41,7 +41,7 @@ class Located:
     locations: Locations
     identity: str
     """Of the registration that they were looked up in."""
-    view: Callable[[], DatasetSnapshot]
+    snapshot: Callable[[], DatasetSnapshot]
     """The dataset as it is now: what becomes unreadable after the look-up is not read."""
 
     def __len__(self) -> int:
@@ -52,34 +52,34 @@ class Located:
 
         Raises DataError naming file and offset of what cannot be read, NotFoundError if the dataset was deleted.
         """
-        view, keys = self.view(), self.keys[rows]
-        view.refuse_other(self.identity)
+        now, keys = self.snapshot(), self.keys[rows]
+        now.refuse_other(self.identity)
         file_ids, offsets = self.locations.file_ids[rows], self.locations.offsets[rows]
-        if (row := view.first_altered(file_ids)) is not None:
+        if (row := now.first_altered(file_ids)) is not None:
             raise DataError(
-                f"{view.paths[int(file_ids[row])]} was changed after it was indexed, so the sample with key {keys[row]} at byte "
-                f"{offsets[row]} of it cannot be read; `modyn data problems {view.name}` tells more"
+                f"{now.paths[int(file_ids[row])]} was changed after it was indexed, so the sample with key {keys[row]} at byte "
+                f"{offsets[row]} of it cannot be read; `modyn data problems {now.name}` tells more"
             )
         lengths = self.locations.lengths
         size = lengths if isinstance(lengths, int) else None
         try:
-            data, bounds = view.source.gather(file_ids, offsets, lengths if isinstance(lengths, int) else lengths[rows])
+            data, bounds = now.reader.gather(file_ids, offsets, lengths if isinstance(lengths, int) else lengths[rows])
         except FileChangedError as error:
-            found = (i for i in np.flatnonzero(offsets == error.offset).tolist() if view.paths[int(file_ids[i])] == error.path)
+            found = (i for i in np.flatnonzero(offsets == error.offset).tolist() if now.paths[int(file_ids[i])] == error.path)
             named = "".join(f"the sample with key {keys[i]} cannot be read: " for i in itertools.islice(found, 1))
-            raise FileChangedError(f"{named}{error.message}: `modyn data ingest {view.name}`") from error
+            raise FileChangedError(f"{named}{error.message}: `modyn data ingest {now.name}`") from error
         except DataError as error:
-            raise DataError(f"{error.message} (`modyn data problems {view.name}` lists all files that are set aside)") from error
-        PAYLOAD_BYTES.labels(view.name).inc(data.nbytes)
+            raise DataError(f"{error.message} (`modyn data problems {now.name}` lists all files that are set aside)") from error
+        PAYLOAD_BYTES.labels(now.name).inc(data.nbytes)
         return Payloads(keys, self.labels[rows], data, bounds, size)
 
 
-def locate(view: Callable[[], DatasetSnapshot], keys: Int64Array, on_missing: OnMissing) -> Located:
+def locate(snapshot: Callable[[], DatasetSnapshot], keys: Int64Array, on_missing: OnMissing) -> LocatedSamples:
     """Where the samples of `keys` are, in the order asked, duplicates included. Reads no data file.
 
     Keys that do not exist or were deleted raise NotFoundError that names the first of them, or are left out with on_missing="skip".
     """
-    now = view()
+    now = snapshot()
     where, entries = np.arange(len(keys)), _entries_of_all(now, keys)
     if entries is None:
         if on_missing == "raise":
@@ -87,16 +87,16 @@ def locate(view: Callable[[], DatasetSnapshot], keys: Int64Array, on_missing: On
         where = np.flatnonzero(~now.missing(keys))
         keys = keys[where]
         entries = now.index.entries(keys)
-    return Located(keys, where, entries.labels, entries.locations, now.identity, view)
+    return LocatedSamples(keys, where, entries.labels, entries.locations, now.identity, snapshot)
 
 
-def _entries_of_all(view: DatasetSnapshot, keys: Int64Array) -> Entries | None:
+def _entries_of_all(snapshot: DatasetSnapshot, keys: Int64Array) -> Entries | None:
     """None: some of the keys are missing. One pass over them where none is, which is the rule."""
     try:
-        entries = view.index.entries(keys)
+        entries = snapshot.index.entries(keys)
     except NotFoundError:
         return None
-    return None if view.deletions.count and view.deletions.contains(keys).any() else entries
+    return None if snapshot.tombstones.count and snapshot.tombstones.contains(keys).any() else entries
 
 
 @dataclass(slots=True, eq=False)
@@ -125,7 +125,7 @@ class PayloadReader:
 
     def read(
         self,
-        view: Callable[[], DatasetSnapshot],
+        snapshot: Callable[[], DatasetSnapshot],
         keys: Int64Array,
         on_missing: OnMissing,
         check_wanted: Callable[[], None] = lambda: None,
@@ -135,7 +135,7 @@ class PayloadReader:
         All keys are looked up first. `check_wanted` is called now and then while a piece takes long; what it raises ends the reading.
         Raises as `locate`, NotFoundError if the dataset was deleted.
         """
-        located = locate(view, keys, on_missing)
+        located = locate(snapshot, keys, on_missing)
         pieces = iter(cut(located.locations.lengths, len(located), BYTES, ROWS))
         piece = self._start(located, next(pieces))
         try:
@@ -147,7 +147,7 @@ class PayloadReader:
         finally:
             piece.cancel()
 
-    def _start(self, located: Located, piece: tuple[int, int]) -> Future[Payloads]:
+    def _start(self, located: LocatedSamples, piece: tuple[int, int]) -> Future[Payloads]:
         with self._lock:
             pool = self._pools.get(located.identity)
             if pool is None:

@@ -1,4 +1,10 @@
-"""The files that storage publishes of a dataset, see `published`: what stands in them, and how they are written and mapped."""
+"""What storage publishes of a dataset for readers in other processes: files in the dataset's folder, complete at any moment.
+
+`index.json` names the other files: the segments, and the names of the data files in blocks that only grow in number. A block also has
+sizes and times of its files, by which readers notice that a file was changed; newer ones stand in a file of their own. Each publication is a
+new file that takes the place of the old one, so a reader that finds the same file finds the same state, at the price of a `stat`. Storage
+publishes a change before it answers with it: the sample of a key that a client knows is found here.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from modyn.columnar import ColumnFile, FileKind, write_columns
 from modyn.config.system import DatasetConfig
@@ -19,6 +24,7 @@ from modyn.storage.model.file_table import FileTable
 from modyn.storage.model.samples import UInt8Array
 
 INDEX = "index.json"
+TOMBSTONES = "deletions"
 NAMES = ".names"
 """Ending of the blocks of file names."""
 STAMPS = ".stamps"
@@ -39,7 +45,7 @@ class NameBlock:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What `index.json` says of a dataset. segments: names of files. altered: ids of files that may not be read, ascending.
+    """The content of `index.json`. segments: names of files. altered: ids of files that may not be read, ascending.
     stamps: name of the file of newer stamps; None if all are those in the blocks."""
 
     config: DatasetConfig
@@ -137,40 +143,3 @@ def _open(path: Path, kind: FileKind) -> ColumnFile:
         return ColumnFile.open(path, kind)
     except NotFoundError as error:
         raise CorruptStateError(error.message) from error
-
-
-def is_readable(folder: Path, published: Publication) -> bool:
-    """Whether all that `published` names of data files is there, and of the right size."""
-    try:
-        for block in published.names:
-            map_names(folder, block)
-        if published.stamps is not None:
-            map_stamps(folder / published.stamps)
-    except CorruptStateError:
-        return False
-    return True
-
-
-def are_stamped(folder: Path, published: Publication, files: FileTable, ids: Int64Array) -> npt.NDArray[np.bool_]:
-    """Whether the stamp of each of `ids`, ascending, is published as it is: bool (n,)."""
-    sizes, mtimes_ns = files.stamps(ids)
-    same = np.zeros(len(ids), np.bool_)
-
-    def compare(places: Int64Array | slice, in_column: Int64Array, of: Int64Array, at: Int64Array) -> None:
-        same[places] = (in_column[at] == sizes[places]) & (of[at] == mtimes_ns[places])
-
-    try:
-        first = 0
-        for block in published.names if len(ids) else ():
-            start, stop = np.searchsorted(ids, [first, first + block.count]).tolist()
-            if start < stop:
-                mapped = map_names(folder, block)
-                compare(slice(start, stop), mapped.sizes, mapped.mtimes_ns, ids[start:stop] - first)
-            first += block.count
-        if published.stamps is not None and len(ids):
-            restamped = map_stamps(folder / published.stamps)
-            _, places, at = np.intersect1d(ids, restamped[0], assume_unique=True, return_indices=True)
-            compare(places, restamped[1], restamped[2], at)
-    except CorruptStateError:
-        same[:] = False  # They are written once more.
-    return same

@@ -1,38 +1,46 @@
-"""A dataset as a reader sees it at one moment: where each sample is, and which are gone. Immutable, so that readers need no lock."""
+"""A dataset at one moment, as every reader in every process sees it: made from what storage publishes in the dataset's folder."""
 
 from __future__ import annotations
 
+import os
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from modyn._core import PathTable
 from modyn.config.system import DatasetConfig
-from modyn.errors import NotFoundError
-from modyn.records import Int64Array
-from modyn.storage.index.segment_index import SegmentIndex
+from modyn.errors import CorruptStateError, NotFoundError
+from modyn.records import Int64Array, Interval, SampleBatch
+from modyn.storage.index.segment_index import Segment, SegmentIndex
 from modyn.storage.index.tombstones import BoolArray, Tombstones
 from modyn.storage.model.samples import RecordReader
+from modyn.storage.read.publication import INDEX, TOMBSTONES, Publication, map_names, map_stamps
+from modyn.storage.read.record_readers import RecordReaders
 
 _NAMED_KEYS = 5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DatasetSnapshot:
-    """What is known of a dataset at `version`. `paths`: full path by file id."""
+    """A dataset at `version`: where each sample is, and which are deleted. Immutable, so that readers need no lock.
+
+    identity: of this registration; a dataset registered under the same name later has another. paths: full path by file id.
+    altered: ids of files whose bytes are not those that were indexed; no sample may be read from them.
+    """
 
     config: DatasetConfig
     identity: str
-    """Of this registration: a dataset that is registered under the same name later has another."""
     version: int
     float_labels: bool
     index: SegmentIndex
-    deletions: Tombstones
+    tombstones: Tombstones
     paths: PathTable
     altered: frozenset[int]
-    """Files whose bytes are no longer those that were indexed: nobody may read samples from them."""
-    source: RecordReader
+    reader: RecordReader
     _altered_ids: npt.NDArray[np.uint32] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -47,19 +55,29 @@ class DatasetSnapshot:
         return str(self.config.base_path)
 
     def refuse_other(self, identity: str) -> None:
-        """Raises NotFoundError if this is not the registration with this identity."""
+        """Raise NotFoundError unless this is the registration with this identity."""
         if self.identity != identity:
             raise NotFoundError(
                 f"dataset '{self.name}' was deleted, and another was registered under its name: its keys mean other samples now"
             )
 
     def missing(self, keys: Int64Array) -> BoolArray:
-        """For each key, whether there is no sample with it (any more): bool (n,)."""
-        return missing_keys(keys, self.index, self.deletions)
+        """For each key, whether it is unknown or deleted: bool (n,)."""
+        missing = ~self.index.contains(keys)
+        if self.tombstones.count:
+            missing |= self.tombstones.contains(np.maximum(keys, 0))
+        return missing
 
     def refuse_missing(self, keys: Int64Array) -> None:
-        """Raises NotFoundError naming the first keys that are missing."""
-        refuse_missing(self.name, keys, self.index, self.deletions)
+        """Raise NotFoundError naming the first keys that are unknown or deleted."""
+        missing = keys[self.missing(keys)]
+        if len(missing):
+            named = ", ".join(str(key) for key in missing[:_NAMED_KEYS])
+            more = f" and {len(missing) - _NAMED_KEYS} more" if len(missing) > _NAMED_KEYS else ""
+            raise NotFoundError(
+                f"dataset '{self.name}' has no samples with the keys {named}{more}: they were deleted or never existed; leave them out, "
+                'or ask with on_missing="skip", which goes on without them'
+            )
 
     def first_altered(self, file_ids: npt.NDArray[np.uint32]) -> int | None:
         """The first position in `file_ids` with a file that may not be read."""
@@ -68,22 +86,144 @@ class DatasetSnapshot:
         found = np.flatnonzero(np.isin(file_ids, self._altered_ids))
         return int(found[0]) if len(found) else None
 
+    def samples_by_key(self, keys: Int64Array) -> SampleBatch:
+        """Labels and timestamps in the order asked. Raises NotFoundError if a key is unknown or deleted."""
+        self.refuse_missing(keys)
+        return self.index.samples_by_key(keys)
 
-def missing_keys(keys: Int64Array, index: SegmentIndex, deletions: Tombstones) -> BoolArray:
-    """For each key, whether there is no sample with it (any more): bool (n,)."""
-    missing = ~index.contains(keys)
-    if deletions.count:
-        missing |= deletions.contains(np.maximum(keys, 0))
-    return missing
+    def count(self, interval: Interval) -> int:
+        """Number of samples in [start, end)."""
+        return self.index.count_in_interval(interval, self.tombstones)
+
+    def samples_in_interval(
+        self, interval: Interval, batch_size: int, after: tuple[int, int] | None = None
+    ) -> Iterator[SampleBatch]:
+        """Samples of [start, end) in the order (timestamp, key), only those after the (timestamp, key) `after`."""
+        return self.index.samples_in_interval(interval, batch_size, after, self.tombstones)
+
+    def samples_from(self, first_key: int, batch_size: int) -> Iterator[SampleBatch]:
+        """Samples from `first_key` on in the order of keys."""
+        return self.index.samples_from(first_key, batch_size, self.tombstones)
 
 
-def refuse_missing(dataset: str, keys: Int64Array, index: SegmentIndex, deletions: Tombstones) -> None:
-    """Raises NotFoundError naming the first keys that are missing."""
-    missing = keys[missing_keys(keys, index, deletions)]
-    if len(missing):
-        named = ", ".join(str(key) for key in missing[:_NAMED_KEYS])
-        more = f" and {len(missing) - _NAMED_KEYS} more" if len(missing) > _NAMED_KEYS else ""
-        raise NotFoundError(
-            f"dataset '{dataset}' has no samples with the keys {named}{more}: they were deleted or never existed; leave them out, "
-            'or ask with on_missing="skip", which goes on without them'
+class _SeenFile:
+    """The file that a path led to, or that there was none. Held open, so that its inode is not given to another file meanwhile.
+
+    A file that takes the place of another has another inode; one that is added to, as tombstones are, another size.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+        self._identity: tuple[int, int, int] | None = None
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return  # There is none, or it may not be read: reading it raises the error.
+        status = os.fstat(self._descriptor)
+        self._identity = status.st_dev, status.st_ino, status.st_size
+
+    def is_current(self) -> bool:
+        """Whether the path still leads to this file, unchanged."""
+        try:
+            status = os.stat(self._path)
+        except OSError:
+            return self._identity is None
+        return self._identity == (status.st_dev, status.st_ino, status.st_size)
+
+    def __del__(self) -> None:
+        # Not closed by a call: another thread may be about to compare.
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Seen:
+    """A snapshot and the files that it was made from."""
+
+    snapshot: DatasetSnapshot
+    files: tuple[_SeenFile, ...]
+
+    def is_current(self) -> bool:
+        return all(file.is_current() for file in self.files)
+
+
+class PublishedDataset:
+    """The dataset that storage publishes in one folder. Any number of threads."""
+
+    def __init__(self, folder: Path, readers: RecordReaders, tombstones: Tombstones | None = None) -> None:
+        """tombstones: those that this process writes itself; otherwise they are read from the folder."""
+        self.folder = folder
+        self._readers = readers
+        self._tombstones = tombstones
+        self._watched = (INDEX,) if tombstones is not None else (INDEX, TOMBSTONES)
+        self._lock = threading.Lock()
+        """One thread at a time reads the files; `_seen` is replaced as a whole, and read without the lock."""
+        self._seen: _Seen | None = None
+        self._segments: dict[str, Segment] = {}
+        self._paths: PathTable | None = None
+        self._stamps: str | None = None
+        self._reader: RecordReader | None = None
+
+    def snapshot(self) -> DatasetSnapshot:
+        """The dataset as it is published now, at the price of two `stat` calls unless something changed.
+
+        Raises NotFoundError if it was deleted, CorruptStateError, UnavailableError.
+        """
+        seen = self._seen
+        if seen is not None and seen.is_current():
+            return seen.snapshot
+        with self._lock:
+            while self._seen is None or not self._seen.is_current():
+                # Opened before they are read: what changes meanwhile is read again.
+                files = tuple(_SeenFile(self.folder / name) for name in self._watched)
+                try:
+                    self._seen = _Seen(self._read(), files)
+                    self._readers.forget_removed()
+                except CorruptStateError:
+                    # A segment or a block of names is removed when another has taken its place.
+                    if all(file.is_current() for file in files):
+                        raise
+            return self._seen.snapshot
+
+    def _read(self) -> DatasetSnapshot:
+        published = Publication.read(self.folder)
+        segments = {name: self._segments.get(name) or Segment.open(self.folder / name) for name in published.segments}
+        if self._seen is not None and segments.keys() == self._segments.keys():
+            index = self._seen.snapshot.index
+        else:
+            index = SegmentIndex(list(segments.values()), published.float_labels)
+        paths, reader = self._files(published)
+        snapshot = DatasetSnapshot(
+            published.config,
+            self.folder.name,
+            published.version,
+            published.float_labels,
+            index,
+            self._tombstones if self._tombstones is not None else Tombstones.open(self.folder / TOMBSTONES),
+            paths,
+            frozenset(published.altered),
+            reader,
         )
+        # Last: these are the segments of the snapshot's index, and stay those of the one before if anything failed.
+        self._segments = segments
+        return snapshot
+
+    def _files(self, published: Publication) -> tuple[PathTable, RecordReader]:
+        """The names of all files, and their reader. New names are appended: a file never gets another name."""
+        if self._paths is None or self._reader is None:
+            self._paths = self._readers.table(published.config)
+            self._reader = self._readers.open(published.config, self._paths)
+        first = 0
+        for block in published.names:
+            known = len(self._paths) - first
+            if known < block.count:
+                mapped = map_names(self.folder, block)
+                start = int(mapped.ends[known - 1]) if known else 0
+                ends = mapped.ends[known:] - start if known else mapped.ends
+                self._paths.append_packed(mapped.text[start:], ends, mapped.sizes[known:], mapped.mtimes_ns[known:])
+            first += block.count
+        if published.stamps is not None and published.stamps != self._stamps:
+            self._paths.restamp(*map_stamps(self.folder / published.stamps))
+            self._stamps = published.stamps
+        return self._paths, self._reader

@@ -17,8 +17,8 @@ from modyn.config.system import DatasetConfig, SystemConfig
 from modyn.errors import AlreadyExistsError, ConfigError, DataError, NotFoundError, UnavailableError
 from modyn.storage.files.file_system import FileSystem, open_filesystem
 from modyn.storage.files.listing import Roots
-from modyn.storage.read.local_reads import LocalPayloads
-from modyn.storage.read.published import PublishedDatasets, PublishedNames
+from modyn.storage.payloads import open_local_payloads
+from modyn.storage.read.published_datasets import PublishedDatasets, PublishedNames
 from modyn.storage.read.record_readers import RecordReaders
 from modyn.testing.format_examples import EXAMPLES
 from modyn.testing.running_storage import RunningStorage, start_storage
@@ -73,11 +73,11 @@ def test_replicas_read_from_what_is_published_and_the_short_cut_is_refused(
     s3.put("published", {"1.csv": b"1,one\n2,two\n"})
     storage.client.register_dataset(csv_dataset(s3, "published"))
     storage.ingest("rows")
-    view = PublishedDatasets(PublishedNames.of(quick_config), RecordReaders(1)).view("rows")
-    data, bounds = view.source.gather(np.zeros(2, np.uint32), np.array([6, 0]), np.array([5, 5]))
+    view = PublishedDatasets(PublishedNames.of(quick_config), RecordReaders(1)).snapshot("rows")
+    data, bounds = view.reader.gather(np.zeros(2, np.uint32), np.array([6, 0]), np.array([5, 5]))
     assert (data.tobytes(), bounds.tolist()) == (b"2,two1,one", [0, 5, 10])
     with pytest.raises(ConfigError, match="no folder of this machine"):
-        LocalPayloads(quick_config.endpoint("storage"), "rows")
+        open_local_payloads(quick_config.endpoint("storage"), "rows")
 
 
 def test_every_format_is_read_from_a_bucket(s3: S3Server, storage: RunningStorage) -> None:
@@ -120,7 +120,8 @@ def test_small_files_wait_for_their_labels_and_are_not_copied(
     problems = {problem.path: problem.reason for problem in storage.client.problems("images")}
     assert "'cat' is not an int64 label" in problems["s3://images/18.png"]
     assert payloads(storage, "images", list(range(18))) == [
-        bytes([label]) * (label + 1) for label in storage.store.dataset("images").samples_by_key(np.arange(18)).labels.tolist()
+        bytes([label]) * (label + 1)
+        for label in storage.store.dataset("images").snapshot().samples_by_key(np.arange(18)).labels.tolist()
     ]
     s3.put("images", {"18.label": b"18", "19.label": b"19"})
     assert storage.ingest("images").samples_indexed == 2
@@ -142,7 +143,10 @@ def test_objects_that_grow_change_or_vanish_are_noticed(s3: S3Server, storage: R
     s3.put("change", {"grows.csv": b"1,one\n", "changes.csv": b"2,two\n", "goes.csv": b"3,three\n"})
     storage.client.register_dataset(csv_dataset(s3, "change"))
     storage.ingest("rows")
-    before = {label: key for key, label in enumerate(storage.store.dataset("rows").samples_by_key(np.arange(3)).labels.tolist())}
+    before = {
+        label: key
+        for key, label in enumerate(storage.store.dataset("rows").snapshot().samples_by_key(np.arange(3)).labels.tolist())
+    }
     assert payloads(storage, "rows", [before[1]]) == [b"1,one"]
     s3.put("change", {"grows.csv": b"1,one\n4,four\n", "changes.csv": b"2,other\n"})
     s3.remove("change/goes.csv")

@@ -48,9 +48,9 @@ class Slow:
         self.num_gathered = 0
         self.released = threading.Event()
 
-    def view(self, name: str) -> DatasetSnapshot:
-        view = self._views.view(name)
-        return replace(view, source=_SlowSource(self, view.source))
+    def snapshot(self, name: str) -> DatasetSnapshot:
+        view = self._views.snapshot(name)
+        return replace(view, reader=_SlowSource(self, view.reader))
 
 
 class _SlowSource:

@@ -57,9 +57,9 @@ class Watched:
         self._lock = threading.Lock()
         self.num_bytes = 0
 
-    def view(self, name: str) -> DatasetSnapshot:
-        view = self._views.view(name)
-        return replace(view, source=_WatchedSource(self, view.source))
+    def snapshot(self, name: str) -> DatasetSnapshot:
+        view = self._views.snapshot(name)
+        return replace(view, reader=_WatchedSource(self, view.reader))
 
     def gather(
         self, source: RecordReader, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int

@@ -43,11 +43,11 @@ class Replacing:
     def __init__(self, storage: RunningStorage, folder: Path, turn: int) -> None:
         self._storage, self._folder, self._turn = storage, folder, turn
 
-    def view(self, name: str) -> DatasetSnapshot:
+    def snapshot(self, name: str) -> DatasetSnapshot:
         self._turn -= 1
         if self._turn == 0:
             replace_dataset(self._storage, self._folder)
-        return self._storage.store.view(name)
+        return self._storage.store.snapshot(name)
 
 
 @pytest.mark.parametrize("turn", [2, 3], ids=["between exchange and look-up", "between look-up and reading"])
@@ -63,7 +63,7 @@ def test_keys_of_one_dataset_never_get_bytes_of_another(
 
 
 def test_what_was_looked_up_is_not_read_from_another_dataset(numbers: RunningStorage, tmp_path: Path) -> None:
-    located = locate(lambda: numbers.store.view("numbers"), np.arange(10), "raise")
+    located = locate(lambda: numbers.store.snapshot("numbers"), np.arange(10), "raise")
     assert len(located.take(slice(3, 5))) == 2
     replace_dataset(numbers, tmp_path / "other")
     with pytest.raises(NotFoundError, match="another was registered under its name"):
@@ -77,9 +77,9 @@ class Hanging:
         self._store = store
         self.released = threading.Event()
 
-    def view(self, name: str) -> DatasetSnapshot:
-        view = self._store.view(name)
-        return replace(view, source=self) if name == "numbers" else view
+    def snapshot(self, name: str) -> DatasetSnapshot:
+        view = self._store.snapshot(name)
+        return replace(view, reader=self) if name == "numbers" else view
 
     def gather(self, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int) -> tuple[UInt8Array, Int64Array]:
         self.released.wait()

@@ -25,7 +25,7 @@ from modyn.storage.files.file_system import LocalFiles
 from modyn.storage.formats import build_format
 from modyn.storage.formats.base import FileFormat
 from modyn.storage.formats.parquet import ParquetFormat
-from modyn.storage.read.local_reads import LocalPayloads
+from modyn.storage.payloads import LocalPayloads, open_local_payloads
 from modyn.storage.read.row_groups import RowGroupReader
 from modyn.testing.format_checks import read_file
 from modyn.testing.running_storage import RunningStorage, start_storage
@@ -169,9 +169,9 @@ def test_what_is_kept_of_row_groups_is_a_setting_of_the_service_and_of_the_short
     )
     local = stack.enter_context(PayloadSource.of(storage.config, "rows").open())
     assert isinstance(local, LocalPayloads)
-    for view in (storage.store.view("rows"), local.view()):
-        assert isinstance(view.source, RowGroupReader)
-        assert view.source.cache_bytes == 4321
+    for view in (storage.store.snapshot("rows"), local.snapshot()):
+        assert isinstance(view.reader, RowGroupReader)
+        assert view.reader.cache_bytes == 4321
 
 
 def test_a_file_that_was_rewritten_removed_or_cut_is_an_error_that_names_it(tmp_path: Path) -> None:
@@ -283,8 +283,8 @@ def test_rows_are_served_by_the_service_and_by_the_short_cut(tmp_path: Path, sto
     storage.client.register_dataset(config)
     assert storage.ingest("rows").samples_indexed == 60
     keys = np.random.default_rng(0).permutation(60)
-    expected = storage.store.dataset("rows").samples_by_key(keys).labels.astype(np.float32)
-    with LocalPayloads(storage.config.endpoint("storage"), "rows") as local:
+    expected = storage.store.dataset("rows").snapshot().samples_by_key(keys).labels.astype(np.float32)
+    with open_local_payloads(storage.config.endpoint("storage"), "rows") as local:
         for batches in (storage.payloads.fetch("rows", keys), [local.locate("rows", keys).take(slice(None))]):
             data = b"".join(bytes(batch.data) for batch in batches)
             assert np.array_equal(np.frombuffer(data, np.float32), expected)

@@ -88,7 +88,9 @@ def test_two_services_at_once_index_once(quick_config: SystemConfig, data: Path)
         for store in stores:
             list(store.ingest("numbers"))
             assert store.dataset("numbers").info().num_samples == 40
-            assert store.dataset("numbers").samples_by_key(np.arange(40)).timestamps.tolist() == list(range(1000, 1040))
+            assert store.dataset("numbers").snapshot().samples_by_key(np.arange(40)).timestamps.tolist() == list(
+                range(1000, 1040)
+            )
     finally:
         for store in stores:
             store.close()

@@ -19,9 +19,8 @@ from modyn.errors import ConfigError, CorruptStateError, DataError, InvalidArgum
 from modyn.records import Int64Array
 from modyn.storage.client import StorageClient
 from modyn.storage.files.file_system import open_filesystem
-from modyn.storage.flight.client import OnMissing, PayloadClient
 from modyn.storage.model.samples import Payloads
-from modyn.storage.read.local_reads import LocalPayloads, ShortCut, open_payloads
+from modyn.storage.payloads import LocalPayloads, OnMissing, PayloadClient, ShortCut, open_payloads
 from modyn.storage.read.locality import ShortCutOffer
 from modyn.testing.running_storage import (
     RunningStorage,
@@ -90,7 +89,7 @@ def test_short_cut_flight_and_brute_force_agree(
     numbers: RunningStorage, local: LocalPayloads, keys: list[int], deleted: list[int], on_missing: OnMissing
 ) -> None:
     numbers.client.delete_samples("numbers", np.asarray(deleted, np.int64))
-    gone = set(np.flatnonzero(numbers.store.dataset("numbers").missing(np.arange(1000))).tolist())
+    gone = set(np.flatnonzero(numbers.store.dataset("numbers").snapshot().missing(np.arange(1000))).tolist())
     assert gone >= set(deleted)
     present = [key for key in keys if 0 <= key < 1000 and key not in gone]
     for payloads in (local, numbers.payloads):
@@ -171,7 +170,7 @@ def test_segments_that_are_merged_meanwhile(numbers: RunningStorage, local: Loca
     for i in range(20):  # enough commits to become one segment
         write_records(tmp_path / "data" / f"m{i:02}.bin", range(1_001_000 + i, 1_001_001 + i), 2000 + i)
         numbers.ingest()
-    assert len(local.view().index.segments) < 15
+    assert len(local.snapshot().index.segments) < 15
     assert samples(local, np.arange(1020)) == [record(key) for key in range(1020)]
     assert samples_of(iter([located.take(slice(None))])) == [record(key) for key in range(1000)]
 
@@ -214,7 +213,7 @@ def test_storage_that_was_moved_is_found_again_by_a_new_proof(
     )
     start_storage(moved, stack)
     assert samples(local, [7]) == [record(7)]
-    assert local.view().paths[0].startswith(str(tmp_path / "data"))
+    assert local.snapshot().paths[0].startswith(str(tmp_path / "data"))
 
 
 def test_a_deleted_dataset_is_not_read_any_more(numbers: RunningStorage, local: LocalPayloads, tmp_path: Path) -> None:

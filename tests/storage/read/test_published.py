@@ -21,11 +21,12 @@ from modyn.storage.catalogue.catalogue import Catalogue
 from modyn.storage.datasets import Store
 from modyn.storage.index.segment_index import SegmentColumns, write_segment
 from modyn.storage.ingest.open_dataset import OpenDataset
+from modyn.storage.ingest.publisher import Publisher, withdraw
 from modyn.storage.model.file_table import FileRow, FileTable
-from modyn.storage.read import published
-from modyn.storage.read.published import Publication, PublishedDatasets, PublishedIndex, PublishedNames, Publisher, withdraw
+from modyn.storage.read.publication import Publication
+from modyn.storage.read.published_datasets import PublishedDatasets, PublishedNames
 from modyn.storage.read.record_readers import RecordReaders
-from modyn.storage.read.snapshot import DatasetSnapshot
+from modyn.storage.read.snapshot import DatasetSnapshot, PublishedDataset
 from modyn.testing.running_storage import RunningStorage, binary_dataset, start_storage, write_records
 from modyn.testing.waiting import PATIENCE_S
 
@@ -42,7 +43,7 @@ def folder_of(storage: RunningStorage, name: str = "numbers") -> Path:
 def read(view: DatasetSnapshot, keys: list[int]) -> list[int]:
     """The data of the records with these keys, gathered as a reader does."""
     locations = view.index.locate(np.asarray(keys, np.int64))
-    data, bounds = view.source.gather(locations.file_ids, locations.offsets, locations.lengths)
+    data, bounds = view.reader.gather(locations.file_ids, locations.offsets, locations.lengths)
     return [int.from_bytes(data[bounds[i] : bounds[i + 1]].tobytes(), "little") for i in range(len(keys))]
 
 
@@ -75,7 +76,7 @@ def test_readers_that_look_now_and_then_see_every_stamp(
     """A step: files that are new, files that have another stamp, whether storage was started again, whether the old reader looks."""
     folder = tmp_path_factory.mktemp("published")
     config, publisher, files = binary_dataset(folder / "data"), Publisher(folder), FileTable()
-    old = PublishedIndex(folder, sources)
+    old = PublishedDataset(folder, sources)
     for version, (num_new, touched, restarted, looks) in enumerate(steps, start=1):
         changed = sorted({i for i in touched if i < len(files)})
         files.change(FileRow(i, files.paths[i], 1, version, 1, 1, "") for i in changed)
@@ -83,8 +84,8 @@ def test_readers_that_look_now_and_then_see_every_stamp(
         if restarted:
             publisher = Publisher(folder)
         publisher.publish(config, version, False, [], files, changed)
-        for reader in [PublishedIndex(folder, sources), *([old] if looks else [])]:
-            paths = reader.view().paths
+        for reader in [PublishedDataset(folder, sources), *([old] if looks else [])]:
+            paths = reader.snapshot().paths
             sizes, times = files.stamps(slice(None))
             assert [paths.stamp(i) for i in range(len(paths))] == list(zip(sizes.tolist(), times.tolist(), strict=True))
 
@@ -101,7 +102,7 @@ def test_readers_that_look_now_and_then_see_every_name(
     folder = tmp_path_factory.mktemp("published")
     config, publisher, paths = binary_dataset(folder / "data"), Publisher(folder), list[str]()
     publish(publisher, config, paths)
-    reader = PublishedIndex(folder, sources)
+    reader = PublishedDataset(folder, sources)
     for version, (num_new, looks) in enumerate(steps, start=2):
         first = len(paths)
         paths += [f"{first + i}/{os.fsdecode(names[i % len(names)])}" for i in range(num_new)]
@@ -111,10 +112,10 @@ def test_readers_that_look_now_and_then_see_every_name(
         assert all(a.count >= 2 * b.count for a, b in pairwise(blocks))
         assert {path.name for path in folder.glob("*.names")} == {block.file for block in blocks}
         if looks:
-            assert [os.fsdecode(reader.view().paths[i]) for i in range(len(paths))] == [
+            assert [os.fsdecode(reader.snapshot().paths[i]) for i in range(len(paths))] == [
                 f"{config.base_path}/{path}" for path in paths
             ]
-    fresh = PublishedIndex(folder, sources).view().paths
+    fresh = PublishedDataset(folder, sources).snapshot().paths
     assert [os.fsdecode(fresh[i]) for i in range(len(fresh))] == [f"{config.base_path}/{path}" for path in paths]
 
 
@@ -134,7 +135,7 @@ def test_a_catalogue_from_a_backup_is_published_anew(tmp_path: Path, sources: Re
     config = binary_dataset(tmp_path / "data")
     publish(Publisher(tmp_path), config, ["a", "b", "c"], version=9)
     publish(Publisher(tmp_path), config, ["x", "y"], version=3)
-    paths = PublishedIndex(tmp_path, sources).view().paths
+    paths = PublishedDataset(tmp_path, sources).snapshot().paths
     assert [os.fsdecode(paths[i]).rsplit("/", 1)[1] for i in range(len(paths))] == ["x", "y"]
 
 
@@ -145,21 +146,21 @@ def test_a_view_is_the_same_until_something_changes(storage: RunningStorage, tmp
     write_records(tmp_path / "d" / "a.bin", range(100), 1000)
     storage.client.register_dataset(binary_dataset(tmp_path / "d"))
     storage.ingest()
-    reader = PublishedIndex(folder_of(storage), sources)
-    first = reader.view()
-    assert reader.view() is first
+    reader = PublishedDataset(folder_of(storage), sources)
+    first = reader.snapshot()
+    assert reader.snapshot() is first
     assert (first.name, first.base_path, first.index.num_samples) == ("numbers", str(tmp_path / "d"), 100)
     storage.client.delete_samples("numbers", np.asarray([5]))
-    second = reader.view()
+    second = reader.snapshot()
     assert second.index is first.index
     assert second.missing(np.asarray([4, 5, 100, -1])).tolist() == [False, True, True, True]
     assert not first.missing(np.asarray([5])).any()
     write_records(tmp_path / "d" / "b.bin", range(100, 200), 1001)
     storage.ingest()
-    third = reader.view()
+    third = reader.snapshot()
     assert third.version > second.version
     assert third.index.num_samples == 200
-    assert third.source is first.source
+    assert third.reader is first.reader
     assert read(third, [199, 0]) == [199, 0]
     assert read(first, [50]) == [50]
 
@@ -167,7 +168,7 @@ def test_a_view_is_the_same_until_something_changes(storage: RunningStorage, tmp
 def test_keys_that_were_told_are_published(storage: RunningStorage, tmp_path: Path, sources: RecordReaders) -> None:
     """A reader that looks at the very moment at which somebody hears of new samples finds them."""
     storage.client.register_dataset(binary_dataset(tmp_path / "d"))
-    reader = PublishedIndex(folder_of(storage), sources)
+    reader = PublishedDataset(folder_of(storage), sources)
     told = storage.client.new_samples("numbers", 0, 7)
 
     def ingest() -> None:
@@ -179,8 +180,8 @@ def test_keys_that_were_told_are_published(storage: RunningStorage, tmp_path: Pa
     ingesting.start()
     count = 0
     for batch in told:
-        assert not reader.view().missing(batch.keys).any()
-        assert read(reader.view(), batch.keys.tolist()) == batch.keys.tolist()
+        assert not reader.snapshot().missing(batch.keys).any()
+        assert read(reader.snapshot(), batch.keys.tolist()) == batch.keys.tolist()
         if (count := count + len(batch)) == 50:
             break
     told.cancel()
@@ -196,7 +197,7 @@ def write_next(folder: Path) -> None:
 def test_a_reader_never_sees_half_a_change(storage: RunningStorage, tmp_path: Path, sources: RecordReaders) -> None:
     """Segments are merged, names joined and samples deleted while threads read: what a view promises it can read."""
     storage.client.register_dataset(binary_dataset(tmp_path / "d"))
-    reader, ended = PublishedIndex(folder_of(storage), sources), threading.Event()
+    reader, ended = PublishedDataset(folder_of(storage), sources), threading.Event()
     failures: list[BaseException] = []
     looks = threading.Semaphore(0)
 
@@ -204,7 +205,7 @@ def test_a_reader_never_sees_half_a_change(storage: RunningStorage, tmp_path: Pa
         known, deleted = 0, -1
         try:
             while not ended.is_set():
-                view = reader.view()
+                view = reader.snapshot()
                 now = np.arange(view.index.num_samples)
                 gone = view.missing(now)
                 assert len(now) >= known
@@ -232,8 +233,8 @@ def test_a_reader_never_sees_half_a_change(storage: RunningStorage, tmp_path: Pa
         for thread in threads:
             thread.join(PATIENCE_S)
     assert not failures
-    view = reader.view()
-    assert view.deletions.count == 20
+    view = reader.snapshot()
+    assert view.tombstones.count == 20
     assert view.index.num_samples == 100
 
 
@@ -241,19 +242,19 @@ def test_a_change_between_two_looks_is_seen_whatever_the_file_system_reuses(tmp_
     """Numbers and times of files repeat; the reader holds on to what it compares with."""
     config, publisher = binary_dataset(tmp_path / "data"), Publisher(tmp_path)
     publish(publisher, config, [])
-    reader = PublishedIndex(tmp_path, sources)
+    reader = PublishedDataset(tmp_path, sources)
     for version in range(2, 40):
         for step in range(2):
             publish(publisher, config, [], version=2 * version + step)
             for path in (tmp_path / "index.json",):
                 os.utime(path, (1, 1))
-        assert reader.view().version == 2 * version + 1
+        assert reader.snapshot().version == 2 * version + 1
 
 
 def test_what_is_damaged_or_unknown_is_told(tmp_path: Path, sources: RecordReaders) -> None:
-    reader = PublishedIndex(tmp_path, sources)
+    reader = PublishedDataset(tmp_path, sources)
     with pytest.raises(NotFoundError, match="no dataset is published"):
-        reader.view()
+        reader.snapshot()
     publish(Publisher(tmp_path), binary_dataset(tmp_path / "data"), ["a"])
     content = json.loads((tmp_path / "index.json").read_bytes())
     for text, reason in (
@@ -267,16 +268,16 @@ def test_what_is_damaged_or_unknown_is_told(tmp_path: Path, sources: RecordReade
         (tmp_path / "index.json").unlink()
         (tmp_path / "index.json").write_text(text)
         with pytest.raises(CorruptStateError, match=reason):
-            reader.view()
+            reader.snapshot()
     (block,) = content["names"]
     (tmp_path / "index.json").write_text(json.dumps(content))
     (tmp_path / block[0]).write_bytes(b"abc")
     with pytest.raises(CorruptStateError, match="is not a file of names"):
-        PublishedIndex(tmp_path, sources).view()
+        PublishedDataset(tmp_path, sources).snapshot()
     Publisher(tmp_path)  # which a new publication mends
     (tmp_path / "index.json").unlink()
     publish(Publisher(tmp_path), binary_dataset(tmp_path / "data"), ["a"])
-    assert len(PublishedIndex(tmp_path, sources).view().paths) == 1
+    assert len(PublishedDataset(tmp_path, sources).snapshot().paths) == 1
 
 
 # Datasets by name
@@ -286,19 +287,19 @@ def test_datasets_are_found_by_name_and_only_by_name(storage: RunningStorage, tm
     datasets = PublishedDatasets(PublishedNames.of(storage.config), sources)
     for name in ("numbers", "", "..", ".", "../datasets", "a/b", "nul\0"):
         with pytest.raises(NotFoundError, match="no dataset"):
-            datasets.view(name)
+            datasets.snapshot(name)
     write_records(tmp_path / "d" / "a.bin", range(3), 1000)
     storage.client.register_dataset(binary_dataset(tmp_path / "d"))
     storage.ingest()
-    first = datasets.view("numbers")
+    first = datasets.snapshot("numbers")
     assert read(first, [2]) == [2]
     storage.client.delete_dataset("numbers")
     with pytest.raises(NotFoundError, match="no dataset 'numbers'"):
-        datasets.view("numbers")
+        datasets.snapshot("numbers")
     write_records(tmp_path / "e" / "a.bin", range(7, 9), 1000)
     storage.client.register_dataset(binary_dataset(tmp_path / "e"))
     storage.ingest()
-    assert read(datasets.view("numbers"), [1]) == [8]
+    assert read(datasets.snapshot("numbers"), [1]) == [8]
 
 
 def test_a_dataset_is_withdrawn_before_its_files_go(
@@ -308,12 +309,12 @@ def test_a_dataset_is_withdrawn_before_its_files_go(
     write_records(tmp_path / "d" / "a.bin", range(3), 1000)
     storage.client.register_dataset(binary_dataset(tmp_path / "d"))
     storage.ingest()
-    reader, seen = PublishedIndex(folder_of(storage), sources), []
-    reader.view()
+    reader, seen = PublishedDataset(folder_of(storage), sources), []
+    reader.snapshot()
 
     def removes(folder: Path, ignore_errors: bool) -> None:
         with pytest.raises(NotFoundError):
-            reader.view()
+            reader.snapshot()
         seen.append(folder)
 
     monkeypatch.setattr("modyn.storage.datasets.shutil.rmtree", removes)
@@ -334,13 +335,13 @@ def test_a_deletion_that_counted_when_its_writer_was_killed_is_seen_after_the_ne
     store.register(binary_dataset(tmp_path / "d"))
     list(store.ingest("numbers"))
     store.dataset("numbers").delete_samples(np.array([1]))
-    reader = PublishedIndex(store.dataset("numbers").folder, sources)
+    reader = PublishedDataset(store.dataset("numbers").folder, sources)
     steps = iter(["look", "kill"])
 
     def fsync(descriptor: int) -> None:
         if next(steps) == "kill":
             raise KeyboardInterrupt("killed")
-        assert reader.view().missing(np.arange(10)).tolist() == [key == 1 for key in range(10)]
+        assert reader.snapshot().missing(np.arange(10)).tolist() == [key == 1 for key in range(10)]
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(os, "fsync", fsync)
@@ -348,7 +349,7 @@ def test_a_deletion_that_counted_when_its_writer_was_killed_is_seen_after_the_ne
         store.dataset("numbers").delete_samples(np.array([2]))
     store.close()
     start_storage(quick_config, stack)
-    assert reader.view().missing(np.arange(10)).tolist() == [key in {1, 2} for key in range(10)]
+    assert reader.snapshot().missing(np.arange(10)).tolist() == [key in {1, 2} for key in range(10)]
 
 
 def test_a_crash_between_commit_and_publication_is_mended_by_the_next_start(
@@ -358,16 +359,16 @@ def test_a_crash_between_commit_and_publication_is_mended_by_the_next_start(
     store = Store(quick_config, Catalogue.open(quick_config))
     store.start()
     store.register(binary_dataset(tmp_path / "d"))
-    reader = PublishedIndex(store.dataset("numbers").folder, sources)
+    reader = PublishedDataset(store.dataset("numbers").folder, sources)
     with monkeypatch.context() as killed:
         killed.setattr(OpenDataset, "_publish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt("killed")))
         with pytest.raises(KeyboardInterrupt):
             list(store.ingest("numbers"))
-    assert reader.view().index.num_samples == 0
+    assert reader.snapshot().index.num_samples == 0
     store.close()
     start_storage(quick_config, stack)
-    assert reader.view().index.num_samples == 10
-    assert read(reader.view(), [9]) == [9]
+    assert reader.snapshot().index.num_samples == 10
+    assert read(reader.snapshot(), [9]) == [9]
 
 
 def test_a_publication_that_fails_is_made_up_for_and_tells_nobody_before(
@@ -375,20 +376,20 @@ def test_a_publication_that_fails_is_made_up_for_and_tells_nobody_before(
 ) -> None:
     write_records(tmp_path / "d" / "a.bin", range(10), 1000)
     storage.client.register_dataset(binary_dataset(tmp_path / "d"))
-    dataset, reader = storage.store.dataset("numbers"), PublishedIndex(folder_of(storage), sources)
+    dataset, reader = storage.store.dataset("numbers"), PublishedDataset(folder_of(storage), sources)
 
     def full(path: Path, parts: object) -> None:
         raise UnavailableError(f"cannot write {path}: no space left")
 
     with monkeypatch.context() as disk:
-        disk.setattr(published, "write_atomically", full)
+        disk.setattr("modyn.storage.ingest.publisher.write_atomically", full)
         with pytest.raises(UnavailableError, match="no space left"):
             storage.ingest()
     assert storage.client.dataset("numbers").num_samples == 0
-    assert dataset.missing(np.arange(10)).all()
+    assert dataset.snapshot().missing(np.arange(10)).all()
     storage.ingest()
     assert storage.client.dataset("numbers").num_samples == 10
-    assert read(reader.view(), list(range(10))) == list(range(10))
+    assert read(reader.snapshot(), list(range(10))) == list(range(10))
 
 
 def test_what_a_crash_left_is_removed(tmp_path: Path) -> None:
@@ -411,7 +412,7 @@ def test_what_a_crash_left_is_removed(tmp_path: Path) -> None:
 def test_an_index_of_segments_is_opened_once(tmp_path: Path, sources: RecordReaders) -> None:
     """A reader of a growing dataset opens what is new."""
     config, publisher, names = binary_dataset(tmp_path / "data"), Publisher(tmp_path), list[str]()
-    reader = PublishedIndex(tmp_path, sources)
+    reader = PublishedDataset(tmp_path, sources)
 
     def column(values: list[int]) -> Int64Array:
         return np.asarray(values, np.int64)
@@ -421,7 +422,7 @@ def test_an_index_of_segments_is_opened_once(tmp_path: Path, sources: RecordRead
         names.append(f"{number}.segment")
         write_segment(tmp_path / names[-1], 2 * number, columns)
         publisher.publish(config, number, False, names, table(["a"]))
-        view = reader.view()
+        view = reader.snapshot()
         assert view.index.next_key == 2 * number + 2
         for name in names:  # what is open needs its name no more
             (tmp_path / name).unlink(missing_ok=True)

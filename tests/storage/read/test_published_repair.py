@@ -17,9 +17,12 @@ from modyn import _core
 from modyn.config.system import DatasetConfig, SystemConfig
 from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
 from modyn.storage.ingest.open_dataset import OpenDataset
+from modyn.storage.ingest.publisher import Publisher
 from modyn.storage.model.file_table import FileRow, FileTable
-from modyn.storage.read.published import DELETIONS, Publication, PublishedIndex, PublishedNames, Publisher
+from modyn.storage.read.publication import TOMBSTONES, Publication
+from modyn.storage.read.published_datasets import PublishedNames
 from modyn.storage.read.record_readers import RecordReaders
+from modyn.storage.read.snapshot import PublishedDataset
 from modyn.testing.running_storage import RunningStorage, binary_dataset, start_storage, write_records
 from modyn.testing.waiting import PATIENCE_S, eventually
 
@@ -47,18 +50,18 @@ def test_a_look_that_failed_is_repeated_as_a_whole(
     storage.client.register_dataset(binary_dataset(tmp_path / "d"))
     fill(storage, tmp_path / "d", "0.bin", 0)
     dataset = storage.store.dataset("numbers")
-    reader = PublishedIndex(dataset.folder, sources)
-    assert reader.view().index.num_samples == 10
+    reader = PublishedDataset(dataset.folder, sources)
+    assert reader.snapshot().index.num_samples == 10
     fill(storage, tmp_path / "d", "1.bin", 10)
 
     def unreadable(path: Path, *_: object) -> None:
         raise UnavailableError(f"cannot read {path}: too many open files")
 
-    broken = "modyn.storage.read.published.map_names" if fails == "names" else "modyn.storage.read.published.Tombstones.open"
+    broken = "modyn.storage.read.snapshot.map_names" if fails == "names" else "modyn.storage.read.snapshot.Tombstones.open"
     with monkeypatch.context() as patch, pytest.raises(UnavailableError, match="too many open files"):
         patch.setattr(broken, unreadable)
-        reader.view()
-    view = reader.view()
+        reader.snapshot()
+    view = reader.snapshot()
     assert view.index.num_samples == 20
     assert not view.missing(np.arange(20)).any()
 
@@ -68,17 +71,17 @@ def test_a_damaged_file_is_written_anew_by_the_next_start(tmp_path: Path, source
     config, publisher = binary_dataset(tmp_path / "data"), Publisher(tmp_path)
     publisher.publish(config, 1, False, [], table({"a": 1, "b": 2}))
     publisher.publish(config, 2, False, [], table({"a": 1, "b": 7}), changed=[1])
-    old = PublishedIndex(tmp_path, sources)
-    assert old.view().paths.stamp(1) == (1, 7)
+    old = PublishedDataset(tmp_path, sources)
+    assert old.snapshot().paths.stamp(1) == (1, 7)
     (damaged,) = tmp_path.glob(f"*.{ending}")
     replaced = tmp_path / "replaced"
     replaced.write_bytes(b"short")
     replaced.rename(damaged)  # Who has mapped the old one keeps it.
     with pytest.raises(CorruptStateError, match="restart storage, which writes it anew"):
-        PublishedIndex(tmp_path, sources).view()
+        PublishedDataset(tmp_path, sources).snapshot()
     Publisher(tmp_path).publish(config, 2, False, [], table({"a": 3, "b": 2}))
-    for reader in (old, PublishedIndex(tmp_path, sources)):
-        paths = reader.view().paths
+    for reader in (old, PublishedDataset(tmp_path, sources)):
+        paths = reader.snapshot().paths
         assert [paths[i] for i in range(2)] == [str(tmp_path / "data" / name) for name in "ab"]
         assert [paths.stamp(i) for i in range(2)] == [(1, 3), (1, 2)]
 
@@ -104,10 +107,10 @@ def test_all_stamps_are_looked_at_until_the_first_publication_succeeds(tmp_path:
         raise UnavailableError(f"cannot write {path}: no space left")
 
     with monkeypatch.context() as patch, pytest.raises(UnavailableError, match="no space left"):
-        patch.setattr("modyn.storage.read.published.write_atomically", full)
+        patch.setattr("modyn.storage.ingest.publisher.write_atomically", full)
         publisher.publish(config, 1, False, [], table({"a": 5}))
     publisher.publish(config, 1, False, [], table({"a": 5}))
-    assert PublishedIndex(tmp_path, RecordReaders(1)).view().paths.stamp(0) == (1, 5)
+    assert PublishedDataset(tmp_path, RecordReaders(1)).snapshot().paths.stamp(0) == (1, 5)
 
 
 def test_what_cannot_be_read_now_is_neither_damaged_nor_gone(
@@ -120,7 +123,7 @@ def test_what_cannot_be_read_now_is_neither_damaged_nor_gone(
 
     with monkeypatch.context() as patch, pytest.raises(UnavailableError, match="too many open files"):
         patch.setattr("modyn._core.map_file", no_descriptors)
-        PublishedIndex(tmp_path, sources).view()
+        PublishedDataset(tmp_path, sources).snapshot()
     names = PublishedNames(tmp_path / "names")
     names.add("numbers", tmp_path)
 
@@ -140,17 +143,17 @@ def test_what_cannot_be_read_now_is_neither_damaged_nor_gone(
 def test_a_registration_is_told_from_the_one_before_it(storage: RunningStorage, tmp_path: Path) -> None:
     def identity() -> str:
         storage.client.register_dataset(binary_dataset(tmp_path / "d"))
-        return storage.store.view("numbers").identity
+        return storage.store.snapshot("numbers").identity
 
     first = identity()
     assert identity() == first
     assert Publication.read(storage.store.dataset("numbers").folder)
-    assert (storage.store.dataset("numbers").folder / DELETIONS).parent.name == first
+    assert (storage.store.dataset("numbers").folder / TOMBSTONES).parent.name == first
     storage.client.delete_dataset("numbers")
     assert identity() != first
 
 
-@pytest.mark.parametrize("fails", ["Publisher.publish", "Segment.open"])
+@pytest.mark.parametrize("fails", ["ingest.open_dataset.Publisher.publish", "ingest.open_dataset.FileTable"])
 def test_what_another_process_committed_is_taken_over_as_a_whole(
     storage: RunningStorage, tmp_path: Path, sources: RecordReaders, fails: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,13 +178,13 @@ def test_what_another_process_committed_is_taken_over_as_a_whole(
 
     monkeypatch.setattr(Publisher, "publish", noted)
     with monkeypatch.context() as patch, pytest.raises(UnavailableError, match="no space left"):
-        patch.setattr(f"modyn.storage.ingest.open_dataset.{fails}", full)
+        patch.setattr(f"modyn.storage.{fails}", full)
         dataset.refresh()
     assert not published
     dataset.refresh()
     dataset.refresh()
     assert published == [committed.row.version]
-    assert dataset.index.num_samples == 10
+    assert dataset.snapshot().index.num_samples == 10
     assert len(next(new)) == 10
 
 

@@ -1,0 +1,146 @@
+"""Writes what readers in other processes see of a dataset, see `modyn.storage.read.publication`."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from modyn.atomic_write import TEMPORARY_SUFFIX, write_atomically
+from modyn.config.system import DatasetConfig
+from modyn.errors import CorruptStateError, NotFoundError
+from modyn.records import Int64Array
+from modyn.storage.model.file_table import FileTable
+from modyn.storage.read.publication import (
+    INDEX,
+    NAMES,
+    STAMPS,
+    NameBlock,
+    Publication,
+    map_names,
+    map_stamps,
+    write_names,
+    write_stamps,
+)
+
+
+class Publisher:
+    """Writes the publication of one dataset. Call with the locks of the dataset's writers held."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._published: Publication | None = None
+
+    def publish(
+        self,
+        config: DatasetConfig,
+        version: int,
+        float_labels: bool,
+        segments: Sequence[str],
+        files: FileTable,
+        changed: Iterable[int] = (),
+    ) -> None:
+        """Make readers see this state at their next request.
+
+        Args: segments: file names. files: all of the dataset. changed: ids of files whose stamps may differ from the published ones; the
+        first call compares all.
+        Raises: UnavailableError: readers see the state before.
+        """
+        is_first = self._published is None
+        before = self._last(version)
+        kept = before if before is not None and before.num_files <= len(files) else None
+        names, stamps, num_known = (kept.names, kept.stamps, kept.num_files) if kept is not None else ((), None, 0)
+        if is_first and kept is not None and not _is_readable(self._folder, kept):
+            # Written anew, stamps of all files too: a reader may have mapped the blocks before they were damaged.
+            names, stamps = (), None
+        now = Publication(config, version, float_labels, tuple(segments), names, tuple(sorted(files.altered)), stamps)
+        known = np.arange(num_known) if is_first else np.array(sorted(i for i in set(changed) if i < num_known), np.int64)
+        now = replace(now, stamps=self._with_stamps(now, files, known))
+        if now != before or now.num_files < len(files):
+            now = replace(now, names=self._with_names(now, files))
+            write_atomically(self._folder / INDEX, [now.to_json()])
+        self._published = now
+        self._sweep({block.file for block in now.names} | ({now.stamps} if now.stamps else set()))
+
+    def _last(self, version: int) -> Publication | None:
+        """What is published now; None if its state is later than the catalogue's, which was restored from a backup then."""
+        try:
+            published = self._published or Publication.read(self._folder)
+        except (NotFoundError, CorruptStateError):
+            return None
+        return published if published.version <= version else None
+
+    def _with_stamps(self, now: Publication, files: FileTable, known: Int64Array) -> str | None:
+        """The file of stamps that differ from the blocks', with those of the ids `known`, ascending, compared again. A file that was in it stays
+        in it: a reader may have mapped the block before it was written anew."""
+        found = np.flatnonzero(~_are_stamped(self._folder, now, files, known))
+        if not len(found):
+            return now.stamps
+        before = map_stamps(self._folder / now.stamps)[0] if now.stamps else np.zeros(0, np.int64)
+        ids = np.union1d(before, known[found])
+        path = self._folder / f"{uuid.uuid4().hex[:12]}{STAMPS}"
+        write_stamps(path, files, ids)
+        return path.name
+
+    def _with_names(self, now: Publication, files: FileTable) -> tuple[NameBlock, ...]:
+        """The blocks, and one with the names that they lack. It takes in the blocks before it that are not twice its size, so that there are
+        few, and a name is rewritten seldom."""
+        blocks, first = list(now.names), now.num_files
+        if first == len(files):
+            return now.names
+        while blocks and blocks[-1].count < 2 * (len(files) - first):
+            first -= blocks.pop().count
+        block = NameBlock(f"{first:010d}-{uuid.uuid4().hex[:12]}{NAMES}", len(files) - first)
+        write_names(self._folder / block.file, files, first)
+        return (*blocks, block)
+
+    def _sweep(self, known: set[str]) -> None:
+        """Remove blocks that others have taken in, or that a crash left. Readers keep their maps: a file lives on without a name."""
+        for pattern in (f"*{NAMES}*", f"*{STAMPS}*", f"{INDEX}*{TEMPORARY_SUFFIX}"):
+            for path in self._folder.glob(pattern):
+                if path.name not in known:
+                    path.unlink(missing_ok=True)
+
+
+def withdraw(folder: Path) -> None:
+    """Make readers find no dataset in `folder` any more."""
+    (folder / INDEX).unlink(missing_ok=True)
+
+
+def _is_readable(folder: Path, published: Publication) -> bool:
+    """Whether all files of names and stamps are there and whole."""
+    try:
+        for block in published.names:
+            map_names(folder, block)
+        if published.stamps is not None:
+            map_stamps(folder / published.stamps)
+    except CorruptStateError:
+        return False
+    return True
+
+
+def _are_stamped(folder: Path, published: Publication, files: FileTable, ids: Int64Array) -> npt.NDArray[np.bool_]:
+    """Whether the stamp of each of `ids`, ascending, is published as it is: bool (n,)."""
+    sizes, mtimes_ns = files.stamps(ids)
+    same = np.zeros(len(ids), np.bool_)
+    if not len(ids):
+        return same
+    try:
+        first = 0
+        for block in published.names:
+            start, stop = np.searchsorted(ids, [first, first + block.count]).tolist()
+            if start < stop:
+                mapped, rows = map_names(folder, block), ids[start:stop] - first
+                same[start:stop] = (mapped.sizes[rows] == sizes[start:stop]) & (mapped.mtimes_ns[rows] == mtimes_ns[start:stop])
+            first += block.count
+        if published.stamps is not None:
+            newer = map_stamps(folder / published.stamps)
+            _, at, rows = np.intersect1d(ids, newer[0], assume_unique=True, return_indices=True)
+            same[at] = (newer[1][rows] == sizes[at]) & (newer[2][rows] == mtimes_ns[at])
+    except CorruptStateError:
+        same[:] = False  # They are written once more.
+    return same

@@ -1,0 +1,80 @@
+"""Payloads by key, for the rooms above storage: read locally where that is proven to be possible, over Flight otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal
+
+from modyn.config.system import ROW_GROUP_CACHE_BYTES, Endpoint
+from modyn.errors import ConfigError, UnavailableError
+from modyn.rpc.logs import get_logger
+from modyn.storage.client import StorageClient
+from modyn.storage.flight.client import PayloadClient, PayloadStream
+from modyn.storage.formats import REGISTRY
+from modyn.storage.model.samples import OnMissing, Payloads
+from modyn.storage.read.local_reads import LocalPayloads
+from modyn.storage.read.locality import ShortCutOffer
+from modyn.storage.read.payload_reader import LocatedSamples
+
+__all__ = [
+    "LocalPayloads",
+    "LocatedSamples",
+    "OnMissing",
+    "PayloadClient",
+    "PayloadStream",
+    "Payloads",
+    "ShortCut",
+    "open_local_payloads",
+    "open_payloads",
+    "preload_file_formats",
+]
+
+ShortCut = Literal["auto", "on", "off"]
+
+
+def open_payloads(
+    storage: Endpoint,
+    flights: Sequence[Endpoint],
+    dataset: str,
+    short_cut: ShortCut = "auto",
+    streams: int = 1,
+    row_group_cache_bytes: int = ROW_GROUP_CACHE_BYTES,
+) -> LocalPayloads | PayloadClient:
+    """A reader of the payloads of `dataset`: local if it is proven that this process sees what storage sees, over Flight otherwise.
+
+    Args: short_cut: "on": ConfigError with the reason in place of Flight; "off": storage is not asked. streams: exchanges at once for one
+    fetch over Flight. row_group_cache_bytes: of row groups that a local reader keeps.
+    """
+    logger = get_logger("storage")
+    if short_cut == "off":
+        return PayloadClient(flights, streams)
+    try:
+        payloads = open_local_payloads(storage, dataset, row_group_cache_bytes=row_group_cache_bytes)
+    except (ConfigError, UnavailableError) as error:
+        # Other errors would be the same over Flight: there is no such dataset, its index is damaged, the token is wrong.
+        if short_cut == "on":
+            raise type(error)(
+                f"{error.message}. storage.short_cut is on: run the workers on storage's machine, as its user and with its mounts, or set it to auto"
+            ) from error
+        logger.info("payloads_over_flight", dataset=dataset, why=error.message)
+        return PayloadClient(flights, streams)
+    logger.info("payloads_by_short_cut", dataset=dataset)
+    return payloads
+
+
+def open_local_payloads(
+    storage: Endpoint, dataset: str, num_threads: int = 1, row_group_cache_bytes: int = ROW_GROUP_CACHE_BYTES
+) -> LocalPayloads:
+    """A local reader, with `num_threads` for one request. Raises as `LocalPayloads`, UnavailableError if storage cannot be reached."""
+    return LocalPayloads(dataset, partial(_ask_offer, storage), num_threads, row_group_cache_bytes)
+
+
+def _ask_offer(storage: Endpoint, dataset: str) -> ShortCutOffer:
+    with StorageClient(storage) as client:
+        return client.offer_short_cut(dataset)
+
+
+def preload_file_formats() -> str:
+    """Import the file formats, for processes that are forked from this one. Returns as `Registry.preload`."""
+    return REGISTRY.preload()

@@ -1,0 +1,99 @@
+"""All datasets that a storage folder publishes, by name: `names/NAME` links to the folder of the dataset of that name."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import threading
+from collections.abc import Set
+from pathlib import Path
+
+from modyn.atomic_write import TEMPORARY_SUFFIX
+from modyn.config.system import DATASET_NAME, SystemConfig
+from modyn.errors import NotFoundError, UnavailableError
+from modyn.storage.read.publication import INDEX
+from modyn.storage.read.record_readers import RecordReaders
+from modyn.storage.read.snapshot import DatasetSnapshot, PublishedDataset
+
+
+class PublishedNames:
+    """The links from names of datasets to their folders."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @staticmethod
+    def of(config: SystemConfig) -> PublishedNames:
+        return PublishedNames(config.service_dir("storage") / "names")
+
+    def add(self, name: str, target: Path) -> None:
+        """Raises UnavailableError."""
+        temporary = self._folder / f".{name}.{os.getpid()}-{threading.get_ident()}{TEMPORARY_SUFFIX}"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            temporary.unlink(missing_ok=True)
+            temporary.symlink_to(os.path.relpath(target, self._folder))
+            temporary.replace(self._folder / name)
+        except OSError as error:
+            raise UnavailableError(f"cannot write {self._folder / name}: {error.strerror or error}; make it writable") from error
+
+    def remove(self, name: str) -> None:
+        (self._folder / name).unlink(missing_ok=True)
+
+    def keep_only(self, names: Set[str]) -> None:
+        """Remove all other links, and what a crash left. The folder exists afterwards, also without datasets."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for path in self._folder.glob("*"):
+            if path.name not in names:
+                path.unlink(missing_ok=True)
+
+    def names(self) -> list[str]:
+        """All of them, sorted."""
+        return sorted(path.name for path in self._folder.glob("*") if re.fullmatch(DATASET_NAME, path.name))
+
+    def target(self, name: str) -> Path:
+        """The folder of a dataset. Raises NotFoundError if there is none of this name, UnavailableError if the link cannot be read."""
+        path = self._folder / name
+        try:
+            if re.fullmatch(DATASET_NAME, name):
+                return self._folder / os.readlink(path)
+        except OSError as error:
+            # EINVAL: something is there that is no link.
+            if error.errno not in (errno.ENOENT, errno.EINVAL):
+                raise UnavailableError(f"cannot read {path}: {error.strerror or error}; make it readable") from error
+            if not self._folder.is_dir():
+                raise UnavailableError(
+                    f"{self._folder}, where storage publishes datasets, is not there; start storage, or mount its state_dir here"
+                ) from error
+        raise NotFoundError(f"there is no dataset '{name}'; `modyn data ls` lists them, `modyn data register` adds one")
+
+
+class PublishedDatasets:
+    """The datasets of a storage folder, for readers without a catalogue. Any number of threads."""
+
+    def __init__(self, names: PublishedNames, readers: RecordReaders) -> None:
+        self._names = names
+        self._readers = readers
+        self._lock = threading.Lock()
+        """Protects `_open`."""
+        self._open: dict[str, PublishedDataset] = {}
+
+    def snapshot(self, name: str) -> DatasetSnapshot:
+        """The dataset `name` as it is published now. Raises NotFoundError if there is none, CorruptStateError, UnavailableError."""
+        try:
+            target = self._names.target(name)
+            with self._lock:
+                published = self._open.get(name)
+                if published is None or published.folder != target:
+                    self._drop_deleted()
+                    published = self._open[name] = PublishedDataset(target, self._readers)
+            return published.snapshot()
+        except NotFoundError:
+            with self._lock:
+                self._drop_deleted()
+            raise
+
+    def _drop_deleted(self) -> None:
+        """Close files and maps of deleted datasets, which may never be asked for again."""
+        self._open = {name: published for name, published in self._open.items() if os.path.exists(published.folder / INDEX)}
