@@ -7,7 +7,6 @@ storage's payload server. A part that dies is started again, after a pause that 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import os
 import signal
@@ -16,17 +15,16 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 from modyn.config.system import SERVICES, SystemConfig, load_system_config
-from modyn.errors import ConflictError, ModynError, UnavailableError
+from modyn.errors import ModynError, UnavailableError
 from modyn.local.control import START_PATIENCE_S, State, check_folders, last_words, lock_file, status_file
 from modyn.local.postgres import PostgresServer
 from modyn.local.process import ChildProcess, become_subreaper, is_locked, reap_orphans, runs_with, spawn
 from modyn.local.redis import RedisServer
 from modyn.log_files import is_output, rotate, write_output_to
 from modyn.rpc.channel import is_serving
-from modyn.rpc.server import prepare_run_dir
+from modyn.rpc.server import hold_lock, prepare_run_dir
 from modyn.state_version import claim_state
 
 _LOOK_EVERY_S = 0.05
@@ -239,18 +237,6 @@ class Stack:
         fresh.replace(path)
 
 
-def _lock(config: SystemConfig) -> TextIO:
-    """Held as long as the process lives: two stacks on one folder would start everything twice."""
-    config.state_dir.mkdir(parents=True, exist_ok=True)
-    handle = lock_file(config).open("a+")
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        handle.close()
-        raise ConflictError(f"another stack runs on {config.state_dir}; `modyn down` stops it") from None
-    return handle
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run all services of Modyn on this machine until SIGTERM.")
     parser.add_argument("--config", type=Path, help="system configuration file")
@@ -258,7 +244,8 @@ def main() -> int:
     try:
         config = load_system_config(config_file)
         check_folders(config)
-        lock = _lock(config)
+        config.state_dir.mkdir(parents=True, exist_ok=True)
+        lock = hold_lock(lock_file(config), f"another stack runs on {config.state_dir}; `modyn down` stops it")
     except ModynError as error:
         sys.stderr.write(f"modyn: {error.message}\n")
         return 1

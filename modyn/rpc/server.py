@@ -152,7 +152,8 @@ def run_service(
     try:
         check_exposure(name, config.endpoint(name))
         claim_state(config.service_dir(name))
-        lock = _lock(context.directory / "lock", name)
+        folder = context.directory
+        lock = hold_lock(folder / "lock", f"another {name} service works on {folder} already; `modyn down` stops it")
         prepare_run_dir(config.run_dir)
         server = start_server(name, config.endpoint(name), build(context), max_threads=settings.max_threads)
         _serve_metrics(context)
@@ -219,14 +220,17 @@ def prepare_run_dir(path: Path) -> None:
     path.chmod(0o700)
 
 
-def _lock(path: Path, name: str) -> TextIO:
-    """Lock the folder for as long as the process lives: two processes would each take it for their own."""
+def hold_lock(path: Path, refusal: str) -> TextIO:
+    """Lock a file for as long as the process lives, and write the process id into it: two would each take the folder for their own.
+
+    Raises: ConflictError: another process holds it; with `refusal`.
+    """
     handle = path.open("a+")
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         handle.close()
-        raise ConflictError(f"another {name} service works on {path.parent} already; `modyn down` stops it") from None
+        raise ConflictError(refusal) from None
     handle.truncate(0)
     handle.write(str(os.getpid()))
     handle.flush()
@@ -292,10 +296,12 @@ class _Translation(grpc.ServerInterceptor):
             return None
         allowed = self._allowed(details)
         method = details.method.rsplit("/", 1)[-1]
-        factory, behaviour = _parts(handler)
+        kind = "_".join(
+            "stream" if is_stream else "unary" for is_stream in (handler.request_streaming, handler.response_streaming)
+        )
         wrap = self._stream if handler.response_streaming else self._single
-        return factory(
-            wrap(behaviour, method, allowed),
+        return getattr(grpc, f"{kind}_rpc_method_handler")(
+            wrap(getattr(handler, kind), method, allowed),
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )
@@ -350,13 +356,3 @@ class _Call:
             self._context,
             ModynError(f"{self._method} failed: {type(error).__name__}: {error}; the log of the service has the details"),
         )
-
-
-def _parts(handler: Any) -> tuple[Any, Any]:
-    if handler.request_streaming and handler.response_streaming:
-        return grpc.stream_stream_rpc_method_handler, handler.stream_stream
-    if handler.request_streaming:
-        return grpc.stream_unary_rpc_method_handler, handler.stream_unary
-    if handler.response_streaming:
-        return grpc.unary_stream_rpc_method_handler, handler.unary_stream
-    return grpc.unary_unary_rpc_method_handler, handler.unary_unary
