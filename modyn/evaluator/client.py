@@ -8,20 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from modyn.evaluator.request import EvaluationRequest, EvaluationResult, EvaluationState, EvaluationStatus
-from modyn.evaluator.wire import request_to_proto, result_from_proto, result_to_proto, status_from_proto
 from modyn.proto import evaluator_pb2, evaluator_pb2_grpc
 from modyn.records import RunId
 from modyn.rpc.client import SectionClient
+from modyn.rpc.wire import from_message, to_message
 
-__all__ = [
-    "EvaluationRequest",
-    "EvaluationResult",
-    "EvaluationState",
-    "EvaluationStatus",
-    "EvaluatorClient",
-    "result_from_proto",
-    "result_to_proto",
-]
+__all__ = ["EvaluationRequest", "EvaluationResult", "EvaluationState", "EvaluationStatus", "EvaluatorClient"]
 
 
 class EvaluatorClient(SectionClient):
@@ -31,12 +23,12 @@ class EvaluatorClient(SectionClient):
 
     def start(self, request: EvaluationRequest) -> EvaluationStatus:
         """Start an evaluation, or find the one that runs or has finished. One that failed or was stopped is started again."""
-        return status_from_proto(self._stub.Start(request_to_proto(request)))
+        return from_message(self._stub.Start(to_message(request, evaluator_pb2.EvaluationRequest)), EvaluationStatus)
 
     def watch(self, evaluation_id: str) -> Iterator[EvaluationStatus]:
         """Its status now and on every change, at most a few times a second, up to a final one. NotFoundError if it is unknown."""
         for status in self._stub.Watch(evaluator_pb2.EvaluationId(evaluation_id=evaluation_id)):
-            yield status_from_proto(status)
+            yield from_message(status, EvaluationStatus)
 
     def stop(self, evaluation_id: str) -> None:
         """Stop an evaluation; nothing happens if it has ended. NotFoundError if it is unknown."""
@@ -44,4 +36,5 @@ class EvaluatorClient(SectionClient):
 
     def results(self, run_id: RunId) -> list[EvaluationResult]:
         """All results of a run, by trigger, handler, dataset, metric and interval."""
-        return [result_from_proto(r) for r in self._stub.Results(evaluator_pb2.ResultsRequest(run_id=run_id))]
+        stream = self._stub.Results(evaluator_pb2.ResultsRequest(run_id=run_id))
+        return [from_message(result, EvaluationResult) for result in stream]

@@ -14,12 +14,12 @@ from modyn.evaluator.config import check_evaluation
 from modyn.evaluator.evaluations import Evaluations, JobStarter
 from modyn.evaluator.metrics import METRICS
 from modyn.evaluator.outputs import OutputCache
+from modyn.evaluator.request import EvaluationRequest
 from modyn.evaluator.store import EvaluationStore
-from modyn.evaluator.wire import request_from_proto, result_to_proto, status_to_proto
 from modyn.proto import common_pb2, evaluator_pb2, evaluator_pb2_grpc
 from modyn.records import RunId
 from modyn.rpc.server import Registration, ServiceContext
-from modyn.rpc.wire import from_struct, plugins_to_proto, problems_to_proto
+from modyn.rpc.wire import from_message, from_struct, plugins_to_proto, problems_to_proto, to_message
 from modyn.storage.client import StorageClient
 from modyn.workers import WorkerLimits, WorkerPool
 
@@ -42,14 +42,15 @@ class EvaluatorServicer(evaluator_pb2_grpc.EvaluatorServicer):
         return plugins_to_proto(METRICS)
 
     def Start(self, request: evaluator_pb2.EvaluationRequest, context: grpc.ServicerContext) -> evaluator_pb2.EvaluationStatus:
-        return status_to_proto(self._evaluations.start(request_from_proto(request)))
+        status = self._evaluations.start(from_message(request, EvaluationRequest))
+        return to_message(status, evaluator_pb2.EvaluationStatus)
 
     def Watch(
         self, request: evaluator_pb2.EvaluationId, context: grpc.ServicerContext
     ) -> Iterator[evaluator_pb2.EvaluationStatus]:
         context.add_callback(self._evaluations.table.wake)
         for status in self._evaluations.watch(request.evaluation_id, context.is_active):
-            yield status_to_proto(status)
+            yield to_message(status, evaluator_pb2.EvaluationStatus)
 
     def Stop(self, request: evaluator_pb2.EvaluationId, context: grpc.ServicerContext) -> common_pb2.Empty:
         self._evaluations.stop(request.evaluation_id)
@@ -59,7 +60,7 @@ class EvaluatorServicer(evaluator_pb2_grpc.EvaluatorServicer):
         self, request: evaluator_pb2.ResultsRequest, context: grpc.ServicerContext
     ) -> Iterator[evaluator_pb2.EvaluationResult]:
         for result in self._store.results(RunId(request.run_id)):
-            yield result_to_proto(result)
+            yield to_message(result, evaluator_pb2.EvaluationResult)
 
 
 def build(context: ServiceContext) -> Sequence[Registration]:

@@ -1,4 +1,7 @@
-"""Converters that several services share: sections of a pipeline, their problems, plug-ins and job states, record ↔ proto."""
+"""Converters record ↔ proto: records by field name, sections of a pipeline, their problems, and plug-ins.
+
+A service whose records and messages have equal field names needs no converters of its own.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,7 @@ from modyn.config.base import Problem
 from modyn.errors import InvalidArgumentError
 from modyn.json_codec import MAX_EXACT_INT, mark, unmark
 from modyn.proto import common_pb2
-from modyn.records import JobState
 from modyn.registry import Plugin, Registry
-
-_STATE = "JOB_STATE_"
 
 M = TypeVar("M", bound=Message)
 R = TypeVar("R")
@@ -134,12 +134,3 @@ def plugins_to_proto(*registries: Registry[Any]) -> common_pb2.PluginList:
 
 def plugins_from_proto(reply: common_pb2.PluginList) -> list[Plugin]:
     return [Plugin(plugin.group, plugin.id, plugin.path, plugin.distribution) for plugin in reply.plugins]
-
-
-def state_to_proto(state: JobState) -> str:
-    """The name of the enum value, which a message field accepts in place of its number."""
-    return f"{_STATE}{state.name}"
-
-
-def state_from_proto(state: common_pb2.JobState) -> JobState:
-    return JobState[common_pb2.JobState.Name(state).removeprefix(_STATE)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from modyn.config.base import Problem
-from modyn.evaluator.client import EvaluationResult, result_from_proto
+from modyn.evaluator.client import EvaluationResult
 from modyn.proto import common_pb2, supervisor_pb2, supervisor_pb2_grpc
 from modyn.rpc.client import ServiceClient
 from modyn.rpc.wire import from_message, problems_from_proto, to_message
@@ -97,4 +97,5 @@ class SupervisorClient(ServiceClient):
 
     def results(self, run_id: str) -> list[EvaluationResult]:
         """List all evaluation results so far."""
-        return [result_from_proto(result) for result in self._stub.Results(supervisor_pb2.RunName(run_id=run_id))]
+        stream = self._stub.Results(supervisor_pb2.RunName(run_id=run_id))
+        return [from_message(result, EvaluationResult) for result in stream]

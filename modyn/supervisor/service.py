@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 import grpc
 
 from modyn.db.engine import open_database
-from modyn.evaluator.client import result_to_proto
 from modyn.proto import common_pb2, evaluator_pb2, supervisor_pb2, supervisor_pb2_grpc
 from modyn.rpc.server import Registration, ServiceContext
 from modyn.rpc.wire import from_message, plugins_to_proto, problems_to_proto, to_message
@@ -63,7 +62,7 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
         return supervisor_pb2.TriggerList(triggers=[to_message(trigger, supervisor_pb2.TriggerRecord) for trigger in triggers])
 
     def Results(self, request: supervisor_pb2.RunName, context: grpc.ServicerContext) -> Iterator[evaluator_pb2.EvaluationResult]:
-        return map(result_to_proto, self._runs.results(request.run_id))
+        return (to_message(result, evaluator_pb2.EvaluationResult) for result in self._runs.results(request.run_id))
 
     def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> common_pb2.PluginList:
         return plugins_to_proto(TRIGGERS, EVALUATION_STRATEGIES)

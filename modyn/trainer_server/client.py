@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from modyn.proto import trainer_server_pb2, trainer_server_pb2_grpc
 from modyn.rpc.client import SectionClient
+from modyn.rpc.wire import from_message, to_message
 from modyn.trainer_server.request import TrainingRequest, TrainingState, TrainingStatus
-from modyn.trainer_server.wire import request_to_proto, status_from_proto
 
 __all__ = ["TrainerServerClient", "TrainingRequest", "TrainingState", "TrainingStatus"]
 
@@ -23,7 +23,7 @@ class TrainerServerClient(SectionClient):
         One that runs goes on, one whose model is stored is finished, a failed or stopped one is tried again.
         Raises: ConfigError: the pipeline is not valid.
         """
-        return status_from_proto(self._stub.Start(request_to_proto(request)))
+        return from_message(self._stub.Start(to_message(request, trainer_server_pb2.TrainingRequest)), TrainingStatus)
 
     def watch(self, run_id: str, trigger_id: int) -> Iterator[TrainingStatus]:
         """The status now, then one on every change, at most a few a second, and the final one last.
@@ -31,7 +31,7 @@ class TrainerServerClient(SectionClient):
         Raises: NotFoundError: the training was not started since the service was.
         """
         for status in self._stub.Watch(trainer_server_pb2.TrainingId(run_id=run_id, trigger_id=trigger_id)):
-            yield status_from_proto(status)
+            yield from_message(status, TrainingStatus)
 
     def stop(self, run_id: str, trigger_id: int) -> None:
         """Ask a training to stop, and return at once; its final status is STOPPED. Its last checkpoint stays."""

@@ -12,13 +12,12 @@ from modyn.model_storage.client import ModelStorageClient
 from modyn.models import MODELS
 from modyn.proto import common_pb2, trainer_server_pb2, trainer_server_pb2_grpc
 from modyn.rpc.server import Registration, ServiceContext
-from modyn.rpc.wire import from_struct, plugins_to_proto, problems_to_proto
+from modyn.rpc.wire import from_message, from_struct, plugins_to_proto, problems_to_proto, to_message
 from modyn.trainer_server.downsampling import DOWNSAMPLING
 from modyn.trainer_server.files import clean_up
 from modyn.trainer_server.registries import OPTIMIZERS, SCHEDULERS
-from modyn.trainer_server.request import TrainingJob
+from modyn.trainer_server.request import TrainingJob, TrainingRequest
 from modyn.trainer_server.trainings import TrainingHooks, Trainings
-from modyn.trainer_server.wire import request_from_proto, status_to_proto
 from modyn.workers import WorkerLimits, WorkerPool
 
 PRELOAD: Final = ("modyn.trainer_server.preload",)
@@ -41,14 +40,15 @@ class TrainerServicer(trainer_server_pb2_grpc.TrainerServerServicer):
     def Start(
         self, request: trainer_server_pb2.TrainingRequest, context: grpc.ServicerContext
     ) -> trainer_server_pb2.TrainingStatus:
-        return status_to_proto(self._trainings.start(request_from_proto(request)))
+        status = self._trainings.start(from_message(request, TrainingRequest))
+        return to_message(status, trainer_server_pb2.TrainingStatus)
 
     def Watch(
         self, request: trainer_server_pb2.TrainingId, context: grpc.ServicerContext
     ) -> Iterator[trainer_server_pb2.TrainingStatus]:
         context.add_callback(self._trainings.table.wake)
         for status in self._trainings.watch(request.run_id, request.trigger_id, context.is_active):
-            yield status_to_proto(status)
+            yield to_message(status, trainer_server_pb2.TrainingStatus)
 
     def Stop(self, request: trainer_server_pb2.TrainingId, context: grpc.ServicerContext) -> common_pb2.Empty:
         self._trainings.stop(request.run_id, request.trigger_id)

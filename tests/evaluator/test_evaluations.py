@@ -431,10 +431,12 @@ def test_requests_that_cannot_be_served(house: House, asked: EvaluationRequest, 
 
 
 def test_ids_depend_on_what_is_asked_for_and_survive_the_wire() -> None:
-    from modyn.evaluator.wire import request_from_proto, request_to_proto
+    from modyn.proto import evaluator_pb2
+    from modyn.rpc.wire import from_message, to_message
 
     asked = request(dataset=DATASET | {"dataloader_workers": 2.0})
-    assert request_from_proto(request_to_proto(asked)).evaluation_id == asked.evaluation_id
+    sent = to_message(asked, evaluator_pb2.EvaluationRequest)
+    assert from_message(sent, EvaluationRequest).evaluation_id == asked.evaluation_id
     others = [
         request("other"),
         request(model_id=6),

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any, get_args, get_type_hints
+
 import numpy as np
 import pytest
+from google.protobuf.message import Message
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from modyn.errors import InvalidArgumentError
+from modyn.evaluator.client import EvaluationRequest, EvaluationResult, EvaluationStatus
+from modyn.proto import evaluator_pb2, supervisor_pb2, trainer_server_pb2
 from modyn.proto.common_pb2 import Column, SampleColumns
-from modyn.proto.common_pb2 import JobState as ProtoState
-from modyn.proto.evaluator_pb2 import EvaluationStatus
-from modyn.records import JobState, KeysAndWeights, SampleBatch
+from modyn.records import EvalInterval, JobState, KeysAndWeights, RunId, SampleBatch
 from modyn.rpc.columns import (
     batch_from_proto,
     batch_to_proto,
@@ -22,7 +26,9 @@ from modyn.rpc.columns import (
     to_bytes,
     unpack,
 )
-from modyn.rpc.wire import from_struct, state_from_proto, state_to_proto, to_struct
+from modyn.rpc.wire import from_message, from_struct, to_message, to_struct
+from modyn.supervisor.client import Run, RunEvent, RunMode, RunState, TriggerRecord, TriggerState
+from modyn.trainer_server.client import TrainingRequest, TrainingStatus
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 JSON = st.recursive(
@@ -104,7 +110,54 @@ def test_what_cannot_be_sent_is_named() -> None:
         to_struct({"a": object()})
 
 
-def test_the_protocol_has_the_states_of_jobs() -> None:
-    assert ProtoState.keys() == ["JOB_STATE_UNSPECIFIED", *map(state_to_proto, JobState)]
-    for state in JobState:
-        assert state_from_proto(EvaluationStatus(state=state_to_proto(state)).state) is state
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (Run, supervisor_pb2.Run),
+        (RunEvent, supervisor_pb2.RunEvent),
+        (TriggerRecord, supervisor_pb2.TriggerRecord),
+        (TrainingRequest, trainer_server_pb2.TrainingRequest),
+        (TrainingStatus, trainer_server_pb2.TrainingStatus),
+        (EvaluationRequest, evaluator_pb2.EvaluationRequest),
+        (EvaluationStatus, evaluator_pb2.EvaluationStatus),
+        (EvaluationResult, evaluator_pb2.EvaluationResult),
+    ],
+)
+def test_a_record_and_its_message_have_the_same_fields(record: type[Any], message: type[Message]) -> None:
+    assert {field.name for field in dataclasses.fields(record)} == set(message.DESCRIPTOR.fields_by_name)
+    for name, hint in get_type_hints(record).items():
+        field = message.DESCRIPTOR.fields_by_name[name]
+        if type(None) in get_args(hint):
+            assert field.has_presence, f"{name} may be None: make it optional in the message"
+
+
+OPTIONAL_INT = st.none() | INT64
+INTERVALS = st.builds(EvalInterval, INT64, INT64, INT64)
+
+
+@given(
+    st.builds(Run, state=st.sampled_from(RunState), mode=st.sampled_from(RunMode), to_timestamp=OPTIONAL_INT, error=st.text()),
+    st.builds(
+        TriggerRecord,
+        **dict.fromkeys(["trigger_id", "position", "first_timestamp", "last_timestamp", "fired_at_timestamp"], INT64),
+        **dict.fromkeys(["num_keys", "model_id", "parent_model_id"], OPTIONAL_INT),
+        state=st.sampled_from(TriggerState),
+        started_at=st.floats(allow_nan=False),
+        finished_at=st.none() | st.floats(allow_nan=False),
+        weights_sha256=st.none() | st.text(),
+        training_result=st.dictionaries(st.text(max_size=6), JSON, max_size=3),
+        seconds=st.dictionaries(st.text(max_size=6), st.floats(allow_nan=False), max_size=3),
+    ),
+    st.builds(EvaluationRequest, *[st.just(RunId("r")), INT64, INT64, st.text(), st.just({}), st.tuples(INTERVALS, INTERVALS)]),
+    st.sampled_from(JobState),
+)
+def test_records_survive_the_wire(run: Run, trigger: TriggerRecord, request: EvaluationRequest, state: JobState) -> None:
+    sent_as: list[tuple[Any, type[Message]]] = [
+        (run, supervisor_pb2.Run),
+        (trigger, supervisor_pb2.TriggerRecord),
+        (request, evaluator_pb2.EvaluationRequest),
+        (EvaluationStatus("id", state), evaluator_pb2.EvaluationStatus),
+    ]
+    for record, message in sent_as:
+        sent = message.FromString(to_message(record, message).SerializeToString())
+        assert from_message(sent, type(record)) == record

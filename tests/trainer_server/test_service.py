@@ -23,16 +23,16 @@ from modyn.errors import (
     UnavailableError,
 )
 from modyn.model_storage.client import StoredModelInfo
-from modyn.proto import trainer_server_pb2_grpc
+from modyn.proto import trainer_server_pb2, trainer_server_pb2_grpc
 from modyn.records import ModelVersion, RunId
 from modyn.rpc.server import Registration, start_server
+from modyn.rpc.wire import from_message, to_message
 from modyn.testing.fake_trainer_server import FakeTrainerServer
 from modyn.testing.training import small_pipeline
 from modyn.testing.waiting import eventually
 from modyn.trainer_server.client import TrainerServerClient, TrainingRequest, TrainingState, TrainingStatus
 from modyn.trainer_server.service import FULL_NAME, PRELOAD, TrainerServicer
 from modyn.trainer_server.trainings import TrainingHooks, Trainings
-from modyn.trainer_server.wire import request_from_proto, request_to_proto, status_from_proto, status_to_proto
 from modyn.workers import Job, WorkerPool
 
 HERE = Path(__file__).parent
@@ -284,14 +284,14 @@ def test_plugins_are_listed_with_where_they_come_from(room: Room) -> None:
 
 def test_records_survive_the_wire() -> None:
     request = TrainingRequest(RUN, 7, {"training": {"seed": 2**60 + 1}}, 3, 100, 0)
-    assert request_from_proto(request_to_proto(request)) == request
+    assert from_message(to_message(request, trainer_server_pb2.TrainingRequest), TrainingRequest) == request
     bare = TrainingRequest(RUN, 0, {})
-    assert request_from_proto(request_to_proto(bare)) == bare
+    assert from_message(to_message(bare, trainer_server_pb2.TrainingRequest), TrainingRequest) == bare
     for state in TrainingState:
         status = TrainingStatus(RUN, 7, state, 5, 10, 2, 0.0, 99.5, 4, "broken", "DATA", {"losses": [[1, 0.5]]}, "ab12")
-        assert status_from_proto(status_to_proto(status)) == status
+        assert from_message(to_message(status, trainer_server_pb2.TrainingStatus), TrainingStatus) == status
     fresh = TrainingStatus(RUN, 0, TrainingState.QUEUED)
-    assert status_from_proto(status_to_proto(fresh)) == fresh
+    assert from_message(to_message(fresh, trainer_server_pb2.TrainingStatus), TrainingStatus) == fresh
 
 
 def test_the_fake_has_the_same_calls_and_rules() -> None:
