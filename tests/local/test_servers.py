@@ -8,6 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg2
@@ -21,6 +23,13 @@ from modyn.local.redis import RedisServer
 from modyn.testing.waiting import eventually
 
 
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that PostgreSQL's own user can reach: every pytest of this user that starts closes the parent of `tmp_path` to others."""
+    with tempfile.TemporaryDirectory(prefix="modyn-", ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
 def query(url: str, statement: str) -> object:
     connection = psycopg2.connect(url)
     try:
@@ -31,8 +40,8 @@ def query(url: str, statement: str) -> object:
         connection.close()
 
 
-def test_postgres_keeps_its_data_over_a_restart_and_a_kill(tmp_path: Path) -> None:
-    server = PostgresServer(tmp_path / "deep folder with ünïcode" / "postgres")
+def test_postgres_keeps_its_data_over_a_restart_and_a_kill(folder: Path) -> None:
+    server = PostgresServer(folder / "deep folder with ünïcode" / "postgres")
     server.start()
     query(server.url, "CREATE TABLE kept (x int)")
     query(server.url, "INSERT INTO kept VALUES (7)")
@@ -47,10 +56,10 @@ def test_postgres_keeps_its_data_over_a_restart_and_a_kill(tmp_path: Path) -> No
     server.stop()
 
 
-def test_postgres_ends_with_its_parent(tmp_path: Path) -> None:
+def test_postgres_ends_with_its_parent(folder: Path) -> None:
     program = (
         "import sys, time; from pathlib import Path; from modyn.local.postgres import PostgresServer\n"
-        f"server = PostgresServer(Path({str(tmp_path)!r})); server.start(); print(server.pid, flush=True); time.sleep(60)"
+        f"server = PostgresServer(Path({str(folder)!r})); server.start(); print(server.pid, flush=True); time.sleep(60)"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
@@ -61,32 +70,32 @@ def test_postgres_ends_with_its_parent(tmp_path: Path) -> None:
     eventually(lambda: not is_alive(pid))
 
 
-def test_a_first_start_that_was_killed_leaves_nothing_half_made(tmp_path: Path) -> None:
+def test_a_first_start_that_was_killed_leaves_nothing_half_made(folder: Path) -> None:
     program = (
         "from pathlib import Path; from modyn.local.postgres import PostgresServer\n"
-        f"PostgresServer(Path({str(tmp_path)!r})).start()"
+        f"PostgresServer(Path({str(folder)!r})).start()"
     )
     parent = subprocess.Popen([sys.executable, "-c", program])
-    eventually(lambda: any(tmp_path.glob("data*/PG_VERSION")))
+    eventually(lambda: any(folder.glob("data*/PG_VERSION")))
     parent.kill()
     parent.wait()
-    assert not (tmp_path / "data").exists(), "initdb was not done"
+    assert not (folder / "data").exists(), "initdb was not done"
     # What a crash of the machine leaves: initdb could not clean up, and the version stands there already.
-    half_made = tmp_path / "data.new-gone"
+    half_made = folder / "data.new-gone"
     half_made.mkdir()
     (half_made / "PG_VERSION").write_text("18\n")
-    server = PostgresServer(tmp_path)
+    server = PostgresServer(folder)
     server.start()
     assert query(server.url, "SELECT 1") == (1,)
     server.stop()
     assert not half_made.exists()
 
 
-def test_files_that_are_no_database_are_not_deleted(tmp_path: Path) -> None:
-    precious = tmp_path / "data" / "base"
+def test_files_that_are_no_database_are_not_deleted(folder: Path) -> None:
+    precious = folder / "data" / "base"
     precious.mkdir(parents=True)
     with pytest.raises(CorruptStateError, match="holds files but no PG_VERSION"):
-        PostgresServer(tmp_path).start()
+        PostgresServer(folder).start()
     assert precious.exists()
 
 
@@ -113,8 +122,8 @@ def test_where_no_user_can_be_made_it_is_said_what_to_do(monkeypatch: pytest.Mon
         make_user(f"modyn-test-{os.getpid()}")
 
 
-def test_redis_answers(tmp_path: Path) -> None:
-    server = RedisServer(tmp_path / "redis", tmp_path)
+def test_redis_answers(folder: Path) -> None:
+    server = RedisServer(folder / "redis", folder)
     server.start()
     with redis.Redis.from_url(server.url) as client:
         client.set("a", b"1")
