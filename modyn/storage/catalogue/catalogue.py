@@ -1,6 +1,6 @@
-"""The catalogue in PostgreSQL: which datasets, files, segments and problems there are. One transaction per change, none per sample.
+"""The catalogue in PostgreSQL: rows of datasets, files, segments and problems. One transaction per change, none per sample.
 
-Every change to a dataset names the version that it was made from; if another process was faster, nothing is changed.
+Every change to a dataset names the version that it was made from; if another process committed first, nothing is changed.
 """
 
 from __future__ import annotations
@@ -26,10 +26,13 @@ from modyn.storage.model.records import FileProblem
 
 LISTED_PROBLEMS = 10_000
 """At most so many problems of a dataset are listed, the newest ones; all are counted."""
+_FILE_COLUMNS = "file_id, path, size, mtime_ns, indexed_end, num_samples, fingerprint, altered"
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetRow:
+    """A registered dataset. `folder`: name of the folder of its segments. `version` grows with each change."""
+
     id: int
     config: DatasetConfig
     folder: str
@@ -40,13 +43,15 @@ class DatasetRow:
 
 @dataclass(frozen=True, slots=True)
 class SegmentRow:
+    """A segment and the name of its file in the dataset's folder."""
+
     info: SegmentInfo
     file_name: str
 
 
 @dataclass(frozen=True, slots=True)
 class ProblemRow:
-    """`signature` is the state of the file when the problem was found: the file is looked at again when it is another."""
+    """A file that was set aside. `signature`: its state when the problem was found; the file is tried again when it is another."""
 
     path: str
     signature: str
@@ -62,7 +67,7 @@ class Change:
     changed_files: Sequence[FileRow] = ()
     segments: Sequence[SegmentRow] = ()
     replaced_segments: Sequence[int] = ()
-    """First keys of segments that `segments` stand for now."""
+    """First keys of the segments that `segments` replace."""
     problems: Sequence[ProblemRow] = ()
     solved: Sequence[str] = ()
     """Paths whose problem is gone."""
@@ -70,7 +75,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Everything that is known of a dataset at one version."""
+    """All rows of a dataset at one version."""
 
     row: DatasetRow
     files: Sequence[FileRow] = field(repr=False)
@@ -80,6 +85,8 @@ class Contents:
 
 
 class Catalogue:
+    """The tables of storage. Thread-safe. Methods raise UnavailableError if the database cannot be reached."""
+
     def __init__(self, database: Database) -> None:
         self.database = database
 
@@ -91,11 +98,11 @@ class Catalogue:
         self.database.close()
 
     def datasets(self) -> list[DatasetRow]:
-        """All datasets but those that are being deleted, by name."""
+        """All datasets that are not being deleted, by name."""
         return self._datasets("WHERE NOT deleting ORDER BY name", ())
 
     def deleting(self) -> list[DatasetRow]:
-        """Datasets whose deletion was begun and not ended."""
+        """Datasets whose deletion has begun and not ended."""
         return self._datasets("WHERE deleting ORDER BY name", ())
 
     def dataset(self, name: str) -> DatasetRow | None:
@@ -103,7 +110,10 @@ class Catalogue:
         return rows[0] if rows else None
 
     def add(self, config: DatasetConfig, float_labels: bool) -> DatasetRow:
-        """Registers a dataset, or gives the row that another process made of this name a moment before."""
+        """Register a dataset, or return the row of this name that another process has just added.
+
+        Raises: ConflictError: the dataset of this name is being deleted.
+        """
         spec = json.dumps(config.model_dump(mode="json"))
         with self.database.raw() as connection, connection.cursor() as cursor:
             cursor.execute(
@@ -117,36 +127,32 @@ class Catalogue:
         return row
 
     def begin_delete(self, dataset_id: int) -> None:
-        """From now on the dataset is not listed; `end_delete` follows when its files are gone, if need be after a restart."""
+        """Stop listing the dataset; `end_delete` follows when its files are removed, after a restart if necessary."""
         with self.database.raw() as connection, connection.cursor() as cursor:
             cursor.execute("UPDATE storage.datasets SET deleting = true, version = version + 1 WHERE id = %s", (dataset_id,))
 
     def end_delete(self, dataset_id: int) -> None:
+        """Remove all rows of the dataset."""
         with self.database.raw() as connection, connection.cursor() as cursor:
             cursor.execute("DELETE FROM storage.datasets WHERE id = %s", (dataset_id,))
             cursor.execute("DELETE FROM storage.files WHERE dataset_id = %s", (dataset_id,))
 
     def version(self, dataset_id: int) -> int | None:
-        """None: the dataset is gone."""
+        """The version of a dataset; None if it was deleted."""
         with self.database.raw() as connection, connection.cursor() as cursor:
             cursor.execute("SELECT version FROM storage.datasets WHERE id = %s AND NOT deleting", (dataset_id,))
             found = cursor.fetchone()
         return None if found is None else int(found[0])
 
     def contents(self, name: str) -> Contents | None:
-        """All that is known of a dataset, from one snapshot of the database; None if there is no such dataset."""
+        """All rows of a dataset, from one snapshot of the database; None if there is no such dataset."""
         with self.database.raw() as connection, connection.cursor() as cursor:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
             rows = _dataset_rows(cursor, "WHERE name = %s AND NOT deleting", (name,))
             if not rows:
                 return None
             id_ = (rows[0].id,)
-            cursor.execute(
-                "SELECT file_id, path, size, mtime_ns, indexed_end, num_samples, fingerprint, altered "
-                "FROM storage.files WHERE dataset_id = %s ORDER BY file_id",
-                id_,
-            )
-            files = [FileRow(row[0], os.fsdecode(bytes(row[1])), *row[2:]) for row in cursor]
+            files = _file_rows(cursor, "WHERE dataset_id = %s ORDER BY file_id", id_)
             cursor.execute(
                 "SELECT first_key, num_samples, min_timestamp, max_timestamp, num_bytes, checksum, file_name "
                 "FROM storage.segments WHERE dataset_id = %s ORDER BY first_key",
@@ -158,21 +164,17 @@ class Catalogue:
         return Contents(rows[0], files, segments, problems)
 
     def file(self, dataset_id: int, file_id: int) -> FileRow:
+        """One indexed file. Raises: ConflictError: it is no longer in the catalogue."""
         with self.database.raw() as connection, connection.cursor() as cursor:
-            cursor.execute(
-                "SELECT file_id, path, size, mtime_ns, indexed_end, num_samples, fingerprint, altered "
-                "FROM storage.files WHERE dataset_id = %s AND file_id = %s",
-                (dataset_id, file_id),
-            )
-            row = cursor.fetchone()
-        if row is None:
+            rows = _file_rows(cursor, "WHERE dataset_id = %s AND file_id = %s", (dataset_id, file_id))
+        if not rows:
             raise ConflictError(f"file {file_id} of dataset {dataset_id} is not in the catalogue any more")
-        return FileRow(row[0], os.fsdecode(bytes(row[1])), *row[2:])
+        return rows[0]
 
     def commit(self, dataset_id: int, version: int, change: Change) -> int:
-        """Makes `change` to the dataset as it is at `version`, all of it or nothing; the new version.
+        """Apply `change` to the dataset at `version`, all of it or nothing, and return the new version.
 
-        ConflictError: another process changed the dataset meanwhile. UnavailableError: it is not known whether the change was made.
+        Raises: ConflictError: another process has changed the dataset. UnavailableError: it is not known whether the change was made.
         """
         with self.database.raw() as connection, connection.cursor() as cursor:
             cursor.execute(
@@ -199,7 +201,7 @@ class Catalogue:
         return version + 1
 
     def problems(self, dataset_id: int, full_path: Callable[[str], str]) -> list[FileProblem]:
-        """The newest problems first. `full_path` makes what is shown of a path in the dataset's folder."""
+        """The newest problems first, at most LISTED_PROBLEMS. `full_path`: path in the dataset's folder → path to show."""
         with self.database.raw() as connection, connection.cursor() as cursor:
             cursor.execute(
                 "SELECT path, reason, found_at FROM storage.problems WHERE dataset_id = %s ORDER BY found_at DESC, path LIMIT %s",
@@ -217,6 +219,11 @@ def _dataset_rows(cursor: extensions.cursor, condition: str, values: tuple[objec
     return [DatasetRow(row[0], DatasetConfig.model_validate(row[1]), *row[2:]) for row in cursor]
 
 
+def _file_rows(cursor: extensions.cursor, condition: str, values: tuple[object, ...]) -> list[FileRow]:
+    cursor.execute(f"SELECT {_FILE_COLUMNS} FROM storage.files {condition}", values)
+    return [FileRow(row[0], os.fsdecode(bytes(row[1])), *row[2:]) for row in cursor]
+
+
 def _copy_files(cursor: extensions.cursor, dataset_id: int, files: Sequence[FileRow]) -> None:
     if not files:
         return
@@ -225,8 +232,7 @@ def _copy_files(cursor: extensions.cursor, dataset_id: int, files: Sequence[File
         f"{file.num_samples}\t{file.fingerprint}\t{file.altered}\n"
         for file in files
     )
-    columns = "dataset_id, file_id, path, size, mtime_ns, indexed_end, num_samples, fingerprint, altered"
-    cursor.copy_expert(f"COPY storage.files ({columns}) FROM STDIN", io.StringIO("".join(lines)))
+    cursor.copy_expert(f"COPY storage.files (dataset_id, {_FILE_COLUMNS}) FROM STDIN", io.StringIO("".join(lines)))
 
 
 def _insert_segments(cursor: extensions.cursor, dataset_id: int, segments: Sequence[SegmentRow]) -> None:

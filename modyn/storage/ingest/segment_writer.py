@@ -1,4 +1,4 @@
-"""Makes segments of what formats found and commits them with their files: all samples of a file become visible at once or not at all."""
+"""Writing of indexed samples as segments, committed with their files: all samples of a file become visible at once or not at all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from modyn.storage.model.samples import IndexedFiles, IndexedSamples
 
 
 class SegmentWriter:
-    """Collects samples, in order of key. Call with the dataset's writers' locks held."""
+    """Collects samples in order of key. The caller holds the locks of ingestion."""
 
     def __init__(self, dataset: OpenDataset) -> None:
         self._dataset = dataset
@@ -35,7 +35,7 @@ class SegmentWriter:
 
     @property
     def next_file_id(self) -> int:
-        """The id of the next file that `add_files` or `complete` brings."""
+        """Id of the next file that `add_files` or `complete` adds."""
         return len(self._dataset.files) + len(self._new_files)
 
     @property
@@ -43,19 +43,22 @@ class SegmentWriter:
         return len(self._builder) + self._next_key - self._dataset.row.next_key
 
     def add(self, file_id: int, chunks: Sequence[IndexedSamples]) -> None:
-        """Part of a file; `complete` follows after the last part. Raises DataError, and adds nothing, if labels are of the wrong kind."""
+        """Add samples of a file; `complete` follows after the last ones.
+
+        Raises: DataError: labels are of the wrong type; nothing is added.
+        """
         for chunk in chunks:
             self._check_labels(chunk)
         for chunk in chunks:
             self._builder.add(file_id, chunk)
 
     def complete(self, row: FileRow) -> None:
-        """All samples of the file are added; none means that it is empty."""
+        """Add the row of a file of which all samples were added; none if it is empty."""
         (self._new_files if row.file_id == self.next_file_id else self._changed_files).append(row)
         self.solve(row.path)
 
     def add_files(self, rows: Sequence[FileRow], files: IndexedFiles) -> None:
-        """Whole files of one sample each; `rows` (at least one) are those of `files.good()`, their ids follow `next_file_id`."""
+        """Add files of one sample each. `rows` (at least one) are those of `files.good()`; their ids start at `next_file_id`."""
         self._check_labels(files)
         self._builder.add_files(np.arange(rows[0].file_id, rows[0].file_id + len(rows), dtype=np.uint32), files)
         self._new_files.extend(rows)
@@ -63,25 +66,27 @@ class SegmentWriter:
             self.solve(row.path)
 
     def change_file(self, row: FileRow) -> None:
-        """A file without new samples of which something else is known now."""
+        """Replace the row of a file without new samples."""
         self._changed_files.append(row)
 
     def report(self, problem: ProblemRow) -> None:
+        """Add or replace the problem of a file."""
         self._problems[problem.path] = problem
         self._solved.discard(problem.path)
 
     def solve(self, path: str) -> None:
+        """Remove the problem of a file, if it has one."""
         if path in self._dataset.problems:
             self._solved.add(path)
         self._problems.pop(path, None)
 
     def spill(self) -> None:
-        """Writes full segments; nothing is visible before `flush`."""
+        """Write full segments; nothing is visible before `flush`."""
         while self._builder.full():
             self._write_one()
 
     def is_due(self) -> bool:
-        """Whether there is enough for a segment or a commit, or the samples have waited for long enough."""
+        """Whether there is enough for a segment or a commit, or the first sample has waited for `flush_s`."""
         limits = self._dataset.limits
         return (
             self._builder.full()
@@ -90,7 +95,7 @@ class SegmentWriter:
         )
 
     def flush(self) -> None:
-        """Commits everything that was added. Only between files."""
+        """Commit everything that was added. Only between files."""
         while len(self._builder):
             self._write_one()
         if self._segments or self._new_files or self._changed_files or self._problems or self._solved:
@@ -107,13 +112,13 @@ class SegmentWriter:
         self._reset()
 
     def discard(self) -> None:
-        """Forgets everything since the last `flush`: a file turned out to be bad in its middle."""
+        """Drop everything since the last `flush`: a file turned out to be damaged in its middle."""
         for segment in self._segments:
             (self._dataset.folder / segment.file_name).unlink(missing_ok=True)
         self._reset()
 
     def merge(self) -> None:
-        """Makes one segment of many small ones, as long as there are so many."""
+        """Merge runs of small segments at the end of the index until none is left."""
         while run := merge_run(
             [segment.info.num_samples for segment in self._dataset.segments()], self._dataset.limits.merge_run
         ):
@@ -146,7 +151,7 @@ class SegmentWriter:
 
 
 def merge_run(sizes: Sequence[int], factor: int = 16) -> int:
-    """How many of the last segments, of these numbers of samples, are to become one; 0 if none.
+    """The number of last segments, given numbers of samples, that are to become one; 0 if none.
 
     Segments of factor^k to factor^(k + 1) samples are of one kind: `factor` neighbours of a kind, and smaller ones behind them, become one.
 
@@ -167,5 +172,5 @@ def merge_run(sizes: Sequence[int], factor: int = 16) -> int:
 
 
 def _new_name(first_key: int) -> str:
-    """Unique, so that two processes that try for the same keys do not write one file."""
+    """A unique name: two processes that write the same keys do not write one file."""
     return f"{first_key:020d}-{uuid.uuid4().hex[:12]}.segment"

@@ -1,4 +1,4 @@
-"""Looks at a dataset's folder again and again, so that new files are indexed without being asked."""
+"""A thread that looks at a dataset's folder periodically, so that new files are indexed without a request."""
 
 from __future__ import annotations
 
@@ -26,32 +26,33 @@ class Watcher:
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns when the look that runs is over, at most 10 s later."""
+        """Stop watching; returns when the running look has ended, at most 10 s later."""
         self._stop.set()
+        # A look that ends with the deletion of the dataset stops the watcher from its own thread, which cannot wait for itself.
         if threading.current_thread() is not self._thread:
             self._thread.join(10.0)
 
     def _run(self) -> None:
         logger = get_logger("storage")
-        told = ""
+        logged = ""
         while not self._stop.is_set():
             started = time.monotonic()
             try:
                 self._look(self._dataset)
-                told = ""
+                logged = ""
             except ModynError as error:
                 if self._stop.is_set():
                     return
-                if error.message != told:
+                if error.message != logged:
                     logger.error("watch_failed", dataset=self._dataset.name, error=error.message, reason=error.reason)
-                told = error.message
+                logged = error.message
                 if isinstance(error, NotFoundError) and self._dataset.is_closed:
                     return
             except Exception as error:
                 # A watcher that died would look like a folder in which nothing happens.
-                if repr(error) != told:
+                if repr(error) != logged:
                     logger.exception("watch_failed", dataset=self._dataset.name)
-                told = repr(error)
+                logged = repr(error)
             self._stop.wait(pause_s(self._interval_s, time.monotonic() - started))
 
 

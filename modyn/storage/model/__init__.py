@@ -1,1 +1,1 @@
-"""Records of storage: datasets, files, indexed samples, payloads."""
+"""Records of storage: datasets, indexed files, indexed samples, payloads. Loaded by training workers: imports nothing heavy."""

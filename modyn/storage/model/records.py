@@ -1,4 +1,4 @@
-"""What storage says of a dataset; other rooms find these records in `modyn.storage.client`."""
+"""Records about datasets; other rooms import them from `modyn.storage.client`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from modyn.config.system import DatasetConfig
 
 @dataclass(frozen=True, slots=True)
 class DatasetInfo:
-    """A registered dataset and what is indexed of it."""
+    """A registered dataset and the extent of its index."""
 
     config: DatasetConfig
     num_samples: int
-    """Without deleted ones."""
+    """Without deleted samples."""
     num_files: int
     num_problems: int
     next_key: int
-    """The key that the next new sample gets: keys 0 … next_key - 1 exist or were deleted."""
+    """Key of the next new sample: keys 0 … next_key - 1 exist or were deleted."""
     min_timestamp: int | None
     """Seconds since 1970; None while nothing is indexed. Deleted samples still count towards both bounds."""
     max_timestamp: int | None
@@ -31,7 +31,7 @@ class DatasetInfo:
 
 @dataclass(frozen=True, slots=True)
 class IngestProgress:
-    """State of one ingestion; numbers count from its start."""
+    """Progress of one ingestion; numbers count from its start."""
 
     files_seen: int = 0
     files_indexed: int = 0
@@ -42,7 +42,7 @@ class IngestProgress:
 
 @dataclass(frozen=True, slots=True)
 class FileProblem:
-    """A file that was set aside, or that changed after it was indexed; it is looked at again when it changes."""
+    """A file that was set aside, or that changed after it was indexed; ingestion tries it again when it changes."""
 
     path: str
     reason: str
