@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from modyn.storage.files.file_system import FileSystem
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _FINGERPRINT_BYTES = 1 << 16
 """At each end of the file."""
@@ -22,15 +25,7 @@ def fingerprint(folder: FileSystem, path: str, num_bytes: int) -> str:
         return fingerprint_of(file, num_bytes)
 
 
-class Readable(Protocol):
-    """An open file."""
-
-    def read(self, num_bytes: int, /) -> bytes: ...
-
-    def seek(self, offset: int, /) -> int: ...
-
-
-def fingerprint_of(file: Readable, num_bytes: int) -> str:
+def fingerprint_of(file: pa.NativeFile, num_bytes: int) -> str:
     """As `fingerprint`, of an open file. Raises: OSError."""
     digest = hashlib.sha256(num_bytes.to_bytes(8, "little"))
     ends, blocks = 2 * _FINGERPRINT_BYTES, _FINGERPRINT_BLOCKS * _FINGERPRINT_BLOCK_BYTES

@@ -1,5 +1,5 @@
-"""`s3://BUCKET/PREFIX?OPTION=VALUE`: where a dataset's objects lie and how their server is reached. Never with credentials: a URL is kept
-in the catalogue, published and shown; keys come from the environment, a profile or the machine's role.
+"""URLs of the form `s3://BUCKET/PREFIX?OPTION=VALUE`. They never hold credentials, because a URL is kept in the catalogue, published and
+shown; credentials come from the environment, a profile or the machine's role.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class S3Url:
 
     @staticmethod
     def parse(text: str) -> S3Url:
-        """Raises ConfigError, without the text where that may hold a secret."""
+        """Parse a URL. Raises: ConfigError, without the text where it may hold a secret."""
         place, _, query = text.removeprefix("s3://").partition("?")
         if "@" in place.split("/")[0]:
             raise ConfigError(
@@ -49,7 +49,7 @@ class S3Url:
         return S3Url(folder, tuple(sorted(options.items())))
 
     def __str__(self) -> str:
-        """The one way to write it."""
+        """The normal form."""
         return f"s3://{quote(self.folder)}" + (f"?{urlencode(self.options)}" if self.options else "")
 
     def holds(self, other: S3Url) -> bool:

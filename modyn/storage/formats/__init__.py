@@ -1,4 +1,4 @@
-"""File formats: what a user's data file holds, found by the id that a dataset names as its `file_wrapper`."""
+"""File formats, by the id that a dataset gives as its `file_wrapper`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ REGISTRY: Registry[type[FileFormat]] = Registry("modyn.file_formats", "file form
 def build_format(
     id_: str, config: Mapping[str, object], timestamp_source: str = "", path: str = "file_wrapper_config"
 ) -> FileFormat:
-    """The format `id_` with its checked configuration. `path` is where the configuration stands, for messages. Raises ConfigError."""
+    """Build the format `id_`. `path`: place of its configuration, for messages. Raises: ConfigError."""
     found = REGISTRY.get(id_)
     return found(load_section(found.Config, config, path), timestamp_source)

@@ -1,13 +1,13 @@
 """Fixed-size binary records: the label's bytes, then the payload's, and so on to the end of the file.
 
-Where the samples are is arithmetic; only labels (and times, if they stand in the records) are read.
+Offsets are arithmetic; only labels (and times, if they are in the records) are read.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import BinaryIO, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from modyn.storage.model.samples import IndexedSamples
 
 _CHUNK_BYTES = 32 << 20
 _SPARSE_RECORD_BYTES = 4096
-"""From this record size on, reading only the fields costs less than reading everything."""
+"""From this record size on, reading only the fields is faster than reading everything."""
 
 Bytes2D = npt.NDArray[np.uint8]
 
@@ -37,7 +37,7 @@ class BinaryConfig(FormatConfig):
     label_size: int = Field(ge=1, le=8)
     """Bytes of the label at the start of each record."""
     byteorder: Literal["little", "big"] = "little"
-    """Of the label, and of the time if it stands in the record."""
+    """Byte order of the label, and of the time if it is in the record."""
     label_signed: bool = True
     """Whole-number labels are in two's complement."""
     file_extension: str = ".bin"
@@ -84,8 +84,7 @@ class BinaryFormat(FileFormat):
             first = resume.end // size if resume else 0
             rows = max(1, min(self.chunk_rows, _CHUNK_BYTES // size))
             for start in range(first, status.st_size // size, rows):
-                stop = min(start + rows, status.st_size // size)
-                yield self._chunk(path, file.fileno(), start, stop, shared_timestamp)
+                yield self._chunk(path, file, start, min(start + rows, status.st_size // size), shared_timestamp)
 
     def _check_size(self, path: str, num_bytes: int) -> None:
         size = self.config.record_size
@@ -95,7 +94,7 @@ class BinaryFormat(FileFormat):
                 f"more, from byte {num_bytes - num_bytes % size} on; complete the last record, or check record_size"
             )
 
-    def _chunk(self, path: str, descriptor: int, start: int, stop: int, shared_timestamp: int | None) -> IndexedSamples:
+    def _chunk(self, path: str, file: BinaryIO, start: int, stop: int, shared_timestamp: int | None) -> IndexedSamples:
         """Records [start, stop) of an open file."""
         size, label_size = self.config.record_size, self.config.label_size
         begins = np.arange(start, stop, dtype=np.int64) * size
@@ -103,7 +102,7 @@ class BinaryFormat(FileFormat):
         if isinstance(self.timestamps, FromField):
             fields.append((self.timestamps.offset, self.timestamps.size))
         if size < _SPARSE_RECORD_BYTES:
-            columns = self._read_dense(path, descriptor, start, stop, fields)
+            columns = self._read_dense(path, file, start, stop, fields)
         else:
             columns = [_read_field(path, begins + offset, num_bytes) for offset, num_bytes in fields]
         labels = self._labels(path, columns[0], start)
@@ -112,17 +111,15 @@ class BinaryFormat(FileFormat):
             timestamps = _integers(columns[1], self.config.byteorder, signed=True).view(np.int64)
         return IndexedSamples(begins + label_size, size - label_size, labels, timestamps, stop * size)
 
-    def _read_dense(self, path: str, descriptor: int, start: int, stop: int, fields: list[tuple[int, int]]) -> list[Bytes2D]:
-        """The fields (offset, size) of records [start, stop): uint8 (stop - start, size) each, as views of what was read."""
+    def _read_dense(self, path: str, file: BinaryIO, start: int, stop: int, fields: list[tuple[int, int]]) -> list[Bytes2D]:
+        """Read the fields (offset, size) of records [start, stop): uint8 (stop - start, size) each, views of the bytes that were read."""
         size = self.config.record_size
         wanted = (stop - start) * size
-        data = bytearray(wanted)
-        done = 0
-        while done < wanted and (got := os.preadv(descriptor, [memoryview(data)[done:]], start * size + done)):
-            done += got
-        if done < wanted:
+        file.seek(start * size)
+        data = file.read(wanted)
+        if len(data) < wanted:
             raise DataError(
-                f"{path} was cut while it was read: {wanted} bytes wanted at byte {start * size}, {done} available; index it again"
+                f"{path} was cut while it was read: {wanted} bytes wanted at byte {start * size}, {len(data)} available; index it again"
             )
         records = np.frombuffer(data, np.uint8).reshape(-1, size)
         return [records[:, offset : offset + num_bytes] for offset, num_bytes in fields]

@@ -1,4 +1,4 @@
-"""CSV: a row is a sample. Its payload is the row's bytes as they stand in the file, without the line break; one column is the label."""
+"""CSV: a row is a sample. Its payload is the bytes of the row in the file, without the line break; one column is the label."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class CsvConfig(FormatConfig):
     separator: str = Field(default=",", min_length=1, max_length=1)
     """Character between columns."""
     quote: str = Field(default='"', max_length=1)
-    """Fields that begin with it may hold separators and line breaks; doubled, it stands for itself. Empty: no quoting."""
+    """Fields that begin with it may hold separators and line breaks; doubled, it means itself. Empty: no quoting."""
     label_index: int = Field(ge=0)
     """Column of the label, from 0."""
     ignore_first_line: bool = False
     """The first line names the columns."""
     encoding: str = "utf-8"
-    """Of the file and of the payloads. ASCII characters must be single bytes in it, and no part of other characters."""
+    """Encoding of the file and of the payloads, in which ASCII characters are single bytes, and no part of other characters."""
     file_extension: str = ".csv"
     """Ending of the names of files with samples."""
 

@@ -1,4 +1,4 @@
-"""Labels and times in JSON objects: one object at a time, with a reason for everything that is not as declared."""
+"""Labels and times in one JSON object, with an exact reason where it is not as declared."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _INT64 = range(-(2**63), 2**63)
 
 
 def field_path(text: str) -> FieldPath:
-    """The path that a dotted name stands for. Raises ValueError if a part of it is empty.
+    """The path of a dotted name. Raises: ValueError: a part of it is empty.
 
     >>> field_path("meta.label")
     ('meta', 'label')
@@ -26,7 +26,7 @@ def field_path(text: str) -> FieldPath:
 
 
 def parse_object(text: bytes) -> dict[str, object]:
-    """The one JSON object that `text` is. Raises ValueError that says what is wrong with it."""
+    """Parse `text` as one JSON object. Raises: ValueError: what is wrong with it."""
     try:
         found = json.loads(text, parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
@@ -41,7 +41,7 @@ def parse_object(text: bytes) -> dict[str, object]:
 
 
 def label_in(found: dict[str, object], path: FieldPath, *, floats: bool) -> int | float:
-    """The label at `path`. Raises ValueError."""
+    """The label at `path`. Raises: ValueError."""
     value = _at(found, path)
     if isinstance(value, bool) or not isinstance(value, int | float if floats else int):
         raise ValueError(f"the label '{'.'.join(path)}' is {_named(value)}, not {'a number' if floats else 'a whole number'}")
@@ -59,7 +59,7 @@ def label_in(found: dict[str, object], path: FieldPath, *, floats: bool) -> int 
 
 
 def seconds_in(found: dict[str, object], path: FieldPath) -> int:
-    """The time at `path`, in seconds since 1970. Raises ValueError."""
+    """The time at `path`, in seconds since 1970. Raises: ValueError."""
     value = _at(found, path)
     problem = ValueError(f"the time '{'.'.join(path)}' is {_named(value)}, neither whole seconds nor ISO 8601")
     if isinstance(value, str):

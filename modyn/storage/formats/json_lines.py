@@ -1,7 +1,7 @@
 """JSON Lines: a line is a sample. Its payload is the line's bytes without the line break; a field of its object is the label.
 
-Blocks of lines are parsed at once, and only the fields that are asked for. Where a block is not plainly one object a line, its lines are
-parsed one by one, which alone says what is wrong and where.
+Blocks of lines are parsed at once by Arrow, and only the label and the time. A block that is not plainly one object a line is parsed line by
+line, which gives exact errors.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class JsonLinesConfig(FormatConfig):
 
 
 class JsonLinesFormat(FileFormat):
-    """Lines of one JSON object each, ended by \\n or \\r\\n, the last one perhaps by the end of the file. Blank lines are no samples."""
+    """Lines of one JSON object each, ended by \\n or \\r\\n, the last one also by the end of the file. Blank lines are no samples."""
 
     Config: ClassVar[type[JsonLinesConfig]] = JsonLinesConfig
     config: JsonLinesConfig
@@ -97,7 +97,7 @@ class JsonLinesFormat(FileFormat):
             offset, rest = offset + cut, block[cut:]
 
     def _index_block(self, path: str, offset: int, block: bytes) -> Iterator[IndexedSamples]:
-        """The samples of whole lines that stand at `offset`; their times are 0 if they have none of their own."""
+        """Yield the samples of a block of whole lines at `offset`; their times are 0 if the lines hold none."""
         lines = _lines(block)
         columns = self._fields.parse_block(block, lines)
         if columns is None:
@@ -115,7 +115,7 @@ class JsonLinesFormat(FileFormat):
             )
 
     def _parse_lines(self, path: str, offset: int, block: bytes, lines: _Lines) -> tuple[_Lines, _Columns]:
-        """The lines that hold more than spaces, parsed one by one. Raises DataError for the first that is not what was declared."""
+        """Parse the lines that hold more than spaces one by one. Raises: DataError: a line is not as declared."""
         rows, labels, timestamps = [], [], []
         for row, (begin, end) in enumerate(zip(lines.begins.tolist(), lines.ends.tolist(), strict=True)):
             line = block[begin:end]
@@ -135,13 +135,12 @@ class JsonLinesFormat(FileFormat):
 
 
 _Columns = tuple[LabelArray, Int64Array | None]
-"""Labels, and times if they stand in the lines."""
+"""Labels, and times if the lines hold them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Lines:
-    """Lines of a block that are not empty, as positions in it: int64 (n,). A line's bytes are [begin, end), the next begins behind its
-    line break."""
+    """Non-empty lines of a block, as positions in it: int64 (n,). A line's bytes are [begin, end); `next_begins` is behind its line break."""
 
     begins: Int64Array
     ends: Int64Array
@@ -152,7 +151,7 @@ class _Lines:
 
 
 class _Fields:
-    """The fields of a line that are wanted: of many lines at once, and of one."""
+    """Reads label and time of many lines at once, and of one."""
 
     def __init__(self, label: FieldPath, time: FieldPath | None, floats: bool) -> None:
         self.label, self.time, self._floats = label, time, floats
@@ -166,7 +165,7 @@ class _Fields:
         self._schemas = [_schema([(label, label_type), *([(time, kind)] if time and kind else [])]) for kind in time_types]
 
     def parse_block(self, block: bytes, lines: _Lines) -> _Columns | None:
-        """Of all `lines` of the block; None if that cannot be said without looking at each line."""
+        """Parse all `lines` of the block; None if they must be parsed one by one."""
         data = np.frombuffer(block, np.uint8)
         # A line that begins and ends so holds whole objects: inside of one, a brace that opens never follows one that closes directly.
         if not np.all(data[lines.begins] == _OPEN) or not np.all(data[lines.ends - 1] == _CLOSE):
@@ -186,13 +185,13 @@ class _Fields:
                 continue
             if columns is None or table.num_rows != len(lines.begins):
                 return None
-            if number:  # Times of another kind than expected: expect them from now on.
+            if number:  # Times of the other kind: try this kind first from now on.
                 self._schemas = [schema, *(other for other in self._schemas if other is not schema)]
             return columns
         return None
 
     def _columns(self, table: pa.Table) -> _Columns | None:
-        """None if a value is missing or out of range. Raises ValueError if a time is none."""
+        """None if a value is missing or out of range. Raises: ValueError: a time is not ISO 8601."""
         label = _column(table, self.label)
         time = None if self.time is None else _column(table, self.time)
         if label.null_count or (time is not None and time.null_count):
@@ -205,13 +204,13 @@ class _Fields:
         return labels, None if time is None else time.to_numpy()
 
     def parse_line(self, line: bytes) -> tuple[int | float, int]:
-        """Label and time (0 if it has none) of one line. Raises ValueError that says what is wrong."""
+        """Label and time (0 if the lines hold none) of one line. Raises: ValueError: what is wrong."""
         found = parse_object(line)
         return label_in(found, self.label, floats=self._floats), 0 if self.time is None else seconds_in(found, self.time)
 
 
 def _schema(columns: list[tuple[FieldPath, pa.DataType]]) -> pa.Schema:
-    """Only the columns at these paths, none of which lies in another."""
+    """A schema of only the columns at these paths, none of which lies in another."""
 
     def fields(columns: list[tuple[FieldPath, pa.DataType]]) -> list[pa.Field]:
         found = []
@@ -244,7 +243,7 @@ def _lines(block: bytes) -> _Lines:
 
 
 def _check_line_ended(path: str, file: BinaryIO, end: int) -> None:
-    """Raises DataError if the line that ended with the file at byte `end` goes on now: it is indexed as it was."""
+    """Raises: DataError: the line that ended with the file at byte `end` was continued: it is indexed as it was."""
     file.seek(end - 1)
     before, after = file.read(1), file.read(2)
     if before != b"\n" and after and not after.startswith((b"\n", b"\r\n")):
@@ -255,7 +254,7 @@ def _check_line_ended(path: str, file: BinaryIO, end: int) -> None:
 
 
 def _lines_before(path: str, offset: int) -> int:
-    """Line breaks in the first `offset` bytes; only asked for to tell of a mistake."""
+    """Line breaks in the first `offset` bytes, for an error message."""
     count = 0
     with open(path, "rb") as file:
         while offset > 0 and (part := file.read(min(offset, 1 << 20))):

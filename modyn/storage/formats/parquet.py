@@ -1,6 +1,6 @@
 """Parquet: a row is a sample. Its payload is the bytes of one column, or numeric columns packed one behind the other.
 
-A row has no place in the file of its own: what is indexed is its number, and payloads are read by row groups (`row_groups`).
+A row has no byte range of its own: its number is indexed, and payloads are read by row groups (`read/row_groups.py`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ParquetConfig(FormatConfig):
 
 
 class ParquetFormat(FileFormat):
-    """Rows of flat columns without nulls in what is used. Row groups of a few megabytes are read fastest in any order."""
+    """Rows of flat columns, without nulls in the columns that are used. Row groups of a few megabytes are read fastest in random order."""
 
     Config: ClassVar[type[ParquetConfig]] = ParquetConfig
     config: ParquetConfig
@@ -83,7 +83,7 @@ class ParquetFormat(FileFormat):
                     times = shared if shared is not None else self._times(path, first, batch)
                     labels = self._labels(path, first, batch.column(self.config.label_column))
                     offsets = np.arange(first, first + len(batch), dtype=np.int64)
-                    # A file is looked at as a whole, so every chunk ends where it does.
+                    # A file is indexed as a whole, so every chunk ends where it does.
                     yield IndexedSamples(offsets, lengths, labels, times, status.st_size)
                     first += len(batch)
 
@@ -98,7 +98,7 @@ class ParquetFormat(FileFormat):
         return [self.timestamps.name] if isinstance(self.timestamps, FromNamedColumn) else []
 
     def _check_schema(self, path: str, schema: pa.Schema) -> None:
-        """Raises DataError if a column is missing or of a kind that cannot be used."""
+        """Raises: DataError: a column is missing, or its type cannot be used."""
         payload = self.config.payload_columns
         for name in [*payload, self.config.label_column, *self._time_column()]:
             found = schema.get_all_field_indices(name)
@@ -167,7 +167,7 @@ def _refuse_null(path: str, first: int, name: str, column: pa.Array) -> None:
 
 
 def _certainly_without_nulls(metadata: pq.FileMetaData, columns: list[str]) -> bool:
-    """Whether the file says of each of these columns that it holds no null."""
+    """Whether the statistics of the file exclude nulls in all of these columns."""
     schema = metadata.schema
     for index in (i for i in range(len(schema)) if schema.column(i).path in columns):
         if schema.column(index).max_definition_level == 0:
@@ -186,7 +186,7 @@ def _readable(path: str) -> Iterator[None]:
     except pa.ArrowException as error:
         raise DataError(f"{path} cannot be read as Parquet: {error}; write the file again") from error
     except OSError as error:
-        if error.errno is None:  # Not the system's: what Arrow finds wrong in a file.
+        if error.errno is None:  # Not from the system: Arrow found the file damaged.
             raise DataError(f"{path} cannot be read as Parquet: {error}; write the file again") from error
         raise unreadable(path, error) from error
 
@@ -202,6 +202,7 @@ class PackedRows:
         return int(self.values.nbytes)
 
     def lengths(self) -> Int64Array | int:
+        """Bytes of each payload, int64 (n,); one int if all are equal by type."""
         if pa.types.is_fixed_size_binary(self.values.type):
             return int(self.values.type.byte_width)
         return np.diff(self._ends())
@@ -213,10 +214,8 @@ class PackedRows:
         """All bytes, and the bounds of each payload in them: int64 (n + 1,)."""
         data = np.frombuffer(self.values.buffers()[-1] or b"", np.uint8)
         if pa.types.is_fixed_size_binary(self.values.type):
-            width, first = self.values.type.byte_width, self.values.offset
-            return data[first * width : (first + len(self.values)) * width], np.arange(
-                len(self.values) + 1, dtype=np.int64
-            ) * width
+            width, first, count = self.values.type.byte_width, self.values.offset, len(self.values)
+            return data[first * width : (first + count) * width], np.arange(count + 1, dtype=np.int64) * width
         ends = self._ends()
         return data[ends[0] : ends[-1]], ends - ends[0]
 
@@ -227,7 +226,7 @@ class PackedRows:
 
 
 def pack(rows: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> PackedRows:
-    """The payloads that `columns` of `rows` make. Columns are those that the format accepts, without nulls."""
+    """Make the payloads of `rows` from `columns`, which are those that the format accepts, without nulls."""
     first = rows.column(columns[0])
     if is_bytes(first.type):
         array = first.combine_chunks() if isinstance(first, pa.ChunkedArray) else first
@@ -254,7 +253,7 @@ def is_number(kind: pa.DataType) -> bool:
 
 
 def lengths_of(schema: pa.Schema, columns: Sequence[str]) -> int | None:
-    """Bytes of every payload, if the types alone say so."""
+    """Bytes of every payload; None if the types of the columns do not fix it."""
     kinds = [schema.field(name).type for name in columns]
     if pa.types.is_fixed_size_binary(kinds[0]):
         return int(kinds[0].byte_width)

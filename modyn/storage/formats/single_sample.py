@@ -25,7 +25,7 @@ from modyn.storage.model.samples import IndexedFiles, IndexedSamples
 _THREADS = 4
 """Looking at small files waits for the disk, so that a few threads help on any number of cores."""
 _FROM_THE_SYSTEM = frozenset(os.strerror(number) for number in errno.errorcode)
-"""Reasons that speak of reading a file and not of what is in it."""
+"""Reasons that concern reading a file and not its content."""
 
 
 class SingleSampleConfig(FormatConfig):
@@ -47,7 +47,7 @@ class SingleSampleConfig(FormatConfig):
 
 
 class SingleSampleFormat(WholeFileFormat):
-    """A file is one sample. An empty file, or one without a label file, is an error: both are usually still being written."""
+    """A file is one sample. An empty file, or one without a label file, is an error: usually both are still being written."""
 
     Config: ClassVar[type[SingleSampleConfig]] = SingleSampleConfig
     config: SingleSampleConfig

@@ -1,7 +1,7 @@
 """Tar shards, named as WebDataset names them: neighbouring members that share a name up to its first dot are one sample.
 
-One member of a sample is the payload, a range of the archive's bytes; another holds the label. Headers are read by ourselves: what a
-reader of archives takes for their end may be a header that is damaged, and the samples behind it would be missing silently.
+One member of a sample is the payload, a range of the archive's bytes; another holds the label. Headers are parsed here and not by
+`tarfile`, which takes a damaged header for the end of the archive and damaged pax records for none, so that samples would be missing silently.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import os
 import re
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import islice
 from typing import BinaryIO, ClassVar
 
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from modyn.errors import ConfigError, DataError
-from modyn.records import LabelArray
 from modyn.storage.files.file_system import reading
 from modyn.storage.files.listing import NameEndings
 from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume
@@ -30,7 +30,7 @@ _BLOCK = 512
 _READ_AHEAD = 1 << 14
 _MAX_LABEL_BYTES = 1 << 20
 _MAX_EXTENSION_BYTES = 1 << 20
-"""A header that is longer (a name of a mebibyte) is taken for damage."""
+"""A longer header (a name of a mebibyte) counts as damage."""
 
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _REGULAR = frozenset(b"\x000" + b"7")
@@ -87,27 +87,30 @@ class TarFormat(FileFormat):
             status = os.fstat(file.fileno())
             shared = timestamp_of_file(path, status.st_mtime_ns, self.timestamps)
             archive = _Archive(path, file, status.st_size)
-            collected = _Collected(self.float_labels, shared, status.st_size)
-            for sample in _samples(archive.members()):
-                collected.add(*self._read(archive, sample))
-                if len(collected.offsets) == self.chunk_rows:
-                    yield collected.take()
-            if collected.offsets:
-                yield collected.take()
+            samples = (self._read(archive, sample) for sample in _samples(archive.members()))
+            while rows := list(islice(samples, self.chunk_rows)):
+                offsets, lengths, labels, times = (list(column) for column in zip(*rows, strict=True))
+                yield IndexedSamples(
+                    np.array(offsets, np.int64),
+                    np.array(lengths, np.int64),
+                    np.array(labels, np.float64) if self.float_labels else np.array(labels, np.int64),
+                    np.array(times, np.int64) if shared is None else shared,
+                    status.st_size,  # An archive is indexed as a whole, so every chunk ends where it does.
+                )
 
-    def _read(self, archive: _Archive, sample: _Sample) -> tuple[_Member, int | float, int]:
-        """Payload, label and time (0 if the sample has none of its own)."""
+    def _read(self, archive: _Archive, sample: _Sample) -> tuple[int, int, int | float, int]:
+        """Offset and length of the payload, label, and time (0 if it is not in the label's member)."""
         config = self.config
         for extension in (config.payload_extension, config.label_extension):
             if extension not in sample.members:
                 raise archive.error(
                     sample.offset, f"the sample '{sample.shown}' has no member '.{extension}', only {sample.found}; add it"
                 )
-        label_member = sample.members[config.label_extension]
+        payload, label_member = (sample.members[extension] for extension in (config.payload_extension, config.label_extension))
         text = archive.read(label_member.offset, label_member.size, _MAX_LABEL_BYTES)
         try:
             if not config.label_field:
-                return sample.members[config.payload_extension], _number(text, floats=self.float_labels), 0
+                return payload.offset, payload.size, _number(text, floats=self.float_labels), 0
             found = parse_object(text)
             label = label_in(found, field_path(config.label_field), floats=self.float_labels)
             time = seconds_in(found, self.timestamps.path) if isinstance(self.timestamps, FromNamedField) else 0
@@ -115,7 +118,7 @@ class TarFormat(FileFormat):
             raise archive.error(
                 label_member.offset, f"the label of the sample '{sample.shown}' cannot be read: {error}; correct it"
             ) from error
-        return sample.members[config.payload_extension], label, time
+        return payload.offset, payload.size, label, time
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +133,7 @@ class _Member:
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """Members by their extension; `offset` is that of the first one's header."""
+    """Members by their extension; `offset` is that of the first header."""
 
     name: bytes
     offset: int
@@ -145,33 +148,6 @@ class _Sample:
         return ", ".join(f"'.{extension}'" for extension in self.members)
 
 
-@dataclass(slots=True)
-class _Collected:
-    """Samples that wait for their chunk. An archive is looked at as a whole, so every chunk ends where it does."""
-
-    floats: bool
-    shared_time: int | None
-    end: int
-    offsets: list[int] = field(default_factory=list)
-    lengths: list[int] = field(default_factory=list)
-    labels: list[int | float] = field(default_factory=list)
-    times: list[int] = field(default_factory=list)
-
-    def add(self, payload: _Member, label: int | float, time: int) -> None:
-        self.offsets.append(payload.offset)
-        self.lengths.append(payload.size)
-        self.labels.append(label)
-        self.times.append(time)
-
-    def take(self) -> IndexedSamples:
-        labels: LabelArray = np.array(self.labels, np.float64) if self.floats else np.array(self.labels, np.int64)
-        times = self.shared_time if self.shared_time is not None else np.array(self.times, np.int64)
-        chunk = IndexedSamples(np.array(self.offsets, np.int64), np.array(self.lengths, np.int64), labels, times, self.end)
-        for column in (self.offsets, self.lengths, self.labels, self.times):
-            column.clear()
-        return chunk
-
-
 class _Archive:
     """The members of one open archive of `size` bytes."""
 
@@ -182,7 +158,7 @@ class _Archive:
         return DataError(f"{self._path}, byte {offset}: {problem}")
 
     def read(self, offset: int, size: int, limit: int) -> bytes:
-        """Bytes that a header promises. Raises DataError if they are more than `limit` or not there."""
+        """Read the bytes that a header announces. Raises: DataError: they are more than `limit`, or the archive ends before."""
         if size > limit:
             raise self.error(
                 offset, f"{size} bytes stand here where at most {limit} may; the archive is damaged or of another kind"
@@ -194,7 +170,7 @@ class _Archive:
         return found
 
     def members(self) -> Iterator[_Member]:
-        """The regular files in order, with long names put together. Raises DataError where the archive is cut or damaged."""
+        """Yield the regular files in order, with their long names. Raises: DataError: the archive is cut or damaged."""
         offset = 0
         for_all: dict[bytes, bytes] = {}
         for_next: dict[bytes, bytes] = {}
@@ -229,7 +205,7 @@ class _Archive:
         self._refuse_more(offset + _BLOCK)
 
     def _refuse_kind(self, offset: int, kind: int, name: bytes, records: dict[bytes, bytes]) -> None:
-        """Raises DataError for a member that may be a sample and does not have its bytes here, one behind the other."""
+        """Raises: DataError: a member that may be a sample does not have its bytes here in one range."""
         how = ""
         if kind == b"S"[0] or any(record.startswith(b"GNU.sparse") for record in records):
             how = "a sparse file; pack the archive without --sparse"
@@ -239,7 +215,7 @@ class _Archive:
             raise self.error(offset, f"'{name.decode(errors='backslashreplace')}' is stored as {how}")
 
     def _refuse_more(self, offset: int) -> None:
-        """Raises DataError if something stands behind the end, as in two archives that were written one behind the other."""
+        """Raises: DataError: there are bytes behind the end, as in two archives that were written one behind the other."""
         self._file.seek(offset)
         while part := self._file.read(_MAX_EXTENSION_BYTES):
             if rest := part.lstrip(b"\0"):
@@ -250,7 +226,7 @@ class _Archive:
             offset += len(part)
 
     def _header(self, offset: int) -> bytes | None:
-        """The block at `offset`; None if it marks the end."""
+        """The header at `offset`; None if it marks the end."""
         self._file.seek(offset)
         header = self._file.read(_BLOCK)
         if offset == 0:
@@ -265,7 +241,7 @@ class _Archive:
             raise self._cut(offset, _BLOCK)
         if not header.strip(b"\0"):
             return None
-        # One more than the sum of the bytes, modulo 65521, is the low half of Adler-32: the fastest way to that sum.
+        # The low half of Adler-32 is one more than the sum of the bytes, modulo 65521: the fastest way to that sum.
         blank = header[:148] + b" " * 8 + header[156:]
         if zlib.adler32(blank) & 0xFFFF != (1 + self._number(offset, header[148:156])) % 65521:
             raise self.error(
@@ -287,7 +263,7 @@ class _Archive:
         return int(text)
 
     def _pax_records(self, offset: int, text: bytes) -> dict[bytes, bytes]:
-        """`LENGTH KEYWORD=VALUE\\n`, again and again."""
+        """Parse records of the form `LENGTH KEYWORD=VALUE\\n`."""
         found = {}
         at = 0
         while at < len(text) and text[at]:
@@ -307,7 +283,7 @@ class _Archive:
 
 
 def _samples(members: Iterator[_Member]) -> Iterator[_Sample]:
-    """Neighbours of one name up to the first dot. Names without one, and those that begin with it, belong to no sample."""
+    """Group neighbours of one name up to the first dot. Names without a dot, and those that begin with one, belong to no sample."""
     current: _Sample | None = None
     for member in members:
         match = _SAMPLE_NAME.fullmatch(member.name)
@@ -325,12 +301,12 @@ def _samples(members: Iterator[_Member]) -> Iterator[_Sample]:
 
 def _short_name(header: bytes) -> bytes:
     name, prefix = header[:100].split(b"\0")[0], header[345:500].split(b"\0")[0]
-    # GNU keeps other things where POSIX keeps the prefix, and says so by spaces after `ustar`.
+    # GNU archives, marked by spaces after `ustar`, have other fields in place of the POSIX prefix.
     return prefix + b"/" + name if prefix and header[257:263] == b"ustar\0" else name
 
 
 def _number(text: bytes, *, floats: bool) -> int | float:
-    """The one number that a label member holds. Raises ValueError."""
+    """Parse the number in a label member. Raises: ValueError."""
     shown = repr(text[:80].decode(errors="backslashreplace"))
     if not (_DECIMAL if floats else _WHOLE).fullmatch(text.strip()):
         raise ValueError(f"{shown} is not {'a float64' if floats else 'an int64'} label")

@@ -1,4 +1,4 @@
-"""Where a sample's time stands: `timestamp_source` of a dataset.
+"""The place of a sample's time: `timestamp_source` of a dataset.
 
 | source | meaning |
 |---|---|
@@ -30,7 +30,7 @@ class FromModificationTime:
 
 @dataclass(frozen=True, slots=True)
 class FromName:
-    """Every sample of a file has the time that stands in the file's name."""
+    """Every sample of a file has the time in the file's name."""
 
     pattern: re.Pattern[str]
 
@@ -72,7 +72,7 @@ _SOURCES = (
 
 
 def parse_timestamp_source(text: str) -> TimestampSource:
-    """Read a `timestamp_source`. Raises ConfigError."""
+    """Parse a `timestamp_source`. Raises: ConfigError."""
     kind, _, rest = text.partition(":")
     if not text:
         return FromModificationTime()
@@ -102,7 +102,7 @@ def _pattern(text: str, regex: str) -> re.Pattern[str]:
 
 
 def timestamp_of_file(path: str, mtime_ns: int, source: TimestampSource) -> int | None:
-    """The time that all samples of a file share, in seconds since 1970; None if each sample has its own. Raises DataError."""
+    """The time that all samples of a file share, in seconds since 1970; None if each sample has its own. Raises: DataError."""
     if isinstance(source, FromModificationTime):
         return mtime_ns // 1_000_000_000
     if isinstance(source, FromName):

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 GROWING_BYTES = 16 << 20
 """Indexing a file of so many bytes may take longer than the pauses between appends to it: waiting for a pause could last for ever."""
-_COPIES_AT_ONCE = 512
-"""Objects of one sample that are in the temporary folder at once."""
+COPIES_AT_ONCE = 512
+"""Most objects of one sample that are copied and indexed with one call."""
 
 
 class ChangedError(Exception):
@@ -134,16 +134,14 @@ def index_whole_files(folder: FileSystem, file_format: WholeFileFormat, paths: S
     """Index files of one sample each; objects of a bucket by way of copies, with content only if the format reads it."""
     if isinstance(folder, LocalFiles):
         return file_format.index_files(paths)
-    found = [
-        _index_copies(folder, file_format, paths[first : first + _COPIES_AT_ONCE])
-        for first in range(0, len(paths), _COPIES_AT_ONCE)
-    ]
-    return IndexedFiles(
-        np.concatenate([part.lengths for part in found]),
-        np.concatenate([part.labels for part in found]),
-        np.concatenate([part.timestamps for part in found]),
-        {number * _COPIES_AT_ONCE + i: error for number, part in enumerate(found) for i, error in part.problems.items()},
-    )
+    with _copies(folder) as copies:
+        companions = [companion for path in paths for companion in file_format.companions(path)]
+        copies.add_small([*companions, *(paths if file_format.reads_payloads else ())])
+        for path in () if file_format.reads_payloads else paths:
+            copies.add_empty(path)
+        found = file_format.index_files([copies.local(path) for path in paths])
+        problems = {i: copies.error(paths[i]) or copies.with_objects(error) for i, error in found.problems.items()}
+        return replace(found, problems=problems)
 
 
 def _index(folder: FileSystem, file_format: FileFormat, path: str, resume: FormatResume | None) -> Iterator[IndexedSamples]:
@@ -155,17 +153,6 @@ def _index(folder: FileSystem, file_format: FileFormat, path: str, resume: Forma
             copies.add(needed)
         with copies.naming_objects():
             yield from file_format.index(copies.local(path), resume)
-
-
-def _index_copies(folder: FileSystem, file_format: WholeFileFormat, paths: Sequence[str]) -> IndexedFiles:
-    with _copies(folder) as copies:
-        companions = [companion for path in paths for companion in file_format.companions(path)]
-        copies.add_small([*companions, *(paths if file_format.reads_payloads else ())])
-        for path in () if file_format.reads_payloads else paths:
-            copies.add_empty(path)
-        found = file_format.index_files([copies.local(path) for path in paths])
-        problems = {i: copies.error(paths[i]) or copies.with_objects(error) for i, error in found.problems.items()}
-        return replace(found, problems=problems)
 
 
 def _copies(folder: FileSystem) -> LocalCopies:

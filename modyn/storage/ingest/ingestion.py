@@ -18,10 +18,17 @@ import numpy as np
 from prometheus_client import Counter
 
 from modyn.errors import ConflictError, DataError, NotFoundError, SecurityError, UnavailableError
-from modyn.storage.files.file_system import UNRELATED_TO_CONTENT
+from modyn.storage.files.file_system import UNRELATED_TO_CONTENT, LocalFiles
 from modyn.storage.files.listing import Listing, Roots, SeenFile, SeenFiles
 from modyn.storage.formats.base import FormatResume, WholeFileFormat
-from modyn.storage.ingest.file_indexer import ChangedError, FileJob, check_unchanged, index_whole_files, refused_samples
+from modyn.storage.ingest.file_indexer import (
+    COPIES_AT_ONCE,
+    ChangedError,
+    FileJob,
+    check_unchanged,
+    index_whole_files,
+    refused_samples,
+)
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.ingest.problems import FOLDER, ProblemReporter
 from modyn.storage.ingest.segment_writer import SegmentWriter
@@ -283,7 +290,8 @@ class _Ingestion:
         files = ready.take(compared.new)
 
         def look() -> Iterator[tuple[SeenFiles, IndexedFiles]]:
-            step = self._dataset.limits.files_at_once
+            most = self._dataset.limits.files_at_once
+            step = most if isinstance(self._files, LocalFiles) else min(most, COPIES_AT_ONCE)
             for first in range(0, len(files), step):
                 part = files.take(np.arange(first, min(first + step, len(files))))
                 yield part, index_whole_files(self._files, file_format, [self._files.full_path(path) for path in part.paths])
