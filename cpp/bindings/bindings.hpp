@@ -1,4 +1,4 @@
-// What the registering functions share: conversions between Python and the core.
+// Conversions between Python and the core that several registering functions use.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "modyn/buffers.hpp"
+#include "modyn/errors.hpp"
 
 namespace modyn::bindings {
 
@@ -50,7 +51,7 @@ py::array_t<T> to_array(std::vector<T>&& values) {
   return py::array_t<T>(size, data, owner);
 }
 
-// What callers hand in. No forcecast: numbers never wrap silently. One that is not aligned is copied.
+// An argument. No forcecast: numbers never wrap silently. One that is not aligned is copied.
 template <typename T>
 using Array = py::array_t<T, py::array::c_style | py::detail::npy_api::NPY_ARRAY_ALIGNED_>;
 using Int64Array = Array<std::int64_t>;
@@ -68,6 +69,26 @@ py::array_t<T> new_array(std::int64_t size) {
   const py::capsule owner(buffer.get(), [](void* held) { delete static_cast<Buffer*>(held); });
   buffer.release();
   return py::array_t<T>(static_cast<py::ssize_t>(size), data, owner);
+}
+
+// What `run` returns, called without the GIL: it must touch no Python object. Arrays that it reads must be held by the caller.
+template <typename Run>
+auto without_gil(const Run& run) {
+  const py::gil_scoped_release release;
+  return run();
+}
+
+// An array of `size` values that `fill(values)` writes without the GIL.
+template <typename T, typename Fill>
+py::array_t<T> filled_array(std::int64_t size, const Fill& fill) {
+  auto array = new_array<T>(size);
+  T* const values = array.mutable_data();
+  without_gil([&] { fill(values); });
+  return array;
+}
+
+inline void check_one_dimension(const py::array& array, const char* name) {
+  if (array.ndim() != 1) throw InvalidArgument(std::string(name) + " must have one dimension, not " + std::to_string(array.ndim()));
 }
 
 void register_csv(py::module_& module);

@@ -1,34 +1,24 @@
 #include <pybind11/stl.h>
 
 #include "bindings.hpp"
-#include "modyn/errors.hpp"
+#include "modyn/copy.hpp"
 #include "modyn/permutation.hpp"
-#include "modyn/pick.hpp"
 
 namespace modyn::bindings {
 namespace {
 
 template <typename T>
 py::array_t<T> picked(const Array<T>& values, const Int64Array& rows) {
-  if (values.ndim() != 1 || rows.ndim() != 1) throw InvalidArgument("values and rows must have one dimension");
-  auto found = new_array<T>(rows.size());
-  T* const into = found.mutable_data();
-  {
-    const py::gil_scoped_release release;
+  check_one_dimension(values, "values");
+  check_one_dimension(rows, "rows");
+  return filled_array<T>(rows.size(), [&](T* into) {
     pick(values.data(), static_cast<std::size_t>(values.size()), rows.data(), static_cast<std::size_t>(rows.size()), into);
-  }
-  return found;
+  });
 }
 
 py::array_t<std::int64_t> permuted(const std::array<std::uint64_t, 4>& seed, std::int64_t count, std::size_t threads) {
   if (count < 0) throw InvalidArgument("there are no permutations of " + std::to_string(count) + " numbers");
-  auto order = new_array<std::int64_t>(count);
-  std::int64_t* const into = order.mutable_data();
-  {
-    const py::gil_scoped_release release;
-    permutation(seed, static_cast<std::size_t>(count), into, threads);
-  }
-  return order;
+  return filled_array<std::int64_t>(count, [&](std::int64_t* into) { permutation(seed, static_cast<std::size_t>(count), into, threads); });
 }
 
 }  // namespace

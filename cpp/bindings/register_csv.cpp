@@ -2,7 +2,6 @@
 
 #include "bindings.hpp"
 #include "modyn/csv.hpp"
-#include "modyn/errors.hpp"
 
 namespace modyn::bindings {
 namespace {
@@ -30,11 +29,7 @@ std::unique_ptr<CsvIndexer> make_indexer(const py::object& path, std::int64_t st
 }
 
 py::object next_rows(CsvIndexer& indexer, std::size_t max_rows) {
-  CsvRows rows;
-  {
-    const py::gil_scoped_release release;  // reads and parses a file
-    rows = indexer.next(max_rows);
-  }
+  CsvRows rows = without_gil([&] { return indexer.next(max_rows); });
   if (rows.offsets.empty()) return py::none();
   const bool floats = !rows.float_labels.empty();
   const bool timed = !rows.timestamps.empty();

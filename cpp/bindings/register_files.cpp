@@ -1,9 +1,10 @@
+#include <cerrno>
 #include <memory>
 
 #include "bindings.hpp"
-#include "modyn/mapping.hpp"
+#include "modyn/errors.hpp"
+#include "modyn/file.hpp"
 #include "modyn/scan.hpp"
-#include "modyn/small_files.hpp"
 
 namespace modyn::bindings {
 namespace {
@@ -12,11 +13,7 @@ py::tuple stat_and_read(const py::sequence& path_objects, std::size_t ending_siz
                         std::size_t num_threads) {
   const auto paths = to_paths(path_objects);
   const std::string ending = to_path(number_ending);
-  SmallFiles found;
-  {
-    const py::gil_scoped_release release;  // two or more system calls for each file
-    found = stat_and_read_numbers(paths, ending_size, ending, floats, num_threads);
-  }
+  SmallFiles found = without_gil([&] { return stat_and_read_numbers(paths, ending_size, ending, floats, num_threads); });
   py::dict problems;
   for (const auto& problem : found.problems) {
     problems[py::int_(problem.position)] = py::make_tuple(from_path(problem.path), from_text(problem.reason));
@@ -26,16 +23,17 @@ py::tuple stat_and_read(const py::sequence& path_objects, std::size_t ending_siz
 }
 
 py::array_t<std::uint8_t> map_file(const py::object& path) {
-  const std::string file = to_path(path);
-  std::unique_ptr<Mapping> mapping;
-  {
-    const py::gil_scoped_release release;  // opening a file may wait for a disk
-    mapping = std::make_unique<Mapping>(file);
-  }
-  const std::uint8_t* data = mapping->data();
-  const auto size = static_cast<py::ssize_t>(mapping->size());
-  const py::capsule owner(mapping.get(), [](void* mapped) { delete static_cast<Mapping*>(mapped); });
-  mapping.release();
+  const std::string name = to_path(path);
+  auto map = without_gil([&] {  // opening a file may wait for a disk
+    const File file(name);      // closed at the end: an index has more segments than a process may have open files
+    auto made = file.map(0);
+    if (!made && file.stamp_at_opening().size > 0) throw file_error(ENOMEM, name, 0, file.stamp_at_opening().size);
+    return std::make_unique<std::shared_ptr<const FileMap>>(std::move(made));
+  });
+  if (!*map) return py::array_t<std::uint8_t>(0);
+  const std::uint8_t* const data = (*map)->data();
+  const auto size = static_cast<py::ssize_t>((*map)->size());
+  const py::capsule owner(map.release(), [](void* held) { delete static_cast<std::shared_ptr<const FileMap>*>(held); });
   py::array_t<std::uint8_t> array(size, data, owner);
   array.attr("flags").attr("writeable") = false;  // a write would end the process
   return array;
@@ -53,11 +51,7 @@ void enter(FolderScan& scan, const py::object& path) {
 }
 
 py::tuple take_files(FolderScan& scan) {
-  std::vector<FoundFile> files;
-  {
-    const py::gil_scoped_release release;  // sorts
-    files = scan.take_files();
-  }
+  const auto files = without_gil([&] { return scan.take_files(); });
   py::list paths(files.size());
   std::vector<std::int64_t> sizes;
   std::vector<std::int64_t> modification_times;

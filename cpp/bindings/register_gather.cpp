@@ -4,8 +4,6 @@
 #include <optional>
 
 #include "bindings.hpp"
-#include "modyn/buffers.hpp"
-#include "modyn/errors.hpp"
 #include "modyn/gather.hpp"
 
 namespace modyn::bindings {
@@ -111,12 +109,7 @@ std::optional<std::pair<std::int64_t, std::int64_t>> stamp_at(const PathTable& t
 
 py::str path_at(const PathTable& table, py::ssize_t id) {
   const std::size_t number = checked(id);
-  std::string path;
-  {
-    const py::gil_scoped_release release;  // a mapped block may have to come from a disk
-    path = table.path(number);
-  }
-  return from_path(path);
+  return from_path(without_gil([&] { return table.path(number); }));  // a mapped block may have to come from a disk
 }
 
 class Gatherer {
@@ -157,19 +150,10 @@ class Gatherer {
     if (lengths.column) check_column(*lengths.column, "lengths", count);
     const GatherRequest request{paths,          file_ids.data(), offsets.data(), lengths.data(),
                                 lengths.number, static_cast<std::size_t>(count)};
-    auto bounds = new_array<std::int64_t>(count + 1);
-    std::int64_t* const bounds_data = bounds.mutable_data();
-    {
-      const py::gil_scoped_release release;
-      gather_bounds(request, bounds_data);
-    }
-    auto data = new_array<std::uint8_t>(bounds_data[count]);
-    std::uint8_t* const into = data.mutable_data();
-    {
-      // Reading files takes long and touches no Python object: the arrays above are held by this call.
-      const py::gil_scoped_release release;
-      modyn::gather(request, bounds_data, into, files_, num_threads_);
-    }
+    auto bounds = filled_array<std::int64_t>(count + 1, [&](std::int64_t* into) { gather_bounds(request, into); });
+    const std::int64_t* const bounds_data = bounds.data();
+    auto data = filled_array<std::uint8_t>(bounds_data[count],
+                                           [&](std::uint8_t* into) { modyn::gather(request, bounds_data, into, files_, num_threads_); });
     return py::make_tuple(std::move(data), std::move(bounds));
   }
 
@@ -190,18 +174,10 @@ py::tuple take_rows(const Array<std::uint8_t>& data, const py::object& bounds_ob
   const py::ssize_t num_records = given.column ? given.column->size() - 1 : data.size() / given.number;
   const TakeRequest request{data.data(), data.size(), given.data(), given.number, num_records, rows.data(),
                             static_cast<std::size_t>(rows.size())};
-  auto bounds = new_array<std::int64_t>(rows.size() + 1);
-  std::int64_t* const bounds_data = bounds.mutable_data();
-  {
-    const py::gil_scoped_release release;
-    take_bounds(request, bounds_data);
-  }
-  auto taken = new_array<std::uint8_t>(bounds_data[rows.size()]);
-  std::uint8_t* const into = taken.mutable_data();
-  {
-    const py::gil_scoped_release release;  // as in gather
-    take(request, bounds_data, into, num_threads);
-  }
+  auto bounds = filled_array<std::int64_t>(rows.size() + 1, [&](std::int64_t* into) { take_bounds(request, into); });
+  const std::int64_t* const bounds_data = bounds.data();
+  auto taken =
+      filled_array<std::uint8_t>(bounds_data[rows.size()], [&](std::uint8_t* into) { take(request, bounds_data, into, num_threads); });
   return py::make_tuple(std::move(taken), std::move(bounds));
 }
 

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <optional>
 
 #include "bindings.hpp"
@@ -8,16 +9,12 @@
 namespace modyn::bindings {
 namespace {
 
-void check_shape(const py::array& array, const char* name) {
-  if (array.ndim() != 1) throw InvalidArgument(std::string(name) + " must have one dimension, not " + std::to_string(array.ndim()));
-}
-
 // A column with its memory: `content` holds it, and the map that it is a part of.
 class StoredColumn {
  public:
   StoredColumn(Array<std::uint8_t> content, const std::string& encoding, std::size_t width, std::int64_t num_rows)
       : column(Column::constant(0)), num_rows_(num_rows), content_(std::move(content)) {
-    check_shape(content_, "content");
+    check_one_dimension(content_, "content");
     const std::uint8_t* data = content_.data();
     const auto size = static_cast<std::uint64_t>(content_.size());
     if (num_rows < 1) throw InvalidArgument("a column has at least one row");
@@ -43,20 +40,15 @@ class StoredColumn {
   }
 
   Int64Array take(const Int64Array& rows) const {
-    check_shape(rows, "rows");
+    check_one_dimension(rows, "rows");
     const auto count = static_cast<std::size_t>(rows.size());
-    const std::int64_t* wanted = rows.data();
-    Int64Array values(rows.size());
-    std::int64_t* into = values.mutable_data();
-    std::int64_t wrong = -1;
-    {
-      const py::gil_scoped_release release;  // may wait for the disk; the arrays are held by this call
-      for (std::size_t i = 0; i < count && wrong < 0; ++i) {
-        if (wanted[i] < 0 || wanted[i] >= num_rows_) wrong = static_cast<std::int64_t>(i);
-      }
-      if (wrong < 0) column.read(wanted, count, into);
-    }
-    if (wrong >= 0) throw py::index_error(outside(wanted[wrong]));
+    const std::int64_t* const wanted = rows.data();
+    const std::int64_t* wrong = wanted + count;
+    auto values = filled_array<std::int64_t>(rows.size(), [&](std::int64_t* into) {  // may wait for the disk
+      wrong = std::find_if(wanted, wanted + count, [this](std::int64_t row) { return row < 0 || row >= num_rows_; });
+      if (wrong == wanted + count) column.read(wanted, count, into);
+    });
+    if (wrong != wanted + count) throw py::index_error(outside(*wrong));
     return values;
   }
 
@@ -64,13 +56,9 @@ class StoredColumn {
     if (start < 0 || start > stop || stop > num_rows_) {
       throw py::index_error("rows " + std::to_string(start) + " to " + std::to_string(stop) + " of " + std::to_string(num_rows_));
     }
-    Int64Array values(stop - start);
-    std::int64_t* into = values.mutable_data();
-    {
-      const py::gil_scoped_release release;  // may wait for the disk
+    return filled_array<std::int64_t>(stop - start, [&](std::int64_t* into) {  // may wait for the disk
       for (std::int64_t row = start; row < stop; ++row) into[row - start] = column.at(row);
-    }
-    return values;
+    });
   }
 
   Column column;
@@ -92,14 +80,9 @@ class StoredIndex {
   py::object labels_and_timestamps(const Int64Array& keys) const { return look_up(keys, Wanted{false, true, true}); }
 
   py::array_t<bool> contains(const Int64Array& keys) const {
-    check_shape(keys, "keys");
-    auto found = new_array<bool>(keys.size());
-    bool* into = found.mutable_data();
-    {
-      const py::gil_scoped_release release;
-      index_.contains(keys.data(), static_cast<std::size_t>(keys.size()), into);
-    }
-    return found;
+    check_one_dimension(keys, "keys");
+    return filled_array<bool>(keys.size(),
+                              [&](bool* found) { index_.contains(keys.data(), static_cast<std::size_t>(keys.size()), found); });
   }
 
  private:
@@ -108,7 +91,7 @@ class StoredIndex {
   };
 
   std::vector<SegmentView> views(const Int64Array& first_keys) const {
-    check_shape(first_keys, "first_keys");
+    check_one_dimension(first_keys, "first_keys");
     if (first_keys.size() != static_cast<py::ssize_t>(columns_.size())) throw InvalidArgument("as many first keys as segments are needed");
     std::vector<SegmentView> segments;
     segments.reserve(columns_.size());
@@ -126,7 +109,7 @@ class StoredIndex {
   }
 
   py::object look_up(const Int64Array& keys, Wanted wanted) const {
-    check_shape(keys, "keys");
+    check_one_dimension(keys, "keys");
     const py::ssize_t count = keys.size();
     const auto common_length = index_.common_length();
     Answers answers;
@@ -143,12 +126,8 @@ class StoredIndex {
     if (wanted.locations && common_length) columns.append(*common_length);
     add(answers.labels, wanted.labels);
     add(answers.timestamps, wanted.timestamps);
-    bool known = false;
-    {
-      // Long for many keys, and pages of the map may have to be read; the arrays are held by this call, the map by this object.
-      const py::gil_scoped_release release;
-      known = index_.look_up(keys.data(), static_cast<std::size_t>(count), answers);
-    }
+    // Pages of the map may have to be read. This object holds the map.
+    const bool known = without_gil([&] { return index_.look_up(keys.data(), static_cast<std::size_t>(count), answers); });
     if (!known) return py::none();
     return py::tuple(columns);
   }
@@ -158,12 +137,8 @@ class StoredIndex {
 };
 
 py::object runs_of(const Int64Array& values, std::size_t max_runs) {
-  check_shape(values, "values");
-  Runs runs;
-  {
-    const py::gil_scoped_release release;  // a pass over the array, which this call holds
-    runs = find_runs(values.data(), static_cast<std::size_t>(values.size()), max_runs);
-  }
+  check_one_dimension(values, "values");
+  Runs runs = without_gil([&] { return find_runs(values.data(), static_cast<std::size_t>(values.size()), max_runs); });
   if (runs.starts.empty() && values.size() > 0) return py::none();
   return py::make_tuple(to_array(std::move(runs.starts)), to_array(std::move(runs.values)), to_array(std::move(runs.strides)));
 }

@@ -11,7 +11,7 @@ namespace modyn {
 namespace {
 
 constexpr std::size_t first_window = 1 << 20;
-// A row longer than this is a quote that nobody closed.
+// A row longer than this has a quote that is never closed.
 constexpr std::size_t max_row = 256U << 20;
 
 }  // namespace
@@ -94,7 +94,7 @@ CsvIndexer::Scan CsvIndexer::scan_row(Row& row) const {
     Field field{at, at, true};
     if (options_.quoting && at < filled_ && window_[at] == options_.quote && scan_quoted(at) == Scan::needs_more) return Scan::needs_more;
     while (at < filled_ && window_[at] != options_.separator && window_[at] != '\n' && window_[at] != '\r') ++at;
-    // A \r alone is an ordinary character; whether it is alone, the byte after it tells.
+    // A \r alone is an ordinary character; whether it is alone depends on the byte after it.
     while (at < filled_ && window_[at] == '\r' && line_break(at) == 0) {
       if (at + 1 == filled_ && !at_end_) return Scan::needs_more;
       ++at;

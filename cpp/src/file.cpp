@@ -11,7 +11,6 @@
 #include <system_error>
 
 #include "modyn/errors.hpp"
-#include "modyn/file_time.hpp"
 
 namespace modyn {
 namespace {
@@ -83,7 +82,7 @@ bool File::is_resident(std::int64_t offset) const {
   if (::preadv2(descriptor_, &into, 1, offset, RWF_NOWAIT) >= 0) return true;
   // Some file systems cannot do this (tmpfs, NFS), nor old kernels, and a sandbox may forbid it.
   if (errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL && errno != EPERM) return false;
-  // mincore is the second choice: it says yes to everybody who may not write the file.
+  // mincore is the second choice: it says yes to every process that may not write the file.
   const auto mapped = map(offset + 1);
   if (!mapped) return true;
   static const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));

@@ -72,7 +72,7 @@ void gather(const GatherRequest& request, const std::int64_t* bounds, std::uint8
   if (request.count == 0) return;
   const MappedRecords mapped(request, bounds, files);
   if (mapped.any() && mapped.copy(into, threads)) return read_records(request, mapped.others(), bounds, into, files, threads);
-  // Also where a map failed: reading gives the records, or tells which of them is not there.
+  // Also where a map failed: reading gives the records, or the error that names the missing one.
   read_records(request, all_positions(request.count), bounds, into, files, threads);
 }
 

@@ -14,14 +14,14 @@
 namespace modyn {
 namespace {
 
-// Reading this many bytes that nobody asked for costs less than another system call.
+// Reading this many bytes more than asked for costs less than another system call.
 constexpr std::int64_t max_gap = 4096;
 // Most bytes read at once through a thread's scratch space.
 constexpr std::int64_t max_run = 1 << 20;
 // Opening and reading a file takes as long as copying this many bytes.
 constexpr std::int64_t cost_of_record = 4096;
 
-// A write to a file sets its time before its size, and whoever writes may be kept from going on in between. Who looks then waits, each time
+// A write to a file sets its time before its size, and the writer may be suspended in between. A reader that sees this waits, each time
 // twice as long, up to a second in all.
 constexpr auto first_wait = std::chrono::milliseconds(1);
 constexpr auto last_wait = std::chrono::milliseconds(512);
@@ -57,15 +57,10 @@ void radix_sort(std::vector<std::uint64_t>& keys, unsigned low, unsigned high) {
   }
 }
 
-bool is_sorted(const GatherRequest& r, const std::vector<std::uint32_t>& positions) {
-  return std::is_sorted(positions.begin(), positions.end(), [&r](auto a, auto b) {
-    return r.files[a] != r.files[b] ? r.files[a] < r.files[b] : r.offsets[a] < r.offsets[b];
-  });
-}
-
 // Brings ascending positions into the order (file, offset, position).
 void sort_for_reading(const GatherRequest& r, std::vector<std::uint32_t>& positions) {
-  if (is_sorted(r, positions)) return;
+  const auto comes_first = [&r](auto a, auto b) { return r.files[a] != r.files[b] ? r.files[a] < r.files[b] : r.offsets[a] < r.offsets[b]; };
+  if (std::is_sorted(positions.begin(), positions.end(), comes_first)) return;
   std::uint32_t max_file = 0;
   std::int64_t max_offset = 0;
   for (const auto i : positions) {
@@ -75,12 +70,7 @@ void sort_for_reading(const GatherRequest& r, std::vector<std::uint32_t>& positi
   const unsigned position_bits = bits_for(positions.back());
   const unsigned offset_bits = bits_for(static_cast<std::uint64_t>(max_offset));
   const unsigned all_bits = position_bits + offset_bits + bits_for(max_file);
-  if (all_bits > 64) {
-    std::stable_sort(positions.begin(), positions.end(), [&r](auto a, auto b) {
-      return r.files[a] != r.files[b] ? r.files[a] < r.files[b] : r.offsets[a] < r.offsets[b];
-    });
-    return;
-  }
+  if (all_bits > 64) return std::stable_sort(positions.begin(), positions.end(), comes_first);
   // The usual case: file, offset and position fit into one number, and numbers sort fast.
   std::vector<std::uint64_t> keys(positions.size());
   std::transform(positions.begin(), positions.end(), keys.begin(), [&](auto i) {
@@ -118,7 +108,7 @@ class BlockReader {
   };
 
   std::size_t at(std::size_t rank) const { return order_[rank]; }
-  // By the bounds, which nobody else can reach: nothing is written beyond the buffer even if the caller's arrays change meanwhile.
+  // By the bounds, which no other thread can reach: nothing is written beyond the buffer even if the caller's arrays change meanwhile.
   std::int64_t length(std::size_t i) const { return bounds_[i + 1] - bounds_[i]; }
 
   Run next_run(std::size_t first, std::size_t last) const {
@@ -157,7 +147,7 @@ class BlockReader {
     }
   }
 
-  // What cannot be read may be one record of a run, or a gap that nobody asked for.
+  // What cannot be read may be one record of a run, or a gap between records.
   void read_one_by_one(std::size_t first, std::size_t last) {
     for (std::size_t rank = first; rank < last; ++rank) {
       const std::size_t i = at(rank);

@@ -11,7 +11,7 @@ namespace {
 // which a signal handler must not.
 [[gnu::tls_model("initial-exec")]] thread_local sigjmp_buf* escape = nullptr;
 
-// Who handled SIGBUS before us.
+// The handler of SIGBUS before ours.
 struct sigaction previous {};
 std::mutex installing;
 
@@ -27,7 +27,7 @@ void handle(int signal, siginfo_t* info, void* /*context*/) {
   if (!from_kernel) raise(signal);  // a fault comes again by itself: the instruction is repeated
 }
 
-// Others install theirs when they like (faulthandler, pytest), so whose turn it is must be asked each time: one cheap system call.
+// Other handlers may be installed at any time (faulthandler, pytest), so the present one is asked for each time: one cheap system call.
 void install() {
   struct sigaction now {};
   sigaction(SIGBUS, nullptr, &now);

@@ -13,11 +13,11 @@ namespace {
 
 // 128 KiB of numbers: half of a usual second cache.
 constexpr std::size_t bucket_size = std::size_t{1} << 14;
-// More would miss the table of pages at each number dealt; the buckets of more than 67 million numbers are larger.
+// More buckets would miss the TLB at each number; the buckets of more than 67 million numbers are larger instead.
 constexpr unsigned most_bits = 12;
-// Numbers that are dealt from one random sequence; more where there are many, so that counting them by hand and bucket takes 2 MiB at most.
-constexpr std::size_t hand_size = std::size_t{1} << 18;
-constexpr std::size_t most_hands = 64;
+// Numbers that one random sequence distributes; more where there are many, so that the counts by chunk and bucket take 2 MiB at most.
+constexpr std::size_t chunk_size = std::size_t{1} << 18;
+constexpr std::size_t most_chunks = 64;
 
 using Seed = std::array<std::uint64_t, 4>;
 
@@ -54,10 +54,10 @@ class Random {
   Seed state_;
 };
 
-// The buckets that numbers are dealt to, one after the other: `bits` random bits each.
-class Dealer {
+// Draws a bucket for one number after the other: `bits` random bits each.
+class BucketSampler {
  public:
-  Dealer(const Random& random, unsigned bits) : random_(random), bits_(bits) {}
+  BucketSampler(const Random& random, unsigned bits) : random_(random), bits_(bits) {}
 
   std::size_t next() {
     if (left_ < bits_) {
@@ -102,28 +102,28 @@ void permutation(const Seed& seed, std::size_t count, std::int64_t* into, std::s
   unsigned bits = 0;
   while (bits < most_bits && (count >> bits) > bucket_size) ++bits;
   const std::size_t buckets = std::size_t{1} << bits;
-  // What is done at once, and from which random numbers, depends on `count` alone, not on the threads there are.
-  const std::size_t hands = std::min(most_hands, 1 + count / hand_size);
-  const auto hand = [&](std::size_t number) { return count * number / hands; };
-  // The numbers are dealt twice alike: to learn how many each bucket gets of each hand, and to put them there.
-  std::vector<std::vector<std::size_t>> next(hands, std::vector<std::size_t>(buckets));
-  parallel_for(hands, threads, [&](std::size_t number) {
-    Dealer dealer(sequence(seed, number), bits);
-    for (std::size_t i = hand(number); i < hand(number + 1); ++i) ++next[number][dealer.next()];
+  // Chunks and their random sequences depend on `count` alone, not on the number of threads.
+  const std::size_t chunks = std::min(most_chunks, 1 + count / chunk_size);
+  const auto chunk_start = [&](std::size_t number) { return count * number / chunks; };
+  // Buckets are drawn twice alike: to count how many numbers each bucket gets from each chunk, and to put them there.
+  std::vector<std::vector<std::size_t>> next(chunks, std::vector<std::size_t>(buckets));
+  parallel_for(chunks, threads, [&](std::size_t number) {
+    BucketSampler sampler(sequence(seed, number), bits);
+    for (std::size_t i = chunk_start(number); i < chunk_start(number + 1); ++i) ++next[number][sampler.next()];
   });
   std::vector<std::size_t> starts(buckets + 1);
   std::size_t start = 0;
   for (std::size_t bucket = 0; bucket < buckets; ++bucket) {
     starts[bucket] = start;
-    for (auto& of_hand : next) start += std::exchange(of_hand[bucket], start);
+    for (auto& of_chunk : next) start += std::exchange(of_chunk[bucket], start);
   }
   starts[buckets] = start;
-  parallel_for(hands, threads, [&](std::size_t number) {
-    Dealer dealer(sequence(seed, number), bits);
-    for (std::size_t i = hand(number); i < hand(number + 1); ++i) into[next[number][dealer.next()]++] = static_cast<std::int64_t>(i);
+  parallel_for(chunks, threads, [&](std::size_t number) {
+    BucketSampler sampler(sequence(seed, number), bits);
+    for (std::size_t i = chunk_start(number); i < chunk_start(number + 1); ++i) into[next[number][sampler.next()]++] = static_cast<std::int64_t>(i);
   });
   parallel_for(buckets, threads, [&](std::size_t bucket) {
-    Random random = sequence(seed, most_hands + bucket);
+    Random random = sequence(seed, most_chunks + bucket);
     shuffle(random, into + starts[bucket], starts[bucket + 1] - starts[bucket]);
   });
 }

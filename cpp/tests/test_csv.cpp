@@ -3,7 +3,7 @@
 #include "doctest/doctest.h"
 #include "modyn/csv.hpp"
 #include "modyn/errors.hpp"
-#include "temporary_folder.hpp"
+#include "testing.hpp"
 
 namespace {
 
@@ -25,13 +25,7 @@ Rows read(const std::string& content, modyn::CsvOptions options = {}, std::size_
 }
 
 modyn::CsvError failure(const std::string& content, modyn::CsvOptions options = {}) {
-  try {
-    read(content, options);
-  } catch (const modyn::CsvError& error) {
-    return error;
-  }
-  FAIL("nothing was thrown");
-  throw std::logic_error("not reached");
+  return thrown_by<modyn::CsvError>([&] { read(content, options); });
 }
 
 }  // namespace

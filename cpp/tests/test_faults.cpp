@@ -20,7 +20,7 @@
 #include "modyn/errors.hpp"
 #include "modyn/gather.hpp"
 #include "modyn/scan.hpp"
-#include "temporary_folder.hpp"
+#include "testing.hpp"
 
 namespace {
 
@@ -102,17 +102,6 @@ std::string gather(const std::string& path, const std::vector<Row>& rows, modyn:
   return data;
 }
 
-template <typename Run>
-modyn::FileError failure(const Run& run) {
-  try {
-    run();
-  } catch (const modyn::FileError& error) {
-    return error;
-  }
-  FAIL("nothing was thrown");
-  throw std::logic_error("not reached");
-}
-
 // Enough small rows for a map.
 std::vector<Row> many_rows(std::int64_t size) {
   std::vector<Row> rows;
@@ -133,7 +122,7 @@ TEST_CASE("a bad sector fails the record that lies on it, and no other") {
   CHECK(gather(path, {{10, 3}, {0, 4}, {8, 2}}, cache) == "abc012389");  // it lies in a gap
   CHECK(gather(path, {{0, 4}, {4, 3}, {8, 2}}, cache) == "012345689");
   for (const std::vector<Row>& rows : {std::vector<Row>{{0, 4}, {4, 6}, {10, 3}}, {{10, 3}, {4, 6}}, {{4, 6}}}) {
-    const auto error = failure([&] { gather(path, rows, cache); });
+    const auto error = thrown_by<modyn::FileError>([&] { gather(path, rows, cache); });
     CHECK(error.fault == modyn::FileFault::unreadable);
     CHECK(error.error_number == EIO);
     CHECK(error.offset == 4);
@@ -153,7 +142,7 @@ TEST_CASE("a file of which its server knows nothing any more is opened anew, onc
   CHECK(gather(path, {{2, 3}}, cache) == "234");
   CHECK(cache.open(path) != stale);
   answers.read = [](std::int64_t, std::int64_t) { return ESTALE; };
-  const auto error = failure([&] { gather(path, {{2, 3}}, cache); });
+  const auto error = thrown_by<modyn::FileError>([&] { gather(path, {{2, 3}}, cache); });
   CHECK(error.error_number == ESTALE);
   CHECK(error.offset == 2);
 }
@@ -170,7 +159,7 @@ TEST_CASE("where a file cannot be looked at, the error names a record") {
     Faults answers;
     answers.look = [] { return EIO; };
     const WithFaults with(answers);
-    const auto error = failure([&] { gather(path, rows, cache, {stamp}); });
+    const auto error = thrown_by<modyn::FileError>([&] { gather(path, rows, cache, {stamp}); });
     CHECK(error.error_number == EIO);
     CHECK(error.offset == rows[0].offset);
     CHECK(error.wanted == 10);
@@ -181,7 +170,7 @@ TEST_CASE("where a file cannot be looked at, the error names a record") {
   Faults answers;
   answers.look = [] { return EIO; };
   const WithFaults with(answers);
-  CHECK(failure([&] { modyn::File{path}; }).error_number == EIO);
+  CHECK(thrown_by<modyn::FileError>([&] { modyn::File{path}; }).error_number == EIO);
 }
 
 TEST_CASE("where the system cannot tell whether a byte is in memory, it is taken to be") {
@@ -217,7 +206,7 @@ TEST_CASE("a folder that becomes a link while it is scanned is not followed") {
   }
   CHECK(scan.take_files().empty());
   CHECK(scan.take_refused().empty());
-  scan.enter("sub");  // whoever follows links says so
+  scan.enter("sub");  // links are followed where the caller enters them
   CHECK(scan.take_files().size() == 1);
 }
 
@@ -238,7 +227,7 @@ TEST_CASE("files that are only kept make room where no more can be opened") {
   CHECK(cache.open(held->path()) == held);  // it was used last
   for (int other; (other = ::open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0;) others.push_back(other);
   modyn::FileCache empty(100);
-  const auto error = failure([&] { gather(path, {{0, 1}}, empty); });
+  const auto error = thrown_by<modyn::FileError>([&] { gather(path, {{0, 1}}, empty); });
   ::setrlimit(RLIMIT_NOFILE, &before);
   for (const int other : others) ::close(other);
   CHECK(std::string(error.what()).find("`ulimit -n`") != std::string::npos);
@@ -248,7 +237,7 @@ TEST_CASE("a file of a lower layer of overlayfs that is written") {
   const TemporaryFolder folder;
   bool mounted = false;
   std::string found;
-  // On a thread of its own: what it mounts is seen by nobody else, and gone with it.
+  // On a thread of its own: what it mounts is invisible elsewhere, and gone with it.
   std::thread([&] {
     if (::unshare(CLONE_NEWNS) != 0 || ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) return;
     if (::mount("tmpfs", folder.at("").c_str(), "tmpfs", 0, nullptr) != 0) return;

@@ -5,9 +5,7 @@
 #include "doctest/doctest.h"
 #include "modyn/errors.hpp"
 #include "modyn/file.hpp"
-#include "modyn/file_time.hpp"
-#include "modyn/mapping.hpp"
-#include "temporary_folder.hpp"
+#include "testing.hpp"
 
 namespace {
 
@@ -88,13 +86,12 @@ TEST_CASE("what is no regular file is refused") {
   CHECK_THROWS_AS(modyn::File("/dev/null"), modyn::FileError);
 }
 
-TEST_CASE("maps") {
+TEST_CASE("a map outlives its file's descriptor, and an empty file has none") {
   const TemporaryFolder folder;
-  const modyn::Mapping mapping(folder.write("a", "abc"));
-  REQUIRE(mapping.size() == 3);
-  CHECK(mapping.data()[2] == 'c');
-  CHECK(modyn::Mapping(folder.write("empty", "")).size() == 0);
-  CHECK_THROWS_AS(modyn::Mapping(folder.at("none")), modyn::FileError);
+  const auto map = modyn::File(folder.write("a", "abc")).map(3);
+  REQUIRE(map->size() == 3);
+  CHECK(map->data()[2] == 'c');
+  CHECK(modyn::File(folder.write("empty", "")).map(0) == nullptr);
 }
 
 TEST_CASE("system errors are told apart") {

@@ -9,7 +9,7 @@
 #include "doctest/doctest.h"
 #include "modyn/errors.hpp"
 #include "modyn/gather.hpp"
-#include "temporary_folder.hpp"
+#include "testing.hpp"
 
 namespace {
 
@@ -51,13 +51,7 @@ std::string random_bytes(std::mt19937& random, std::size_t size) {
 }
 
 modyn::FileError failure(const Records& records, std::size_t threads, modyn::FileCache& cache) {
-  try {
-    records.gather(threads, cache);
-  } catch (const modyn::FileError& error) {
-    return error;
-  }
-  FAIL("nothing was thrown");
-  throw std::logic_error("not reached");
+  return thrown_by<modyn::FileError>([&] { records.gather(threads, cache); });
 }
 
 modyn::FileError failure(const Records& records, std::size_t threads = 1) {
@@ -67,7 +61,7 @@ modyn::FileError failure(const Records& records, std::size_t threads = 1) {
 
 constexpr std::int64_t row = 160;
 
-// Rows of one file, of which each byte is the row's number: whoever gets one can tell which it is and whether it is whole.
+// Rows of one file, of which each byte is the row's number: so that a row shows which one it is and whether it is whole.
 std::string numbered_rows(std::size_t count) {
   std::string content;
   for (std::size_t i = 0; i < count; ++i) content.append(row, static_cast<char>(i % 251));
@@ -85,6 +79,23 @@ std::string expected_rows(const Records& records) {
   std::string expected;
   for (const auto offset : records.offsets) expected.append(row, static_cast<char>(offset / row % 251));
   return expected;
+}
+
+std::string take(const std::string& data, const std::vector<std::int64_t>& bounds, const std::vector<std::int64_t>& rows, std::size_t threads,
+                 std::int64_t row_size = 0) {
+  const auto num_records = row_size > 0 ? static_cast<std::int64_t>(data.size()) / row_size : static_cast<std::int64_t>(bounds.size()) - 1;
+  const modyn::TakeRequest request{reinterpret_cast<const std::uint8_t*>(data.data()),
+                                   static_cast<std::int64_t>(data.size()),
+                                   row_size > 0 ? nullptr : bounds.data(),
+                                   row_size,
+                                   num_records,
+                                   rows.data(),
+                                   rows.size()};
+  std::vector<std::int64_t> taken_bounds(rows.size() + 1);
+  modyn::take_bounds(request, taken_bounds.data());
+  std::string taken(static_cast<std::size_t>(taken_bounds.back()), '?');
+  modyn::take(request, taken_bounds.data(), reinterpret_cast<std::uint8_t*>(taken.data()), threads);
+  return taken;
 }
 
 }  // namespace
@@ -271,7 +282,7 @@ TEST_CASE("a mapped file that grows, is replaced, or is cut between two calls") 
   std::filesystem::rename(folder.write("new", std::string(1000 * row, 'n')), path);
   CHECK(grown.gather(1, cache) == std::string(2000 * row, 'n'));
 
-  // Within a page, so that no fault tells of it: the rest of the page reads as zeros.
+  // Within a page, so that no fault occurs: the rest of the page reads as zeros.
   std::filesystem::resize_file(path, 999 * row + 1);
   CHECK(small.gather(1, cache) == std::string(2000 * row, 'n'));
   Records last = small;
@@ -344,4 +355,36 @@ TEST_CASE("a file that is cut while threads copy from its map") {
   cutter.join();
   CHECK(cut > 0);
   CHECK(whole + cut == turns);
+}
+
+TEST_CASE("rows of any length, in any order, on any number of threads") {
+  std::mt19937 random(5);
+  std::string data;
+  std::vector<std::int64_t> bounds{0};
+  for (int i = 0; i < 3000; ++i) {
+    data.append(random() % 7 == 0 ? 0 : random() % 700, static_cast<char>(i));
+    bounds.push_back(static_cast<std::int64_t>(data.size()));
+  }
+  std::vector<std::int64_t> rows;
+  std::string expected;
+  for (int i = 0; i < 5000; ++i) {
+    const auto row = static_cast<std::size_t>(random() % 3000);
+    rows.push_back(static_cast<std::int64_t>(row));
+    expected.append(data, static_cast<std::size_t>(bounds[row]), static_cast<std::size_t>(bounds[row + 1] - bounds[row]));
+  }
+  for (const std::size_t threads : {1, 2, 7}) CHECK(take(data, bounds, rows, threads) == expected);
+  CHECK(take(data, bounds, {}, 2).empty());
+}
+
+TEST_CASE("rows of one length need no bounds") {
+  CHECK(take("aabbccdd", {}, {3, 0, 0, 2}, 2, 2) == "ddaaaacc");
+}
+
+TEST_CASE("rows and bounds that cannot be are refused") {
+  CHECK_THROWS_AS(take("aabb", {}, {2}, 1, 2), modyn::InvalidArgument);
+  CHECK_THROWS_AS(take("aabb", {}, {-1}, 1, 2), modyn::InvalidArgument);
+  CHECK_THROWS_AS(take("aabb", {0, 2, 5}, {1}, 1), modyn::InvalidArgument);
+  CHECK_THROWS_AS(take("aabb", {0, 3, 2}, {1}, 1), modyn::InvalidArgument);
+  CHECK_THROWS_AS(take("aabb", {-1, 3}, {0}, 1), modyn::InvalidArgument);
+  CHECK(take("aabb", {0, 2, 5}, {0}, 1) == "aa");  // only what is asked for is looked at
 }

@@ -12,7 +12,7 @@
 #include "doctest/doctest.h"
 #include "modyn/file.hpp"
 #include "modyn/guard.hpp"
-#include "temporary_folder.hpp"
+#include "testing.hpp"
 
 namespace {
 

@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "doctest/doctest.h"
+#include "modyn/copy.hpp"
 #include "modyn/errors.hpp"
 #include "modyn/permutation.hpp"
-#include "modyn/pick.hpp"
 
 namespace {
 

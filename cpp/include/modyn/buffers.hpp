@@ -54,7 +54,7 @@ class BufferPool {
   void give_back(std::uint8_t* data, std::size_t capacity) noexcept;
 
   std::size_t max_kept_bytes_;
-  // Only ever tried, never waited for: after a fork, the lock of a thread that is not there any more stays locked.
+  // Only ever tried, never waited for: after a fork, the lock of a thread that no longer exists stays locked.
   mutable std::mutex mutex_;
   std::vector<Kept> kept_;  // oldest first; never grows beyond what is reserved
   std::size_t kept_bytes_ = 0;

@@ -19,7 +19,7 @@ struct Runs {
 // soon as there are too many.
 Runs find_runs(const std::int64_t* values, std::size_t count, std::size_t max_runs);
 
-// Reads the values of a column as int64; floating point numbers are their bits. A view: whoever makes it keeps the memory alive. Row
+// Reads the values of a column as int64; floating point numbers are their bits. A view: its maker keeps the memory alive. Row
 // numbers are not checked. Whatever the memory holds, it is not left: a damaged file gives wrong values, never a crash.
 class Column {
  public:

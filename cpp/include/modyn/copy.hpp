@@ -1,9 +1,12 @@
-// Copying many small records that lie scattered in memory.
+// Copying many numbers or small records that lie scattered in memory, in the order asked.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <string>
+
+#include "modyn/errors.hpp"
 
 namespace modyn {
 
@@ -27,6 +30,21 @@ void copy_records(const std::int64_t* bounds, std::uint8_t* into, std::size_t fi
     if (i + ahead < last) fetch(i + ahead);
     const std::uint8_t* const from = address(i);
     if (from != nullptr) std::memcpy(into + bounds[i], from, static_cast<std::size_t>(bounds[i + 1] - bounds[i]));
+  }
+}
+
+// into[i] = values[rows[i]]. Fetches some turns ahead, so that the waits for memory overlap. Throws InvalidArgument for a row that does not
+// exist; then `into` means nothing.
+template <typename T>
+void pick(const T* values, std::size_t num_values, const std::int64_t* rows, std::size_t count, T* into) {
+  constexpr std::size_t ahead = 24;
+  const auto exists = [num_values](std::int64_t row) { return static_cast<std::uint64_t>(row) < num_values; };
+  for (std::size_t i = 0; i < count; ++i) {
+    if (i + ahead < count && exists(rows[i + ahead])) __builtin_prefetch(values + rows[i + ahead]);
+    if (!exists(rows[i])) {
+      throw InvalidArgument("row " + std::to_string(rows[i]) + " does not exist: there are " + std::to_string(num_values));
+    }
+    into[i] = values[rows[i]];
   }
 }
 

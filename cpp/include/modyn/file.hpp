@@ -1,8 +1,10 @@
-// Reading the user's files: by pread, or through a map, which is only to be touched under guard.hpp: others may cut these files.
+// Reading files: by pread, or through a map. Maps of the user's files may be touched under guard.hpp only: others may cut these files.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <ctime>
+#include <limits>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -11,6 +13,15 @@
 #include <utility>
 
 namespace modyn {
+
+// A file's time as nanoseconds since 1970. One that does not fit, after 2262 or before 1677, becomes the last or first that does; never the least int64.
+inline std::int64_t nanoseconds(const struct timespec& time) {
+  constexpr std::int64_t last = std::numeric_limits<std::int64_t>::max();
+  constexpr std::int64_t second = 1'000'000'000;
+  if (time.tv_sec >= last / second) return last;
+  if (time.tv_sec <= -(last / second)) return -last;
+  return std::int64_t{time.tv_sec} * second + time.tv_nsec;
+}
 
 // The first `size()` bytes of a file, as they are at any time. Touching bytes that were cut off since raises SIGBUS.
 class FileMap {
@@ -50,7 +61,7 @@ class File {
   std::size_t read_some(void* into, std::size_t size, std::int64_t offset) const;
   // A map of all bytes that were there when it was opened, made at the first call; null if these are fewer than `size`, or cannot be mapped.
   std::shared_ptr<const FileMap> map(std::int64_t size) const;
-  // Whether the byte at `offset` can be read without waiting for a disk. Where the system cannot tell, it can.
+  // Whether the byte at `offset` can be read without waiting for a disk; true where the system cannot say.
   bool is_resident(std::int64_t offset) const;
   // As it is now. Throws FileError.
   FileStamp stamp() const;
@@ -81,9 +92,9 @@ class FileCache {
   // The file that `path` names, as it is now: a kept one that was removed, replaced or written since is not kept any longer. Throws
   // FileError.
   std::shared_ptr<const File> open(const std::string& path);
-  // Keeps this file no longer.
+  // Drops this file.
   void forget(const File& file);
-  // Keeps those no longer that were removed or replaced, and says how many they were. A system call for each file that is kept.
+  // Drops the files that were removed or replaced; returns how many they were. A system call for each file that is kept.
   std::size_t forget_removed();
   std::size_t size() const;
   std::size_t capacity() const { return capacity_; }

@@ -20,8 +20,8 @@ struct IndexedFile {
   std::optional<FileStamp> stamp;
   bool may_grow = false;
 
-  // Whether a file that is `now` like this still has what was indexed, as far as stamps can tell. What was appended to is looked at by
-  // whoever indexes it.
+  // Whether a file that is `now` like this still has what was indexed, as far as stamps show. Appended content is checked where it is
+  // indexed.
   bool may_be(FileStamp now) const { return !stamp || now == *stamp || (may_grow && now.size > stamp->size); }
 };
 

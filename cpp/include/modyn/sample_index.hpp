@@ -67,7 +67,7 @@ struct Answers {
   std::int64_t* timestamps = nullptr;
 };
 
-// Immutable, any number of threads. A view of its columns: whoever makes it keeps their memory alive.
+// Immutable, any number of threads. A view of its columns: its maker keeps their memory alive.
 class SampleIndex {
  public:
   // In order of key. Throws InvalidArgument if two segments overlap or one has no keys.
@@ -90,7 +90,7 @@ class SampleIndex {
     std::size_t last = 0;  // where the key before was found: the next one is often there too
   };
 
-  // Both fill `block` for as many keys as there are, and are false if a key is unknown. The second one gives the answers too that places tell.
+  // Both fill `block` for as many keys as there are, and are false if a key is unknown. The second one also fills the answers that places hold.
   bool find_segments(const std::int64_t* keys, std::size_t count, Block& block) const;
   bool find_places_of(const std::int64_t* keys, std::size_t count, Block& block, std::uint32_t* file_ids, std::int64_t* offsets) const;
   template <typename T>
@@ -98,7 +98,7 @@ class SampleIndex {
 
   Slots slots_;
   std::vector<std::int64_t> end_keys_;
-  std::vector<Place> places_;  // in place of file_ids_ and offsets_, unless empty: one search then tells both, and the segment
+  std::vector<Place> places_;  // in place of file_ids_ and offsets_, unless empty: one search then gives both, and the segment
   Slots place_slots_;
   std::vector<Column> file_ids_, offsets_, lengths_, labels_, timestamps_;  // by slot
   std::optional<std::int64_t> common_length_;

@@ -1,4 +1,4 @@
-// A folder that is gone after the test.
+// Helpers of several tests.
 #pragma once
 
 #include <cstdlib>
@@ -7,6 +7,9 @@
 #include <stdexcept>
 #include <string>
 
+#include "doctest/doctest.h"
+
+// A folder that is removed after the test.
 class TemporaryFolder {
  public:
   TemporaryFolder() {
@@ -28,3 +31,15 @@ class TemporaryFolder {
  private:
   std::filesystem::path path_;
 };
+
+// The error of type `Error` that `run` must throw.
+template <typename Error, typename Run>
+Error thrown_by(const Run& run) {
+  try {
+    run();
+  } catch (const Error& error) {
+    return error;
+  }
+  FAIL("nothing was thrown");
+  throw std::logic_error("not reached");
+}
