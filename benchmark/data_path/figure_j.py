@@ -11,8 +11,8 @@ Bounds are made of what is configured, here by its defaults, and of constants of
 - training process: 50 bytes for each key of the partition in use and of `num_prefetched_partitions`; ten batches of tensors; and the buffers
   that the C++ core keeps for the next ones. Over Flight also the windows (64 MiB) in which payloads are asked for: those prefetched, the
   one in use, and the one before it, of which a batch is being made; and what the two fetches at once hold for a consumer that is slower
-  (BUFFER_BYTES). All payloads together are several times as much. With worker processes, as much for each. The process has the environment
-  of the trainer's workers.
+  (`FetchLimits.buffer_bytes`). All payloads together are several times as much. With worker processes, as much for each. The process
+  has the environment of the trainer's workers.
 
 Selector and storage are started anew for each run, so that none begins with what the one before left. Growth of a training process counts from
 its first run. Processes below the one that is watched are counted with it.
@@ -37,7 +37,7 @@ from modyn.config.system import DatasetConfig
 from modyn.dataset.chunks import ReadLimits
 from modyn.records import Interval, RunId, SampleBatch, TriggerSetInfo
 from modyn.selector.client import SelectorClient
-from modyn.storage.flight.client import BUFFER_BYTES
+from modyn.storage.flight.client import FetchLimits
 from modyn.storage.index.segment_file import SEGMENT_ROWS
 
 _RUN = RunId("memory")
@@ -122,7 +122,7 @@ def prepare(setting: Setting) -> Iterator[list[Case]]:
         trigger_set = services.trigger_set("records", "records", partition)
         few = services.trigger_set("few", "records", partition, min(_RECORDS_PER_SAMPLE, num_records))
         worker_bound = 50 * (_PREFETCHED + 1) * partition + 10 * RECORD_BYTES * BATCH_SIZE + _UNUSED_BUFFERS
-        windows = (_PREFETCHED + 2) * ReadLimits().window_bytes + 2 * BUFFER_BYTES
+        windows = (_PREFETCHED + 2) * ReadLimits().window_bytes + 2 * FetchLimits().buffer_bytes
         batch, per_sample = {"batch_parser_function": BATCH}, {"bytes_parser_function": PER_SAMPLE}
         runs: list[tuple[ShortCut, TriggerSetInfo, dict[str, str], int, int]] = [
             ("on", trigger_set, batch, 1, worker_bound),

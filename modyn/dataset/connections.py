@@ -33,7 +33,7 @@ class PayloadSource:
     """Where the payloads of one dataset are. Picklable; opened in the process that reads, since connections do not survive a fork.
 
     short_cut: "auto" reads the files themselves where storage proves that this process can, "on" requires that, "off" takes Flight.
-    streams: exchanges with the payload servers at once, for one fetch. row_group_cache_bytes: decoded row groups kept by the short cut.
+    streams: as for `PayloadClient`. row_group_cache_bytes: decoded row groups kept by the short cut.
     """
 
     dataset: str

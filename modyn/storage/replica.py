@@ -17,7 +17,7 @@ from pathlib import Path
 from modyn.config.system import is_s3, load_system_config
 from modyn.errors import ConfigError, ModynError, UnavailableError
 from modyn.rpc.server import Registration, ServiceContext, run_service
-from modyn.storage.flight.server import PayloadServer, Views
+from modyn.storage.flight.server import PayloadServer, ServerLimits, Snapshots
 from modyn.storage.read.locality import some_files
 from modyn.storage.read.published_datasets import PublishedDatasets, PublishedNames
 from modyn.storage.read.record_readers import RecordReaders
@@ -31,7 +31,7 @@ class MountedDatasets:
     and again as long as none of them is as it should be.
     """
 
-    def __init__(self, datasets: Views, name: str) -> None:
+    def __init__(self, datasets: Snapshots, name: str) -> None:
         """`name`: of this process, for errors."""
         self._datasets = datasets
         self._name = name
@@ -74,7 +74,7 @@ def build(context: ServiceContext) -> Sequence[Registration]:
             context.logger.error("dataset_not_served", dataset=name, error=error.message)
     endpoint = config.replicas[context.name]
     payloads = PayloadServer(
-        endpoint, datasets, config.storage.max_threads, name=context.name, setting="storage.replica_addresses"
+        endpoint, datasets, ServerLimits(config.storage.max_threads), name=context.name, setting="storage.replica_addresses"
     )
     context.on_shutdown(payloads.stop)
     context.logger.info("serving_payloads", address=payloads.address)

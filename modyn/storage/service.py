@@ -18,7 +18,7 @@ from modyn.sanitize import sanitize
 from modyn.storage.catalogue.catalogue import Catalogue
 from modyn.storage.client import spec_from_proto, spec_to_proto
 from modyn.storage.datasets import Store
-from modyn.storage.flight.server import PayloadServer
+from modyn.storage.flight.server import PayloadServer, ServerLimits
 from modyn.storage.formats import REGISTRY
 from modyn.storage.model.records import DatasetInfo
 
@@ -130,7 +130,7 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     context.on_shutdown(store.close)
     store.start()
     prepare_run_dir(config.run_dir)
-    payloads = PayloadServer(config.endpoint("flight"), store, config.storage.max_threads)
+    payloads = PayloadServer(config.endpoint("flight"), store, ServerLimits(config.storage.max_threads))
     context.on_shutdown(payloads.stop)
     context.logger.info("serving_payloads", address=payloads.address)
     service = StorageService(store, config.endpoint("storage"))

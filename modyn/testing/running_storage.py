@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +16,18 @@ from modyn.rpc.server import Registration, prepare_run_dir, start_server
 from modyn.storage.catalogue.catalogue import Catalogue
 from modyn.storage.client import IngestProgress, StorageClient
 from modyn.storage.datasets import Store
-from modyn.storage.flight.server import PayloadServer
+from modyn.storage.flight.client import FetchLimits
+from modyn.storage.flight.server import PayloadServer, ServerLimits
 from modyn.storage.payloads import LocalPayloads, PayloadClient, open_local_payloads
+from modyn.storage.read.payload_reader import ChunkLimits
 from modyn.storage.service import FULL_NAME, StorageService
 from modyn.testing.waiting import PATIENCE_S
+
+SMALL_SERVING = ServerLimits(chunks=ChunkLimits(rows=64, bytes=80))
+SMALL_FETCHING = FetchLimits(first_keys=150, request_bytes=5000)
+"""Payloads come in many short record batches, and a fetch is many requests."""
+ONCE = replace(SMALL_FETCHING, retry_s=0)
+"""As SMALL_FETCHING; no endpoint is tried twice without an answer in between."""
 
 RECORD = np.dtype([("label", "<i8"), ("data", "<i8")])
 """Records of these tests: the payload of a sample is its data, which is unique."""
@@ -90,13 +98,18 @@ class RunningStorage:
         return found
 
 
-def start_storage(config: SystemConfig, stack: ExitStack) -> RunningStorage:
-    """Starts a service and clients; they stop in reverse order when `stack` is closed."""
+def start_storage(
+    config: SystemConfig,
+    stack: ExitStack,
+    serving: ServerLimits | None = None,
+    fetching: FetchLimits = FetchLimits(retry_s=PATIENCE_S),  # noqa: B008  (it is frozen)
+) -> RunningStorage:
+    """Start a service and its clients; they stop in reverse order when `stack` is closed."""
     store = Store(config, Catalogue.open(config))
     stack.callback(store.close)
     store.start()
     prepare_run_dir(config.run_dir)
-    flight = PayloadServer(config.endpoint("flight"), store)
+    flight = PayloadServer(config.endpoint("flight"), store, serving)
     stack.callback(flight.stop)
     endpoint = config.endpoint("storage")
     service = Registration(add_StorageServicer_to_server, StorageService(store, endpoint), FULL_NAME)
@@ -104,5 +117,5 @@ def start_storage(config: SystemConfig, stack: ExitStack) -> RunningStorage:
     stack.callback(server.stop)
     client = stack.enter_context(StorageClient(endpoint.model_copy(update={"address": server.address}), retry_s=PATIENCE_S))
     flight_endpoint = config.endpoint("flight").model_copy(update={"address": flight.address})
-    payloads = stack.enter_context(PayloadClient(flight_endpoint, retry_s=PATIENCE_S))
+    payloads = stack.enter_context(PayloadClient(flight_endpoint, limits=fetching))
     return RunningStorage(config, store, client, payloads)

@@ -24,7 +24,7 @@ from modyn.model_storage.client import ModelStorageClient
 from modyn.rpc.channel import is_serving
 from modyn.selector.client import SelectorClient
 from modyn.storage.client import StorageClient
-from modyn.storage.flight.client import PayloadClient
+from modyn.storage.flight.client import FetchLimits, PayloadClient
 from modyn.supervisor.client import RunState, SupervisorClient
 from modyn.testing.comparison import RunOutcome, differences, outcome
 from modyn.testing.stack import RunningStack, clean_environment, tiny_evaluation, tiny_pipeline, tiny_training
@@ -40,7 +40,7 @@ CALLS: dict[str, Callable[[Endpoint], object]] = {
     "trainer_server": lambda endpoint: TrainerServerClient(endpoint).plugins(),
     "evaluator": lambda endpoint: EvaluatorClient(endpoint).plugins(),
     "supervisor": lambda endpoint: SupervisorClient(endpoint).runs(),
-    "flight": lambda endpoint: list(PayloadClient(endpoint, retry_s=0).fetch("numbers", np.arange(1))),
+    "flight": lambda endpoint: list(PayloadClient(endpoint, limits=FetchLimits(retry_s=0)).fetch("numbers", np.arange(1))),
 }
 
 

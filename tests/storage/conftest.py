@@ -41,12 +41,3 @@ def numbers(storage: RunningStorage, tmp_path: Path) -> RunningStorage:
     storage.client.register_dataset(binary_dataset(tmp_path / "data"))
     storage.ingest()
     return storage
-
-
-@pytest.fixture
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Payloads come in many short record batches, and a fetch is many requests."""
-    monkeypatch.setattr("modyn.storage.read.payload_reader.ROWS", 64)
-    monkeypatch.setattr("modyn.storage.read.payload_reader.BYTES", 80)
-    monkeypatch.setattr("modyn.storage.flight.client.FIRST_KEYS", 150)
-    monkeypatch.setattr("modyn.storage.flight.client.REQUEST_BYTES", 5000)

@@ -21,7 +21,7 @@ from modyn.errors import UnavailableError
 from modyn.local.postgres import PostgresServer
 from modyn.records import Interval, SampleBatch
 from modyn.storage.client import StorageClient
-from modyn.storage.flight.client import PayloadClient
+from modyn.storage.flight.client import FetchLimits, PayloadClient
 from modyn.storage.read.publication import Publication
 from modyn.testing.processes import ServiceProcess, write_config
 from modyn.testing.running_storage import binary_dataset, start_storage, write_records
@@ -156,7 +156,7 @@ def test_clients_outlive_a_killed_service(quick_config: SystemConfig, tmp_path: 
     with (
         ServiceProcess("storage", quick_config, tmp_path) as process,
         StorageClient(quick_config.endpoint("storage"), retry_s=PATIENCE_S) as client,
-        PayloadClient(quick_config.endpoint("flight"), retry_s=PATIENCE_S) as payloads,
+        PayloadClient(quick_config.endpoint("flight"), limits=FetchLimits(retry_s=PATIENCE_S)) as payloads,
     ):
         client.register_dataset(binary_dataset(folder, watch=True))
         new = client.new_samples("numbers", 0, 100)

@@ -11,7 +11,7 @@ import pytest
 
 from modyn.config.system import Endpoint, SystemConfig
 from modyn.errors import NotFoundError, UnavailableError
-from modyn.storage.flight.client import PayloadClient
+from modyn.storage.flight.client import FetchLimits, PayloadClient
 from modyn.storage.flight.server import PayloadServer
 from modyn.storage.read.published_datasets import PublishedDatasets, PublishedNames
 from modyn.storage.read.record_readers import RecordReaders
@@ -44,7 +44,7 @@ def test_a_dataset_that_is_not_mounted_is_left_to_others(
     endpoint = Endpoint(address=f"unix:{numbers.config.run_dir}/replica-7.sock")
     server = PayloadServer(endpoint, datasets)
     stack.callback(server.stop)
-    with PayloadClient(endpoint, retry_s=0) as client, pytest.raises(UnavailableError, match="mount"):
+    with PayloadClient(endpoint, limits=FetchLimits(retry_s=0)) as client, pytest.raises(UnavailableError, match="mount"):
         next(client.fetch("numbers", np.arange(10)))
     if there == "nothing":
         mount.with_name("away").rename(mount)

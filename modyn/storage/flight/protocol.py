@@ -1,22 +1,19 @@
-"""What travels over Arrow Flight between those who ask for payloads and those who serve them.
+"""What travels over Arrow Flight when payloads are fetched by key.
 
-An exchange is about one dataset. The client sends record batches of the column `key`, whose schema carries the metadata `dataset` and
-`on_missing`; each batch is a request, with its number beside it; number END says that no more will come. The server answers them one
-after the other with record batches `key, label, payload` in the order asked; beside each stands an `AnswerHead`: which request, and how
-many of its keys are dealt with, so that what a broken exchange still owes can be asked for elsewhere. Errors carry `reason|message` of
-`modyn.errors`. Once requests are served they are messages, too: where an exchange ends with a status, gRPC may drop answers before it that
-the client has not read yet. Then the client ends the exchange.
+A request is one `DoGet`. Its ticket is a line of JSON (version, dataset, on_missing) and behind it the keys, int64, little-endian. The answer is a
+stream of record batches `key, label, payload` in the order asked. Beside each stands an `AnswerHead` with the number of keys that are answered
+so far: a request that breaks off is continued from there at another endpoint. A batch that adds none reports that the server is alive.
 
-END is a message of ours and not Flight's `done_writing`: that one must not be called while another thread reads. If the exchange ends in
-that moment, the reader closes the writing side too, and gRPC aborts the process or hangs (found with PyArrow 25).
+An error is a message too, the last of its answer: as the status of the call it could arrive before batches that the client has not read yet,
+and gRPC drops those.
 """
 
 from __future__ import annotations
 
+import json
 import struct
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,109 +25,69 @@ from modyn.records import Int64Array, LabelArray
 from modyn.rpc.status import bounded
 from modyn.storage.model.samples import OnMissing, Payloads
 
-DESCRIPTOR = flight.FlightDescriptor.for_command(b"modyn payloads 1")
+VERSION = 2
+REQUESTS_PER_STREAM = 2
+"""Requests of one stream of a client at once: while one answer is on its way, the server reads the next one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What all requests of an exchange have in common."""
+@dataclass(frozen=True, slots=True, eq=False)
+class PayloadRequest:
+    """The keys that one `DoGet` asks for. keys: int64 (n,)."""
 
     dataset: str
     on_missing: OnMissing
+    keys: Int64Array
 
-    def schema(self) -> pa.Schema:
-        """Of the record batches of keys."""
-        metadata = {"dataset": self.dataset, "on_missing": self.on_missing}
-        return pa.schema([pa.field("key", pa.int64(), nullable=False)], metadata=metadata)
+    def to_ticket(self) -> flight.Ticket:
+        head = json.dumps({"version": VERSION, "dataset": self.dataset, "on_missing": self.on_missing})
+        return flight.Ticket(head.encode() + b"\n" + np.ascontiguousarray(self.keys, "<i8").tobytes())
 
     @staticmethod
-    def from_schema(schema: pa.Schema) -> Question:
-        """Raises InvalidArgumentError if the schema is not one of ours."""
+    def from_ticket(ticket: bytes) -> PayloadRequest:
+        """Raises InvalidArgumentError if the ticket is not one of this version."""
         try:
-            metadata = schema.metadata or {}
-            dataset, on_missing = metadata[b"dataset"].decode(), metadata[b"on_missing"].decode()
-            if schema.names != ["key"] or schema.field(0).type != pa.int64() or on_missing not in ("raise", "skip"):
-                raise ValueError("wrong columns or option")
-        except (KeyError, ValueError) as error:
+            line = ticket.index(b"\n")
+            head = json.loads(ticket[:line])
+            if head["version"] != VERSION or head["on_missing"] not in ("raise", "skip"):
+                raise ValueError("wrong version or option")
+            return PayloadRequest(str(head["dataset"]), head["on_missing"], np.frombuffer(ticket, "<i8", offset=line + 1))
+        except (KeyError, TypeError, ValueError) as error:
             raise InvalidArgumentError(
                 f"a payload request cannot be read ({error}); use PayloadClient of the same version as the storage service"
             ) from error
-        return Question(dataset, cast("OnMissing", on_missing))
 
 
-def keys_to_batch(keys: Int64Array, schema: pa.Schema) -> pa.RecordBatch:
-    """A request for `keys`, int64 (n,), over the same memory."""
-    return pa.record_batch([_column(keys)], schema=schema)
-
-
-def keys_from_batch(batch: pa.RecordBatch) -> Int64Array:
-    """The keys of a request, over the same memory. InvalidArgumentError if some are null."""
-    if batch.column(0).null_count:
-        raise InvalidArgumentError("a payload request has keys that are null")
-    return cast("Int64Array", _values(batch.column(0), np.int64))
-
-
-class Kind(IntEnum):
-    """What a message of the server is. Only the first has samples."""
-
-    SAMPLES = 0
-    ALIVE = 1
-    """The next answer takes a while; sent every few seconds so that the client can tell a slow server from a dead one."""
-    GOODBYE = 2
-    """The server is stopping: what it owes must be asked for elsewhere, or again when it is back."""
-    FAILED = 3
-    """The request behind the last answer cannot be answered, `AnswerHead.error` says why; nor will those that follow."""
-
-
-_HEAD = struct.Struct("<qqqq")
-_NUMBER = struct.Struct("<q")
+_HEAD = struct.Struct("<qq")
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """Stands beside a record batch of an answer. request: its number. done: keys of the request that are dealt with after this batch.
-    error: `reason|message`."""
+    """Stands beside a record batch of an answer.
 
-    kind: Kind
-    request: int = -1
-    done: int = 0
+    done: keys of the request that are answered after this batch. record_size: bytes of each sample, if all have the same. error: `reason|message`.
+    """
+
+    done: int
     record_size: int | None = None
     error: str = ""
 
     def to_bytes(self) -> bytes:
-        head = _HEAD.pack(self.kind, self.request, self.done, -1 if self.record_size is None else self.record_size)
-        return head + self.error.encode()
+        return _HEAD.pack(self.done, -1 if self.record_size is None else self.record_size) + self.error.encode()
 
     @staticmethod
     def from_bytes(head: bytes) -> AnswerHead:
         """Raises ModynError if these bytes are no head of this version."""
         try:
-            kind, request, done, record_size = _HEAD.unpack_from(head)
-            error = head[_HEAD.size :].decode()
-            return AnswerHead(Kind(kind), request, done, None if record_size < 0 else record_size, error)
+            done, record_size = _HEAD.unpack_from(head)
+            return AnswerHead(done, None if record_size < 0 else record_size, head[_HEAD.size :].decode())
         except (struct.error, ValueError) as error:
             raise ModynError("the payload server's answer cannot be read; run the same version of Modyn on both sides") from error
 
 
-END = -1
-
-
-def number_to_bytes(number: int) -> bytes:
-    """The number of a request, or END, as it stands beside the keys."""
-    return _NUMBER.pack(number)
-
-
-def number_from_bytes(number: bytes) -> int:
-    try:
-        return int(_NUMBER.unpack(number)[0])
-    except struct.error as error:
-        raise InvalidArgumentError("a payload request has no number; use PayloadClient of the same version") from error
-
-
-def payload_schema(float_labels: bool) -> pa.Schema:
-    """Columns of an answer."""
+def answer_schema(float_labels: bool, identity: str) -> pa.Schema:
+    """Columns of an answer. identity: the registration of the dataset that the samples are of."""
     columns = (("key", pa.int64()), ("label", pa.float64() if float_labels else pa.int64()), ("payload", pa.large_binary()))
-    return pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns])
+    return pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns], {"identity": identity})
 
 
 def to_record_batch(payloads: Payloads, schema: pa.Schema) -> pa.RecordBatch:
@@ -187,7 +144,7 @@ def location(endpoint: Endpoint) -> str:
 
 
 _MAX_ERROR, _MAX_SUMMARY = 3000, 500
-"""Bytes. An error travels in HTTP/2 headers, which are 8 KiB at most by default: once in full, and twice in short for other clients."""
+"""Bytes. A status travels in HTTP/2 headers, which are 8 KiB at most by default: once in full, and twice in short for other clients."""
 
 
 def error_to_flight(error: ModynError) -> flight.FlightServerError:
@@ -201,22 +158,22 @@ def error_to_text(error: ModynError) -> str:
 
 
 def error_from_text(text: str) -> ModynError | None:
-    """The error that was meant, unless its reason is none."""
+    """The error that the server reported, or None if its reason is unknown."""
     reason, _, message = text.partition("|")
     return BY_REASON[reason](message) if reason in BY_REASON else None
 
 
 def error_from_flight(error: Exception, address: str) -> ModynError:
-    """The error that the server meant, or what the loss of the connection means to us."""
-    meant = error_from_text((getattr(error, "extra_info", None) or b"").decode(errors="replace"))
-    if meant is not None:
-        return meant
+    """The error that the server reported, or what a broken connection stands for."""
+    reported = error_from_text((getattr(error, "extra_info", None) or b"").decode(errors="replace"))
+    if reported is not None:
+        return reported
     first_line = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
     if isinstance(error, flight.FlightUnavailableError | flight.FlightTimedOutError):
         return UnavailableError(f"the payload server at {address} cannot be reached: {first_line}")
     if isinstance(error, flight.FlightUnauthenticatedError | flight.FlightUnauthorizedError):
         return SecurityError(f"the payload server at {address} refuses the token; set the same security.token on both sides")
     if isinstance(error, flight.FlightCancelledError | flight.FlightInternalError):
-        # A server that fails says so with a reason; without one it is the connection that was lost.
-        return UnavailableError(f"the exchange with the payload server at {address} broke off: {first_line}")
+        # A server that fails reports a reason; without one it is the connection that was lost.
+        return UnavailableError(f"the answer of the payload server at {address} broke off: {first_line}")
     return ModynError(f"the payload server at {address} failed: {first_line}; its log has the details")

@@ -1,4 +1,4 @@
-"""From keys to bytes: look up where the samples are, cut the request into pieces of bounded size, gather one ahead of whoever reads them."""
+"""From keys to bytes: look up where the samples are, and read them, all at once or in chunks of bounded size, one chunk ahead."""
 
 from __future__ import annotations
 
@@ -20,12 +20,18 @@ from modyn.storage.read.snapshot import DatasetSnapshot
 
 PAYLOAD_BYTES = Counter("modyn_storage_payload_bytes_total", "Bytes of payloads that were read", ["dataset"])
 
-ROWS = 65_536
-"""Most samples in one answer."""
-BYTES = 8 * 2**20
-"""Most payload bytes in one answer, unless a single sample is larger."""
-STEP_S = 1.0
-"""Whoever waits for a piece looks so often whether it is still wanted: a read on a dead mount may never end."""
+
+@dataclass(frozen=True, slots=True)
+class ChunkLimits:
+    """Limits of what a `ChunkReader` reads at once."""
+
+    rows: int = 65_536
+    bytes: int = 8 * 2**20
+    """Of payloads, unless a single sample is larger."""
+    at_once: int = 8
+    """Chunks of one dataset, for all requests together."""
+    poll_s: float = 1.0
+    """Seconds after which a caller that waits for a chunk gets None, since a read on a dead mount may never end."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,15 +113,15 @@ class _Pool:
     running: list[Future[Payloads]] = field(default_factory=list)
 
 
-class PayloadReader:
-    """Reads payloads for all requests of a process, one piece of each ahead of whoever takes them.
+class ChunkReader:
+    """Reads payloads for all requests of a process, one chunk of each ahead of its caller. Thread-safe.
 
-    `pieces_at_once` of one dataset, on threads of its own: one that lies on a dead mount, where reads hang, holds up no other.
+    Each dataset is read by threads of its own: one on a dead mount, where reads hang, does not hold up the others.
     """
 
-    def __init__(self, pieces_at_once: int = 8) -> None:
-        self._pieces_at_once = pieces_at_once
-        self._lock = threading.Lock()
+    def __init__(self, limits: ChunkLimits) -> None:
+        self._limits = limits
+        self._lock = threading.Lock()  # Protects the pools: none is dropped while a chunk is submitted to it.
         self._pools: dict[str, _Pool] = {}
 
     def close(self) -> None:
@@ -124,51 +130,44 @@ class PayloadReader:
                 pool.threads.shutdown(wait=False, cancel_futures=True)
 
     def read(
-        self,
-        snapshot: Callable[[], DatasetSnapshot],
-        keys: Int64Array,
-        on_missing: OnMissing,
-        check_wanted: Callable[[], None] = lambda: None,
-    ) -> Iterator[tuple[Payloads, int]]:
-        """Pieces in the order asked, each with the number of `keys` that are dealt with after it. There is at least one piece.
+        self, snapshot: Callable[[], DatasetSnapshot], keys: Int64Array, on_missing: OnMissing
+    ) -> Iterator[tuple[Payloads, int] | None]:
+        """Yield chunks in the order asked, each with the number of `keys` that are answered after it; at least one chunk.
 
-        All keys are looked up first. `check_wanted` is called now and then while a piece takes long; what it raises ends the reading.
-        Raises as `locate`, NotFoundError if the dataset was deleted.
+        All keys are looked up first. None is yielded whenever a chunk takes longer than `ChunkLimits.poll_s`.
+        Raises: as `locate` and `LocatedSamples.take`.
         """
         located = locate(snapshot, keys, on_missing)
-        pieces = iter(cut(located.locations.lengths, len(located), BYTES, ROWS))
-        piece = self._start(located, next(pieces))
+        ranges = cut(located.locations.lengths, len(located), self._limits.bytes, self._limits.rows)
+        upto = [int(located.where[start]) for start, _ in ranges[1:]] + [len(keys)]
+        chunk = self._start(located, ranges[0])
         try:
-            for following in pieces:
-                payloads = _result(piece, check_wanted)
-                piece = self._start(located, following)
-                yield payloads, int(located.where[following[0]])
-            yield _result(piece, check_wanted), len(keys)
+            for number, done in enumerate(upto, start=1):
+                while not wait([chunk], self._limits.poll_s).done:
+                    yield None
+                payloads = chunk.result()
+                if number < len(ranges):
+                    chunk = self._start(located, ranges[number])
+                yield payloads, done
         finally:
-            piece.cancel()
+            chunk.cancel()
 
-    def _start(self, located: LocatedSamples, piece: tuple[int, int]) -> Future[Payloads]:
+    def _start(self, located: LocatedSamples, rows: tuple[int, int]) -> Future[Payloads]:
         with self._lock:
             pool = self._pools.get(located.identity)
             if pool is None:
                 self._drop_idle()
-                pool = _Pool(ThreadPoolExecutor(self._pieces_at_once, thread_name_prefix="gather"))
+                pool = _Pool(ThreadPoolExecutor(self._limits.at_once, thread_name_prefix="gather"))
                 self._pools[located.identity] = pool
-            started = pool.threads.submit(located.take, slice(*piece))
+            started = pool.threads.submit(located.take, slice(*rows))
             pool.running = [*(other for other in pool.running if not other.done()), started]
             return started
 
     def _drop_idle(self) -> None:
-        """Ends the threads of datasets that nobody reads: there may be many in the life of a server."""
+        """End the threads of datasets that are not read now: there may be many in the life of a server."""
         for identity, pool in list(self._pools.items()):
-            if all(piece.done() for piece in pool.running):
+            if all(chunk.done() for chunk in pool.running):
                 self._pools.pop(identity).threads.shutdown(wait=False)
-
-
-def _result(piece: Future[Payloads], check_wanted: Callable[[], None]) -> Payloads:
-    while not wait([piece], STEP_S).done:
-        check_wanted()
-    return piece.result()
 
 
 def cut(lengths: Int64Array | int, num_samples: int, max_bytes: int, max_rows: int) -> list[tuple[int, int]]:

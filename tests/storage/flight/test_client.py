@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +24,10 @@ from modyn.errors import (
     SecurityError,
     UnavailableError,
 )
-from modyn.storage.flight.client import PayloadClient
+from modyn.storage.flight.client import FetchLimits, PayloadClient
 from modyn.storage.flight.server import PayloadServer
 from modyn.storage.model.samples import Payloads
-from modyn.testing.running_storage import RunningStorage, image_dataset, write_image
+from modyn.testing.running_storage import ONCE, SMALL_FETCHING, SMALL_SERVING, RunningStorage, image_dataset, write_image
 from modyn.testing.waiting import PATIENCE_S
 
 
@@ -40,7 +41,6 @@ def check_paired(batches: Iterator[Payloads], keys: list[int]) -> None:
     assert got == keys
 
 
-@pytest.mark.usefixtures("small_pieces")
 def test_payloads_are_paired_with_their_keys(numbers: RunningStorage) -> None:
     keys = np.random.default_rng(1).integers(0, 1000, 2000)
     pieces = list(numbers.payloads.fetch("numbers", keys))
@@ -48,10 +48,11 @@ def test_payloads_are_paired_with_their_keys(numbers: RunningStorage) -> None:
     assert max(piece.data.nbytes for piece in pieces) <= 80
 
 
-@pytest.mark.usefixtures("small_pieces")
 def test_any_keys_in_any_order_over_any_streams(numbers: RunningStorage, stack: ExitStack) -> None:
     numbers.client.delete_samples("numbers", np.arange(500, 600))
-    clients = [stack.enter_context(PayloadClient(numbers.config.endpoint("flight"), streams)) for streams in (1, 2, 3)]
+    clients = [
+        stack.enter_context(PayloadClient(numbers.config.endpoint("flight"), streams, SMALL_FETCHING)) for streams in (1, 2, 3)
+    ]
 
     @settings(max_examples=60)
     @given(st.lists(st.integers(-2, 1002), max_size=700), st.booleans(), st.sampled_from(clients))
@@ -68,15 +69,14 @@ def test_any_keys_in_any_order_over_any_streams(numbers: RunningStorage, stack: 
     check()
 
 
-@pytest.mark.usefixtures("small_pieces")
 def test_no_stream_is_left_when_a_fetch_is_done(numbers: RunningStorage, stack: ExitStack) -> None:
     """Also not one that wanted to ask when another had just asked for the last keys."""
-    client = stack.enter_context(PayloadClient(numbers.config.endpoint("flight"), 4))
+    client = stack.enter_context(PayloadClient(numbers.config.endpoint("flight"), 4, SMALL_FETCHING))
     before = set(threading.enumerate())
     for count in range(1, 120):
         list(client.fetch("numbers", np.arange(count * 8)))
     for thread in set(threading.enumerate()) - before:
-        if thread.name in ("payloads", "payload-keys", "payload-sender"):
+        if thread.name == "payloads":
             thread.join(PATIENCE_S)
             assert not thread.is_alive(), thread.name
 
@@ -85,7 +85,7 @@ def test_records_of_one_size_say_so(numbers: RunningStorage) -> None:
     assert [batch.record_size for batch in numbers.payloads.fetch("numbers", np.arange(10))] == [8]
 
 
-def test_payloads_of_many_lengths(storage: RunningStorage, tmp_path: Path, small_pieces: None) -> None:
+def test_payloads_of_many_lengths(storage: RunningStorage, tmp_path: Path) -> None:
     contents = [bytes([i]) * (1 + i * i % 200) for i in range(100)]
     for i, content in enumerate(contents):
         write_image(tmp_path / "d", f"{i:03}", content, i, 1000)
@@ -118,7 +118,6 @@ def test_no_keys_no_batches(numbers: RunningStorage) -> None:
     assert list(numbers.payloads.fetch("numbers", np.empty(0, np.int64))) == []
 
 
-@pytest.mark.usefixtures("small_pieces")
 def test_missing_keys_are_named_or_skipped(numbers: RunningStorage) -> None:
     numbers.client.delete_samples("numbers", np.arange(10, 400))
     keys = np.asarray([5, 2000, 10, 999, -1, 5])
@@ -134,7 +133,6 @@ def test_an_unknown_dataset_is_an_error_at_once(numbers: RunningStorage) -> None
         list(numbers.payloads.fetch("letters", np.asarray([0])))
 
 
-@pytest.mark.usefixtures("small_pieces")
 def test_an_error_in_the_middle_of_a_stream_is_an_error(numbers: RunningStorage, tmp_path: Path) -> None:
     (tmp_path / "data" / "5.bin").unlink()
     stream = numbers.payloads.fetch("numbers", np.arange(1000))
@@ -149,37 +147,35 @@ def test_a_bug_in_the_server_is_an_error_with_its_name(numbers: RunningStorage, 
     def broken(*_: object) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr("modyn.storage.read.payload_reader.PayloadReader.read", broken)
+    monkeypatch.setattr("modyn.storage.read.payload_reader.ChunkReader.read", broken)
     with pytest.raises(ModynError, match="KeyError") as caught:
         list(numbers.payloads.fetch("numbers", np.arange(10)))
     assert caught.value.reason == "INTERNAL"
 
 
-@pytest.mark.usefixtures("small_pieces")
 def test_a_stream_goes_on_after_a_restart_without_loss_or_repetition(numbers: RunningStorage, stack: ExitStack) -> None:
     endpoint = Endpoint(address=f"unix:{numbers.config.run_dir}/second.sock")
-    server = PayloadServer(endpoint, numbers.store)
+    server = PayloadServer(endpoint, numbers.store, SMALL_SERVING)
     keys = np.random.default_rng(3).integers(0, 1000, 1000)
-    with PayloadClient(endpoint, retry_s=10) as client:
+    with PayloadClient(endpoint, limits=replace(SMALL_FETCHING, retry_s=10)) as client:
         got = []
         for number, batch in enumerate(client.fetch("numbers", keys)):
             got.append(batch)
             if number % 40 == 5:
                 server.stop()
-                server = PayloadServer(endpoint, numbers.store)
+                server = PayloadServer(endpoint, numbers.store, SMALL_SERVING)
     server.stop()
     check_paired(iter(got), keys.tolist())
 
 
 def test_a_server_that_stays_away_is_an_error_in_bounded_time(tmp_path: Path) -> None:
     with (
-        PayloadClient(Endpoint(address=f"unix:{tmp_path}/none.sock"), retry_s=0.3) as client,
+        PayloadClient(Endpoint(address=f"unix:{tmp_path}/none.sock"), limits=replace(SMALL_FETCHING, retry_s=0.3)) as client,
         pytest.raises(UnavailableError, match="cannot be reached"),
     ):
         list(client.fetch("numbers", np.arange(3)))
 
 
-@pytest.mark.usefixtures("small_pieces")
 def test_a_reader_that_stops_early_leaves_the_server_well(numbers: RunningStorage) -> None:
     for _ in range(20):
         stream = numbers.payloads.fetch("numbers", np.arange(1000))
@@ -188,19 +184,17 @@ def test_a_reader_that_stops_early_leaves_the_server_well(numbers: RunningStorag
     check_paired(numbers.payloads.fetch("numbers", np.arange(1000)), list(range(1000)))
 
 
-def test_a_request_that_is_too_large_is_refused_and_the_server_goes_on(
-    numbers: RunningStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("modyn.storage.flight.client.FIRST_KEYS", 10_000)
+def test_a_request_that_is_too_large_is_refused_and_the_server_goes_on(numbers: RunningStorage) -> None:
+    limits = FetchLimits(first_keys=10_000, retry_s=0)
     endpoint = Endpoint(address=f"unix:{numbers.config.run_dir}/small.sock", max_message_bytes=2**16)
-    server = PayloadServer(endpoint, numbers.store)
+    server = PayloadServer(endpoint, numbers.store, SMALL_SERVING)
     try:
         with (
-            PayloadClient(Endpoint(address=endpoint.address), retry_s=0) as client,
+            PayloadClient(Endpoint(address=endpoint.address), limits=limits) as client,
             pytest.raises(InvalidArgumentError, match=r"takes 65536: .* storage.max_message_bytes"),
         ):
             list(client.fetch("numbers", np.zeros(10_000, np.int64)))
-        with PayloadClient(endpoint, retry_s=0) as client:  # one that knows the bound asks for less at once
+        with PayloadClient(endpoint, limits=limits) as client:  # one that knows the bound asks for less at once
             check_paired(client.fetch("numbers", np.arange(10_000) % 1000), [key % 1000 for key in range(10_000)])
     finally:
         server.stop()
@@ -210,12 +204,12 @@ def test_a_left_over_socket_is_taken_over_and_a_taken_port_is_told(numbers: Runn
     path = numbers.config.run_dir / "left.sock"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
-    server = PayloadServer(Endpoint(address=f"unix:{path}"), numbers.store)
+    server = PayloadServer(Endpoint(address=f"unix:{path}"), numbers.store, SMALL_SERVING)
     server.stop()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(UnavailableError, match=address):
-            PayloadServer(Endpoint(address=address), numbers.store)
+            PayloadServer(Endpoint(address=address), numbers.store, SMALL_SERVING)
 
 
 TOKEN = "a secret of this test"
@@ -233,9 +227,9 @@ def certificate(tmp_path: Path) -> SecurityConfig:
 
 def test_token_and_tls(numbers: RunningStorage, certificate: SecurityConfig) -> None:
     secured = certificate.model_copy(update={"token": TOKEN})
-    server = PayloadServer(Endpoint(address="127.0.0.1:0", security=secured), numbers.store)
+    server = PayloadServer(Endpoint(address="127.0.0.1:0", security=secured), numbers.store, SMALL_SERVING)
     try:
-        with PayloadClient(Endpoint(address=server.address, security=secured), retry_s=0) as client:
+        with PayloadClient(Endpoint(address=server.address, security=secured), limits=ONCE) as client:
             check_paired(client.fetch("numbers", np.arange(20)), list(range(20)))
         for security, expected in (
             (certificate, SecurityError),
@@ -243,7 +237,7 @@ def test_token_and_tls(numbers: RunningStorage, certificate: SecurityConfig) -> 
             (SecurityConfig(token=TOKEN), UnavailableError),
         ):
             address = server.address
-            with PayloadClient(Endpoint(address=address, security=security), retry_s=0) as client, pytest.raises(expected):
+            with PayloadClient(Endpoint(address=address, security=security), limits=ONCE) as client, pytest.raises(expected):
                 list(client.fetch("numbers", np.arange(20)))
     finally:
         server.stop()
@@ -251,11 +245,11 @@ def test_token_and_tls(numbers: RunningStorage, certificate: SecurityConfig) -> 
 
 def test_token_without_tls_on_a_socket(numbers: RunningStorage) -> None:
     endpoint = Endpoint(address=f"unix:{numbers.config.run_dir}/token.sock", security=SecurityConfig(token=TOKEN))
-    server = PayloadServer(endpoint, numbers.store)
+    server = PayloadServer(endpoint, numbers.store, SMALL_SERVING)
     try:
-        with PayloadClient(endpoint, retry_s=0) as client:
+        with PayloadClient(endpoint, limits=ONCE) as client:
             check_paired(client.fetch("numbers", np.arange(5)), list(range(5)))
-        with PayloadClient(Endpoint(address=endpoint.address), retry_s=0) as client, pytest.raises(SecurityError):
+        with PayloadClient(Endpoint(address=endpoint.address), limits=ONCE) as client, pytest.raises(SecurityError):
             list(client.fetch("numbers", np.arange(5)))
     finally:
         server.stop()
@@ -263,4 +257,4 @@ def test_token_without_tls_on_a_socket(numbers: RunningStorage) -> None:
 
 def test_off_loopback_it_refuses_without_tls_and_token(numbers: RunningStorage) -> None:
     with pytest.raises(SecurityError, match="token"):
-        PayloadServer(Endpoint(address="0.0.0.0:0"), numbers.store)
+        PayloadServer(Endpoint(address="0.0.0.0:0"), numbers.store, SMALL_SERVING)

@@ -3,85 +3,50 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
+from pyarrow import flight
 
 from modyn.config.system import Endpoint
 from modyn.errors import CancelledError, UnavailableError
-from modyn.storage.flight.client import Fetch, PayloadClient, Request
-from modyn.storage.flight.protocol import AnswerHead, Kind, Question
-from modyn.storage.flight.streams import Stream
-from modyn.storage.model.samples import Payloads
-from modyn.testing.running_storage import RunningStorage
+from modyn.storage.flight.client import PayloadClient
+from modyn.storage.flight.endpoints import EndpointPool
+from modyn.storage.flight.protocol import location
+from modyn.testing.running_storage import SMALL_FETCHING, RunningStorage
 from modyn.testing.waiting import PATIENCE_S, eventually
 
 
-class CountedCondition(threading.Condition):
-    """Knows how many wait on it."""
+class Breaking(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
+    """A server whose calls break once it is `released`."""
 
-    num_waiting = 0
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.asked, self.released = threading.Event(), threading.Event()
+        super().__init__(location(endpoint))
 
-    def wait(self, timeout: float | None = None) -> bool:
-        self.num_waiting += 1
-        try:
-            return super().wait(timeout)
-        finally:
-            self.num_waiting -= 1
-
-
-def answer(request: Request) -> tuple[AnswerHead, Payloads]:
-    """To the whole of it: 8 bytes a key."""
-    count = len(request.keys)
-    payloads = Payloads(request.keys, request.keys, np.zeros(8 * count, np.uint8), 8 * np.arange(count + 1), 8)
-    return AnswerHead(Kind.SAMPLES, request.number, count, 8), payloads
+    def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.GeneratorStream:
+        self.asked.set()
+        self.released.wait(PATIENCE_S)
+        raise flight.FlightUnavailableError("it was killed")
 
 
-def asked_by(fetch: Fetch, stream: Stream) -> Request:
-    request = fetch.ask(stream)
-    assert request is not None
-    return request
-
-
-@pytest.fixture
-def nobody() -> Iterator[PayloadClient]:
-    """A client whose buffer is full with one answer. Its streams are not started: the test is what they are."""
-    endpoints = [Endpoint(address=f"unix:/nowhere/{number}.sock") for number in range(2)]
-    with PayloadClient(endpoints, streams=2, buffer_bytes=80) as client:
-        yield client
-
-
-def test_a_request_that_comes_back_never_waits_behind_others(nobody: PayloadClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The consumer waits for the one that comes back, and the others for room that only the consumer makes."""
-    monkeypatch.setattr("modyn.storage.flight.client.FIRST_KEYS", 10)
-    monkeypatch.setattr("modyn.storage.flight.client.MAX_KEYS", 10)
-    fetch = Fetch(nobody, Question("numbers", "raise"), np.arange(60), 0)
-    changed = fetch._changed = CountedCondition()
-    slow, fast = (Stream(fetch, nobody.connections, endpoint) for endpoint in range(2))
-    slow.is_asking = fast.is_asking = True
-    head, second, third = asked_by(fetch, slow), asked_by(fetch, fast), asked_by(fetch, fast)
-    fetch.deliver(fast, *answer(second))
-    with ThreadPoolExecutor(2) as pool:
-        full = pool.submit(fetch.deliver, fast, *answer(third))
-        fetch.broke(slow, UnavailableError("killed"))
-        asking = pool.submit(fetch.ask, fast)
-        eventually(lambda: changed.num_waiting == 2 or full.done() or asking.done())
-        assert not full.done()
-        assert not asking.done(), "it would be answered behind what waits for room"
-        assert fetch.ask(slow) is head
-        fetch.deliver(slow, *answer(head))
-        pool.submit(fetch.ask, slow)
-
-        arrived = [fetch.next(), fetch.next()]
-        full.result(PATIENCE_S)
-        arrived.append(fetch.next())
-        assert [piece.keys.tolist() for piece in arrived if piece is not None] == np.arange(30).reshape(3, 10).tolist()
-        following = asking.result(PATIENCE_S)
-        assert following is not None
-        assert following.number > third.number
-        fetch.end(None)
+def test_a_request_that_breaks_never_waits_behind_others(numbers: RunningStorage) -> None:
+    """The consumer waits for the request that breaks, and the others for room that only the consumer makes."""
+    away = Endpoint(address=f"unix:{numbers.config.run_dir}/breaking.sock")
+    limits = replace(SMALL_FETCHING, buffer_bytes=80, avoid_s=3600.0)
+    with Breaking(away) as server, PayloadClient([away, numbers.config.endpoint("flight")], limits=limits) as client:
+        client._pool._turns = count(0)  # The first thread of the first fetch begins with the endpoint that breaks.
+        fetched = client.fetch("numbers", np.arange(1000))
+        with ThreadPoolExecutor(1) as pool:
+            head = pool.submit(next, fetched)
+            assert server.asked.wait(PATIENCE_S)
+            eventually(lambda: fetched._fetch._buffered == 80)
+            server.released.set()
+            assert head.result(PATIENCE_S).keys.tolist() == list(range(10))
+        assert [key for payloads in fetched for key in payloads.keys.tolist()] == list(range(10, 1000))
 
 
 @pytest.mark.parametrize("streams", [1, 3])
@@ -89,10 +54,10 @@ def test_endpoints_that_take_long_to_fail_are_given_up_too(
     numbers: RunningStorage, streams: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When the last has failed, the first may be tried again at once: there is never a pause."""
-    monkeypatch.setattr("modyn.storage.flight.connections.Connections.pause_s", lambda _: 0.0)
+    monkeypatch.setattr(EndpointPool, "pause_s", lambda _: 0.0)
     endpoints = [Endpoint(address=f"unix:{numbers.config.run_dir}/none-{number}.sock") for number in range(2)]
     with (
-        PayloadClient(endpoints, streams, retry_s=0.3) as client,
+        PayloadClient(endpoints, streams, replace(SMALL_FETCHING, retry_s=0.3)) as client,
         pytest.raises(UnavailableError, match="cannot be reached"),
     ):
         list(client.fetch("numbers", np.arange(1000), deadline_s=PATIENCE_S))
@@ -101,7 +66,7 @@ def test_endpoints_that_take_long_to_fail_are_given_up_too(
 @pytest.mark.parametrize("retry_s", [0.0, 0.3])
 def test_no_endpoint_is_given_up_untried(numbers: RunningStorage, retry_s: float) -> None:
     away = [Endpoint(address=f"unix:{numbers.config.run_dir}/none-{number}.sock") for number in range(3)]
-    with PayloadClient([*away, numbers.config.endpoint("flight")], retry_s=retry_s) as client:
+    with PayloadClient([*away, numbers.config.endpoint("flight")], limits=replace(SMALL_FETCHING, retry_s=retry_s)) as client:
         for _ in range(4):  # each begins with another
             assert sum(map(len, client.fetch("numbers", np.arange(1000)))) == 1000
 

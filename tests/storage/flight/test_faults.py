@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,17 +22,15 @@ from modyn.config.system import Endpoint
 from modyn.errors import CancelledError, DataError, DeadlineError, ModynError, NotFoundError, UnavailableError
 from modyn.records import Int64Array
 from modyn.storage.flight.client import OnMissing, PayloadClient
-from modyn.storage.flight.connections import Connections
-from modyn.storage.flight.protocol import DESCRIPTOR, AnswerHead, Kind, location, payload_schema, to_record_batch
-from modyn.storage.flight.server import PayloadServer, Views
-from modyn.storage.flight.streams import Stream
+from modyn.storage.flight.endpoints import EndpointPool
+from modyn.storage.flight.fetch import RequestThread
+from modyn.storage.flight.protocol import AnswerHead, answer_schema, location, to_record_batch
+from modyn.storage.flight.server import PayloadServer, ServerLimits, Snapshots
 from modyn.storage.model.samples import Payloads, RecordReader, UInt8Array, UInt32Array
 from modyn.storage.read.snapshot import DatasetSnapshot
 from modyn.testing.processes import ServiceProcess
-from modyn.testing.running_storage import RunningStorage, image_dataset, write_image
+from modyn.testing.running_storage import ONCE, SMALL_FETCHING, SMALL_SERVING, RunningStorage, image_dataset, write_image
 from modyn.testing.waiting import PATIENCE_S, at_rest, eventually
-
-pytestmark = pytest.mark.usefixtures("small_pieces")
 
 STALL_S = 5.0
 """Silence of a server that is long also where healthy ones, on a machine that is busy otherwise, are meant to be heard."""
@@ -49,16 +48,16 @@ def keys_of(batches: Iterator[Payloads]) -> list[int]:
 
 
 class Watched:
-    """Views whose payloads are counted, after `before` has been called."""
+    """Snapshots whose payloads are counted, after `before` has been called."""
 
-    def __init__(self, views: Views, before: Callable[[], None] = lambda: None) -> None:
-        self._views = views
+    def __init__(self, snapshots: Snapshots, before: Callable[[], None] = lambda: None) -> None:
+        self._snapshots = snapshots
         self._before = before
         self._lock = threading.Lock()
         self.num_bytes = 0
 
     def snapshot(self, name: str) -> DatasetSnapshot:
-        view = self._views.snapshot(name)
+        view = self._snapshots.snapshot(name)
         return replace(view, reader=_WatchedSource(self, view.reader))
 
     def gather(
@@ -84,11 +83,11 @@ Serve = Callable[..., Endpoint]
 
 @pytest.fixture
 def serve(storage: RunningStorage, stack: ExitStack) -> Serve:
-    """Starts a further payload server: serve(views)."""
+    """Starts a further payload server: serve(snapshots, number, limits)."""
 
-    def start(views: Views | None = None, number: int | None = None) -> Endpoint:
+    def start(snapshots: Snapshots | None = None, number: int | None = None, limits: ServerLimits = SMALL_SERVING) -> Endpoint:
         number = next(numbers_of_sockets) if number is None else number
-        server = PayloadServer(endpoint_of(storage, number), storage.store if views is None else views)
+        server = PayloadServer(endpoint_of(storage, number), storage.store if snapshots is None else snapshots, limits)
         stack.callback(server.stop)
         return endpoint_of(storage, number)
 
@@ -100,37 +99,41 @@ def endpoint_of(storage: RunningStorage, number: int) -> Endpoint:
     return Endpoint(address=f"unix:{storage.config.run_dir}/test-{number}.sock")
 
 
-class Stub(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
-    """A server that accepts exchanges and then says `answers`, and no more."""
+Answers = list[tuple[Payloads, AnswerHead]]
 
-    def __init__(self, endpoint: Endpoint, answers: list[tuple[Payloads, AnswerHead]]) -> None:
-        self.answers = answers
-        self.exchanges = 0
+
+class Stub(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
+    """A server that answers each call with `answers` and no more. opens: not even a call is opened otherwise."""
+
+    def __init__(self, endpoint: Endpoint, answers: Answers, opens: bool = True) -> None:
+        self.answers, self.opens = answers, opens
+        self.num_calls = 0
         self.released = threading.Event()
         super().__init__(location(endpoint))
 
-    def do_exchange(
-        self,
-        context: flight.ServerCallContext,
-        descriptor: flight.FlightDescriptor,
-        reader: flight.MetadataRecordBatchReader,
-        writer: flight.MetadataRecordBatchWriter,
-    ) -> None:
-        self.exchanges += 1
-        schema = payload_schema(False)
-        writer.begin(schema)
+    def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.GeneratorStream:
+        self.num_calls += 1
+        schema = answer_schema(False, "stub")
+        if not self.opens:
+            self.released.wait()
+        return flight.GeneratorStream(schema, self._messages(schema))
+
+    def _messages(self, schema: pa.Schema) -> Iterator[tuple[pa.RecordBatch, bytes]]:
         for payloads, head in self.answers:
-            writer.write_with_metadata(to_record_batch(payloads, schema), head.to_bytes())
+            yield to_record_batch(payloads, schema), head.to_bytes()
         self.released.wait()
 
 
+StartStub = Callable[..., tuple[Endpoint, Stub]]
+
+
 @pytest.fixture
-def stub(storage: RunningStorage) -> Iterator[Callable[[list[tuple[Payloads, AnswerHead]]], tuple[Endpoint, Stub]]]:
+def stub(storage: RunningStorage) -> Iterator[StartStub]:
     stubs: list[Stub] = []
 
-    def start(answers: list[tuple[Payloads, AnswerHead]]) -> tuple[Endpoint, Stub]:
+    def start(answers: Answers, opens: bool = True) -> tuple[Endpoint, Stub]:
         endpoint = endpoint_of(storage, 1000 + len(stubs))
-        stubs.append(Stub(endpoint, answers))
+        stubs.append(Stub(endpoint, answers, opens))
         return endpoint, stubs[-1]
 
     yield start
@@ -138,8 +141,6 @@ def stub(storage: RunningStorage) -> Iterator[Callable[[list[tuple[Payloads, Ans
         each.released.set()
         each.shutdown()
 
-
-StartStub = Callable[[list[tuple[Payloads, AnswerHead]]], tuple[Endpoint, Stub]]
 
 random_ = np.random.default_rng(5)
 
@@ -154,7 +155,7 @@ def test_servers_that_go_and_come_again_and_again(
     keys = random_.integers(200, 1000, 3000) if on_missing == "raise" else random_.integers(0, 1000, 3000)
     expected = [key for key in keys.tolist() if on_missing == "raise" or not 100 <= key < 200]
     endpoints = [endpoint_of(numbers, 0), endpoint_of(numbers, 1)]
-    servers = [PayloadServer(endpoint, numbers.store) for endpoint in endpoints]
+    servers = [PayloadServer(endpoint, numbers.store, SMALL_SERVING) for endpoint in endpoints]
 
     def stop() -> None:
         for server in servers:
@@ -162,13 +163,13 @@ def test_servers_that_go_and_come_again_and_again(
 
     stack.callback(stop)
     got = []
-    with PayloadClient(endpoints, streams, retry_s=PATIENCE_S) as client:
+    with PayloadClient(endpoints, streams, replace(SMALL_FETCHING, retry_s=PATIENCE_S)) as client:
         for number, batch in enumerate(client.fetch("numbers", keys, on_missing)):
             got.append(batch)
             if number % 60 == 5:
                 which = (number // 60) % 2
                 servers[which].stop()
-                servers[which] = PayloadServer(endpoints[which], numbers.store)
+                servers[which] = PayloadServer(endpoints[which], numbers.store, SMALL_SERVING)
     assert keys_of(iter(got)) == expected
 
 
@@ -185,7 +186,7 @@ def test_a_process_that_is_killed_and_started_again(numbers: RunningStorage, rep
     endpoint = Endpoint(address=f"unix:{numbers.config.run_dir}/flight-1.sock")
     keys = random_.integers(0, 1000, 3000)
     got = []
-    with PayloadClient(endpoint, streams, retry_s=PATIENCE_S) as client:
+    with PayloadClient(endpoint, streams, replace(SMALL_FETCHING, retry_s=PATIENCE_S)) as client:
         for number, batch in enumerate(client.fetch("numbers", keys)):
             got.append(batch)
             if number in (10, 150):
@@ -200,7 +201,7 @@ def test_a_process_that_hangs_is_left_for_another(numbers: RunningStorage, repli
     with PayloadClient(endpoint) as client:
         assert keys_of(client.fetch("numbers", keys[:10])) == keys[:10].tolist()
     got = []
-    with PayloadClient([endpoint, serve()], streams=2, stall_s=STALL_S, retry_s=PATIENCE_S) as client:
+    with PayloadClient([endpoint, serve()], 2, replace(SMALL_FETCHING, stall_s=STALL_S, retry_s=PATIENCE_S)) as client:
         for number, batch in enumerate(client.fetch("numbers", keys)):
             got.append(batch)
             if number == 10:
@@ -208,39 +209,32 @@ def test_a_process_that_hangs_is_left_for_another(numbers: RunningStorage, repli
     assert keys_of(iter(got)) == keys.tolist()
 
 
+@pytest.mark.parametrize("opens", [True, False])
 def test_one_that_never_answers_is_an_error_or_left_for_another(
-    numbers: RunningStorage, stub: StartStub, serve: Serve, monkeypatch: pytest.MonkeyPatch
+    numbers: RunningStorage, stub: StartStub, serve: Serve, opens: bool
 ) -> None:
-    monkeypatch.setattr("modyn.storage.flight.streams.AVOID_S", 3600.0)
-    silent, counted = stub([])
-    with PayloadClient(silent, stall_s=PATIENCE_S, retry_s=0) as client, ThreadPoolExecutor(1) as pool:
-        fetched = client.fetch("numbers", np.arange(10))
-        waiting = pool.submit(next, fetched)
-        eventually(lambda: counted.exchanges)
-        client.stall_s = 0.2
-        fetched._fetch.wake()
-        with pytest.raises(DeadlineError, match=silent.address):
-            waiting.result()
-    assert counted.exchanges == 1
-    with PayloadClient([silent, serve()], stall_s=STALL_S, retry_s=0) as client:
-        for _ in range(4):  # every other fetch would begin with the silent one
+    silent, counted = stub([], opens)
+    with PayloadClient(silent, limits=replace(ONCE, stall_s=0.2)) as client, pytest.raises(DeadlineError, match=silent.address):
+        list(client.fetch("numbers", np.arange(10)))
+    eventually(lambda: counted.num_calls == 1)
+    with PayloadClient([silent, serve()], limits=replace(ONCE, stall_s=STALL_S, avoid_s=3600.0)) as client:
+        for _ in range(4):  # Each thread would begin with the silent one.
             assert keys_of(client.fetch("numbers", np.arange(500))) == list(range(500))
-    assert counted.exchanges == 2, "one that has stalled is not tried again soon"
+    assert counted.num_calls == 2, "one that has stalled is not tried again soon"
 
 
-def test_a_slow_server_that_says_it_lives_is_waited_for(
-    numbers: RunningStorage, serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("modyn.storage.flight.server.ALIVE_S", 0.05)
+IMPATIENT = replace(SMALL_SERVING, alive_s=0.05, chunks=replace(SMALL_SERVING.chunks, poll_s=0.05))
+
+
+def test_a_slow_server_that_reports_to_be_alive_is_waited_for(numbers: RunningStorage, serve: Serve) -> None:
     slow = Watched(numbers.store, before=lambda: time.sleep(STALL_S + 0.5))
-    with PayloadClient(serve(slow), stall_s=STALL_S, retry_s=0) as client:
+    with PayloadClient(serve(slow, limits=IMPATIENT), limits=replace(ONCE, stall_s=STALL_S)) as client:
         assert keys_of(client.fetch("numbers", np.arange(10))) == list(range(10))
 
 
 @pytest.fixture
-def hanging(numbers: RunningStorage, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
-    """Whoever gathers hangs until the end of the test, as on a mount whose server is gone."""
-    monkeypatch.setattr("modyn.storage.flight.server.ALIVE_S", 0.05)
+def hanging(numbers: RunningStorage) -> Iterator[Watched]:
+    """Reads hang until the end of the test, as on a mount whose server is gone."""
     released = threading.Event()
 
     def hang() -> None:
@@ -250,24 +244,24 @@ def hanging(numbers: RunningStorage, monkeypatch: pytest.MonkeyPatch) -> Iterato
     released.set()
 
 
-def test_a_gather_that_hangs_is_reported_or_left_for_another_server(
-    numbers: RunningStorage, serve: Serve, hanging: Watched, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_read_that_hangs_is_reported_or_left_for_another_server(
+    numbers: RunningStorage, serve: Serve, hanging: Watched, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("modyn.storage.flight.server.PIECE_S", 0.3)
-    hangs = serve(hanging)
-    with PayloadClient(hangs, stall_s=STALL_S, retry_s=0) as client, pytest.raises(DeadlineError, match=hangs.address):
+    hangs = serve(hanging, limits=replace(IMPATIENT, hang_s=0.3))
+    once = replace(ONCE, stall_s=STALL_S)
+    with PayloadClient(hangs, limits=once) as client, pytest.raises(DeadlineError, match=hangs.address):
         list(client.fetch("numbers", np.arange(10)))
-    assert "payload_piece_hangs" in capsys.readouterr().err
-    with PayloadClient([hangs, serve()], streams=2, stall_s=STALL_S, retry_s=PATIENCE_S) as client:
+    assert "payload_read_hangs" in capsys.readouterr().err
+    with PayloadClient([hangs, serve()], 2, replace(once, retry_s=PATIENCE_S)) as client:
         assert keys_of(client.fetch("numbers", np.arange(1000))) == list(range(1000))
 
 
-def test_a_deadline_holds_also_against_a_server_that_says_it_lives(serve: Serve, hanging: Watched) -> None:
-    hangs = serve(hanging)
+def test_a_deadline_holds_also_against_a_server_that_reports_to_be_alive(serve: Serve, hanging: Watched) -> None:
+    hangs = serve(hanging, limits=IMPATIENT)
     with PayloadClient(hangs) as client:
         fetched = client.fetch("numbers", np.arange(7, 10), deadline_s=0.3)
         fetched._fetch._start()
-        eventually(lambda: fetched._fetch._streams[0].owed)
+        eventually(lambda: any(thread.request for thread in fetched._fetch._threads))
         with pytest.raises(DeadlineError, match=f"key 7 of dataset 'numbers' did not come within 0.3 s.*{hangs.address}"):
             list(fetched)
 
@@ -283,47 +277,44 @@ def test_a_deadline_is_for_each_piece_and_not_for_the_consumer(numbers: RunningS
 
 def test_a_server_that_is_busy_is_asked_again(pictures: RunningStorage, stack: ExitStack) -> None:
     endpoint = endpoint_of(pictures, 0)
-    server = PayloadServer(endpoint, pictures.store, max_exchanges=1)
+    server = PayloadServer(endpoint, pictures.store, ServerLimits(max_streams=1))
     stack.callback(server.stop)
-    with PayloadClient(endpoint, buffer_bytes=2**20) as first, ThreadPoolExecutor(1) as pool:
+    with PayloadClient(endpoint, limits=replace(SMALL_FETCHING, buffer_bytes=2**20)) as first, ThreadPoolExecutor(1) as pool:
         held = first.fetch("images", np.arange(600) % 20)
         next(held)
         with (
-            PayloadClient(endpoint, retry_s=0) as impatient,
+            PayloadClient(endpoint, limits=ONCE) as impatient,
             pytest.raises(UnavailableError, match=r"busy.*storage\.max_threads"),
         ):
             list(impatient.fetch("images", np.arange(20)))
-        with PayloadClient(endpoint, retry_s=PATIENCE_S) as patient:
+        with PayloadClient(endpoint, limits=replace(SMALL_FETCHING, retry_s=PATIENCE_S)) as patient:
             waiting = pool.submit(lambda: sum(len(batch) for batch in patient.fetch("images", np.arange(20))))
             held.close()
             assert waiting.result() == 20
 
 
 def test_a_connection_that_comes_back_after_the_end_is_closed(numbers: RunningStorage) -> None:
-    connections = Connections([numbers.config.endpoint("flight")])
-    client, options = connections.take(0)
-    connections.close()
-    connections.give_back(0, client)
+    pool = EndpointPool([numbers.config.endpoint("flight")])
+    client, options = pool.take(0)
+    pool.close()
+    pool.give_back(0, client)
     with pytest.raises(pa.ArrowInvalid, match="closed"):
-        client.do_exchange(DESCRIPTOR, options)
+        client.do_get(flight.Ticket(b""), options)
 
 
 def test_a_dead_endpoint_costs_nothing_but_a_try(numbers: RunningStorage, serve: Serve) -> None:
-    with PayloadClient([endpoint_of(numbers, 77), serve()], streams=2, retry_s=0) as client:
+    with PayloadClient([endpoint_of(numbers, 77), serve()], 2, ONCE) as client:
         for _ in range(3):
             assert keys_of(client.fetch("numbers", np.arange(1000))) == list(range(1000))
 
 
-def test_an_endpoint_that_comes_back_is_used_again(
-    numbers: RunningStorage, serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_endpoint_that_comes_back_is_used_again(numbers: RunningStorage, serve: Serve) -> None:
     """Also in the middle of a fetch."""
-    monkeypatch.setattr("modyn.storage.flight.connections.AVOID_S", 0.0)
-    monkeypatch.setattr("modyn.storage.flight.streams.AVOID_S", 0.0)
+    limits = replace(SMALL_FETCHING, retry_s=PATIENCE_S, avoid_s=0.0)
     returned = Watched(numbers.store)
     keys = random_.integers(0, 1000, 20_000)
     got = []
-    with PayloadClient([endpoint_of(numbers, 50), serve()], streams=2, retry_s=PATIENCE_S) as client:
+    with PayloadClient([endpoint_of(numbers, 50), serve()], 2, limits) as client:
         for number, batch in enumerate(client.fetch("numbers", keys)):
             if number == 20:
                 serve(returned, number=50)
@@ -336,17 +327,17 @@ def test_an_endpoint_that_comes_back_is_used_again(
 
 
 def test_answers_to_other_questions_are_refused(numbers: RunningStorage, stub: StartStub) -> None:
-    def answer(keys: list[int], request: int = 0, done: int = 2) -> tuple[Payloads, AnswerHead]:
+    def answer(keys: list[int], done: int = 2) -> tuple[Payloads, AnswerHead]:
         column = np.asarray(keys, np.int64)
         payloads = Payloads(column, column, np.zeros(2 * len(keys), np.uint8), 2 * np.arange(len(keys) + 1))
-        return payloads, AnswerHead(Kind.SAMPLES, request, done, 2)
+        return payloads, AnswerHead(done, 2)
 
-    for bad in (answer([1, 3]), answer([2, 1]), answer([1]), answer([1, 2], request=1), answer([1, 2], done=3), answer([1, 1])):
+    for bad in (answer([1, 3]), answer([2, 1]), answer([1]), answer([1, 2], done=0), answer([1, 2], done=3), answer([1, 1])):
         endpoint, _ = stub([bad])
-        with PayloadClient(endpoint, retry_s=0) as client, pytest.raises(ModynError, match="payload server answered"):
+        with PayloadClient(endpoint, limits=ONCE) as client, pytest.raises(ModynError, match="payload server answered"):
             list(client.fetch("numbers", np.asarray([1, 2])))
     endpoint, _ = stub([answer([2, 1])])
-    with PayloadClient(endpoint, retry_s=0) as client, pytest.raises(ModynError, match="payload server answered"):
+    with PayloadClient(endpoint, limits=ONCE) as client, pytest.raises(ModynError, match="payload server answered"):
         list(client.fetch("numbers", np.asarray([1, 2]), "skip"))
 
 
@@ -364,10 +355,10 @@ def pictures(storage: RunningStorage, tmp_path: Path) -> RunningStorage:
 def test_a_slow_consumer_stalls_the_servers(pictures: RunningStorage, serve: Serve, streams: int) -> None:
     watched = Watched(pictures.store)
     keys = np.arange(600) % 20
-    with PayloadClient([serve(watched), serve(watched)], streams, buffer_bytes=4 * 2**20) as client:
+    with PayloadClient([serve(watched), serve(watched)], streams, replace(SMALL_FETCHING, buffer_bytes=4 * 2**20)) as client:
         fetched = client.fetch("images", keys)
         got = [(batch.keys.tolist(), [bytes(batch.payload(i)[:1]) for i in range(len(batch))]) for batch in [next(fetched)]]
-        # What the client may hold, and for each stream: gRPC's window, a piece that waits, some on their way or being gathered (1 MiB each).
+        # What the client may hold, and for each stream: gRPC's windows, chunks that wait, some on their way or being read (1 MiB each).
         gathered = at_rest(lambda: watched.num_bytes, at_least=2**20 * (4 + streams * 4))
         assert gathered <= 2**20 * (4 + streams * (4 + 1 + 8))
         got += [(batch.keys.tolist(), [bytes(batch.payload(i)[:1]) for i in range(len(batch))]) for batch in fetched]
@@ -378,7 +369,7 @@ def test_a_slow_consumer_stalls_the_servers(pictures: RunningStorage, serve: Ser
 @pytest.mark.parametrize("end", ["close", "cancel", "drop", "close the client"])
 def test_servers_stop_work_when_the_client_does(pictures: RunningStorage, serve: Serve, end: str) -> None:
     watched = Watched(pictures.store)
-    client = PayloadClient(serve(watched), streams=2)
+    client = PayloadClient(serve(watched), 2, SMALL_FETCHING)
     fetched = client.fetch("images", np.arange(600) % 20)
     next(fetched)
     if end == "close":
@@ -398,12 +389,13 @@ def test_servers_stop_work_when_the_client_does(pictures: RunningStorage, serve:
     client.close()
 
 
-def test_a_wait_is_cancelled_from_another_thread(numbers: RunningStorage, stub: StartStub) -> None:
-    silent, counted = stub([])
+@pytest.mark.parametrize("opens", [True, False])
+def test_a_wait_is_cancelled_from_another_thread(numbers: RunningStorage, stub: StartStub, opens: bool) -> None:
+    silent, counted = stub([], opens)
     with PayloadClient(silent) as client, ThreadPoolExecutor(1) as pool:
         fetched = client.fetch("numbers", np.arange(10))
         waiting = pool.submit(next, fetched)
-        eventually(lambda: counted.exchanges)
+        eventually(lambda: counted.num_calls)
         fetched.cancel()
         with pytest.raises(CancelledError):
             waiting.result()
@@ -415,20 +407,20 @@ def test_an_error_comes_behind_all_that_is_before_it(
     numbers: RunningStorage, tmp_path: Path, streams: int, serve: Serve, late_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if the server has come to the error before the client reads anything."""
-    read = Stream._read
+    read = RequestThread._read
 
-    def read_late(stream: Stream) -> bool:
+    def read_late(*arguments: Any) -> bool:
         time.sleep(late_s)
-        return read(stream)
+        return read(*arguments)
 
-    monkeypatch.setattr(Stream, "_read", read_late)
+    monkeypatch.setattr(RequestThread, "_read", read_late)
     (tmp_path / "data" / "5.bin").unlink()
     got: list[Payloads] = []
-    with PayloadClient([serve(), serve()], streams) as client, pytest.raises(DataError, match=r"5\.bin"):
+    with PayloadClient([serve(), serve()], streams, SMALL_FETCHING) as client, pytest.raises(DataError, match=r"5\.bin"):
         got.extend(client.fetch("numbers", np.arange(1000)))
     keys = keys_of(iter(got))
     assert keys == list(range(len(keys)))
-    assert 490 < len(keys) <= 500, "all pieces (of 10 samples) but the one with the first sample of the file that is gone"
+    assert 490 < len(keys) <= 500, "all chunks (of 10 samples) but the one with the first sample of the file that is gone"
 
 
 def test_a_dataset_that_is_deleted_in_between(numbers: RunningStorage) -> None:
@@ -440,7 +432,7 @@ def test_a_dataset_that_is_deleted_in_between(numbers: RunningStorage) -> None:
 
 
 def test_samples_that_are_deleted_in_between(numbers: RunningStorage) -> None:
-    """A sample is there or not for each piece; what is there comes in order."""
+    """A sample is there or not for each chunk; what is there comes in order."""
     keys = np.arange(20_000) % 1000
     arrived = []
     fetched = numbers.payloads.fetch("numbers", keys, "skip")
@@ -461,7 +453,7 @@ def test_many_clients_at_once(numbers: RunningStorage, serve: Serve) -> None:
 
     def read(seed: int) -> bool:
         keys: Int64Array = np.random.default_rng(seed).integers(0, 1000, 3000)
-        with PayloadClient(endpoints, streams=1 + seed % 3) as client:
+        with PayloadClient(endpoints, 1 + seed % 3, SMALL_FETCHING) as client:
             return keys_of(client.fetch("numbers", keys)) == list(keys)
 
     with ThreadPoolExecutor(8) as pool:
@@ -469,7 +461,7 @@ def test_many_clients_at_once(numbers: RunningStorage, serve: Serve) -> None:
 
 
 def test_many_fetches_of_one_client(numbers: RunningStorage, serve: Serve) -> None:
-    with PayloadClient([serve(), serve()], streams=2) as client, ThreadPoolExecutor(8) as pool:
+    with PayloadClient([serve(), serve()], 2, SMALL_FETCHING) as client, ThreadPoolExecutor(8) as pool:
         keys = [np.random.default_rng(seed).integers(0, 1000, 2000) for seed in range(16)]
         got = list(pool.map(lambda asked: keys_of(client.fetch("numbers", asked)), keys))
     assert got == [asked.tolist() for asked in keys]
@@ -477,5 +469,8 @@ def test_many_fetches_of_one_client(numbers: RunningStorage, serve: Serve) -> No
 
 def test_no_endpoint_answers(numbers: RunningStorage) -> None:
     endpoints = [endpoint_of(numbers, 70), endpoint_of(numbers, 71)]
-    with PayloadClient(endpoints, streams=3, retry_s=0.3) as client, pytest.raises(UnavailableError, match="cannot be reached"):
+    with (
+        PayloadClient(endpoints, 3, replace(SMALL_FETCHING, retry_s=0.3)) as client,
+        pytest.raises(UnavailableError, match="cannot be reached"),
+    ):
         list(client.fetch("numbers", np.arange(3000)))

@@ -16,12 +16,12 @@ from modyn.config.system import Endpoint
 from modyn.errors import CancelledError, NotFoundError, UnavailableError
 from modyn.records import Int64Array
 from modyn.storage.datasets import Store
-from modyn.storage.flight.client import PayloadClient, PayloadStream
-from modyn.storage.flight.server import PayloadServer
+from modyn.storage.flight.client import FetchLimits, PayloadClient, PayloadStream
+from modyn.storage.flight.server import PayloadServer, ServerLimits
 from modyn.storage.model.samples import UInt8Array, UInt32Array
-from modyn.storage.read.payload_reader import locate
+from modyn.storage.read.payload_reader import ChunkLimits, locate
 from modyn.storage.read.snapshot import DatasetSnapshot
-from modyn.testing.running_storage import RunningStorage, binary_dataset, write_records
+from modyn.testing.running_storage import ONCE, SMALL_SERVING, RunningStorage, binary_dataset, write_records
 from modyn.testing.waiting import PATIENCE_S, eventually
 
 
@@ -50,16 +50,28 @@ class Replacing:
         return self._storage.store.snapshot(name)
 
 
-@pytest.mark.parametrize("turn", [2, 3], ids=["between exchange and look-up", "between look-up and reading"])
+@pytest.mark.parametrize("turn", [2, 3], ids=["between call and look-up", "between look-up and reading"])
 def test_keys_of_one_dataset_never_get_bytes_of_another(
     numbers: RunningStorage, stack: ExitStack, tmp_path: Path, turn: int
 ) -> None:
     server = PayloadServer(endpoint_of(numbers), Replacing(numbers, tmp_path / "other", turn))
     stack.callback(server.stop)
-    with PayloadClient(endpoint_of(numbers), retry_s=0) as client:
+    with PayloadClient(endpoint_of(numbers), limits=ONCE) as client:
         with pytest.raises(NotFoundError, match="another was registered under its name"):
             next(client.fetch("numbers", np.arange(10)))
         assert bytes(next(client.fetch("numbers", np.arange(1))).payload(0)) == (5_000_000).to_bytes(8, "little")
+
+
+def test_a_fetch_never_mixes_two_datasets(numbers: RunningStorage, stack: ExitStack) -> None:
+    class Replaced:
+        def snapshot(self, name: str) -> DatasetSnapshot:
+            return replace(numbers.store.snapshot(name), identity="numbers-2")
+
+    server = PayloadServer(endpoint_of(numbers), Replaced(), SMALL_SERVING)
+    stack.callback(server.stop)
+    endpoints = [numbers.config.endpoint("flight"), endpoint_of(numbers)]
+    with PayloadClient(endpoints, limits=ONCE) as client, pytest.raises(NotFoundError, match="another was registered"):
+        list(client.fetch("numbers", np.arange(1000)))
 
 
 def test_what_was_looked_up_is_not_read_from_another_dataset(numbers: RunningStorage, tmp_path: Path) -> None:
@@ -87,12 +99,7 @@ class Hanging:
 
 
 @pytest.fixture
-def hanging(numbers: RunningStorage, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
-    monkeypatch.setattr("modyn.storage.read.payload_reader.STEP_S", 0.05)
-    monkeypatch.setattr("modyn.storage.flight.server.ALIVE_S", 0.05)
-    monkeypatch.setattr(
-        "modyn.storage.flight.server.PIECE_S", 0.1
-    )  # Nothing is sent any more: nothing tells that the client has gone.
+def hanging(numbers: RunningStorage) -> Iterator[Hanging]:
     hanging = Hanging(numbers.store)
     yield hanging
     hanging.released.set()
@@ -105,9 +112,11 @@ def test_a_dataset_that_hangs_holds_up_nobody_else(
     write_records(tmp_path / "others" / "0.bin", range(100), 1000)
     numbers.client.register_dataset(binary_dataset(tmp_path / "others", "others"))
     numbers.ingest("others")
-    server = PayloadServer(endpoint_of(numbers), hanging, max_exchanges=11)
+    # Nothing is sent after 0.1 s, so that only a look at the call reveals that its client has gone.
+    limits = ServerLimits(max_streams=6, alive_s=0.05, hang_s=0.1, chunks=ChunkLimits(poll_s=0.05))
+    server = PayloadServer(endpoint_of(numbers), hanging, limits)
     stack.callback(server.stop)
-    client = stack.enter_context(PayloadClient(endpoint_of(numbers), retry_s=PATIENCE_S))
+    client = stack.enter_context(PayloadClient(endpoint_of(numbers), limits=FetchLimits(retry_s=PATIENCE_S)))
 
     def hang(fetched: PayloadStream) -> None:
         with pytest.raises(CancelledError):

@@ -1,7 +1,9 @@
-"""Connections of a payload client: which of its endpoints answer, and idle connections to use again."""
+"""The payload servers of a client: which of them answer, idle connections to use again, and the size of their samples."""
 
 from __future__ import annotations
 
+import itertools
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,10 +17,8 @@ from modyn.rpc.security import root_certificates
 from modyn.rpc.status import TOKEN_KEY
 from modyn.storage.flight.protocol import location
 
-WINDOW_BYTES = 4 * 2**20
-"""What gRPC may have received on a stream before we read it. Fixed, not estimated: it is part of the bound on a client's memory."""
-AVOID_S = 5.0
-"""An endpoint that failed is not tried for so long while another one answers."""
+WINDOW_BYTES = 2 * 2**20
+"""Most bytes of a call that gRPC receives ahead of the reader. Fixed, not estimated: it is part of the bound on a client's memory."""
 
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 1.0
 
@@ -40,32 +40,39 @@ class _Peer:
     endpoint: Endpoint
     headers: list[tuple[bytes, bytes]]
     idle: list[flight.FlightClient] = field(default_factory=list)
-    pause: float = _FIRST_PAUSE_S
+    pause_s: float = _FIRST_PAUSE_S
     retry_at: float = 0.0
     avoid_until: float = 0.0
 
 
-class Connections:
-    """To `endpoints`, by their index. For use by several threads at once; a connection serves one exchange at a time."""
+class EndpointPool:
+    """The endpoints of one client, by their index. Thread-safe; a connection serves one call at a time."""
 
     def __init__(self, endpoints: Sequence[Endpoint]) -> None:
-        self._lock = Lock()
+        self.sample_bytes: dict[str, float] = {}
+        """Mean size of the samples of a dataset in its latest answer."""
+        self._lock = Lock()  # Protects the idle connections and the times of all peers.
         self._closed = False
         self._peers = [_Peer(endpoint, _headers(endpoint.security)) for endpoint in endpoints]
+        self._turns = itertools.count(os.getpid())  # Clients of several processes begin with different endpoints.
 
     def __len__(self) -> int:
         return len(self._peers)
 
     @property
     def max_message_bytes(self) -> int:
-        """What all of them take."""
+        """The largest request that all endpoints accept."""
         return min(peer.endpoint.max_message_bytes for peer in self._peers)
 
     def address(self, index: int) -> str:
         return self._peers[index].endpoint.address
 
+    def next_turn(self) -> int:
+        """The endpoint that the next fetch begins with."""
+        return next(self._turns) % len(self._peers)
+
     def choose(self, preferred: int) -> int:
-        """The endpoint to try now: the preferred one, or the next after it that has not failed lately; else the one that failed longest ago."""
+        """The endpoint to try now: the first from `preferred` on that is not avoided, or else the one that may be tried again first."""
         now = time.monotonic()
         order = [(preferred + i) % len(self._peers) for i in range(len(self._peers))]
         with self._lock:
@@ -77,24 +84,25 @@ class Connections:
         with self._lock:
             return max(0.0, min(peer.retry_at for peer in self._peers) - time.monotonic())
 
-    def failed(self, index: int, avoid_s: float = AVOID_S) -> None:
-        """An exchange broke. Connections that idled there are most likely broken too."""
+    def mark_failed(self, index: int, avoid_s: float) -> None:
+        """Avoid the endpoint for `avoid_s` while another one answers. Its idle connections are closed, since they are most likely broken too."""
         now = time.monotonic()
         with self._lock:
             peer = self._peers[index]
             broken, peer.idle = peer.idle, []
-            if now >= peer.retry_at:  # once for all exchanges that break together
-                peer.retry_at, peer.pause = now + peer.pause, min(2 * peer.pause, _LAST_PAUSE_S)
-            peer.avoid_until = max(peer.avoid_until, now + max(avoid_s, peer.pause))
+            if now >= peer.retry_at:  # The pause doubles once for all calls that break together.
+                peer.retry_at, peer.pause_s = now + peer.pause_s, min(2 * peer.pause_s, _LAST_PAUSE_S)
+            peer.avoid_until = max(peer.avoid_until, now + max(avoid_s, peer.pause_s))
         for client in broken:
             client.close()
 
-    def answered(self, index: int) -> None:
-        peer = self._peers[index]
-        peer.pause, peer.retry_at, peer.avoid_until = _FIRST_PAUSE_S, 0.0, 0.0
+    def mark_answered(self, index: int) -> None:
+        with self._lock:
+            peer = self._peers[index]
+            peer.pause_s, peer.retry_at, peer.avoid_until = _FIRST_PAUSE_S, 0.0, 0.0
 
     def take(self, index: int) -> tuple[flight.FlightClient, flight.FlightCallOptions]:
-        """A connection for one exchange, and the options to call it with. Raises nothing if the endpoint is away: the call will."""
+        """A connection for one call, and the options to call it with. An endpoint that is away fails the call, not this."""
         peer = self._peers[index]
         options = flight.FlightCallOptions(headers=peer.headers)
         with self._lock:
@@ -107,7 +115,7 @@ class Connections:
         return flight.FlightClient(location(peer.endpoint), **settings), options
 
     def give_back(self, index: int, client: flight.FlightClient) -> None:
-        """After an exchange that ended well."""
+        """Keep a connection whose call ended well for the next one."""
         with self._lock:
             if not self._closed:
                 self._peers[index].idle.append(client)
@@ -115,7 +123,7 @@ class Connections:
         client.close()
 
     def close(self) -> None:
-        """Closes the idle ones now, and those that exchanges still hold when they are given back."""
+        """Close idle connections now, and those that calls still hold when they are given back."""
         with self._lock:
             self._closed = True
             idle = [client for peer in self._peers for client in peer.idle]

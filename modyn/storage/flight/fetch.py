@@ -1,0 +1,384 @@
+"""One fetch of payloads: its requests, the threads that ask for them, and the order in which the consumer gets the answers.
+
+A fetch is cut into requests of about 8 MiB, each of which is one `DoGet`. The threads take requests in order, and each keeps its request until it is
+answered: what breaks off is asked for again, at the next endpoint, from the first key without an answer.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from modyn.errors import DeadlineError, ModynError, NotFoundError, UnavailableError
+from modyn.records import Int64Array
+from modyn.storage.flight.endpoints import EndpointPool
+from modyn.storage.flight.protocol import (
+    REQUESTS_PER_STREAM,
+    AnswerHead,
+    PayloadRequest,
+    error_from_flight,
+    error_from_text,
+    from_record_batch,
+)
+from modyn.storage.model.samples import OnMissing, Payloads
+
+
+@dataclass(frozen=True, slots=True)
+class FetchLimits:
+    """Limits of the fetches of a client, in seconds, bytes and keys."""
+
+    retry_s: float = 30.0
+    """Endpoints are tried again for so long without any answer before their error is raised."""
+    stall_s: float = 30.0
+    """An endpoint that is silent for so long although it owes an answer is given up. One that is slow reports every few seconds that it is alive."""
+    avoid_s: float = 5.0
+    """An endpoint that failed is not tried for so long while another one answers."""
+    buffer_bytes: int = 32 * 2**20
+    """Most bytes that a fetch holds for a consumer that is slower than its threads, and one record batch for each thread."""
+    request_bytes: int = 8 * 2**20
+    """About the size of the answer to one request."""
+    first_keys: int = 1024
+    """Keys of a request as long as the size of samples is unknown."""
+    max_keys: int = 65_536
+
+
+_OPEN_PER_STREAM = 4
+"""Most requests of a fetch, for each stream, that are asked for and not yet consumed."""
+_ROW_BYTES = 24
+"""Key, label and offset of a sample on the wire."""
+
+
+class _Request:
+    """Some keys of a fetch. `done` of them are answered; `arrived` waits for the consumer."""
+
+    __slots__ = ("arrived", "done", "error", "keys")
+
+    def __init__(self, keys: Int64Array) -> None:
+        self.keys = keys
+        self.done = 0
+        self.arrived: deque[Payloads] = deque()
+        self.error: ModynError | None = None
+
+    @property
+    def is_settled(self) -> bool:
+        return self.error is not None or self.done == len(self.keys)
+
+
+class Fetch:
+    """What the consumer and the threads of one fetch share. `_changed` protects all of it; every wait of either side is on it."""
+
+    def __init__(
+        self, asked: PayloadRequest, pool: EndpointPool, streams: int, limits: FetchLimits, deadline_s: float | None
+    ) -> None:
+        self.asked = asked
+        self.pool = pool
+        self.limits = limits
+        self._streams = streams
+        self._keys = asked.keys
+        self._deadline_s = deadline_s
+        self._changed = threading.Condition()
+        turn = pool.next_turn()
+        self._threads = [RequestThread(self, (turn + number) % len(pool)) for number in range(streams * REQUESTS_PER_STREAM)]
+        self._started = self._ended = False
+        self._end_error: ModynError | None = None
+        self._open: deque[_Request] = deque()
+        """Requests in order, from the one that the consumer is at to the last one that a thread has taken."""
+        self._cut_to = 0
+        self._buffered = 0
+        self._failing_since: float | None = None
+        self._failing: set[int] = set()
+        """Endpoints that failed since then, without any answer in between."""
+        self._identity: bytes | None = None
+
+    # The consumer's side
+
+    def next(self) -> Payloads | None:
+        """The next samples, or None at the end. While it waits, it replaces threads whose endpoint stalls."""
+        give_up = None if self._deadline_s is None else time.monotonic() + self._deadline_s
+        with self._changed:
+            while not self._ended:
+                head = self._open[0] if self._open else None
+                if head is not None and head.arrived:
+                    arrived = head.arrived.popleft()
+                    self._buffered -= arrived.data.nbytes
+                    self._changed.notify_all()  # The buffer has room.
+                    return arrived
+                if head is not None and head.error is not None:
+                    self._end(head.error)
+                elif head is not None and head.is_settled:
+                    self._open.popleft()
+                    self._changed.notify_all()  # Another request may be cut, and what the next one waits to deliver may come.
+                elif head is None and self._cut_to == len(self._keys):
+                    self._ended = True  # No thread has a request: their calls end in good order, which keeps the connections.
+                    self._changed.notify_all()
+                elif give_up is not None and time.monotonic() >= give_up:
+                    self._end(self._deadline_error(head))
+                else:
+                    self._start()
+                    wait_s = self._replace_stalled()
+                    self._changed.wait(wait_s if give_up is None else min(wait_s, max(0.0, give_up - time.monotonic())))
+            if self._end_error is not None:
+                raise self._end_error
+            return None
+
+    def _start(self) -> None:
+        if not self._started:
+            self._started = True
+            for thread in self._threads:
+                thread.start()
+
+    def _deadline_error(self, head: _Request | None) -> DeadlineError:
+        key = self._keys[self._cut_to] if head is None else head.keys[head.done]
+        owing = sorted({thread.address for thread in self._threads if thread.request is not None})
+        return DeadlineError(
+            f"the sample with key {key} of dataset '{self.asked.dataset}' did not come within {self._deadline_s:g} s; it was waited for from "
+            + (", ".join(owing) or "no endpoint, as none could be asked")
+        )
+
+    def end(self, error: ModynError | None) -> None:
+        """End the fetch, from any thread: `next` raises `error` or returns None. Nothing happens if it has ended before."""
+        with self._changed:
+            if not self._ended:
+                self._end(error)
+
+    def _end(self, error: ModynError | None) -> None:
+        self._ended, self._end_error = True, error
+        self._open.clear()
+        self._changed.notify_all()
+        self.abandon_threads()
+
+    def abandon_threads(self) -> None:
+        for thread in self._threads:
+            thread.abandon()
+
+    def join(self, timeout_s: float) -> None:
+        give_up = time.monotonic() + timeout_s
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, give_up - time.monotonic()))
+
+    def _replace_stalled(self) -> float:
+        """Replace threads whose endpoint has stalled; seconds until the next one could have.
+
+        A new thread goes on with the request, and the old one is left behind: while the server does not open a `DoGet`, it cannot be cancelled.
+        """
+        stall_s, now = self.limits.stall_s, time.monotonic()
+        wait_s = stall_s
+        for i, thread in enumerate(self._threads):
+            if (since := thread.silent_since) is None:
+                continue
+            if since + stall_s <= now:
+                thread.abandon()
+                self._threads[i] = RequestThread(self, thread.preferred, stalled=thread)
+                self._threads[i].start()
+            else:
+                wait_s = min(wait_s, since + stall_s - now)
+        return max(0.05, wait_s)
+
+    # The threads' side
+
+    def assign(self, thread: RequestThread) -> bool:
+        """Give `thread` the next request once there is room for it, unless its own is still unanswered. False: the thread is to end.
+
+        A thread has one request at a time and keeps it, and `deliver` never waits with the one that the consumer is at. So that one is always
+        proceeding, and no fetch hangs, however full its buffer is.
+        """
+        with self._changed:
+            if thread.request is not None and thread.request.is_settled:
+                thread.request = None
+            if thread.request is None:
+                max_open = _OPEN_PER_STREAM * self._streams
+                self._changed.wait_for(
+                    lambda: self._ended or thread.is_abandoned or self._cut_to == len(self._keys) or len(self._open) < max_open
+                )
+                if self._cut_to < len(self._keys) and not (self._ended or thread.is_abandoned):
+                    thread.request = self._cut()
+            return thread.request is not None and not (self._ended or thread.is_abandoned)
+
+    def _cut(self) -> _Request:
+        limits, mean = self.limits, self.pool.sample_bytes.get(self.asked.dataset)
+        size = limits.first_keys if mean is None else int(limits.request_bytes / (mean + _ROW_BYTES))
+        # 8 bytes a key and some kilobytes around them: storage takes no larger request.
+        size = max(1, min(size, limits.max_keys, (self.pool.max_message_bytes - 4096) // 8))
+        request = _Request(self._keys[self._cut_to : self._cut_to + size])
+        self._cut_to += len(request.keys)
+        self._open.append(request)
+        return request
+
+    def deliver(self, thread: RequestThread, identity: bytes, done: int, payloads: Payloads) -> bool:
+        """Take samples, after which `done` keys of the thread's request are answered. False: they are not wanted any more.
+
+        Waits while the buffer is full, unless the consumer waits for these.
+
+        Raises: ModynError: they are no answer to the request. NotFoundError: earlier ones were of another registration of the dataset.
+        """
+        request = thread.request
+        assert request is not None
+        if not request.done <= done <= len(request.keys):
+            raise ModynError("a payload server answered what it was not asked")
+        _check_keys(request.keys[request.done : done], payloads.keys, self.asked.on_missing)
+        if done == request.done:
+            return True  # The server is alive, and that is all.
+        self.pool.mark_answered(thread.endpoint)
+        with self._changed:
+            self._identity = self._identity or identity
+            if identity != self._identity:
+                raise NotFoundError(f"dataset '{self.asked.dataset}' was deleted, and another was registered under its name")
+            self._failing_since = None
+            self._failing.clear()
+            self._changed.wait_for(
+                lambda: (
+                    self._ended
+                    or thread.is_abandoned
+                    or self._buffered + payloads.data.nbytes <= self.limits.buffer_bytes
+                    or (request is self._open[0] and not request.arrived)
+                )
+            )
+            if self._ended or thread.is_abandoned:
+                return False
+            if len(payloads):
+                self.pool.sample_bytes[self.asked.dataset] = payloads.data.nbytes / len(payloads)
+                request.arrived.append(payloads)
+                self._buffered += payloads.data.nbytes
+            request.done = done
+            self._changed.notify_all()
+            return True
+
+    def retry(self, thread: RequestThread, error: UnavailableError) -> None:
+        """The endpoint of `thread` failed: wait until one may be tried again.
+
+        Once every endpoint has failed and `retry_s` have passed without any answer, the consumer gets `error`.
+        """
+        with self._changed:
+            now, pause_s = time.monotonic(), self.pool.pause_s()
+            self._failing_since = self._failing_since or now
+            self._failing.add(thread.endpoint)
+            all_failed = len(self._failing) == len(self.pool)
+            if all_failed and now + pause_s > self._failing_since + self.limits.retry_s:
+                self._fail(thread, error)
+            else:
+                self._changed.wait_for(lambda: self._ended, pause_s)
+
+    def fail(self, thread: RequestThread, error: ModynError) -> None:
+        """No endpoint can answer the thread's request: the consumer gets `error` behind what comes before it."""
+        with self._changed:
+            self._fail(thread, error)
+
+    def _fail(self, thread: RequestThread, error: ModynError) -> None:
+        if thread.request is not None and not thread.request.is_settled and not thread.is_abandoned:
+            thread.request.error = error
+            self._cut_to = len(self._keys)  # Nothing behind the error is asked for.
+            self._changed.notify_all()
+
+
+class RequestThread(threading.Thread):
+    """A thread of a fetch. It asks for one request after the other, each at an endpoint that answers.
+
+    request, is_abandoned: changed under the lock of the fetch. silent_since: since when the thread waits for its endpoint.
+    """
+
+    def __init__(self, fetch: Fetch, preferred: int, stalled: RequestThread | None = None) -> None:
+        """stalled: the thread that this one replaces."""
+        super().__init__(name="payloads", daemon=True)
+        self._fetch = fetch
+        self._pool = fetch.pool
+        self.preferred = preferred
+        self.endpoint: int = preferred if stalled is None else stalled.endpoint
+        self.request: _Request | None = None if stalled is None else stalled.request
+        self._is_replacement = stalled is not None
+        self.is_abandoned = False
+        self.silent_since: float | None = None
+        self._reader: Any = None
+
+    @property
+    def address(self) -> str:
+        """The endpoint that is asked now."""
+        return self._pool.address(self.endpoint)
+
+    def abandon(self) -> None:
+        """End the call, from any thread. What it still brings is dropped."""
+        self.is_abandoned = True
+        self.silent_since = None
+        if (reader := self._reader) is not None:
+            reader.cancel()
+
+    def run(self) -> None:
+        limits = self._fetch.limits
+        if self._is_replacement:
+            self._pool.mark_failed(self.endpoint, max(limits.avoid_s, limits.stall_s))
+            self._fetch.retry(
+                self, DeadlineError(f"nothing was heard from the payload server at {self.address} for {limits.stall_s:g} s")
+            )
+        while self._fetch.assign(self):
+            self.endpoint = self._pool.choose(self.preferred)
+            try:
+                self._ask()
+            except UnavailableError as error:
+                if not self.is_abandoned:
+                    self._pool.mark_failed(self.endpoint, limits.avoid_s)
+                    self._fetch.retry(self, error)
+            except ModynError as error:
+                self._fetch.fail(self, error)
+            except BaseException as error:  # noqa: BLE001  (the consumer raises it)
+                self._fetch.fail(self, ModynError(f"fetching payloads failed: {type(error).__name__}: {error}"))
+
+    def _ask(self) -> None:
+        """Ask the endpoint once for the keys of the request that are not answered yet."""
+        request, fetch = self.request, self._fetch
+        assert request is not None
+        ticket = replace(fetch.asked, keys=request.keys[request.done :]).to_ticket()
+        client, options = self._pool.take(self.endpoint)
+        ended_well = False
+        try:
+            self.silent_since = time.monotonic()
+            self._reader = client.do_get(ticket, options)
+            ended_well = self._read(request)
+        except (pa.ArrowException, OSError) as error:
+            raise error_from_flight(error, self.address) from error
+        finally:
+            self.silent_since = None
+            if ended_well:
+                self._pool.give_back(self.endpoint, client)
+            else:
+                if self._reader is not None:
+                    self._reader.cancel()  # Lets the server end its work.
+                client.close()
+            self._reader = None
+        if ended_well and not request.is_settled:
+            raise UnavailableError(f"the payload server at {self.address} ended its answer too early")
+
+    def _read(self, request: _Request) -> bool:
+        """Read the answer to its end. False: it is not wanted any more."""
+        done_before = request.done
+        identity = (self._reader.schema.metadata or {}).get(b"identity", b"")
+        while not self.is_abandoned:
+            try:
+                message = self._reader.read_chunk()
+            except StopIteration:
+                return True
+            self.silent_since = None  # Not while the consumer is waited for.
+            head = AnswerHead.from_bytes(b"" if message.app_metadata is None else message.app_metadata.to_pybytes())
+            if head.error:
+                raise error_from_text(head.error) or ModynError(
+                    f"the payload server at {self.address} failed: {head.error}; run the same version of Modyn on both sides"
+                )
+            payloads = from_record_batch(message.data, head.record_size)
+            if not self._fetch.deliver(self, identity, done_before + head.done, payloads):
+                return False
+            self.silent_since = time.monotonic()
+        return False
+
+
+def _check_keys(asked: Int64Array, arrived: Int64Array, on_missing: OnMissing) -> None:
+    """Raises ModynError unless `arrived` is `asked`, or with "skip" what is left of it without some keys."""
+    if len(asked) != len(arrived) and on_missing == "skip":
+        # A key is missing wherever it was asked for in this batch, or nowhere.
+        asked = asked[np.isin(asked, arrived)]
+    if not np.array_equal(asked, arrived):
+        raise ModynError("a payload server answered other keys than those it was asked for")
