@@ -1,6 +1,6 @@
-"""What is wrong in the sections that the trainer server acts on. Runs in a worker: it imports torch and the packages of users.
+"""Checks of the sections that the trainer server acts on. Runs in a worker: imports torch and the packages of users.
 
-Nothing of the pipeline is executed: the model is built and the optimizers, the loss and the schedulers are made for it, on the `meta`
+No code of the pipeline is executed: the model is built and the optimizers, the loss and the schedulers are made for it, on the `meta`
 device, where tensors have no values.
 """
 
@@ -15,7 +15,7 @@ from modyn.config.base import Problem, check_section
 from modyn.dataset.config import DataConfig
 from modyn.dataset.user_code import missing_extras
 from modyn.errors import ConfigError
-from modyn.models.build import build_model, check_here
+from modyn.models.build import build_model, check_model
 from modyn.trainer_server.checkpoint import check_folder
 from modyn.trainer_server.components import build_criterion, build_optimizers, build_schedulers
 from modyn.trainer_server.config import TrainingConfig
@@ -28,21 +28,21 @@ def check(pipeline: Mapping[str, Any], _: Report) -> list[Problem]:
     """Task of a worker process: every mistake that can be found without data, with its path."""
     model, training = _section(pipeline, "model"), _section(pipeline, "training")
     found = [Problem(name, "is required") for name in ("model", "training", "data") if name not in pipeline]
-    found += check_here(str(model.get("id", "")), model.get("config") or {}) if "model" in pipeline else []
+    found += check_model(str(model.get("id", "")), model.get("config") or {}) if "model" in pipeline else []
     found += check_section(TrainingConfig, pipeline["training"], "training") if "training" in pipeline else []
     found += check_section(DataConfig, pipeline["data"], "data") if "data" in pipeline else []
     if not any(problem.path.split(".")[0] == "data" for problem in found):
         needed = missing_extras(DataConfig.model_validate(pipeline["data"]).all_transformations)
         found += [Problem("data", message) for message in needed]
     if not any(problem.path.split(".")[0] == "training" for problem in found):
-        found += check_here_and_now(TrainingConfig.model_validate(training))
+        found += check_machine(TrainingConfig.model_validate(training))
     found += check_downsampling(_section(pipeline, "selection_strategy"))
     if not any(problem.path.split(".")[0] in ("model", "training") for problem in found):
         found += check_components(model, TrainingConfig.model_validate(training), _section(pipeline, "selection_strategy"))
     return sorted(set(found))
 
 
-def check_here_and_now(config: TrainingConfig) -> list[Problem]:
+def check_machine(config: TrainingConfig) -> list[Problem]:
     """What the machine of the trainer server lacks: a device, a folder that can be written to."""
     found = []
     missing = missing_device(config.device)

@@ -1,7 +1,7 @@
 """Warm worker processes: forked in about 20 ms from a server process that has imported PyTorch already.
 
-A job is `package.module:function` with one picklable request; it runs in a process of its own as `function(request, report)`. It pushes
-progress messages, ends with a result or an error, can be asked to stop, writes its output to a log file, and dies with its service.
+A job is `package.module:function` with one picklable request; a process runs `function(request, report)`. It sends progress messages, ends
+with a result or an error, can be asked to stop, writes its output to a log file, and ends with its service.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which GPUs there are, for those who must know before a worker needs one. Imports no torch."""
+"""The GPUs of this machine, without importing torch."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from functools import cache
 from typing import Final
 
 ASK_S: Final = 40.0
-"""Importing PyTorch takes seconds on a cold disk; the call that waits for the answer has a deadline beyond this."""
+"""Limit for the process that imports PyTorch, which takes seconds on a cold disk; below the deadline of the call that waits for it."""
 
 
 def missing_device(device: str) -> str | None:
-    """Why `device` (cpu, cuda or cuda:N) cannot be used on this machine, and what is there; None: it can."""
+    """Why `device` (cpu, cuda or cuda:N) cannot be used on this machine, and what can; None: it can be used."""
     kind, _, index = device.partition(":")
     if kind != "cuda":
         return None
     found = num_gpus()
     if found == 0:
-        return f"'{device}' is not there: PyTorch finds no CUDA device on this machine; use cpu"
+        return f"'{device}' does not exist: PyTorch finds no CUDA device on this machine; use cpu"
     if index and int(index) >= found:
         there = ", ".join(f"cuda:{i}" for i in range(found))
-        return f"'{device}' is not there; this machine has {there}"
+        return f"'{device}' does not exist; this machine has {there}"
     return None
 
 
 def num_gpus() -> int:
-    """CUDA devices that PyTorch finds. Where it is not imported, a process is asked that imports it, once."""
+    """Number of CUDA devices that PyTorch finds. Where it is not imported, another process imports it, once."""
     torch = sys.modules.get("torch")
     if torch is None:
-        return _asked()
+        return _num_gpus_by_process()
     return int(torch.cuda.device_count()) if torch.cuda.is_available() else 0
 
 
 @cache
-def _asked() -> int:
+def _num_gpus_by_process() -> int:
     code = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=ASK_S, check=True)
-    return int(answer.stdout.split()[-1])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=ASK_S, check=True)
+    return int(done.stdout.split()[-1])

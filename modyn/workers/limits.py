@@ -1,6 +1,6 @@
-"""What one worker may take: seconds for one call of a function of the user, and memory. Watched from inside the worker.
+"""Limits of one worker: seconds for one call of a user function, and memory. Enforced inside the worker. Imports no torch.
 
-A call is marked while it runs, see `Call`; a thread looks at the marks about once a second. Knows no torch.
+A call is registered while it runs, see `Call`; a thread looks at the registered calls about once a second.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from typing import Final, Self
 from modyn.log_files import LogLimits
 
 LOOK_S: Final = 1.0
-"""Between two looks at the marks."""
+"""Seconds between two looks at the calls."""
 STUCK_S: Final = 2.0
-"""Beyond the limit: a call that even keeps the watching thread from running is ended by a thread that needs no interpreter."""
+"""Seconds beyond the limit after which a thread that needs no interpreter ends a call that keeps the watching thread from running."""
 
 _running: Final[set[Call]] = set()
-"""Calls that have not returned. Sets are changed and copied by single operations of the interpreter, which need no lock."""
+"""Calls that have not returned. No lock: the interpreter changes and copies a set in single operations."""
 
 
 class Call:
-    """A call of a function of the user as the watchdog sees it, or calls of it one after the other. Use as a context manager.
+    """Calls of a user function, one after the other, as the watchdog sees them. Use as a context manager.
 
-    at: which of the calls runs; set it before each. So that a call costs one assignment, its beginning is when the watchdog first sees it.
-    describe(at): what the argument of that call belongs to.
+    at: number of the call that runs, set before each: one assignment. Its time begins when the watchdog first sees it.
+    describe(at): the sample or batch that the argument of that call belongs to.
     """
 
     __slots__ = ("at", "describe", "name")
@@ -50,7 +50,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """service: section of the system file that the limits stand in. memory_bytes: of address space; None: no limit. logs: of its log."""
+    """Limits of a worker. service: the section of the system file that sets them. memory_bytes: of address space; None: no limit."""
 
     service: str
     user_function_timeout_s: float
@@ -58,7 +58,7 @@ class WorkerLimits:
     logs: LogLimits = field(default_factory=LogLimits)
 
     def out_of_memory(self, error: BaseException) -> str:
-        """What to add to the message of `error` if it was raised, perhaps at the root, because memory ran out; else nothing."""
+        """Advice to add to the message of `error` if it, or a cause of it, is that memory ran out; else empty."""
         if self.memory_bytes is None or not _is_out_of_memory(error):
             return ""
         return f"; {self.memory_advice()}"
@@ -74,13 +74,16 @@ _active: Final[list[WorkerLimits]] = []
 
 
 def active_limits() -> WorkerLimits | None:
-    """Those of this process; processes that it starts impose them on themselves."""
+    """The limits of this process; processes that it starts impose them again."""
     return _active[-1] if _active else None
 
 
 def impose(limits: WorkerLimits, give_up: Callable[[str], None]) -> None:
-    """Limit this process. `give_up` is called with a message by the thread that watches, when a call takes too long; it must end the
-    process, since nothing else ends the call."""
+    """Limit this process.
+
+    Args: give_up: called by the watching thread, with a message, when a call takes too long. It must end the process: nothing else
+        ends the call.
+    """
     _active[:] = [limits]
     _arm(limits)
     if limits.memory_bytes is not None:
@@ -108,8 +111,8 @@ def _watch(limits: WorkerLimits, give_up: Callable[[str], None]) -> None:
 
 
 def _arm(limits: WorkerLimits) -> None:
-    """Ends the process unless called again in time: code that does not let go of the interpreter (some regular expressions) holds the
-    thread that watches up as well."""
+    """End the process unless called again in time: code that does not release the interpreter (some regular expressions) also blocks the
+    watching thread."""
     seconds = limits.user_function_timeout_s + STUCK_S
     faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or sys.stderr)
 

@@ -1,4 +1,4 @@
-"""The service's side: a bounded number of workers, a queue before them, and one thread that watches each."""
+"""The service's side: a bounded number of workers, a queue of jobs for them, and one thread that watches each worker."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from multiprocessing import forkserver, get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
@@ -21,50 +22,48 @@ from modyn.records import JobState
 from modyn.workers.limits import WorkerLimits
 from modyn.workers.process import run_worker
 
-TERMINATE_TO_KILL_S: Final = 3.0
-"""Between SIGTERM and SIGKILL, for a worker that did not stop when it was asked to."""
 ENVIRONMENT: Final = {
     # OpenBLAS (PyTorch brings its own linear algebra) and Arrow's allocator start threads when they are imported.
     "OPENBLAS_NUM_THREADS": "1",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
-    # With an arena for each thread that takes in payloads, what one frees is of no use to the others: twice as much memory, no more speed.
+    # With one arena for each thread that receives payloads, no thread can use what another frees: twice as much memory, no more speed.
     "MALLOC_ARENA_MAX": "2",
 }
-"""Of workers, where the service was not started with another."""
+"""Environment variables of workers, where the service was not started with other values."""
 
 _logger = logging.getLogger(__name__)
-# The standard library's bookkeeping of children is not made for several threads: `start` polls every child, and an exit status can be
-# read once only. One lock over both, for all pools of the process.
+# Protects the standard library's table of children, which is not made for several threads: `start` polls every child, and an exit status
+# can be read once only. One lock for all pools of the process, over `start` and `join`.
 _process_table = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What a worker runs, see `WorkerPool.submit`."""
+
+    task: str
+    request: object
+    name: str
+    log_path: Path
+    on_message: Callable[[Any], None] | None = None
+    on_done: Callable[[Job], None] | None = None
 
 
 class Job:
     """One piece of work, from the queue to its end. Made by `WorkerPool.submit`; safe to use from any thread."""
 
-    def __init__(
-        self,
-        task: str,
-        request: object,
-        *,
-        name: str,
-        log_path: Path,
-        on_message: Callable[[Any], None] | None,
-        on_done: Callable[[Job], None] | None,
-        leave_queue: Callable[[Job], bool],
-    ) -> None:
-        self.task = task
-        self.request = request
-        self.name = name
-        self.log_path = log_path
+    def __init__(self, spec: JobSpec, leave_queue: Callable[[Job], bool]) -> None:
+        self.spec = spec
+        self.name = spec.name
+        self.log_path = spec.log_path
         self.state = JobState.QUEUED
         self.error: ModynError | None = None
         self.worker_pid: int | None = None
         self._result: Any = None
-        self._on_message = on_message
-        self._on_done = on_done
         self._leave_queue = leave_queue
         self._done = threading.Event()
         self._stop_at: float | None = None
+        # Between `stop`, which writes to the pipe, and the end of the job, which closes it. The pipe wakes the thread that watches the worker.
         self._wake_lock = threading.Lock()
         self._wake_reader, self._wake_writer = get_context("forkserver").Pipe(duplex=False)
 
@@ -73,7 +72,7 @@ class Job:
         return self._done.wait(timeout_s)
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """What the function returned. Raises its error, CancelledError if it was stopped, TimeoutError if it still runs."""
+        """Return what the function returned. Raises its error, CancelledError if it was stopped, TimeoutError if it still runs."""
         if not self._done.wait(timeout_s):
             raise TimeoutError(f"{self.name} still runs after {timeout_s} s")
         if self.error is not None:
@@ -101,19 +100,22 @@ class Job:
             self._done.set()
             self._wake_reader.close()
             self._wake_writer.close()
-        if self._on_done is not None:
+        if self.spec.on_done is not None:
             try:
-                self._on_done(self)
-            except Exception:  # the slot must outlive it
-                _logger.exception("what follows the end of %s failed", self.name)
+                self.spec.on_done(self)
+            except Exception:  # the thread must go on to the next job
+                _logger.exception("the callback after the end of %s failed", self.name)
 
 
 class WorkerPool:
-    """Runs at most `max_workers` jobs at once, the others wait in the order in which they came.
+    """Runs at most `max_workers` jobs at once; the others wait in the order in which they were submitted.
 
-    `preload`: modules that the fork server imports beforehand. They must not start threads, which a fork does not carry along.
-    `num_threads`: threads of PyTorch in each worker. `failure`: class of an error that is not one of ours. `limits`: of each worker.
-    The fork server belongs to the process, not to the pool: the first pool that warms up says what is preloaded.
+    Args:
+        num_threads: threads of PyTorch in each worker.
+        preload: modules that the fork server imports; they must not start threads, which a fork does not carry along. There is one fork
+            server in a process: the first pool that warms up determines what is preloaded.
+        failure: class of the error of a job that raised an error of a class other than ours. limits: of each worker.
+        kill_after_s: seconds between SIGTERM and SIGKILL, for a worker that did not stop on request.
     """
 
     def __init__(
@@ -124,19 +126,21 @@ class WorkerPool:
         preload: Sequence[str] = ("torch",),
         failure: type[ModynError] = TrainingError,
         limits: WorkerLimits | None = None,
+        kill_after_s: float = 3.0,
     ) -> None:
         self._limits = limits
+        self._kill_after_s = kill_after_s
         self._max_workers = max_workers
         self._num_threads = num_threads
         self._preload = list(preload)
         self._failure = failure
         self._queue: deque[Job] = deque()
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # protects the fields below; notified when a job is queued and when the pool closes
         self._slots: list[threading.Thread] = []
         self._running: set[Job] = set()
         self._idle = 0
         self._closed = False
-        # Workers may have children of their own, so they are not daemons, and the interpreter would wait for them at exit.
+        # Workers may have children, so they are not daemons, and the interpreter would wait for them at exit.
         atexit.register(self.close, 0.0)
 
     def warm_up(self) -> None:
@@ -160,19 +164,15 @@ class WorkerPool:
         on_message: Callable[[Any], None] | None = None,
         on_done: Callable[[Job], None] | None = None,
     ) -> Job:
-        """Queue `task` (`package.module:function`) with `request`. `name` says in messages what it is, e.g. `training of run a-0001,
-        trigger 3`. The callbacks are called by the thread that watches the worker: messages in order, then `on_done` once. Raises
-        UnavailableError, and calls nothing, if the system has no file descriptor or no thread left for the job."""
+        """Queue a job.
+
+        Args:
+            task: `package.module:function`. request: its argument, picklable. name: of the job in messages, e.g. `training of run a-0001`.
+            on_message, on_done: called by the thread that watches the worker: messages in order, then `on_done` once.
+        Raises: UnavailableError, with no callback called: there is no file descriptor or no thread left. ConflictError: the pool is closed.
+        """
         try:
-            job = Job(
-                task,
-                request,
-                name=name,
-                log_path=log_path,
-                on_message=on_message,
-                on_done=on_done,
-                leave_queue=self._leave_queue,
-            )
+            job = Job(JobSpec(task, request, name, log_path, on_message, on_done), self._leave_queue)
         except OSError as error:
             raise UnavailableError(_cannot_start(name, error, "open files")) from error
         with self._changed:
@@ -185,7 +185,7 @@ class WorkerPool:
         return job
 
     def _add_slot(self, job: Job) -> None:
-        """One more thread for the queue, which `job` has just joined. If there is none to have, the slots that there are must do."""
+        """Start one more thread that runs jobs. If the system has none left, those that there are go on alone; without any, `job` is refused."""
         slot = threading.Thread(target=self._serve, name=f"worker-slot-{len(self._slots)}", daemon=True)
         try:
             slot.start()
@@ -206,8 +206,9 @@ class WorkerPool:
             self._changed.notify_all()
         for job in jobs:
             job.stop(grace_s)
+        # All are asked before the first wait, so that they end side by side.
         for job in jobs:
-            job.wait(grace_s + TERMINATE_TO_KILL_S + 5)
+            job.wait(grace_s + self._kill_after_s + 5)
 
     def _leave_queue(self, job: Job) -> bool:
         with self._changed:
@@ -241,14 +242,16 @@ class WorkerPool:
         context = get_context("forkserver")
         ours, theirs = context.Pipe()
         arguments = {"name": job.name, "log_path": str(job.log_path), "num_threads": self._num_threads, "limits": self._limits}
-        process = context.Process(target=run_worker, args=(job.task, job.request, theirs), kwargs=arguments, name=job.name)
+        process = context.Process(
+            target=run_worker, args=(job.spec.task, job.spec.request, theirs), kwargs=arguments, name=job.name
+        )
         with ours:
             try:
                 job.log_path.parent.mkdir(parents=True, exist_ok=True)
                 with _process_table:
                     self._warm_up()
                     process.start()
-            except Exception as error:  # whatever the request or the system does here, the job must end
+            except Exception as error:  # of any class: the job must end
                 _logger.exception("cannot start a worker for %s", job.name)
                 job._finish(JobState.FAILED, error=self._failure(f"{job.name}: no worker can be started: {error!r}"))
                 return
@@ -257,12 +260,12 @@ class WorkerPool:
             job.worker_pid = process.pid
             job.state = JobState.RUNNING
             try:
-                end = _watch(job, process, ours)
+                end = _watch(job, process, ours, self._kill_after_s)
             except BaseException:
                 _signal(process, signal.SIGKILL)
                 raise
             finally:
-                with _process_table:
+                with _process_table:  # the process has ended, or was killed just now: the join does not hold the lock for long
                     process.join()
                     exit_code = process.exitcode or 0
         self._conclude(job, end, exit_code)
@@ -286,7 +289,7 @@ class WorkerPool:
                 job._finish(JobState.FAILED, error=failed)
 
     def _suspicion(self, exit_code: int) -> str:
-        """Which limit a worker that ended without a word may have met."""
+        """The limit that a worker may have met that ended without an answer."""
         if self._limits is None:
             return ""
         if exit_code == -signal.SIGABRT and self._limits.memory_bytes is not None:
@@ -299,8 +302,8 @@ class WorkerPool:
         return ""
 
 
-def _watch(job: Job, process: ForkServerProcess, connection: Connection[Any, Any]) -> tuple[Any, ...] | None:
-    """Deliver the worker's messages until it has ended. Returns its last word, or None if it died without one."""
+def _watch(job: Job, process: ForkServerProcess, connection: Connection[Any, Any], kill_after_s: float) -> tuple[Any, ...] | None:
+    """Deliver the worker's messages until its process has ended. Returns its answer, or None if it ended without one."""
     end: tuple[Any, ...] | None = None
     open_, asked, signals = True, False, deque([signal.SIGTERM, signal.SIGKILL])
     next_signal_at: float | None = None
@@ -313,25 +316,26 @@ def _watch(job: Job, process: ForkServerProcess, connection: Connection[Any, Any
             next_signal_at = job._stop_at if len(signals) == 2 else next_signal_at
             if signals and next_signal_at is not None and now >= next_signal_at:
                 _signal(process, signals.popleft())
-                next_signal_at = now + TERMINATE_TO_KILL_S
+                next_signal_at = now + kill_after_s
         timeout = max(0.0, next_signal_at - now) if signals and next_signal_at is not None else None
+        # Until a message, the end of the process, a call of `stop`, or the time of the next signal.
         ready = wait([*([connection] if open_ else []), process.sentinel, job._wake_reader], timeout)
         if job._wake_reader in ready:
             job._wake_reader.recv()
         left = process.sentinel in ready
-        # A look at both is not one moment: the last word may have come after the look at the connection, and before that at the exit.
+        # The two are not looked at in one moment: the answer may arrive after the look at the connection and before that at the process.
         if connection in ready or (left and open_ and connection.poll()):
             try:
-                word = connection.recv()
+                message = connection.recv()
             except (EOFError, OSError):
                 open_ = False
                 continue
-            if word[0] == "message":
-                if job._on_message is not None:
-                    job._on_message(word[1])
+            if message[0] == "message":
+                if job.spec.on_message is not None:
+                    job.spec.on_message(message[1])
             else:
-                end = word
-        elif left:  # only once everything that it sent has been read
+                end = message
+        elif left:  # all that it sent has been read
             return end
 
 

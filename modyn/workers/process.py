@@ -1,4 +1,4 @@
-"""The worker's side: a process of the fork server that runs one job, tells its service how it goes, and dies with it."""
+"""The worker's side: a process of the fork server that runs one job, reports to its service, and ends with it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ORPHANED: Final = 86
 
 
 class Report:
-    """A job's line to its service."""
+    """The connection of a job to its service. Safe to use from several threads."""
 
     def __init__(self, connection: Connection[Any, Any], name: str, log_path: Path, num_threads: int) -> None:
         self.name = name
@@ -32,6 +32,7 @@ class Report:
         self.num_threads = num_threads
         self._connection = connection
         self._stopping = threading.Event()
+        # One message at a time. Taken for good before the last one, so that no thread sends anything behind it.
         self._sending = threading.Lock()
 
     def send(self, message: object) -> None:
@@ -41,7 +42,7 @@ class Report:
 
     @property
     def stopping(self) -> bool:
-        """Whether the job was asked to stop. Costs nothing: look at it once a batch and raise CancelledError."""
+        """Whether the job was asked to stop. A cheap look, made once a batch; raise CancelledError then."""
         return self._stopping.is_set()
 
     def check(self) -> None:
@@ -50,7 +51,7 @@ class Report:
             raise CancelledError(f"{self.name} was stopped on request")
 
     def give_up(self, message: str) -> None:
-        """End this worker with a UserCodeError, from another thread than the one that works and cannot be interrupted."""
+        """End this process with a UserCodeError, from another thread than the one that works and cannot be interrupted."""
         faulthandler.dump_traceback()
         print(message, file=sys.stderr, flush=True)
         with self._sending:
@@ -95,7 +96,7 @@ def run_worker(
 ) -> None:
     """Main function of a worker process."""
     write_output_to(Path(log_path), limits.logs if limits else LogLimits())
-    # Ctrl-C reaches the whole group; the service decides what becomes of its workers.
+    # Ctrl-C reaches the whole process group; the service decides when its workers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_fork_server()
     parent = parent_process()
@@ -113,12 +114,12 @@ def run_worker(
     except ModynError as error:
         traceback.print_exc()
         end = ("error", error.reason, error.message + (limits.out_of_memory(error) if limits else ""))
-    except Exception as error:  # noqa: BLE001  (whatever it is, the service hears of it)
+    except Exception as error:  # noqa: BLE001  (the service gets every error)
         traceback.print_exc()
         end = ("error", "", f"{type(error).__name__}: {error}" + (limits.out_of_memory(error) if limits else ""))
     sys.stdout.flush()
     sys.stderr.flush()
-    report._sending.acquire()  # for good: this is the last word
+    report._sending.acquire()  # never released: this is the last message
     try:
         connection.send(end)
     except OSError:
@@ -127,15 +128,17 @@ def run_worker(
         traceback.print_exc()
         sys.stderr.flush()
         connection.send(("error", "", f"the result of {task} cannot be sent: {error!r}"))
-    # Nothing is left to do, and to take PyTorch down in good order takes a tenth of a second, for which the next training would wait.
+    # To unload PyTorch in order takes a tenth of a second, for which the next training would wait.
     os._exit(0)
 
 
 def _die_with_fork_server() -> None:
-    """The fork server lives while somebody holds the writing end of its pipe. The standard library gives that end to each worker too,
-    so that workers would keep it, and themselves, alive after the service was killed. Put something else in its place.
+    """Let this process end with the fork server, and the fork server with the service, also if that is killed.
 
-    A worker that forks in its turn would start a server of its own and wait for its imports: let it use the one that is there."""
+    The fork server lives while any process holds the writing end of its pipe. The standard library gives that end to each worker too,
+    which would keep the fork server and itself alive: it is replaced by /dev/null. A worker that starts processes would start another
+    fork server and wait for its imports: it uses the present one.
+    """
     alive = getattr(forkserver._forkserver, "_forkserver_alive_fd", None)
     if alive is not None:
         nothing = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
@@ -146,4 +149,4 @@ def _die_with_fork_server() -> None:
 
 
 def _nothing_to_do() -> None:
-    """The fork server runs, else this process would not."""
+    """In place of `ensure_running`: the fork server of this process runs."""

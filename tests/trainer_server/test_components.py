@@ -297,7 +297,7 @@ def test_what_this_machine_lacks_is_told_before_anything_runs(tmp_path: Path, mo
     )
     assert set(found) == {"data", "training.device", "training.checkpointing.path"}
     assert "'transforms.Nope(3)' needs no_such_package, which is not installed: pip install no_such_package" in found["data"]
-    assert found["training.device"].startswith("'cuda:999' is not there")
+    assert found["training.device"].startswith("'cuda:999' does not exist")
     assert "written to the folder /proc/nope" in found["training.checkpointing.path"]
     folder = tmp_path / "a" / "b"
     assert problems(small_pipeline({"checkpointing": {"activated": True, "path": str(folder)}})) == {}

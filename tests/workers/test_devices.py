@@ -18,7 +18,7 @@ from modyn.workers import devices
         ("cuda", 1, None),
         ("cuda:1", 2, None),
         ("cuda", 0, "finds no CUDA device on this machine; use cpu"),
-        ("cuda:2", 2, "'cuda:2' is not there; this machine has cuda:0, cuda:1"),
+        ("cuda:2", 2, "'cuda:2' does not exist; this machine has cuda:0, cuda:1"),
     ],
 )
 def test_a_device_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch, device: str, found: int, told: str | None) -> None:

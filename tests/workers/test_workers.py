@@ -148,17 +148,18 @@ def test_a_job_stops_on_request(submit: Submit) -> None:
 
 
 @pytest.mark.parametrize(("also_to_sigterm", "by"), [(False, "SIGTERM"), (True, "SIGKILL")])
-def test_a_job_that_does_not_listen_is_ended(
-    submit: Submit, monkeypatch: pytest.MonkeyPatch, also_to_sigterm: bool, by: str
-) -> None:
-    monkeypatch.setattr(modyn.workers.pool, "TERMINATE_TO_KILL_S", 0.1)
+def test_a_job_that_does_not_listen_is_ended(tmp_path: Path, also_to_sigterm: bool, by: str) -> None:
+    pool = WorkerPool(1, preload=PRELOAD, kill_after_s=0.1)
     started = threading.Event()
-    job = submit("deaf", also_to_sigterm, on_message=lambda _: started.set())
+    job = pool.submit(
+        "worker_tasks:deaf", also_to_sigterm, name="job", log_path=tmp_path / "log", on_message=lambda _: started.set()
+    )
     assert started.wait(PATIENCE_S)
     job.stop(grace_s=0.1)
     with pytest.raises(CancelledError, match=by):
         job.result(PATIENCE_S)
     assert job.state is JobState.STOPPED
+    pool.close()
 
 
 def test_a_queued_job_stops_without_ever_running(submit: Submit, tmp_path: Path) -> None:
@@ -269,7 +270,7 @@ def test_callbacks_that_raise_cost_later_jobs_nothing(tmp_path: Path, caplog: py
         job.result(PATIENCE_S)
     assert pool.submit("worker_tasks:count", 2, name="job b", log_path=tmp_path / "b").result(PATIENCE_S) == 2
     pool.close()
-    assert "what follows the end of job a failed" in caplog.text
+    assert "the callback after the end of job a failed" in caplog.text
 
 
 def test_a_closed_pool_has_no_workers_and_takes_no_jobs(tmp_path: Path) -> None:
