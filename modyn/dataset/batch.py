@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -12,13 +11,12 @@ Data = torch.Tensor | tuple[torch.Tensor, ...] | dict[str, torch.Tensor]
 """A batch of model inputs: one tensor (n, …), or several by position or by name."""
 
 
-def map_tensors(data: Data, function: Any) -> Data:
+def map_tensors(data: Data, function: Callable[[torch.Tensor], torch.Tensor]) -> Data:
     """`function` applied to each tensor of `data`."""
     if isinstance(data, torch.Tensor):
-        mapped: torch.Tensor = function(data)
-        return mapped
+        return function(data)
     if isinstance(data, tuple):
-        return tuple(function(part) for part in data)
+        return tuple(map(function, data))
     return {name: function(part) for name, part in data.items()}
 
 
@@ -42,47 +40,40 @@ class Batch:
 
     def to(self, device: torch.device | str, non_blocking: bool = True) -> Batch:
         """The same batch with data, labels and weights on `device`; keys stay where they are."""
-
-        def move(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor.to(device, non_blocking=non_blocking)
-
-        return replace(self, data=map_tensors(self.data, move), labels=move(self.labels), weights=move(self.weights))
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Batch:
         """The same batch in page-locked memory, from which copies to a GPU need not be waited for."""
-        return replace(
-            self,
-            data=map_tensors(self.data, torch.Tensor.pin_memory),
-            labels=self.labels.pin_memory(),
-            weights=self.weights.pin_memory(),
-        )
+        return self._map(torch.Tensor.pin_memory)
+
+    def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+        data = map_tensors(self.data, function)
+        return replace(self, data=data, labels=function(self.labels), weights=function(self.weights))
 
 
 def on_device(batches: Iterator[Batch], device: torch.device | str) -> Iterator[Batch]:
     """The same batches with data, labels and weights on `device`; keys stay where they are.
 
-    For a CUDA device each batch is copied by a stream of its own, one ahead of the batch in use, and nobody waits but the stream that
-    computes: if they are in page-locked memory (`Batch.pin_memory`), copies run beside the computation.
+    For a CUDA device each batch is copied by a stream of its own, one ahead of the batch in use, and only the computing stream waits for the
+    copy: from page-locked memory (`Batch.pin_memory`), copies run beside the computation.
     """
     device = torch.device(device)
-    if device.type != "cuda":
-        return (batch.to(device) for batch in batches)
-    return _copied_ahead(batches, device)
+    return _copy_ahead(batches, device) if device.type == "cuda" else (batch.to(device) for batch in batches)
 
 
-def _copied_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+def _copy_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
     copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     copied: tuple[Batch, torch.cuda.Event] | None = None
     for batch in batches:
         before, copied = copied, _start_copy(batch, device, copies)
         if before is not None:
-            yield _arrived(*before)
+            yield _use_copy(*before)
     if copied is not None:
-        yield _arrived(*copied)
+        yield _use_copy(*copied)
 
 
 def _start_copy(batch: Batch, device: torch.device, copies: torch.cuda.Stream) -> tuple[Batch, torch.cuda.Event]:
-    # Page-locked memory is not given to others before the copies out of it are done: PyTorch's allocator sees to that.
+    # Page-locked memory is not used anew before the copies out of it are done: PyTorch's allocator sees to that.
     with torch.cuda.stream(copies):
         moved = batch.to(device, non_blocking=True)
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -90,16 +81,15 @@ def _start_copy(batch: Batch, device: torch.device, copies: torch.cuda.Stream) -
     return moved, done
 
 
-def _arrived(batch: Batch, done: torch.cuda.Event) -> Batch:
+def _use_copy(batch: Batch, done: torch.cuda.Event) -> Batch:
     """The batch, for use by the current stream: it waits for the copy, and the memory is not used anew before it is done with it."""
     using = torch.cuda.current_stream(batch.labels.device)
     using.wait_event(done)
 
-    def used(tensor: torch.Tensor) -> torch.Tensor:
+    def record(tensor: torch.Tensor) -> torch.Tensor:
         tensor.record_stream(using)
         return tensor
 
-    map_tensors(batch.data, used)
-    used(batch.labels)
-    used(batch.weights)
+    map_tensors((batch.labels, batch.weights), record)
+    map_tensors(batch.data, record)
     return batch

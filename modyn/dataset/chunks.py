@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from modyn.records import Float32Array, Int64Array, KeysAndWeights
 from modyn.storage.payloads import OnMissing, Payloads
 
 S = TypeVar("S")
+Array = TypeVar("Array", Int64Array, Float32Array)
 
 _MAX_RUNS = 64
 """Keys in more runs than these are kept as an array: the search for the run would take longer than a memory access."""
@@ -104,6 +105,6 @@ def no_payloads() -> Payloads:
     return Payloads(nothing, nothing, np.empty(0, np.uint8), np.zeros(1, np.int64))
 
 
-def join_columns(parts: Sequence[Any], dtype: type[np.int64] | type[np.float32]) -> Any:
-    """The arrays one behind the other; a single one is not copied, and none gives an empty array of `dtype`."""
-    return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, dtype), *parts])
+def join(columns: Sequence[Array]) -> Array:
+    """The arrays one behind the other; a single one is not copied."""
+    return columns[0] if len(columns) == 1 else np.concatenate(columns)

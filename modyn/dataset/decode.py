@@ -100,7 +100,8 @@ class BatchPipeline:
         assert self._parse_batch
         data = self._parse_batch(lambda: self._name_batch(payloads.keys), payloads.data, payloads.offsets)
         data = as_tensor(data) if isinstance(data, np.ndarray) else data
-        if not _is_data(data) or any(part.shape[:1] != (len(payloads),) for part in _parts(data)):
+        parts = _parts(data)
+        if not parts or any(not isinstance(part, torch.Tensor) or part.shape[:1] != (len(payloads),) for part in parts):
             raise UserCodeError(
                 f"batch_parser_function must return a tensor with {len(payloads)} rows (or a tuple or dict of such) "
                 f"for {self._name_batch(payloads.keys)}; it returned {_describe(data)}"
@@ -211,7 +212,7 @@ def _shared_room(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(0, dtype=dtype).set_(storage, 0, shape)  # type: ignore[call-overload, no-any-return]
 
 
-def _parts(data: Any) -> list[torch.Tensor]:
+def _parts(data: Any) -> list[Any]:
     if isinstance(data, dict):
         return list(data.values())
     return list(data) if isinstance(data, tuple) else [data]
@@ -221,10 +222,6 @@ def _views(payloads: Payloads, start: int, stop: int) -> Iterator[memoryview]:
     """The bytes of samples [start, stop), one by one."""
     data, bounds = payloads.data.data, payloads.offsets[start : stop + 1].tolist()
     return map(data.__getitem__, map(slice, bounds, bounds[1:]))
-
-
-def _is_data(data: Any) -> bool:
-    return bool(_parts(data)) and all(isinstance(part, torch.Tensor) for part in _parts(data))
 
 
 def _rows(data: Data, start: int, stop: int) -> list[Any]:

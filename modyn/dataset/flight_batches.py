@@ -8,27 +8,33 @@ A window is a part of a partition read that is fetched as one, so that memory is
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from modyn._core import take
-from modyn.dataset.chunks import Chunk, KeyStream, ReadOptions, join_columns, no_payloads
+from modyn.dataset.chunks import Chunk, KeyStream, ReadOptions, join, no_payloads
 from modyn.dataset.order.plan import BatchSlice, PartitionRead
 from modyn.dataset.prefetch import Prefetcher
 from modyn.errors import ModynError
 from modyn.records import Float32Array, Int64Array, KeysAndWeights, LabelArray
 from modyn.storage.payloads import PayloadClient, Payloads, PayloadStream
 
-_Window = tuple[PartitionRead, KeysAndWeights]
-"""A part of a partition read, and its keys in the order of its rows."""
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Window:
+    """Rows [start, stop) of a partition read, and their keys and weights in the order of the rows."""
+
+    read: PartitionRead
+    start: int
+    stop: int
+    wanted: KeysAndWeights
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Answer:
-    """Samples of a window that have arrived: sample rows[i] of `payloads` (or i, without rows) is row where[i] of the window.
+    """Samples that have arrived: sample rows[i] of `payloads` (or i, without rows) is row where[i] of the partition read.
 
     where: int64 (k,), ascending. weights: float32 (k,). upto: rows below it have arrived, or are deleted.
     """
@@ -63,30 +69,33 @@ class FlightBatches:
         self._window_size: int | None = None
         self._fetches: set[PayloadStream] = set()
         self._stopped = False
-        self._prefetcher: Prefetcher[_Window, _Answer] = Prefetcher(
-            self._windows(), self._load, ahead=options.ahead, threads=2, name="prefetch-payloads"
-        )
+        load = self._load_sorted if options.shuffled else self._load_in_order
+        self._prefetcher = Prefetcher(self._windows(), load, ahead=options.ahead, threads=2, name="prefetch-payloads")
 
     def chunks(self) -> Iterator[Chunk[Payloads]]:
         """The samples of each batch slice, in order, as soon as they arrive. Starts the threads."""
-        for (window, _), answers in self._prefetcher:
-            answer = next(answers, None)
-            for part in window.slices:
-                while answer is not None:
-                    chunk = answer.chunk(part)
+        slices: deque[BatchSlice] = deque()
+        for window, answers in self._prefetcher:
+            if window.start == 0:
+                slices.extend(window.read.slices)
+            for answer in answers:
+                while slices:
+                    chunk = answer.chunk(slices[0])
                     if chunk.last or len(chunk):
                         yield chunk
-                    if answer.upto >= part.stop:
+                    if answer.upto < slices[0].stop:
                         break
-                    answer = next(answers, None)
-                else:
-                    return  # The prefetcher was stopped: a window is complete otherwise.
+                    slices.popleft()
+                if answer.upto == window.stop:
+                    break
+            else:
+                return  # The prefetcher was stopped: a window is complete otherwise.
 
     def gather(self, chunks: Sequence[Chunk[Payloads]]) -> tuple[Payloads, Float32Array]:
         """Put the samples of a batch into one buffer, whose offsets begin with 0; and their weights, float32 (n,). From any thread."""
-        chunks = [chunk for chunk in chunks if len(chunk)]
-        weights: Float32Array = join_columns([chunk.weights for chunk in chunks], np.float32)
-        return concatenate_payloads([_rows_of(chunk.source, chunk.rows) for chunk in chunks]), weights
+        found = [(select_payloads(chunk.source, chunk.rows), chunk.weights) for chunk in chunks if len(chunk)]
+        weights = [weights for _, weights in found if weights is not None]
+        return concatenate_payloads([payloads for payloads, _ in found]), join(weights) if weights else np.empty(0, np.float32)
 
     def stop(self) -> None:
         """Make `chunks` end, in whichever thread it runs, and cancel the fetches.
@@ -107,18 +116,14 @@ class FlightBatches:
 
     def _windows(self) -> Iterator[_Window]:
         for read, arrived in self._keys:
-            read.rows()  # made while the keys are on their way
+            rows = read.rows()  # made while the keys are on their way
+            first = min(self._options.limits.first_window, max(1, read.slices[0].stop - read.slices[0].start))
             for keys in arrived:
-                for window in split_read(read, partial(self._size_of_window, read)):
-                    yield window, keys.look_up(window.rows())
-
-    def _size_of_window(self, read: PartitionRead) -> int:
-        part = read.slices[0]
-        return self._window_size or min(self._options.limits.first_window, max(1, part.stop - part.start))
-
-    def _load(self, window: _Window) -> Iterator[_Answer]:
-        read, wanted = window
-        return self._load_sorted(read, wanted) if self._options.shuffled else self._load_in_order(wanted)
+                start = stop = -1
+                while stop < len(rows):  # once for an empty read
+                    start = max(stop, 0)
+                    stop = min(start + (self._window_size or first), len(rows))
+                    yield _Window(read, start, stop, keys.look_up(rows[start:stop]))
 
     def _fetch(self, asked: Int64Array) -> Iterator[tuple[Payloads, Int64Array]]:
         """Answers, each with the positions in `asked` of its samples. An encoded tier of a cache would stand here: keys that it holds are
@@ -140,41 +145,24 @@ class FlightBatches:
         if done:
             self._window_size = max(1, min(limits.window_samples, limits.window_bytes * done // max(num_bytes, 1)))
 
-    def _load_in_order(self, wanted: KeysAndWeights) -> Iterator[_Answer]:
-        done = 0
-        for payloads, where in self._fetch(wanted.keys):
+    def _load_in_order(self, window: _Window) -> Iterator[_Answer]:
+        done, weights = window.start, window.wanted.weights
+        for payloads, where in self._fetch(window.wanted.keys):
             if len(where):
-                done = int(where[-1]) + 1
-                yield _Answer(where, None, wanted.weights[where], payloads, done)
-        if done < len(wanted) or not len(wanted):
-            yield _Answer(np.empty(0, np.int64), None, np.empty(0, np.float32), no_payloads(), len(wanted))
+                done = window.start + int(where[-1]) + 1
+                yield _Answer(where + window.start, None, weights[where], payloads, done)
+        if done < window.stop or not len(weights):
+            yield _Answer(np.empty(0, np.int64), None, np.empty(0, np.float32), no_payloads(), window.stop)
 
-    def _load_sorted(self, read: PartitionRead, wanted: KeysAndWeights) -> Iterator[_Answer]:
-        order = _inverse(read.rows())[1]
+    def _load_sorted(self, window: _Window) -> Iterator[_Answer]:
+        order = _inverse(window.read.rows()[window.start : window.stop])[1]
         collected, present = PayloadBuffer(len(order), self._options.limits.window_bytes), [np.empty(0, np.int64)]
-        for payloads, where in self._fetch(wanted.keys[order]):
+        for payloads, where in self._fetch(window.wanted.keys[order]):
             collected.add(payloads)
             present.append(where)
         # Row k of the answer belongs to row order[present[k]] of the window.
         where, rows = _inverse(order[np.concatenate(present)])
-        yield _Answer(where, rows, wanted.weights[where], collected.payloads(), len(wanted))
-
-
-def split_read(read: PartitionRead, size: Callable[[], int]) -> Iterator[PartitionRead]:
-    """The read in parts of at most `size()` rows; an empty read is its only part."""
-    slices, rows = deque(read.slices), read.rows()
-    start = 0
-    while start < len(rows) or (start == 0 and slices):
-        stop = min(start + size(), len(rows))
-        inside: list[BatchSlice] = []
-        while slices and (slices[0].start < stop or not len(rows)):
-            part = slices.popleft()
-            if part.stop > stop:
-                slices.appendleft(replace(part, start=stop))
-                part = replace(part, stop=stop, last=False)
-            inside.append(replace(part, start=part.start - start, stop=part.stop - start))
-        yield PartitionRead(read.partition, rows[start:stop], tuple(inside))
-        start = stop
+        yield _Answer(where + window.start, rows, window.wanted.weights[where], collected.payloads(), window.stop)
 
 
 def align(asked: Int64Array, start: int, arrived: Int64Array) -> Int64Array:
@@ -223,20 +211,12 @@ def _inverse(values: Int64Array) -> tuple[Int64Array, Int64Array]:
     return present, index[present]
 
 
-def _rows_of(payloads: Payloads, rows: Int64Array | slice) -> Payloads:
-    return slice_payloads(payloads, rows.start, rows.stop) if isinstance(rows, slice) else take_payloads(payloads, rows)
-
-
-def slice_payloads(payloads: Payloads, start: int, stop: int) -> Payloads:
-    """Samples [start, stop), as views: `data` holds their bytes and no others."""
-    bounds = payloads.offsets[start : stop + 1]
-    offsets = bounds - bounds[0] if bounds[0] else bounds
-    data = payloads.data[bounds[0] : bounds[-1]]
-    return Payloads(payloads.keys[start:stop], payloads.labels[start:stop], data, offsets, payloads.record_size)
-
-
-def take_payloads(payloads: Payloads, rows: Int64Array) -> Payloads:
-    """Samples `rows`, int64 (n,), in that order, duplicates allowed: copied."""
+def select_payloads(payloads: Payloads, rows: Int64Array | slice) -> Payloads:
+    """Samples `rows`: a slice (start, stop) as views, int64 (n,) as copies, in that order, duplicates allowed. Offsets begin with 0."""
+    if isinstance(rows, slice):
+        bounds = payloads.offsets[rows.start : rows.stop + 1]
+        data, offsets = payloads.data[bounds[0] : bounds[-1]], bounds - bounds[0] if bounds[0] else bounds
+        return Payloads(payloads.keys[rows], payloads.labels[rows], data, offsets, payloads.record_size)
     size = payloads.common_size
     if size:
         data, offsets = take(payloads.data[payloads.offsets[0] : payloads.offsets[-1]], size, rows)
@@ -249,30 +229,26 @@ def concatenate_payloads(parts: Sequence[Payloads]) -> Payloads:
     """The samples of all parts, in order, in one buffer; a single part is not copied."""
     if len(parts) == 1:
         return parts[0]
-    if not parts:
-        return no_payloads()
-    sizes = {part.record_size for part in parts}
-    return Payloads(
-        np.concatenate([part.keys for part in parts]),
-        np.concatenate([part.labels for part in parts]),
-        np.concatenate([part.data[part.offsets[0] : part.offsets[-1]] for part in parts]),
-        _ends(np.concatenate([part.offsets[1:] - part.offsets[:-1] for part in parts])),
-        sizes.pop() if len(sizes) == 1 else None,
-    )
+    buffer = PayloadBuffer(sum(map(len, parts)), room=sum(int(part.offsets[-1] - part.offsets[0]) for part in parts))
+    for part in parts:
+        buffer.add(part)
+    return buffer.payloads()
 
 
 class PayloadBuffer:
-    """Answers put into one buffer as they come, so that none of them waits in memory for the last: at most `most` samples, of about
-    `usual_bytes` bytes or fewer."""
+    """One buffer for answers as they come, so that none of them waits in memory for the last.
 
-    def __init__(self, most: int, usual_bytes: int) -> None:
+    Args: most: samples at most. usual_bytes: of all of them, or more than that. room: bytes to allocate at once, where they are known.
+    """
+
+    def __init__(self, most: int, usual_bytes: int = 0, room: int = 0) -> None:
         self._most = most
         self._usual_bytes = usual_bytes
         self._num_samples = 0
         self._keys = np.empty(most, np.int64)
         self._labels: LabelArray = np.empty(0, np.int64)
         self._offsets = np.zeros(most + 1, np.int64)
-        self._data = np.empty(0, np.uint8)
+        self._data = np.empty(room, np.uint8)
         self._sizes: set[int | None] = set()
 
     def add(self, answer: Payloads) -> None:
@@ -293,22 +269,16 @@ class PayloadBuffer:
         self._num_samples = stop
 
     def _grow(self, used: int, needed: int, num_samples: int) -> None:
-        """Room for all, should those to come be as large as those that have: at once where samples are of one size. Twice what is needed at
-        most beyond a window's usual size, since one sample says little of the others."""
+        """Make room for all samples if those to come are as large as those that have; but for more than `usual_bytes` only up to twice the
+        bytes needed now, since one sample says little of the others."""
         expected = -(-needed * self._most // num_samples)
         grown = np.empty(max(needed, min(expected, max(2 * needed, self._usual_bytes))), np.uint8)
         grown[:used] = self._data[:used]
         self._data = grown
 
     def payloads(self) -> Payloads:
-        """All that were added, in that order, as views of what they were put into."""
+        """All samples that were added, in that order, as views of the buffer."""
         n = self._num_samples
         offsets = self._offsets[: n + 1]
         size = next(iter(self._sizes)) if len(self._sizes) == 1 else None
         return Payloads(self._keys[:n], self._labels[:n], self._data[: offsets[-1]], offsets, size)
-
-
-def _ends(lengths: Int64Array) -> Int64Array:
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets

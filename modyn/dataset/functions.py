@@ -1,6 +1,6 @@
 """The user's functions and transformations, made callable. In workers only: this is where code from a pipeline runs.
 
-Source sees torch, numpy (also as np), io, json, struct, PIL and its Image without importing them. Whatever such code raises becomes a
+Source sees torch, numpy (also as np), io, json, struct, PIL and its Image without importing them. What such code raises becomes a
 UserCodeError that names the function, the sample key and the line.
 """
 
@@ -26,9 +26,14 @@ from modyn.errors import ConfigError, UserCodeError
 from modyn.registry import load_object
 from modyn.workers.limits import Call
 
+_NAMES = {"__name__": "modyn_user_code", "np": np, "Image": PIL.Image} | {
+    module.__name__: module for module in (torch, np, io, json, struct, PIL)
+}
+"""What source of the user sees without importing it."""
+
 
 class UserFunction:
-    """A callable of the user with the name under which the pipeline knows it."""
+    """A function of the user, with its name in the pipeline."""
 
     __slots__ = ("_call", "_file", "name")
 
@@ -38,48 +43,47 @@ class UserFunction:
         self._file = file
 
     def __call__(self, describe: Callable[[], str], *arguments: Any) -> Any:
-        """`describe` is what the argument belongs to in messages, e.g. `sample 17 of dataset 'digits'`; it is called only when there is an
-        error."""
+        """describe: returns what the argument belongs to, e.g. `sample 17 of dataset 'digits'`; called only for an error."""
         with Call(self.name, lambda _: describe()):
             try:
                 return self._call(*arguments)
             except Exception as error:
-                raise UserCodeError(f"{self.name} failed for {describe()}: {told(error, self._file)}") from error
+                raise UserCodeError(f"{self.name} failed for {describe()}: {describe_error(error, self._file)}") from error
 
     def each(self, describe: Callable[[int], str], values: Iterable[Any]) -> list[Any]:
-        """What the function returns for each of `values`. `describe(i)` is what value i belongs to."""
+        """The function of each of `values`. describe(i): what value i belongs to."""
         function = self._call
         with Call(self.name, describe) as call:
             try:
                 return [function(value) for call.at, value in enumerate(values)]
             except Exception as error:
-                raise UserCodeError(f"{self.name} failed for {describe(call.at)}: {told(error, self._file)}") from error
+                raise UserCodeError(f"{self.name} failed for {describe(call.at)}: {describe_error(error, self._file)}") from error
 
 
 def compile_function(text: str, name: str) -> UserFunction:
     """The function `name` of the source `text`, or the one that `package.module:name` names.
 
-    Raises UserCodeError if the source raises while it is executed, ConfigError if there is nothing to import.
+    Raises: UserCodeError: the source raises while it is executed. ConfigError: there is nothing to import.
     """
     imported = imported_name(text)
     if imported is not None:
         return UserFunction(f"{name} ({imported.path})", _callable(load_object(imported.path), imported.path), None)
     file = f"<{name}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    scope = _namespace()
+    scope = dict(_NAMES)
     try:
         exec(compile(text, file, "exec"), scope)
     except Exception as error:
-        raise UserCodeError(f"{name} cannot be defined: {told(error, file)}") from error
+        raise UserCodeError(f"{name} cannot be defined: {describe_error(error, file)}") from error
     if name not in scope:
         raise UserCodeError(f"{name} cannot be used: its source defines no function of that name")
     return UserFunction(name, _callable(scope[name], name), file)
 
 
 def compile_transformation(text: str, name: str) -> UserFunction:
-    """What the expression `text` evaluates to, or the importable object, called first if arguments are given or if it is a class.
+    """The value of the expression `text`, or the importable object, called first if arguments are given or if it is a class.
 
-    Raises ConfigError that names the package to install if torchvision is needed and missing, UserCodeError if the expression raises.
+    Raises: ConfigError: torchvision is needed and missing. UserCodeError: the expression raises.
     """
     shown = f"{name} `{text.strip()}`"
     imported = imported_name(text)
@@ -91,16 +95,16 @@ def compile_transformation(text: str, name: str) -> UserFunction:
                 found = _callable(found, imported.path)(*positional, **named)
         else:
             code = compile(text.strip(), f"<{name}>", "eval")
-            found = eval(code, _namespace() | _extras(code.co_names, shown))
+            found = eval(code, _NAMES | _extras(code.co_names, shown))
     except ConfigError:
         raise
     except Exception as error:
-        raise UserCodeError(f"{shown} cannot be made: {told(error, None)}") from error
+        raise UserCodeError(f"{shown} cannot be made: {describe_error(error, None)}") from error
     return UserFunction(shown, _callable(found, shown), None)
 
 
-def told(error: BaseException, file: str | None) -> str:
-    """What was raised, and at which line of the user's source (the innermost frame in `file`), or else where it was raised."""
+def describe_error(error: BaseException, file: str | None) -> str:
+    """The error, and at which line of the user's source (the innermost frame in `file`), or else of which file it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     inside = [frame for frame in frames if frame.filename == file]
     what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
@@ -118,26 +122,11 @@ def _callable(found: object, name: str) -> Callable[..., Any]:
     return found
 
 
-def _namespace() -> dict[str, Any]:
-    return {
-        "__name__": "modyn_user_code",
-        "torch": torch,
-        "np": np,
-        "numpy": np,
-        "io": io,
-        "json": json,
-        "struct": struct,
-        "PIL": PIL,
-        "Image": PIL.Image,
-    }
-
-
 def _extras(names: tuple[str, ...], shown: str) -> dict[str, Any]:
     """Modules of optional packages that the expression mentions."""
     found: dict[str, Any] = {}
-    for name in names:
-        if name in EXTRAS:
-            package = EXTRAS[name]
+    for name, package in EXTRAS.items():
+        if name in names:
             if find_spec(package) is None:
                 raise ConfigError(f"{shown} needs {package}, which is not installed: pip install {package}")
             found[name] = import_module(package if name == package else f"{package}.{name}")

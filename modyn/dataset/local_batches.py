@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from modyn.dataset.chunks import Chunk, KeyStream, PartitionKeys, join_columns, no_payloads
-from modyn.records import Float32Array, Int64Array
+from modyn.dataset.chunks import Chunk, KeyStream, PartitionKeys, join, no_payloads
+from modyn.records import Float32Array
 from modyn.storage.payloads import OnMissing, Payloads
 
 if TYPE_CHECKING:
@@ -50,10 +50,9 @@ class LocalBatches:
         An encoded tier of a cache would stand here: keys that it holds are not located, and are put in place by `Located.where`.
         """
         found = [chunk.source.look_up(np.asarray(chunk.rows)) for chunk in chunks if len(chunk)]
-        keys: Int64Array = join_columns([part.keys for part in found], np.int64)
-        weights: Float32Array = join_columns([part.weights for part in found], np.float32)
-        if not len(keys):
-            return no_payloads(), weights
+        if not found:
+            return no_payloads(), np.empty(0, np.float32)
+        keys, weights = join([part.keys for part in found]), join([part.weights for part in found])
         located = self._payloads.locate(self._dataset, keys, self._on_missing)
         payloads = located.take(slice(None))
         return payloads, weights if len(located) == len(keys) else weights[located.where]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -16,9 +15,8 @@ from hypothesis import strategies as st
 from modyn.dataset.chunks import ReadLimits
 from modyn.dataset.config import DataConfig, RecordLayout
 from modyn.dataset.connections import DatasetClients
-from modyn.dataset.flight_batches import PayloadBuffer, align, concatenate_payloads, slice_payloads, split_read, take_payloads
+from modyn.dataset.flight_batches import PayloadBuffer, align, concatenate_payloads, select_payloads
 from modyn.dataset.loader import BatchLoader
-from modyn.dataset.order.plan import BatchSlice, PartitionRead, Plan
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.errors import ModynError
 from modyn.storage.model.samples import Payloads
@@ -27,52 +25,6 @@ from modyn.testing.fake_storage import StuckPayloadClient
 from modyn.testing.waiting import PATIENCE_S
 
 BYTES = DataConfig(dataset_id="fake", record_layout=RecordLayout(dtype="int64"))
-
-
-@given(
-    st.builds(
-        Plan,
-        num_keys=st.integers(1, 60),
-        partition_size=st.integers(1, 60),
-        batch_size=st.integers(1, 17),
-        drop_last=st.booleans(),
-        shuffle=st.booleans(),
-    ),
-    st.lists(st.integers(1, 20), min_size=1, max_size=5),
-    st.integers(1, 3),
-)
-def test_windows_hold_what_their_read_holds(plan: Plan, sizes: list[int], num_workers: int) -> None:
-    for read in plan.reads(1, worker=0, num_workers=num_workers):
-        limits = iter(sizes * 60)
-        parts, rows = [], []
-        for window in split_read(read, partial(next, limits)):
-            assert len(window.rows()) <= max(sizes)
-            assert window.slices[0].start == 0
-            assert window.slices[-1].stop == len(window.rows())
-            rows += window.rows().tolist()
-            for part in window.slices:
-                parts.append((part.epoch, part.index, window.rows()[part.start : part.stop].tolist(), part.last))
-        assert rows == read.rows().tolist()
-        assert _merged(parts) == [(p.epoch, p.index, read.rows()[p.start : p.stop].tolist(), p.last) for p in read.slices]
-
-
-def _merged(parts: list[tuple[int, int, list[int], bool]]) -> list[tuple[int, int, list[int], bool]]:
-    """Parts of one slice as one; nothing follows the last."""
-    merged: list[tuple[int, int, list[int], bool]] = []
-    for epoch, index, rows, last in parts:
-        if merged and merged[-1][:2] == (epoch, index):
-            assert not merged[-1][3]
-            merged[-1] = (epoch, index, merged[-1][2] + rows, last)
-        else:
-            merged.append((epoch, index, rows, last))
-    return merged
-
-
-def test_an_empty_read_has_one_empty_window() -> None:
-    read = next(iter(Plan(3, 3, 3).reads(1)))
-    empty = PartitionRead(0, np.empty(0, np.int64), (BatchSlice(0, 5, 0, 0, True),))
-    assert [window.slices for window in split_read(empty, lambda: 4)] == [empty.slices]
-    assert len(list(split_read(read, lambda: 4))) == 1
 
 
 @given(st.lists(st.integers(0, 9), max_size=300), st.sets(st.integers(0, 9)), st.integers(0, 5))
@@ -137,11 +89,11 @@ SAMPLES = st.one_of(st.lists(st.binary(max_size=5), max_size=12), st.lists(st.bi
 def test_chosen_rows(samples: list[bytes], before: int, data: st.DataObject) -> None:
     whole = payloads(samples, 10, before)
     rows = data.draw(st.lists(st.sampled_from(range(len(samples))), max_size=20)) if samples else []
-    found = take_payloads(whole, np.array(rows, np.int64))
+    found = select_payloads(whole, np.array(rows, np.int64))
     assert content(found) == [content(whole)[row] for row in rows]
     assert (found.offsets[0], found.offsets[-1]) == (0, len(found.data))
     start, stop = sorted((data.draw(st.integers(0, len(samples))), data.draw(st.integers(0, len(samples)))))
-    found = slice_payloads(whole, start, stop)
+    found = select_payloads(whole, slice(start, stop))
     assert content(found) == content(whole)[start:stop]
     assert (found.offsets[0], found.offsets[-1]) == (0, len(found.data))
     assert np.shares_memory(found.data, whole.data) or not len(found.data)

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from modyn.dataset.batch import Batch
+from modyn.dataset.chunks import ReadLimits
 from modyn.dataset.config import DataConfig, RecordLayout
 from modyn.dataset.connections import DatasetClients
 from modyn.dataset.loader import BatchLoader
@@ -88,6 +89,9 @@ def content(batches: list[Batch]) -> list[tuple[int, int, list[int]]]:
     ahead=st.integers(0, 3),
     threads=st.integers(1, 3),
     answer_size=st.integers(1, 20),
+    limits=st.builds(
+        ReadLimits, window_samples=st.integers(1, 30), window_bytes=st.integers(1, 400), first_window=st.integers(1, 20)
+    ),
     short_cut=st.booleans(),
     num_workers=st.integers(1, 3),
 )
@@ -102,13 +106,14 @@ def test_each_epoch_yields_each_key_once_with_its_own_columns(
     ahead: int,
     threads: int,
     answer_size: int,
+    limits: ReadLimits,
     short_cut: bool,
     num_workers: int,
 ) -> None:
     if data is PER_SAMPLE:
         num_workers = 1  # several are processes, which take too long for many examples
     keys = trigger_set(num_keys, partition_size, answer_size=answer_size, short_cut=short_cut)
-    options = LoadOptions(batch_size, drop_last, shuffle, 7, 2, ahead, threads)
+    options = LoadOptions(batch_size, drop_last, shuffle, 7, 2, ahead, threads, limits)
     dataset = TriggerSetDataset(keys.info, data, keys, options)
     batches = served(dataset, num_workers)
     assert [(b.epoch, b.index) for b in batches] == [(e, i) for e in range(2) for i in range(dataset.num_batches)]
@@ -195,13 +200,14 @@ def test_an_epoch_that_is_set_is_served_alone_and_resumed_alone(
     size=st.integers(1, 12),
     shuffle=st.booleans(),
     short_cut=st.booleans(),
+    window=st.integers(1, 30),
     deleted=st.sets(st.integers(0, 79)),
     data=st.sampled_from([LAYOUT, PER_SAMPLE]),
 )
 def test_deleted_samples_leave_their_batch_and_no_other(
-    num_keys: int, partition: int, size: int, *, shuffle: bool, short_cut: bool, deleted: set[int], data: DataConfig
+    num_keys: int, partition: int, size: int, *, shuffle: bool, short_cut: bool, window: int, deleted: set[int], data: DataConfig
 ) -> None:
-    options = LoadOptions(size, drop_last=False, shuffle=shuffle, seed=3)
+    options = LoadOptions(size, drop_last=False, shuffle=shuffle, seed=3, limits=ReadLimits(window, 8 * window, window))
     keys = trigger_set(num_keys, partition, answer_size=3)
     whole = served(TriggerSetDataset(keys.info, data, keys, options))
     missing = frozenset(deleted & set(keys.keys.tolist()))
