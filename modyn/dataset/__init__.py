@@ -1,12 +1,6 @@
 """From (run, trigger) to batches of tensors: keys from the selector, payloads from storage, the user's functions in between.
 
-Importing this package is cheap; its names are imported, with torch, when they are first used:
-
-- `OnlineDataset(run, trigger)`: the samples of a trigger set, from a notebook or a script
-- `BatchLoader`: a dataset with several workers
-- `load_keys(keys, data)`: any list of keys (`serve_keys` is its former name, for one more release)
-- `Batch`, and `Position`: a place in the stream of batches
-- `on_device(batches, device)`: batches copied to a GPU one ahead
+Importing this package is cheap; its names are imported, with torch, when they are first used.
 """
 
 from __future__ import annotations

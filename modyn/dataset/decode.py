@@ -23,9 +23,6 @@ from modyn.storage.model.samples import Payloads
 BLOCK = 512
 """Samples that are decoded by functions for one sample before they are put into one tensor."""
 
-_UNEQUAL = (RuntimeError, TypeError, ValueError, KeyError, IndexError)
-"""What is raised for samples of which no tensor can be made."""
-
 
 class BatchPipeline:
     """Turns the payloads of a batch into tensors as `config` says. Compiles the user's functions: make it where they may run, in a worker.
@@ -81,8 +78,12 @@ class BatchPipeline:
             encoded = samples(start, start + len(of_block))
             decoded = self.decode(encoded, of_block)
             augmented = self.augment(decoded, of_block)
-            blocks.append(self._stack(augmented, of_block, last=len(keys) <= BLOCK))
-        return blocks[0] if len(blocks) == 1 else self._join(blocks, keys)
+            blocks.append(self._combine(augmented, partial(_stack, last=len(keys) <= BLOCK), of_block))
+        return (
+            blocks[0]
+            if len(blocks) == 1
+            else self._combine(blocks, _concatenate, keys[::BLOCK], lambda block: _rows(block, 0, 1)[0])
+        )
 
     def decode(self, samples: Iterable[Any], keys: Int64Array) -> list[Any]:
         """Payloads, or rows of `decode_batch`, to parsed samples: the same for the same payload, always."""
@@ -120,22 +121,28 @@ class BatchPipeline:
     def _name_batch(self, keys: Int64Array) -> str:
         return f"{len(keys)} samples of dataset '{self._dataset}', the first of which is {keys[0]}"
 
-    def _stack(self, samples: list[Any], keys: Int64Array, *, last: bool) -> Data:
-        """last: the tensor is the batch, and not a block of it."""
-        try:
-            return _combine(samples, partial(_stack_tensors, last=last))
-        except _UNEQUAL as error:
-            raise self._unequal(samples, keys, error) from error
+    def _combine(
+        self,
+        parts: Sequence[Any],
+        function: Callable[[Sequence[Any]], torch.Tensor],
+        keys: Int64Array,
+        example: Callable[[Any], Any] = lambda part: part,
+    ) -> Data:
+        """`function` of all parts, which are alike: of each column where they are tuples or dictionaries.
 
-    def _join(self, blocks: list[Data], keys: Int64Array) -> Data:
+        keys: of the first sample of each part. example: returns that sample.
+        """
+        first = parts[0]
         try:
-            return _combine(blocks, _concatenate_tensors)
-        except _UNEQUAL as error:
-            # Samples of a block are of one shape: the first of each stands for it.
-            raise self._unequal([_rows(block, 0, 1)[0] for block in blocks], keys[::BLOCK], error) from error
+            if isinstance(first, tuple):
+                return tuple(function(column) for column in zip(*parts, strict=True))
+            return (
+                {name: function([part[name] for part in parts]) for name in first} if isinstance(first, dict) else function(parts)
+            )
+        except (RuntimeError, TypeError, ValueError, KeyError, IndexError) as error:
+            raise self._unequal([_describe(example(part)) for part in parts], keys, error) from error
 
-    def _unequal(self, samples: Sequence[Any], keys: Int64Array, error: Exception) -> UserCodeError:
-        shapes = [_describe(sample) for sample in samples]
+    def _unequal(self, shapes: list[str], keys: Int64Array, error: Exception) -> UserCodeError:
         odd = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), None)
         if odd is None:
             return UserCodeError(
@@ -169,7 +176,12 @@ def from_layout(layout: RecordLayout, payloads: Payloads, dataset: str) -> torch
     stop, num = layout.offset + layout.num_bytes, len(payloads)
     size = payloads.common_size
     if size is None or size < stop:
-        _refuse_short(layout, payloads, dataset)
+        lengths = np.diff(payloads.offsets)
+        for row in np.flatnonzero(lengths < stop)[:1]:
+            raise DataError(
+                f"sample {payloads.keys[row]} of dataset '{dataset}' has {lengths[row]} bytes, but record_layout (dtype {layout.dtype}, "
+                f"shape {list(layout.shape)}, offset {layout.offset}) needs {stop}; correct record_layout or the data"
+            )
     if size is None:
         array = payloads.data[(payloads.offsets[:-1, None] + layout.offset) + np.arange(layout.num_bytes)]
     else:
@@ -179,23 +191,12 @@ def from_layout(layout: RecordLayout, payloads: Payloads, dataset: str) -> torch
     return as_tensor(shaped.astype(kind.newbyteorder("="), copy=False))
 
 
-def _refuse_short(layout: RecordLayout, payloads: Payloads, dataset: str) -> None:
-    lengths = payloads.offsets[1:] - payloads.offsets[:-1]
-    needed = layout.offset + layout.num_bytes
-    short = np.flatnonzero(lengths < needed)
-    if len(short):
-        raise DataError(
-            f"sample {payloads.keys[short[0]]} of dataset '{dataset}' has {lengths[short[0]]} bytes, but record_layout (dtype "
-            f"{layout.dtype}, shape {list(layout.shape)}, offset {layout.offset}) needs {needed}; correct record_layout or the data"
-        )
-
-
 def as_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
     """A tensor over the same memory where that may be written to; over a copy otherwise."""
     return torch.from_numpy(array if array.flags.writeable and array.flags.aligned else array.copy())
 
 
-def _stack_tensors(samples: Sequence[Any], last: bool) -> torch.Tensor:
+def _stack(samples: Sequence[Any], last: bool) -> torch.Tensor:
     """One tensor of all samples: tensors, arrays or numbers, of one shape and type."""
     kinds = set(map(type, samples))
     if kinds == {np.ndarray} and len({sample.dtype for sample in samples}) == 1:
@@ -233,17 +234,7 @@ def _rows(data: Data, start: int, stop: int) -> list[Any]:
     return [{name: part[i] for name, part in data.items()} for i in range(start, stop)]
 
 
-def _combine(parts: Sequence[Any], function: Callable[[Sequence[Any]], torch.Tensor]) -> Data:
-    """`function` of all parts, which are alike: of each column where they are tuples or dictionaries."""
-    first = parts[0]
-    if isinstance(first, tuple):
-        return tuple(function(column) for column in zip(*parts, strict=True))
-    if isinstance(first, dict):
-        return {name: function([part[name] for part in parts]) for name in first}
-    return function(parts)
-
-
-def _concatenate_tensors(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+def _concatenate(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     if get_worker_info() is None or len({part.dtype for part in parts}) > 1:
         return torch.cat(list(parts))
     room = _shared_room((sum(map(len, parts)), *parts[0].shape[1:]), parts[0].dtype)

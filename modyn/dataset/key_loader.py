@@ -57,8 +57,8 @@ def load_keys(
         pin_memory=pin_memory,
     )
     reads = _reads(iter([keys]) if isinstance(keys, np.ndarray) else iter(keys), batch_size, max(batch_size, keys_per_read))
-    with nullcontext(payloads) if payloads is not None else _open(config, num_threads, system) as source:
-        reader = BatchReader(reads, _keys_of, source, config, options)
+    with nullcontext(payloads) if payloads is not None else _open(config, num_threads, system) as opened:
+        reader = BatchReader(reads, _keys_of, opened, config, options)
         with closing(reader.batches(0 if config.may_draw else 1 if config.runs_per_sample else num_threads)) as batches:
             for batch in batches:
                 if len(batch):

@@ -26,8 +26,8 @@ class _Slot(Generic[T, R]):
 class Prefetcher(Generic[T, R]):
     """Runs `load` for each of `tasks` on threads, ahead of use, and yields each task with its results, in order.
 
-    Results can be used as soon as they arrive. What `tasks` or `load` raise in a thread is raised at once where results are used, also if
-    its turn has not come. After `stop` nothing more is yielded, and the threads end. The tasks may come from another prefetcher, which is
+    Results can be used as soon as they arrive. What `tasks` or `load` raise is raised at once where results are used, also if its turn has
+    not come. After `stop` nothing more is yielded, and the threads end. The tasks may come from another prefetcher, which is
     then stopped first: otherwise `join` would wait for a thread that waits for it.
 
     Args: ahead: tasks that are loaded beyond the one in use. threads: at most this many, and no more than tasks that may be loaded at once.
@@ -61,7 +61,7 @@ class Prefetcher(Generic[T, R]):
         while True:
             with self._changed:
                 # Until there is a task, or there will be none any more.
-                self._changed.wait_for(lambda: self._slots or self._exhausted or self._failure or self._stopped)
+                self._changed.wait_for(lambda: self._slots or self._is_over())
                 if self._failure is not None:
                     raise self._failure
                 if self._stopped or not self._slots:
@@ -111,6 +111,9 @@ class Prefetcher(Generic[T, R]):
         except BaseException as error:  # noqa: BLE001  (it is raised again in the thread that waits for the results)
             self._fail(error)
 
+    def _is_over(self) -> bool:
+        return self._stopped or self._exhausted or self._failure is not None
+
     def _fail(self, error: BaseException) -> None:
         """Keep the first failure; after `stop` none, since a load that is cancelled raises too."""
         with self._changed:
@@ -122,10 +125,8 @@ class Prefetcher(Generic[T, R]):
         """The next task, once it may be loaded; None at the end. `tasks` may be slow: other threads wait at `_pull` meanwhile."""
         with self._pull:
             with self._changed:
-                self._changed.wait_for(
-                    lambda: self._stopped or self._exhausted or self._failure or self._num_pulled <= self._num_used + self._ahead
-                )
-                if self._stopped or self._exhausted or self._failure:
+                self._changed.wait_for(lambda: self._is_over() or self._num_pulled <= self._num_used + self._ahead)
+                if self._is_over():
                     return None
             try:
                 task = next(self._tasks, None)

@@ -6,7 +6,6 @@ partition reads → keys (prefetched) → chunks, by the local or the Flight flo
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from modyn.dataset.batch import Batch
@@ -28,15 +27,8 @@ BATCHES_AHEAD = 2
 KeysOf = Callable[[PartitionRead], KeysAndWeights]
 """Returns keys and weights of the whole partition of a read. Called by prefetch threads, several at once."""
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Gathered:
-    """A batch whose payloads are in one buffer."""
-
-    epoch: int
-    index: int
-    payloads: Payloads
-    weights: Float32Array
+_Gathered = tuple[Chunk[Any], Payloads, Float32Array]
+"""The last chunk of a batch, which names it; its payloads in one buffer; its weights."""
 
 
 class BatchReader:
@@ -123,11 +115,12 @@ class BatchReader:
                 chunks = []
 
     def _gather(self, chunks: list[Chunk[Any]]) -> _Gathered:
-        return _Gathered(chunks[0].epoch, chunks[0].index, *self._flow.gather(chunks))
+        return chunks[-1], *self._flow.gather(chunks)
 
     def _to_tensors(self, gathered: _Gathered) -> Batch:
         """The same for both flows: payloads → decode → augment, with the places for a cache between them, see `BatchPipeline`."""
-        epoch, index, seed_of = gathered.epoch, gathered.index, self._options.seed_of
-        data, labels = self._pipeline.run(gathered.payloads, None if seed_of is None else seed_of(epoch, index))
-        batch = Batch(as_tensor(gathered.payloads.keys), data, labels, as_tensor(gathered.weights), epoch, index)
+        chunk, payloads, weights = gathered
+        seed_of = self._options.seed_of
+        data, labels = self._pipeline.run(payloads, None if seed_of is None else seed_of(chunk.epoch, chunk.index))
+        batch = Batch(as_tensor(payloads.keys), data, labels, as_tensor(weights), chunk.epoch, chunk.index)
         return batch.pin_memory() if self._options.pin_memory else batch

@@ -10,7 +10,7 @@ import ast
 import keyword
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
@@ -25,7 +25,7 @@ class ImportedName:
     """`package.module:name`; `arguments` is None where no parentheses follow."""
 
     path: str
-    arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = field(default=None)
+    arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
 
 def imported_name(text: str) -> ImportedName | None:
