@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -11,8 +12,8 @@ Data = torch.Tensor | tuple[torch.Tensor, ...] | dict[str, torch.Tensor]
 """A batch of model inputs: one tensor (n, …), or several by position or by name."""
 
 
-def map_tensors(data: Data, function: Callable[[torch.Tensor], torch.Tensor]) -> Data:
-    """`function` applied to each tensor of `data`."""
+def map_tensors(data: Data, function: Callable[[torch.Tensor], Any]) -> Any:
+    """`function` applied to each tensor of `data`; tuples and dictionaries keep their form."""
     if isinstance(data, torch.Tensor):
         return function(data)
     if isinstance(data, tuple):
