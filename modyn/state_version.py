@@ -8,7 +8,8 @@ from modyn.atomic_write import write_atomically
 from modyn.errors import ConfigError
 
 STATE_VERSION = 2
-"""Raised with every change of a file or table that the version before cannot read, or would misread."""
+"""Raised with every change of a file or table that the version before cannot read, or would misread. Numbers of migrations begin with it: a
+database of another version is refused as well."""
 _MARK = "state_version"
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import modyn
 from modyn.errors import ConfigError
 from modyn.state_version import STATE_VERSION, check_state, claim_state
 
@@ -48,3 +49,10 @@ def test_another_version_is_refused_with_what_to_do(tmp_path: Path, mark: str | 
         )
         assert "register the datasets again" in message
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
+
+
+def test_a_database_of_another_version_is_refused_too() -> None:
+    """By its revisions, which this version does not have."""
+    revisions = [path.name for path in Path(modyn.__file__).parent.glob("*/migrations/versions/*.py")]
+    assert len(revisions) >= 5
+    assert all(name.startswith(f"{STATE_VERSION}0") for name in revisions), revisions

@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects.postgresql import JSONB
 
-revision = "0001"
+revision = "2001"
 down_revision = None
 
 SCHEMA = "supervisor"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import op
 
-revision = "0001"
+revision = "2001"
 down_revision = None
 
 
