@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import threading
@@ -32,8 +31,10 @@ def rotate(path: Path, limits: LogLimits, *, copy: bool = False) -> bool:
             return False
     except FileNotFoundError:
         return False
-    existing = itertools.takewhile(lambda number: _older(path, number).exists(), itertools.count(1))
-    for number in reversed(list(existing)):
+    existing = 0
+    while _older(path, existing + 1).exists():
+        existing += 1
+    for number in range(existing, 0, -1):
         if number < limits.keep:
             _older(path, number).replace(_older(path, number + 1))
         else:
@@ -87,44 +88,55 @@ def _older(path: Path, number: int) -> Path:
 
 
 class LogReader:
-    """The complete lines of a log and its older files, each once, whatever rotates between two looks."""
+    """The complete lines of a log and its older files, each once, whatever is rotated between two calls."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._positions: dict[int, int] = {}
-        """By inode of each file that was there at the last look: bytes of it that were read. The newest file stands last."""
+        """By inode of each file of the last call, the newest last: bytes of it that were read."""
         self._rest = b""
 
     def lines(self) -> list[str]:
-        """Those that were completed since the last call; at the first one all, the oldest first. A line that is being written waits."""
+        """Return the lines completed since the last call; at the first call all, oldest first. An unfinished line waits."""
         with ExitStack() as exits:
-            files = {os.fstat(file.fileno()).st_ino: exits.enter_context(file) for file in self._open()}
-            positions = self._positions
-            inodes = list(files)
-            if len(inodes) > 1 and inodes[-1] in positions and inodes[-2] not in positions:
-                # The newest file was copied to the one before it, and cut off.
-                positions[inodes[-2]] = positions.pop(inodes[-1])
+            files = self._open(exits)
+            positions, self._positions = self._positions, {}
+            newest = next(reversed(files), None)
+            # Only a copying rotation leaves the newest file in its place and puts an unknown one before it.
+            copied = list(files)[-2] if len(files) > 1 and newest == next(reversed(positions), None) else None
             found = self._rest
-            self._positions = {}
             for inode, file in files.items():
-                file.seek(positions.get(inode, 0))
+                size, start = os.fstat(file.fileno()).st_size, positions.get(inode, 0)
+                if inode == copied and inode not in positions and newest is not None:
+                    if _beginning(files[newest]) == _beginning(file):
+                        continue  # copied, and not cut off yet: read at the next call
+                    start = positions.pop(newest)
+                # A file smaller than what was read of it was cut off, or is a new one with the inode of a removed one.
+                file.seek(start if start <= size else 0)
                 found += file.read()
                 self._positions[inode] = file.tell()
         complete = found.rfind(b"\n") + 1
         self._rest = found[complete:]
         return found[:complete].decode("utf-8", errors="replace").splitlines()
 
-    def _open(self) -> list[BinaryIO]:
-        """The oldest first. Opened from the newest on, so that one that is renamed meanwhile is met twice rather than not at all."""
-        found: dict[int, BinaryIO] = {}
-        for number in itertools.count():
-            path = _older(self._path, number) if number else self._path
-            try:
-                file = path.open("rb")
-            except FileNotFoundError:
-                if number:
-                    break
-                continue  # the newest is about to be made
-            if found.setdefault(os.fstat(file.fileno()).st_ino, file) is not file:
-                file.close()
-        return list(reversed(found.values()))
+    def _open(self, exits: ExitStack) -> dict[int, BinaryIO]:
+        """Open the log's files by inode, the newest last; opened again if a rotation came between."""
+        while True:
+            files: dict[int, BinaryIO] = {}
+            with ExitStack() as opened, suppress(FileNotFoundError):  # removed while the folder was listed
+                for path in self._names():
+                    file = opened.enter_context(path.open("rb"))
+                    files[os.fstat(file.fileno()).st_ino] = file
+                if [path.stat().st_ino for path in self._names()] == list(files):
+                    exits.push(opened.pop_all())
+                    return files
+
+    def _names(self) -> list[Path]:
+        numbers = [path.name.removeprefix(f"{self._path.name}.") for path in self._path.parent.glob(f"{self._path.name}.*")]
+        older = sorted((int(number) for number in numbers if number.isdecimal()), reverse=True)
+        return [*(_older(self._path, number) for number in older), *([self._path] if self._path.exists() else [])]
+
+
+def _beginning(file: BinaryIO) -> bytes:
+    """The first bytes of a log file, which differ from those of the next one by their time."""
+    return os.pread(file.fileno(), 256, 0)
