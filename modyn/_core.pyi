@@ -46,8 +46,8 @@ class PathTable:
     """Which file an id means: ids count from 0 in the order of appending. Paths are relative to `base`; an absolute one stands for itself.
     Append-only, and safe to append to while others gather.
 
-    A file may have a stamp: its size and its time (int64 nanoseconds) when it was indexed. Whoever gathers from a file with another stamp
-    gets FileChangedError, or FileTruncatedError if the record is not there; with `may_grow`, a longer file is no changed one."""
+    A file may have a stamp: its size and its time (int64 nanoseconds) when it was indexed. Gathering from a file with another stamp
+    raises FileChangedError, or FileTruncatedError if the record is not there; with `may_grow`, a longer file is no changed one."""
 
     def __init__(self, base: PathLike, may_grow: bool = False) -> None: ...
     def append(
@@ -70,7 +70,7 @@ class PathTable:
     def stamp(self, file_id: int) -> tuple[int, int] | None:
         """Size and time. Raises IndexError."""
     def may_be(self, file_id: int, size: int, mtime_ns: int) -> bool:
-        """Whether a file that is like this now still has what was indexed, as far as stamps can tell. Raises IndexError."""
+        """Whether a file that is like this now still has what was indexed, as far as stamps show. Raises IndexError."""
     def __len__(self) -> int: ...
     def __getitem__(self, file_id: int) -> str:
         """The whole path. Raises IndexError."""
@@ -187,7 +187,7 @@ class KeySet:
         """`keys` ascend strictly. Raises InvalidArgumentError."""
     @staticmethod
     def parsed(content: bytes) -> KeySet:
-        """What `serialized` gave. Raises InvalidArgumentError if it is not."""
+        """The set that `serialized` was called on. Raises InvalidArgumentError for other bytes."""
     def serialized(self) -> bytes:
         """2 to 6 bytes a key where keys are few, a bit for each possible key where they are many."""
     def __len__(self) -> int: ...
@@ -212,7 +212,7 @@ class FolderScan:
     def enter(self, path: PathLike) -> None:
         """Look at the folder `path` below `base` and all in it, once, whatever path leads to it. Links are not followed."""
     def take_files(self) -> tuple[list[str], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """What was found, in order of modification time, then path: paths below `base`, sizes (bytes), modification times (ns), and the
+        """The files found, in order of modification time, then path: paths below `base`, sizes (bytes), modification times (ns), and the
         later of the file's own and its companion's; the least int64 where that is missing. A second call gives nothing."""
     def take_links(self) -> list[str]:
         """Paths of symbolic links that were met since the last call, sorted."""
@@ -231,7 +231,7 @@ def stat_and_read_numbers(
     place of the last `ending_size` bytes, and, by position, those that failed: (path at fault, reason)."""
 
 def map_file(path: PathLike) -> npt.NDArray[np.uint8]:
-    """A read-only map of a whole file that does not keep a file descriptor. For our own immutable files only. Raises FileAccessError."""
+    """A read-only map of a whole regular file, without keeping a file descriptor. For files that Modyn wrote only. Raises FileAccessError."""
 
 def permutation(seed: tuple[int, int, int, int], count: int, threads: int) -> npt.NDArray[np.int64]:
     """A random order of 0 … count - 1, int64 (count,), each equally likely; a seed gives the same one everywhere, on any number of threads. Several

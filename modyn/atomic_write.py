@@ -1,4 +1,4 @@
-"""Writing our own files so that they are complete or not there, also when the machine stops in the middle."""
+"""Atomic writes: a file is complete or absent, even when the machine stops during the write."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import BinaryIO
 from modyn.errors import UnavailableError
 
 TEMPORARY_SUFFIX = ".tmp"
-"""Files with this ending are left over from a crash; whoever owns the folder removes them when it starts."""
+"""Ending of files that a crash may leave; the owner of the folder removes them when it starts."""
 
 
 def write_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
@@ -30,7 +30,7 @@ def write_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
 
 @contextmanager
 def replacing(path: Path, temporary: Path) -> Iterator[BinaryIO]:
-    """A new file `temporary` beside `path`, to write to. At the end it takes the place of `path`, durably; on an error it is removed."""
+    """Open a new file `temporary` beside `path`. At the end it durably replaces `path`; on an error it is removed."""
     try:
         with open(temporary, "wb") as file:
             yield file
@@ -45,7 +45,7 @@ def replacing(path: Path, temporary: Path) -> Iterator[BinaryIO]:
 
 
 def sync(path: Path) -> None:
-    """A file's content, or a folder's names, are on the disk afterwards: they survive a crash of the machine."""
+    """Sync a file's content, or a folder's names, to the disk, so that they survive a crash of the machine."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

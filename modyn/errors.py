@@ -1,4 +1,4 @@
-"""The tree of errors. A server turns one into a gRPC status once, a client turns the status back into the same class once.
+"""The tree of errors. A server converts one to a gRPC status, a client converts the status back to the same class.
 
 Every message names what is wrong, where, and what to do. `reason` is the machine-readable name that travels with the status.
 """
@@ -9,7 +9,7 @@ from typing import ClassVar
 
 
 class ModynError(Exception):
-    """Root of everything Modyn raises on purpose. `str(error)` is meant for the user."""
+    """Root of all errors that Modyn raises deliberately. `str(error)` is written for the user."""
 
     reason: ClassVar[str] = "INTERNAL"
 
@@ -25,25 +25,25 @@ class ConfigError(ModynError):
 
 
 class InvalidArgumentError(ModynError):
-    """A call was made with arguments that cannot be served, whatever the state of the system."""
+    """The arguments of a call are invalid, whatever the state of the system."""
 
     reason = "INVALID_ARGUMENT"
 
 
 class NotFoundError(ModynError):
-    """Something that was named does not exist: a dataset, a key, a run, a model version."""
+    """A named object does not exist: a dataset, a key, a run, a model version."""
 
     reason = "NOT_FOUND"
 
 
 class AlreadyExistsError(ModynError):
-    """Something with this name exists already and is different from what was asked for."""
+    """An object with this name exists and differs from the requested one."""
 
     reason = "ALREADY_EXISTS"
 
 
 class ConflictError(ModynError):
-    """The state of the system does not allow this now: a gap in a stream, a run that is finished, a version others depend on."""
+    """The state of the system does not allow the call: a gap in a stream, a finished run, a version that others depend on."""
 
     reason = "CONFLICT"
 
@@ -67,7 +67,7 @@ class CancelledError(ModynError):
 
 
 class DataError(ModynError):
-    """The user's data is not what was declared. The message names file and offset, or sample key."""
+    """The user's data differs from its declaration. The message names file and offset, or sample key."""
 
     reason = "DATA"
 
@@ -79,13 +79,13 @@ class UserCodeError(ModynError):
 
 
 class TrainingError(ModynError):
-    """A training failed. The message names run, trigger and worker, and says where the log is."""
+    """A training failed. The message names run, trigger, worker and the path of the log."""
 
     reason = "TRAINING"
 
 
 class CorruptStateError(ModynError):
-    """A file of ours does not have the content its header or checksum promises. The message names the file."""
+    """A file that Modyn wrote does not match its header or checksum. The message names the file."""
 
     reason = "CORRUPT_STATE"
 

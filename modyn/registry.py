@@ -1,7 +1,7 @@
 """Find a policy by its id.
 
-Ours stand in the dictionary of their package, as import paths, so that nothing is imported before it is used. A user's package adds to
-the same registry through an entry point of the registry's group (for example `modyn.triggers`).
+Built-in policies are listed in the dictionary of their package as import paths, so that each is imported when it is used. A user's
+package adds to the same registry through an entry point of the registry's group (for example `modyn.triggers`).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ T = TypeVar("T")
 
 
 def nearest(name: str, names: list[str]) -> str:
-    """`, did you mean 'X'?` for the name that looks most like `name`; empty if none does."""
+    """Return `, did you mean 'X'?` with the name most similar to `name`; empty if none is."""
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f", did you mean '{close[0]}'?" if close else ""
 
 
 def load_object(path: str) -> object:
-    """The object that `package.module:name` (or `package.module.name`) names. Raises ConfigError if there is none."""
+    """Import the object `package.module:name` (or `package.module.name`). Raises ConfigError if there is none."""
     module_name, _, attribute = path.partition(":") if ":" in path else path.rpartition(".")
     if not module_name or not attribute:
         raise ConfigError(f"'{path}' is not an importable name; write 'package.module:name'")
@@ -41,7 +41,7 @@ def load_object(path: str) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """One registered id: where its object is imported from, and which distribution brings it."""
+    """One registered id, the import path of its object, and the distribution that provides it."""
 
     group: str
     id: str
@@ -58,10 +58,10 @@ class Registry(Generic[T]):
 
     group: str
     kind: str
-    """What one of them is called in messages, e.g. `trigger`."""
+    """Name of one object in messages, e.g. `trigger`."""
     builtin: Mapping[str, str] = field(default_factory=dict)
     not_yet: Sequence[str] = ()
-    """Ids of the pipeline format whose objects are still to come; a package may bring one before."""
+    """Ids of the pipeline format that are not available yet; a package may provide them."""
 
     @cached_property
     def plugins(self) -> dict[str, Plugin]:
@@ -93,7 +93,7 @@ class Registry(Generic[T]):
         return sorted(self.plugins)
 
     def choices(self) -> str:
-        """What `get` takes, for messages."""
+        """Ids that `get` accepts, for messages."""
         return ", ".join(self.ids())
 
     def __iter__(self) -> Iterator[str]:
@@ -103,7 +103,7 @@ class Registry(Generic[T]):
         return id_ in self.plugins
 
     def get(self, id_: str) -> T:
-        """The object registered under `id_`, imported now."""
+        """Import and return the object registered under `id_`. Raises ConfigError for an unknown id."""
         if id_ not in self.plugins:
             if id_ in self.not_yet:
                 raise ConfigError(f"'{id_}' is not available yet; available: {self.choices()}")

@@ -1,1 +1,1 @@
-"""PostgreSQL: one schema a service, brought up to date by its own Alembic migrations."""
+"""PostgreSQL: one schema for each service, brought up to date by its own Alembic migrations."""

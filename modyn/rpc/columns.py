@@ -1,11 +1,8 @@
-"""Arrays on the wire: raw little-endian, or packed into as few bytes as their range needs."""
+"""Converters array ↔ proto: raw little-endian, or packed into as few bytes as the range of the numbers needs."""
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import numpy as np
-import numpy.typing as npt
 
 from modyn._core import find_runs
 from modyn.config.system import Endpoint
@@ -13,44 +10,33 @@ from modyn.errors import InvalidArgumentError
 from modyn.proto.common_pb2 import Column, KeyColumns, SampleColumns
 from modyn.records import Int64Array, KeysAndWeights, LabelArray, SampleBatch
 
-N = TypeVar("N", bound=np.generic)
-
 MOST_NUMBERS = 1 << 22
-"""Numbers in a packed column at most: one without data says of itself how long it is."""
+"""Upper limit of numbers in a packed column. A column without data has any length that its message states."""
 
 _WIDTHS = (1, 2, 4, 8)
-_AROUND_BYTES = 4096
-"""What stands around the columns of a message, generously."""
+_FRAME_BYTES = 4096
+"""Upper bound of the bytes of a message beside its columns."""
 
 
 def items_per_message(endpoint: Endpoint, item_bytes: int) -> int:
-    """How many items of so many bytes surely fit into a message that `endpoint` takes."""
-    return max(1, (endpoint.max_message_bytes - _AROUND_BYTES) // item_bytes)
-
-
-def to_bytes(array: npt.NDArray[np.generic]) -> bytes:
-    """An array as little-endian bytes."""
-    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-
-
-def from_bytes(data: bytes, dtype: type[N]) -> npt.NDArray[N]:
-    """A read-only view of `data` as an array. Raises InvalidArgumentError when it is no whole number of items."""
-    item = np.dtype(dtype).newbyteorder("<")
-    if len(data) % item.itemsize:
-        raise InvalidArgumentError(f"a column of {len(data)} bytes is no whole number of {item.name} values")
-    return np.frombuffer(data, item)
+    """Return how many items of `item_bytes` bytes fit into a message that `endpoint` accepts."""
+    return max(1, (endpoint.max_message_bytes - _FRAME_BYTES) // item_bytes)
 
 
 def keys_to_bytes(keys: Int64Array) -> bytes:
-    return to_bytes(np.asarray(keys, np.int64))
+    """Keys as little-endian int64."""
+    return np.asarray(keys, "<i8").tobytes()
 
 
 def keys_from_bytes(data: bytes) -> Int64Array:
-    return from_bytes(data, np.int64)
+    """A read-only view of `data` as keys. Raises InvalidArgumentError when it is no whole number of keys."""
+    if len(data) % 8:
+        raise InvalidArgumentError(f"a column of {len(data)} bytes is no whole number of int64 values")
+    return np.frombuffer(data, "<i8")
 
 
 def pack(values: Int64Array) -> Column:
-    """The numbers as a progression if they are one, else as their distances from the smallest, in as few bytes as these need.
+    """Encode int64 numbers as a progression if they are one, else as distances from the smallest, in as few bytes as these need.
 
     >>> [len(pack(np.array(numbers)).data) for numbers in ([5, 7, 9], [1, 300, 2], [-(2**63), 2**63 - 1])]
     [0, 6, 16]
@@ -69,7 +55,7 @@ def pack(values: Int64Array) -> Column:
 
 
 def unpack(column: Column, count: int) -> Int64Array:
-    """The `count` numbers. Raises InvalidArgumentError when the column does not hold so many."""
+    """Decode int64 (count,). Raises InvalidArgumentError when the column does not hold `count` numbers."""
     if not 0 <= count <= MOST_NUMBERS or column.width not in (0, *_WIDTHS) or len(column.data) != count * column.width:
         raise InvalidArgumentError(
             f"a column of {len(column.data)} bytes does not hold {count} numbers of {column.width} bytes; "
@@ -108,7 +94,7 @@ def batch_to_proto(batch: SampleBatch) -> SampleColumns:
 
 
 def batch_from_proto(columns: SampleColumns) -> SampleBatch:
-    """The batch that was sent. Raises InvalidArgumentError when its columns differ in length."""
+    """Decode a batch. Raises InvalidArgumentError when its columns differ in length."""
     count = columns.num_samples
     labels = unpack(columns.labels, count)
     typed: LabelArray = labels.view(np.float64) if columns.float_labels else labels
@@ -117,7 +103,7 @@ def batch_from_proto(columns: SampleColumns) -> SampleBatch:
 
 def share_to_proto(share: KeysAndWeights) -> KeyColumns:
     bits = np.ascontiguousarray(share.weights, np.float32).view(np.uint32)
-    # Most policies weigh all alike, which is quickly told.
+    # Most policies give all samples one weight, which is cheap to check.
     alike = len(bits) and (bits == bits[0]).all()
     return KeyColumns(
         num_keys=len(share), keys=pack(share.keys), weights=Column(base=int(bits[0])) if alike else pack(bits.astype(np.int64))
@@ -125,6 +111,6 @@ def share_to_proto(share: KeysAndWeights) -> KeyColumns:
 
 
 def share_from_proto(columns: KeyColumns) -> KeysAndWeights:
-    """What was sent. Raises InvalidArgumentError when its columns differ in length."""
+    """Decode keys and weights. Raises InvalidArgumentError when the columns differ in length."""
     weights = unpack(columns.weights, columns.num_keys).astype(np.uint32).view(np.float32)
     return KeysAndWeights(unpack(columns.keys, columns.num_keys), weights)
