@@ -11,16 +11,17 @@ from modyn.records import Int64Array, Interval, SampleBatch
 from modyn.rpc.client import ServiceClient
 from modyn.rpc.columns import batch_from_proto, items_per_message, keys_to_bytes
 from modyn.rpc.retry import ResumingStream, Retrier, RetryPolicy
-from modyn.rpc.wire import from_struct, to_struct
+from modyn.rpc.wire import from_message, to_message
 from modyn.storage.model.records import DatasetInfo, FileProblem, IngestProgress
-from modyn.storage.read.locality import FileIdentity, ShortCutOffer
+from modyn.storage.read.locality import ShortCutOffer
+from modyn.storage.wire import info_from_proto, spec_to_proto
 
 __all__ = ["DatasetInfo", "FileProblem", "IngestProgress", "NewSamples", "StorageClient"]
 
 KEYS_PER_CALL = 131_072
 """Most keys in one request message (1 MiB): longer requests are split."""
 RETRY_S = 30.0
-"""For how long a broken stream is opened again without any progress before its error is raised."""
+"""How long a broken stream is opened again without any progress before its error is raised."""
 
 NewSamples = ResumingStream[SampleBatch, int]
 """The samples of a dataset as they arrive. `cancel` may be called from another thread: iteration then ends."""
@@ -39,7 +40,7 @@ class StorageClient(ServiceClient):
         self._keys_per_call = min(KEYS_PER_CALL, items_per_message(endpoint, 8))
 
     def register_dataset(self, config: DatasetConfig) -> DatasetInfo:
-        """Makes the dataset known; a no-op if it is known with equal options, AlreadyExistsError if with others."""
+        """Make the dataset known; a no-op if it is known with equal options, AlreadyExistsError if with others."""
         return info_from_proto(self._stub.RegisterDataset(spec_to_proto(config)))
 
     def list_datasets(self) -> list[DatasetInfo]:
@@ -49,7 +50,7 @@ class StorageClient(ServiceClient):
         return info_from_proto(self._stub.GetDataset(storage_pb2.DatasetName(name=name)))
 
     def delete_dataset(self, name: str) -> None:
-        """Forgets the index of the dataset. The user's files stay."""
+        """Remove the index of the dataset. The user's files stay."""
         is_repeated = False
 
         def delete() -> None:
@@ -67,19 +68,19 @@ class StorageClient(ServiceClient):
         self._retrier.call(delete)
 
     def ingest(self, name: str) -> Iterator[IngestProgress]:
-        """Indexes what is new in the dataset's folder, now. The last message has `finished`."""
+        """Index what is new in the dataset's folder, now. The last message has `finished`."""
         for progress in self._stub.Ingest(storage_pb2.DatasetName(name=name)):
-            yield IngestProgress(
-                progress.files_seen, progress.files_indexed, progress.samples_indexed, progress.problems, progress.finished
-            )
+            yield from_message(progress, IngestProgress)
 
     def problems(self, name: str) -> list[FileProblem]:
         reply = self._stub.ListProblems(storage_pb2.DatasetName(name=name))
-        return [FileProblem(problem.path, problem.reason, problem.found_at) for problem in reply.problems]
+        return [from_message(problem, FileProblem) for problem in reply.problems]
 
     def count_samples(self, name: str, interval: Interval) -> int:
         """Samples with a timestamp in [start, end), without deleted ones."""
-        reply = self._stub.CountSamples(storage_pb2.IntervalRequest(dataset=name, interval=interval_to_proto(interval)))
+        reply = self._stub.CountSamples(
+            storage_pb2.IntervalRequest(dataset=name, interval=to_message(interval, common_pb2.Interval))
+        )
         return int(reply.num_samples)
 
     def samples_in_interval(
@@ -91,7 +92,9 @@ class StorageClient(ServiceClient):
         """
 
         def open_after(last: tuple[int, int] | None) -> Iterator[common_pb2.SampleColumns]:
-            request = storage_pb2.IntervalRequest(dataset=name, interval=interval_to_proto(interval), batch_size=batch_size)
+            request = storage_pb2.IntervalRequest(
+                dataset=name, interval=to_message(interval, common_pb2.Interval), batch_size=batch_size
+            )
             if last is not None:
                 request.resume, request.after_timestamp, request.after_key = True, *last
             columns: Iterator[common_pb2.SampleColumns] = self._stub.SamplesInInterval(request)
@@ -114,66 +117,17 @@ class StorageClient(ServiceClient):
 
     def samples_by_key(self, name: str, keys: Int64Array) -> SampleBatch:
         """Labels and timestamps of the keys, in the order asked. NotFoundError if one does not exist or was deleted."""
-        batches: list[SampleBatch] = []
-        for first in range(0, len(keys), self._keys_per_call):
-            request = storage_pb2.KeysRequest(dataset=name, keys=keys_to_bytes(keys[first : first + self._keys_per_call]))
-            batches.extend(batch_from_proto(columns) for columns in self._stub.SamplesByKey(request))
-        return SampleBatch.concatenate(batches)
+        requests = self._key_requests(name, keys)
+        return SampleBatch.concatenate([batch_from_proto(c) for request in requests for c in self._stub.SamplesByKey(request)])
 
     def offer_short_cut(self, name: str) -> ShortCutOffer:
-        """Where a reader on storage's machine finds the dataset, and by what it knows it; see `modyn.storage.read.locality`."""
-        reply = self._stub.OfferShortCut(storage_pb2.DatasetName(name=name))
-        files = tuple(FileIdentity(file.path, file.device, file.inode) for file in reply.files)
-        return ShortCutOffer(reply.refused, reply.folder, reply.nonce, reply.kernel, files)
+        """What a reader on storage's machine needs to read the dataset by itself; see `modyn.storage.read.locality`."""
+        return from_message(self._stub.OfferShortCut(storage_pb2.DatasetName(name=name)), ShortCutOffer)
 
     def delete_samples(self, name: str, keys: Int64Array) -> int:
-        """Deletes these samples for good; the number of those that existed. Their keys are never used again."""
-        deleted = 0
+        """Delete these samples for good; return how many existed. Their keys are never used again."""
+        return sum(int(self._stub.DeleteSamples(request).num_deleted) for request in self._key_requests(name, keys))
+
+    def _key_requests(self, name: str, keys: Int64Array) -> Iterator[storage_pb2.KeysRequest]:
         for first in range(0, len(keys), self._keys_per_call):
-            request = storage_pb2.KeysRequest(dataset=name, keys=keys_to_bytes(keys[first : first + self._keys_per_call]))
-            deleted += int(self._stub.DeleteSamples(request).num_deleted)
-        return deleted
-
-
-def spec_to_proto(config: DatasetConfig) -> storage_pb2.DatasetSpec:
-    return storage_pb2.DatasetSpec(
-        name=config.name,
-        base_path=str(config.base_path),
-        file_wrapper=config.file_wrapper,
-        file_wrapper_config=to_struct(config.file_wrapper_config),
-        filesystem_wrapper=config.filesystem_wrapper,
-        timestamp_source=config.timestamp_source,
-        watch=config.watch,
-    )
-
-
-def spec_from_proto(spec: storage_pb2.DatasetSpec) -> DatasetConfig:
-    """Fields that were left empty get their defaults."""
-    fields = {
-        "name": spec.name,
-        "base_path": spec.base_path,
-        "file_wrapper": spec.file_wrapper,
-        "file_wrapper_config": from_struct(spec.file_wrapper_config),
-        "filesystem_wrapper": spec.filesystem_wrapper,
-        "timestamp_source": spec.timestamp_source,
-    }
-    return DatasetConfig.model_validate({name: value for name, value in fields.items() if value} | {"watch": spec.watch})
-
-
-def info_from_proto(dataset: storage_pb2.Dataset) -> DatasetInfo:
-    indexed = dataset.next_key > 0
-    return DatasetInfo(
-        config=spec_from_proto(dataset.spec),
-        num_samples=dataset.num_samples,
-        num_files=dataset.num_files,
-        num_problems=dataset.num_problems,
-        next_key=dataset.next_key,
-        min_timestamp=dataset.min_timestamp if indexed else None,
-        max_timestamp=dataset.max_timestamp if indexed else None,
-        num_deleted=dataset.num_deleted,
-        float_labels=dataset.float_labels,
-    )
-
-
-def interval_to_proto(interval: Interval) -> common_pb2.Interval:
-    return common_pb2.Interval(start=interval.start, end=interval.end)
+            yield storage_pb2.KeysRequest(dataset=name, keys=keys_to_bytes(keys[first : first + self._keys_per_call]))

@@ -30,7 +30,7 @@ _STEP_S = 1.0
 """Whoever waits for news of an ingestion looks so often whether anybody still listens."""
 
 
-class Store:
+class DatasetStore:
     """The datasets in the catalogue. Methods may be called from any thread and raise from `modyn.errors`."""
 
     def __init__(self, config: SystemConfig, catalogue: Catalogue) -> None:

@@ -1,4 +1,4 @@
-"""The gRPC face of storage: decode, call, encode."""
+"""The gRPC servicer of storage: decode, call, encode."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from modyn.proto import common_pb2, storage_pb2, storage_pb2_grpc
 from modyn.records import Interval, SampleBatch
 from modyn.rpc.columns import batch_to_proto, items_per_message, keys_from_bytes
 from modyn.rpc.server import Registration, ServiceContext, prepare_run_dir
-from modyn.rpc.wire import plugins_to_proto
-from modyn.sanitize import sanitize
+from modyn.rpc.wire import from_message, plugins_to_proto, to_message
 from modyn.storage.catalogue.catalogue import Catalogue
-from modyn.storage.client import spec_from_proto, spec_to_proto
-from modyn.storage.datasets import Store
+from modyn.storage.datasets import DatasetStore
 from modyn.storage.flight.server import PayloadServer, ServerLimits
 from modyn.storage.formats import REGISTRY
-from modyn.storage.model.records import DatasetInfo
+from modyn.storage.wire import info_to_proto, problem_to_proto, spec_from_proto
 
 FULL_NAME = "modyn.Storage"
 
@@ -32,20 +30,20 @@ _SAMPLE_BYTES = 24
 
 
 class StorageService(storage_pb2_grpc.StorageServicer):
-    """Serves a Store. `endpoint`: where, which says how large a message may be."""
+    """Serves a dataset store. endpoint: where, which bounds the size of a message."""
 
-    def __init__(self, store: Store, endpoint: Endpoint) -> None:
+    def __init__(self, store: DatasetStore, endpoint: Endpoint) -> None:
         self._store = store
         self._samples_per_message = items_per_message(endpoint, _SAMPLE_BYTES)
 
     def RegisterDataset(self, request: storage_pb2.DatasetSpec, context: grpc.ServicerContext) -> storage_pb2.Dataset:
-        return _info(self._store.register(spec_from_proto(request)))
+        return info_to_proto(self._store.register(spec_from_proto(request)))
 
     def ListDatasets(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> storage_pb2.DatasetList:
-        return storage_pb2.DatasetList(datasets=[_info(info) for info in self._store.infos()])
+        return storage_pb2.DatasetList(datasets=[info_to_proto(info) for info in self._store.infos()])
 
     def GetDataset(self, request: storage_pb2.DatasetName, context: grpc.ServicerContext) -> storage_pb2.Dataset:
-        return _info(self._store.dataset(request.name).info())
+        return info_to_proto(self._store.dataset(request.name).info())
 
     def DeleteDataset(self, request: storage_pb2.DatasetName, context: grpc.ServicerContext) -> common_pb2.Empty:
         self._store.delete(request.name)
@@ -53,31 +51,24 @@ class StorageService(storage_pb2_grpc.StorageServicer):
 
     def Ingest(self, request: storage_pb2.DatasetName, context: grpc.ServicerContext) -> Iterator[storage_pb2.IngestProgress]:
         for progress in self._store.ingest(request.name, context.is_active):
-            yield storage_pb2.IngestProgress(
-                files_seen=progress.files_seen,
-                files_indexed=progress.files_indexed,
-                samples_indexed=progress.samples_indexed,
-                problems=progress.problems,
-                finished=progress.finished,
-            )
+            yield to_message(progress, storage_pb2.IngestProgress)
 
     def ListProblems(self, request: storage_pb2.DatasetName, context: grpc.ServicerContext) -> storage_pb2.ProblemList:
-        problems = [
-            # A path may hold bytes that are no text.
-            storage_pb2.Problem(path=sanitize(problem.path), reason=sanitize(problem.reason), found_at=problem.found_at)
-            for problem in self._store.problems(request.name)
-        ]
-        return storage_pb2.ProblemList(problems=problems)
+        return storage_pb2.ProblemList(problems=[problem_to_proto(problem) for problem in self._store.problems(request.name)])
 
     def CountSamples(self, request: storage_pb2.IntervalRequest, context: grpc.ServicerContext) -> storage_pb2.SampleCount:
-        return storage_pb2.SampleCount(num_samples=self._store.dataset(request.dataset).snapshot().count(_interval(request)))
+        return storage_pb2.SampleCount(
+            num_samples=self._store.snapshot(request.dataset).count(from_message(request.interval, Interval))
+        )
 
     def SamplesInInterval(
         self, request: storage_pb2.IntervalRequest, context: grpc.ServicerContext
     ) -> Iterator[common_pb2.SampleColumns]:
         after = (request.after_timestamp, request.after_key) if request.resume else None
         dataset = self._store.dataset(request.dataset)
-        yield from self._columns(dataset.snapshot().samples_in_interval(_interval(request), _batch_size(request), after))
+        yield from self._columns(
+            dataset.snapshot().samples_in_interval(from_message(request.interval, Interval), _batch_size(request), after)
+        )
 
     def NewSamples(
         self, request: storage_pb2.NewSamplesRequest, context: grpc.ServicerContext
@@ -105,11 +96,7 @@ class StorageService(storage_pb2_grpc.StorageServicer):
         return storage_pb2.DeleteReply(num_deleted=deleted)
 
     def OfferShortCut(self, request: storage_pb2.DatasetName, context: grpc.ServicerContext) -> storage_pb2.ShortCutOffer:
-        offer = self._store.offer_short_cut(request.name)
-        files = [storage_pb2.FileIdentity(path=file.path, device=file.device, inode=file.inode) for file in offer.files]
-        return storage_pb2.ShortCutOffer(
-            refused=offer.refused, folder=offer.folder, nonce=offer.nonce, kernel=offer.kernel, files=files
-        )
+        return to_message(self._store.offer_short_cut(request.name), storage_pb2.ShortCutOffer)
 
     def _columns(self, batches: Iterable[SampleBatch]) -> Iterator[common_pb2.SampleColumns]:
         """Messages with what is in `batches`, none of them empty or too large."""
@@ -123,10 +110,10 @@ class StorageService(storage_pb2_grpc.StorageServicer):
 
 
 def build(context: ServiceContext) -> Sequence[Registration]:
-    """The service with its payload server, from its configuration. Datasets are taken up where an ended one has left them."""
+    """The service with its payload server. Datasets are continued where the service before it ended."""
     config = context.config
     _check_roots(config)
-    store = Store(config, Catalogue.open(config))
+    store = DatasetStore(config, Catalogue.open(config))
     context.on_shutdown(store.close)
     store.start()
     prepare_run_dir(config.run_dir)
@@ -138,7 +125,7 @@ def build(context: ServiceContext) -> Sequence[Registration]:
 
 
 def _check_roots(config: SystemConfig) -> None:
-    """Raises SecurityError where somebody from outside could have any folder of this machine read to them."""
+    """Raise SecurityError if another machine could read any folder of this one through the service."""
     endpoints = (config.endpoint("storage"), *config.endpoints("flight"))
     reachable = [endpoint.address for endpoint in endpoints if not endpoint.is_local]
     if reachable and not config.storage.dataset_roots:
@@ -152,21 +139,3 @@ def _batch_size(request: storage_pb2.IntervalRequest | storage_pb2.NewSamplesReq
     if not 1 <= request.batch_size <= _MAX_BATCH:
         raise InvalidArgumentError(f"batch_size is {request.batch_size}; allowed are 1 to {_MAX_BATCH:,}")
     return request.batch_size
-
-
-def _interval(request: storage_pb2.IntervalRequest) -> Interval:
-    return Interval(request.interval.start, request.interval.end)
-
-
-def _info(info: DatasetInfo) -> storage_pb2.Dataset:
-    return storage_pb2.Dataset(
-        spec=spec_to_proto(info.config),
-        num_samples=info.num_samples,
-        num_files=info.num_files,
-        num_problems=info.num_problems,
-        next_key=info.next_key,
-        min_timestamp=info.min_timestamp or 0,
-        max_timestamp=info.max_timestamp or 0,
-        num_deleted=info.num_deleted,
-        float_labels=info.float_labels,
-    )

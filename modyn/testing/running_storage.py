@@ -15,7 +15,7 @@ from modyn.proto.storage_pb2_grpc import add_StorageServicer_to_server
 from modyn.rpc.server import Registration, prepare_run_dir, start_server
 from modyn.storage.catalogue.catalogue import Catalogue
 from modyn.storage.client import IngestProgress, StorageClient
-from modyn.storage.datasets import Store
+from modyn.storage.datasets import DatasetStore
 from modyn.storage.flight.client import FetchLimits
 from modyn.storage.flight.server import PayloadServer, ServerLimits
 from modyn.storage.payloads import LocalPayloads, PayloadClient, open_local_payloads
@@ -79,7 +79,7 @@ class RunningStorage:
     """One storage service with a client of each plane."""
 
     config: SystemConfig
-    store: Store
+    store: DatasetStore
     client: StorageClient
     payloads: PayloadClient
 
@@ -105,7 +105,7 @@ def start_storage(
     fetching: FetchLimits = FetchLimits(retry_s=PATIENCE_S),  # noqa: B008  (it is frozen)
 ) -> RunningStorage:
     """Start a service and its clients; they stop in reverse order when `stack` is closed."""
-    store = Store(config, Catalogue.open(config))
+    store = DatasetStore(config, Catalogue.open(config))
     stack.callback(store.close)
     store.start()
     prepare_run_dir(config.run_dir)

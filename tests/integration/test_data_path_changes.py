@@ -236,10 +236,10 @@ import sys
 from pathlib import Path
 from modyn.config.system import load_system_config
 from modyn.storage.catalogue.catalogue import Catalogue
-from modyn.storage.datasets import Store
+from modyn.storage.datasets import DatasetStore
 
 config = load_system_config(Path(sys.argv[1]))
-store = Store(config, Catalogue.open(config))
+store = DatasetStore(config, Catalogue.open(config))
 print("ready", flush=True)
 for line in sys.stdin:
     list(store.ingest(line.strip()))

@@ -37,7 +37,7 @@ from modyn.storage.ingest import publisher
 from modyn.storage.ingest import segment_writer
 from modyn.storage.catalogue import catalogue
 from modyn.storage.catalogue.catalogue import Catalogue
-from modyn.storage.datasets import Store
+from modyn.storage.datasets import DatasetStore
 
 point, nth = sys.argv[2], int(sys.argv[3])
 passed = 0
@@ -75,7 +75,7 @@ owner, name, side = {
 around(owner, name, side)
 segment_writer.SegmentBuilder.full = lambda builder: len(builder) >= 40
 config = load_system_config(Path(sys.argv[1]))
-store = Store(config, Catalogue.open(config))
+store = DatasetStore(config, Catalogue.open(config))
 store.start()
 # Files of more than 50 samples are large, and every file is a commit of its own.
 store.dataset("numbers").limits = open_dataset.IngestLimits(held_samples=50, flush_s=0.0, merge_run=4)

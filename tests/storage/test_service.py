@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from modyn.config.system import DatasetConfig, SystemConfig
 from modyn.errors import AlreadyExistsError, ConfigError, InvalidArgumentError, ModynError, NotFoundError, UnavailableError
 from modyn.records import Interval, SampleBatch
-from modyn.storage.client import NewSamples, StorageClient, spec_from_proto, spec_to_proto
+from modyn.storage.client import NewSamples, StorageClient
 from modyn.storage.flight.client import PayloadClient
 from modyn.storage.formats import FILE_FORMATS
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.model.records import IngestProgress
 from modyn.storage.read.snapshot import DatasetSnapshot
+from modyn.storage.wire import spec_from_proto, spec_to_proto
 from modyn.testing.fake_storage import FakeStorage
 from modyn.testing.running_storage import RunningStorage, binary_dataset, start_storage, write_records
 from modyn.testing.waiting import PATIENCE_S

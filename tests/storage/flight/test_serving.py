@@ -15,7 +15,7 @@ import pytest
 from modyn.config.system import Endpoint
 from modyn.errors import CancelledError, NotFoundError, UnavailableError
 from modyn.records import Int64Array
-from modyn.storage.datasets import Store
+from modyn.storage.datasets import DatasetStore
 from modyn.storage.flight.client import FetchLimits, PayloadClient, PayloadStream
 from modyn.storage.flight.server import PayloadServer, ServerLimits
 from modyn.storage.model.samples import UInt8Array, UInt32Array
@@ -85,7 +85,7 @@ def test_what_was_looked_up_is_not_read_from_another_dataset(numbers: RunningSto
 class Hanging:
     """The datasets of a store, of which `numbers` lies on a dead mount: whoever reads it hangs."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: DatasetStore) -> None:
         self._store = store
         self.released = threading.Event()
 

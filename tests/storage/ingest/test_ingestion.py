@@ -17,7 +17,7 @@ from modyn.config.system import DatasetConfig, StorageConfig, SystemConfig
 from modyn.errors import DataError, InvalidArgumentError, NotFoundError, SecurityError, UnavailableError
 from modyn.records import Interval
 from modyn.storage.catalogue.catalogue import Catalogue, Change
-from modyn.storage.datasets import Store
+from modyn.storage.datasets import DatasetStore
 from modyn.storage.files.listing import Roots
 from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume
 from modyn.storage.ingest.ingestion import ingest
@@ -77,7 +77,7 @@ def test_ingesting_twice_indexes_once(storage: RunningStorage, data: Path) -> No
 def test_two_services_at_once_index_once(quick_config: SystemConfig, data: Path) -> None:
     for i in range(40):
         write_records(data / f"{i:02}.bin", [i], 1000 + i)
-    stores = [Store(quick_config, Catalogue.open(quick_config)) for _ in range(2)]
+    stores = [DatasetStore(quick_config, Catalogue.open(quick_config)) for _ in range(2)]
     stores[0].register(binary_dataset(data))
     threads = [threading.Thread(target=lambda s=store: list(s.ingest("numbers"))) for store in stores]
     for thread in threads:

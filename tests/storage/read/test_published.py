@@ -18,7 +18,7 @@ from modyn.config.system import DatasetConfig, SystemConfig
 from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
 from modyn.records import Int64Array
 from modyn.storage.catalogue.catalogue import Catalogue
-from modyn.storage.datasets import Store
+from modyn.storage.datasets import DatasetStore
 from modyn.storage.index.segment_index import SegmentColumns, write_segment
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.ingest.publisher import Publisher, withdraw
@@ -330,7 +330,7 @@ def test_a_deletion_that_counted_when_its_writer_was_killed_is_seen_after_the_ne
 ) -> None:
     """A reader looks after the new block is written and before the head counts it; then the file does not change its size any more."""
     write_records(tmp_path / "d" / "a.bin", range(10), 1000)
-    store = Store(quick_config, Catalogue.open(quick_config))
+    store = DatasetStore(quick_config, Catalogue.open(quick_config))
     store.start()
     store.register(binary_dataset(tmp_path / "d"))
     list(store.ingest("numbers"))
@@ -356,7 +356,7 @@ def test_a_crash_between_commit_and_publication_is_mended_by_the_next_start(
     quick_config: SystemConfig, stack: ExitStack, tmp_path: Path, sources: RecordReaders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_records(tmp_path / "d" / "a.bin", range(10), 1000)
-    store = Store(quick_config, Catalogue.open(quick_config))
+    store = DatasetStore(quick_config, Catalogue.open(quick_config))
     store.start()
     store.register(binary_dataset(tmp_path / "d"))
     reader = PublishedDataset(store.dataset("numbers").folder, sources)
