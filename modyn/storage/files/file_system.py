@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from modyn._core import FileAccessError
 from modyn.config.system import is_s3
-from modyn.errors import DataError, ModynError, UnavailableError
+from modyn.errors import DataError, ModynError
 from modyn.storage.files.listing import Listing, Names, Roots, SeenFile, check_folder, list_files
 
 if TYPE_CHECKING:
@@ -78,11 +78,7 @@ class FileSystem(ABC):
 
     @abstractmethod
     def read_error(self, path: str, error: OSError) -> ModynError:
-        """The DataError or UnavailableError that an error in reading a file means."""
-
-    @abstractmethod
-    def outage(self, path: str, error: OSError) -> UnavailableError | None:
-        """The UnavailableError that an error in reading means; None if it is an error of the file alone."""
+        """The error that an OSError in reading means: UnavailableError if trying again may help, else DataError of the file."""
 
     @abstractmethod
     def open(self, path: str) -> pa.NativeFile:
@@ -135,9 +131,6 @@ class LocalFiles(FileSystem):
 
     def read_error(self, path: str, error: OSError) -> DataError:
         return unreadable(path, error)
-
-    def outage(self, path: str, error: OSError) -> UnavailableError | None:
-        return None
 
     def open(self, path: str) -> pa.NativeFile:
         import pyarrow as pa  # Heavy, and only row groups and indexing need it: a training worker may do without.

@@ -130,9 +130,6 @@ class S3Files(FileSystem):
     def read_error(self, path: str, error: OSError) -> ModynError:
         return unreadable_object(path, 0, error)
 
-    def outage(self, path: str, error: OSError) -> UnavailableError | None:
-        return _outage(path, 0, error)
-
     def open(self, path: str) -> pa.NativeFile:
         return self.client.open_input_file(_key_of(path))
 
@@ -198,15 +195,9 @@ def unreadable_object(path: str, offset: int, error: OSError) -> ModynError:
         return UnusableNowError(
             f"cannot copy {path}: there is no room for it in the temporary folder; set TMPDIR to a larger one"
         )
-    return _outage(path, offset, error) or UnusableNowError(
-        f"cannot read {path} at byte {offset}: {error}; make the object readable for storage"
-    )
-
-
-def _outage(path: str, offset: int, error: OSError) -> UnavailableError | None:
     if any(word in str(error) for word in _OUTAGES):
         return UnavailableError(f"cannot read {path} at byte {offset}: {error}")
-    return None
+    return UnusableNowError(f"cannot read {path} at byte {offset}: {error}; make the object readable for storage")
 
 
 def _key_of(path: str) -> str:

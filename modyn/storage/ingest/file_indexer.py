@@ -51,8 +51,7 @@ class FileJob:
         self.seen, self.row = seen, row
         self._folder, self._format, self._growing_bytes = folder, file_format, growing_bytes
         self._path = folder.full_path(seen.path)
-        has_samples = row is not None and row.num_samples
-        self._resume = FormatResume(row.indexed_end, row.num_samples, row.fingerprint) if row and has_samples else None
+        self._resume = FormatResume(row.indexed_end, row.num_samples, row.fingerprint) if row and row.num_samples else None
         self.indexed = FormatResume(0, 0, "")
         """What is indexed of the file once `samples` has ended."""
 

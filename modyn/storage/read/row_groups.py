@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from modyn._core import FileChangedError
-from modyn.errors import DataError, ModynError
+from modyn.errors import DataError, ModynError, UnavailableError
 from modyn.records import Int64Array
 from modyn.storage.formats.parquet import PackedRows, pack
 from modyn.storage.read.lru_cache import LRUCache
@@ -106,8 +106,10 @@ class RowGroupReader:
             raise self._unreadable(path, error) from error
 
     def _unreadable(self, path: str, error: Exception) -> ModynError:
-        outage = self._folder.outage(path, error) if isinstance(error, OSError) else None
-        return outage or DataError(f"cannot read {path} as Parquet: {error}; restore the file as it was when it was indexed")
+        found = self._folder.read_error(path, error) if isinstance(error, OSError) else None
+        if isinstance(found, UnavailableError):
+            return found
+        return DataError(f"cannot read {path} as Parquet: {error}; restore the file as it was when it was indexed")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from modyn._core import PathTable
 from modyn.errors import ConfigError
-from modyn.storage.files.file_system import LocalFiles
+from modyn.records import Int64Array
+from modyn.storage.files.file_system import FileSystem, LocalFiles
 from modyn.storage.files.fingerprint import fingerprint
 from modyn.storage.formats import FILE_FORMATS, REGISTRY, build_format
-from modyn.storage.formats.base import FileFormat
-from modyn.storage.model.samples import IndexedSamples
+from modyn.storage.formats.base import FileFormat, OpenReader
+from modyn.storage.model.samples import IndexedSamples, RecordReader, UInt8Array
+from modyn.storage.read.record_readers import RecordReaders
 from modyn.testing.format_checks import check_file_format
 from modyn.testing.format_examples import EXAMPLES, SAMPLES, as_lines, csv_rows
 
@@ -49,6 +53,28 @@ def test_the_check_finds_a_format_that_does_not_go_on_where_it_was(tmp_path: Pat
     found = as_lines(csv_rows)
     with pytest.raises(AssertionError, match="finds samples again"):
         check_file_format(Forgetful, {"label_index": 0}, path, found(SAMPLES), appended=(csv_rows(SAMPLES), found(SAMPLES)))
+
+
+class Zeros(REGISTRY.get("CsvFileWrapper")):  # type: ignore[misc]  # the base is found when the program runs
+    """Rows that are read by a reader of the format's own."""
+
+    def payload_reader(self) -> OpenReader:
+        def open_reader(paths: PathTable, folder: FileSystem, cache_bytes: int) -> RecordReader:
+            assert (folder.base, cache_bytes) == ("/d", 5)
+            return self
+
+        return open_reader
+
+    def gather(self, file_ids: object, offsets: Int64Array, lengths: object) -> tuple[UInt8Array, Int64Array]:
+        return np.zeros(len(offsets), np.uint8), np.arange(len(offsets) + 1)
+
+
+def test_a_format_may_bring_its_own_reader_of_payloads() -> None:
+    built = build_format("CsvFileWrapper", {"label_index": 0})
+    readers = RecordReaders(num_threads=1, row_group_cache_bytes=5)
+    own = readers.open_format(Zeros(built.config), LocalFiles("/d"), PathTable("/d"))
+    data, bounds = own.gather(np.zeros(2, np.uint32), np.arange(2), 1)
+    assert (data.tolist(), bounds.tolist()) == ([0, 0], [0, 1, 2])
 
 
 @pytest.mark.parametrize(
