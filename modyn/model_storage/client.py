@@ -10,10 +10,11 @@ from pathlib import Path
 
 from modyn.errors import CorruptStateError, NotFoundError
 from modyn.model_storage.records import ModelHeader, StoredModel, StoredModelInfo
-from modyn.model_storage.wire import header_to_proto, model_info_from_proto, weights_to_proto
+from modyn.model_storage.wire import weights_to_proto
 from modyn.proto import model_storage_pb2, model_storage_pb2_grpc
 from modyn.records import ModelVersion, RunId
 from modyn.rpc.client import SectionClient
+from modyn.rpc.wire import from_message, to_message
 
 __all__ = ["ModelHeader", "ModelStorageClient", "StoredModel", "StoredModelInfo"]
 
@@ -31,11 +32,11 @@ class ModelStorageClient(SectionClient):
         with safetensors_path.open("rb") as file:
 
             def requests() -> Iterator[model_storage_pb2.PutRequest]:
-                yield model_storage_pb2.PutRequest(header=header_to_proto(header))
+                yield model_storage_pb2.PutRequest(header=to_message(header, model_storage_pb2.ModelHeader))
                 yield from weights_to_proto(model_storage_pb2.PutRequest, file)
 
             def put() -> ModelVersion:
-                return model_info_from_proto(self._stub.Put(requests())).version
+                return from_message(self._stub.Put(requests()), StoredModelInfo).version
 
             # Without a run a repeated put would store the model twice.
             return self._retrier.call(put) if header.run_id else put()
@@ -57,7 +58,7 @@ class ModelStorageClient(SectionClient):
                 for reply in self._stub.Get(model_storage_pb2.ModelId(model_id=model_id)):
                     part = reply.WhichOneof("part")
                     if part == "info":
-                        info = model_info_from_proto(reply.info)
+                        info = from_message(reply.info, StoredModelInfo)
                     elif part == "chunk":
                         file.write(reply.chunk)
                         digest.update(reply.chunk)
@@ -73,7 +74,7 @@ class ModelStorageClient(SectionClient):
 
     def describe(self, model_id: int) -> StoredModelInfo:
         """Return what is known of a version without its weights. Raises NotFoundError."""
-        return model_info_from_proto(self._stub.Describe(model_storage_pb2.ModelId(model_id=model_id)))
+        return from_message(self._stub.Describe(model_storage_pb2.ModelId(model_id=model_id)), StoredModelInfo)
 
     def find(self, run_id: RunId, trigger_id: int) -> StoredModelInfo | None:
         """Return the version that a trigger of a run produced, if it is stored."""
@@ -81,12 +82,12 @@ class ModelStorageClient(SectionClient):
             found = self._stub.Find(model_storage_pb2.ModelOfTrigger(run_id=run_id, trigger_id=trigger_id))
         except NotFoundError:
             return None
-        return model_info_from_proto(found)
+        return from_message(found, StoredModelInfo)
 
     def list(self, run_id: RunId | None = None) -> list[StoredModelInfo]:
         """Return the versions of one run (or all, with imported ones), in the order in which they were put."""
         reply = self._stub.List(model_storage_pb2.ListModelsRequest(run_id=run_id or ""))
-        return [model_info_from_proto(model) for model in reply.models]
+        return [from_message(model, StoredModelInfo) for model in reply.models]
 
     def delete(self, model_id: int) -> None:
         """Delete a version and its file. Raises NotFoundError, or ConflictError while it is promoted."""
@@ -94,4 +95,4 @@ class ModelStorageClient(SectionClient):
 
     def promote(self, model_id: int) -> StoredModelInfo:
         """Mark a version as the one to use, in place of the one of the same run that was promoted before. Raises NotFoundError."""
-        return model_info_from_proto(self._stub.Promote(model_storage_pb2.ModelId(model_id=model_id)))
+        return from_message(self._stub.Promote(model_storage_pb2.ModelId(model_id=model_id)), StoredModelInfo)

@@ -10,14 +10,15 @@ from prometheus_client import Counter
 from modyn.db.engine import open_database
 from modyn.errors import InvalidArgumentError, NotFoundError
 from modyn.model_storage.formats import MODEL_FORMATS
+from modyn.model_storage.records import ModelHeader
 from modyn.model_storage.section import validate_section
 from modyn.model_storage.store import ModelStore
-from modyn.model_storage.wire import header_from_proto, model_info_to_proto, weights_to_proto
+from modyn.model_storage.wire import weights_to_proto
 from modyn.proto import common_pb2, model_storage_pb2, model_storage_pb2_grpc
 from modyn.records import RunId
 from modyn.rpc.logs import bind, get_logger
 from modyn.rpc.server import Registration, ServiceContext
-from modyn.rpc.wire import from_struct, plugins_to_proto, problems_to_proto
+from modyn.rpc.wire import from_message, from_struct, plugins_to_proto, problems_to_proto, to_message
 
 STORED = Counter("modyn_models_stored", "Model versions that were stored", ["strategy"])
 STORED_BYTES = Counter("modyn_models_stored_bytes", "Bytes on disk of the versions that were stored", ["strategy"])
@@ -47,15 +48,15 @@ class ModelStorageServicer(model_storage_pb2_grpc.ModelStorageServicer):
 
     def Put(
         self, request_iterator: Iterator[model_storage_pb2.PutRequest], context: grpc.ServicerContext
-    ) -> model_storage_pb2.ModelInfo:
+    ) -> model_storage_pb2.StoredModelInfo:
         first = next(request_iterator, None)
         if first is None or first.WhichOneof("part") != "header":
             raise InvalidArgumentError("a put begins with a header")
-        header = header_from_proto(first.header)
+        header = from_message(first.header, ModelHeader)
         with bind(run_id=header.run_id, trigger_id=header.trigger_id):
             existing = self._store.find(header.run_id, header.trigger_id)
             if existing is not None:
-                return model_info_to_proto(existing)
+                return to_message(existing, model_storage_pb2.StoredModelInfo)
             with self._store.receive() as incoming:
                 for request in request_iterator:
                     match request.WhichOneof("part"):
@@ -72,33 +73,35 @@ class ModelStorageServicer(model_storage_pb2_grpc.ModelStorageServicer):
             STORED.labels(info.version.strategy).inc()
             STORED_BYTES.labels(info.version.strategy).inc(info.version.num_bytes)
             self._logger.info("model_stored", model_id=info.version.model_id, num_bytes=info.version.num_bytes)
-            return model_info_to_proto(info)
+            return to_message(info, model_storage_pb2.StoredModelInfo)
 
     def Get(self, request: model_storage_pb2.ModelId, context: grpc.ServicerContext) -> Iterator[model_storage_pb2.GetReply]:
         with self._store.fetch(request.model_id) as (info, path), path.open("rb") as file:
-            yield model_storage_pb2.GetReply(info=model_info_to_proto(info))
+            yield model_storage_pb2.GetReply(info=to_message(info, model_storage_pb2.StoredModelInfo))
             for reply in weights_to_proto(model_storage_pb2.GetReply, file):
                 SENT_BYTES.inc(len(reply.chunk))
                 yield reply
 
-    def Describe(self, request: model_storage_pb2.ModelId, context: grpc.ServicerContext) -> model_storage_pb2.ModelInfo:
-        return model_info_to_proto(self._store.describe(request.model_id))
+    def Describe(self, request: model_storage_pb2.ModelId, context: grpc.ServicerContext) -> model_storage_pb2.StoredModelInfo:
+        return to_message(self._store.describe(request.model_id), model_storage_pb2.StoredModelInfo)
 
-    def Find(self, request: model_storage_pb2.ModelOfTrigger, context: grpc.ServicerContext) -> model_storage_pb2.ModelInfo:
+    def Find(self, request: model_storage_pb2.ModelOfTrigger, context: grpc.ServicerContext) -> model_storage_pb2.StoredModelInfo:
         found = self._store.find(RunId(request.run_id), request.trigger_id)
         if found is None:
             raise NotFoundError(f"run '{request.run_id}' has no model of trigger {request.trigger_id}")
-        return model_info_to_proto(found)
+        return to_message(found, model_storage_pb2.StoredModelInfo)
 
     def List(self, request: model_storage_pb2.ListModelsRequest, context: grpc.ServicerContext) -> model_storage_pb2.ModelList:
-        return model_storage_pb2.ModelList(models=[model_info_to_proto(info) for info in self._store.list(RunId(request.run_id))])
+        return model_storage_pb2.ModelList(
+            models=[to_message(info, model_storage_pb2.StoredModelInfo) for info in self._store.list(RunId(request.run_id))]
+        )
 
     def Delete(self, request: model_storage_pb2.ModelId, context: grpc.ServicerContext) -> common_pb2.Empty:
         self._store.delete(request.model_id)
         self._logger.info("model_deleted", model_id=request.model_id)
         return common_pb2.Empty()
 
-    def Promote(self, request: model_storage_pb2.ModelId, context: grpc.ServicerContext) -> model_storage_pb2.ModelInfo:
+    def Promote(self, request: model_storage_pb2.ModelId, context: grpc.ServicerContext) -> model_storage_pb2.StoredModelInfo:
         info = self._store.promote(request.model_id)
         self._logger.info("model_promoted", model_id=request.model_id)
-        return model_info_to_proto(info)
+        return to_message(info, model_storage_pb2.StoredModelInfo)

@@ -1,6 +1,6 @@
-"""Open a channel to a service. Every call on it has a deadline, carries the token, and ends in one of our errors.
+"""Open a channel to a service. Every call on it has a deadline, carries the token, and raises from `modyn.errors` only.
 
-A unary call that meets an unavailable server is repeated for a while: all our calls are idempotent but those named `not_repeatable`.
+A unary call that meets an unavailable server is repeated for a while: all calls are idempotent but those named `not_repeatable`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def open_channel(endpoint: Endpoint, *, wait_s: float = 10.0, not_repeatable: fr
 
 
 class _Channel(grpc.Channel):
-    """A gRPC channel whose calls end in our errors. Not interceptors: those do not see errors inside a stream."""
+    """A gRPC channel whose calls raise from `modyn.errors`. Not interceptors: those do not see errors inside a stream."""
 
     def __init__(
         self,

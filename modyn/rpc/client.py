@@ -1,4 +1,4 @@
-"""What the clients of all services share: the connection, and the calls that several services answer alike."""
+"""Base of all service clients: the connection, and the calls that several services answer alike."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ServiceClient:
         self._channel.close()
 
     def plugins(self) -> list[Plugin]:
-        """What is installed where the service runs: ours, and what packages of users bring."""
+        """List the plug-ins that are installed where the service runs: Modyn's, and those of user packages."""
         return plugins_from_proto(self._stub.ListPlugins(common_pb2.Empty()))
 
 
@@ -47,5 +47,5 @@ class SectionClient(ServiceClient):
     """A client of a service that acts on sections of the pipeline file."""
 
     def validate(self, pipeline: Mapping[str, Any]) -> list[Problem]:
-        """What is wrong with the sections of a whole pipeline that this service acts on; empty if nothing is."""
+        """List the mistakes in the sections of a whole pipeline that this service acts on."""
         return problems_from_proto(self._stub.ValidateSection(common_pb2.SectionRequest(pipeline=to_struct(pipeline))))

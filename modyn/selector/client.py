@@ -11,7 +11,8 @@ from modyn.records import KeysAndWeights, RunId, SampleBatch, TriggerSetInfo
 from modyn.rpc.client import SectionClient
 from modyn.rpc.columns import batch_to_proto, items_per_message, share_from_proto
 from modyn.rpc.retry import Retrier, RetryPolicy
-from modyn.selector.wire import data_section_from_proto, run_to_proto, trigger_set_from_proto
+from modyn.rpc.wire import from_message
+from modyn.selector.wire import data_section_from_proto, run_to_proto
 
 SAMPLES_PER_CALL = 131_072
 """Samples in one Inform message (3 MiB). Larger batches are split, which the position makes harmless."""
@@ -72,11 +73,13 @@ class SelectorClient(SectionClient):
         Raises: ConflictError: the trigger exists over another number of samples, is not the next one, or the run holds fewer samples.
         """
         request = selector_pb2.TriggerRequest(run_id=run_id, trigger_id=trigger_id, num_samples=num_samples)
-        return trigger_set_from_proto(self._stub.Trigger(request, timeout=TRIGGER_DEADLINE_S))
+        return from_message(self._stub.Trigger(request, timeout=TRIGGER_DEADLINE_S), TriggerSetInfo)
 
     def trigger_set(self, run_id: RunId, trigger_id: int) -> TriggerSetInfo:
         """Describe an existing trigger set."""
-        return trigger_set_from_proto(self._stub.GetTriggerSet(selector_pb2.TriggerId(run_id=run_id, trigger_id=trigger_id)))
+        return from_message(
+            self._stub.GetTriggerSet(selector_pb2.TriggerId(run_id=run_id, trigger_id=trigger_id)), TriggerSetInfo
+        )
 
     def keys(self, run_id: RunId, trigger_id: int, partition: int, keys_checksum: str = "") -> KeysAndWeights:
         """Return the keys and weights of a partition, in stream order.

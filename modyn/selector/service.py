@@ -13,12 +13,12 @@ from modyn.records import RunId
 from modyn.rpc.columns import batch_from_proto, items_per_message, share_to_proto
 from modyn.rpc.logs import bind
 from modyn.rpc.server import Registration, ServiceContext
-from modyn.rpc.wire import from_struct, plugins_to_proto, problems_to_proto
+from modyn.rpc.wire import from_struct, plugins_to_proto, problems_to_proto, to_message
 from modyn.selector.presampling import PRESAMPLING
 from modyn.selector.selection import SELECTION, validate_selection_section
 from modyn.selector.selector import KEYS_PER_CHUNK, Selector
 from modyn.selector.tables import SCHEMA
-from modyn.selector.wire import data_section_from_proto, run_to_proto, trigger_set_to_proto
+from modyn.selector.wire import data_section_from_proto, run_to_proto
 
 _KEY_BYTES = 12
 """Size of a key with its weight, where they cannot be packed."""
@@ -65,10 +65,12 @@ class SelectorServicer(selector_pb2_grpc.SelectorServicer):
 
     def Trigger(self, request: selector_pb2.TriggerRequest, context: grpc.ServicerContext) -> selector_pb2.TriggerSet:
         with bind(run_id=request.run_id, trigger_id=request.trigger_id):
-            return trigger_set_to_proto(self._selector.trigger(RunId(request.run_id), request.trigger_id, request.num_samples))
+            return to_message(
+                self._selector.trigger(RunId(request.run_id), request.trigger_id, request.num_samples), selector_pb2.TriggerSet
+            )
 
     def GetTriggerSet(self, request: selector_pb2.TriggerId, context: grpc.ServicerContext) -> selector_pb2.TriggerSet:
-        return trigger_set_to_proto(self._selector.trigger_set(RunId(request.run_id), request.trigger_id))
+        return to_message(self._selector.trigger_set(RunId(request.run_id), request.trigger_id), selector_pb2.TriggerSet)
 
     def GetKeys(self, request: selector_pb2.PartitionRequest, context: grpc.ServicerContext) -> Iterator[common_pb2.KeyColumns]:
         chunks = self._selector.keys(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from modyn.proto import selector_pb2
-from modyn.records import RunId, TriggerSetInfo
+from modyn.records import RunId
 from modyn.rpc.wire import from_struct, to_struct
 
 
@@ -24,19 +24,3 @@ def run_to_proto(
 
 def data_section_from_proto(message: selector_pb2.SelectorRun) -> dict[str, Any] | None:
     return from_struct(message.data) if message.HasField("data") else None
-
-
-def trigger_set_to_proto(info: TriggerSetInfo) -> selector_pb2.TriggerSet:
-    return selector_pb2.TriggerSet(
-        run_id=info.run_id,
-        trigger_id=info.trigger_id,
-        num_keys=info.num_keys,
-        partition_size=info.partition_size,
-        keys_checksum=info.keys_checksum,
-    )
-
-
-def trigger_set_from_proto(message: selector_pb2.TriggerSet) -> TriggerSetInfo:
-    return TriggerSetInfo(
-        RunId(message.run_id), message.trigger_id, message.num_keys, message.partition_size, message.keys_checksum
-    )

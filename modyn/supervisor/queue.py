@@ -1,4 +1,4 @@
-"""The queue of runs: accepts them, executes a bounded number at once, each in a thread of its own, and writes how each one ended."""
+"""The queue of runs: accepts them, executes a bounded number at once, each in a separate thread, and writes how each one ended."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SHUTDOWN_S = 5.0
 OWNER_GONE_S = 2.0
 """PostgreSQL needs a moment to notice that the supervisor that executed a run has been killed."""
 
-RUNS_DRIVEN = Gauge("modyn_supervisor_runs_driven", "Runs that are executed now")
+RUNS_EXECUTING = Gauge("modyn_supervisor_runs_executing", "Runs that are executed now")
 RUNS_ENDED = Counter("modyn_supervisor_runs_ended", "Runs that became terminal, by state", ["state"])
 
 _LOG = get_logger("supervisor")
@@ -272,7 +272,7 @@ class RunQueue:
         """Execute one run, in its own thread."""
         with bind(run_id=entry.run_id):
             try:
-                with RUNS_DRIVEN.track_inprogress():
+                with RUNS_EXECUTING.track_inprogress():
                     self._until_closed.call(self._drive_locked, entry)
             except ModynError as error:
                 # Another supervisor executes the run, or this one is closing: the next start finds what the journal says.
@@ -347,14 +347,14 @@ class RunQueue:
             if not held:
                 return False
             if self.journal.run(run_id).state not in TERMINAL:
-                error = UnavailableError(f"the supervisor that drove run {run_id} went away; resume the run")
+                error = UnavailableError(f"the supervisor that executed run {run_id} went away; resume the run")
                 self.journal.claim(run_id)
                 self.journal.become(run_id, RunState.INTERRUPTED, error=error.message, error_reason=error.reason)
             return True
 
 
 def _elsewhere(run_id: str) -> ConflictError:
-    return ConflictError(f"run {run_id} is driven by another supervisor on the same database; ask that one")
+    return ConflictError(f"run {run_id} is executed by another supervisor on the same database; ask that one")
 
 
 def _stopped(run_id: str) -> CancelledError:

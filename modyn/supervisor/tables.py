@@ -31,7 +31,7 @@ RUNS = Table(
     Column("manual_handlers", JSONB(none_as_null=True)),
     Column("submitted_at", Float),
     Column("finished_at", Float),
-    # Counts who has driven the run. Writes of an earlier driver that comes back to life are refused.
+    # Number of the newest attempt to execute the run. Writes of earlier attempts are refused.
     Column("attempt", BigInteger),
     Column("last_seq", BigInteger),
 )

@@ -1,4 +1,4 @@
-"""The supervisor in memory, with its states and events but without services: runs go through a script at once, or as a test tells them."""
+"""The supervisor in memory, with its states and events but without services: runs go through a script at once, or step by step as a test asks."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class FakeSupervisor(FakeClient):
         return list(self._results[run_id])
 
     def emit(self, run_id: str, kind: EventKind, detail: dict[str, Any], trigger_id: int | None = None) -> None:
-        """An event, to those who watch."""
+        """Send an event to the watchers."""
         with self._changed:
             events = self._events[run_id]
             seq = 0 if kind in PROGRESS else 1 + max((event.seq for event in events), default=0)

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from modyn.errors import InvalidArgumentError
 from modyn.evaluator.client import EvaluationRequest, EvaluationResult, EvaluationStatus
-from modyn.proto import evaluator_pb2, supervisor_pb2, trainer_server_pb2
+from modyn.model_storage.client import ModelHeader, StoredModelInfo
+from modyn.proto import evaluator_pb2, model_storage_pb2, selector_pb2, supervisor_pb2, trainer_server_pb2
 from modyn.proto.common_pb2 import Column, SampleColumns
-from modyn.records import EvalInterval, JobState, KeysAndWeights, RunId, SampleBatch
+from modyn.records import EvalInterval, JobState, KeysAndWeights, ModelVersion, RunId, SampleBatch, TriggerSetInfo
 from modyn.rpc.columns import (
     batch_from_proto,
     batch_to_proto,
@@ -121,6 +122,10 @@ def test_what_cannot_be_sent_is_named() -> None:
         (EvaluationRequest, evaluator_pb2.EvaluationRequest),
         (EvaluationStatus, evaluator_pb2.EvaluationStatus),
         (EvaluationResult, evaluator_pb2.EvaluationResult),
+        (ModelHeader, model_storage_pb2.ModelHeader),
+        (ModelVersion, model_storage_pb2.ModelVersion),
+        (StoredModelInfo, model_storage_pb2.StoredModelInfo),
+        (TriggerSetInfo, selector_pb2.TriggerSet),
     ],
 )
 def test_a_record_and_its_message_have_the_same_fields(record: type[Any], message: type[Message]) -> None:

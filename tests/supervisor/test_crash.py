@@ -187,7 +187,7 @@ def test_killed_at_every_boundary(database: Database, tmp_path: Path, first: int
         assert [event.trigger_id for event in events if event.kind is EventKind.TRIGGER_FIRED] == [0, 1, 2]
 
 
-def test_a_driver_that_was_replaced_can_no_longer_write(database: Database) -> None:
+def test_an_attempt_that_was_replaced_can_no_longer_write(database: Database) -> None:
     journal = Journal(database)
     run_id = journal.create(new_run()).run_id
     old = RunJournal(journal, run_id, journal.claim(run_id))

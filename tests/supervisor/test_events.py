@@ -1,4 +1,4 @@
-"""Watching a run: nothing kept gets lost, progress may, and it ends when the run is at rest."""
+"""Watching a run: nothing kept gets lost, progress may, and it ends when the run is terminal."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_watcher_follows_and_ends_with_the_run(watched: Watched) -> None:
 
 
 def test_watching_goes_on_after_an_earlier_rest(watched: Watched) -> None:
-    """A resumed run was at rest before; a watcher from the start does not stop there."""
+    """A resumed run was terminal before; a watcher from the start does not stop there."""
     watched.writer.end(RunState.FAILED, error="x")
     watched.journal.submit_again(watched.run_id)
     watched.writer.end(RunState.STOPPED)

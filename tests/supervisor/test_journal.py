@@ -121,8 +121,8 @@ def test_a_life_and_its_repetition_leave_the_same(journal: Journal) -> None:
         events, complete = journal.events(run_id, 0)
         assert complete
         assert [event.seq for event in events] == list(range(1, len(events) + 1))
-        told = [json.dumps([event.kind, event.trigger_id, event.detail.get("state")]) for event in events]
-        story = list(dict.fromkeys(told))
+        seen = [json.dumps([event.kind, event.trigger_id, event.detail.get("state")]) for event in events]
+        story = list(dict.fromkeys(seen))
         kept.append((story, trigger, snapshot.cursor, snapshot.policy_state, snapshot.evaluated, snapshot.run.message))
     assert kept[0] == kept[1]
     assert kept[0][2] == CURSOR

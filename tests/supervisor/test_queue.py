@@ -294,11 +294,11 @@ def test_an_evaluation_error_that_is_no_text_is_told(runs: RunQueue, services: I
 def test_an_end_that_cannot_be_written_is_written_plainly(runs: RunQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     real, broken = RunJournal.end, [True]
 
-    def end(self: RunJournal, to: RunState, **told: str) -> None:
+    def end(self: RunJournal, to: RunState, **detail: str) -> None:
         if broken:
             broken.clear()
             raise ValueError("no")
-        real(self, to, **told)
+        real(self, to, **detail)
 
     monkeypatch.setattr(RunJournal, "end", end)
     run = finish(runs, pipeline_yaml())
@@ -559,7 +559,7 @@ def test_two_supervisors_do_not_drive_one_run(make_runs: Callable[..., RunQueue]
     other = make_runs()
     assert other.journal.run(live.run_id).state is RunState.WAITING_FOR_DATA
     for call in (other.stop, other.resume):
-        with pytest.raises(ConflictError, match="driven by another supervisor"):
+        with pytest.raises(ConflictError, match="executed by another supervisor"):
             call(live.run_id)
     runs.stop(live.run_id)
     wait_until_terminal(runs, live.run_id)
@@ -668,7 +668,7 @@ def test_a_run_that_trains_faster_than_it_evaluates_is_held_back(runs: RunQueue,
 
 
 class Backoff:
-    """PostgreSQL for the threads that drive runs: away from their `begins_at`-th session on, until somebody says `over`."""
+    """PostgreSQL for the threads that execute runs: away from their `begins_at`-th session on, until `over` is called."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, begins_at: int) -> None:
         self.failures = 0
@@ -708,11 +708,11 @@ def test_a_run_without_postgres_is_interrupted_as_soon_as_that_can_be_written_do
 ) -> None:
     runs, outage, end, ends = impatient_runs, Backoff(monkeypatch, begins_at=12), RunJournal.end, [0]
 
-    def third_time(self: RunJournal, to: RunState, **told: str) -> None:
+    def third_time(self: RunJournal, to: RunState, **detail: str) -> None:
         ends[0] += 1
         if ends[0] == 3:
             outage.over()
-        end(self, to, **told)
+        end(self, to, **detail)
 
     monkeypatch.setattr(RunJournal, "end", third_time)
     run = finish(runs, pipeline_yaml(evaluation=AFTER_TRAINING))

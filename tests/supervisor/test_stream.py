@@ -1,4 +1,4 @@
-"""Streams neither lose nor double a sample, whatever happens to storage, and end when they are told to."""
+"""Streams neither lose nor double a sample, whatever happens to storage, and end when they are cancelled."""
 
 from __future__ import annotations
 

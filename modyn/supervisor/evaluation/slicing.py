@@ -13,7 +13,7 @@ from modyn.records import EvalInterval
 from modyn.supervisor.evaluation.base import EvaluationStrategy, IntervalContext
 
 MAX_INTERVALS = 100_000
-"""More of them than anybody looks at: a slip of the unit, most likely."""
+"""More intervals are refused: most likely the unit is wrong."""
 
 
 class SlicingConfig(Section):

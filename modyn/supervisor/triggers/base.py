@@ -26,7 +26,7 @@ class TriggerContext:
 class Trigger(ABC):
     """A triggering policy, built from its `Config` once per run.
 
-    Decisions depend on the configuration, the context, the samples and the models told of, and on nothing else: no clock, no global
+    Decisions depend on the configuration, the context, the samples and the models that it was informed of, and on nothing else: no clock, no global
     generator. That is what makes a run resumable and an experiment the same as production.
     """
 
@@ -40,8 +40,8 @@ class Trigger(ABC):
     def cuts(self, batch: SampleBatch) -> Iterator[int]:
         """Strictly ascending positions c in [0, len(batch)]: fire after c samples of this batch (c = 0: before its first).
 
-        A policy never fires twice without a sample in between, and never before the first sample of the stream. It may be told of
-        the new model before the next position is asked for. The batch has been seen once the iterator is exhausted; it is not changed.
+        A policy never fires twice without a sample in between, and never before the first sample of the stream. It may be informed
+        of the new model before the next position is asked for. The batch has been seen once the iterator is exhausted; it is not changed.
         """
 
     @abstractmethod

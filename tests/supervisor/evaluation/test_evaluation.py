@@ -1,4 +1,4 @@
-"""Evaluation strategies and handlers: the registry, golden intervals, properties, and what each mistake is told as."""
+"""Evaluation strategies and handlers: the registry, golden intervals, properties, and the message of each mistake."""
 
 from __future__ import annotations
 
