@@ -129,12 +129,13 @@ class Evaluations:
                 raise ConflictError("the evaluator is shutting down; start the evaluation again when it is back")
             if len(self.table) >= MAX_WAITING:
                 raise UnavailableError(f"{len(self.table)} evaluations are queued at the evaluator; try again later")
-        self._store.queue(request)
+        status = EvaluationStatus(id_, EvaluationState.QUEUED)
+        self._store.put(request, status)
         with self._changed:
             samples = f"{request.model_id} {dataset_digest(request.dataset)}"
             key = f"{samples} {request.device} {labelled(request)}"
             self._waiting.setdefault(key, _Group(time.monotonic(), samples)).requests[id_] = request
-            return self.table.set(id_, EvaluationStatus(id_, EvaluationState.QUEUED))
+            return self.table.set(id_, status)
 
     def watch(self, evaluation_id: str, active: Callable[[], bool] = lambda: True) -> Iterator[EvaluationStatus]:
         """See `JobTable.watch`."""
@@ -275,7 +276,7 @@ class Evaluations:
         status = replace(self._status_of(request), state=state, error=error.message, error_reason=error.reason)
         self._logger.warning("evaluation_ended", evaluation_id=status.evaluation_id, state=state.value, error=error.message)
         try:
-            self._store.end(request, status)
+            self._store.put(request, status)
         except Exception:
             # Watchers get the end; the row stays queued until the next start of the service, which makes it stopped.
             self._logger.exception("cannot_store_end_of_evaluation", evaluation_id=status.evaluation_id)

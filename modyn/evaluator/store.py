@@ -62,7 +62,7 @@ _ROWS_A_FETCH = 1000
 
 @dataclass(frozen=True, slots=True)
 class ScoreKey:
-    """What a score depends on, besides model and decoding: by equal keys, scores are found again."""
+    """Key of a score among those of one model and one way of decoding."""
 
     interval: Interval
     metric_digest: str
@@ -79,13 +79,13 @@ def metric_digest(section: Mapping[str, Any]) -> str:
 
 
 class EvaluationStore:
-    """What survives a restart of the evaluator."""
+    """The tables of the evaluator, which survive its restart."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def abandon_unfinished(self) -> int:
-        """Evaluations that an ended service has left behind are no longer in line. Returns how many there were."""
+        """Mark the evaluations that an earlier process did not end as stopped. Returns their number."""
         statement = (
             update(evaluations)
             .where(evaluations.c.state == EvaluationState.QUEUED.value)
@@ -109,19 +109,13 @@ class EvaluationStore:
             row.evaluation_id, EvaluationState(row.state), row.samples_seen, row.samples_total, row.error, row.error_reason
         )
 
-    def queue(self, request: EvaluationRequest) -> None:
-        """Note that an evaluation has been started, perhaps again."""
-        row = _row(request, EvaluationStatus(request.evaluation_id, EvaluationState.QUEUED))
-        with self._database.session() as session:
-            session.execute(_upsert(row))
-
-    def end(self, request: EvaluationRequest, status: EvaluationStatus) -> None:
-        """Note that an evaluation has failed or was stopped."""
+    def put(self, request: EvaluationRequest, status: EvaluationStatus) -> None:
+        """Write the status of an evaluation that was started, perhaps again, or that has failed or was stopped."""
         with self._database.session() as session:
             session.execute(_upsert(_row(request, status)))
 
     def finish(self, request: EvaluationRequest, status: EvaluationStatus, scores: Mapping[ScoreKey, Score]) -> None:
-        """Keep the results of an evaluation: for each of its intervals and metrics one, which `scores` must hold."""
+        """Write the results of an evaluation and its status: one result for each interval and metric, from `scores`."""
         rows = [
             {
                 "evaluation_id": status.evaluation_id,
@@ -184,7 +178,7 @@ class EvaluationStore:
                     note=row.note,
                     num_samples=row.num_samples,
                 )
-                # Of two evaluations that cover the same interval, the newer counts, and comes first.
+                # Where two evaluations cover the same interval, the newer counts, and comes first.
                 if last is None or _place(result) != _place(last):
                     yield result
                 last = result

@@ -12,7 +12,7 @@ MODELS: Registry[type] = Registry(
     group="modyn.models",
     kind="model",
     builtin={
-        "LogisticRegression": "modyn.models.logistic_regression:LogisticRegression",
+        "LogisticRegression": "modyn.models.mlp:LogisticRegression",
         "MLP": "modyn.models.mlp:MLP",
         "ResNet18": "modyn.models.resnet:ResNet18",
         "ResNet50": "modyn.models.resnet:ResNet50",

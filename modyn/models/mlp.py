@@ -1,4 +1,4 @@
-"""Multi-layer perceptron."""
+"""Multi-layer perceptron, and logistic regression: the one without a hidden layer."""
 
 from __future__ import annotations
 
@@ -37,3 +37,28 @@ class MLP:
         from modyn.models.mlp_nn import MLPNetwork
 
         return MLPNetwork(self.config.input_size, self.config.hidden_sizes, self.config.num_classes, self.config.dropout)
+
+
+class LogisticRegressionConfig(Section):
+    input_size: int = Field(ge=1, description="values in a sample; samples of several dimensions are flattened")
+    num_classes: int = Field(ge=1, description="logits that come out")
+
+
+class LogisticRegression:
+    """logits = W x + b, with x flattened to (batch, input_size).
+
+    >>> import torch
+    >>> LogisticRegression(LogisticRegression.Config(input_size=64, num_classes=10)).build()(torch.zeros(3, 8, 8)).shape
+    torch.Size([3, 10])
+    """
+
+    Config: ClassVar[type[Section]] = LogisticRegressionConfig
+
+    def __init__(self, config: LogisticRegressionConfig) -> None:
+        self.config = config
+
+    def build(self) -> nn.Module:
+        """The network, with fresh weights."""
+        from modyn.models.mlp_nn import MLPNetwork
+
+        return MLPNetwork(self.config.input_size, (), self.config.num_classes, dropout=0.0)

@@ -1,4 +1,4 @@
-"""The network of `mlp` and `logistic_regression`."""
+"""The network of `mlp`."""
 
 from __future__ import annotations
 

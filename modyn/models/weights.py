@@ -1,4 +1,4 @@
-"""Weights of a module to and from safetensors files, and the hash that tells whether two models are equal.
+"""Weights of a module to and from safetensors files, and the hash by which two models are equal.
 
 Only `save_weights`, `load_weights` and hashing a state dict need torch, and import it when called.
 """

@@ -29,7 +29,7 @@ from modyn.trainer_server.components import build_criterion, build_optimizers, b
 from modyn.trainer_server.config import TrainingConfig
 from modyn.trainer_server.downsampling import build_downsampling
 from modyn.trainer_server.files import checkpoint_path, optimizers_path
-from modyn.trainer_server.hooks import EarlyStopping, EpochLosses, LossLog, ProgressReports, Schedulers, StopRequests
+from modyn.trainer_server.hooks import EarlyStopping, Losses, ProgressReports, Schedulers, StopRequests
 from modyn.trainer_server.loop import Hook, TrainingComponents
 from modyn.trainer_server.plan import TrainingPlan
 from modyn.trainer_server.request import TrainingRequest
@@ -165,12 +165,10 @@ def build_dataset(inputs: TrainingInputs, seed: int, position: Position) -> Trig
     return TriggerSetDataset(inputs.trigger_set, data, inputs.context.connect, options, position)
 
 
-def build_hooks(inputs: TrainingInputs, losses: LossLog, epoch_losses: EpochLosses, report: Report, seed: int) -> list[Hook]:
+def build_hooks(inputs: TrainingInputs, losses: Losses, report: Report, seed: int) -> list[Hook]:
     """The hooks in the order of their calls: checkpoints last, so that they hold what the others have changed."""
     config = inputs.config
-    hooks: list[Hook] = [StopRequests(report), epoch_losses]
-    if config.record_loss_every:
-        hooks.append(losses)
+    hooks: list[Hook] = [StopRequests(report), losses]
     if config.lr_scheduler:
         hooks.append(Schedulers(config.lr_scheduler.step_every))
     if config.early_stopping:

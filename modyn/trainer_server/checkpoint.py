@@ -23,7 +23,7 @@ from modyn.errors import ConfigError, CorruptStateError, TrainingError
 from modyn.rpc.logs import get_logger
 from modyn.trainer_server.loop import Hook, Training
 
-VERSION: Final = 3
+VERSION: Final = 4
 
 _logger = get_logger("checkpoint")
 

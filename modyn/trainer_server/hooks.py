@@ -38,18 +38,20 @@ class Schedulers(Hook):
                 scheduler.step()
 
 
-class LossLog(Hook):
-    """Keeps the loss of every n-th batch. Losses stay on the device until they are read."""
+class Losses(Hook):
+    """Keeps the mean loss of each epoch, and the loss of every n-th batch (0: of none). Losses stay on the device until they are read."""
 
     name = "losses"
 
     def __init__(self, every: int) -> None:
         self.every = every
+        self.epochs: list[float] = []
+        """Mean loss of each epoch."""
         self._batches: list[int] = []
         self._losses: list[Tensor | float] = []
 
     def on_batch(self, training: Training) -> None:
-        if training.progress.batches % self.every or training.loss is None:
+        if not self.every or training.progress.batches % self.every or training.loss is None:
             return
         self._batches.append(training.progress.batches)
         self._losses.append(training.loss)
@@ -59,37 +61,22 @@ class LossLog(Hook):
             self._batches = [self._batches[i] for i in kept]
             self._losses = [float(self._losses[i]) for i in kept]
 
+    def on_epoch(self, training: Training) -> None:
+        if len(self.epochs) < MAX_LOSSES:
+            self.epochs.append(training.mean_epoch_loss())
+
     def read(self) -> list[list[float]]:
         """[number of the batch from 1, its loss], in order. Waits for the device."""
         self._losses = [float(loss) for loss in self._losses]
         return [[batch, float(loss)] for batch, loss in zip(self._batches, self._losses, strict=True)]
 
     def state(self) -> dict[str, Any]:
-        return {"every": self.every, "entries": self.read()}
+        return {"every": self.every, "epochs": self.epochs, "entries": self.read()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        self.every = state["every"]
+        self.every, self.epochs = state["every"], list(state["epochs"])
         self._batches = [int(batch) for batch, _ in state["entries"]]
         self._losses = [loss for _, loss in state["entries"]]
-
-
-class EpochLosses(Hook):
-    """Keeps the mean loss of each epoch, for the result."""
-
-    name = "epoch_losses"
-
-    def __init__(self) -> None:
-        self.losses: list[float] = []
-
-    def on_epoch(self, training: Training) -> None:
-        if len(self.losses) < MAX_LOSSES:
-            self.losses.append(training.mean_epoch_loss())
-
-    def state(self) -> dict[str, Any]:
-        return {"losses": self.losses}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        self.losses = list(state["losses"])
 
 
 class EarlyStopping(Hook):

@@ -32,7 +32,7 @@ from modyn.trainer_server.build import (
 from modyn.trainer_server.checkpoint import check_folder, load_checkpoint, restore, seed_everything
 from modyn.trainer_server.config import TrainingConfig
 from modyn.trainer_server.files import checkpoint_path
-from modyn.trainer_server.hooks import EpochLosses, LossLog
+from modyn.trainer_server.hooks import Losses
 from modyn.trainer_server.loop import Clock, Training
 from modyn.trainer_server.request import Trained, TrainingJob, TrainingRequest
 from modyn.trainer_server.store import fetch_parent, store_model, take_over_optimizers
@@ -82,12 +82,11 @@ def run_training(request: TrainingRequest, context: TrainingContext, report: Rep
     components = build_components(inputs, model)
     if config.keep_optimizer_state and parent is not None:
         take_over_optimizers(inputs, components, parent.version)
-    losses, epoch_losses = LossLog(config.record_loss_every), EpochLosses()
-    hooks = build_hooks(inputs, losses, epoch_losses, report, seed)
+    losses = Losses(config.record_loss_every)
     clock = Clock(torch.device(config.device) if config.enable_accurate_gpu_measurements else None)
-    training = Training(components, inputs.plan, hooks, clock)
+    training = Training(components, inputs.plan, build_hooks(inputs, losses, report, seed), clock)
     _fit(inputs, training, seed, checkpoint)
-    return store_model(inputs, components, parent, _result(inputs, training, losses, epoch_losses))
+    return store_model(inputs, components, parent, _result(inputs, training, losses))
 
 
 def _fit(inputs: TrainingInputs, training: Training, seed: int, checkpoint: Mapping[str, Any] | None) -> None:
@@ -114,7 +113,7 @@ def _prefetch_first(batches: Iterator[Batch]) -> Iterator[Batch]:
     return iter(()) if first is None else chain((first,), batches)
 
 
-def _result(inputs: TrainingInputs, training: Training, losses: LossLog, epoch_losses: EpochLosses) -> dict[str, Any]:
+def _result(inputs: TrainingInputs, training: Training, losses: Losses) -> dict[str, Any]:
     """What is stored with the model. Reading the losses waits for the device."""
     progress = training.progress
     return {
@@ -123,8 +122,8 @@ def _result(inputs: TrainingInputs, training: Training, losses: LossLog, epoch_l
         "num_steps": progress.steps,
         "num_epochs": progress.epoch,
         "num_keys": inputs.trigger_set.num_keys,
-        "loss": epoch_losses.losses[-1] if epoch_losses.losses else None,
-        "epoch_losses": epoch_losses.losses,
+        "loss": losses.epochs[-1] if losses.epochs else None,
+        "epoch_losses": losses.epochs,
         "losses": losses.read(),
         "seconds": dict(training.clock.seconds),
         "device": inputs.config.device,

@@ -111,12 +111,12 @@ def run_worker(
     try:
         function: Any = load_object(task)
         end = ("result", function(request, report))
-    except ModynError as error:
-        traceback.print_exc()
-        end = ("error", error.reason, error.message + (limits.out_of_memory(error) if limits else ""))
     except Exception as error:  # noqa: BLE001  (the service gets every error)
         traceback.print_exc()
-        end = ("error", "", f"{type(error).__name__}: {error}" + (limits.out_of_memory(error) if limits else ""))
+        reason, message = (
+            (error.reason, error.message) if isinstance(error, ModynError) else ("", f"{type(error).__name__}: {error}")
+        )
+        end = ("error", reason, message + (limits.out_of_memory(error) if limits else ""))
     sys.stdout.flush()
     sys.stderr.flush()
     report._sending.acquire()  # never released: this is the last message

@@ -294,8 +294,13 @@ def test_a_failure_that_cannot_be_stored_is_told_and_the_next_begins(house: Hous
     def broken(*arguments: object) -> Any:
         raise ValueError("no")
 
+    put = house.store.put
+
+    def refuse_ends(asked: EvaluationRequest, status: EvaluationStatus) -> None:
+        put(asked, status) if status.state is EvaluationState.QUEUED else broken()
+
     with monkeypatch.context() as patched:
-        patched.setattr(house.store, "end", broken)
+        patched.setattr(house.store, "put", refuse_ends)
         patched.setattr(house.store, "known", broken)
         one, two = house.start_together(request("a"), request("b"))
         for status in (one, two):

@@ -23,7 +23,7 @@ from modyn.trainer_server.components import build_criterion, build_optimizers, b
 from modyn.trainer_server.config import CriterionConfig, OptimizerConfig, SchedulerConfig, TrainingConfig
 from modyn.trainer_server.downsampling import DOWNSAMPLING, build_downsampling
 from modyn.trainer_server.downsampling.policy import Downsampling
-from modyn.trainer_server.hooks import MAX_LOSSES, LossLog
+from modyn.trainer_server.hooks import MAX_LOSSES, Losses
 from modyn.trainer_server.registries import OPTIMIZERS, SCHEDULERS
 
 
@@ -257,7 +257,7 @@ def test_other_downsampling_is_refused(selection: dict[str, Any], message: str) 
 
 
 def test_a_loss_log_is_bounded() -> None:
-    log = LossLog(1)
+    log = Losses(1)
 
     class At:
         class progress:  # noqa: N801
