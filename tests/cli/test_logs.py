@@ -54,3 +54,12 @@ def test_lines_come_as_they_are_or_as_json(tmp_path: Path, capsys: pytest.Captur
     ]  # fmt: skip
     _print_logs(lambda: {worker: logs[worker]}, lines=0, follow=False, json=False)
     assert capsys.readouterr().out == ""
+
+
+def test_lines_in_older_files_of_a_log_are_printed_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "storage.log"
+    (tmp_path / "storage.log.2").write_text("r-1 oldest\n")
+    (tmp_path / "storage.log.1").write_text("r-2\nr-1 older\n")
+    log.write_text("r-1 newest\n")
+    _print_logs(lambda: {log: ("storage", _mention("r-1"))}, lines=5, follow=False, json=False)
+    assert capsys.readouterr().out.splitlines() == ["r-1 oldest", "r-1 older", "r-1 newest"]
