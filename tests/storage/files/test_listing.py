@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modyn import _core
+from modyn.errors import SecurityError
 from modyn.storage.files.listing import UNKNOWN, NameEndings, Roots, SeenFile, SeenFiles, list_files
 from modyn.storage.formats import build_format
 from modyn.storage.formats.base import FileFormat
@@ -153,3 +154,24 @@ def test_files_of_two_origins_are_in_one_order() -> None:
     both = first.merged_with(SeenFiles.of([SeenFile("a", 3, 5)]))
     assert list(both) == [SeenFile("a", 3, 5), SeenFile("b", 1, 5), SeenFile("a", 2, 9)]
     assert list(both.take(np.array([2, 0]))) == [SeenFile("a", 2, 9), SeenFile("a", 3, 5)]
+
+
+def test_files_are_listed_in_one_order(tmp_path: Path) -> None:
+    for name, mtime in (("z/a.bin", 10), ("b.bin", 20), ("a.bin", 20), ("c.txt", 5)):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+        os.utime(path, (mtime, mtime))
+    assert [file.path for file in list_files(str(tmp_path), BINARY.names(), Roots()).files] == ["z/a.bin", "a.bin", "b.bin"]
+
+
+def test_roots(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    (tmp_path / "rootless").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "root")
+    roots = Roots.of([tmp_path / "link"])
+    roots.check(str(tmp_path / "root" / "x"))
+    for outside in ("rootless", "root/../rootless", "."):
+        with pytest.raises(SecurityError, match="dataset_roots"):
+            roots.check(str(tmp_path / outside))
+    Roots().check("/anywhere")
