@@ -141,7 +141,14 @@ INTERVALS = st.builds(EvalInterval, INT64, INT64, INT64)
 
 
 @given(
-    st.builds(Run, state=st.sampled_from(RunState), mode=st.sampled_from(RunMode), to_timestamp=OPTIONAL_INT, error=st.text()),
+    st.builds(
+        Run,
+        state=st.sampled_from(RunState),
+        mode=st.sampled_from(RunMode),
+        submitted_at=st.floats(allow_nan=False),
+        to_timestamp=OPTIONAL_INT,
+        error=st.text(),
+    ),
     st.builds(
         TriggerRecord,
         **dict.fromkeys(["trigger_id", "position", "first_timestamp", "last_timestamp", "fired_at_timestamp"], INT64),
