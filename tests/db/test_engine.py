@@ -12,7 +12,7 @@ from sqlalchemy import text
 
 from modyn.config.system import SystemConfig
 from modyn.db.engine import Database, open_database
-from modyn.errors import UnavailableError
+from modyn.errors import ConflictError, UnavailableError
 from modyn.local.postgres import PostgresServer
 
 MIGRATION = """
@@ -50,6 +50,19 @@ def test_migrations_run_once_and_go_on_where_they_stopped(system_config: SystemC
     assert tables(later) == {"first", "second", "alembic_version"}
     again.close()
     later.close()
+
+
+def test_a_schema_of_another_release_is_refused_and_left_as_it_is(system_config: SystemConfig, migrations: Path) -> None:
+    open_database(system_config, "demo", "demo_migrations").close()
+    ours = migrations / "0001_initial.py"
+    theirs = ours.rename(migrations / "2001_initial.py")
+    theirs.write_text(MIGRATION.format(number="2001", down=None, table="second"))
+    with pytest.raises(ConflictError, match="schema 'demo' of the database has revision 0001, which this release does not know"):
+        open_database(system_config, "demo", "demo_migrations")
+    theirs.rename(ours).write_text(MIGRATION.format(number="0001", down=None, table="first"))
+    database = open_database(system_config, "demo", "demo_migrations")
+    assert tables(database) == {"first", "alembic_version"}
+    database.close()
 
 
 def test_two_starts_at_once_migrate_once(system_config: SystemConfig, migrations: Path) -> None:
