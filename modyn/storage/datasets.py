@@ -1,4 +1,4 @@
-"""All datasets of the service: registering, opening, watching and forgetting them. Knows no gRPC."""
+"""All datasets of the service: registers, opens, watches, ingests and deletes them. Knows no gRPC."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from modyn.storage.read.record_readers import RecordReaders
 from modyn.storage.read.snapshot import DatasetSnapshot
 
 _STEP_S = 1.0
-"""Whoever waits for news of an ingestion looks so often whether anybody still listens."""
+"""Seconds between two looks at whether the client of an ingestion still listens."""
 
 
 class DatasetStore:
@@ -46,8 +46,10 @@ class DatasetStore:
         self._closing = False
 
     def start(self) -> None:
-        """Ends deletions that were begun, opens what is registered, registers what the system file names. A dataset that cannot be
-        opened keeps the others from nothing: it raises its error when it is asked for."""
+        """Complete deletions that were begun, register what the system file names, open what is registered.
+
+        A dataset that cannot be opened does not affect the others: it raises its error when it is asked for.
+        """
         for row in self._catalogue.deleting():
             self._forget(row)
         self._names.keep_only({row.config.name for row in self._catalogue.datasets()})
@@ -75,7 +77,7 @@ class DatasetStore:
         self._readers.close()
 
     def register(self, config: DatasetConfig, *, may_be_absent: bool = False) -> DatasetInfo:
-        """Makes a dataset known and watches its folder if it is to be. `may_be_absent`: the folder may appear later."""
+        """Make a dataset known, and watch its folder if configured. may_be_absent: the folder may appear later."""
         config = config.model_copy(update={"base_path": _normal(config)})
         base = config.base_path
         try:
@@ -128,14 +130,14 @@ class DatasetStore:
         return self.dataset(name).snapshot()
 
     def offer_short_cut(self, name: str) -> ShortCutOffer:
-        """What a reader needs who is on this machine and may read what storage reads."""
+        """What a reader on this machine needs to read the dataset by itself."""
         dataset = self.dataset(name)
         if self._settings.short_cut == "off":
             return ShortCutOffer("storage.short_cut is off where storage runs")
         return dataset.offer_short_cut()
 
     def infos(self) -> list[DatasetInfo]:
-        """By name; datasets that cannot be opened are left out, which the log tells."""
+        """In order of name; datasets that cannot be opened are logged and left out."""
         infos = []
         for row in self._catalogue.datasets():
             try:
@@ -145,7 +147,7 @@ class DatasetStore:
         return infos
 
     def delete(self, name: str) -> None:
-        """Forgets the dataset and removes its index. The user's files stay."""
+        """Delete the dataset and its index. The user's files stay."""
         with self._lock:
             row = self._catalogue.dataset(name)
             if row is None:
@@ -169,30 +171,30 @@ class DatasetStore:
         return self._catalogue.problems(dataset.row.id, dataset.filesystem.full_path)
 
     def ingest(self, name: str, is_active: Callable[[], bool] = lambda: True) -> Iterator[IngestProgress]:
-        """Ingests now. The work goes on when nobody listens any more, that is not `is_active`, and does not wait for a slow listener."""
+        """Ingest now. The work continues when the listener leaves (`is_active` is false), and does not wait for a slow one."""
         dataset = self.dataset(name)
-        # Only the newest is of interest, and nobody may be listening: one is kept.
+        # Only the newest progress is kept: the listener may be slow or gone.
         news: deque[IngestProgress | BaseException] = deque(maxlen=1)
         arrived = threading.Event()
 
-        def tell(item: IngestProgress | BaseException) -> None:
+        def put(item: IngestProgress | BaseException) -> None:
             news.append(item)
             arrived.set()
 
         def work() -> None:
             try:
-                tell(ingest(dataset, self._roots, self._settings.num_threads, on_progress=tell))
-            except BaseException as error:  # noqa: BLE001  (raised again where it is waited for, if anybody still waits)
+                put(ingest(dataset, self._roots, self._settings.num_threads, on_progress=put))
+            except BaseException as error:  # noqa: BLE001  (raised again where it is waited for)
                 bug = not isinstance(error, ModynError)
                 get_logger("storage").error("ingestion_failed", dataset=name, error=str(error), exc_info=bug)
-                tell(error)
+                put(error)
 
         threading.Thread(target=work, name=f"ingest-{name}", daemon=True).start()
         while True:
             while not arrived.wait(_STEP_S):
                 if not is_active():
                     return
-            arrived.clear()  # Before the look: what comes after it is told by the next round.
+            arrived.clear()  # Before the look: what comes after it is found by the next round.
             if not news:
                 continue
             item = news.pop()
@@ -206,13 +208,13 @@ class DatasetStore:
         ingest(dataset, self._roots, self._settings.num_threads, patient=False)
 
     def _sweep(self, dataset: OpenDataset) -> None:
-        """Removes what a crash left in the dataset's folder, unless somebody ingests: then he does it."""
+        """Remove what a crash left in the dataset's folder. An ingestion that holds the lock does it itself."""
         with self._catalogue.database.advisory_lock(f"dataset/{dataset.row.id}") as held:
             if held:
                 dataset.refresh()
 
     def _withdraw(self, row: DatasetRow) -> None:
-        """From now on nobody reads the dataset."""
+        """End all reading of the dataset."""
         self._names.remove(row.config.name)
         withdraw(self._folder / row.folder)
 

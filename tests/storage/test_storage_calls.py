@@ -39,7 +39,6 @@ def endless(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         return IngestProgress(finished=True)
 
     monkeypatch.setattr("modyn.storage.datasets.ingest", ingest)
-    monkeypatch.setattr("modyn.storage.datasets._STEP_S", 0.05)
     yield begun
     released.set()
 

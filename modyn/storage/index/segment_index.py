@@ -39,9 +39,21 @@ __all__ = [
     "write_segment",
 ]
 
-_MERGE_ROWS = 1 << 18
-"""Samples that a query over overlapping segments holds in memory, all segments together."""
-_MIN_BLOCK_ROWS = 256
+
+@dataclass(frozen=True, slots=True)
+class MergeLimits:
+    """What a query over overlapping segments holds in memory."""
+
+    rows: int = 1 << 18
+    """Samples of all segments together, but at least `block_rows` of each."""
+    block_rows: int = 256
+
+    def block(self, num_segments: int) -> int:
+        """Samples to load at once of each of so many segments."""
+        return max(self.block_rows, self.rows // max(1, num_segments))
+
+
+_LIMITS = MergeLimits()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,11 +119,11 @@ class SegmentIndex:
         return max((segment.info.max_timestamp for segment in self.segments), default=None)
 
     def contains(self, keys: Int64Array) -> npt.NDArray[np.bool_]:
-        """For each key, whether a sample ever had it: bool (n,)."""
+        """For each key, whether there is or was a sample with it: bool (n,)."""
         return self._columns.contains(keys)
 
     def locate(self, keys: Int64Array) -> Locations:
-        """Locations of `keys`, any order, duplicates allowed. Raises NotFoundError that names unknown keys. Knows nothing of deletions."""
+        """Locations of `keys`, any order, duplicates allowed, deleted ones included. Raises NotFoundError that names unknown keys."""
         found = self._columns.locate(keys)
         if found is None:
             raise self._unknown(keys)
@@ -139,9 +151,9 @@ class SegmentIndex:
         shown = ", ".join(str(key) for key in unknown[:5]) + (", ..." if len(unknown) > 5 else "")
         return NotFoundError(f"no sample has key {shown}; keys of this dataset are 0 to {self.next_key - 1}")
 
-    def samples_from(self, first_key: int, batch_size: int, deletions: Tombstones | None = None) -> Iterator[SampleBatch]:
+    def samples_from(self, first_key: int, batch_size: int, tombstones: Tombstones | None = None) -> Iterator[SampleBatch]:
         """Samples with key >= first_key in order of key, deleted ones left out, at most batch_size at once."""
-        return _rebatched(_without_deleted(self._in_key_order(first_key, batch_size), deletions), batch_size)
+        return _rebatched(_without_deleted(self._in_key_order(first_key, batch_size), tombstones), batch_size)
 
     def _in_key_order(self, first_key: int, batch_size: int) -> Iterator[SampleBatch]:
         for segment in self.segments[int(np.searchsorted(self._end_keys, first_key, "right")) :]:
@@ -150,18 +162,22 @@ class SegmentIndex:
                 yield segment.samples(start, min(start + batch_size, segment.info.num_samples))
 
     def samples_in_interval(
-        self, interval: Interval, batch_size: int, after: tuple[int, int] | None = None, deletions: Tombstones | None = None
+        self,
+        interval: Interval,
+        batch_size: int,
+        after: tuple[int, int] | None = None,
+        tombstones: Tombstones | None = None,
+        limits: MergeLimits = _LIMITS,
     ) -> Iterator[SampleBatch]:
         """Samples of the interval in the order (timestamp, key), deleted ones left out, at most batch_size at once.
 
-        `after`: only samples behind this (timestamp, key). Memory is bounded by batch_size and a constant, not by the dataset.
+        `after`: only samples behind this (timestamp, key). Memory is bounded by batch_size and `limits`, not by the dataset.
         """
         ranges = [_Cursor(segment, *_ranks(segment, interval, after)) for segment in self.segments if _touches(segment, interval)]
-        return _rebatched(
-            _without_deleted(_merged([cursor for cursor in ranges if cursor.rank < cursor.end]), deletions), batch_size
-        )
+        merged = _merged([cursor for cursor in ranges if cursor.rank < cursor.end], limits)
+        return _rebatched(_without_deleted(merged, tombstones), batch_size)
 
-    def count_in_interval(self, interval: Interval, deletions: Tombstones | None = None) -> int:
+    def count_in_interval(self, interval: Interval, tombstones: Tombstones | None = None) -> int:
         """Number of samples of the interval that are not deleted."""
         count = 0
         for segment in self.segments:
@@ -169,8 +185,8 @@ class SegmentIndex:
                 continue
             first, end = _ranks(segment, interval, None)
             count += end - first
-            if deletions is not None:
-                deleted = deletions.keys_between(segment.info.first_key, segment.info.end_key) - segment.info.first_key
+            if tombstones is not None:
+                deleted = tombstones.keys_between(segment.info.first_key, segment.info.end_key) - segment.info.first_key
                 times = segment.timestamps.take(deleted)
                 count -= int(np.count_nonzero((times >= interval.start) & (times < interval.end)))
         return count
@@ -210,23 +226,22 @@ class _Cursor:
         return int(head.timestamps[0]), int(head.keys[0])
 
 
-def _merged(cursors: list[_Cursor]) -> Iterator[SampleBatch]:
+def _merged(cursors: list[_Cursor], limits: MergeLimits) -> Iterator[SampleBatch]:
     """The samples of all cursors in the order (timestamp, key), in batches of any size.
 
-    Loads a block of each segment whose turn has come, and gives away everything up to the smallest last sample of the blocks: nothing that
-    is not loaded can come before it. At least one block is used up each time.
+    Loads a block of each segment whose turn has come, and yields everything up to the smallest last sample of the blocks: no sample that is
+    not loaded can come before it. At least one block is used up each time.
     """
     waiting = sorted(((cursor.first(), number) for number, cursor in enumerate(cursors)), reverse=True)
     active: list[_Cursor] = []
     while active or waiting:
-        rows = max(_MIN_BLOCK_ROWS, _MERGE_ROWS // max(1, len(active)))
         for cursor in active:
             if cursor.block is None:
-                cursor.load(rows)
+                cursor.load(limits.block(len(active)))
         bound = min((_last(cursor) for cursor in active), default=None)
         while waiting and (bound is None or waiting[-1][0] <= bound):
             cursor = cursors[waiting.pop()[1]]
-            cursor.load(max(_MIN_BLOCK_ROWS, _MERGE_ROWS // (len(active) + 1)))
+            cursor.load(limits.block(len(active) + 1))
             active.append(cursor)
             bound = _last(cursor) if bound is None else min(bound, _last(cursor))
         assert bound is not None, "a waiting cursor is taken when none is active"
@@ -258,9 +273,9 @@ def _in_time_order(parts: list[SampleBatch]) -> SampleBatch:
     return SampleBatch(together.keys[order], together.timestamps[order], together.labels[order])
 
 
-def _without_deleted(batches: Iterable[SampleBatch], deletions: Tombstones | None) -> Iterator[SampleBatch]:
+def _without_deleted(batches: Iterable[SampleBatch], tombstones: Tombstones | None) -> Iterator[SampleBatch]:
     for batch in batches:
-        if deletions is None or not (deleted := deletions.contains(batch.keys)).any():
+        if tombstones is None or not (deleted := tombstones.contains(batch.keys)).any():
             yield batch
         else:
             kept = ~deleted

@@ -23,11 +23,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-GAP_BYTES = 64 << 10
-"""Most bytes between two samples that are read along, which takes less time than another request."""
-GAP_SAMPLES = 64
-"""But at most so many times the bytes of the sample behind them: what is read stays in proportion to what is wanted."""
 _OPEN_OBJECTS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class RangeLimits:
+    """Which ranges share a request."""
+
+    gap_bytes: int = 64 << 10
+    """Most bytes between two samples that are read along, which takes less time than another request."""
+    gap_samples: int = 64
+    """But at most so many times the bytes of the sample behind them: what is read stays in proportion to what is wanted."""
+    part_bytes: int = PART_BYTES
+    """Most bytes of one request, unless a single sample is larger."""
+
+
+_LIMITS = RangeLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +55,14 @@ class _Request:
 class S3RangeReader:
     """A `RecordReader` of objects whose samples are ranges of their bytes."""
 
-    def __init__(self, open_object: Callable[[str], pa.NativeFile], requests: ThreadPoolExecutor, paths: PathTable) -> None:
-        self._open, self._requests, self._paths = open_object, requests, paths
+    def __init__(
+        self,
+        open_object: Callable[[str], pa.NativeFile],
+        requests: ThreadPoolExecutor,
+        paths: PathTable,
+        limits: RangeLimits = _LIMITS,
+    ) -> None:
+        self._open, self._requests, self._paths, self._limits = open_object, requests, paths, limits
         self._objects = LRUCache[pa.NativeFile](_OPEN_OBJECTS, lambda _: 1)
 
     def gather(self, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int) -> tuple[UInt8Array, Int64Array]:
@@ -56,7 +73,7 @@ class S3RangeReader:
         order = np.lexsort((offsets, file_ids))
         order = order[sizes[order] > 0]
         begins, ends = offsets[order], offsets[order] + sizes[order]
-        planned = plan(file_ids[order], begins, ends)
+        planned = plan(file_ids[order], begins, ends, self._limits)
         calls = [(asked.stop - asked.start, partial(self._read, asked)) for asked in planned]
         answers = in_parallel(self._requests, calls)
         for asked, answer in zip(planned, answers, strict=True):
@@ -95,16 +112,15 @@ class S3RangeReader:
         return opened
 
 
-def plan(file_ids: UInt32Array, begins: Int64Array, ends: Int64Array) -> list[_Request]:
-    """The requests for ranges that are sorted by file and begin: those at most GAP_BYTES, or GAP_SAMPLES times their size, apart share one
-    of at most PART_BYTES."""
+def plan(file_ids: UInt32Array, begins: Int64Array, ends: Int64Array, limits: RangeLimits = _LIMITS) -> list[_Request]:
+    """The requests for ranges that are sorted by file and begin: neighbours share one as far as `limits` allow."""
     requests: list[_Request] = []
     ranges = zip(file_ids.tolist(), begins.tolist(), ends.tolist(), strict=True)
     first = start = stop = 0
     current: int | None = None
     for at, (file_id, begin, end) in enumerate(ranges):
-        gap = min(GAP_BYTES, GAP_SAMPLES * (end - begin))
-        if file_id != current or begin > stop + gap or end > start + PART_BYTES:
+        gap = min(limits.gap_bytes, limits.gap_samples * (end - begin))
+        if file_id != current or begin > stop + gap or end > start + limits.part_bytes:
             if current is not None:
                 requests.append(_Request(current, start, stop, first, at))
             current, first, start, stop = file_id, at, begin, end

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
 from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, Interval, SampleBatch
-from modyn.storage.index import segment_index as segments_module
 from modyn.storage.index.segment_index import (
+    MergeLimits,
     Segment,
     SegmentBuilder,
     SegmentColumns,
@@ -145,20 +145,18 @@ def test_interval_queries_equal_sorting_everything(
     times = everything.timestamps[order]
     expected = order[(times >= bounds[0]) & (times < bounds[1]) & ~np.isin(order, deleted)]
     interval = Interval(*bounds)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(segments_module, "_MERGE_ROWS", merge_rows)
-        patch.setattr(segments_module, "_MIN_BLOCK_ROWS", 1)
-        batches = list(index.samples_in_interval(interval, batch_size, deletions=deletions))
-        assert all(len(batch) == batch_size for batch in batches[:-1])
-        assert index.count_in_interval(interval, deletions) == len(expected)
-        if not len(expected):
-            assert batches == []
-            return
-        check_equal(SampleBatch.concatenate(batches), expected, everything)
-        cut = int(rng.integers(len(expected)))
-        after = (int(everything.timestamps[expected[cut]]), int(expected[cut]))
-        rest = [batch.keys for batch in index.samples_in_interval(interval, batch_size, after, deletions)]
-        assert np.array_equal(np.concatenate([np.empty(0, np.int64), *rest]), expected[cut + 1 :])
+    limits = MergeLimits(merge_rows, 1)
+    batches = list(index.samples_in_interval(interval, batch_size, tombstones=deletions, limits=limits))
+    assert all(len(batch) == batch_size for batch in batches[:-1])
+    assert index.count_in_interval(interval, deletions) == len(expected)
+    if not len(expected):
+        assert batches == []
+        return
+    check_equal(SampleBatch.concatenate(batches), expected, everything)
+    cut = int(rng.integers(len(expected)))
+    after = (int(everything.timestamps[expected[cut]]), int(expected[cut]))
+    rest = [batch.keys for batch in index.samples_in_interval(interval, batch_size, after, deletions, limits)]
+    assert np.array_equal(np.concatenate([np.empty(0, np.int64), *rest]), expected[cut + 1 :])
 
 
 @settings(max_examples=30)
@@ -189,8 +187,6 @@ def test_a_sample_on_a_boundary_belongs_to_one_interval(tmp_path: Path) -> None:
 
 
 def test_an_interval_query_holds_few_rows_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments_module, "_MERGE_ROWS", 1000)
-    monkeypatch.setattr(segments_module, "_MIN_BLOCK_ROWS", 10)
     index, _ = build_index(tmp_path, np.random.default_rng(3), [2000] * 10, ["narrow"] * 10, False)
     loaded: list[int] = []
     load = Segment.samples_by_rank
@@ -200,7 +196,7 @@ def test_an_interval_query_holds_few_rows_at_once(tmp_path: Path, monkeypatch: p
         return load(segment, start, stop)
 
     monkeypatch.setattr(Segment, "samples_by_rank", recorded)
-    stream = index.samples_in_interval(Interval(), 50)
+    stream = index.samples_in_interval(Interval(), 50, limits=MergeLimits(1000, 10))
     next(stream)
     assert sum(loaded) <= 4000
     assert max(loaded) <= 1000

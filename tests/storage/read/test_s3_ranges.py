@@ -21,8 +21,7 @@ from modyn.storage.files.file_system import open_filesystem
 from modyn.storage.files.listing import Roots
 from modyn.storage.files.s3 import in_parallel
 from modyn.storage.files.s3_url import S3Url
-from modyn.storage.read import s3_ranges
-from modyn.storage.read.s3_ranges import S3RangeReader, plan
+from modyn.storage.read.s3_ranges import RangeLimits, S3RangeReader, plan
 
 
 class Objects:
@@ -61,11 +60,10 @@ places = st.integers(0, 2).flatmap(
 @settings(max_examples=200)
 @given(asked=st.lists(places, max_size=30), gap=st.sampled_from([0, 3, 1000]), part=st.sampled_from([1, 20, 1000]))
 def test_samples_are_slices_of_their_objects(asked: list[tuple[int, int, int]], gap: int, part: int) -> None:
-    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(4) as pool:
-        patch.setattr(s3_ranges, "GAP_BYTES", gap)
-        patch.setattr(s3_ranges, "PART_BYTES", part)
+    with ThreadPoolExecutor(4) as pool:
         objects = Objects(*CONTENTS)
-        found = gather(S3RangeReader(objects.open, pool, objects.paths), asked)
+        limits = RangeLimits(gap_bytes=gap, part_bytes=part)
+        found = gather(S3RangeReader(objects.open, pool, objects.paths, limits), asked)
     assert found == [CONTENTS[file][begin:end] for file, begin, end in asked]
 
 
@@ -80,13 +78,10 @@ def test_requests_hold_their_samples_and_are_no_more_than_needed(
     ranges: list[tuple[int, int, int]], gap: int, times: int, part: int
 ) -> None:
     ranges = sorted(ranges)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(s3_ranges, "GAP_BYTES", gap)
-        patch.setattr(s3_ranges, "PART_BYTES", part)
-        patch.setattr(s3_ranges, "GAP_SAMPLES", times)
-        begins = np.array([begin for _, begin, _ in ranges], np.int64)
-        sizes = np.array([size for _, _, size in ranges], np.int64)
-        requests = plan(np.array([file for file, _, _ in ranges], np.uint32), begins, begins + sizes)
+    begins = np.array([begin for _, begin, _ in ranges], np.int64)
+    sizes = np.array([size for _, _, size in ranges], np.int64)
+    limits = RangeLimits(gap, times, part)
+    requests = plan(np.array([file for file, _, _ in ranges], np.uint32), begins, begins + sizes, limits)
     assert [at for request in requests for at in range(request.first, request.last)] == list(range(len(ranges)))
     for request in requests:
         inside = ranges[request.first : request.last]
