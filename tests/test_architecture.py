@@ -31,9 +31,15 @@ SERVICES = ("storage", "selector", "model_storage", "trainer_server", "evaluator
 
 # What other rooms may import of a service.
 FACES = {"storage": {"client", "payloads", "model.samples"}}
+# What still breaks a rule below. To be emptied, not to be added to.
 SHARED_NAMES = {"ServiceProcess"}
-KNOWN_CIRCLE = {"modyn.storage.flight.client", "modyn.storage.flight.streams"}
-LONG_MODULES = {"modyn/config/system.py", "modyn/storage/flight/client.py"}
+PATCHED_CONSTANTS = {
+    "tests/benchmark/test_data_path.py: DROP",
+    "tests/benchmark/test_figures.py: REPORTS",
+    "tests/evaluator/test_evaluate.py: KEYS_PER_READ",
+    "tests/selector/test_sampling.py: BLOCK",
+}
+LONG_MODULES = {"modyn/config/system.py"}
 # The schema is composed from the owners of its parts, and plug-in authors test against the bases of policies.
 COMPOSERS = {"reference", "cli", "testing"}
 
@@ -99,7 +105,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     while free := [name for name in graph if not any(name in below for below in graph.values())]:
         for name in free:
             del graph[name]
-    assert graph.keys() <= KNOWN_CIRCLE, sorted(graph)
+    assert sorted(graph) == []
 
 
 def _imports_at_module_level(path: Path) -> Iterator[str]:
@@ -197,3 +203,16 @@ def test_no_room_whose_name_says_nothing() -> None:
     assert [
         str(path) for path in modules() if vague & {part.removesuffix(".py") for part in path.relative_to(PACKAGE).parts}
     ] == []
+
+
+def test_tests_patch_no_constants() -> None:
+    """Limits come in by records and parameters; a test that patches a module's constant depends on how the module reads it."""
+    patched = []
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "setattr":
+                texts = [argument.value for argument in node.args[:2] if isinstance(argument, ast.Constant)]
+                name = str(texts[0]).rsplit(".", 1)[-1].strip("_") if texts else ""
+                if name.isupper() and len(name) > 1:
+                    patched.append(f"{path.relative_to(ROOT)}: {name}")
+    assert [place for place in patched if place not in PATCHED_CONSTANTS] == []
