@@ -102,11 +102,8 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _one_way_to_parse(self) -> DataConfig:
-        ways = [
-            name
-            for name in ("bytes_parser_function", "batch_parser_function", "record_layout")
-            if getattr(self, name) is not None
-        ]
+        all_ways = ("bytes_parser_function", "batch_parser_function", "record_layout")
+        ways = [name for name in all_ways if getattr(self, name) is not None]
         if len(ways) != 1:
             given = f"{' and '.join(ways)} are given" if ways else "none is given"
             raise ValueError(f"exactly one of bytes_parser_function, batch_parser_function and record_layout is needed; {given}")

@@ -188,7 +188,7 @@ def align(asked: Int64Array, start: int, arrived: Int64Array) -> Int64Array:
 
 
 def _run(a: Int64Array, b: Int64Array, *, equal: bool) -> int:
-    """How many values at the beginning of both are equal, or all different: compared in pieces that grow."""
+    """How many values at the beginning of both are equal, or all different: compared in blocks that grow."""
     start, size, num = 0, 64, min(len(a), len(b))
     while start < num:
         stop = min(start + size, num)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing
 from typing import Any
 
 import numpy as np
@@ -57,16 +57,15 @@ def load_keys(
         pin_memory=pin_memory,
     )
     reads = _reads(iter([keys]) if isinstance(keys, np.ndarray) else iter(keys), batch_size, max(batch_size, keys_per_read))
-    with nullcontext(payloads) if payloads is not None else _open(config, num_threads, system) as opened:
-        reader = BatchReader(reads, _keys_of, opened, config, options)
+    with ExitStack() as stack:
+        if payloads is None:
+            payloads = PayloadSource.of(system or load_system_config(), config.dataset_id, num_threads).open()
+            stack.callback(payloads.close)
+        reader = BatchReader(reads, _keys_of, payloads, config, options)
         with closing(reader.batches(0 if config.may_draw else 1 if config.runs_per_sample else num_threads)) as batches:
             for batch in batches:
                 if len(batch):
                     yield batch
-
-
-def _open(config: DataConfig, num_threads: int, system: SystemConfig | None) -> PayloadReader:
-    return PayloadSource.of(system or load_system_config(), config.dataset_id, streams=num_threads).open()
 
 
 class _GivenRead(PartitionRead):

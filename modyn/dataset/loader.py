@@ -8,7 +8,6 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from types import TracebackType
 from typing import Any, Self
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -39,7 +38,7 @@ class BatchLoader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __iter__(self) -> Iterator[Batch]:

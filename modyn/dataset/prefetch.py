@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -14,13 +15,13 @@ JOIN_S = 10.0
 """How long `join` waits for a thread that is still inside a call; it is a daemon and ends with its call."""
 
 
+@dataclass(slots=True, eq=False)
 class _Slot(Generic[T, R]):
     """A task that has been taken from the stream, and the results of it that are not used yet."""
 
-    def __init__(self, task: T) -> None:
-        self.task = task
-        self.results: deque[R] = deque()
-        self.done = False
+    task: T
+    results: deque[R] = field(default_factory=deque)
+    done: bool = False
 
 
 class Prefetcher(Generic[T, R]):

@@ -29,7 +29,7 @@ class ImportedName:
 
 
 def imported_name(text: str) -> ImportedName | None:
-    """`text` as an importable name, or None if it is something else. Raises ValueError if its arguments are not literals."""
+    """Parse `text` as an importable name; None if it is something else. Raises: ValueError: its arguments are not literals."""
     match = _IMPORTABLE.fullmatch(text)
     if match is None or any(keyword.iskeyword(part) for part in match[1].split(".")):
         return None
@@ -48,9 +48,9 @@ def imported_name(text: str) -> ImportedName | None:
 
 
 def check_function(text: str, name: str, num_arguments: int) -> str:
-    """`text` unchanged if it is the source of a function `name` that takes `num_arguments`, or an importable name.
+    """Return `text` if it is the source of a function `name` that takes `num_arguments`, or an importable name.
 
-    Raises ValueError that says what is wrong, with the line in the source.
+    Raises: ValueError: says what is wrong, with the line in the source.
     """
     imported = imported_name(text)
     if imported is not None:
@@ -63,26 +63,25 @@ def check_function(text: str, name: str, num_arguments: int) -> str:
         raise ValueError(f"is neither Python source nor 'package.module:name': {error.msg} at line {error.lineno}") from error
     except ValueError as error:
         raise ValueError(f"is not Python source: {error}") from error
-    found = [node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == name]
-    if not found:
-        others = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]
+    functions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
+    if name not in functions:
         raise ValueError(
-            f"must define a function '{name}'; it defines {', '.join(others) if others else 'none'}. "
+            f"must define a function '{name}'; it defines {', '.join(functions) or 'none'}. "
             "An importable function is written 'package.module:name'"
         )
-    arguments = found[-1].args
+    arguments = functions[name].args
     takes = len(arguments.posonlyargs) + len(arguments.args)
     required = takes - len(arguments.defaults)
     missing = [a.arg for a, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if default is None]
     if required > num_arguments or missing or (takes < num_arguments and arguments.vararg is None):
         raise ValueError(
-            f"function '{name}' is called with {num_arguments} argument(s); its definition at line {found[-1].lineno} differs"
+            f"function '{name}' is called with {num_arguments} argument(s); its definition at line {functions[name].lineno} differs"
         )
     return text
 
 
 def check_transformation(text: str) -> str:
-    """`text` unchanged if it is an expression or an importable name. Raises ValueError that says what is wrong."""
+    """Return `text` if it is an expression or an importable name. Raises: ValueError: says what is wrong."""
     if imported_name(text) is None:
         try:
             ast.parse(text.strip(), mode="eval")
@@ -96,9 +95,8 @@ def missing_extras(transformations: Iterable[str]) -> list[str]:
     found = []
     for text in transformations:
         if imported_name(text) is None:
-            tree = ast.parse(text.strip(), mode="eval")
-            names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-            for package in sorted({EXTRAS[name] for name in names & EXTRAS.keys()}):
-                if find_spec(package) is None:
-                    found.append(f"'{text}' needs {package}, which is not installed: pip install {package}")
+            nodes = ast.walk(ast.parse(text.strip(), mode="eval"))
+            packages = {EXTRAS[node.id] for node in nodes if isinstance(node, ast.Name) and node.id in EXTRAS}
+            missing = [package for package in sorted(packages) if find_spec(package) is None]
+            found += [f"'{text}' needs {package}, which is not installed: pip install {package}" for package in missing]
     return found

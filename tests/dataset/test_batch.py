@@ -1,4 +1,4 @@
-"""Batches reach their device whole and in order, and a copy is waited for by who computes with it."""
+"""Batches reach their device whole and in order, and only the computing stream waits for a copy."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def test_samples_of_different_shape_are_named_across_blocks() -> None:
         pipeline(bytes_parser_function=parser).run(arrived)
 
 
-def test_what_makes_no_tensors_is_told_as_such() -> None:
+def test_samples_that_make_no_tensors_are_refused() -> None:
     """All are alike, so their shapes are not at fault."""
     parser = "def bytes_parser_function(x):\n    return bytes(x).decode()\n"
     with pytest.raises(UserCodeError, match=r"was decoded to a str each, of which no batch can be made: .*str"):

@@ -112,7 +112,7 @@ def test_options_are_checked_the_same_whichever_way_payloads_come(config: System
         OnlineDataset("known", 0, **wrong)
 
 
-def test_what_cannot_be_served_is_told_at_once(config: SystemConfig) -> None:
+def test_what_cannot_be_served_is_refused_at_once(config: SystemConfig) -> None:
     with pytest.raises(NotFoundError, match="no run 'nobody'"):
         OnlineDataset("nobody", 0)
     with pytest.raises(NotFoundError, match="no trigger 5"):

@@ -1,4 +1,4 @@
-"""A stream of batches ends when it is complete, or with an error, or because nobody wants more of it."""
+"""A stream of batches ends when it is complete, or with an error, or because it is closed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def dataset(data: DataConfig, short_cut: bool) -> TriggerSetDataset:
 def test_a_stream_that_loses_its_end_does_not_look_complete(
     data: DataConfig, short_cut: bool, stage: str, lost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stand-in for a mistake in what reads ahead: one there once ended streams early, which nobody noticed."""
+    """Simulates a defect in what reads ahead: one there once ended streams early, without an error."""
     complete = Prefetcher.__iter__
 
     def losing(prefetcher: Prefetcher[Any, Any]) -> Iterator[tuple[Any, Iterator[Any]]]:

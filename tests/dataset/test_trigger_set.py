@@ -141,7 +141,7 @@ def test_each_epoch_yields_each_key_once_with_its_own_columns(
 def test_resuming_skips_exactly_what_was_consumed(
     num_keys: int, partition: int, size: int, consumed: int, shuffle: bool, short_cut: bool, num_workers: int
 ) -> None:
-    """With another number of workers, by another way, and without a seed: whoever goes on has drawn another one."""
+    """With another number of workers, by the other flow, and without a seed: the second dataset has drawn another one."""
     keys = trigger_set(num_keys, partition)
     options = LoadOptions(size, drop_last=False, shuffle=shuffle, epochs=3)
     first = TriggerSetDataset(keys.info, LAYOUT, keys, options)
