@@ -43,9 +43,9 @@ def check_paired(batches: Iterator[Payloads], keys: list[int]) -> None:
 
 def test_payloads_are_paired_with_their_keys(numbers: RunningStorage) -> None:
     keys = np.random.default_rng(1).integers(0, 1000, 2000)
-    pieces = list(numbers.payloads.fetch("numbers", keys))
-    check_paired(iter(pieces), keys.tolist())
-    assert max(piece.data.nbytes for piece in pieces) <= 80
+    chunks = list(numbers.payloads.fetch("numbers", keys))
+    check_paired(iter(chunks), keys.tolist())
+    assert max(chunk.data.nbytes for chunk in chunks) <= 80
 
 
 def test_any_keys_in_any_order_over_any_streams(numbers: RunningStorage, stack: ExitStack) -> None:

@@ -266,7 +266,7 @@ def test_a_deadline_holds_also_against_a_server_that_reports_to_be_alive(serve: 
             list(fetched)
 
 
-def test_a_deadline_is_for_each_piece_and_not_for_the_consumer(numbers: RunningStorage) -> None:
+def test_a_deadline_is_for_each_batch_and_not_for_the_consumer(numbers: RunningStorage) -> None:
     got = []
     for number, batch in enumerate(numbers.payloads.fetch("numbers", np.arange(1000), deadline_s=STALL_S)):
         if number == 0:

@@ -1,4 +1,4 @@
-"""A payload server whose datasets change or hang under it: no bytes of another dataset, and nobody else has to wait."""
+"""A payload server whose datasets change or hang under it: no bytes of another dataset, and no other dataset waits."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_what_was_looked_up_is_not_read_from_another_dataset(numbers: RunningSto
 
 
 class Hanging:
-    """The datasets of a store, of which `numbers` lies on a dead mount: whoever reads it hangs."""
+    """The datasets of a store, of which `numbers` lies on a dead mount: reading it hangs."""
 
     def __init__(self, store: DatasetStore) -> None:
         self._store = store
@@ -105,7 +105,7 @@ def hanging(numbers: RunningStorage) -> Iterator[Hanging]:
     hanging.released.set()
 
 
-def test_a_dataset_that_hangs_holds_up_nobody_else(
+def test_a_dataset_that_hangs_holds_up_no_other(
     numbers: RunningStorage, hanging: Hanging, stack: ExitStack, tmp_path: Path
 ) -> None:
     """Nor does it keep the places of clients that have gone."""
@@ -134,7 +134,7 @@ def test_a_dataset_that_hangs_holds_up_nobody_else(
     hanging.released.set()
 
 
-def test_threads_of_datasets_that_nobody_reads_end(numbers: RunningStorage, tmp_path: Path) -> None:
+def test_threads_of_datasets_that_are_not_read_end(numbers: RunningStorage, tmp_path: Path) -> None:
     def num_threads() -> int:
         return sum(thread.name.startswith("gather") for thread in threading.enumerate())
 
@@ -145,5 +145,5 @@ def test_threads_of_datasets_that_nobody_reads_end(numbers: RunningStorage, tmp_
         numbers.client.register_dataset(binary_dataset(tmp_path / name, name))
         numbers.ingest(name)
         assert numbers.data_of(range(10), name) == list(range(10))
-    # They are told to end and not waited for.
+    # They are asked to end and not waited for.
     eventually(lambda: num_threads() <= before + 3, lambda: f"{num_threads()} threads, {before} before")
