@@ -30,7 +30,7 @@ class EvaluationDatasetConfig(DataConfig):
         return tuple(value) if isinstance(value, list) else value
 
     def metric_labels(self) -> list[str]:
-        """The names that results carry, in order. The metrics must have been checked."""
+        """The labels of the results, in order. The metrics must have been checked."""
         return [_label(section) for section in self.metrics]
 
 
@@ -43,7 +43,7 @@ class DeviceSection(Section):
     @classmethod
     def _known(cls, value: str) -> str:
         if not _DEVICE.fullmatch(value):
-            raise ValueError(f"{value!r} is no device; write cpu, cuda or cuda:N")
+            raise ValueError(f"{value!r} is not a device; write cpu, cuda or cuda:N")
         return value
 
 
@@ -55,9 +55,9 @@ def check_dataset(section: object, path: str) -> list[Problem]:
     metrics = section["metrics"]
     in_metrics = [problem for i, metric in enumerate(metrics) for problem in check_metric(metric, f"{path}.metrics.{i}")]
     if found or in_metrics:
-        # What `metrics` lacks is told in detail by the metrics themselves.
-        told = re.compile(rf"{re.escape(path)}\.metrics" + (r"(\..*)?" if in_metrics else r"\..*"))
-        return [*(problem for problem in found if not told.fullmatch(problem.path)), *in_metrics]
+        # Problems of `metrics` are reported in detail by the metrics.
+        covered = re.compile(rf"{re.escape(path)}\.metrics" + (r"(\..*)?" if in_metrics else r"\..*"))
+        return [*(problem for problem in found if not covered.fullmatch(problem.path)), *in_metrics]
     labels: list[str] = []
     for i, metric in enumerate(metrics):
         label = _label(metric)
@@ -96,6 +96,6 @@ def load_dataset(section: Mapping[str, Any], path: str = "evaluation.datasets") 
 
 
 def _label(section: Mapping[str, Any]) -> str:
-    """What the results of a checked metric are called."""
+    """The label of the results of a checked metric."""
     metric = METRICS.get(section["name"])
     return metric.label_of(load_section(metric.Config, section))

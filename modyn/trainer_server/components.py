@@ -1,4 +1,4 @@
-"""From the names in `training` to the optimizers, schedulers and loss that they mean. Imports torch: for workers only."""
+"""Optimizers, schedulers, loss and loss scaling of a training, from the section `training`. Imports torch: for workers only."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def build_criterion(config: CriterionConfig, *, weighted: bool) -> Loss:
             )
         losses = losses if losses.dim() == 1 else losses.flatten(1).mean(1)
         summed: Tensor = torch.dot(losses, weights.to(losses.dtype))
-        # All weights 0: a loss of 0. The clamp keeps the device busy, where a test would wait for it.
+        # All weights 0: a loss of 0. A clamp, since a test of the sum would wait for the device.
         return summed if total else summed / weights.to(losses.dtype).sum().clamp_min(torch.finfo(losses.dtype).tiny)
 
     return weighted_loss
@@ -124,7 +124,7 @@ def build_scaler(config: TrainingConfig) -> torch.amp.GradScaler:
 
 
 def resolve(value: Any, numbers: Mapping[str, int], path: str) -> Any:
-    """`value` with arithmetic on the names in `numbers` worked out, at any depth. Text without these names is left as it is.
+    """Return `value` with arithmetic on the names in `numbers` computed, at any depth. Text without these names stays as it is.
 
     >>> resolve({"T_max": "MODYN_NUM_BATCHES * 2", "mode": "min"}, {"MODYN_NUM_BATCHES": 50}, "config")
     {'T_max': 100, 'mode': 'min'}
@@ -135,7 +135,7 @@ def resolve(value: Any, numbers: Mapping[str, int], path: str) -> Any:
                 return _calculate(ast.parse(value.strip(), mode="eval").body, numbers)
             except (SyntaxError, ValueError, ZeroDivisionError) as error:
                 raise ConfigError(
-                    f"{path}: cannot work out {value!r}: {error}; write numbers, + - * / // % and {', '.join(numbers)}"
+                    f"{path}: cannot compute {value!r}: {error}; write numbers, + - * / // % and {', '.join(numbers)}"
                 ) from error
         case Mapping():
             return {key: resolve(item, numbers, f"{path}.{key}") for key, item in value.items()}
@@ -212,7 +212,7 @@ def _optimizer_class(config: OptimizerConfig, path: str) -> Any:
 
 
 def _constructed(kind: Any, path: str, options_at: str, *arguments: Any, **options: Any) -> Any:
-    """`kind(*arguments, **options)`; whatever it complains of is told with the path of its options."""
+    """Return `kind(*arguments, **options)`. Raises ConfigError with the path of the options."""
     try:
         if arguments and isinstance(arguments[0], list):
             _check_group_options(kind, arguments[0], f"{path}.{options_at}")
@@ -225,7 +225,7 @@ def _constructed(kind: Any, path: str, options_at: str, *arguments: Any, **optio
 
 
 def _check_group_options(kind: Any, groups: list[dict[str, Any]], path: str) -> None:
-    """An optimizer takes whatever stands in a group; its constructor knows which options and values there are."""
+    """Check the options of each group by the constructor, one at a time: an optimizer itself takes any key in a group."""
     parameters = inspect.signature(kind).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     allowed = ", ".join(list(parameters)[1:])
@@ -243,7 +243,7 @@ def _check_group_options(kind: Any, groups: list[dict[str, Any]], path: str) -> 
         for name, value in options.items():
             alone = _refusal(kind, group["params"], {name: value})
             if alone is not None and str(alone) == str(error):
-                raise ConfigError(f"{where}.{name}: {_told_value(kind, value, parameters.get(name), alone)}") from alone
+                raise ConfigError(f"{where}.{name}: {_describe_value(kind, value, parameters.get(name), alone)}") from alone
         raise ConfigError(f"{where}: {kind.__name__} refuses its options: {error}. It takes: {allowed}") from error
 
 
@@ -255,7 +255,7 @@ def _refusal(kind: Any, parameters: Any, options: Mapping[str, Any]) -> Exceptio
     return None
 
 
-def _told_value(kind: Any, value: Any, parameter: inspect.Parameter | None, error: Exception) -> str:
+def _describe_value(kind: Any, value: Any, parameter: inspect.Parameter | None, error: Exception) -> str:
     """What is wrong with the value of one option, and what is expected instead."""
     default = None if parameter is None or parameter.default is parameter.empty else parameter.default
     if isinstance(value, str):
@@ -268,7 +268,7 @@ def _told_value(kind: Any, value: Any, parameter: inspect.Parameter | None, erro
     else:
         expected = "another value"
     example = "" if default is None else f", for example {default!r}"
-    # What Python says of a text where it wants a number helps nobody.
+    # The message of Python about a text in place of a number does not help.
     reason = "" if isinstance(value, str) and isinstance(error, TypeError) else f"{kind.__name__} refuses its options: {error}; "
     return f"{value!r} is wrong: {reason}{expected} is expected{example}"
 

@@ -1,4 +1,4 @@
-"""What a metric is: it sees the outputs of one interval's samples, batch by batch, and gives one number."""
+"""The base of metrics: takes the outputs of the samples of one interval, batch by batch, and gives one number."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TRANSFORMER = "evaluation_transformer_function"
 
 
 class MetricConfig(Section):
-    """What every metric has; the options of each are fields beside these."""
+    """The options of every metric; each adds its own."""
 
     name: str = Field(description="registered name of the metric, or a class of torchmetrics")
     label: str | None = Field(
@@ -38,7 +38,7 @@ class MetricConfig(Section):
 
 @dataclass(frozen=True, slots=True)
 class MetricValue:
-    """None: undefined for these samples; then `note` says why. A note beside a value says what is unusual about it."""
+    """None: undefined for these samples, `note` gives the reason. A note beside a value names what is unusual about it."""
 
     value: float | None
     note: str = ""
@@ -57,26 +57,26 @@ class Metric(ABC):
 
     @property
     def label(self) -> str:
-        """The name that its results carry."""
+        """The label of its results."""
         return self.label_of(self.config)
 
     @classmethod
     def label_of(cls, config: Any) -> str:
-        """The name that results of this configuration carry; known without making the metric."""
+        """The label of results of this configuration; known without making the metric."""
         return str(config.label or cls.own_label(config))
 
     @classmethod
     def own_label(cls, config: Any) -> str:
-        """What the metric calls itself, for this configuration."""
+        """The default label for this configuration."""
         return str(config.name)
 
     @abstractmethod
     def update(self, outputs: torch.Tensor, labels: torch.Tensor) -> None:
-        """See n ≥ 0 samples more. outputs: (n, …), as the transformer gives them, on the model's device. labels: (n,) on the same device.
+        """Add n ≥ 0 samples. outputs: (n, …), as the transformer returns them, on the model's device. labels: (n,) on the same device.
 
         Neither is changed. Raises InvalidArgumentError if their shapes or values are not what the metric is for.
         """
 
     @abstractmethod
     def value(self) -> MetricValue:
-        """Over all samples seen, of which there is at least one."""
+        """The value over all samples added, of which there is at least one."""

@@ -1,4 +1,4 @@
-"""What a downsampling policy is."""
+"""The base of downsampling policies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class DownsamplingConfig(Section):
-    """What all strategies share."""
+    """The options of every strategy."""
 
     strategy: str = Field(description="registered id of the strategy")
     sample_then_batch: bool = Field(False, description="select from the whole trigger set before batches are made")
@@ -26,7 +26,7 @@ class DownsamplingConfig(Section):
 
 
 class Downsampling(ABC):
-    """Decides, batch by batch and with the model as it is now, what to train on. Made anew for each training."""
+    """Selects the samples of each batch to train on, with the present model. Made anew for each training."""
 
     Config: ClassVar[type[Section]] = DownsamplingConfig
 
