@@ -25,17 +25,18 @@ from modyn.storage.read.snapshot import DatasetSnapshot
 
 
 class MountedDatasets:
-    """Datasets of which this process finds files as storage has indexed them. Any number of threads.
+    """The datasets whose files this process finds as storage indexed them. Any number of threads.
 
-    Not the proof of the short cut: on another machine a file has other numbers. So some files are looked at for their sizes and times, once,
-    and again as long as none of them is as it should be.
+    Weaker than the proof for local reads, since inodes differ on another machine: sizes and times of some files are compared, once, and again
+    as long as none of them agrees.
     """
 
     def __init__(self, datasets: Snapshots, name: str) -> None:
-        """`name`: of this process, for errors."""
+        """name: of this process, for errors."""
         self._datasets = datasets
         self._name = name
         self._lock = threading.Lock()
+        """Protects `_found`."""
         self._found: set[str] = set()
 
     def snapshot(self, name: str) -> DatasetSnapshot:

@@ -1,4 +1,4 @@
-"""The proof that a reader sees the files that storage sees: one kernel, one secret, and files that are the same and not only alike.
+"""Proof that a reader sees the files that storage sees: the same kernel, the same nonce, and the same data files by device and inode.
 
 A path means something else in another container, on another machine or behind another mount. So storage names, besides the paths, its
 kernel's boot id, a nonce that lies in the dataset's folder for its own user only, and device and inode of a few data files. On one kernel
@@ -42,7 +42,7 @@ class FileIdentity:
 
 @dataclass(frozen=True, slots=True)
 class ShortCutOffer:
-    """What storage says to who asks for the short cut: why there is none, or else what he must find to take it."""
+    """Storage's answer to a reader that wants to read locally: why it may not, or else what it must find to be allowed."""
 
     refused: str = ""
     folder: bytes = b""
@@ -51,7 +51,7 @@ class ShortCutOffer:
     files: tuple[FileIdentity, ...] = ()
 
     def why_not(self) -> str | None:
-        """Why this process must not read the dataset by itself. None: it sees what storage sees."""
+        """Why this process must not read the dataset by itself; None if it sees what storage sees."""
         if self.refused:
             return self.refused
         if not self.kernel or self.kernel != _kernel():
@@ -67,15 +67,16 @@ class ShortCutOffer:
 
 
 class Proof:
-    """Storage's side of it, for one dataset: offers with a nonce that is new for each start of storage."""
+    """Storage's side of the proof, for one dataset: makes offers, with a nonce that is new at each start of storage."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._nonce = secrets.token_hex(32).encode()
         self._lock = threading.Lock()
+        """One thread at a time places the nonce."""
 
     def offer(self, base_path: str, paths: PathTable) -> ShortCutOffer:
-        """For a dataset of these files below `base_path`. Raises UnavailableError if the nonce cannot be written."""
+        """The offer of a dataset with these files below `base_path`. Raises UnavailableError if the nonce cannot be written."""
         try:
             self._place_nonce()
         except OSError as error:
@@ -103,7 +104,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def _kernel() -> str:
-    """Differs between machines, virtual ones too, and is the same in all containers of one; empty if there is no telling."""
+    """The boot id: differs between machines, virtual ones too, and is the same in all containers of one; empty if unknown."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""What was read or opened last is kept, up to a bound."""
+"""A thread-safe LRU cache with a bound on total size."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ T = TypeVar("T")
 
 
 class LRUCache(Generic[T]):
-    """What was made last, up to a total size. Each thing is made once, however many threads ask for it at the same time."""
+    """Keeps the values used last, up to a total size. Each value is made once, however many threads ask for it at the same time."""
 
     def __init__(self, limit: int, size_of: Callable[[T], int]) -> None:
         self._limit, self._size_of = limit, size_of
         self._lock = threading.Lock()
+        """Protects the table and the size; values are made without it."""
         self._found: OrderedDict[Hashable, Future[T]] = OrderedDict()
         self._size = 0
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
+        """The value of `key`; `make` is called if there is none, and its error is raised to all that wait."""
         with self._lock:
             future = self._found.get(key)
             if future is not None:
@@ -40,13 +42,13 @@ class LRUCache(Generic[T]):
             mine.set_result(made)
             self._size += self._size_of(made)
             while self._size > self._limit:
-                # What is still being made has no size yet.
+                # A value that is still being made has no size yet.
                 oldest = next(old for old, future in self._found.items() if future.done())
                 self._size -= self._size_of(self._found.pop(oldest).result())
         return made
 
     def forget(self, key: Hashable) -> None:
-        """The next `get` makes it again."""
+        """Drop the value of `key`: the next `get` makes it again."""
         with self._lock:
             future = self._found.get(key)
             if future is not None and future.done():

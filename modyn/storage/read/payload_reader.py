@@ -64,7 +64,7 @@ class LocatedSamples:
         if (row := now.first_altered(file_ids)) is not None:
             raise DataError(
                 f"{now.paths[int(file_ids[row])]} was changed after it was indexed, so the sample with key {keys[row]} at byte "
-                f"{offsets[row]} of it cannot be read; `modyn data problems {now.name}` tells more"
+                f"{offsets[row]} of it cannot be read; `modyn data problems {now.name}` says why"
             )
         lengths = self.locations.lengths
         size = lengths if isinstance(lengths, int) else None

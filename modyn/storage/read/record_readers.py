@@ -1,4 +1,4 @@
-"""Where the bytes of samples come from: one source for each open dataset, all of them over one set of threads and open files."""
+"""Record readers: where the bytes of samples come from, one reader for each open dataset."""
 
 from __future__ import annotations
 
@@ -28,22 +28,25 @@ class LocalRecordReader:
 
 
 class RecordReaders:
-    """Makes the sources of datasets. `num_threads` read for one request; at most `_OPEN_FILES` files are open for all. For each dataset of
-    rows in groups, `row_group_cache_bytes` of these are kept."""
+    """Opens the record readers of datasets, over one set of threads and open files.
+
+    num_threads: for one request. row_group_cache_bytes: of row groups that are kept for each dataset whose rows lie in groups.
+    """
 
     def __init__(self, num_threads: int, row_group_cache_bytes: int = ROW_GROUP_CACHE_BYTES) -> None:
         self._gatherer = Gatherer(_OPEN_FILES, num_threads)
         self._row_group_cache_bytes = row_group_cache_bytes
         self._forgetting = threading.Lock()
+        """Held by the one thread that looks for removed files."""
 
     @staticmethod
     def table(dataset: DatasetConfig) -> PathTable:
-        """For the paths of a dataset's files: empty."""
+        """An empty table for the paths of a dataset's files."""
         file_format = build_format(dataset.file_wrapper, dataset.file_wrapper_config, dataset.timestamp_source)
         return PathTable(open_filesystem(dataset.base_path).base, file_format.can_grow)
 
     def open(self, dataset: DatasetConfig, paths: PathTable) -> RecordReader:
-        """The source of a dataset whose files are `paths`, by its file system and its format."""
+        """The reader of a dataset whose files are `paths`, by its file system and its format."""
         folder = open_filesystem(dataset.base_path)
         file_format = build_format(dataset.file_wrapper, dataset.file_wrapper_config, dataset.timestamp_source)
         return self.open_format(file_format, folder, paths)
@@ -66,16 +69,18 @@ class RecordReaders:
         return S3RangeReader(folder.open, folder.requests, paths)
 
     def forget_removed(self) -> None:
-        """Lets go of open files that were removed: their space on the disk is not free before. Does not wait for that, as it asks the file
-        system about each, and one may be on a dead mount."""
+        """Close open files that were removed, whose space on the disk is not free before.
+
+        In a thread of its own: each file is looked up, and one may be on a dead mount.
+        """
         if self._gatherer.num_open_files and not self._forgetting.locked():
             try:
                 threading.Thread(target=self._forget_removed, name="forget-removed", daemon=True).start()
-            except RuntimeError as error:  # no thread is to be had; the next call tries again
+            except RuntimeError as error:  # no thread can be started; the next call tries again
                 get_logger("storage").warning("removed_files_stay_open", error=str(error))
 
     def _forget_removed(self) -> None:
-        # Taken by the thread itself: one that could not be started would never let go of it.
+        # Taken by the thread itself: one that could not be started would never release it.
         if self._forgetting.acquire(blocking=False):
             try:
                 self._gatherer.forget_removed()
@@ -83,5 +88,5 @@ class RecordReaders:
                 self._forgetting.release()
 
     def close(self) -> None:
-        """Lets go of open files; the sources may still be used."""
+        """Close open files; the readers may still be used."""
         self._gatherer.close_files()

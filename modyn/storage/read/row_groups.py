@@ -127,7 +127,7 @@ def _runs(values: UInt32Array | Int64Array) -> Iterator[tuple[int, int]]:
 
 
 def changed(path: str, offset: int, place: str) -> FileChangedError:
-    """What a file is told by that is not as it was when it was indexed. place: of a sample that was asked for."""
+    """The error of a file that changed since it was indexed. place: of a sample that was asked for."""
     error = FileChangedError(
         f"file changed: {path} ({place} wanted) is not as it was when it was indexed: it was replaced, written again or touched since; "
         f"ingest its dataset, which looks at it again"
