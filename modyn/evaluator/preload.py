@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing.popen_forkserver  # imported when a worker starts processes for user code
 
+import google.protobuf.descriptor_pb2  # imported when the fields of a message are listed
 import grpc._channel  # imported when a channel is opened, with grpc.experimental
 import grpc.experimental
 import safetensors.torch  # imported when weights are read or written
@@ -21,7 +22,7 @@ from modyn.evaluator.metrics import METRICS
 from modyn.models import MODELS
 from modyn.storage.payloads import preload_file_formats
 
-PRELOADED = (multiprocessing, grpc, safetensors, modyn)
+PRELOADED = (multiprocessing, google, grpc, safetensors, modyn)
 
 for preload in (MODELS.preload, METRICS.preload, preload_file_formats):
     if problem := preload():

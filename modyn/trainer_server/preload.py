@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing.popen_forkserver  # imported when a worker starts processes for user code
 from io import BytesIO
 
+import google.protobuf.descriptor_pb2  # imported when the fields of a message are listed
 import grpc._channel  # imported when a channel is opened, with grpc.experimental
 import grpc.experimental
 import safetensors.torch  # imported when weights are read or written
@@ -25,7 +26,7 @@ from modyn.storage.payloads import preload_file_formats
 from modyn.trainer_server.downsampling import DOWNSAMPLING
 from modyn.trainer_server.registries import OPTIMIZERS, SCHEDULERS
 
-PRELOADED = (multiprocessing, grpc, safetensors, modyn)
+PRELOADED = (multiprocessing, google, grpc, safetensors, modyn)
 
 # PyTorch imports modules, its compiler above all (a second), when an optimizer is made and stepped and when a file is written.
 torch.optim.SGD([torch.zeros(1)], lr=0.1).step()
