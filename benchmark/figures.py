@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from benchmark.data_path import peers
 from benchmark.machine import REPORTS, busy_cores, write_report
@@ -82,7 +83,7 @@ def main() -> int:
         if name == "c" and not peers.PYTHON.exists():
             print("c: not measured; make peers", flush=True)
             continue
-        values, lines = check(name, FIGURES[name])
+        values, lines = check(name, FIGURES[name], *reported(name, FIGURES[name]))
         measured[name] = values
         worse += lines
     if options.report:
@@ -91,9 +92,8 @@ def main() -> int:
     return 1 if worse else 0
 
 
-def check(name: str, figure: QuotedFigure) -> tuple[Values, list[str]]:
-    """Measure a figure. Returns its values, and a line for each that is worse than in the report."""
-    source, before = reported(name, figure)
+def check(name: str, figure: QuotedFigure, source: str, before: Values) -> tuple[Values, list[str]]:
+    """Measure a figure. Returns its values, and a line for each that is worse than `before`, the values in the report `source`."""
     started = time.monotonic()
     values = measure(figure)
     if worse(figure, values, before):
@@ -123,13 +123,13 @@ def measure(figure: QuotedFigure) -> Values:
     return _values(figure.line, done.stdout)
 
 
-def reported(name: str, figure: QuotedFigure) -> tuple[str, Values]:
+def reported(name: str, figure: QuotedFigure, folder: Path = REPORTS) -> tuple[str, Values]:
     """The names of the newest reports, and their values. A report on some cases only, such as `…-c-torch`, overrides the whole one."""
-    own = sorted(REPORTS.glob("????-??-??-figures.md"), reverse=True)
+    own = sorted(folder.glob("????-??-??-figures.md"), reverse=True)
     for path in own:
         if found := _values(rf"^\| {name} \| (?P<case>.+) \| (?P<value>[\d.]+) \|$", path.read_text()):
             return path.name, found
-    paths = [path for path in REPORTS.glob("*.md") if re.fullmatch(rf"[\d-]{{10}}-{figure.title}(-[a-z-]+)?\.md", path.name)]
+    paths = [path for path in folder.glob("*.md") if re.fullmatch(rf"[\d-]{{10}}-{figure.title}(-[a-z-]+)?\.md", path.name)]
     paths.sort(key=lambda path: (path.name[:10], len(path.name)))
     values: Values = {}
     for path in paths:

@@ -42,8 +42,7 @@ def test_what_is_worse_in_two_runs_is_named(monkeypatch: pytest.MonkeyPatch, cap
 
     monkeypatch.setattr(subprocess, "run", run)
     before = {"short cut on, parser=batch": 1.9, "short cut off, parser=batch": 1.01, "gone": 1.0}
-    monkeypatch.setattr(figures, "reported", lambda *_: ("a report", before))
-    values, lines = check("b", FIGURES["b"])
+    values, lines = check("b", FIGURES["b"], "a report", before)
     assert runs == 2
     assert values == {"short cut on, parser=batch": 2.0, "short cut off, parser=batch": 0.8, "somewhat new": 3.0}
     assert lines == ["b: short cut off, parser=batch: 0.8, was 1.01 (a report)"]
@@ -56,14 +55,16 @@ def test_of_seconds_less_is_better() -> None:
     assert worse(FIGURES["b"], {"x": 0.81}, {"x": 1.0}) == []
 
 
-def test_its_own_report_goes_before_that_of_the_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "REPORTS", tmp_path)
+def test_its_own_report_goes_before_that_of_the_figure(tmp_path: Path) -> None:
     figure = FIGURES["a"]
     row = "| {} | warm | 1 | 2 | **{}** (1–2) | 1 |\n"
     (tmp_path / "2026-01-01-data-path-a.md").write_text(row.format("x, 5,000 samples", 2) + row.format("y", 3))
     (tmp_path / "2026-01-01-data-path-a-only-y.md").write_text(row.format("y", 4))
     (tmp_path / "2026-01-01-data-path-ab.md").write_text(row.format("y", 9))
-    assert reported("a", figure) == ("2026-01-01-data-path-a.md, 2026-01-01-data-path-a-only-y.md", {"x": 2.0, "y": 4.0})
+    assert reported("a", figure, tmp_path) == (
+        "2026-01-01-data-path-a.md, 2026-01-01-data-path-a-only-y.md",
+        {"x": 2.0, "y": 4.0},
+    )
     (tmp_path / "2025-12-31-figures.md").write_text(figures.table({"a": {"x": 1.0, "y": 1.5}}))
-    assert reported("a", figure) == ("2025-12-31-figures.md", {"x": 1.0, "y": 1.5})
-    assert reported("start_up", FIGURES["start_up"]) == ("no report", {})
+    assert reported("a", figure, tmp_path) == ("2025-12-31-figures.md", {"x": 1.0, "y": 1.5})
+    assert reported("start_up", FIGURES["start_up"], tmp_path) == ("no report", {})
