@@ -35,7 +35,6 @@ FACES = {"storage": {"client", "payloads", "model.samples"}}
 SHARED_NAMES = {"ServiceProcess"}
 PATCHED_CONSTANTS = {
     "tests/benchmark/test_data_path.py: DROP",
-    "tests/benchmark/test_figures.py: REPORTS",
     "tests/evaluator/test_evaluate.py: KEYS_PER_READ",
     "tests/selector/test_sampling.py: BLOCK",
 }
