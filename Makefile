@@ -96,9 +96,7 @@ $(PEERS)/.installed: benchmark/peers.txt $(CONSTRAINTS)
 	@touch $@
 
 docs: setup  ## Write the generated pages again
-	$(BIN)/python -m modyn.reference.schema --markdown > docs/pipeline.md
-	$(BIN)/python -m modyn.reference.schema --datasets > docs/datasets.md
-	$(BIN)/python -m modyn.reference.schema --system > docs/system.md
+	$(BIN)/python -m modyn.reference.pages docs/pipeline.md docs/datasets.md docs/system.md
 
 clean:  ## Remove what builds and tests leave behind
 	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis modyn/proto modyn/_core*.so

@@ -1,4 +1,4 @@
-"""Explain the fields of a pipeline file from its JSON Schema: one field for the terminal, all fields as `docs/pipeline.md`."""
+"""Explain the fields of a pipeline file from its JSON Schema: one field for the terminal, all fields of a section as Markdown."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from modyn.config.durations import DURATION_PATTERN, TIMESTAMP_PATTERN
-from modyn.config.pipeline import NOT_YET
 from modyn.errors import NotFoundError
 from modyn.reference.schema import JsonSchema, pipeline_json_schema
 
@@ -77,25 +76,6 @@ def walk(schema: JsonSchema, path: str = "", variant: str = "") -> Iterator[Fiel
             yield from walk(value, field.path, inner)
 
 
-def reference() -> str:
-    """Return `docs/pipeline.md`: the whole format as Markdown, without plug-ins."""
-    schema = pipeline_json_schema(plugins=False)
-    lines = [
-        "# The pipeline file",
-        "",
-        "Made from the configuration classes by `python -m modyn.reference.schema --markdown`; edit these, not this file.",
-        "`modyn explain FIELD` prints the same in the terminal, `modyn check FILE` checks a file, `modyn schema` prints a JSON Schema for",
-        "editors. Durations are a number and one of `s m h d w y` (a year has 365 days). Timestamps are seconds since 1970 or a date",
-        "in ISO 8601, in UTC unless it says otherwise. Intervals hold their start and not their end. Unknown keys are refused.",
-        f"Sections still to come: {', '.join(f'`{name}`' for name in NOT_YET)}.",
-        "",
-    ]
-    for name, section in schema["properties"].items():
-        optional = "" if name in schema["required"] else " (optional)"
-        lines += [f"## `{name}`{optional}", "", _sentence(section.get("description", "")), "", *tables(section, "###", name)]
-    return "\n".join(lines).rstrip("\n") + "\n"
-
-
 def tables(schema: JsonSchema, heading: str, path: str) -> Iterator[str]:
     """Yield the lines of a Markdown table of one mapping's fields; policies and nested mappings as headings below."""
     variants = variants_of(schema)
@@ -115,7 +95,7 @@ def tables(schema: JsonSchema, heading: str, path: str) -> Iterator[str]:
         for name, field in options.items():
             default = "**required**" if name in required else f"`{_value(field['default'])}`" if "default" in field else ""
             example = f" Example: `{_value(field['examples'][0])}`" if field.get("examples") else ""
-            meaning = _cell(_sentence(field.get("description", "")) + example)
+            meaning = _cell(sentence(field.get("description", "")) + example)
             yield f"| `{name}` | {meaning} | {_cell(type_text(field))} | {_cell(default)} |"
         if options:
             yield ""
@@ -243,7 +223,8 @@ def _indent(text: str) -> list[str]:
     return [f"  {line}".rstrip() for line in text.splitlines()]
 
 
-def _sentence(text: str) -> str:
+def sentence(text: str) -> str:
+    """Return a description as a sentence: with a capital and a full stop."""
     if not text:
         return ""
     first = text.split(maxsplit=1)[0]

@@ -1,14 +1,8 @@
-"""The JSON Schema of a pipeline file, composed from the configuration classes of all rooms.
-
-`python -m modyn.reference.schema` prints it for editors; with `--markdown` it prints `docs/pipeline.md`, which is made from it, with
-`--datasets` `docs/datasets.md`, with `--system` `docs/system.md`.
-"""
+"""The JSON Schema of a pipeline file, composed from the configuration classes of all rooms. `modyn schema` prints it."""
 
 from __future__ import annotations
 
 import inspect
-import json
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -204,29 +198,3 @@ def _plain(schema: Any, definitions: Mapping[str, Any]) -> Any:
         return {**{name: _plain(value, definitions) for name, value in schema.items()}, "properties": inner}
     keep = {"default", "examples", "const", "enum"}
     return {n: v if n in keep else _plain(v, definitions) for n, v in schema.items() if n != "title" or not isinstance(v, str)}
-
-
-def main(arguments: list[str]) -> int:
-    """Print the schema, or a generated page: `--markdown` for pipelines, `--datasets`, `--system`."""
-    if arguments == ["--markdown"]:
-        from modyn.reference.explain import reference
-
-        sys.stdout.write(reference())
-    elif arguments == ["--datasets"]:
-        from modyn.reference.datasets import dataset_reference
-
-        sys.stdout.write(dataset_reference())
-    elif arguments == ["--system"]:
-        from modyn.reference.system import system_reference
-
-        sys.stdout.write(system_reference())
-    elif not arguments:
-        sys.stdout.write(json.dumps(pipeline_json_schema(), indent=2) + "\n")
-    else:
-        sys.stderr.write("usage: python -m modyn.reference.schema [--markdown | --datasets | --system]\n")
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

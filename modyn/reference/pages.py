@@ -1,0 +1,78 @@
+"""The generated blocks of the pages in `docs/`, made from the configuration classes; the prose around them is written by hand.
+
+A block stands between `<!-- generated: NAME -->` and `<!-- end -->`. `python -m modyn.reference.pages FILE…` writes the blocks of files again.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from modyn.config.system import SERVICES, DatasetConfig, LogsConfig, SecurityConfig, ServiceConfig, SystemConfig
+from modyn.reference.explain import sentence, tables
+from modyn.reference.schema import JsonSchema, of_model, one_of, pipeline_json_schema, policies
+from modyn.storage.formats import REGISTRY
+
+_BLOCK = re.compile(r"(?<=<!-- generated: )(\w+) -->\n.*?(?=<!-- end -->)", re.DOTALL)
+
+
+def fill(page: str) -> str:
+    """Return the Markdown `page` with its generated blocks up to date, without plug-ins."""
+    return _BLOCK.sub(lambda block: f"{block[1]} -->\n\n" + "\n".join(_BLOCKS[block[1]]()).rstrip("\n") + "\n\n", page)
+
+
+def _pipeline() -> Iterator[str]:
+    schema = pipeline_json_schema(plugins=False)
+    for name, section in schema["properties"].items():
+        optional = "" if name in schema["required"] else " (optional)"
+        yield f"## `{name}`{optional}\n\n{sentence(section.get('description', ''))}\n"
+        yield from tables(section, "###", name)
+
+
+def _dataset() -> Iterator[str]:
+    return tables(of_model(DatasetConfig), "###", "")
+
+
+def _formats() -> Iterator[str]:
+    return tables(one_of(policies(REGISTRY, plugins=False), "file_wrapper"), "###", "file_wrapper_config")
+
+
+def _system() -> Iterator[str]:
+    whole, common = of_model(SystemConfig), of_model(ServiceConfig)
+    own = {name: field for name, field in whole["properties"].items() if name not in (*SERVICES, "logs", "security")}
+    yield "## The installation\n"
+    yield from tables({"properties": own}, "###", "")
+    yield "## `logs`\n"
+    yield from tables(of_model(LogsConfig), "###", "logs")
+    yield "## `security`\n\nWho may talk to the services. Off loopback all of it is required: [deployment](deployment.md).\n"
+    yield from tables(of_model(SecurityConfig), "###", "security")
+    yield f"## Each service\n\nThe sections {', '.join(f'`{name}`' for name in SERVICES)} have these fields:\n"
+    yield from tables(common, "###", "")
+    for name in SERVICES:
+        fields = _without(whole["properties"][name], common)
+        if fields["properties"]:
+            yield f"## `{name}`\n"
+            yield from tables(fields, "###", name)
+
+
+def _without(section: JsonSchema, common: JsonSchema) -> JsonSchema:
+    """The fields of one service that not all have. What a dataset is stands in `docs/datasets.md`."""
+    fields = {name: field for name, field in section["properties"].items() if name not in common["properties"]}
+    if "datasets" in fields:
+        fields["datasets"] = {**fields["datasets"], "items": {"type": "object"}}
+        fields["datasets"]["description"] += "; see [datasets](datasets.md)"
+    return {"properties": fields}
+
+
+_BLOCKS: dict[str, Callable[[], Iterator[str]]] = {
+    "pipeline": _pipeline,
+    "dataset": _dataset,
+    "formats": _formats,
+    "system": _system,
+}
+
+if __name__ == "__main__":
+    for page in map(Path, sys.argv[1:]):
+        page.write_text(fill(page.read_text()))
