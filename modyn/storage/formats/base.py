@@ -1,7 +1,4 @@
-"""The interface of file formats: positions of the samples of one file, in bounded chunks of columns, without keeping their bytes.
-
-A format never writes, and it never decides which files belong to a dataset beyond their names: ingestion does.
-"""
+"""The interface of file formats: positions of the samples of one file, in bounded chunks of columns, without keeping their bytes."""
 
 from __future__ import annotations
 
@@ -67,8 +64,7 @@ class FileFormat(ABC):
     can_grow: ClassVar[bool] = False
     """Samples that are appended to an indexed file can be indexed alone, from a FormatResume."""
     row_times: ClassVar[tuple[type[TimestampSource], str] | None] = None
-    """The kind of timestamp_source that names a place in a row of this format, and all sources that may be written, for the error message;
-    None: any."""
+    """The timestamp_source that names a place in a row, and the error message's list of all that are allowed; None: any."""
     chunk_rows = CHUNK_ROWS
     """Most samples of one chunk."""
 
@@ -96,9 +92,12 @@ class FileFormat(ABC):
         """
 
     def endings(self) -> NameEndings | None:
-        """The endings of the names of files with samples and of companions; None: names follow another rule, and the format overrides
-        `holds_samples` and `companions`, which are then called for each file."""
-        return None
+        """The endings of the names of files with samples and of companions; the option `file_extension` alone, if the format has it.
+
+        None: names follow another rule, and the format overrides `holds_samples` and `companions`, which are then called for each file.
+        """
+        ending = getattr(self.config, "file_extension", None)
+        return None if ending is None else NameEndings(ending)
 
     def holds_samples(self, path: str) -> bool:
         """Whether a file of this name holds samples (and is not, for example, a label file). Looks at the name only."""
@@ -116,7 +115,7 @@ class FileFormat(ABC):
         return self.endings() or self.holds_samples
 
     def row_begin(self, offset: int) -> int | None:
-        """The first byte of the row whose payload is at `offset`; a file that grows is indexed up to the size with which it was listed.
+        """The first byte of the row whose payload is at `offset`, where a file that grows meanwhile may be cut off.
 
         None: not known; such a file is left for the next look if it grew while it was indexed.
         """

@@ -17,7 +17,6 @@ from modyn import _core
 from modyn.errors import ConfigError, DataError
 from modyn.records import Int64Array, LabelArray
 from modyn.storage.files.file_system import reading
-from modyn.storage.files.listing import NameEndings
 from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume
 from modyn.storage.formats.timestamps import FromField, timestamp_of_file
 from modyn.storage.model.samples import IndexedSamples
@@ -69,9 +68,6 @@ class BinaryFormat(FileFormat):
                 f"but record_size is {config.record_size}"
             )
 
-    def endings(self) -> NameEndings:
-        return NameEndings(self.config.file_extension)
-
     def row_begin(self, offset: int) -> int:
         return offset - self.config.label_size
 
@@ -79,20 +75,16 @@ class BinaryFormat(FileFormat):
         size = self.config.record_size
         with reading(path), open(path, "rb") as file:
             status = os.fstat(file.fileno())
-            self._check_size(path, status.st_size)
+            num_records, more = divmod(status.st_size, size)
+            if more:
+                raise DataError(
+                    f"{path} ends within a record: {status.st_size} bytes are {num_records} records of {size} bytes and {more} "
+                    f"more, from byte {num_records * size} on; complete the last record, or check record_size"
+                )
             shared_timestamp = timestamp_of_file(path, status.st_mtime_ns, self.timestamps)
-            first = resume.end // size if resume else 0
             rows = max(1, min(self.chunk_rows, _CHUNK_BYTES // size))
-            for start in range(first, status.st_size // size, rows):
-                yield self._chunk(path, file, start, min(start + rows, status.st_size // size), shared_timestamp)
-
-    def _check_size(self, path: str, num_bytes: int) -> None:
-        size = self.config.record_size
-        if num_bytes % size:
-            raise DataError(
-                f"{path} ends within a record: {num_bytes} bytes are {num_bytes // size} records of {size} bytes and {num_bytes % size} "
-                f"more, from byte {num_bytes - num_bytes % size} on; complete the last record, or check record_size"
-            )
+            for start in range(resume.end // size if resume else 0, num_records, rows):
+                yield self._chunk(path, file, start, min(start + rows, num_records), shared_timestamp)
 
     def _chunk(self, path: str, file: BinaryIO, start: int, stop: int, shared_timestamp: int | None) -> IndexedSamples:
         """Records [start, stop) of an open file."""
@@ -104,7 +96,11 @@ class BinaryFormat(FileFormat):
         if size < _SPARSE_RECORD_BYTES:
             columns = self._read_dense(path, file, start, stop, fields)
         else:
-            columns = [_read_field(path, begins + offset, num_bytes) for offset, num_bytes in fields]
+            gatherer, first_file = _core.Gatherer(max_open_files=1), np.zeros(len(begins), np.uint32)
+            found = [
+                (gatherer.gather([path], first_file, begins + offset, num_bytes)[0], num_bytes) for offset, num_bytes in fields
+            ]
+            columns = [data.reshape(-1, num_bytes) for data, num_bytes in found]
         labels = self._labels(path, columns[0], start)
         timestamps: Int64Array | int | None = shared_timestamp
         if timestamps is None:
@@ -138,13 +134,6 @@ class BinaryFormat(FileFormat):
                 f"range of int64; check label_size, byteorder and label_signed"
             )
         return integers.view(np.int64)
-
-
-def _read_field(path: str, offsets: Int64Array, num_bytes: int) -> Bytes2D:
-    """`num_bytes` bytes at each of `offsets`: uint8 (n, num_bytes)."""
-    gatherer = _core.Gatherer(max_open_files=1)
-    data, _ = gatherer.gather([path], np.zeros(len(offsets), np.uint32), offsets, num_bytes)
-    return data.reshape(-1, num_bytes)
 
 
 def _integers(raw: Bytes2D, byteorder: Literal["little", "big"], signed: bool) -> npt.NDArray[np.uint64]:

@@ -11,12 +11,9 @@ from pydantic import Field, field_validator, model_validator
 
 from modyn import _core
 from modyn.storage.files.file_system import reading
-from modyn.storage.files.listing import NameEndings
 from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume
 from modyn.storage.formats.timestamps import FromColumn, timestamp_of_file
 from modyn.storage.model.samples import IndexedSamples
-
-_ASCII = bytes(range(128))
 
 
 class CsvConfig(FormatConfig):
@@ -64,9 +61,6 @@ class CsvFormat(FileFormat):
     can_grow = True
     row_times = (FromColumn, "a CsvFileWrapper allows '', 'name:REGEX', 'column:N'")
 
-    def endings(self) -> NameEndings:
-        return NameEndings(self.config.file_extension)
-
     def row_begin(self, offset: int) -> int:
         return offset
 
@@ -86,19 +80,18 @@ class CsvFormat(FileFormat):
             skip_first_line=config.ignore_first_line,
         )
         while (rows := indexer.next(self.chunk_rows)) is not None:
-            offsets, lengths, labels, timestamps = rows
+            *columns, timestamps = rows
             times = timestamps if shared_timestamp is None else shared_timestamp
             assert times is not None, "rows have a time each or share one"
-            yield IndexedSamples(offsets, lengths, labels, times, indexer.position)
+            yield IndexedSamples(*columns, times, indexer.position)
 
 
 def _is_ascii_superset(encoding: str) -> bool:
     """Whether every byte alone is one character in `encoding`, and the first 128 are ASCII."""
+    ascii_bytes, others = bytes(range(128)), bytes(range(128, 256))
     try:
-        if _ASCII.decode(encoding) != _ASCII.decode("ascii"):
-            return False
-        return all(len(bytes([byte]).decode(encoding, "replace")) == 1 for byte in range(128, 256)) and (
-            len(bytes(range(128, 256)).decode(encoding, "replace")) == 128
-        )
+        alone = all(len(bytes([byte]).decode(encoding, "replace")) == 1 for byte in others)
+        together = len(others.decode(encoding, "replace")) == len(others)
+        return ascii_bytes.decode(encoding) == ascii_bytes.decode("ascii") and alone and together
     except (UnicodeError, LookupError):
         return False

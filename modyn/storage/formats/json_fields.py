@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import suppress
 
 from modyn.storage.formats.timestamps import iso_seconds
 
@@ -46,30 +47,24 @@ def label_in(found: dict[str, object], path: FieldPath, *, floats: bool) -> int 
     if isinstance(value, bool) or not isinstance(value, int | float if floats else int):
         raise ValueError(f"the label '{'.'.join(path)}' is {_named(value)}, not {'a number' if floats else 'a whole number'}")
     if floats:
-        try:
-            number = float(value)
-        except OverflowError:
-            number = math.inf
-        if not math.isfinite(number):
-            raise ValueError(f"the label '{'.'.join(path)}' is out of the range of float64: {_named(value)}")
-        return number
-    if value not in _INT64:
-        raise ValueError(f"the label '{'.'.join(path)}' is out of the range of int64: {_named(value)}")
+        with suppress(OverflowError):
+            value = float(value)
+    if not (isinstance(value, float) and math.isfinite(value) if floats else value in _INT64):
+        raise ValueError(
+            f"the label '{'.'.join(path)}' is out of the range of {'float64' if floats else 'int64'}: {_named(value)}"
+        )
     return value
 
 
 def seconds_in(found: dict[str, object], path: FieldPath) -> int:
     """The time at `path`, in seconds since 1970. Raises: ValueError."""
     value = _at(found, path)
-    problem = ValueError(f"the time '{'.'.join(path)}' is {_named(value)}, neither whole seconds nor ISO 8601")
     if isinstance(value, str):
-        try:
+        with suppress(ValueError):
             return iso_seconds(value)
-        except ValueError as error:
-            raise problem from error
-    if isinstance(value, bool) or not isinstance(value, int) or value not in _INT64:
-        raise problem
-    return value
+    elif isinstance(value, int) and not isinstance(value, bool) and value in _INT64:
+        return value
+    raise ValueError(f"the time '{'.'.join(path)}' is {_named(value)}, neither whole seconds nor ISO 8601")
 
 
 def _at(found: dict[str, object], path: FieldPath) -> object:

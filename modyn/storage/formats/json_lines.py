@@ -21,7 +21,6 @@ from pydantic import Field, field_validator
 from modyn.errors import ConfigError, DataError
 from modyn.records import Int64Array, LabelArray
 from modyn.storage.files.file_system import reading
-from modyn.storage.files.listing import NameEndings
 from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume
 from modyn.storage.formats.json_fields import FieldPath, field_path, label_in, parse_object, seconds_in
 from modyn.storage.formats.timestamps import FromNamedField, iso_seconds, timestamp_of_file
@@ -61,9 +60,6 @@ class JsonLinesFormat(FileFormat):
         time_path = self.timestamps.path if isinstance(self.timestamps, FromNamedField) else None
         self._fields = _Fields(field_path(config.label_field), time_path, self.float_labels)
 
-    def endings(self) -> NameEndings:
-        return NameEndings(self.config.file_extension)
-
     def row_begin(self, offset: int) -> int:
         return offset
 
@@ -73,7 +69,6 @@ class JsonLinesFormat(FileFormat):
             shared = timestamp_of_file(path, os.fstat(file.fileno()).st_mtime_ns, self.timestamps)
             if start:
                 _check_line_ended(path, file, start)
-            file.seek(start)
             for offset, block in self._blocks(path, file, start):
                 for chunk in self._index_block(path, offset, block):
                     yield chunk if shared is None else replace(chunk, timestamps=shared)
@@ -105,32 +100,25 @@ class JsonLinesFormat(FileFormat):
         labels, timestamps = columns
         for first in range(0, len(lines.begins), self.chunk_rows):
             rows = slice(first, first + self.chunk_rows)
-            begins = lines.begins[rows]
-            yield IndexedSamples(
-                begins + offset,
-                lines.ends[rows] - begins,
-                labels[rows],
-                0 if timestamps is None else timestamps[rows],
-                offset + int(lines.next_begins[rows][-1]),
-            )
+            begins, end = lines.begins[rows], offset + int(lines.next_begins[rows][-1])
+            times = 0 if timestamps is None else timestamps[rows]
+            yield IndexedSamples(begins + offset, lines.ends[rows] - begins, labels[rows], times, end)
 
     def _parse_lines(self, path: str, offset: int, block: bytes, lines: _Lines) -> tuple[_Lines, _Columns]:
         """Parse the lines that hold more than spaces one by one. Raises: DataError: a line is not as declared."""
-        rows, labels, timestamps = [], [], []
+        found = []
         for row, (begin, end) in enumerate(zip(lines.begins.tolist(), lines.ends.tolist(), strict=True)):
             line = block[begin:end]
             if not line.strip():
                 continue
             try:
-                label, timestamp = self._fields.parse_line(line)
+                found.append((row, *self._fields.parse_line(line)))
             except ValueError as error:
                 number = _lines_before(path, offset + begin) + 1
                 raise DataError(f"{path}, line {number} at byte {offset + begin}: {error}; correct the line") from error
-            rows.append(row)
-            labels.append(label)
-            timestamps.append(timestamp)
+        rows, labels, times = zip(*found, strict=True) if found else ((), (), ())
         label_column: LabelArray = np.array(labels, np.float64) if self.float_labels else np.array(labels, np.int64)
-        time_column = np.array(timestamps, np.int64) if self._fields.time is not None else None
+        time_column = np.array(times, np.int64) if self._fields.time is not None else None
         return lines.of_rows(np.array(rows, np.int64)), (label_column, time_column)
 
 
@@ -231,21 +219,20 @@ def _column(table: pa.Table, path: FieldPath) -> pa.Array:
 
 def _lines(block: bytes) -> _Lines:
     data = np.frombuffer(block, np.uint8)
-    breaks = np.flatnonzero(data == _NEWLINE)
+    ends = np.flatnonzero(data == _NEWLINE)
+    next_begins = ends + 1
     if not len(data) or data[-1] != _NEWLINE:
-        next_begins = np.append(breaks + 1, len(data))
-        ends = np.append(breaks, len(data))
-    else:
-        next_begins, ends = breaks + 1, breaks
+        next_begins, ends = np.append(next_begins, len(data)), np.append(ends, len(data))
     begins = np.concatenate([np.zeros(1, np.int64), next_begins[:-1]])
     ends = ends - ((ends > begins) & (data[np.maximum(ends, 1) - 1] == _RETURN))
     return _Lines(begins, ends, next_begins).of_rows(ends > begins)
 
 
 def _check_line_ended(path: str, file: BinaryIO, end: int) -> None:
-    """Raises: DataError: the line that ended with the file at byte `end` was continued: it is indexed as it was."""
+    """Go to byte `end`. Raises: DataError: the line that ended with the file there was continued: it is indexed as it was."""
     file.seek(end - 1)
     before, after = file.read(1), file.read(2)
+    file.seek(end)
     if before != b"\n" and after and not after.startswith((b"\n", b"\r\n")):
         raise DataError(
             f"{path}: the line that ended at byte {end} was continued since it was indexed; "

@@ -19,7 +19,6 @@ from pydantic import Field, field_validator
 from modyn.errors import DataError
 from modyn.records import Int64Array, LabelArray
 from modyn.storage.files.file_system import unreadable
-from modyn.storage.files.listing import NameEndings
 from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume, RowGroups
 from modyn.storage.formats.timestamps import FromNamedColumn, iso_seconds, timestamp_of_file
 from modyn.storage.model.samples import IndexedSamples, UInt8Array
@@ -55,9 +54,6 @@ class ParquetFormat(FileFormat):
     batch_bytes = 64 << 20
     """About so many bytes of rows are in memory at once."""
 
-    def endings(self) -> NameEndings:
-        return NameEndings(self.config.file_extension)
-
     def payload_reader(self) -> RowGroups:
         return RowGroups(tuple(self.config.payload_columns))
 
@@ -73,11 +69,10 @@ class ParquetFormat(FileFormat):
                 fixed = lengths_of(file.schema_arrow, payload)
                 # Where lengths are known and nothing is null, the payloads need not be read.
                 unread = fixed is not None and _certainly_without_nulls(file.metadata, payload)
-                columns = [self.config.label_column, *([] if unread else payload), *self._time_column()]
+                columns = list(dict.fromkeys([self.config.label_column, *([] if unread else payload), *self._time_column()]))
                 first = 0
-                rows = self._rows_at_once(file.metadata, columns)
-                for batch in file.iter_batches(rows, columns=list(dict.fromkeys(columns))):
-                    for name in dict.fromkeys(columns):
+                for batch in file.iter_batches(self._rows_at_once(file.metadata, columns), columns=columns):
+                    for name in columns:
                         _refuse_null(path, first, name, batch.column(name))
                     lengths = fixed if fixed is not None else pack(batch, payload).lengths()
                     times = shared if shared is not None else self._times(path, first, batch)
@@ -107,8 +102,7 @@ class ParquetFormat(FileFormat):
                 raise DataError(f"{path} has {len(found) or 'no'} columns '{name}'; its columns are {there}")
         for name in payload:
             kind = schema.field(name).type
-            allowed = is_bytes(kind) if len(payload) == 1 else False
-            if not allowed and not is_number(kind):
+            if not is_number(kind) and not (len(payload) == 1 and is_bytes(kind)):
                 raise DataError(
                     f"{path}: column '{name}' is of type {kind} and cannot be {'the payload' if len(payload) == 1 else 'packed'}; "
                     f"a payload is one column of bytes or text, or columns of numbers, none of them nested"
@@ -119,10 +113,9 @@ class ParquetFormat(FileFormat):
             raise DataError(f"{path}: labels are {wanted}, but column '{self.config.label_column}' is of type {kind}")
 
     def _labels(self, path: str, first: int, column: pa.Array) -> LabelArray:
+        kind = pa.float64() if self.float_labels else pa.int64()
         try:
-            labels: LabelArray = column.cast(
-                pa.float64() if self.float_labels else pa.int64(), safe=not self.float_labels
-            ).to_numpy()
+            labels: LabelArray = column.cast(kind, safe=not self.float_labels).to_numpy()
         except pa.ArrowInvalid as error:
             raise DataError(
                 f"{path}, rows {first} to {first + len(column) - 1}: a label in column '{self.config.label_column}' is out of range: {error}"
@@ -136,16 +129,15 @@ class ParquetFormat(FileFormat):
         times: Int64Array
         if pa.types.is_timestamp(kind):
             times = np.floor_divide(column.view(pa.int64()).to_numpy(), _UNITS_PER_SECOND[kind.unit])
-            return times
-        if pa.types.is_date(kind):
+        elif pa.types.is_date(kind):
             times = column.cast(pa.date32()).view(pa.int32()).to_numpy().astype(np.int64) * _DAY_S
-            return times
-        if pa.types.is_integer(kind) and not pa.types.is_uint64(kind):
+        elif pa.types.is_integer(kind) and not pa.types.is_uint64(kind):
             times = column.cast(pa.int64()).to_numpy()
-            return times
-        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-            return _iso_times(path, first, name, column.to_pylist())
-        raise DataError(f"{path}: column '{name}' is of type {kind}; times are whole seconds, ISO 8601, dates or timestamps")
+        elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            times = _iso_times(path, first, name, column.to_pylist())
+        else:
+            raise DataError(f"{path}: column '{name}' is of type {kind}; times are whole seconds, ISO 8601, dates or timestamps")
+        return times
 
 
 def _iso_times(path: str, first: int, name: str, texts: list[str]) -> Int64Array:
@@ -168,27 +160,21 @@ def _refuse_null(path: str, first: int, name: str, column: pa.Array) -> None:
 
 def _certainly_without_nulls(metadata: pq.FileMetaData, columns: list[str]) -> bool:
     """Whether the statistics of the file exclude nulls in all of these columns."""
-    schema = metadata.schema
-    for index in (i for i in range(len(schema)) if schema.column(i).path in columns):
-        if schema.column(index).max_definition_level == 0:
-            continue
-        for group in range(metadata.num_row_groups):
-            statistics = metadata.row_group(group).column(index).statistics
-            if statistics is None or not statistics.has_null_count or statistics.null_count:
-                return False
-    return True
+    leaves = [(i, metadata.schema.column(i)) for i in range(len(metadata.schema))]
+    nullable = [i for i, leaf in leaves if leaf.path in columns and leaf.max_definition_level]
+    found = (metadata.row_group(group).column(i).statistics for i in nullable for group in range(metadata.num_row_groups))
+    return all(statistics is not None and statistics.has_null_count and not statistics.null_count for statistics in found)
 
 
 @contextmanager
 def _readable(path: str) -> Iterator[None]:
     try:
         yield
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise unreadable(path, error) from error
+        # Not from the system: Arrow found the file damaged.
         raise DataError(f"{path} cannot be read as Parquet: {error}; write the file again") from error
-    except OSError as error:
-        if error.errno is None:  # Not from the system: Arrow found the file damaged.
-            raise DataError(f"{path} cannot be read as Parquet: {error}; write the file again") from error
-        raise unreadable(path, error) from error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -241,14 +227,12 @@ def pack(rows: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> PackedRows:
 
 def is_bytes(kind: pa.DataType) -> bool:
     """Whether values of a column are bytes or text."""
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    t = pa.types
-    of_any_length = t.is_binary(kind) or t.is_large_binary(kind) or t.is_string(kind) or t.is_large_string(kind)
-    return bool(of_any_length or t.is_fixed_size_binary(kind))
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return pa.types.is_fixed_size_binary(kind) or kind in (pa.binary(), pa.large_binary(), pa.string(), pa.large_string())
 
 
 def is_number(kind: pa.DataType) -> bool:
+    """Whether values of a column are integers or fractions."""
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 

@@ -14,12 +14,8 @@ from modyn import _core
 from modyn.errors import DataError
 from modyn.storage.files.file_system import UnusableNowError
 from modyn.storage.files.listing import NameEndings
-from modyn.storage.formats.base import (
-    FormatConfig,
-    FormatResume,
-    WholeFileFormat,
-)
-from modyn.storage.formats.timestamps import FromModificationTime, FromName, timestamp_of_file
+from modyn.storage.formats.base import FormatConfig, FormatResume, WholeFileFormat
+from modyn.storage.formats.timestamps import FromName, timestamp_of_file
 from modyn.storage.model.samples import IndexedFiles, IndexedSamples
 
 _THREADS = 4
@@ -71,11 +67,9 @@ class SingleSampleFormat(WholeFileFormat):
         sizes, mtimes_ns, labels, failed = _core.stat_and_read_numbers(
             paths, len(os.fsencode(endings.samples)), endings.companions, self.float_labels, _THREADS
         )
-        problems = {i: self._problem(paths[i], at_fault, reason) for i, (at_fault, reason) in failed.items()}
-        if isinstance(self.timestamps, FromModificationTime):
-            return IndexedFiles(sizes, labels, mtimes_ns // 1_000_000_000, problems, mtimes_ns)
-        timestamps = np.zeros(len(paths), np.int64)
-        for i, path in enumerate(paths):
+        problems = {i: _problem(paths[i], at_fault, reason) for i, (at_fault, reason) in failed.items()}
+        timestamps = mtimes_ns // 1_000_000_000
+        for i, path in enumerate(paths) if isinstance(self.timestamps, FromName) else ():
             if i not in problems:
                 try:
                     timestamps[i] = timestamp_of_file(path, 0, self.timestamps) or 0
@@ -83,8 +77,9 @@ class SingleSampleFormat(WholeFileFormat):
                     problems[i] = error
         return IndexedFiles(sizes, labels, timestamps, problems, mtimes_ns)
 
-    def _problem(self, path: str, at_fault: str, reason: str) -> DataError:
-        kind = UnusableNowError if reason in _FROM_THE_SYSTEM else DataError
-        if at_fault == path:
-            return kind(f"cannot use {path}: {reason}; correct or remove it")
-        return kind(f"cannot use {path}: its label file {os.path.basename(at_fault)} has a problem: {reason}")
+
+def _problem(path: str, at_fault: str, reason: str) -> DataError:
+    kind = UnusableNowError if reason in _FROM_THE_SYSTEM else DataError
+    if at_fault == path:
+        return kind(f"cannot use {path}: {reason}; correct or remove it")
+    return kind(f"cannot use {path}: its label file {os.path.basename(at_fault)} has a problem: {reason}")

@@ -20,7 +20,6 @@ from pydantic import Field, field_validator, model_validator
 
 from modyn.errors import ConfigError, DataError
 from modyn.storage.files.file_system import reading
-from modyn.storage.files.listing import NameEndings
 from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume
 from modyn.storage.formats.json_fields import field_path, label_in, parse_object, seconds_in
 from modyn.storage.formats.timestamps import FromNamedField, timestamp_of_file
@@ -77,9 +76,6 @@ class TarFormat(FileFormat):
         if isinstance(self.timestamps, FromNamedField) and not config.label_field:
             raise ConfigError(f"timestamp_source '{timestamp_source}' needs labels in JSON objects: give label_field too")
 
-    def endings(self) -> NameEndings:
-        return NameEndings(self.config.file_extension)
-
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
         if resume is not None:
             return
@@ -100,24 +96,22 @@ class TarFormat(FileFormat):
 
     def _read(self, archive: _Archive, sample: _Sample) -> tuple[int, int, int | float, int]:
         """Offset and length of the payload, label, and time (0 if it is not in the label's member)."""
-        config = self.config
+        config, shown = self.config, sample.name.decode(errors="backslashreplace")
         for extension in (config.payload_extension, config.label_extension):
             if extension not in sample.members:
-                raise archive.error(
-                    sample.offset, f"the sample '{sample.shown}' has no member '.{extension}', only {sample.found}; add it"
-                )
-        payload, label_member = (sample.members[extension] for extension in (config.payload_extension, config.label_extension))
+                found = ", ".join(f"'.{extension}'" for extension in sample.members)
+                raise archive.error(sample.offset, f"the sample '{shown}' has no member '.{extension}', only {found}; add it")
+        payload, label_member = sample.members[config.payload_extension], sample.members[config.label_extension]
         text = archive.read(label_member.offset, label_member.size, _MAX_LABEL_BYTES)
         try:
             if not config.label_field:
                 return payload.offset, payload.size, _number(text, floats=self.float_labels), 0
-            found = parse_object(text)
-            label = label_in(found, field_path(config.label_field), floats=self.float_labels)
-            time = seconds_in(found, self.timestamps.path) if isinstance(self.timestamps, FromNamedField) else 0
+            fields = parse_object(text)
+            label = label_in(fields, field_path(config.label_field), floats=self.float_labels)
+            time = seconds_in(fields, self.timestamps.path) if isinstance(self.timestamps, FromNamedField) else 0
         except ValueError as error:
-            raise archive.error(
-                label_member.offset, f"the label of the sample '{sample.shown}' cannot be read: {error}; correct it"
-            ) from error
+            problem = f"the label of the sample '{shown}' cannot be read: {error}; correct it"
+            raise archive.error(label_member.offset, problem) from error
         return payload.offset, payload.size, label, time
 
 
@@ -138,14 +132,6 @@ class _Sample:
     name: bytes
     offset: int
     members: dict[str, _Member]
-
-    @property
-    def shown(self) -> str:
-        return self.name.decode(errors="backslashreplace")
-
-    @property
-    def found(self) -> str:
-        return ", ".join(f"'.{extension}'" for extension in self.members)
 
 
 class _Archive:
@@ -181,15 +167,15 @@ class _Archive:
             data = offset + _BLOCK
             if kind in b"xgLKX":
                 text = self.read(data, size, _MAX_EXTENSION_BYTES)
-                if kind in b"xX":
-                    for_next |= self._pax_records(data, text)
-                elif kind == b"g"[0]:
-                    for_all |= self._pax_records(data, text)
+                if kind in b"xgX":
+                    (for_all if kind == b"g"[0] else for_next).update(self._pax_records(data, text))
                 elif kind == b"L"[0]:
                     for_next[b"path"] = text.rstrip(b"\0")
             else:
-                if b"size" in records:
-                    size = self._decimal(offset, records[b"size"])
+                if (text := records.get(b"size")) is not None:
+                    if not re.fullmatch(rb"[0-9]{1,20}", text):
+                        raise self.error(offset, f"the size in its pax header is no number: {text[:80]!r}")
+                    size = int(text)
                 name = records.get(b"path") or _short_name(header)
                 self._refuse_kind(offset, kind, name, records)
                 if kind not in _REGULAR:
@@ -206,13 +192,13 @@ class _Archive:
 
     def _refuse_kind(self, offset: int, kind: int, name: bytes, records: dict[bytes, bytes]) -> None:
         """Raises: DataError: a member that may be a sample does not have its bytes here in one range."""
-        how = ""
         if kind == b"S"[0] or any(record.startswith(b"GNU.sparse") for record in records):
             how = "a sparse file; pack the archive without --sparse"
         elif kind == b"1"[0] and _SAMPLE_NAME.fullmatch(name):
             how = "a link to another member; pack the archive with --hard-dereference"
-        if how:
-            raise self.error(offset, f"'{name.decode(errors='backslashreplace')}' is stored as {how}")
+        else:
+            return
+        raise self.error(offset, f"'{name.decode(errors='backslashreplace')}' is stored as {how}")
 
     def _refuse_more(self, offset: int) -> None:
         """Raises: DataError: there are bytes behind the end, as in two archives that were written one behind the other."""
@@ -229,12 +215,9 @@ class _Archive:
         """The header at `offset`; None if it marks the end."""
         self._file.seek(offset)
         header = self._file.read(_BLOCK)
-        if offset == 0:
-            for magic, kind in _COMPRESSED.items():
-                if header.startswith(magic):
-                    raise self.error(
-                        0, f"the archive is compressed with {kind}; unpack it: payloads are read as ranges of its bytes"
-                    )
+        for magic, kind in _COMPRESSED.items() if offset == 0 else ():
+            if header.startswith(magic):
+                raise self.error(0, f"the archive is compressed with {kind}; unpack it: payloads are read as ranges of its bytes")
         if not header:
             raise self.error(offset, "the archive has no end mark: it is cut, or still being written; write it as a whole")
         if len(header) < _BLOCK:
@@ -257,11 +240,6 @@ class _Archive:
             raise self.error(offset, f"this is no header of a tar archive: {text!r} is no number in it")
         return int(digits, 8)
 
-    def _decimal(self, offset: int, text: bytes) -> int:
-        if not re.fullmatch(rb"[0-9]{1,20}", text):
-            raise self.error(offset, f"the size in its pax header is no number: {text[:80]!r}")
-        return int(text)
-
     def _pax_records(self, offset: int, text: bytes) -> dict[bytes, bytes]:
         """Parse records of the form `LENGTH KEYWORD=VALUE\\n`."""
         found = {}
@@ -276,10 +254,8 @@ class _Archive:
         return found
 
     def _cut(self, offset: int, wanted: int) -> DataError:
-        return self.error(
-            offset,
-            f"the archive is cut: {wanted} bytes should follow, {max(0, self._size - offset)} do; write it again as a whole",
-        )
+        there = max(0, self._size - offset)
+        return self.error(offset, f"the archive is cut: {wanted} bytes should follow, {there} do; write it again as a whole")
 
 
 def _samples(members: Iterator[_Member]) -> Iterator[_Sample]:

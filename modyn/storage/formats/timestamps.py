@@ -105,29 +105,25 @@ def timestamp_of_file(path: str, mtime_ns: int, source: TimestampSource) -> int 
     """The time that all samples of a file share, in seconds since 1970; None if each sample has its own. Raises: DataError."""
     if isinstance(source, FromModificationTime):
         return mtime_ns // 1_000_000_000
-    if isinstance(source, FromName):
-        return _timestamp_in_name(path, source.pattern)
-    return None
-
-
-def _timestamp_in_name(path: str, pattern: re.Pattern[str]) -> int:
+    if not isinstance(source, FromName):
+        return None
     name = os.path.basename(path)
-    match = pattern.search(name)
+    match = source.pattern.search(name)
     if match is None:
         raise DataError(
-            f"the name of {path} holds no time: '{pattern.pattern}' does not match '{name}'; rename it or change timestamp_source"
+            f"the name of {path} holds no time: '{source.pattern.pattern}' does not match '{name}'; rename it or change timestamp_source"
         )
-    text = match.groupdict().get("date")
-    if text is None:
-        text = match[1]
-        if text is not None and re.fullmatch(r"-?\d+", text):
-            return _in_range(path, int(text))
+    date = match.groupdict().get("date")
+    text = (match[1] or "") if date is None else date
     try:
-        return iso_seconds(text or "")
+        seconds = int(text) if date is None and re.fullmatch(r"-?\d+", text) else iso_seconds(text)
     except ValueError as error:
         raise DataError(
             f"the name of {path} holds no time: '{text}' is neither whole seconds nor ISO 8601; rename the file"
         ) from error
+    if not MIN_TIMESTAMP <= seconds <= MAX_TIMESTAMP:
+        raise DataError(f"the time in the name of {path} is not within int64 seconds: {seconds}; rename the file")
+    return seconds
 
 
 def iso_seconds(text: str) -> int:
@@ -138,9 +134,3 @@ def iso_seconds(text: str) -> int:
     """
     moment = datetime.fromisoformat(text)
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() // 1)
-
-
-def _in_range(path: str, seconds: int) -> int:
-    if not MIN_TIMESTAMP <= seconds <= MAX_TIMESTAMP:
-        raise DataError(f"the time in the name of {path} is not within int64 seconds: {seconds}; rename the file")
-    return seconds
