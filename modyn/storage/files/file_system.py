@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -28,19 +28,14 @@ UNRELATED_TO_CONTENT = (UnusableNowError, FileAccessError)
 
 @dataclass(frozen=True, slots=True)
 class FileStatus:
-    """Bytes of a file, and its last change in ns since 1970."""
+    """Bytes of a file, and its last change in ns since 1970.
+
+    tag: of `FileSystem.version` only; differs between two files of one name, and between two contents where that is known.
+    """
 
     size: int
     mtime_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class FileVersion:
-    """A file at one moment. `tag` differs between two files of one name, and between two contents where that is known."""
-
-    size: int
-    mtime_ns: int
-    tag: str
+    tag: str = ""
 
 
 class FileSystem(ABC):
@@ -73,7 +68,7 @@ class FileSystem(ABC):
         """The status of the file at a full path; None if there is none."""
 
     @abstractmethod
-    def version(self, seen: SeenFile) -> FileVersion | None:
+    def version(self, seen: SeenFile) -> FileStatus | None:
         """The version of a file now, whatever was listed; None if it is gone. Raises: DataError, UnavailableError."""
 
     @abstractmethod
@@ -84,11 +79,12 @@ class FileSystem(ABC):
     def open(self, path: str) -> pa.NativeFile:
         """Open the file at a full path for random access. Raises: OSError."""
 
-    @abstractmethod
     def stamp(self, path: str) -> FileStatus | None:
         """A value that changes with the file, as far as it is known without a request; None if it is not known."""
+        return None
 
     def full_path(self, path: str) -> str:
+        """`path` in the folder, joined with `base`."""
         return os.path.join(self.base, path) if path else self.base
 
     @contextmanager
@@ -113,21 +109,17 @@ class LocalFiles(FileSystem):
         return list_files(self.base, names, roots, indexed)
 
     def status(self, path: str) -> FileStatus | None:
-        try:
+        with suppress(OSError):
             status = os.stat(path)
-        except OSError:
-            return None
-        return FileStatus(status.st_size, status.st_mtime_ns)
+            return FileStatus(status.st_size, status.st_mtime_ns)
+        return None
 
-    def version(self, seen: SeenFile) -> FileVersion | None:
+    def version(self, seen: SeenFile) -> FileStatus | None:
         path = self.full_path(seen.path)
-        try:
+        with self.reading(path), suppress(FileNotFoundError):
             status = os.stat(path)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise unreadable(path, error) from error
-        return FileVersion(status.st_size, status.st_mtime_ns, f"{status.st_dev}:{status.st_ino}")
+            return FileStatus(status.st_size, status.st_mtime_ns, f"{status.st_dev}:{status.st_ino}")
+        return None
 
     def read_error(self, path: str, error: OSError) -> DataError:
         return unreadable(path, error)
@@ -156,10 +148,5 @@ def unreadable(path: str, error: OSError, offset: int = 0) -> DataError:
     return UnusableNowError(f"cannot read {path} at byte {offset}: {reason}; make the file readable for the storage service")
 
 
-@contextmanager
-def reading(path: str) -> Iterator[None]:
-    """A context in which an OSError on a local file is raised as DataError that names `path`."""
-    try:
-        yield
-    except OSError as error:
-        raise unreadable(path, error) from error
+reading = LocalFiles("").reading
+"""A context in which an OSError on a local file is raised as DataError that names the file: `with reading(path)`."""

@@ -29,15 +29,13 @@ def fingerprint_of(file: pa.NativeFile, num_bytes: int) -> str:
     """As `fingerprint`, of an open file. Raises: OSError."""
     digest = hashlib.sha256(num_bytes.to_bytes(8, "little"))
     ends, blocks = 2 * _FINGERPRINT_BYTES, _FINGERPRINT_BLOCKS * _FINGERPRINT_BLOCK_BYTES
-    if num_bytes <= ends + blocks:
-        digest.update(file.read(num_bytes))
-        return digest.hexdigest()
-    digest.update(file.read(_FINGERPRINT_BYTES))
-    # The last block ends where the last 64 KiB begin.
-    between = num_bytes - ends - _FINGERPRINT_BLOCK_BYTES
-    for number in range(_FINGERPRINT_BLOCKS):
-        file.seek(_FINGERPRINT_BYTES + between * number // (_FINGERPRINT_BLOCKS - 1))
-        digest.update(file.read(_FINGERPRINT_BLOCK_BYTES))
-    file.seek(num_bytes - _FINGERPRINT_BYTES)
-    digest.update(file.read(_FINGERPRINT_BYTES))
+    parts = [(0, num_bytes)]
+    if num_bytes > ends + blocks:
+        # The last block ends where the last 64 KiB begin.
+        between = num_bytes - ends - _FINGERPRINT_BLOCK_BYTES
+        starts = (_FINGERPRINT_BYTES + between * number // (_FINGERPRINT_BLOCKS - 1) for number in range(_FINGERPRINT_BLOCKS))
+        middle = [(start, _FINGERPRINT_BLOCK_BYTES) for start in starts]
+        parts = [(0, _FINGERPRINT_BYTES), *middle, (num_bytes - _FINGERPRINT_BYTES, _FINGERPRINT_BYTES)]
+    for start, size in parts:
+        digest.update(file.read_at(size, start))
     return digest.hexdigest()

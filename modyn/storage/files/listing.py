@@ -85,7 +85,7 @@ class SeenFiles:
 
     @property
     def columns(self) -> tuple[list[str], Int64Array, Int64Array]:
-        """Paths, sizes and times."""
+        """Paths, sizes and times, as `FileTable.compare` takes them."""
         return self.paths, self.sizes, self.mtimes_ns
 
     def merged_with(self, others: SeenFiles) -> SeenFiles:
@@ -150,18 +150,16 @@ def list_files(base: str, names: Names, roots: Roots, indexed: Sequence[str] = (
             try:
                 roots.check(full_path)
                 status = os.stat(full_path)
+                if stat.S_ISDIR(status.st_mode):
+                    folders.setdefault((status.st_dev, status.st_ino), []).append(link)
+                elif stat.S_ISREG(status.st_mode) and match(full_path):
+                    linked.append(SeenFile(link, status.st_size, status.st_mtime_ns))
             except FileNotFoundError:
-                continue  # The link leads to nothing.
+                pass  # The link leads to nothing.
             except OSError as error:
                 refused[link] = f"the link cannot be followed: {error.strerror}"
-                continue
             except SecurityError as error:
                 refused[link] = error.message
-                continue
-            if stat.S_ISDIR(status.st_mode):
-                folders.setdefault((status.st_dev, status.st_ino), []).append(link)
-            elif stat.S_ISREG(status.st_mode) and match(full_path):
-                linked.append(SeenFile(link, status.st_size, status.st_mtime_ns))
         for same in folders.values():
             # A file keeps its path when another link to its folder is added.
             in_use = (link for link in same if any(path.startswith(f"{link}/") for path in indexed)) if len(same) > 1 else ()

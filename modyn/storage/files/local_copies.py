@@ -15,8 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
 
 from modyn.errors import DataError
 from modyn.storage.files.file_system import UnusableNowError
@@ -37,12 +36,13 @@ class LocalCopies:
         self._files = files
         with files.reading(files.base):
             self._folder = temporary_folder()
-        self._errors: dict[str, DataError] = {}
+        self.errors: dict[str, DataError] = {}
+        """Objects that have no copy, and why."""
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._folder.cleanup()
 
     def local(self, path: str) -> str:
@@ -54,12 +54,12 @@ class LocalCopies:
 
     def add(self, path: str) -> None:
         """Copy one object. Raises: DataError, UnavailableError."""
-        with self._files.reading(path):
-            self._files.copy(path, self._place(path))
+        with self._files.reading(path), self._new_file(path) as file:
+            self._files.copy(path, file)
         self._set_time(path)
 
     def add_small(self, paths: Sequence[str]) -> None:
-        """Copy many objects at once. One that cannot be read has no copy, and an `error`."""
+        """Copy many objects at once. One that cannot be read has no copy, and is in `errors`."""
         sizes = [0 if (status := self._files.status(path)) is None else status.size for path in paths]
         reads = [(size, partial(self._read, path)) for size, path in zip(sizes, paths, strict=True)]
         for path, content in zip(paths, in_parallel(self._files.requests, reads), strict=True):
@@ -70,10 +70,6 @@ class LocalCopies:
         """Make a file of the object's size and time, without its content."""
         if (status := self._files.status(path)) is not None:
             self._write(path, b"", status.size)
-
-    def error(self, path: str) -> DataError | None:
-        """Why this object has no copy."""
-        return self._errors.get(path)
 
     def with_objects(self, error: DataError) -> DataError:
         """The same error with the names of objects in place of those of copies."""
@@ -88,27 +84,26 @@ class LocalCopies:
         except DataError as error:
             raise self.with_objects(error) from error
 
-    def _place(self, path: str) -> str:
+    def _new_file(self, path: str) -> BinaryIO:
         place = self.local(path)
         os.makedirs(os.path.dirname(place), exist_ok=True)
-        return place
+        return open(place, "wb")
 
     def _write(self, path: str, content: bytes, size: int) -> None:
         try:
-            with self._files.reading(path), open(self._place(path), "wb") as file:
+            with self._files.reading(path), self._new_file(path) as file:
                 file.write(content)
                 file.truncate(size)
-        except DataError as error:
-            self._errors[path] = error
-        else:
             self._set_time(path)
+        except DataError as error:
+            self.errors[path] = error
 
     def _read(self, path: str) -> bytes | None:
         try:
             with self._files.reading(path):
                 return self._files.read(path)
         except DataError as error:
-            self._errors[path] = error
+            self.errors[path] = error
             return None
 
     def _set_time(self, path: str) -> None:
@@ -119,11 +114,10 @@ class LocalCopies:
 def temporary_folder() -> tempfile.TemporaryDirectory[str]:
     """Make a folder in `TMPDIR`. Raises: OSError."""
     place, pid = tempfile.gettempdir(), os.getpid()
-    try:
+    with suppress(FileNotFoundError):
         return tempfile.TemporaryDirectory(dir=_of_this_process(place, pid))
-    except FileNotFoundError:  # A program that tidies up temporary files removed the process's own folder.
-        _of_this_process.cache_clear()
-        return tempfile.TemporaryDirectory(dir=_of_this_process(place, pid))
+    _of_this_process.cache_clear()  # A program that tidies up temporary files removed the process's own folder.
+    return tempfile.TemporaryDirectory(dir=_of_this_process(place, pid))
 
 
 @cache

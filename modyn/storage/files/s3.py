@@ -6,16 +6,16 @@ import errno
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import cached_property, partial
-from typing import ClassVar, TypeVar
+from typing import BinaryIO, ClassVar, TypeVar
 
 import pyarrow as pa
 from pyarrow import fs
 
 from modyn.errors import DataError, ModynError, NotFoundError, SecurityError, UnavailableError
-from modyn.storage.files.file_system import FileStatus, FileSystem, FileVersion, UnusableNowError
+from modyn.storage.files.file_system import FileStatus, FileSystem, UnusableNowError
 from modyn.storage.files.listing import Listing, NameEndings, Names, Roots, SeenFile, SeenFiles
 from modyn.storage.files.s3_url import S3Url
 
@@ -55,6 +55,7 @@ class S3Files(FileSystem):
 
     @cached_property
     def client(self) -> fs.S3FileSystem:
+        """Arrow's client of the server, made at the first use."""
         options = dict(self.url.options)
         found = {name: options[name] for name in ("endpoint_override", "region", "scheme") if name in options}
         return fs.S3FileSystem(
@@ -113,28 +114,22 @@ class S3Files(FileSystem):
         if self._listed is not None:
             return self._listed.get(path)
         with _reachable(path):
-            info = self.client.get_file_info(_key_of(path))
+            info = self.client.get_file_info(path.removeprefix("s3://"))
         return FileStatus(info.size, info.mtime_ns) if info.type == fs.FileType.File else None
 
-    def version(self, seen: SeenFile) -> FileVersion | None:
+    def version(self, seen: SeenFile) -> FileStatus | None:
         path = self.full_path(seen.path)
-        with self.reading(path):
-            try:
-                with self.open(path) as file:
-                    tags = {str(name): str(value) for name, value in file.metadata().items()}
-                    tag = tags.get("ETag", "") + tags.get("VersionId", "")
-                    return FileVersion(int(file.size()), written_ns(file, seen.mtime_ns), tag)
-            except FileNotFoundError:
-                return None
+        with self.reading(path), suppress(FileNotFoundError), self.open(path) as file:
+            tags = {str(name): str(value) for name, value in file.metadata().items()}
+            tag = tags.get("ETag", "") + tags.get("VersionId", "")
+            return FileStatus(int(file.size()), written_ns(file, seen.mtime_ns), tag)
+        return None
 
     def read_error(self, path: str, error: OSError) -> ModynError:
         return unreadable_object(path, 0, error)
 
     def open(self, path: str) -> pa.NativeFile:
-        return self.client.open_input_file(_key_of(path))
-
-    def stamp(self, path: str) -> FileStatus | None:
-        return None
+        return self.client.open_input_file(path.removeprefix("s3://"))
 
     def read(self, path: str) -> bytes:
         """Read a whole small object. Raises: OSError."""
@@ -142,9 +137,9 @@ class S3Files(FileSystem):
             content: bytes = file.read()
             return content
 
-    def copy(self, path: str, target: str) -> None:
-        """Copy an object to a local file, in parts that are read in parallel. Raises: OSError."""
-        with self.open(path) as source, open(target, "wb") as file:
+    def copy(self, path: str, file: BinaryIO) -> None:
+        """Copy an object to an open local file, in parts that are read in parallel. Raises: OSError."""
+        with self.open(path) as source:
             size = source.size()
             parts = [(min(PART_BYTES, size - at), at) for at in range(0, size, PART_BYTES)]
             reads = [(num_bytes, partial(source.read_at, num_bytes, at)) for num_bytes, at in parts]
@@ -198,11 +193,6 @@ def unreadable_object(path: str, offset: int, error: OSError) -> ModynError:
     if any(word in str(error) for word in _OUTAGES):
         return UnavailableError(f"cannot read {path} at byte {offset}: {error}")
     return UnusableNowError(f"cannot read {path} at byte {offset}: {error}; make the object readable for storage")
-
-
-def _key_of(path: str) -> str:
-    """Bucket and key of `s3://BUCKET/KEY`."""
-    return path.removeprefix("s3://")
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,12 +13,6 @@ COMPANION_WAIT_S = 5.0
 """A file whose companion (its label file) is missing for longer is reported."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Observed:
-    state: tuple[int, int]
-    since: float
-
-
 class StabilityTracker:
     """Remembers files that looked unfinished. Times: `now` is seconds since 1970, `tick` a clock that never jumps."""
 
@@ -27,7 +20,8 @@ class StabilityTracker:
         self.settle_s = settle_s
         self.num_unstable = 0
         """Files that the last `stable` left for later and that need nothing but time."""
-        self._observed: dict[str, _Observed] = {}
+        self._observed: dict[str, tuple[tuple[int, int], float]] = {}
+        """Size and last change of a file, and the tick since which they are so."""
 
     def stable(
         self, folder: FileSystem, files: SeenFiles, companions: Callable[[str], Sequence[str]], now: float, tick: float
@@ -40,7 +34,7 @@ class StabilityTracker:
         Returns: the stable files in their order, and path → reason for those that have waited too long for a companion.
         """
         late: dict[str, str] = {}
-        observed: dict[str, _Observed] = {}
+        observed = {}
         unstable = 0
         ready = (files.changed_ns != UNKNOWN) & (now - files.changed_ns / 1e9 >= self.settle_s)
         for position in np.flatnonzero(~ready).tolist():
@@ -48,16 +42,14 @@ class StabilityTracker:
             statuses = {path: folder.status(path) for path in companions(folder.full_path(file.path))}
             missing = next((path for path, status in statuses.items() if status is None), None)
             state = (file.size, max(file.mtime_ns, *(status.mtime_ns for status in statuses.values() if status), 0))
-            seen = self._observed.get(file.path)
-            if seen is None or seen.state != state:
-                seen = _Observed(state, tick)
-            old_enough = now - state[1] / 1e9 >= self.settle_s or tick - seen.since >= self.settle_s
-            if missing is None and old_enough:
+            known, since = self._observed.get(file.path, (state, tick))
+            since = since if known == state else tick
+            age_s = max(tick - since, now - state[1] / 1e9)
+            if missing is None and age_s >= self.settle_s:
                 ready[position] = True
                 continue
-            observed[file.path] = seen
+            observed[file.path] = state, since
             unstable += missing is None
-            age_s = max(tick - seen.since, now - state[1] / 1e9)
             if missing is not None and age_s > COMPANION_WAIT_S:
                 late[file.path] = f"{missing} is missing, which must stand beside the file; it is indexed once that is there"
         self._observed, self.num_unstable = observed, unstable

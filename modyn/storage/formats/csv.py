@@ -80,10 +80,10 @@ class CsvFormat(FileFormat):
             skip_first_line=config.ignore_first_line,
         )
         while (rows := indexer.next(self.chunk_rows)) is not None:
-            *columns, timestamps = rows
+            offsets, lengths, labels, timestamps = rows
             times = timestamps if shared_timestamp is None else shared_timestamp
             assert times is not None, "rows have a time each or share one"
-            yield IndexedSamples(*columns, times, indexer.position)
+            yield IndexedSamples(offsets, lengths, labels, times, indexer.position)
 
 
 def _is_ascii_superset(encoding: str) -> bool:

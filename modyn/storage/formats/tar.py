@@ -172,8 +172,8 @@ class _Archive:
                 elif kind == b"L"[0]:
                     for_next[b"path"] = text.rstrip(b"\0")
             else:
-                if (text := records.get(b"size")) is not None:
-                    if not re.fullmatch(rb"[0-9]{1,20}", text):
+                if b"size" in records:
+                    if not re.fullmatch(rb"[0-9]{1,20}", text := records[b"size"]):
                         raise self.error(offset, f"the size in its pax header is no number: {text[:80]!r}")
                     size = int(text)
                 name = records.get(b"path") or _short_name(header)

@@ -14,7 +14,7 @@ import numpy as np
 from modyn.errors import DataError, ModynError
 from modyn.records import MAX_TIMESTAMP, Int64Array, LabelArray
 from modyn.rpc.logs import get_logger
-from modyn.storage.files.file_system import FileSystem, FileVersion, LocalFiles, UnusableNowError
+from modyn.storage.files.file_system import FileStatus, FileSystem, LocalFiles, UnusableNowError
 from modyn.storage.files.fingerprint import fingerprint, fingerprint_of
 from modyn.storage.files.listing import SeenFile
 from modyn.storage.formats.base import FileFormat, FormatResume, WholeFileFormat
@@ -114,18 +114,17 @@ class _FileWatch:
     def check(self) -> None:
         """Raises: ChangedError: the file has changed, other than by appends to a large one that may grow."""
         now = self._look()
-        if now == self._version:
-            return
-        if not self._grew(now) or fingerprint(self._folder, self._path, self._seen.size) != self._fingerprint:
+        if now != self._version and not (
+            self._grew(now) and fingerprint(self._folder, self._path, self._seen.size) == self._fingerprint
+        ):
             raise ChangedError
 
-    def _look(self) -> FileVersion:
-        version = self._folder.version(self._seen)
-        if version is None:
+    def _look(self) -> FileStatus:
+        if (version := self._folder.version(self._seen)) is None:
             raise ChangedError
         return version
 
-    def _grew(self, now: FileVersion) -> bool:
+    def _grew(self, now: FileStatus) -> bool:
         return self._may_grow and now.size > self._seen.size and now.tag == self._version.tag
 
 
@@ -135,11 +134,11 @@ def index_whole_files(folder: FileSystem, file_format: WholeFileFormat, paths: S
         return file_format.index_files(paths)
     with _copies(folder) as copies:
         companions = [companion for path in paths for companion in file_format.companions(path)]
-        copies.add_small([*companions, *(paths if file_format.reads_payloads else ())])
+        copies.add_small([*companions, *paths] if file_format.reads_payloads else companions)
         for path in () if file_format.reads_payloads else paths:
             copies.add_empty(path)
         found = file_format.index_files([copies.local(path) for path in paths])
-        problems = {i: copies.error(paths[i]) or copies.with_objects(error) for i, error in found.problems.items()}
+        problems = {i: copies.errors.get(paths[i]) or copies.with_objects(error) for i, error in found.problems.items()}
         return replace(found, problems=problems)
 
 
@@ -182,11 +181,10 @@ def beginning(file_format: FileFormat, chunk: IndexedSamples, num_bytes: int) ->
 
 def refused_samples(labels: LabelArray, timestamps: Int64Array | int) -> dict[int, str]:
     """Position → why the sample is refused: its label is not finite, or its time lies in no interval [start, end)."""
-    found: dict[int, str] = {}
+    timeless = np.flatnonzero(np.broadcast_to(np.asarray(timestamps) == MAX_TIMESTAMP, len(labels)))
+    found = dict.fromkeys(timeless.tolist(), f"the time {MAX_TIMESTAMP} lies in no interval; times are smaller")
     for at in np.flatnonzero(~np.isfinite(labels)).tolist() if labels.dtype.kind == "f" else ():
         found[at] = f"the label {labels[at]} is no finite number"
-    for at in np.flatnonzero(np.broadcast_to(np.asarray(timestamps) == MAX_TIMESTAMP, len(labels))).tolist():
-        found.setdefault(at, f"the time {MAX_TIMESTAMP} lies in no interval; times are smaller")
     return found
 
 
@@ -195,13 +193,8 @@ def check_unchanged(folder: FileSystem, path: str, indexed: FormatResume) -> Non
     with folder.reading(path), folder.open(path) as file:
         size = file.size()
         same = size >= indexed.end and fingerprint_of(file, indexed.end) == indexed.fingerprint
-    if size < indexed.end:
-        raise DataError(
-            f"{path} was cut: {indexed.end} bytes of it are indexed, it has {size} now. Samples in it can no longer be read; "
-            f"restore the file, or delete its samples and add the data under a new name"
-        )
     if not same:
-        raise DataError(
-            f"{path} was rewritten: its first {indexed.end} bytes, which are indexed, are not the same any more. "
-            f"Restore the file, or delete its samples and add the data under a new name"
-        )
+        cut = f"cut: {indexed.end} bytes of it are indexed, it has {size} now. Samples in it can no longer be read"
+        other = f"rewritten: its first {indexed.end} bytes, which are indexed, are not the same any more"
+        what = cut if size < indexed.end else other
+        raise DataError(f"{path} was {what}. Restore the file, or delete its samples and add the data under a new name")
