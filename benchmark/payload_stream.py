@@ -44,7 +44,7 @@ def main() -> None:
             services.ingest(records_dataset("records", folder / "records"), options.samples)
             for order, keys in orders(options.samples).items():
                 for streams in options.streams:
-                    with PayloadClient(services.config.endpoints("flight"), streams) as client:
+                    with PayloadClient(services.config.flight_endpoints, streams) as client:
                         ratio, line = compare(order, streams, keys, client, flat, options.pairs)
                     ratios[order, streams] = ratio
                     lines.append(line)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Literal
 
 import numpy as np
@@ -31,11 +31,7 @@ def evaluation_matrix(evaluations: pd.DataFrame, series: Series) -> pd.DataFrame
 
     Source: SIGMOD'25, section 3.1.
     """
-    chosen = evaluations[
-        (evaluations["handler"] == series.handler)
-        & (evaluations["dataset"] == series.dataset)
-        & (evaluations["metric"] == series.metric)
-    ]
+    chosen = evaluations[(evaluations[["handler", "dataset", "metric"]] == list(astuple(series))).all(axis=1)]
     cells = chosen.set_index(["trigger_id", "start", "end", "anchor"])["value"]
     return cells.unstack(["start", "end", "anchor"]).sort_index().sort_index(axis=1)
 
@@ -57,10 +53,8 @@ def composite_model(triggers: pd.DataFrame, anchors: np.ndarray[tuple[int], np.d
     for anchor in anchors:
         before = np.flatnonzero(ends < anchor)
         active = int(before[-1]) if len(before) else -1
-        if kind == "trained":
-            answers.append(int(ids[min(active + 1, len(ids) - 1)]))
-        else:
-            answers.append(int(ids[active]) if active >= 0 else None)
+        chosen = active if kind == "active" else min(active + 1, len(ids) - 1)
+        answers.append(int(ids[chosen]) if chosen >= 0 else None)
     return answers
 
 
@@ -91,15 +85,5 @@ def scores(triggers: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame:
         matrix = evaluation_matrix(evaluations, series)
         active, trained = (composite_performance(matrix, triggers, kind) for kind in ("active", "trained"))
         answered = int(active["value"].notna().sum())
-        rows.append(
-            [
-                series.handler,
-                series.dataset,
-                series.metric,
-                pipeline_score(active),
-                pipeline_score(trained),
-                answered,
-                len(active),
-            ]
-        )
+        rows.append([*astuple(series), pipeline_score(active), pipeline_score(trained), answered, len(active)])
     return pd.DataFrame(rows, columns=["handler", "dataset", "metric", "active", "trained", "scored_intervals", "intervals"])

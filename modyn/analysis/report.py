@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import html
 import math
 from pathlib import Path
@@ -14,8 +13,8 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from modyn.analysis.composite import Series, composite_performance, evaluation_matrix, scores, series_of
-from modyn.analysis.cost import Cost, cost
-from modyn.analysis.results import STAGES, RunResults
+from modyn.analysis.results import STAGES, Cost, RunResults, cost
+from modyn.config.durations import format_timestamp
 
 ACTIVE, TRAINED, NEUTRAL = "#1f6feb", "#d9822b", "#6e7781"
 _STAGE_COLOURS = dict(zip(STAGES, ("#8250df", ACTIVE, "#2da44e", TRAINED), strict=True))
@@ -245,7 +244,7 @@ def _triggers_table(results: RunResults) -> str:
     rows = [
         [
             t["trigger_id"],
-            _date(t["fired_at"]),
+            format_timestamp(t["fired_at"]),
             t["num_keys"],
             t["model_id"],
             f"{t['loss']:.4f}" if pd.notna(t["loss"]) else "–",
@@ -265,20 +264,12 @@ def _html_table(header: list[str], rows: list[list[Any]]) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _dates(timestamps: pd.Series[Any]) -> list[Any]:
-    return [_date(value) for value in timestamps]
-
-
-def _date(timestamp: Any) -> Any:
-    """Format a stream time as a date; the number itself beyond the calendar."""
-    try:
-        return (dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(seconds=int(timestamp))).strftime("%Y-%m-%d %H:%M:%S")
-    except (OverflowError, ValueError, TypeError):
-        return timestamp
+def _dates(timestamps: pd.Series[Any]) -> list[str]:
+    return [format_timestamp(value) for value in timestamps]
 
 
 def _span(start: int, end: int) -> str:
-    first, last = str(_date(start)), str(_date(end))
+    first, last = format_timestamp(start), format_timestamp(end)
     if first.endswith(" 00:00:00") and last.endswith(" 00:00:00"):
         first, last = first[:10], last[:10]
     return f"{first} – {last}"

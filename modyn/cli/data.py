@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -173,14 +174,5 @@ def _option(text: str) -> tuple[str, Any]:
 
 
 def _fields(info: DatasetInfo) -> dict[str, Any]:
-    return {
-        **info.config.model_dump(mode="json"),
-        "num_samples": info.num_samples,
-        "num_files": info.num_files,
-        "num_problems": info.num_problems,
-        "num_deleted": info.num_deleted,
-        "next_key": info.next_key,
-        "min_timestamp": info.min_timestamp,
-        "max_timestamp": info.max_timestamp,
-        "float_labels": info.float_labels,
-    }
+    counts = {field.name: getattr(info, field.name) for field in dataclasses.fields(info) if field.name != "config"}
+    return {**info.config.model_dump(mode="json"), **counts}

@@ -43,7 +43,9 @@ def follow(client: Client, run_id: str) -> bool:
         except ModynError as error:
             events.put(_End(error))
         except Exception as error:  # noqa: BLE001  (a lost error would leave the view waiting for ever)
-            events.put(_End(_not_understood(run_id, error)))
+            what = f"an event of run {run_id} cannot be read: {type(error).__name__}: {error}; the run continues. "
+            advice = "If the services have another version than this program, install the same one; then "
+            events.put(_End(ModynError(f"{what}{advice}`modyn watch {run_id}` follows the run again")))
 
     threading.Thread(target=receive, daemon=True, name="watch").start()
     view = RunView(run_id)
@@ -59,13 +61,6 @@ def follow(client: Client, run_id: str) -> bool:
         if answer == "stop":
             say("stopping the run; it can be resumed")
             client.stop(run_id)
-
-
-def _not_understood(run_id: str, error: Exception) -> ModynError:
-    return ModynError(
-        f"an event of run {run_id} cannot be read: {type(error).__name__}: {error}; the run continues. If the services have another version "
-        f"than this program, install the same one; then `modyn watch {run_id}` follows the run again"
-    )
 
 
 def ask() -> Answer:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from modyn.cli.output import date
 from modyn.supervisor.client import EventKind, RunEvent, RunState
+from modyn.supervisor.states import TERMINAL
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _SHOWN_TRIGGERS = 8
-_NOTHING_RUNS = frozenset({RunState.SUBMITTED, RunState.FINISHED, RunState.STOPPED, RunState.FAILED, RunState.INTERRUPTED})
 
 
 @dataclass
@@ -57,7 +57,7 @@ class RunView:
             case EventKind.RUN_STATE:
                 self.state, self.error = str(detail["state"]), str(detail.get("error", ""))
                 self.message = str(detail.get("message", "") or self.message)
-                if self.state in _NOTHING_RUNS:
+                if self.state in (RunState.SUBMITTED, *TERMINAL):
                     # Work that was under way when the run ended is no longer under way.
                     self.training, self.training_trigger, self.evaluation = {}, None, {}
                     self.evaluations_running.clear()

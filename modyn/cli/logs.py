@@ -23,10 +23,6 @@ Logs = dict[Path, tuple[str, re.Pattern[str] | None]]
 Find = Callable[[], Logs]
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command()(logs)
-
-
 def logs(
     name: Annotated[
         str | None, typer.Argument(metavar="[RUN|SERVICE]", help="A run, a service, or nothing for all services.")

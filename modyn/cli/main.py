@@ -23,8 +23,20 @@ app = typer.Typer(
 )
 app.add_typer(data.app, name="data", help="Datasets: register, ingest, list, show, delete, problems.")
 app.add_typer(models.app, name="models", help="Model versions: list, show, export.")
-for module in (runs, pipelines, services, logs):
-    module.add_to(app)
+for command in (
+    *(runs.run, runs.ps, runs.watch, runs.show, runs.stop, runs.resume, runs.evaluate, runs.report),
+    *(
+        pipelines.check,
+        pipelines.schema,
+        pipelines.explain,
+        pipelines.plugins,
+        services.up,
+        services.down,
+        services.status,
+        logs.logs,
+    ),
+):
+    app.command()(command)
 
 
 def print_version(wanted: bool) -> None:

@@ -56,12 +56,9 @@ def print_fields(fields: Mapping[str, object]) -> None:
 
 def date(timestamp: int | None) -> str:
     """Format a stream time (seconds since 1970) as UTC; the number itself beyond the calendar."""
-    if timestamp is None:
-        return "–"
-    try:
-        return (dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(seconds=int(timestamp))).strftime("%Y-%m-%d %H:%M:%S")
-    except OverflowError:
-        return str(timestamp)
+    from modyn.config.durations import format_timestamp
+
+    return "–" if timestamp is None else format_timestamp(timestamp)
 
 
 def number(value: object) -> str:

@@ -11,11 +11,6 @@ from modyn.cli.context import Json, connect, say, services_run
 from modyn.cli.output import print_json, print_table
 
 
-def add_to(app: typer.Typer) -> None:
-    for command in (check, schema, explain, plugins):
-        app.command()(command)
-
-
 def check(file: Annotated[Path, typer.Argument(help="Pipeline file.", show_default=False)], json: Json = False) -> None:
     """Validate a pipeline file without running anything in it. Exit code 1 if it has mistakes, each with its line."""
     from modyn.client import read_pipeline
@@ -36,25 +31,16 @@ def check(file: Annotated[Path, typer.Argument(help="Pipeline file.", show_defau
         found = check_here(text, str(file))
     # The supervisor puts lines into its messages; here they are printed in front.
     found = [Problem(p.path, p.message.removesuffix(f" (line {source.locate(p.path)})")) for p in found]
-    lines = with_lines(found, source)
     if json:
         print_json([{"path": p.path, "line": source.locate(p.path), "message": p.message} for p in found])
     else:
-        for line in lines:
+        for line in with_lines(found, source):
             typer.echo(line)
     if found:
         say(f"{len(found)} problem{'s' if len(found) != 1 else ''}")
         raise typer.Exit(1)
     if not json:
         say(f"{file} is valid" if asked_services else f"{file} is valid here; no services run, so no dataset was looked for")
-
-
-def require_sound_frame(file: Path) -> None:
-    """Raises ConfigError with every mistake that can be found without the services, each with its line."""
-    from modyn.client import read_pipeline
-    from modyn.config.pipeline import load_pipeline
-
-    load_pipeline(read_pipeline(file), str(file))
 
 
 def schema(json: Json = True) -> None:

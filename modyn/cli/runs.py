@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,25 +9,15 @@ import typer
 
 from modyn.cli.context import Json, connect, say, services_run
 from modyn.cli.output import clock, date, day, number, print_fields, print_json, print_table
-from modyn.cli.pipelines import require_sound_frame
 
 if TYPE_CHECKING:
+    from modyn.analysis.results import RunResults
     from modyn.client import Client
     from modyn.supervisor.client import Run
 
 
-class Mode(enum.StrEnum):
-    EXPERIMENT = "experiment"
-    PRODUCTION = "production"
-
-
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Name of the run; `modyn ps` lists them.", show_default=False)]
 Detach = Annotated[bool, typer.Option("--detach", "-d", help="Return at once; `modyn watch RUN` follows the run later.")]
-
-
-def add_to(app: typer.Typer) -> None:
-    for command in (run, ps, watch, show, stop, resume, evaluate, report):
-        app.command()(command)
 
 
 def run(
@@ -47,13 +36,15 @@ def run(
     ] = None,
 ) -> None:
     """Run a pipeline and watch it. Services start by themselves. Ctrl-C asks whether to detach; a second one stops the run."""
-    mode = Mode.PRODUCTION if production else Mode.EXPERIMENT
+    from modyn.client import read_pipeline
+    from modyn.config.pipeline import load_pipeline
+
+    mode = "production" if production else "experiment"
     if not services_run():
-        # A typo is reported before any service is started.
-        require_sound_frame(file)
+        load_pipeline(read_pipeline(file), str(file))  # A typo is reported before any service is started.
     with connect(start=True) as client:
-        submitted = client.run(file, mode.value, from_timestamp=from_, to_timestamp=to, max_triggers=max_triggers)
-        say(f"run {submitted.run_id} is submitted in {mode.value} mode")
+        submitted = client.run(file, mode, from_timestamp=from_, to_timestamp=to, max_triggers=max_triggers)
+        say(f"run {submitted.run_id} is submitted in {mode} mode")
         if detach:
             typer.echo(submitted.run_id)
             return
@@ -84,7 +75,7 @@ def watch(run: RunArgument, json: Json = False) -> None:
             for event in client.watch(run):
                 print_json(event, indent=None)
             return
-        _follow_to_the_end(client, run, None)
+        _follow_to_the_end(client, run)
 
 
 def show(run: RunArgument, json: Json = False) -> None:
@@ -118,7 +109,7 @@ def resume(run: RunArgument, detach: Detach = False) -> None:
         client.resume(run)
         say(f"{run} continues")
         if not detach:
-            _follow_to_the_end(client, run, None)
+            _follow_to_the_end(client, run)
 
 
 def evaluate(
@@ -130,7 +121,7 @@ def evaluate(
     """Run the manual evaluations of a finished run."""
     with connect(start=True) as client:
         client.evaluate(run, handler or [])
-        _follow_to_the_end(client, run, None)
+        _follow_to_the_end(client, run)
 
 
 def report(
@@ -144,7 +135,7 @@ def report(
         typer.echo(client.report(run, output))
 
 
-def _follow_to_the_end(client: Client, run_id: str, report_file: Path | None) -> None:
+def _follow_to_the_end(client: Client, run_id: str, report_file: Path | None = None) -> None:
     """Watch a run, then print its results. Exits with 1 if the run failed or was interrupted, with 3 if it was stopped."""
     from modyn.cli.follow import follow
     from modyn.supervisor.client import RunState
@@ -173,18 +164,15 @@ def _print_run(run: Run) -> None:
             "triggers": run.num_triggers,
             "submitted": clock(run.submitted_at),
             "finished": clock(run.finished_at),
-            **({"message": run.message} if run.message else {}),
-            **({"error": run.error} if run.error else {}),
+            **{name: text for name, text in (("message", run.message), ("error", run.error)) if text},
         }
     )
 
 
-def _print_results(results: object) -> None:
+def _print_results(results: RunResults) -> None:
     from modyn.analysis.composite import composite_performance, evaluation_matrix, scores, series_of
-    from modyn.analysis.cost import cost
-    from modyn.analysis.results import RunResults
+    from modyn.analysis.results import cost
 
-    assert isinstance(results, RunResults)
     triggers = results.triggers
     if triggers.empty:
         return
@@ -207,14 +195,8 @@ def _print_results(results: object) -> None:
         print_table(
             ["model \\ from", *(day(start) for start in performance["start"])],
             [
-                [
-                    f"trigger {trigger}",
-                    *(
-                        f"{value:.3f}{'*' if active[column] == trigger else ''}"
-                        for column, value in enumerate(matrix.loc[trigger])
-                    ),
-                ]
-                for trigger in matrix.index
+                [f"trigger {row}", *(f"{value:.3f}{'*' if active[i] == row else ''}" for i, value in enumerate(matrix.loc[row]))]
+                for row in matrix.index
             ],
             title=f"{series.metric} on {series.dataset} ({series.handler}); * = currently active model",
         )

@@ -14,11 +14,6 @@ if TYPE_CHECKING:
     from modyn.config.system import SystemConfig
 
 
-def add_to(app: typer.Typer) -> None:
-    for command in (up, down, status):
-        app.command()(command)
-
-
 def up() -> None:
     """Start all services on this machine, or those of them that died."""
     with client_of_this_machine() as client:
@@ -56,24 +51,18 @@ def _rows(config: SystemConfig) -> list[dict[str, Any]]:
     from modyn.local.control import stack_status
     from modyn.rpc.channel import is_serving
 
-    written = {part.name: part for part in stack_status(config).parts} if is_embedded(config) else {}
-    running = stack_status(config).pid is not None
-    rows = [
-        {
-            "name": name,
-            "healthy": running and part.healthy,
-            "pid": part.pid if running else None,
-            "restarts": part.restarts,
-            "address": part.address,
-        }
-        for name, part in written.items()
-        if name not in SERVICES
-    ]
-    for name in SERVICES:
-        endpoint, known = config.endpoint(name), written.get(name)
-        pid = known.pid if known is not None and running else None
-        restarts = known.restarts if known is not None else 0
+    stack = stack_status(config)
+    written = {part.name: part for part in stack.parts} if is_embedded(config) else {}
+    rows = []
+    for name in (*(name for name in written if name not in SERVICES), *SERVICES):
+        part, endpoint = written.get(name), config.endpoint(name) if name in SERVICES else None
         rows.append(
-            {"name": name, "healthy": is_serving(endpoint), "pid": pid, "restarts": restarts, "address": endpoint.address}
+            {
+                "name": name,
+                "healthy": is_serving(endpoint) if endpoint else bool(part and part.healthy and stack.pid is not None),
+                "pid": part.pid if part and stack.pid is not None else None,
+                "restarts": part.restarts if part else 0,
+                "address": endpoint.address if endpoint else part.address if part else "",
+            }
         )
     return rows

@@ -14,6 +14,7 @@ TIMESTAMP_PATTERN = r"^\s*([+-]?\d+|\d{4}-?\d{2}-?\d{2}([T ].+)?)\s*$"
 """What editors accept as text; parse_duration and parse_timestamp decide."""
 _DURATION = re.compile(r"\s*(\d+)\s*([smhdwy])\s*")
 _INT64 = range(-(2**63), 2**63)
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 def parse_duration(value: object) -> int:
@@ -36,31 +37,34 @@ def parse_timestamp(value: object) -> int:
     >>> parse_timestamp("1970-01-02")
     86400
     """
-    if isinstance(value, bool):
-        raise ValueError(f"{value!r} is not a timestamp; write seconds since 1970 or a date such as 2014-01-31")
-    if isinstance(value, int):
-        seconds = value
-    elif isinstance(value, dt.datetime):
-        seconds = _seconds(value)
-    elif isinstance(value, dt.date):
-        seconds = _seconds(dt.datetime(value.year, value.month, value.day))
-    elif isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d+\s*", value):
-        seconds = int(value)
-    elif isinstance(value, str):
-        try:
-            seconds = _seconds(dt.datetime.fromisoformat(value.strip()))
-        except ValueError:
-            raise ValueError(f"{value!r} is not a timestamp; write seconds since 1970 or a date such as 2014-01-31") from None
-    else:
-        raise ValueError(f"{value!r} is not a timestamp; write seconds since 1970 or a date such as 2014-01-31")
+    is_number = isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d+\s*", value)
+    try:
+        if is_number or (isinstance(value, int) and not isinstance(value, bool)):
+            seconds = int(str(value))
+        else:
+            seconds = _seconds(dt.datetime.fromisoformat(str(value).strip()))
+    except ValueError:
+        raise ValueError(f"{value!r} is not a timestamp; write seconds since 1970 or a date such as 2014-01-31") from None
     if seconds not in _INT64:
         raise ValueError(f"{value!r} does not fit into 64 bits of seconds since 1970")
     return seconds
 
 
+def format_timestamp(timestamp: int) -> str:
+    """Return seconds since 1970 as text, UTC; the number itself beyond the calendar.
+
+    >>> format_timestamp(86400), format_timestamp(2**60)
+    ('1970-01-02 00:00:00', '1152921504606846976')
+    """
+    try:
+        return (_EPOCH + dt.timedelta(seconds=int(timestamp))).strftime("%Y-%m-%d %H:%M:%S")
+    except OverflowError:
+        return str(timestamp)
+
+
 def _seconds(when: dt.datetime) -> int:
     aware = when if when.tzinfo else when.replace(tzinfo=dt.UTC)
-    return int((aware - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(seconds=1))
+    return int((aware - _EPOCH) // dt.timedelta(seconds=1))
 
 
 Duration = Annotated[

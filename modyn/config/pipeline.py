@@ -56,20 +56,17 @@ class TrainingView(_View):
     """What the supervisor reads of `training`."""
 
     use_previous_model: bool
+    """Whether each training starts from the model of the trigger before."""
     initial_model: Literal["random", "pretrained"] = "random"
     initial_model_id: int | None = Field(None, ge=0)
+    """The stored model that the first training starts from; None: random or pretrained weights."""
     num_samples_to_pass: list[Annotated[int, Field(ge=1)]] | None = None
     seed: int | None = Field(None, ge=0)
+    """The seed of all random generators; None: not repeatable."""
 
 
-class DataView(_View):
-    """What the supervisor reads of `data`."""
-
-    dataset_id: str = Field(min_length=1)
-
-
-class EvaluationDatasetView(_View):
-    """What the supervisor reads of an entry of `evaluation.datasets`."""
+class DatasetView(_View):
+    """What the supervisor reads of `data`, and of an entry of `evaluation.datasets`."""
 
     dataset_id: str = Field(min_length=1)
 
@@ -78,7 +75,7 @@ class EvaluationFrame(Section):
     """How models are evaluated."""
 
     device: str = Field("cpu", description="where models are evaluated: `cpu` or `cuda:N`", examples=["cuda:0"])
-    datasets: list[EvaluationDatasetView] = Field(
+    datasets: list[DatasetView] = Field(
         min_length=1,
         description="datasets to evaluate on: a `data` section each, with `batch_size`, `dataloader_workers`, `metrics`",
     )
@@ -96,7 +93,7 @@ class PipelineFrame(Section):
     model: ModelReference = Field(description="which model is trained")
     model_storage: dict[str, Any] = Field(default_factory=dict, description="how models are stored")
     training: TrainingView = Field(description="how a model is trained")
-    data: DataView = Field(description="which dataset is trained on, and how its bytes become tensors")
+    data: DatasetView = Field(description="which dataset is trained on, and how its bytes become tensors")
     trigger: dict[str, Any] = Field(description="when to train; chosen by `id`")
     selection_strategy: dict[str, Any] = Field(description="which samples to train on; chosen by `name`")
     evaluation: EvaluationFrame | None = Field(None, description="how models are evaluated; none = not at all")
@@ -119,23 +116,12 @@ class Pipeline:
         return self.frame.data.dataset_id
 
     @property
-    def use_previous_model(self) -> bool:
-        """Whether each training starts from the model of the trigger before."""
-        return self.frame.training.use_previous_model
-
-    @property
-    def initial_model_id(self) -> int | None:
-        """The stored model that the first training starts from; none = random or pretrained weights."""
-        return self.frame.training.initial_model_id
-
-    @property
-    def seed(self) -> int | None:
-        """The seed of all random generators; None: not repeatable."""
-        return self.frame.training.seed
+    def training(self) -> TrainingView:
+        return self.frame.training
 
     def num_samples_to_pass(self, trigger_id: int) -> int | None:
         """Return how many samples the training of a trigger sees; None: as many as its epochs give."""
-        bounds = self.frame.training.num_samples_to_pass or []
+        bounds = self.training.num_samples_to_pass or []
         return bounds[trigger_id] if trigger_id < len(bounds) else None
 
     @property
@@ -150,13 +136,6 @@ class Pipeline:
     def evaluation(self) -> dict[str, Any] | None:
         """The section as written, or none when nothing is to be evaluated."""
         return self.section("evaluation") or None
-
-    def evaluation_dataset(self, dataset_id: str) -> dict[str, Any]:
-        """Return the entry of `evaluation.datasets` with that name. Raises KeyError."""
-        for dataset in (self.evaluation or {}).get("datasets", []):
-            if dataset["dataset_id"] == dataset_id:
-                return dict(dataset)
-        raise KeyError(dataset_id)
 
     def section(self, name: str) -> dict[str, Any]:
         """Return a section as the user wrote it; empty if it is absent."""

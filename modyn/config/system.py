@@ -11,10 +11,10 @@ import os
 import re
 import tempfile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from modyn.config.base import Section, problems
@@ -38,13 +38,16 @@ def is_loopback(address: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
-def _checked_address(value: str | None) -> str | None:
-    if value is None or value.startswith("unix:"):
+def _check_address(value: str) -> str:
+    if value.startswith("unix:"):
         return value
     host, separator, port = value.rpartition(":")
     if not separator or not host or not port.isdigit() or not 0 <= int(port) <= 65535:
         raise ValueError(f"{value!r} is not an address; write host:port, for example 127.0.0.1:50051, or unix:/path")
     return value
+
+
+Address = Annotated[str, AfterValidator(_check_address)]
 
 
 class SecurityConfig(Section):
@@ -133,7 +136,7 @@ class DatasetConfig(Section):
 class ServiceConfig(Section):
     """Fields of every service."""
 
-    address: str | None = Field(None, description="host:port; none: a Unix socket under the state folder")
+    address: Address | None = Field(None, description="host:port; none: a Unix socket under the state folder")
     metrics_port: int = Field(
         0, ge=0, le=65535, description="serve Prometheus metrics at this port; 0: any free one, written to `metrics_url`"
     )
@@ -142,14 +145,11 @@ class ServiceConfig(Section):
     max_message_bytes: int = Field(32 * 2**20, ge=2**16, le=2**31 - 1, description="largest gRPC message accepted")
     max_threads: int = Field(64, ge=4, le=1024, description="calls served at once, streams included")
 
-    @field_validator("address")
-    @classmethod
-    def _host_and_port(cls, value: str | None) -> str | None:
-        return _checked_address(value)
-
 
 class StorageConfig(ServiceConfig):
-    flight_address: str | None = Field(None, description="host:port of the payload server (Arrow Flight); none: a Unix socket")
+    flight_address: Address | None = Field(
+        None, description="host:port of the payload server (Arrow Flight); none: a Unix socket"
+    )
     num_threads: int = Field(2, ge=1, le=256, description="threads that read files for one request")
     row_group_cache_bytes: int = Field(
         ROW_GROUP_CACHE_BYTES,
@@ -166,22 +166,12 @@ class StorageConfig(ServiceConfig):
         "files; on: or else they fail",
     )
     replicas: int = Field(0, ge=0, le=256, description="further processes that serve payloads")
-    replica_addresses: list[str] = Field(
+    replica_addresses: list[Address] = Field(
         default_factory=list, description="host:port of each further process; none: Unix sockets"
     )
     poll_interval_s: float = Field(1.0, gt=0, le=3600, description="seconds between looks at a watched folder")
     settle_s: float = Field(0.5, ge=0, le=3600, description="a file is indexed once it has not changed for so many seconds")
     datasets: list[DatasetConfig] = Field(default_factory=list, description="registered when storage starts")
-
-    @field_validator("flight_address")
-    @classmethod
-    def _flight_host_and_port(cls, value: str | None) -> str | None:
-        return _checked_address(value)
-
-    @field_validator("replica_addresses")
-    @classmethod
-    def _replica_hosts_and_ports(cls, value: list[str]) -> list[str]:
-        return [address for address in map(_checked_address, value) if address is not None]
 
     @model_validator(mode="after")
     def _an_address_each(self) -> StorageConfig:
@@ -190,14 +180,6 @@ class StorageConfig(ServiceConfig):
                 f"replica_addresses has {len(self.replica_addresses)} addresses for {self.replicas} replicas; give one for each, or none"
             )
         return self
-
-
-class SelectorConfig(ServiceConfig):
-    pass
-
-
-class ModelStorageConfig(ServiceConfig):
-    pass
 
 
 class WorkerServiceConfig(ServiceConfig):
@@ -219,10 +201,6 @@ class WorkerServiceConfig(ServiceConfig):
         description="address space of each worker process, of which PyTorch takes some gigabytes by itself, and CUDA far more than it uses; "
         "none: no limit",
     )
-
-
-class TrainerServerConfig(WorkerServiceConfig):
-    pass
 
 
 class EvaluatorConfig(WorkerServiceConfig):
@@ -288,9 +266,9 @@ class SystemConfig(BaseSettings):
     logs: LogsConfig = LogsConfig()
     security: SecurityConfig = SecurityConfig()
     storage: StorageConfig = StorageConfig()
-    selector: SelectorConfig = SelectorConfig()
-    model_storage: ModelStorageConfig = ModelStorageConfig()
-    trainer_server: TrainerServerConfig = TrainerServerConfig()
+    selector: ServiceConfig = ServiceConfig()
+    model_storage: ServiceConfig = ServiceConfig()
+    trainer_server: WorkerServiceConfig = WorkerServiceConfig()
     evaluator: EvaluatorConfig = EvaluatorConfig()
     supervisor: SupervisorConfig = SupervisorConfig()
 
@@ -364,21 +342,18 @@ class SystemConfig(BaseSettings):
             max_message_bytes=section.max_message_bytes,
         )
 
-    def endpoints(self, name: Literal["flight"]) -> list[Endpoint]:
-        """Return the payload servers: storage itself first, then its replicas."""
-        return [self.endpoint(name), *self.replicas.values()]
+    @property
+    def flight_endpoints(self) -> list[Endpoint]:
+        """The payload servers: storage itself first, then its replicas."""
+        return [self.endpoint("flight"), *self.replicas.values()]
 
     def resolved_database_url(self) -> str:
         """Return the URL of the configured PostgreSQL, or of the embedded one, which records it at start. Raises UnavailableError."""
-        if self.database_url is not None:
-            return self.database_url
-        return self._embedded_url("postgres", "database_url")
+        return self.database_url or self._embedded_url("postgres", "database_url")
 
     def resolved_redis_url(self) -> str:
         """Return the URL of the configured Redis, or of the embedded one. Raises UnavailableError."""
-        if self.redis_url is not None:
-            return self.redis_url
-        return self._embedded_url("redis", "redis_url")
+        return self.redis_url or self._embedded_url("redis", "redis_url")
 
     def _embedded_url(self, server: str, field: str) -> str:
         path = self.state_dir / server / "url"

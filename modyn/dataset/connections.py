@@ -45,7 +45,7 @@ class PayloadSource:
 
     @staticmethod
     def of(config: SystemConfig, dataset: str, streams: int = 1) -> PayloadSource:
-        flights = tuple(config.endpoints("flight"))
+        flights = tuple(config.flight_endpoints)
         storage = config.storage
         return PayloadSource(
             dataset, config.endpoint("storage"), flights, storage.short_cut, streams, storage.row_group_cache_bytes

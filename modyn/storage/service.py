@@ -126,7 +126,7 @@ def build(context: ServiceContext) -> Sequence[Registration]:
 
 def _check_roots(config: SystemConfig) -> None:
     """Raise SecurityError if another machine could read any folder of this one through the service."""
-    endpoints = (config.endpoint("storage"), *config.endpoints("flight"))
+    endpoints = (config.endpoint("storage"), *config.flight_endpoints)
     reachable = [endpoint.address for endpoint in endpoints if not endpoint.is_local]
     if reachable and not config.storage.dataset_roots:
         raise SecurityError(

@@ -9,10 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from functools import partial
 
 from prometheus_client import Counter
 
+from modyn.config.durations import format_timestamp
 from modyn.config.pipeline import load_pipeline
 from modyn.config.system import SupervisorConfig
 from modyn.errors import CorruptStateError, UnavailableError
@@ -68,7 +69,7 @@ class RunExecutor:
         self._selector = self._retrier.wrap(clients.selector)
         self._trainer_server = clients.trainer_server
         self._storage = clients.storage
-        self._policy = build_trigger(self._pipeline.trigger, TriggerContext(self._pipeline.seed))
+        self._policy = build_trigger(self._pipeline.trigger, TriggerContext(self._pipeline.training.seed))
         self._schedule = EvaluationSchedule(self._pipeline.evaluation)
         context = RunContext(self._run_id, clients, self._journal, hub, self._retrier)
         self._evaluations = EvaluationQueue(context, self._pipeline.evaluation, snapshot.evaluated)
@@ -102,9 +103,10 @@ class RunExecutor:
     def _follow_stream(self) -> None:
         self._journal.enter(RunState.STREAMING)
         source = StreamSource(self._pipeline.dataset_id, self._run.mode, self._run.options.interval, self._batch_size)
+        wait_for_data = partial(self._journal.enter, RunState.WAITING_FOR_DATA)
         stream = SampleStream(self._storage, source, self._cursor.last, self._retrier)
         try:
-            while not self._has_enough() and (batch := stream.read(self._wait_for_data)) is not None:
+            while not self._has_enough() and (batch := stream.read(wait_for_data)) is not None:
                 self._journal.enter(RunState.STREAMING)
                 self._process(batch)
                 self._commit()
@@ -178,7 +180,7 @@ class RunExecutor:
             self._journal.selected_none(trigger)
             return trigger
         models = [earlier.model_id for earlier in self._triggers if earlier.model_id is not None]
-        parent = parent_model(models, self._pipeline.use_previous_model, self._pipeline.initial_model_id)
+        parent = parent_model(models, self._pipeline.training.use_previous_model, self._pipeline.training.initial_model_id)
         trigger = replace(trigger, state=TriggerState.SELECTED, parent_model_id=parent)
         self._journal.training(trigger)
         return trigger
@@ -192,7 +194,7 @@ class RunExecutor:
             pipeline=pipeline.as_dict(),
             parent_model_id=trigger.parent_model_id,
             num_samples_to_pass=pipeline.num_samples_to_pass(trigger.trigger_id),
-            seed=pipeline.seed,
+            seed=pipeline.training.seed,
         )
         status = self._retrier.follow(
             start=lambda: trainer.start(request),
@@ -243,9 +245,6 @@ class RunExecutor:
             self._evaluations.drain()
         return self._run.message
 
-    def _wait_for_data(self) -> None:
-        self._journal.enter(RunState.WAITING_FOR_DATA)
-
     def _has_enough(self) -> bool:
         return self._run.max_triggers is not None and self._cursor.num_triggers >= self._run.max_triggers
 
@@ -263,9 +262,10 @@ class RunExecutor:
         cursor, trigger = self._cursor, self._pipeline.trigger
         if cursor.max_timestamp is None:
             return "the stream held no samples, so nothing was trained; ingest data, or choose another interval"
+        first, last = (format_timestamp(when or 0).partition(" ")[0] for when in (cursor.first_pending, cursor.max_timestamp))
         options = ", ".join(f"{name}={value}" for name, value in trigger.items() if name != "id")
         return (
-            f"no trigger fired in {cursor.position} samples from {_date(cursor.first_pending)} to {_date(cursor.max_timestamp)}, "
+            f"no trigger fired in {cursor.position} samples from {first} to {last}, "
             f"so nothing was trained; let {trigger['id']} ({options}) fire earlier, or replay a longer interval"
         )
 
@@ -300,10 +300,3 @@ def parent_model(earlier_models: Sequence[int], use_previous_model: bool, initia
     if use_previous_model and earlier_models:
         return earlier_models[-1]
     return initial_model_id
-
-
-def _date(timestamp: int | None) -> str:
-    try:
-        return str(datetime.fromtimestamp(timestamp or 0, UTC).date())
-    except (OverflowError, ValueError, OSError):
-        return str(timestamp)

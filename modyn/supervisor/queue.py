@@ -123,7 +123,7 @@ class RunQueue:
                 yaml=yaml,
                 file_name=file_name,
                 pipeline=pipeline.as_dict(),
-                selection_seed=random.getrandbits(31) if pipeline.seed is None else pipeline.seed,
+                selection_seed=random.getrandbits(31) if pipeline.training.seed is None else pipeline.training.seed,
                 from_timestamp=options.from_timestamp,
                 to_timestamp=options.to_timestamp,
                 max_triggers=options.max_triggers,

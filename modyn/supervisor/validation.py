@@ -66,9 +66,9 @@ def count_stream(pipeline: Pipeline, options: RunOptions, clients: RunClients) -
     info = _dataset(clients.storage, dataset, "data.dataset_id")
     for index, entry in enumerate((pipeline.evaluation or {}).get("datasets", [])):
         _dataset(clients.storage, entry["dataset_id"], f"evaluation.datasets.{index}.dataset_id")
-    if pipeline.initial_model_id is not None:
+    if (initial_model_id := pipeline.training.initial_model_id) is not None:
         try:
-            clients.model_storage.describe(pipeline.initial_model_id)
+            clients.model_storage.describe(initial_model_id)
         except NotFoundError as error:
             raise NotFoundError(f"training.initial_model_id: {error.message}") from error
     if options.mode is RunMode.PRODUCTION:

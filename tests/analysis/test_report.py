@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from modyn.analysis.cost import cost
 from modyn.analysis.report import render, write_report
-from modyn.analysis.results import RunResults, evaluations_table, triggers_table
+from modyn.analysis.results import RunResults, cost, evaluations_table, triggers_table
 from modyn.evaluator.client import EvaluationResult
 from modyn.records import EvalInterval, RunId
 from modyn.supervisor.client import Run, RunMode, RunState, TriggerRecord, TriggerState

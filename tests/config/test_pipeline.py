@@ -70,9 +70,9 @@ def test_the_published_example_is_accepted() -> None:
     assert pipeline.name == "example"
     assert pipeline.dataset_id == "mnist"
     assert pipeline.trigger == {"id": "DataAmountTrigger", "num_samples": 100}
-    assert pipeline.use_previous_model is True
-    assert pipeline.initial_model_id is None
-    assert pipeline.seed is None
+    assert pipeline.training.use_previous_model is True
+    assert pipeline.training.initial_model_id is None
+    assert pipeline.training.seed is None
     assert pipeline.evaluation is None
     assert pipeline.num_samples_to_pass(0) is None
 
@@ -103,13 +103,10 @@ def test_values_that_the_supervisor_reads() -> None:
     data["training"] |= {"seed": 0, "num_samples_to_pass": [10, 20], "initial_model": "pretrained", "initial_model_id": 3}
     data["evaluation"] = EVALUATION
     pipeline = load_pipeline(yaml.safe_dump(data), "p.yaml")
-    assert pipeline.seed == 0, "0 is a value, not missing"
-    assert pipeline.initial_model_id == 3
+    assert pipeline.training.seed == 0, "0 is a value, not missing"
+    assert pipeline.training.initial_model_id == 3
     assert [pipeline.num_samples_to_pass(i) for i in range(3)] == [10, 20, None]
     assert pipeline.evaluation == EVALUATION
-    assert pipeline.evaluation_dataset("mnist_test")["batch_size"] == 64
-    with pytest.raises(KeyError):
-        pipeline.evaluation_dataset("mnist")
 
 
 def test_a_version_may_look_like_a_number() -> None:

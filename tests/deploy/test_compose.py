@@ -111,7 +111,7 @@ def test_replicas_are_added_by_a_file_of_their_own(compose: dict[str, Any], monk
         monkeypatch.setenv(name, value)
     system = load_system_config(SYSTEM_FILE)
     storage = compose["services"]["storage"]
-    taken = {endpoint.address.rsplit(":", 1)[1] for endpoint in (*map(system.endpoint, SERVICES), *system.endpoints("flight"))}
+    taken = {endpoint.address.rsplit(":", 1)[1] for endpoint in (*map(system.endpoint, SERVICES), *system.flight_endpoints)}
     assert len(taken) == len(SERVICES) + 1 + len(REPLICAS)
     for number, (name, endpoint) in enumerate(system.replicas.items(), start=1):
         service = added[REPLICAS[number - 1]]

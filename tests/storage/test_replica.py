@@ -152,7 +152,7 @@ def test_a_replica_off_loopback_wants_tls_and_token(make_config: Callable[..., S
 
 def test_addresses_and_ports_of_replicas(quick_config: SystemConfig, tmp_path: Path) -> None:
     config = with_replicas(quick_config, 2)
-    assert [endpoint.address for endpoint in config.endpoints("flight")] == [
+    assert [endpoint.address for endpoint in config.flight_endpoints] == [
         f"unix:{config.run_dir}/{name}.sock" for name in ("flight", "flight-1", "flight-2")
     ]
     assert config.endpoint("replica-2").address == f"unix:{config.run_dir}/replica-2.sock"

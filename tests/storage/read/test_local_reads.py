@@ -74,7 +74,7 @@ def local(numbers: RunningStorage) -> Iterator[LocalPayloads]:
 
 
 def open_numbers(storage: RunningStorage, short_cut: ShortCut) -> LocalPayloads | PayloadClient:
-    return open_payloads(storage.config.endpoint("storage"), storage.config.endpoints("flight"), "numbers", short_cut)
+    return open_payloads(storage.config.endpoint("storage"), storage.config.flight_endpoints, "numbers", short_cut)
 
 
 # The same as Flight and as the files themselves
@@ -330,7 +330,7 @@ def test_without_proof_it_is_flight_or_an_error_never_a_guess(
 @pytest.mark.parametrize("short_cut", ["auto", "on"])
 def test_what_flight_would_not_mend_is_raised_as_it_is(numbers: RunningStorage, short_cut: ShortCut) -> None:
     with pytest.raises(NotFoundError, match="no dataset 'letters'") as caught:
-        open_payloads(numbers.config.endpoint("storage"), numbers.config.endpoints("flight"), "letters", short_cut)
+        open_payloads(numbers.config.endpoint("storage"), numbers.config.flight_endpoints, "letters", short_cut)
     assert "short_cut" not in caught.value.message
     (numbers.store.dataset("numbers").folder / "index.json").write_text("{")
     with pytest.raises(CorruptStateError, match=r"index\.json is damaged .*restart storage, which writes it anew$"):
