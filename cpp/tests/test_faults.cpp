@@ -173,7 +173,7 @@ TEST_CASE("where a file cannot be looked at, the error names a record") {
   CHECK(thrown_by<modyn::FileError>([&] { modyn::File{path}; }).error_number == EIO);
 }
 
-TEST_CASE("where the system cannot tell whether a byte is in memory, it is taken to be") {
+TEST_CASE("where the system cannot determine whether a byte is in memory, it is taken to be") {
   const TemporaryFolder folder;
   const modyn::File file(folder.write("a", "0123456789"));
   Faults answers;

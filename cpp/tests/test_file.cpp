@@ -29,7 +29,7 @@ TEST_CASE("the cache keeps as many files as it may, the latest ones") {
   cache.open(c);
   CHECK(cache.size() == 2);
   CHECK(cache.open(a) != first);
-  CHECK(content(*first) == "A");  // still readable by whoever holds it
+  CHECK(content(*first) == "A");  // still readable through the handle
   cache.clear();
   CHECK(cache.size() == 0);
 }
@@ -94,7 +94,7 @@ TEST_CASE("a map outlives its file's descriptor, and an empty file has none") {
   CHECK(modyn::File(folder.write("empty", "")).map(0) == nullptr);
 }
 
-TEST_CASE("system errors are told apart") {
+TEST_CASE("system errors are distinguished") {
   CHECK(modyn::file_error(ENOENT, "a", 1, 2).fault == modyn::FileFault::vanished);
   CHECK(modyn::file_error(EACCES, "a", 1, 2).fault == modyn::FileFault::permission);
   CHECK(modyn::file_error(EIO, "a", 1, 2).fault == modyn::FileFault::unreadable);

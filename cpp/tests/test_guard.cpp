@@ -94,7 +94,7 @@ TEST_CASE("touching what was cut off is survived by a thread that blocks the sig
   CHECK(blocked[1]);
 }
 
-TEST_CASE("who handled the signal before is asked about other faults, and displaced again when needed") {
+TEST_CASE("the handler that was installed before gets other faults, and is replaced again when needed") {
   const TemporaryFolder folder;
   const CutMap map(folder);
   struct sigaction counting {};

@@ -122,7 +122,7 @@ TEST_CASE("an index of nothing, of one segment twice, and of different lengths")
   CHECK(!modyn::SampleIndex({segment(0, 10, column, 1), segment(10, 20, column, 2)}).common_length());
 }
 
-TEST_CASE("places tell what the columns of their segments tell, and are left out where these are no runs") {
+TEST_CASE("places hold what the columns of their segments hold, and are left out where these are no runs") {
   std::mt19937_64 random(5);
   for (int round = 0; round < 100; ++round) {
     std::vector<StoredRuns> stored;

@@ -51,7 +51,7 @@ Address = Annotated[str, AfterValidator(_check_address)]
 
 
 class SecurityConfig(Section):
-    """Who may talk to the services. Off loopback all of it is required."""
+    """Access to the services. Beyond loopback, TLS and a token are required."""
 
     tls_cert: Path | None = Field(None, description="PEM file with the certificate that servers show")
     tls_key: Path | None = Field(None, description="PEM file with the private key of `tls_cert`")

@@ -132,7 +132,7 @@ class _Reader:
             here = _join(path, key_node.value)
             line = key_node.start_mark.line + 1
             if key_node.value in own:
-                self._problem(here, f"stands twice, on lines {self.lines[here]} and {line}; remove one")
+                self._problem(here, f"is given twice, on lines {self.lines[here]} and {line}; remove one")
                 continue
             self.lines[here] = line
             own[key_node.value] = self.value(value_node, here, depth + 1)

@@ -46,7 +46,7 @@ def _system() -> Iterator[str]:
     yield from tables({"properties": own}, "###", "")
     yield "## `logs`\n"
     yield from tables(of_model(LogsConfig), "###", "logs")
-    yield "## `security`\n\nWho may talk to the services. Off loopback all of it is required: [deployment](deployment.md).\n"
+    yield "## `security`\n\nAccess to the services. Beyond loopback, TLS and a token are required: [deployment](deployment.md).\n"
     yield from tables(of_model(SecurityConfig), "###", "security")
     yield f"## Each service\n\nThe sections {', '.join(f'`{name}`' for name in SERVICES)} have these fields:\n"
     yield from tables(common, "###", "")

@@ -253,7 +253,7 @@ class RunExecutor:
 
     def _diverged(self, trigger: TriggerRecord) -> CorruptStateError:
         return CorruptStateError(
-            f"run {self._run_id} fired trigger {trigger.trigger_id} after {trigger.position} samples, but does not when it goes on "
+            f"run {self._run_id} fired trigger {trigger.trigger_id} after {trigger.position} samples, but not when it continues "
             f"from its journal (now after {self._cursor.position}): samples were added to or deleted from the past of dataset "
             f"'{self._pipeline.dataset_id}', or the triggering policy is another one; submit the pipeline again"
         )

@@ -73,7 +73,7 @@ class RunOutcome:
 
 
 def outcome(client: Client, run_id: str) -> RunOutcome:
-    """The outcome of a run as the supervisor tells it."""
+    """The outcome of a run as the supervisor reports it."""
     supervisor = client.supervisor
     return outcome_of(supervisor.run(run_id), supervisor.triggers(run_id), supervisor.results(run_id))
 
@@ -124,43 +124,43 @@ def outcome_of(run: Run, triggers: Sequence[TriggerRecord], results: Iterable[Ev
 
 def differences(expected: RunOutcome, found: RunOutcome) -> list[str]:
     """What differs, a line each, in words for the message of a failing test; empty when the outcomes are equal."""
-    told = [
+    different = [
         f"{name}: expected {getattr(expected, name)!r}, found {getattr(found, name)!r}"
         for name in ("state", "message", "num_samples", "samples_trained")
         if getattr(expected, name) != getattr(found, name)
     ]
     if len(expected.triggers) != len(found.triggers):
-        told.append(f"expected {len(expected.triggers)} triggers, found {len(found.triggers)}")
+        different.append(f"expected {len(expected.triggers)} triggers, found {len(found.triggers)}")
     for wanted, got in zip(expected.triggers, found.triggers, strict=False):
-        told += [
+        different += [
             f"trigger {wanted.trigger_id}: {field.name}: expected {getattr(wanted, field.name)!r}, found {getattr(got, field.name)!r}"
             for field in fields(TriggerOutcome)
             if getattr(wanted, field.name) != getattr(got, field.name)
         ]
     missing = Counter(expected.evaluations) - Counter(found.evaluations)
     extra = Counter(found.evaluations) - Counter(expected.evaluations)
-    told += [f"missing: {cell}" for cell in missing.elements()]
-    told += [f"not expected: {cell}" for cell in extra.elements()]
-    return told
+    different += [f"missing: {cell}" for cell in missing.elements()]
+    different += [f"not expected: {cell}" for cell in extra.elements()]
+    return different
 
 
 def broken_promises(events: Sequence[RunEvent], num_triggers: int) -> list[str]:
-    """What a journal must never tell, whatever happened to the services: gaps, a trigger that fired twice or never, a step that ended
+    """What a journal must never hold, whatever happened to the services: gaps, a trigger that fired twice or never, a step that ended
     twice. `events`: all that are kept of one run at rest."""
-    told = []
+    broken = []
     if [event.seq for event in events] != list(range(1, len(events) + 1)):
-        told.append(f"events are numbered {[event.seq for event in events]}")
+        broken.append(f"events are numbered {[event.seq for event in events]}")
     fired = [event.trigger_id for event in events if event.kind is EventKind.TRIGGER_FIRED]
     if fired != list(range(num_triggers)):
-        told.append(f"triggers fired: {fired}, expected 0 to {num_triggers - 1}")
+        broken.append(f"triggers fired: {fired}, expected 0 to {num_triggers - 1}")
     ended = Counter(
         (event.trigger_id, event.detail["step"], event.detail.get("handler"), event.detail.get("dataset"))
         for event in events
         if event.kind is EventKind.STEP and event.detail["state"] == "finished" and event.detail["step"] != "evaluate"
     )
-    told += [f"step {step} finished {count} times" for step, count in ended.items() if count > 1]
+    broken += [f"step {step} finished {count} times" for step, count in ended.items() if count > 1]
     for step in ("select", "train"):
         finished = [trigger_id for trigger_id, name, *_ in ended if name == step]
         if finished != list(range(num_triggers)):
-            told.append(f"{step} finished for triggers {finished}, expected 0 to {num_triggers - 1}")
-    return told
+            broken.append(f"{step} finished for triggers {finished}, expected 0 to {num_triggers - 1}")
+    return broken

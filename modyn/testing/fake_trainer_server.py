@@ -1,4 +1,4 @@
-"""A trainer server in memory: finishes every training at once with a model of its own making, or as a test tells it."""
+"""A trainer server in memory: finishes every training at once with a model that it makes itself, or as a test determines."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class FakeTrainerServer(FakeClient):
         self._finish(self._waiting.pop((run_id, trigger_id)))
 
     def watch(self, run_id: str, trigger_id: int) -> Iterator[TrainingStatus]:
-        """The status now; a held training is released by whoever asks for its next one."""
+        """The status now; a held training is released when its next one is asked for."""
         status = self._status(run_id, trigger_id)
         yield status
         if not status.state.is_final:

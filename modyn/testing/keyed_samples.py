@@ -1,4 +1,4 @@
-"""Samples that tell on every mistake: payload, label and weight follow from the key, so whoever gets a sample can check it.
+"""Samples that reveal every mistake: payload, label and weight follow from the key, so each reader can check a sample.
 
 write_keyed_file(folder / "0.bin", range(0, 500), mtime=1000)    # keys are numbers in the order of files and records
 keys = checked(batch)                                            # AssertionError if anything belongs to another key

@@ -17,7 +17,7 @@ from pyarrow import fs
 SERVER = Path(sys.prefix) / "moto" / "bin" / "moto_server"
 
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test-secret", "AWS_EC2_METADATA_DISABLED": "true"}
-"""For the environment of whoever reads from the server: it takes any."""
+"""Environment of processes that read from the server, which accepts any credentials."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def running_s3() -> Iterator[S3Server]:
                 break
         else:
             raise RuntimeError(f"{SERVER} ended before it served")
-        # It logs each request; nobody reads that, and a full pipe would stop it.
+        # It logs each request; that output is not read, and a full pipe would stop it.
         drain = subprocess.Popen(["cat"], stdin=process.stderr, stdout=subprocess.DEVNULL)
         yield S3Server(found[1])
     finally:

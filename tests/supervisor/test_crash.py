@@ -228,5 +228,5 @@ def test_a_policy_that_decides_otherwise_when_it_goes_on_is_found_out(
         "never": lambda self, batch: iter([]),
     }
     monkeypatch.setattr(TimeTrigger, "cuts", cuts[change])
-    with pytest.raises(CorruptStateError, match="fired trigger 1 after 20 samples, but does not when it goes on"):
+    with pytest.raises(CorruptStateError, match="fired trigger 1 after 20 samples, but not when it continues"):
         drive(journal, services, run_id, Bomb())

@@ -183,7 +183,7 @@ class Catalogue:
                 (change.next_key, dataset_id, version),
             )
             if cursor.rowcount != 1:
-                raise ConflictError(f"dataset {dataset_id} was changed or deleted by another process; look at it again")
+                raise ConflictError(f"dataset {dataset_id} was changed or deleted by another process; repeat the command")
             _copy_files(cursor, dataset_id, change.new_files)
             for file in change.changed_files:
                 cursor.execute(

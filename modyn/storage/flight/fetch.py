@@ -313,7 +313,7 @@ class RequestThread(threading.Thread):
         if self._is_replacement:
             self._pool.mark_failed(self.endpoint, max(limits.avoid_s, limits.stall_s))
             self._fetch.retry(
-                self, DeadlineError(f"nothing was heard from the payload server at {self.address} for {limits.stall_s:g} s")
+                self, DeadlineError(f"the payload server at {self.address} has sent nothing for {limits.stall_s:g} s")
             )
         while self._fetch.assign(self):
             self.endpoint = self._pool.choose(self.preferred)

@@ -41,7 +41,7 @@ class ParquetConfig(FormatConfig):
     @classmethod
     def _once_each(cls, names: list[str]) -> list[str]:
         if len(set(names)) < len(names):
-            raise ValueError(f"a column stands twice in payload_columns: {names}")
+            raise ValueError(f"a column is named twice in payload_columns: {names}")
         return names
 
 

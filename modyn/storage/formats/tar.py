@@ -207,7 +207,7 @@ class _Archive:
             if rest := part.lstrip(b"\0"):
                 raise self.error(
                     offset + len(part) - len(rest),
-                    "something stands behind the end of the archive; join archives with `tar --concatenate`, or give each as a file",
+                    "there is data after the end of the archive; join archives with `tar --concatenate`, or give each as a file",
                 )
             offset += len(part)
 

@@ -155,7 +155,7 @@ def test_samples_that_would_be_missing_are_told(tmp_path: Path) -> None:
     write_tar(one, sample_members([(b"p", 1)]))
     write_tar(two, sample_members([(b"q", 2)]))
     both.write_bytes(one.read_bytes() + two.read_bytes())
-    with pytest.raises(DataError, match="byte 10240: something stands behind the end of the archive"):
+    with pytest.raises(DataError, match="byte 10240: there is data after the end of the archive"):
         read_file(shards(), both)
     with tarfile.open(one, "a") as archive:
         link = tarfile.TarInfo("copy.jpg")
