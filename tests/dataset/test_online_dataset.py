@@ -23,7 +23,7 @@ from modyn.records import Interval, RunId
 from modyn.rpc.logs import get_logger
 from modyn.rpc.server import ServiceContext, start_server
 from modyn.selector.client import SelectorClient
-from modyn.testing.running_storage import binary_dataset, start_storage, write_records
+from tests.support.running_storage import binary_dataset, start_storage, write_records
 
 NUM_SAMPLES = 60
 DATA = {"dataset_id": "numbers", "record_layout": {"dtype": "int64"}}

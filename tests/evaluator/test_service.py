@@ -24,10 +24,10 @@ from modyn.models.weights import save_weights
 from modyn.records import EvalInterval, Interval, RunId
 from modyn.rpc.logs import get_logger
 from modyn.rpc.server import ServiceContext, start_server
-from modyn.testing.processes import ServiceProcess
-from modyn.testing.running_storage import RunningStorage, binary_dataset, start_storage, write_records
 from modyn.testing.waiting import eventually
-from modyn.testing.worker_imports import imports_after_fork
+from tests.support.processes import ServiceProcess
+from tests.support.running_storage import RunningStorage, binary_dataset, start_storage, write_records
+from tests.support.worker_imports import imports_after_fork
 
 RUN = RunId("numbers-0001")
 DATASET: dict[str, Any] = {

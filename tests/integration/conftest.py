@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from modyn.testing.breakable_stack import BreakableStack
-from modyn.testing.keyed_weights import plug_in
 from modyn.testing.stack import RunningStack, stack_on
+from tests.support.breakable_stack import BreakableStack
+from tests.support.keyed_weights import plug_in
 
 
 @pytest.fixture(scope="module")

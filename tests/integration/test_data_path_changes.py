@@ -22,10 +22,10 @@ from modyn.dataset import OnlineDataset, load_keys
 from modyn.dataset.order.plan import Position
 from modyn.errors import DataError, NotFoundError
 from modyn.records import Int64Array
-from modyn.testing.breakable_stack import BreakableStack, Way
-from modyn.testing.keyed_samples import checked, joined, keyed_data, keyed_dataset, write_keyed_file
 from modyn.testing.stack import clean_environment
 from modyn.testing.waiting import PATIENCE_S
+from tests.support.breakable_stack import BreakableStack, Way
+from tests.support.keyed_samples import checked, joined, keyed_data, keyed_dataset, write_keyed_file
 
 NUM_KEYS, NUM_FILES = 40_000, 8
 IN_FILE, RECORD = NUM_KEYS // NUM_FILES, 56

@@ -26,10 +26,10 @@ from modyn.dataset import OnlineDataset
 from modyn.dataset.batch import Batch
 from modyn.records import Int64Array
 from modyn.storage.read.payload_reader import PAYLOAD_BYTES
-from modyn.testing.breakable_stack import BreakableStack, Way
-from modyn.testing.keyed_samples import checked, joined, keyed_data
 from modyn.testing.stack import clean_environment
 from modyn.testing.waiting import PATIENCE_S, at_rest
+from tests.support.breakable_stack import BreakableStack, Way
+from tests.support.keyed_samples import checked, joined, keyed_data
 
 NUM_KEYS, NUM_FILES = 60_000, 6
 BATCH = 256
@@ -177,7 +177,7 @@ import json, sys
 from pathlib import Path
 from modyn.config.system import load_system_config
 from modyn.dataset import OnlineDataset
-from modyn.testing.keyed_samples import checked, keyed_data
+from tests.support.keyed_samples import checked, keyed_data
 
 if __name__ == "__main__":
     file, way, per_sample, workers, state = json.loads(sys.argv[1])

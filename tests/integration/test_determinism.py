@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from modyn.supervisor.client import RunState
-from modyn.testing.comparison import RunOutcome, differences, outcome
 from modyn.testing.stack import RunningStack, tiny_evaluation, tiny_pipeline, tiny_training
+from tests.support.comparison import RunOutcome, differences, outcome
 
 SELECTION = {
     "name": "CoresetStrategy",

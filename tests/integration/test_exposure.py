@@ -26,10 +26,10 @@ from modyn.selector.client import SelectorClient
 from modyn.storage.client import StorageClient
 from modyn.storage.flight.client import FetchLimits, PayloadClient
 from modyn.supervisor.client import RunState, SupervisorClient
-from modyn.testing.comparison import RunOutcome, differences, outcome
 from modyn.testing.stack import RunningStack, clean_environment, tiny_evaluation, tiny_pipeline, tiny_training
 from modyn.testing.waiting import PATIENCE_S, eventually
 from modyn.trainer_server.client import TrainerServerClient
+from tests.support.comparison import RunOutcome, differences, outcome
 
 TOKEN = "a token that nobody guesses"
 

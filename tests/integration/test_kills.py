@@ -27,9 +27,9 @@ from modyn.local.process import is_alive
 from modyn.records import Int64Array
 from modyn.selector.client import SelectorClient
 from modyn.supervisor.client import EventKind, Run, RunState
-from modyn.testing.comparison import RunOutcome, broken_promises, differences, outcome
 from modyn.testing.stack import RunningStack, tiny_evaluation, tiny_pipeline, tiny_training
 from modyn.testing.waiting import PATIENCE_S, eventually
+from tests.support.comparison import RunOutcome, broken_promises, differences, outcome
 
 NUM_SAMPLES, NUM_TRIGGERS, DAYS = 400, 4, 4
 SERVANTS = ("storage", "selector", "model_storage", "trainer_server", "evaluator", "postgres")

@@ -11,7 +11,6 @@ import numpy as np
 
 from modyn.client import Client
 from modyn.supervisor.client import RunMode, RunState
-from modyn.testing.comparison import RunOutcome, outcome
 from modyn.testing.stack import (
     DAY,
     NUM_CLASSES,
@@ -24,6 +23,7 @@ from modyn.testing.stack import (
     tiny_training,
 )
 from modyn.testing.waiting import eventually
+from tests.support.comparison import RunOutcome, outcome
 
 FILES = [
     # (time, samples): an empty file, equal times in files that come one after the other, a gap in time, single samples

@@ -18,7 +18,6 @@ from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.records import Interval
 from modyn.selector.client import SelectorClient
 from modyn.supervisor.client import RunState
-from modyn.testing.comparison import outcome
 from modyn.testing.stack import (
     DAY,
     RECORD,
@@ -30,6 +29,7 @@ from modyn.testing.stack import (
     tiny_training,
     write_tiny_files,
 )
+from tests.support.comparison import outcome
 
 
 def test_payloads_and_labels_arrive_with_their_key_from_disk_to_tensor(running_stack: RunningStack) -> None:

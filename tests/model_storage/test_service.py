@@ -35,8 +35,8 @@ from modyn.rpc.channel import open_channel
 from modyn.rpc.logs import get_logger
 from modyn.rpc.server import ServiceContext, prepare_run_dir, start_server
 from modyn.testing.fake_model_storage import FakeModelStorage
-from modyn.testing.processes import ServiceProcess
 from modyn.testing.waiting import PATIENCE_S
+from tests.support.processes import ServiceProcess
 
 RUN = RunId("run-1")
 Client = ModelStorageClient | FakeModelStorage

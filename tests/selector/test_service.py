@@ -23,8 +23,8 @@ from modyn.rpc.server import ServiceContext, prepare_run_dir, start_server
 from modyn.selector.client import SelectorClient
 from modyn.selector.service import build
 from modyn.testing.fake_selector import FakeSelectorClient
-from modyn.testing.processes import ServiceProcess
 from modyn.testing.waiting import PATIENCE_S
+from tests.support.processes import ServiceProcess
 
 RUN = RunId("run-1")
 SECTION: dict[str, Any] = {"name": "NewDataStrategy", "maximum_keys_in_memory": 300_000}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from modyn.config.system import SystemConfig
-from modyn.testing.running_storage import RunningStorage, binary_dataset, start_storage, write_records
+from tests.support.running_storage import RunningStorage, binary_dataset, start_storage, write_records
 
 
 @pytest.fixture

@@ -23,9 +23,9 @@ from modyn.records import Interval, SampleBatch
 from modyn.storage.client import StorageClient
 from modyn.storage.flight.client import FetchLimits, PayloadClient
 from modyn.storage.read.publication import Publication
-from modyn.testing.processes import ServiceProcess, write_config
-from modyn.testing.running_storage import binary_dataset, start_storage, write_records
 from modyn.testing.waiting import PATIENCE_S
+from tests.support.processes import ServiceProcess, write_config
+from tests.support.running_storage import binary_dataset, start_storage, write_records
 
 INGEST_AND_DIE = """
 import os, signal, sys

@@ -21,9 +21,9 @@ from modyn.storage.flight.client import PayloadClient
 from modyn.storage.flight.server import PayloadServer
 from modyn.storage.read.published_datasets import PublishedDatasets, PublishedNames
 from modyn.storage.read.record_readers import RecordReaders
-from modyn.testing.processes import ServiceProcess, write_config
-from modyn.testing.running_storage import RunningStorage, binary_dataset, start_storage, write_records
 from modyn.testing.waiting import PATIENCE_S
+from tests.support.processes import ServiceProcess, write_config
+from tests.support.running_storage import RunningStorage, binary_dataset, start_storage, write_records
 
 
 def with_replicas(config: SystemConfig, number: int) -> SystemConfig:

@@ -16,7 +16,7 @@ from modyn.storage.flight.server import PayloadServer
 from modyn.storage.read.published_datasets import PublishedDatasets, PublishedNames
 from modyn.storage.read.record_readers import RecordReaders
 from modyn.storage.replica import MountedDatasets
-from modyn.testing.running_storage import RunningStorage, binary_dataset, start_storage, write_records
+from tests.support.running_storage import RunningStorage, binary_dataset, start_storage, write_records
 
 
 @pytest.fixture

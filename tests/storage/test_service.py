@@ -23,8 +23,8 @@ from modyn.storage.model.records import IngestProgress
 from modyn.storage.read.snapshot import DatasetSnapshot
 from modyn.storage.wire import spec_from_proto, spec_to_proto
 from modyn.testing.fake_storage import FakeStorage
-from modyn.testing.running_storage import RunningStorage, binary_dataset, start_storage, write_records
 from modyn.testing.waiting import PATIENCE_S
+from tests.support.running_storage import RunningStorage, binary_dataset, start_storage, write_records
 
 TIMES = [50, 10, 30, 30, 20, 10, 40, 30]
 """File times by key: files are named in this order and made one after the other, so keys do not follow time."""

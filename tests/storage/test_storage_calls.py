@@ -18,8 +18,8 @@ from modyn.records import Interval
 from modyn.storage.client import StorageClient
 from modyn.storage.model.records import IngestProgress
 from modyn.storage.service import StorageService
-from modyn.testing.running_storage import RunningStorage, binary_dataset, start_storage, write_records
 from modyn.testing.waiting import PATIENCE_S, eventually
+from tests.support.running_storage import RunningStorage, binary_dataset, start_storage, write_records
 
 
 @pytest.mark.timeout(60)

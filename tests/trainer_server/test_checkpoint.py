@@ -18,12 +18,12 @@ from modyn.errors import CancelledError, ConfigError, ConflictError, CorruptStat
 from modyn.model_storage.client import ModelHeader
 from modyn.records import ModelVersion
 from modyn.testing.fake_model_storage import FakeModelStorage
-from modyn.testing.training import MemoryData, Outcome, RecordedReport, TrainingRoom, small_pipeline
 from modyn.testing.waiting import eventually
 from modyn.trainer_server import registries
 from modyn.trainer_server.checkpoint import load_checkpoint, random_state, read_state, set_random_state, write_state
 from modyn.trainer_server.service import PRELOAD
 from modyn.workers import WorkerPool
+from tests.support.training import MemoryData, Outcome, RecordedReport, TrainingRoom, small_pipeline
 
 HERE = Path(__file__).parent
 

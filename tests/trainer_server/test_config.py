@@ -9,8 +9,8 @@ import pytest
 
 from modyn.config.base import check_section, load_section
 from modyn.errors import ConfigError
-from modyn.testing.training import small_pipeline
 from modyn.trainer_server.config import TrainingConfig
+from tests.support.training import small_pipeline
 
 SGD = {"name": "default", "algorithm": "SGD", "param_groups": [{"module": "model", "config": {"lr": 0.1}}]}
 

@@ -16,10 +16,10 @@ import modyn.workers.limits
 from modyn.dataset.functions import compile_function
 from modyn.errors import ModynError, TrainingError, UserCodeError
 from modyn.records import JobState
-from modyn.testing.training import NUM_FEATURES, MemoryData, small_pipeline
 from modyn.testing.waiting import PATIENCE_S
 from modyn.trainer_server.service import PRELOAD
 from modyn.workers import Job, WorkerLimits, WorkerPool
+from tests.support.training import NUM_FEATURES, MemoryData, small_pipeline
 
 HERE = Path(__file__).parent
 SLEEPER = f"""
@@ -44,7 +44,7 @@ def running(task: str, request: object, folder: Path, limits: WorkerLimits) -> I
 
 
 def hanging_pipeline(**training: Any) -> dict[str, Any]:
-    from modyn.testing.training import payload_of
+    from tests.support.training import payload_of
 
     parser = SLEEPER % payload_of(13).hex()
     return small_pipeline(training, data={"dataset_id": "fake", "bytes_parser_function": parser})

@@ -11,10 +11,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from modyn.records import RunId
-from modyn.testing.training import MemoryData, TrainingRoom, small_pipeline
 from modyn.trainer_server.client import TrainingRequest, TrainingState
 from modyn.trainer_server.trainings import TrainingHooks, Trainings
 from modyn.workers import WorkerPool
+from tests.support.training import MemoryData, TrainingRoom, small_pipeline
 
 
 class ReadingBack(TorchDispatchMode):  # type: ignore[no-untyped-call]

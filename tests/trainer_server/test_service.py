@@ -28,12 +28,12 @@ from modyn.records import ModelVersion, RunId
 from modyn.rpc.server import Registration, start_server
 from modyn.rpc.wire import from_message, to_message
 from modyn.testing.fake_trainer_server import FakeTrainerServer
-from modyn.testing.training import small_pipeline
 from modyn.testing.waiting import eventually
 from modyn.trainer_server.client import TrainerServerClient, TrainingRequest, TrainingState, TrainingStatus
 from modyn.trainer_server.service import FULL_NAME, PRELOAD, TrainerServicer
 from modyn.trainer_server.trainings import TrainingHooks, Trainings
 from modyn.workers import Job, WorkerPool
+from tests.support.training import small_pipeline
 
 HERE = Path(__file__).parent
 RUN = RunId("digits-0001")

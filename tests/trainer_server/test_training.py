@@ -27,7 +27,13 @@ from modyn.models.build import build_model
 from modyn.models.weights import save_weights
 from modyn.records import ModelVersion, RunId
 from modyn.testing.fake_model_storage import FakeModelStorage
-from modyn.testing.training import (
+from modyn.trainer_server.build import TrainingContext, configure_torch, derived_seed
+from modyn.trainer_server.checkpoint import seed_everything
+from modyn.trainer_server.client import TrainingRequest
+from modyn.trainer_server.config import TrainingConfig
+from modyn.trainer_server.files import clean_up
+from modyn.trainer_server.train import run_training
+from tests.support.training import (
     NUM_CLASSES,
     MemoryData,
     Outcome,
@@ -37,12 +43,6 @@ from modyn.testing.training import (
     small_pipeline,
     train_in_memory,
 )
-from modyn.trainer_server.build import TrainingContext, configure_torch, derived_seed
-from modyn.trainer_server.checkpoint import seed_everything
-from modyn.trainer_server.client import TrainingRequest
-from modyn.trainer_server.config import TrainingConfig
-from modyn.trainer_server.files import clean_up
-from modyn.trainer_server.train import run_training
 
 Batches = list[tuple[Tensor, Tensor, Tensor]]
 

@@ -19,12 +19,12 @@ from modyn.rpc.logs import get_logger
 from modyn.rpc.server import ServiceContext, prepare_run_dir, start_server
 from modyn.selector.client import SelectorClient
 from modyn.storage.client import StorageClient
-from modyn.testing.running_storage import start_storage
-from modyn.testing.training import NUM_FEATURES, small_pipeline
-from modyn.testing.worker_imports import imports_after_fork
 from modyn.trainer_server.client import TrainerServerClient, TrainingRequest, TrainingState, TrainingStatus
 from modyn.trainer_server.request import TrainingJob
 from modyn.trainer_server.service import PRELOAD
+from tests.support.running_storage import start_storage
+from tests.support.training import NUM_FEATURES, small_pipeline
+from tests.support.worker_imports import imports_after_fork
 
 RUN = RunId("numbers-0001")
 RECORD = np.dtype([("label", "<i8"), ("features", "<f4", (NUM_FEATURES,))])

@@ -11,9 +11,9 @@ from typing import Any
 from modyn.config.base import Problem
 from modyn.dataset.functions import compile_function
 from modyn.errors import DataError
-from modyn.testing.training import MemoryData, RecordedReport, TrainingRoom
 from modyn.trainer_server.request import Trained, TrainingRequest
 from modyn.workers import Report
+from tests.support.training import MemoryData, RecordedReport, TrainingRoom
 
 
 class PassedOn(RecordedReport):

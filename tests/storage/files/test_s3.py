@@ -20,9 +20,9 @@ from modyn.storage.files.listing import Roots
 from modyn.storage.payloads import open_local_payloads
 from modyn.storage.read.published_datasets import PublishedDatasets, PublishedNames
 from modyn.storage.read.record_readers import RecordReaders
-from modyn.testing.format_examples import EXAMPLES
-from modyn.testing.running_storage import RunningStorage, start_storage
-from modyn.testing.s3_server import CREDENTIALS, SERVER, S3Server, running_s3
+from tests.support.format_examples import EXAMPLES
+from tests.support.running_storage import RunningStorage, start_storage
+from tests.support.s3_server import CREDENTIALS, SERVER, S3Server, running_s3
 
 # The gate installs it, and says so: there it is an error that it is missing.
 pytestmark = pytest.mark.skipif(

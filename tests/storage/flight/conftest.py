@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from modyn.config.system import SystemConfig
-from modyn.testing.running_storage import SMALL_FETCHING, SMALL_SERVING, RunningStorage, start_storage
 from modyn.testing.waiting import PATIENCE_S
+from tests.support.running_storage import SMALL_FETCHING, SMALL_SERVING, RunningStorage, start_storage
 
 
 @pytest.fixture

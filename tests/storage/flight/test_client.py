@@ -27,8 +27,8 @@ from modyn.errors import (
 from modyn.storage.flight.client import FetchLimits, PayloadClient
 from modyn.storage.flight.server import PayloadServer
 from modyn.storage.model.samples import Payloads
-from modyn.testing.running_storage import ONCE, SMALL_FETCHING, SMALL_SERVING, RunningStorage, image_dataset, write_image
 from modyn.testing.waiting import PATIENCE_S
+from tests.support.running_storage import ONCE, SMALL_FETCHING, SMALL_SERVING, RunningStorage, image_dataset, write_image
 
 
 def check_paired(batches: Iterator[Payloads], keys: list[int]) -> None:

@@ -16,8 +16,8 @@ from modyn.errors import CancelledError, UnavailableError
 from modyn.storage.flight.client import PayloadClient
 from modyn.storage.flight.endpoints import EndpointPool
 from modyn.storage.flight.protocol import location
-from modyn.testing.running_storage import SMALL_FETCHING, RunningStorage
 from modyn.testing.waiting import PATIENCE_S, eventually
+from tests.support.running_storage import SMALL_FETCHING, RunningStorage
 
 
 class Breaking(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types

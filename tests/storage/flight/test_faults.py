@@ -28,9 +28,9 @@ from modyn.storage.flight.protocol import AnswerHead, answer_schema, location, t
 from modyn.storage.flight.server import PayloadServer, ServerLimits, Snapshots
 from modyn.storage.model.samples import Payloads, RecordReader, UInt8Array, UInt32Array
 from modyn.storage.read.snapshot import DatasetSnapshot
-from modyn.testing.processes import ServiceProcess
-from modyn.testing.running_storage import ONCE, SMALL_FETCHING, SMALL_SERVING, RunningStorage, image_dataset, write_image
 from modyn.testing.waiting import PATIENCE_S, at_rest, eventually
+from tests.support.processes import ServiceProcess
+from tests.support.running_storage import ONCE, SMALL_FETCHING, SMALL_SERVING, RunningStorage, image_dataset, write_image
 
 STALL_S = 5.0
 """Silence of a server that is long also where healthy ones, on a machine that is busy otherwise, are meant to be heard."""

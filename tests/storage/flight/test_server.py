@@ -19,8 +19,8 @@ from modyn.storage.flight.protocol import AnswerHead, PayloadRequest, error_from
 from modyn.storage.flight.server import PayloadServer, Snapshots
 from modyn.storage.model.samples import RecordReader
 from modyn.storage.read.snapshot import DatasetSnapshot
-from modyn.testing.running_storage import ONCE, SMALL_SERVING, RunningStorage
 from modyn.testing.waiting import PATIENCE_S, eventually
+from tests.support.running_storage import ONCE, SMALL_SERVING, RunningStorage
 
 KEYS = np.arange(100)
 """Ten chunks."""

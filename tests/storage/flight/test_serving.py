@@ -21,8 +21,8 @@ from modyn.storage.flight.server import PayloadServer, ServerLimits
 from modyn.storage.model.samples import UInt8Array, UInt32Array
 from modyn.storage.read.payload_reader import ChunkLimits, locate
 from modyn.storage.read.snapshot import DatasetSnapshot
-from modyn.testing.running_storage import ONCE, SMALL_SERVING, RunningStorage, binary_dataset, write_records
 from modyn.testing.waiting import PATIENCE_S, eventually
+from tests.support.running_storage import ONCE, SMALL_SERVING, RunningStorage, binary_dataset, write_records
 
 
 def endpoint_of(storage: RunningStorage) -> Endpoint:

@@ -18,7 +18,7 @@ from modyn.storage.formats.base import FileFormat, OpenReader
 from modyn.storage.model.samples import IndexedSamples, RecordReader, UInt8Array
 from modyn.storage.read.record_readers import RecordReaders
 from modyn.testing.format_checks import check_file_format
-from modyn.testing.format_examples import EXAMPLES, SAMPLES, as_lines, csv_rows
+from tests.support.format_examples import EXAMPLES, SAMPLES, as_lines, csv_rows
 
 
 @pytest.mark.parametrize("id_", sorted(FILE_FORMATS))

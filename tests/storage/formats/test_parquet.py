@@ -28,7 +28,7 @@ from modyn.storage.formats.parquet import ParquetFormat
 from modyn.storage.payloads import LocalPayloads, open_local_payloads
 from modyn.storage.read.row_groups import RowGroupReader
 from modyn.testing.format_checks import read_file
-from modyn.testing.running_storage import RunningStorage, start_storage
+from tests.support.running_storage import RunningStorage, start_storage
 
 
 def parquet(timestamp_source: str = "", **config: object) -> FileFormat:

@@ -23,7 +23,7 @@ from modyn.storage.ingest.file_indexer import beginning
 from modyn.storage.ingest.ingestion import ingest
 from modyn.storage.ingest.open_dataset import IngestLimits
 from modyn.storage.model.samples import IndexedSamples
-from modyn.testing.running_storage import RunningStorage, binary_dataset, image_dataset, write_image, write_records
+from tests.support.running_storage import RunningStorage, binary_dataset, image_dataset, write_image, write_records
 
 
 @pytest.fixture

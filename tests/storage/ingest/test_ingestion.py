@@ -24,7 +24,7 @@ from modyn.storage.ingest.ingestion import ingest
 from modyn.storage.ingest.open_dataset import IngestLimits
 from modyn.storage.model.records import IngestProgress
 from modyn.storage.model.samples import IndexedSamples
-from modyn.testing.running_storage import (
+from tests.support.running_storage import (
     RunningStorage,
     binary_dataset,
     image_dataset,

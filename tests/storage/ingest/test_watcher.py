@@ -13,8 +13,8 @@ from modyn.config.system import StorageConfig, SystemConfig
 from modyn.errors import NotFoundError, UnavailableError
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.ingest.watcher import Watcher, pause_s
-from modyn.testing.running_storage import RunningStorage, binary_dataset, start_storage, write_records
 from modyn.testing.waiting import PATIENCE_S, eventually
+from tests.support.running_storage import RunningStorage, binary_dataset, start_storage, write_records
 
 
 def wait_until(storage: RunningStorage, num_samples: int) -> None:

@@ -22,7 +22,7 @@ from modyn.storage.files.file_system import open_filesystem
 from modyn.storage.model.samples import Payloads
 from modyn.storage.payloads import LocalPayloads, OnMissing, PayloadClient, ShortCut, open_payloads
 from modyn.storage.read.locality import ShortCutOffer
-from modyn.testing.running_storage import (
+from tests.support.running_storage import (
     RunningStorage,
     binary_dataset,
     image_dataset,

@@ -27,8 +27,8 @@ from modyn.storage.read.publication import Publication
 from modyn.storage.read.published_datasets import PublishedDatasets, PublishedNames
 from modyn.storage.read.record_readers import RecordReaders
 from modyn.storage.read.snapshot import DatasetSnapshot, PublishedDataset
-from modyn.testing.running_storage import RunningStorage, binary_dataset, start_storage, write_records
 from modyn.testing.waiting import PATIENCE_S
+from tests.support.running_storage import RunningStorage, binary_dataset, start_storage, write_records
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ from modyn.storage.read.publication import TOMBSTONES, Publication
 from modyn.storage.read.published_datasets import PublishedNames
 from modyn.storage.read.record_readers import RecordReaders
 from modyn.storage.read.snapshot import PublishedDataset
-from modyn.testing.running_storage import RunningStorage, binary_dataset, start_storage, write_records
 from modyn.testing.waiting import PATIENCE_S, eventually
+from tests.support.running_storage import RunningStorage, binary_dataset, start_storage, write_records
 
 
 @pytest.fixture

@@ -27,10 +27,10 @@ from modyn.records import Int64Array, Interval, RunId, SampleBatch
 from modyn.rpc.channel import is_serving
 from modyn.selector.client import SelectorClient
 from modyn.storage.client import StorageClient
-from modyn.testing.keyed_samples import WORDS, keyed_data, keyed_dataset, labels_of, write_keyed_file
-from modyn.testing.keyed_weights import NAME
 from modyn.testing.stack import RunningStack
 from modyn.testing.waiting import eventually
+from tests.support.keyed_samples import WORDS, keyed_data, keyed_dataset, labels_of, write_keyed_file
+from tests.support.keyed_weights import NAME
 
 Way = Literal["on", "off"]
 """storage.short_cut: on, or over Flight."""

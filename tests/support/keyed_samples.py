@@ -17,7 +17,7 @@ import torch
 from modyn.config.system import DatasetConfig
 from modyn.dataset.batch import Batch
 from modyn.records import Float32Array, Int64Array
-from modyn.testing.keyed_weights import weights_of
+from tests.support.keyed_weights import weights_of
 
 WORDS = 6
 """Numbers of 8 bytes that a payload begins with; the rest of it, if it has one, is zeros."""
