@@ -37,10 +37,10 @@ def to_message(record: Any, kind: type[M]) -> M:
     return kind(**{name: _encode(value, known[name]) for name, value in values.items() if value is not None})
 
 
-def from_message(message: Message, kind: type[R]) -> R:
+def from_message(message: Message, kind: type[R], **others: Any) -> R:
     """Make a record of the dataclass `kind` from the fields of a message that have the same names: the reverse of `to_message`.
 
-    A field that is unset becomes None, or the record's default if it is a message.
+    A field that is unset becomes None, or the record's default if it is a message. `others`: fields that have no equal in the message.
     """
     known, values = message.DESCRIPTOR.fields_by_name, {}
     for name, hint in _hints(kind).items():
@@ -50,7 +50,7 @@ def from_message(message: Message, kind: type[R]) -> R:
             values[name] = _decode(getattr(message, name), field, hint)
         elif field.message_type is None:
             values[name] = None
-    return kind(**values)
+    return kind(**values, **others)
 
 
 _hints: Callable[[Any], dict[str, Any]] = cache(get_type_hints)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from modyn.config.system import DatasetConfig, Endpoint
 from modyn.errors import NotFoundError, UnavailableError
@@ -44,9 +45,11 @@ class StorageClient(ServiceClient):
         return info_from_proto(self._stub.RegisterDataset(spec_to_proto(config)))
 
     def list_datasets(self) -> list[DatasetInfo]:
+        """All registered datasets that can be opened, by name."""
         return [info_from_proto(dataset) for dataset in self._stub.ListDatasets(common_pb2.Empty()).datasets]
 
     def dataset(self, name: str) -> DatasetInfo:
+        """The registration of a dataset and the extent of its index."""
         return info_from_proto(self._stub.GetDataset(storage_pb2.DatasetName(name=name)))
 
     def delete_dataset(self, name: str) -> None:
@@ -73,15 +76,14 @@ class StorageClient(ServiceClient):
             yield from_message(progress, IngestProgress)
 
     def problems(self, name: str) -> list[FileProblem]:
+        """Files of the dataset that were set aside, the newest problems first."""
         reply = self._stub.ListProblems(storage_pb2.DatasetName(name=name))
         return [from_message(problem, FileProblem) for problem in reply.problems]
 
     def count_samples(self, name: str, interval: Interval) -> int:
         """Samples with a timestamp in [start, end), without deleted ones."""
-        reply = self._stub.CountSamples(
-            storage_pb2.IntervalRequest(dataset=name, interval=to_message(interval, common_pb2.Interval))
-        )
-        return int(reply.num_samples)
+        request = storage_pb2.IntervalRequest(dataset=name, interval=to_message(interval, common_pb2.Interval))
+        return int(self._stub.CountSamples(request).num_samples)
 
     def samples_in_interval(
         self, name: str, interval: Interval, batch_size: int, after: tuple[int, int] | None = None
@@ -91,14 +93,13 @@ class StorageClient(ServiceClient):
         A stream that breaks is opened again behind the last sample received, for at most `retry_s` without progress.
         """
 
-        def open_after(last: tuple[int, int] | None) -> Iterator[common_pb2.SampleColumns]:
-            request = storage_pb2.IntervalRequest(
-                dataset=name, interval=to_message(interval, common_pb2.Interval), batch_size=batch_size
-            )
+        wanted = to_message(interval, common_pb2.Interval)
+
+        def open_after(last: tuple[int, int] | None) -> Any:
+            request = storage_pb2.IntervalRequest(dataset=name, interval=wanted, batch_size=batch_size)
             if last is not None:
                 request.resume, request.after_timestamp, request.after_key = True, *last
-            columns: Iterator[common_pb2.SampleColumns] = self._stub.SamplesInInterval(request)
-            return columns
+            return self._stub.SamplesInInterval(request)
 
         def last_of(batch: SampleBatch) -> tuple[int, int] | None:
             return int(batch.timestamps[-1]), int(batch.keys[-1])
@@ -108,10 +109,8 @@ class StorageClient(ServiceClient):
     def new_samples(self, name: str, first_key: int, batch_size: int) -> NewSamples:
         """Samples from key `first_key` on in the order of arrival; waits for new ones until cancelled."""
 
-        def open_at(key: int) -> Iterator[common_pb2.SampleColumns]:
-            request = storage_pb2.NewSamplesRequest(dataset=name, first_key=key, batch_size=batch_size)
-            columns: Iterator[common_pb2.SampleColumns] = self._stub.NewSamples(request)
-            return columns
+        def open_at(key: int) -> Any:
+            return self._stub.NewSamples(storage_pb2.NewSamplesRequest(dataset=name, first_key=key, batch_size=batch_size))
 
         return ResumingStream(open_at, first_key, lambda batch: int(batch.keys[-1]) + 1, self._stream_retrier, batch_from_proto)
 

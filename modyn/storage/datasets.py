@@ -7,10 +7,12 @@ import shutil
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 
 from modyn.config.system import DatasetConfig, SystemConfig, is_s3
 from modyn.errors import AlreadyExistsError, ConfigError, InvalidArgumentError, ModynError, NotFoundError, UnavailableError
 from modyn.rpc.logs import get_logger
+from modyn.sanitize import sanitize
 from modyn.storage.catalogue.catalogue import Catalogue, DatasetRow
 from modyn.storage.files.file_system import open_filesystem
 from modyn.storage.files.listing import Roots
@@ -50,7 +52,7 @@ class DatasetStore:
 
         A dataset that cannot be opened does not affect the others: it raises its error when it is asked for.
         """
-        for row in self._catalogue.deleting():
+        for row in self._catalogue.datasets(deleting=True):
             self._forget(row)
         self._names.keep_only({row.config.name for row in self._catalogue.datasets()})
         for config in self._settings.datasets:
@@ -58,13 +60,10 @@ class DatasetStore:
                 self.register(config, may_be_absent=True)
             except ModynError as error:
                 raise type(error)(f"storage.datasets: {config.name}: {error.message}") from error
-        for row in self._catalogue.datasets():
-            try:
-                self.dataset(row.config.name)
-            except ModynError as error:
-                get_logger("storage").error("dataset_not_opened", dataset=row.config.name, error=error.message)
+        self.infos()  # Opens all.
 
     def close(self) -> None:
+        """Stop watching, end streams of new samples and close the catalogue."""
         with self._lock:
             self._closing = True
             watchers, datasets = list(self._watchers.values()), list(self._open.values())
@@ -102,22 +101,22 @@ class DatasetStore:
 
     def dataset(self, name: str) -> OpenDataset:
         """Raises NotFoundError if there is none of this name."""
-        found = self._open.get(name)
-        if found is not None:
+        if (found := self._open.get(name)) is not None:
             return found
         with self._lock:
-            found = self._open.get(name)
-            if found is not None:
+            if (found := self._open.get(name)) is not None:
                 return found
             if self._closing:
                 raise UnavailableError("storage is stopping")
             contents = self._catalogue.contents(name)
             if contents is None:
                 raise NotFoundError(f"there is no dataset '{name}'; `modyn data ls` lists them, `modyn data register` adds one")
-            found = OpenDataset(
-                self._catalogue, self._folder / contents.row.folder, contents, self._settings.settle_s, self._readers
-            )
-            self._sweep(found)
+            folder = self._folder / contents.row.folder
+            found = OpenDataset(self._catalogue, folder, contents, self._settings.settle_s, self._readers)
+            # Removes what a crash left in the folder. An ingestion that holds the lock does it itself.
+            with self._catalogue.database.advisory_lock(f"dataset/{found.row.id}") as held:
+                if held:
+                    found.refresh()
             found.snapshot()  # Raises the error of an index that is damaged.
             self._names.add(name, found.folder)
             self._open[name] = found
@@ -159,16 +158,15 @@ class DatasetStore:
             dataset.close(NotFoundError(f"dataset '{name}' was deleted"))
         if watcher is not None:
             watcher.stop()
-        if dataset is not None:
-            # An ingestion that still runs fails at its next commit; its files must not appear after the folder is gone.
-            with dataset.writing:
-                self._forget(row)
-        else:
+        # An ingestion that still runs fails at its next commit; its files must not appear after the folder is gone.
+        with nullcontext() if dataset is None else dataset.writing:
             self._forget(row)
 
     def problems(self, name: str) -> list[FileProblem]:
+        """Files of the dataset that were set aside, the newest problems first."""
         dataset = self.dataset(name)
-        return self._catalogue.problems(dataset.row.id, dataset.filesystem.full_path)
+        # A path may hold bytes that are no text.
+        return self._catalogue.problems(dataset.row.id, lambda path: sanitize(dataset.filesystem.full_path(path)))
 
     def ingest(self, name: str, is_active: Callable[[], bool] = lambda: True) -> Iterator[IngestProgress]:
         """Ingest now. The work continues when the listener leaves (`is_active` is false), and does not wait for a slow one."""
@@ -206,12 +204,6 @@ class DatasetStore:
 
     def _look(self, dataset: OpenDataset) -> None:
         ingest(dataset, self._roots, self._settings.num_threads, patient=False)
-
-    def _sweep(self, dataset: OpenDataset) -> None:
-        """Remove what a crash left in the dataset's folder. An ingestion that holds the lock does it itself."""
-        with self._catalogue.database.advisory_lock(f"dataset/{dataset.row.id}") as held:
-            if held:
-                dataset.refresh()
 
     def _withdraw(self, row: DatasetRow) -> None:
         """End all reading of the dataset."""

@@ -18,11 +18,13 @@ from modyn.storage.catalogue.catalogue import Catalogue
 from modyn.storage.datasets import DatasetStore
 from modyn.storage.flight.server import PayloadServer, ServerLimits
 from modyn.storage.formats import REGISTRY
-from modyn.storage.wire import info_to_proto, problem_to_proto, spec_from_proto
+from modyn.storage.wire import info_to_proto, spec_from_proto
 
 FULL_NAME = "modyn.Storage"
+Context = grpc.ServicerContext
+Columns = Iterator[common_pb2.SampleColumns]
 
-_SAMPLES_PER_MESSAGE = 65_536
+_KEYS_AT_ONCE = 65_536
 _MAX_BATCH = 1_000_000
 """Most samples in a batch that a client may ask for: bounds what a request makes the service build."""
 _SAMPLE_BYTES = 24
@@ -36,43 +38,37 @@ class StorageService(storage_pb2_grpc.StorageServicer):
         self._store = store
         self._samples_per_message = items_per_message(endpoint, _SAMPLE_BYTES)
 
-    def RegisterDataset(self, request: storage_pb2.DatasetSpec, context: grpc.ServicerContext) -> storage_pb2.Dataset:
+    def RegisterDataset(self, request: storage_pb2.DatasetSpec, context: Context) -> storage_pb2.Dataset:
         return info_to_proto(self._store.register(spec_from_proto(request)))
 
-    def ListDatasets(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> storage_pb2.DatasetList:
+    def ListDatasets(self, request: common_pb2.Empty, context: Context) -> storage_pb2.DatasetList:
         return storage_pb2.DatasetList(datasets=[info_to_proto(info) for info in self._store.infos()])
 
-    def GetDataset(self, request: storage_pb2.DatasetName, context: grpc.ServicerContext) -> storage_pb2.Dataset:
+    def GetDataset(self, request: storage_pb2.DatasetName, context: Context) -> storage_pb2.Dataset:
         return info_to_proto(self._store.dataset(request.name).info())
 
-    def DeleteDataset(self, request: storage_pb2.DatasetName, context: grpc.ServicerContext) -> common_pb2.Empty:
+    def DeleteDataset(self, request: storage_pb2.DatasetName, context: Context) -> common_pb2.Empty:
         self._store.delete(request.name)
         return common_pb2.Empty()
 
-    def Ingest(self, request: storage_pb2.DatasetName, context: grpc.ServicerContext) -> Iterator[storage_pb2.IngestProgress]:
+    def Ingest(self, request: storage_pb2.DatasetName, context: Context) -> Iterator[storage_pb2.IngestProgress]:
         for progress in self._store.ingest(request.name, context.is_active):
             yield to_message(progress, storage_pb2.IngestProgress)
 
-    def ListProblems(self, request: storage_pb2.DatasetName, context: grpc.ServicerContext) -> storage_pb2.ProblemList:
-        return storage_pb2.ProblemList(problems=[problem_to_proto(problem) for problem in self._store.problems(request.name)])
+    def ListProblems(self, request: storage_pb2.DatasetName, context: Context) -> storage_pb2.ProblemList:
+        problems = self._store.problems(request.name)
+        return storage_pb2.ProblemList(problems=[to_message(problem, storage_pb2.Problem) for problem in problems])
 
-    def CountSamples(self, request: storage_pb2.IntervalRequest, context: grpc.ServicerContext) -> storage_pb2.SampleCount:
-        return storage_pb2.SampleCount(
-            num_samples=self._store.snapshot(request.dataset).count(from_message(request.interval, Interval))
-        )
+    def CountSamples(self, request: storage_pb2.IntervalRequest, context: Context) -> storage_pb2.SampleCount:
+        snapshot = self._store.snapshot(request.dataset)
+        return storage_pb2.SampleCount(num_samples=snapshot.count(from_message(request.interval, Interval)))
 
-    def SamplesInInterval(
-        self, request: storage_pb2.IntervalRequest, context: grpc.ServicerContext
-    ) -> Iterator[common_pb2.SampleColumns]:
+    def SamplesInInterval(self, request: storage_pb2.IntervalRequest, context: Context) -> Columns:
         after = (request.after_timestamp, request.after_key) if request.resume else None
-        dataset = self._store.dataset(request.dataset)
-        yield from self._columns(
-            dataset.snapshot().samples_in_interval(from_message(request.interval, Interval), _batch_size(request), after)
-        )
+        interval, snapshot = from_message(request.interval, Interval), self._store.snapshot(request.dataset)
+        yield from self._columns(snapshot.samples_in_interval(interval, _batch_size(request), after))
 
-    def NewSamples(
-        self, request: storage_pb2.NewSamplesRequest, context: grpc.ServicerContext
-    ) -> Iterator[common_pb2.SampleColumns]:
+    def NewSamples(self, request: storage_pb2.NewSamplesRequest, context: Context) -> Columns:
         dataset = self._store.dataset(request.dataset)
         ended = threading.Event()
 
@@ -80,32 +76,30 @@ class StorageService(storage_pb2_grpc.StorageServicer):
             ended.set()
             dataset.wake()
 
-        if not context.add_callback(end):
-            return
-        yield from self._columns(dataset.new_samples(request.first_key, _batch_size(request), lambda: not ended.is_set()))
+        if context.add_callback(end):
+            yield from self._columns(dataset.new_samples(request.first_key, _batch_size(request), lambda: not ended.is_set()))
 
-    def SamplesByKey(self, request: storage_pb2.KeysRequest, context: grpc.ServicerContext) -> Iterator[common_pb2.SampleColumns]:
+    def SamplesByKey(self, request: storage_pb2.KeysRequest, context: Context) -> Columns:
         snapshot, keys = self._store.snapshot(request.dataset), keys_from_bytes(request.keys)
         snapshot.refuse_missing(keys)
-        size = min(_SAMPLES_PER_MESSAGE, self._samples_per_message)
-        for first in range(0, len(keys), size):
-            yield batch_to_proto(snapshot.samples_by_key(keys[first : first + size]))
+        parts = (keys[first : first + _KEYS_AT_ONCE] for first in range(0, len(keys), _KEYS_AT_ONCE))
+        yield from self._columns(map(snapshot.samples_by_key, parts))
 
-    def DeleteSamples(self, request: storage_pb2.KeysRequest, context: grpc.ServicerContext) -> storage_pb2.DeleteReply:
+    def DeleteSamples(self, request: storage_pb2.KeysRequest, context: Context) -> storage_pb2.DeleteReply:
         deleted = self._store.dataset(request.dataset).delete_samples(keys_from_bytes(request.keys))
         return storage_pb2.DeleteReply(num_deleted=deleted)
 
-    def OfferShortCut(self, request: storage_pb2.DatasetName, context: grpc.ServicerContext) -> storage_pb2.ShortCutOffer:
+    def OfferShortCut(self, request: storage_pb2.DatasetName, context: Context) -> storage_pb2.ShortCutOffer:
         return to_message(self._store.offer_short_cut(request.name), storage_pb2.ShortCutOffer)
 
-    def _columns(self, batches: Iterable[SampleBatch]) -> Iterator[common_pb2.SampleColumns]:
+    def _columns(self, batches: Iterable[SampleBatch]) -> Columns:
         """Messages with what is in `batches`, none of them empty or too large."""
         size = self._samples_per_message
         for batch in batches:
             for first in range(0, len(batch), size):
                 yield batch_to_proto(batch.slice(first, first + size))
 
-    def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> common_pb2.PluginList:
+    def ListPlugins(self, request: common_pb2.Empty, context: Context) -> common_pb2.PluginList:
         return plugins_to_proto(REGISTRY)
 
 

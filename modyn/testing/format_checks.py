@@ -22,9 +22,8 @@ from modyn._core import PathTable
 from modyn.config.base import load_section
 from modyn.errors import DataError
 from modyn.storage.files.file_system import LocalFiles
-from modyn.storage.files.fingerprint import fingerprint
 from modyn.storage.formats.base import FileFormat, FormatResume
-from modyn.storage.ingest.file_indexer import check_unchanged
+from modyn.storage.ingest.file_indexer import check_unchanged, fingerprint
 from modyn.storage.model.samples import IndexedSamples
 from modyn.storage.read.record_readers import RecordReaders
 from modyn.testing.checks import require

@@ -27,6 +27,7 @@ from modyn.storage.model.records import FileProblem
 LISTED_PROBLEMS = 10_000
 """At most so many problems of a dataset are listed, the newest ones; all are counted."""
 _FILE_COLUMNS = "file_id, path, size, mtime_ns, indexed_end, num_samples, fingerprint, altered"
+_SEGMENT_COLUMNS = "first_key, num_samples, min_timestamp, max_timestamp, num_bytes, checksum, file_name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,22 +93,22 @@ class Catalogue:
 
     @classmethod
     def open(cls, config: SystemConfig) -> Catalogue:
+        """Connect to the database of the system file, and bring its tables up to date."""
         return cls(open_database(config, "storage", "modyn.storage.migrations"))
 
     def close(self) -> None:
+        """Close all connections."""
         self.database.close()
 
-    def datasets(self) -> list[DatasetRow]:
-        """All datasets that are not being deleted, by name."""
-        return self._datasets("WHERE NOT deleting ORDER BY name", ())
-
-    def deleting(self) -> list[DatasetRow]:
-        """Datasets whose deletion has begun and not ended."""
-        return self._datasets("WHERE deleting ORDER BY name", ())
+    def datasets(self, *, deleting: bool = False) -> list[DatasetRow]:
+        """By name: all datasets, or (`deleting`) those whose deletion has begun and not ended."""
+        with self.database.raw() as connection, connection.cursor() as cursor:
+            return _dataset_rows(cursor, "WHERE deleting = %s ORDER BY name", (deleting,))
 
     def dataset(self, name: str) -> DatasetRow | None:
-        rows = self._datasets("WHERE name = %s AND NOT deleting", (name,))
-        return rows[0] if rows else None
+        """The dataset of this name; None if there is none, or if it is being deleted."""
+        with self.database.raw() as connection, connection.cursor() as cursor:
+            return next(iter(_dataset_rows(cursor, "WHERE name = %s AND NOT deleting", (name,))), None)
 
     def add(self, config: DatasetConfig, float_labels: bool) -> DatasetRow:
         """Register a dataset, or return the row of this name that another process has just added.
@@ -153,11 +154,7 @@ class Catalogue:
                 return None
             id_ = (rows[0].id,)
             files = _file_rows(cursor, "WHERE dataset_id = %s ORDER BY file_id", id_)
-            cursor.execute(
-                "SELECT first_key, num_samples, min_timestamp, max_timestamp, num_bytes, checksum, file_name "
-                "FROM storage.segments WHERE dataset_id = %s ORDER BY first_key",
-                id_,
-            )
+            cursor.execute(f"SELECT {_SEGMENT_COLUMNS} FROM storage.segments WHERE dataset_id = %s ORDER BY first_key", id_)
             segments = [SegmentRow(SegmentInfo(*row[:6]), row[6]) for row in cursor]
             cursor.execute("SELECT path, signature FROM storage.problems WHERE dataset_id = %s", id_)
             problems = {os.fsdecode(bytes(path)): str(signature) for path, signature in cursor}
@@ -196,7 +193,9 @@ class Catalogue:
                     "DELETE FROM storage.segments WHERE dataset_id = %s AND first_key = ANY(%s)",
                     (dataset_id, list(change.replaced_segments)),
                 )
-            _insert_segments(cursor, dataset_id, change.segments)
+            if change.segments:
+                values = [(dataset_id, *astuple(segment.info), segment.file_name) for segment in change.segments]
+                execute_values(cursor, f"INSERT INTO storage.segments (dataset_id, {_SEGMENT_COLUMNS}) VALUES %s", values)
             _replace_problems(cursor, dataset_id, change)
         return version + 1
 
@@ -207,11 +206,7 @@ class Catalogue:
                 "SELECT path, reason, found_at FROM storage.problems WHERE dataset_id = %s ORDER BY found_at DESC, path LIMIT %s",
                 (dataset_id, LISTED_PROBLEMS),
             )
-            return [FileProblem(full_path(os.fsdecode(bytes(path))), reason, found_at) for path, reason, found_at in cursor]
-
-    def _datasets(self, condition: str, values: tuple[object, ...]) -> list[DatasetRow]:
-        with self.database.raw() as connection, connection.cursor() as cursor:
-            return _dataset_rows(cursor, condition, values)
+            return [FileProblem(full_path(os.fsdecode(bytes(path))), *others) for path, *others in cursor]
 
 
 def _dataset_rows(cursor: extensions.cursor, condition: str, values: tuple[object, ...]) -> list[DatasetRow]:
@@ -225,21 +220,13 @@ def _file_rows(cursor: extensions.cursor, condition: str, values: tuple[object, 
 
 
 def _copy_files(cursor: extensions.cursor, dataset_id: int, files: Sequence[FileRow]) -> None:
-    if not files:
-        return
     lines = (
         f"{dataset_id}\t{file.file_id}\t\\\\x{os.fsencode(file.path).hex()}\t{file.size}\t{file.mtime_ns}\t{file.indexed_end}\t"
         f"{file.num_samples}\t{file.fingerprint}\t{file.altered}\n"
         for file in files
     )
-    cursor.copy_expert(f"COPY storage.files (dataset_id, {_FILE_COLUMNS}) FROM STDIN", io.StringIO("".join(lines)))
-
-
-def _insert_segments(cursor: extensions.cursor, dataset_id: int, segments: Sequence[SegmentRow]) -> None:
-    if segments:
-        columns = "dataset_id, first_key, num_samples, min_timestamp, max_timestamp, num_bytes, checksum, file_name"
-        values = [(dataset_id, *astuple(segment.info), segment.file_name) for segment in segments]
-        execute_values(cursor, f"INSERT INTO storage.segments ({columns}) VALUES %s", values)
+    if files:
+        cursor.copy_expert(f"COPY storage.files (dataset_id, {_FILE_COLUMNS}) FROM STDIN", io.StringIO("".join(lines)))
 
 
 def _replace_problems(cursor: extensions.cursor, dataset_id: int, change: Change) -> None:

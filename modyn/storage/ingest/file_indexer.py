@@ -5,6 +5,7 @@ Formats read files of this machine; objects of a bucket are copied to a temporar
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -15,19 +16,26 @@ from modyn.errors import DataError, ModynError
 from modyn.records import MAX_TIMESTAMP, Int64Array, LabelArray
 from modyn.rpc.logs import get_logger
 from modyn.storage.files.file_system import FileStatus, FileSystem, LocalFiles, UnusableNowError
-from modyn.storage.files.fingerprint import fingerprint, fingerprint_of
 from modyn.storage.files.listing import SeenFile
 from modyn.storage.formats.base import FileFormat, FormatResume, WholeFileFormat
 from modyn.storage.model.file_table import FileRow
 from modyn.storage.model.samples import IndexedFiles, IndexedSamples
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from modyn.storage.files.local_copies import LocalCopies
 
 GROWING_BYTES = 16 << 20
 """Indexing a file of so many bytes may take longer than the pauses between appends to it: waiting for a pause could last for ever."""
 COPIES_AT_ONCE = 512
 """Most objects of one sample that are copied and indexed with one call."""
+
+
+_FINGERPRINT_BYTES = 1 << 16
+"""At each end of the file."""
+_FINGERPRINT_BLOCKS, _FINGERPRINT_BLOCK_BYTES = 64, 1 << 12
+"""Evenly spread between the ends."""
 
 
 class ChangedError(Exception):
@@ -186,6 +194,31 @@ def refused_samples(labels: LabelArray, timestamps: Int64Array | int) -> dict[in
     for at in np.flatnonzero(~np.isfinite(labels)).tolist() if labels.dtype.kind == "f" else ():
         found[at] = f"the label {labels[at]} is no finite number"
     return found
+
+
+def fingerprint(folder: FileSystem, path: str, num_bytes: int) -> str:
+    """Hash the first `num_bytes` bytes of a file: all of them, or of many bytes the first and the last 64 KiB and 64 blocks of 4 KiB between.
+
+    Raises: DataError, UnavailableError.
+    """
+    with folder.reading(path), folder.open(path) as file:
+        return fingerprint_of(file, num_bytes)
+
+
+def fingerprint_of(file: pa.NativeFile, num_bytes: int) -> str:
+    """As `fingerprint`, of an open file. Raises: OSError."""
+    digest = hashlib.sha256(num_bytes.to_bytes(8, "little"))
+    ends, blocks = 2 * _FINGERPRINT_BYTES, _FINGERPRINT_BLOCKS * _FINGERPRINT_BLOCK_BYTES
+    parts = [(0, num_bytes)]
+    if num_bytes > ends + blocks:
+        # The last block ends where the last 64 KiB begin.
+        between = num_bytes - ends - _FINGERPRINT_BLOCK_BYTES
+        starts = (_FINGERPRINT_BYTES + between * number // (_FINGERPRINT_BLOCKS - 1) for number in range(_FINGERPRINT_BLOCKS))
+        middle = [(start, _FINGERPRINT_BLOCK_BYTES) for start in starts]
+        parts = [(0, _FINGERPRINT_BYTES), *middle, (num_bytes - _FINGERPRINT_BYTES, _FINGERPRINT_BYTES)]
+    for start, size in parts:
+        digest.update(file.read_at(size, start))
+    return digest.hexdigest()
 
 
 def check_unchanged(folder: FileSystem, path: str, indexed: FormatResume) -> None:

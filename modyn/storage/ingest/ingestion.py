@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import astuple, replace
 from typing import TypeVar
 
 import numpy as np
@@ -19,7 +19,7 @@ from prometheus_client import Counter
 
 from modyn.errors import ConflictError, DataError, NotFoundError, SecurityError, UnavailableError
 from modyn.storage.files.file_system import UNRELATED_TO_CONTENT, LocalFiles
-from modyn.storage.files.listing import Listing, Roots, SeenFile, SeenFiles
+from modyn.storage.files.listing import Roots, SeenFile, SeenFiles
 from modyn.storage.formats.base import FormatResume, WholeFileFormat
 from modyn.storage.ingest.file_indexer import (
     COPIES_AT_ONCE,
@@ -92,23 +92,14 @@ def _locks(dataset: OpenDataset, patient: bool) -> Iterator[bool]:
         dataset.writing.release()
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """Samples of a file: all of them in `chunks`, or the first ones, and `rest` yields the others."""
-
-    chunks: Sequence[IndexedSamples] = ()
-    rest: Iterator[IndexedSamples] | None = None
-    error: DataError | ChangedError | None = None
+_Found = tuple[Sequence[IndexedSamples], Iterator[IndexedSamples] | None]
+"""Samples of a file: all of them, and None; or the first ones, and what yields the others."""
 
 
 class _Ingestion:
     def __init__(self, dataset: OpenDataset, roots: Roots, num_threads: int, on_progress: OnProgress) -> None:
-        self._dataset = dataset
-        self._roots = roots
-        self._num_threads = num_threads
-        self._on_progress = on_progress
-        self._format = dataset.format
-        self._files = dataset.filesystem
+        self._dataset, self._format, self._files = dataset, dataset.format, dataset.filesystem
+        self._roots, self._num_threads, self._on_progress = roots, num_threads, on_progress
         self._writer = SegmentWriter(dataset)
         self._problems = ProblemReporter(dataset, self._writer, lambda: self._count(problems=1))
         self._progress = IngestProgress()
@@ -128,34 +119,27 @@ class _Ingestion:
 
     def _look(self, retry_all: bool) -> None:
         """Look at the folder once and index what is new. `retry_all`: also files that were set aside and did not change."""
-        listing = self._list()
+        try:
+            listing = self._files.list_files(self._format.names(), self._roots, self._dataset.files.paths)
+        except (NotFoundError, SecurityError) as error:
+            self._problems.report(FOLDER, error.message, error.message)
+            self._writer.flush()
+            raise
         self._num_changed = 0
         self._report_progress(files_seen=len(listing.files))
         compared = self._dataset.files.compare(*listing.files.columns)
         self._problems.compare_with(listing, compared.absent, compared.unchanged)
         files = listing.files.take(np.sort(np.concatenate([compared.new, compared.changed])))
-        ready = self._stable(files if retry_all else self._problems.without_set_aside(files))
+        due = files if retry_all else self._problems.without_set_aside(files)
+        ready, late = self._dataset.stability.stable(self._files, due, self._format.companions, time.time(), time.monotonic())
+        for path, reason in late.items():
+            self._problems.report(path, "waiting", reason)
         if isinstance(self._format, WholeFileFormat):
             self._index_whole_files(self._format, ready)
         else:
             self._index_files(self._jobs(ready))
         self._flush()
         self._dataset.retries.keep_only(self._dataset.problems)
-
-    def _list(self) -> Listing:
-        try:
-            return self._files.list_files(self._format.names(), self._roots, self._dataset.files.paths)
-        except (NotFoundError, SecurityError) as error:
-            self._problems.report(FOLDER, error.message, error.message)
-            self._writer.flush()
-            raise
-
-    def _stable(self, files: SeenFiles) -> SeenFiles:
-        """The files that are not being written, in their order."""
-        ready, late = self._dataset.stability.stable(self._files, files, self._format.companions, time.time(), time.monotonic())
-        for path, reason in late.items():
-            self._problems.report(path, "waiting", reason)
-        return ready
 
     # Files of many samples
 
@@ -216,7 +200,7 @@ class _Ingestion:
                     if not running:
                         return
                     job, future = running.popleft()
-                    self._add(job, future.result())
+                    self._add(job, future)
                     self._flush_if_due()
             finally:
                 for _, future in running:
@@ -226,35 +210,29 @@ class _Ingestion:
         """The samples of one file, held in memory unless it is large. Runs in a thread of its own."""
         chunks: list[IndexedSamples] = []
         samples = job.samples()
-        try:
-            for chunk in samples:
-                chunks.append(chunk)
-                if sum(map(len, chunks)) >= self._dataset.limits.held_samples:
-                    return _Found(chunks, rest=samples)
-            return _Found(chunks)
-        except (DataError, ChangedError) as error:
-            return _Found(error=error)
+        for chunk in samples:
+            chunks.append(chunk)
+            if sum(map(len, chunks)) >= self._dataset.limits.held_samples:
+                return chunks, samples
+        return chunks, None
 
-    def _add(self, job: FileJob, found: _Found) -> None:
+    def _add(self, job: FileJob, future: Future[_Found]) -> None:
+        rest = None
         try:
-            if found.error is not None:
-                raise found.error
-            file_id = self._add_samples(job, found.chunks, found.rest)
+            chunks, rest = future.result()
+            file_id = self._add_samples(job, chunks, rest)
         except (DataError, ChangedError) as error:
             # A small file is refused as a whole. A large one is alone in the writer since the last flush.
-            if found.rest is not None:
+            if rest is not None:
                 self._writer.discard()
             if isinstance(error, ChangedError):
                 self._num_changed += 1
             else:
                 self._problems.set_aside(job.seen, error)
             return
-        seen, known = job.seen, job.indexed
-        self._writer.complete(
-            FileRow(file_id, seen.path, seen.size, seen.mtime_ns, known.end, known.num_samples, known.fingerprint)
-        )
+        self._writer.complete(FileRow(file_id, *astuple(job.seen), *astuple(job.indexed)))
         self._count(files_indexed=1)
-        if found.rest is not None:
+        if rest is not None:
             self._flush()
 
     def _add_samples(self, job: FileJob, chunks: Sequence[IndexedSamples], rest: Iterator[IndexedSamples] | None) -> int:

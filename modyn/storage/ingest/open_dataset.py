@@ -18,7 +18,6 @@ from modyn.storage.files.file_system import LocalFiles, open_filesystem
 from modyn.storage.files.stability import StabilityTracker
 from modyn.storage.formats import build_format
 from modyn.storage.formats.base import CHUNK_ROWS
-from modyn.storage.index.segment_index import Segment
 from modyn.storage.index.tombstones import Tombstones
 from modyn.storage.ingest.file_indexer import GROWING_BYTES
 from modyn.storage.ingest.publisher import Publisher
@@ -93,7 +92,8 @@ class OpenDataset:
         """Wakes the streams of new samples: a publication changed, a client left, or the dataset was closed."""
         self._deleting = threading.Lock()
         """Keeps the temporary file of a deletion from being swept."""
-        self._closed: ModynError | None = None
+        self.closed: ModynError | None = None
+        """The error that ends streams of new samples, once the dataset is closed."""
         folder.mkdir(parents=True, exist_ok=True)
         self._tombstones = Tombstones.open(folder / TOMBSTONES)
         self._tombstones.announce()
@@ -112,14 +112,8 @@ class OpenDataset:
 
     @property
     def name(self) -> str:
+        """The dataset's name."""
         return self.row.config.name
-
-    @property
-    def base_path(self) -> str:
-        return str(self.row.config.base_path)
-
-    def path_of(self, file_id: int) -> str:
-        return self.filesystem.full_path(self.files.paths[file_id])
 
     # Reading
 
@@ -128,13 +122,10 @@ class OpenDataset:
         try:
             return self._published.snapshot()
         except NotFoundError as error:
-            raise self._closed or NotFoundError(f"dataset '{self.name}' was deleted") from error
-
-    def segments(self) -> Sequence[Segment]:
-        """In order of key."""
-        return self.snapshot().index.segments
+            raise self.closed or NotFoundError(f"dataset '{self.name}' was deleted") from error
 
     def info(self) -> DatasetInfo:
+        """The registration of the dataset and the extent of its index."""
         index, num_deleted = self.snapshot().index, self._tombstones.count
         return DatasetInfo(
             config=self.row.config,
@@ -162,30 +153,26 @@ class OpenDataset:
             first_key = max(first_key, snapshot.index.next_key)
             # Looked at with the lock held: a publication between the look and the wait would not wake this stream.
             with self._arrived:
-                while self._closed is None and is_active() and self.snapshot().index is snapshot.index:
+                while self.closed is None and is_active() and self.snapshot().index is snapshot.index:
                     self._arrived.wait()
-            if self._closed is not None:
-                raise self._closed
+            if self.closed is not None:
+                raise self.closed
 
     def wake(self) -> None:
         """Make streams of new samples look again for samples, at their client, and whether the dataset is closed."""
         with self._arrived:
             self._arrived.notify_all()
 
-    @property
-    def is_closed(self) -> bool:
-        return self._closed is not None
-
     def close(self, error: ModynError) -> None:
         """End streams of new samples with `error`."""
-        self._closed = error
+        self.closed = error
         self.wake()
 
     def offer_short_cut(self) -> ShortCutOffer:
         """What a reader on this machine needs to read the publication and the data files by itself."""
         if not isinstance(self.filesystem, LocalFiles):
-            return ShortCutOffer(f"its files lie at {self.base_path}, which is no folder of this machine")
-        return self._proof.offer(self.base_path, self.snapshot().paths)
+            return ShortCutOffer(f"its files lie at {self.row.config.base_path}, which is no folder of this machine")
+        return self._proof.offer(self.row.config.base_path, self.snapshot().paths)
 
     # Changing
 

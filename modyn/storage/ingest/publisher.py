@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -113,14 +114,11 @@ def withdraw(folder: Path) -> None:
 
 def _is_readable(folder: Path, published: Publication) -> bool:
     """Whether all files of names and stamps are there and whole."""
-    try:
+    with suppress(CorruptStateError):
         for block in published.names:
             map_names(folder, block)
-        if published.stamps is not None:
-            map_stamps(folder / published.stamps)
-    except CorruptStateError:
-        return False
-    return True
+        return published.stamps is None or map_stamps(folder / published.stamps) is not None
+    return False
 
 
 def _are_stamped(folder: Path, published: Publication, files: FileTable, ids: Int64Array) -> npt.NDArray[np.bool_]:

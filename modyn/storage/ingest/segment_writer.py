@@ -99,16 +99,8 @@ class SegmentWriter:
         while len(self._builder):
             self._write_one()
         if self._segments or self._new_files or self._changed_files or self._problems or self._solved:
-            self._dataset.commit(
-                Change(
-                    next_key=self._next_key,
-                    new_files=self._new_files,
-                    changed_files=self._changed_files,
-                    segments=self._segments,
-                    problems=list(self._problems.values()),
-                    solved=sorted(self._solved),
-                )
-            )
+            files, problems, solved = (self._new_files, self._changed_files), list(self._problems.values()), sorted(self._solved)
+            self._dataset.commit(Change(self._next_key, *files, self._segments, problems=problems, solved=solved))
         self._reset()
 
     def discard(self) -> None:
@@ -119,19 +111,17 @@ class SegmentWriter:
 
     def merge(self) -> None:
         """Merge runs of small segments at the end of the index until none is left."""
-        while run := merge_run(
-            [segment.info.num_samples for segment in self._dataset.segments()], self._dataset.limits.merge_run
-        ):
-            old = self._dataset.segments()[-run:]
+        dataset = self._dataset
+        while True:
+            segments = dataset.snapshot().index.segments
+            run = merge_run([segment.info.num_samples for segment in segments], dataset.limits.merge_run)
+            if not run:
+                return
+            old = segments[-run:]
             name = _new_name(old[0].info.first_key)
-            info = merge_segments(self._dataset.folder / name, old)
-            self._dataset.commit(
-                Change(
-                    next_key=self._dataset.row.next_key,
-                    segments=[SegmentRow(info, name)],
-                    replaced_segments=[segment.info.first_key for segment in old],
-                )
-            )
+            merged = SegmentRow(merge_segments(dataset.folder / name, old), name)
+            replaced = [segment.info.first_key for segment in old]
+            dataset.commit(Change(dataset.row.next_key, segments=[merged], replaced_segments=replaced))
 
     def _write_one(self) -> None:
         columns = self._builder.take()

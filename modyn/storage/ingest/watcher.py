@@ -46,7 +46,7 @@ class Watcher:
                 if error.message != logged:
                     logger.error("watch_failed", dataset=self._dataset.name, error=error.message, reason=error.reason)
                 logged = error.message
-                if isinstance(error, NotFoundError) and self._dataset.is_closed:
+                if isinstance(error, NotFoundError) and self._dataset.closed:
                     return
             except Exception as error:
                 # A watcher that died would look like a folder in which nothing happens.

@@ -110,7 +110,7 @@ def test_deleting_has_two_steps(catalogue: Catalogue) -> None:
     catalogue.commit(row.id, 0, Change(3, FILES, segments=SEGMENTS, problems=[ProblemRow("p", "1", "r")]))
     catalogue.begin_delete(row.id)
     assert (catalogue.datasets(), catalogue.contents("numbers"), catalogue.version(row.id)) == ([], None, None)
-    assert [found.id for found in catalogue.deleting()] == [row.id]
+    assert [found.id for found in catalogue.datasets(deleting=True)] == [row.id]
     with pytest.raises(ConflictError, match="being deleted"):
         catalogue.add(CONFIG, float_labels=False)
     with pytest.raises(ConflictError):

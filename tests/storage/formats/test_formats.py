@@ -12,9 +12,9 @@ from modyn._core import PathTable
 from modyn.errors import ConfigError
 from modyn.records import Int64Array
 from modyn.storage.files.file_system import FileSystem, LocalFiles
-from modyn.storage.files.fingerprint import fingerprint
 from modyn.storage.formats import FILE_FORMATS, REGISTRY, build_format
 from modyn.storage.formats.base import FileFormat, OpenReader
+from modyn.storage.ingest.file_indexer import fingerprint
 from modyn.storage.model.samples import IndexedSamples, RecordReader, UInt8Array
 from modyn.storage.read.record_readers import RecordReaders
 from modyn.testing.format_checks import check_file_format
