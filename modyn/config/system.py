@@ -38,6 +38,14 @@ def is_loopback(address: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
+def socket_folder(folder: Path, name: str, prefix: str) -> Path:
+    """Return `name` in `folder`; for a deep folder a temporary one, since the kernel limits the length of socket paths."""
+    if len(os.fsencode(folder / name)) <= _UNIX_PATH_LIMIT:
+        return folder / name
+    digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"{prefix}-{os.getuid()}-{digest}"
+
+
 def _check_address(value: str) -> str:
     if value.startswith("unix:"):
         return value
@@ -291,12 +299,8 @@ class SystemConfig(BaseSettings):
 
     @property
     def run_dir(self) -> Path:
-        """Folder of the sockets, mode 0700; outside a deep state folder, since the kernel limits the length of socket paths."""
-        inside = self.state_dir / "run"
-        if len(os.fsencode(inside)) <= _UNIX_PATH_LIMIT:
-            return inside
-        digest = hashlib.sha256(os.fsencode(self.state_dir)).hexdigest()[:16]
-        return Path(tempfile.gettempdir()) / f"modyn-{os.getuid()}-{digest}"
+        """Folder of the sockets, mode 0700."""
+        return socket_folder(self.state_dir, "run", "modyn")
 
     @property
     def log_dir(self) -> Path:

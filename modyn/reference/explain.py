@@ -82,16 +82,12 @@ def tables(schema: JsonSchema, heading: str, path: str) -> Iterator[str]:
     deeper = heading + "#" if variants else heading
     for mapping in variants or [m for m in _alternatives(schema) if m.get("properties")]:
         if variants:
-            yield f"{heading} `{mapping['title']}`"
-            yield ""
-            yield from mapping["description"].splitlines()
-            yield ""
+            yield f"{heading} `{mapping['title']}`\n\n{mapping['description']}\n"
         properties, required = mapping["properties"], mapping.get("required", [])
         chooser = required[0] if variants else None
         options = {name: field for name, field in properties.items() if name != chooser}
         if options:
-            yield "| field | meaning | type | default |"
-            yield "|---|---|---|---|"
+            yield "| field | meaning | type | default |\n|---|---|---|---|"
         for name, field in options.items():
             default = "**required**" if name in required else f"`{_value(field['default'])}`" if "default" in field else ""
             example = f" Example: `{_value(field['examples'][0])}`" if field.get("examples") else ""
@@ -101,8 +97,8 @@ def tables(schema: JsonSchema, heading: str, path: str) -> Iterator[str]:
             yield ""
         for name, field in options.items():
             if any(m.get("properties") for m in _alternatives(field)):
-                yield f"{deeper} `{path}.{name}`{_in(mapping, variants)}"
-                yield ""
+                owner = f" of `{mapping['title']}`" if variants else ""
+                yield f"{deeper} `{path}.{name}`{owner}\n"
                 yield from tables(field, deeper + "#", f"{path}.{name}")
 
 
@@ -213,10 +209,6 @@ def _not_found(path: str, wanted: str, fields: list[Field]) -> str:
 def _of(variants: list[str]) -> str:
     names = [name for name in variants if name]
     return f"  (of {', '.join(names)})" if names else ""
-
-
-def _in(mapping: JsonSchema, variants: list[JsonSchema]) -> str:
-    return f" of `{mapping['title']}`" if variants else ""
 
 
 def _indent(text: str) -> list[str]:

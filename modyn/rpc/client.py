@@ -11,7 +11,7 @@ from modyn.proto import common_pb2
 from modyn.registry import Plugin
 from modyn.rpc.channel import open_channel
 from modyn.rpc.retry import Retrier, RetryPolicy
-from modyn.rpc.wire import plugins_from_proto, problems_from_proto, to_struct
+from modyn.rpc.wire import from_message, to_struct
 
 
 class ServiceClient:
@@ -40,7 +40,7 @@ class ServiceClient:
 
     def plugins(self) -> list[Plugin]:
         """List the plug-ins that are installed where the service runs: Modyn's, and those of user packages."""
-        return plugins_from_proto(self._stub.ListPlugins(common_pb2.Empty()))
+        return [from_message(plugin, Plugin) for plugin in self._stub.ListPlugins(common_pb2.Empty()).plugins]
 
 
 class SectionClient(ServiceClient):
@@ -48,4 +48,5 @@ class SectionClient(ServiceClient):
 
     def validate(self, pipeline: Mapping[str, Any]) -> list[Problem]:
         """List the mistakes in the sections of a whole pipeline that this service acts on."""
-        return problems_from_proto(self._stub.ValidateSection(common_pb2.SectionRequest(pipeline=to_struct(pipeline))))
+        reply = self._stub.ValidateSection(common_pb2.SectionRequest(pipeline=to_struct(pipeline)))
+        return [from_message(problem, Problem) for problem in reply.problems]

@@ -21,7 +21,7 @@ from modyn.config.base import Problem
 from modyn.errors import InvalidArgumentError
 from modyn.json_codec import MAX_EXACT_INT, mark, unmark
 from modyn.proto import common_pb2
-from modyn.registry import Plugin, Registry
+from modyn.registry import Registry
 
 M = TypeVar("M", bound=Message)
 R = TypeVar("R")
@@ -117,20 +117,10 @@ def _whole_numbers(value: Any) -> Any:
 
 
 def problems_to_proto(problems: Iterable[Problem]) -> common_pb2.SectionReply:
-    return common_pb2.SectionReply(problems=[common_pb2.ConfigProblem(path=p.path, message=p.message) for p in problems])
-
-
-def problems_from_proto(reply: common_pb2.SectionReply) -> list[Problem]:
-    return [Problem(problem.path, problem.message) for problem in reply.problems]
+    return common_pb2.SectionReply(problems=[to_message(problem, common_pb2.ConfigProblem) for problem in problems])
 
 
 def plugins_to_proto(*registries: Registry[Any]) -> common_pb2.PluginList:
     """All plug-ins of the registries, one registry after the other, by id."""
-    found = [registry.plugins[id_] for registry in registries for id_ in registry]
-    return common_pb2.PluginList(
-        plugins=[common_pb2.Plugin(group=p.group, id=p.id, path=p.path, distribution=p.distribution) for p in found]
-    )
-
-
-def plugins_from_proto(reply: common_pb2.PluginList) -> list[Plugin]:
-    return [Plugin(plugin.group, plugin.id, plugin.path, plugin.distribution) for plugin in reply.plugins]
+    found = [to_message(registry.plugins[id_], common_pb2.Plugin) for registry in registries for id_ in registry]
+    return common_pb2.PluginList(plugins=found)

@@ -8,7 +8,7 @@ from modyn.config.base import Problem
 from modyn.evaluator.client import EvaluationResult
 from modyn.proto import common_pb2, supervisor_pb2, supervisor_pb2_grpc
 from modyn.rpc.client import ServiceClient
-from modyn.rpc.wire import from_message, problems_from_proto, to_message
+from modyn.rpc.wire import from_message, to_message
 from modyn.supervisor.records import PROGRESS, EventKind, Run, RunEvent, RunMode, RunOptions, TriggerRecord
 from modyn.supervisor.states import RunState, TriggerState
 
@@ -40,7 +40,7 @@ class SupervisorClient(ServiceClient):
     def validate(self, yaml: str, file_name: str) -> list[Problem]:
         """List every mistake in the pipeline file; empty if it can be submitted. Runs nothing."""
         reply = self._stub.Validate(supervisor_pb2.PipelineText(yaml=yaml, file_name=file_name), timeout=SUBMIT_DEADLINE_S)
-        return problems_from_proto(reply)
+        return [from_message(problem, Problem) for problem in reply.problems]
 
     def submit(
         self,

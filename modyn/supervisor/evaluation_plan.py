@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import Any, Literal
 
 from modyn.records import EvalInterval, Interval
+from modyn.supervisor.evaluation import build_strategy
 from modyn.supervisor.evaluation.base import EvaluationStrategy, IntervalContext
 from modyn.supervisor.evaluation.handlers import EvaluationHandler, ModelChoice, load_handlers
 from modyn.supervisor.records import TriggerRecord
@@ -109,8 +110,7 @@ class EvaluationSchedule:
     """The evaluations that all handlers of an `evaluation` section ask for, by the moment at which they are due."""
 
     def __init__(self, evaluation: Mapping[str, Any] | None) -> None:
-        handlers = load_handlers(evaluation) if evaluation else ()
-        self._plans = [(handler, EvaluationPlan(handler.models, handler.build())) for handler in handlers]
+        self._plans = [(h, EvaluationPlan(h.models, build_strategy(h.strategy))) for h in load_handlers(evaluation)]
 
     def after_training(self, models: Sequence[TrainedModel]) -> list[EvaluationTask]:
         """Due now that the newest of `models` is stored."""

@@ -27,17 +27,13 @@ class RunWatcher:
         self._changed = threading.Condition()
         self._progress: deque[RunEvent] = deque(maxlen=PROGRESS_KEPT)
         self._woken = False
-        self._closed = False
+        self.closed = False
 
     def close(self) -> None:
         """End the wait, from any thread."""
         with self._changed:
-            self._closed = True
+            self.closed = True
             self._changed.notify_all()
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
 
     def wake(self) -> None:
         with self._changed:
@@ -52,7 +48,7 @@ class RunWatcher:
     def wait(self, timeout_s: float) -> list[RunEvent]:
         """Wait for progress, or for the journal to have news; return the progress that has come."""
         with self._changed:
-            self._changed.wait_for(lambda: self._woken or self._closed or len(self._progress) > 0, timeout_s)
+            self._changed.wait_for(lambda: self._woken or self.closed or len(self._progress) > 0, timeout_s)
             self._woken = False
             progress = list(self._progress)
             self._progress.clear()

@@ -180,8 +180,7 @@ class RunQueue:
     def evaluate(self, run_id: str, handlers: Sequence[str]) -> Run:
         """Make manual evaluations of a finished run. Raises InvalidArgumentError for handlers that its pipeline does not have."""
         run = self.journal.run(run_id)
-        evaluation = run.pipeline.get("evaluation")
-        known = load_handlers(evaluation) if evaluation else ()
+        known = load_handlers(run.pipeline.get("evaluation"))
         names = [handler.name for handler in known]
         for name in handlers:
             if name not in names:

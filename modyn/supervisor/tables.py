@@ -5,95 +5,67 @@ from __future__ import annotations
 from sqlalchemy import BigInteger, Boolean, Column, Float, Integer, MetaData, Table, Text
 from sqlalchemy.dialects.postgresql import JSONB
 
+from modyn.db.engine import columns
+
 METADATA = MetaData(schema="supervisor")
 
 RUNS = Table(
     "runs",
     METADATA,
-    Column("run_id", Text, primary_key=True),
-    Column("number", BigInteger),
-    Column("pipeline_name", Text),
-    Column("mode", Text),
-    Column("state", Text),
-    Column("error", Text),
-    Column("error_reason", Text),
-    Column("message", Text),
-    Column("yaml", Text),
-    Column("file_name", Text),
+    *columns(Text, "run_id", primary_key=True),
+    *columns(Text, "pipeline_name mode state error error_reason message yaml file_name"),
+    *columns(BigInteger, "number from_timestamp to_timestamp max_triggers total_samples last_seq"),
+    *columns(Float, "submitted_at finished_at"),
     Column("pipeline", JSONB),
-    Column("from_timestamp", BigInteger),
-    Column("to_timestamp", BigInteger),
-    Column("max_triggers", BigInteger),
-    Column("total_samples", BigInteger),
     # What selection draws from: training.seed, or a number drawn at submission, which a resumed run needs again.
     Column("selection_seed", BigInteger),
     # Set while a finished run is evaluated once more: names of handlers.
     Column("manual_handlers", JSONB(none_as_null=True)),
-    Column("submitted_at", Float),
-    Column("finished_at", Float),
     # Number of the newest attempt to execute the run. Writes of earlier attempts are refused.
     Column("attempt", BigInteger),
-    Column("last_seq", BigInteger),
 )
 
 CURSORS = Table(
     "cursors",
     METADATA,
-    Column("run_id", Text, primary_key=True),
-    Column("version", Integer),
-    Column("position", BigInteger),
-    Column("last_timestamp", BigInteger),
-    Column("last_key", BigInteger),
-    Column("max_timestamp", BigInteger),
+    *columns(Text, "run_id", primary_key=True),
+    *columns(Integer, "version"),
+    *columns(BigInteger, "position last_timestamp last_key max_timestamp num_triggers"),
     # The samples since the last trigger: how many, and the range of their timestamps.
-    Column("num_pending", BigInteger),
-    Column("first_pending", BigInteger),
-    Column("last_pending", BigInteger),
-    Column("num_triggers", BigInteger),
-    Column("policy_state", JSONB),
-    Column("stream_ended", Boolean),
+    *columns(BigInteger, "num_pending first_pending last_pending"),
+    *columns(JSONB, "policy_state"),
+    *columns(Boolean, "stream_ended"),
 )
 
 TRIGGERS = Table(
     "triggers",
     METADATA,
-    Column("run_id", Text, primary_key=True),
-    Column("trigger_id", BigInteger, primary_key=True),
-    Column("position", BigInteger),
-    Column("first_timestamp", BigInteger),
-    Column("last_timestamp", BigInteger),
-    Column("fired_at_timestamp", BigInteger),
-    Column("state", Text),
-    Column("started_at", Float),
-    Column("finished_at", Float),
-    Column("num_keys", BigInteger),
-    Column("keys_checksum", Text),
-    Column("model_id", BigInteger),
-    Column("parent_model_id", BigInteger),
-    Column("weights_sha256", Text),
-    Column("training_result", JSONB),
+    *columns(Text, "run_id", primary_key=True),
+    *columns(BigInteger, "trigger_id", primary_key=True),
+    *columns(BigInteger, "position first_timestamp last_timestamp fired_at_timestamp num_keys model_id parent_model_id"),
+    *columns(Text, "state keys_checksum weights_sha256"),
+    *columns(Float, "started_at finished_at"),
+    *columns(JSONB, "training_result"),
 )
 
 STEPS = Table(
     "steps",
     METADATA,
-    Column("run_id", Text, primary_key=True),
-    Column("trigger_id", BigInteger, primary_key=True),
-    Column("step", Text, primary_key=True),
-    Column("name", Text, primary_key=True),
-    Column("state", Text),
-    Column("started_at", Float),
-    Column("finished_at", Float),
-    Column("detail", JSONB),
+    *columns(Text, "run_id", primary_key=True),
+    *columns(BigInteger, "trigger_id", primary_key=True),
+    *columns(Text, "step name", primary_key=True),
+    *columns(Text, "state"),
+    *columns(Float, "started_at finished_at"),
+    *columns(JSONB, "detail"),
 )
 
 EVENTS = Table(
     "events",
     METADATA,
-    Column("run_id", Text, primary_key=True),
-    Column("seq", BigInteger, primary_key=True),
-    Column("time", Float),
-    Column("kind", Text),
-    Column("trigger_id", BigInteger),
-    Column("detail", JSONB),
+    *columns(Text, "run_id", primary_key=True),
+    *columns(BigInteger, "seq", primary_key=True),
+    *columns(Float, "time"),
+    *columns(Text, "kind"),
+    *columns(BigInteger, "trigger_id"),
+    *columns(JSONB, "detail"),
 )

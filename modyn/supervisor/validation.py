@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from modyn.config.base import Problem
 from modyn.config.pipeline import Pipeline, check_frame, load_pipeline, with_lines
@@ -43,18 +42,10 @@ def _problems(source: YamlSource, clients: RunClients) -> list[Problem]:
     if isinstance(trigger := data.get("trigger"), Mapping):
         found += check_trigger_section(trigger)
     if isinstance(evaluation := data.get("evaluation"), Mapping):
-        found += _check_handlers(evaluation)
+        found += check_handlers(evaluation)
     for service in (clients.selector, clients.trainer_server, clients.model_storage, clients.evaluator):
         found += service.validate(data)
     return sorted(set(found), key=lambda problem: (source.locate(problem.path), problem))
-
-
-def _check_handlers(evaluation: Mapping[str, Any]) -> list[Problem]:
-    handlers, datasets = evaluation.get("handlers"), evaluation.get("datasets")
-    if not isinstance(handlers, list):
-        return []
-    entries = datasets if isinstance(datasets, list) else []
-    return check_handlers(handlers, [str(entry.get("dataset_id")) for entry in entries if isinstance(entry, Mapping)])
 
 
 def count_stream(pipeline: Pipeline, options: RunOptions, clients: RunClients) -> int | None:

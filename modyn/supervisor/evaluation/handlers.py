@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field
 
-from modyn.config.base import Problem, Section, check_section, load_section, refuse
+from modyn.config.base import Problem, Section, check_section, refuse
 from modyn.registry import nearest
 from modyn.supervisor.evaluation import EvaluationStrategy, build_strategy, check_strategy_section
 
@@ -39,11 +39,15 @@ class EvaluationHandler(Section):
         return build_strategy(self.strategy)
 
 
-def check_handlers(handlers: Iterable[object], dataset_ids: Iterable[str], path: str = "evaluation.handlers") -> list[Problem]:
-    """Every mistake in a list of handlers: each alone, names used twice, datasets that `evaluation.datasets` does not hold."""
-    known, found, names = sorted(set(dataset_ids)), list[Problem](), dict[str, int]()
+def check_handlers(evaluation: Mapping[str, Any]) -> list[Problem]:
+    """Return every mistake in the handlers of an `evaluation` section: each alone, names used twice, datasets that it does not hold."""
+    handlers, datasets = (
+        entries if isinstance(entries := evaluation.get(name), list) else [] for name in ("handlers", "datasets")
+    )
+    known = sorted({str(entry.get("dataset_id")) for entry in datasets if isinstance(entry, Mapping)})
+    found, names = list[Problem](), dict[str, int]()
     for index, section in enumerate(handlers):
-        here = f"{path}.{index}"
+        here = f"evaluation.handlers.{index}"
         mistakes = check_section(EvaluationHandler, section, here)
         found += mistakes
         if not isinstance(section, Mapping):
@@ -66,11 +70,7 @@ def check_handlers(handlers: Iterable[object], dataset_ids: Iterable[str], path:
     return found
 
 
-def load_handlers(evaluation: Mapping[str, Any]) -> tuple[EvaluationHandler, ...]:
-    """The handlers of an `evaluation` section. Raises ConfigError that lists every mistake."""
-    datasets = [str(dataset.get("dataset_id")) for dataset in evaluation.get("datasets", []) if isinstance(dataset, Mapping)]
-    handlers = evaluation.get("handlers", [])
-    refuse(check_handlers(handlers, datasets))
-    return tuple(
-        load_section(EvaluationHandler, handler, f"evaluation.handlers.{index}") for index, handler in enumerate(handlers)
-    )
+def load_handlers(evaluation: Mapping[str, Any] | None) -> tuple[EvaluationHandler, ...]:
+    """Return the handlers of an `evaluation` section, none if there is none. Raises ConfigError that lists every mistake."""
+    refuse(check_handlers(evaluation or {}))
+    return tuple(map(EvaluationHandler.model_validate, (evaluation or {}).get("handlers", [])))

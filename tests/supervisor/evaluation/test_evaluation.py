@@ -239,7 +239,7 @@ def test_handlers() -> None:
     ],
 )
 def test_mistakes_in_handlers(handlers: list[Any], path: str, message: str) -> None:
-    problems = check_handlers(handlers, ["test"])
+    problems = check_handlers({"handlers": handlers, "datasets": [{"dataset_id": "test"}]})
     assert [problem.path for problem in problems] == [f"evaluation.handlers.{path}"]
     assert message in problems[0].message
 

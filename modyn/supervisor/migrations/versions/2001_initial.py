@@ -2,100 +2,78 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects.postgresql import JSONB
 
+from modyn.db.engine import columns
+
 revision = "2001"
 down_revision = None
 
-SCHEMA = "supervisor"
-
 
 def upgrade() -> None:
-    op.create_table(
+    _create(
         "runs",
-        sa.Column("run_id", sa.Text, primary_key=True),
-        sa.Column("number", sa.BigInteger, nullable=False, unique=True),
-        sa.Column("pipeline_name", sa.Text, nullable=False),
-        sa.Column("mode", sa.Text, nullable=False),
-        sa.Column("state", sa.Text, nullable=False),
-        sa.Column("error", sa.Text, nullable=False, server_default=""),
-        sa.Column("error_reason", sa.Text, nullable=False, server_default=""),
-        sa.Column("message", sa.Text, nullable=False, server_default=""),
-        sa.Column("yaml", sa.Text, nullable=False),
-        sa.Column("file_name", sa.Text, nullable=False),
-        sa.Column("pipeline", JSONB, nullable=False),
-        sa.Column("from_timestamp", sa.BigInteger),
-        sa.Column("to_timestamp", sa.BigInteger),
-        sa.Column("max_triggers", sa.BigInteger),
-        sa.Column("total_samples", sa.BigInteger),
-        sa.Column("selection_seed", sa.BigInteger, nullable=False),
-        sa.Column("manual_handlers", JSONB(none_as_null=True)),
-        sa.Column("submitted_at", sa.Float, nullable=False),
-        sa.Column("finished_at", sa.Float),
-        sa.Column("attempt", sa.BigInteger, nullable=False, server_default="0"),
-        sa.Column("last_seq", sa.BigInteger, nullable=False, server_default="0"),
-        schema=SCHEMA,
+        *columns(sa.Text, "run_id", primary_key=True),
+        *columns(sa.BigInteger, "number", nullable=False, unique=True),
+        *columns(sa.Text, "pipeline_name mode state yaml file_name", nullable=False),
+        *columns(sa.Text, "error error_reason message", nullable=False, server_default=""),
+        *columns(JSONB, "pipeline", nullable=False),
+        *columns(sa.BigInteger, "from_timestamp to_timestamp max_triggers total_samples"),
+        *columns(sa.BigInteger, "selection_seed", nullable=False),
+        *columns(JSONB(none_as_null=True), "manual_handlers"),
+        *columns(sa.Float, "submitted_at", nullable=False),
+        *columns(sa.Float, "finished_at"),
+        *columns(sa.BigInteger, "attempt last_seq", nullable=False, server_default="0"),
     )
-    op.create_table(
+    _create(
         "cursors",
         _run_id(),
-        sa.Column("version", sa.Integer, nullable=False),
-        sa.Column("position", sa.BigInteger, nullable=False),
-        sa.Column("last_timestamp", sa.BigInteger),
-        sa.Column("last_key", sa.BigInteger),
-        sa.Column("max_timestamp", sa.BigInteger),
-        sa.Column("num_pending", sa.BigInteger, nullable=False),
-        sa.Column("first_pending", sa.BigInteger),
-        sa.Column("last_pending", sa.BigInteger),
-        sa.Column("num_triggers", sa.BigInteger, nullable=False),
-        sa.Column("policy_state", JSONB, nullable=False),
-        sa.Column("stream_ended", sa.Boolean, nullable=False),
-        schema=SCHEMA,
+        *columns(sa.Integer, "version", nullable=False),
+        *columns(sa.BigInteger, "position num_pending num_triggers", nullable=False),
+        *columns(sa.BigInteger, "last_timestamp last_key max_timestamp first_pending last_pending"),
+        *columns(JSONB, "policy_state", nullable=False),
+        *columns(sa.Boolean, "stream_ended", nullable=False),
     )
-    op.create_table(
+    _create(
         "triggers",
         _run_id(),
-        sa.Column("trigger_id", sa.BigInteger, primary_key=True),
-        sa.Column("position", sa.BigInteger, nullable=False),
-        sa.Column("first_timestamp", sa.BigInteger, nullable=False),
-        sa.Column("last_timestamp", sa.BigInteger, nullable=False),
-        sa.Column("fired_at_timestamp", sa.BigInteger, nullable=False),
-        sa.Column("state", sa.Text, nullable=False),
-        sa.Column("started_at", sa.Float, nullable=False),
-        sa.Column("finished_at", sa.Float),
-        sa.Column("num_keys", sa.BigInteger),
-        sa.Column("keys_checksum", sa.Text),
-        sa.Column("model_id", sa.BigInteger),
-        sa.Column("parent_model_id", sa.BigInteger),
-        sa.Column("weights_sha256", sa.Text),
-        sa.Column("training_result", JSONB, nullable=False, server_default="{}"),
-        schema=SCHEMA,
+        *columns(sa.BigInteger, "trigger_id", primary_key=True),
+        *columns(sa.BigInteger, "position first_timestamp last_timestamp fired_at_timestamp", nullable=False),
+        *columns(sa.Text, "state", nullable=False),
+        *columns(sa.Float, "started_at", nullable=False),
+        *columns(sa.Float, "finished_at"),
+        *columns(sa.BigInteger, "num_keys model_id parent_model_id"),
+        *columns(sa.Text, "keys_checksum weights_sha256"),
+        *columns(JSONB, "training_result", nullable=False, server_default="{}"),
     )
-    op.create_table(
+    _create(
         "steps",
         _run_id(),
-        sa.Column("trigger_id", sa.BigInteger, primary_key=True),
-        sa.Column("step", sa.Text, primary_key=True),
-        sa.Column("name", sa.Text, primary_key=True),
-        sa.Column("state", sa.Text, nullable=False),
-        sa.Column("started_at", sa.Float, nullable=False),
-        sa.Column("finished_at", sa.Float),
-        sa.Column("detail", JSONB, nullable=False, server_default="{}"),
-        schema=SCHEMA,
+        *columns(sa.BigInteger, "trigger_id", primary_key=True),
+        *columns(sa.Text, "step name", primary_key=True),
+        *columns(sa.Text, "state", nullable=False),
+        *columns(sa.Float, "started_at", nullable=False),
+        *columns(sa.Float, "finished_at"),
+        *columns(JSONB, "detail", nullable=False, server_default="{}"),
     )
-    op.create_table(
+    _create(
         "events",
         _run_id(),
-        sa.Column("seq", sa.BigInteger, primary_key=True),
-        sa.Column("time", sa.Float, nullable=False),
-        sa.Column("kind", sa.Text, nullable=False),
-        sa.Column("trigger_id", sa.BigInteger),
-        sa.Column("detail", JSONB, nullable=False),
-        schema=SCHEMA,
+        *columns(sa.BigInteger, "seq", primary_key=True),
+        *columns(sa.Float, "time", nullable=False),
+        *columns(sa.Text, "kind", nullable=False),
+        *columns(sa.BigInteger, "trigger_id"),
+        *columns(JSONB, "detail", nullable=False),
     )
+
+
+def _create(name: str, *of_table: sa.Column[Any]) -> None:
+    op.create_table(name, *of_table, schema="supervisor")
 
 
 def _run_id() -> sa.Column[str]:
-    return sa.Column("run_id", sa.Text, sa.ForeignKey(f"{SCHEMA}.runs.run_id"), primary_key=True)
+    return sa.Column("run_id", sa.Text, sa.ForeignKey("supervisor.runs.run_id"), primary_key=True)
