@@ -19,6 +19,9 @@ from modyn.config.durations import format_timestamp
 ACTIVE, TRAINED, NEUTRAL = "#1f6feb", "#d9822b", "#6e7781"
 _STAGE_COLOURS = dict(zip(STAGES, ("#8250df", ACTIVE, "#2da44e", TRAINED), strict=True))
 
+_MODELS_NOTE = "Each bar spans the data that a model was trained on; the diamond is its trigger."
+_STAGES_NOTE = "Seconds of work per trigger. Evaluation overlaps the next training."
+
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; max-width: 1080px; margin: 2rem auto; padding: 0 1rem; }
 h1 { margin-bottom: 0; } h2 { margin: 2.2rem 0 .3rem; font-size: 1.2rem; }
@@ -56,15 +59,9 @@ def render(results: RunResults) -> str:
         parts += _series_sections(series, results)
     if len(results.triggers):
         parts += [
-            _section(
-                "Models",
-                "Each bar spans the data that a model was trained on; the diamond is its trigger.",
-                models_figure(results),
-            ),
+            _section("Models", _MODELS_NOTE, models_figure(results)),
             _section("Triggers", "Size of the trigger set over the time of the stream.", triggers_figure(results)),
-            _section(
-                "Time by stage", "Seconds of work per trigger. Evaluation overlaps the next training.", stages_figure(results)
-            ),
+            _section("Time by stage", _STAGES_NOTE, stages_figure(results)),
             _triggers_table(results),
         ]
     parts.append(f"<h2>Pipeline</h2><pre>{html.escape(results.run.yaml)}</pre>")
@@ -167,13 +164,9 @@ def stages_figure(results: RunResults) -> go.Figure:
     """Draw seconds by stage, stacked, one bar a trigger."""
     triggers = results.triggers
     figure = go.Figure()
-    for stage in STAGES:
-        figure.add_bar(
-            x=triggers["trigger_id"].astype("int64"),
-            y=triggers[f"{stage}_s"].fillna(0.0),
-            name=stage,
-            marker={"color": _STAGE_COLOURS[stage]},
-        )
+    ids = triggers["trigger_id"].astype("int64")
+    for stage, colour in _STAGE_COLOURS.items():
+        figure.add_bar(x=ids, y=triggers[f"{stage}_s"].fillna(0.0), name=stage, marker={"color": colour})
     figure.update_layout(barmode="stack", height=300, xaxis={"title": "trigger"}, yaxis={"title": "seconds"})
     return figure
 
@@ -233,11 +226,8 @@ def _scores_table(table: pd.DataFrame) -> str:
         for r in table.itertuples(index=False)
     ]
     note = "<p class='note'>Pipeline score: the mean of the composite model over all intervals that have one.</p>"
-    return (
-        "<h2>Scores</h2>"
-        + note
-        + _html_table(["metric", "dataset", "handler", "currently active", "currently trained", "scored"], rows)
-    )
+    header = ["metric", "dataset", "handler", "currently active", "currently trained", "scored"]
+    return f"<h2>Scores</h2>{note}{_html_table(header, rows)}"
 
 
 def _triggers_table(results: RunResults) -> str:
@@ -253,9 +243,8 @@ def _triggers_table(results: RunResults) -> str:
         ]
         for t in results.triggers.to_dict("records")
     ]
-    return "<h2>All triggers</h2>" + _html_table(
-        ["trigger", "fired at", "keys", "model", "loss", "seconds", "weights (SHA-256)"], rows
-    )
+    header = ["trigger", "fired at", "keys", "model", "loss", "seconds", "weights (SHA-256)"]
+    return f"<h2>All triggers</h2>{_html_table(header, rows)}"
 
 
 def _html_table(header: list[str], rows: list[list[Any]]) -> str:

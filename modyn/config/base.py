@@ -52,7 +52,7 @@ def load_section(model: type[S], data: Mapping[str, Any], path: str = "") -> S:
     try:
         return model.model_validate(dict(data))
     except ValidationError as error:
-        raise _refused(problems(error, path, model)) from error
+        raise ConfigError("\n".join(map(str, problems(error, path, model)))) from error
 
 
 def check_section(model: type[BaseModel], data: object, path: str) -> list[Problem]:
@@ -67,11 +67,7 @@ def check_section(model: type[BaseModel], data: object, path: str) -> list[Probl
 def refuse(found: Sequence[Problem]) -> None:
     """Raise ConfigError that lists the problems, if there are any."""
     if found:
-        raise _refused(found)
-
-
-def _refused(found: Sequence[Problem]) -> ConfigError:
-    return ConfigError("\n".join(map(str, found)))
+        raise ConfigError("\n".join(map(str, found)))
 
 
 def _problem(item: dict[str, Any], prefix: str, model: type[BaseModel]) -> Problem:

@@ -17,8 +17,6 @@ from modyn.config.base import Problem, Section, check_section
 from modyn.config.yaml_source import YamlSource, load_yaml, with_lines
 from modyn.errors import ConfigError
 
-__all__ = ["NOT_YET", "Pipeline", "PipelineFrame", "check_frame", "load_pipeline", "with_lines"]
-
 NOT_YET: Final = ("cache", "lineage", "online", "publish", "serving", "tracking")
 """Sections of the format that are still to come."""
 

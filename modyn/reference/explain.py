@@ -6,6 +6,7 @@ import difflib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from textwrap import indent
 from typing import Any
 
 from modyn.config.durations import DURATION_PATTERN, TIMESTAMP_PATTERN
@@ -44,7 +45,8 @@ def explain(path: str, schema: JsonSchema | None = None) -> str:
     texts: dict[str, list[str]] = {}
     for field in find_fields(path, schema):
         texts.setdefault(_text(field), []).append(field.variant)
-    return "\n\n".join(f"{wanted}{_of(variants)}\n{text}" for text, variants in texts.items())
+    owners = {text: ", ".join(filter(None, variants)) for text, variants in texts.items()}
+    return "\n\n".join(f"{wanted}{f'  (of {owner})' if owner else ''}\n{text}" for text, owner in owners.items())
 
 
 def find_fields(path: str, schema: JsonSchema | None = None) -> list[Field]:
@@ -155,7 +157,7 @@ def _bounds(schema: JsonSchema) -> str:
 
 
 def _text(field: Field) -> str:
-    lines = _indent(field.schema.get("description") or "")
+    lines = indent(field.schema.get("description") or "", "  ").splitlines()
     lines.append(f"  type: {type_text(field.schema)}")
     if field.is_required:
         lines.append("  required")
@@ -166,7 +168,7 @@ def _text(field: Field) -> str:
 
 
 def _policy(field: Field, variant: JsonSchema) -> str:
-    return "\n".join([f"{field.path}: {variant['title']}", *_indent(variant["description"]), *_children(variant)])
+    return "\n".join([f"{field.path}: {variant['title']}", indent(variant["description"], "  "), *_children(variant)])
 
 
 def _children(schema: JsonSchema) -> list[str]:
@@ -204,15 +206,6 @@ def _not_found(path: str, wanted: str, fields: list[Field]) -> str:
     close = (same_name or difflib.get_close_matches(wanted, paths + policies, n=3, cutoff=0.6))[:3]
     hint = f", did you mean {' or '.join(repr(name) for name in close)}?" if close else ". `modyn explain` lists the sections"
     return f"the pipeline format has no field '{path}'{hint}"
-
-
-def _of(variants: list[str]) -> str:
-    names = [name for name in variants if name]
-    return f"  (of {', '.join(names)})" if names else ""
-
-
-def _indent(text: str) -> list[str]:
-    return [f"  {line}".rstrip() for line in text.splitlines()]
 
 
 def sentence(text: str) -> str:

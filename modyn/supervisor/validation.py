@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from modyn.config.base import Problem
-from modyn.config.pipeline import Pipeline, check_frame, load_pipeline, with_lines
-from modyn.config.yaml_source import YamlSource, load_yaml
+from modyn.config.pipeline import Pipeline, check_frame, load_pipeline
+from modyn.config.yaml_source import YamlSource, load_yaml, with_lines
 from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError
 from modyn.records import Interval
 from modyn.registry import nearest

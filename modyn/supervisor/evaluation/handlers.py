@@ -9,7 +9,7 @@ from pydantic import Field
 
 from modyn.config.base import Problem, Section, check_section, refuse
 from modyn.registry import nearest
-from modyn.supervisor.evaluation import EvaluationStrategy, build_strategy, check_strategy_section
+from modyn.supervisor.evaluation import check_strategy_section
 
 ExecutionTime = Literal["after_training", "after_pipeline", "manual"]
 ModelChoice = Literal["matrix", "active", "train"]
@@ -34,9 +34,6 @@ class EvaluationHandler(Section):
         min_length=1, description="`dataset_id`s out of `evaluation.datasets`", examples=[["digits_test"]]
     )
     strategy: dict[str, Any] = Field(description="where evaluation data is taken from; chosen by `type`")
-
-    def build(self) -> EvaluationStrategy:
-        return build_strategy(self.strategy)
 
 
 def check_handlers(evaluation: Mapping[str, Any]) -> list[Problem]:

@@ -217,7 +217,7 @@ def test_handlers() -> None:
     section = {"datasets": [{"dataset_id": "test"}], "handlers": [_handler(), _handler(name="all", models="active")]}
     first, second = load_handlers(section)
     assert (first.models, second.models) == ("matrix", "active")
-    assert [i.start for i in first.build().intervals(IntervalContext())] == [0, 100, 200]
+    assert [i.start for i in build_strategy(first.strategy).intervals(IntervalContext())] == [0, 100, 200]
     assert load_handlers({"datasets": [{"dataset_id": "test"}]}) == ()
 
 
