@@ -21,8 +21,7 @@ from modyn.dataset.key_loader import KEYS_PER_READ, load_keys
 from modyn.errors import ConfigError, UserCodeError
 from modyn.evaluator.config import EvaluationDatasetConfig, load_dataset
 from modyn.evaluator.job import EvaluationJob, Score
-from modyn.evaluator.metrics import Metric, MetricValue, build_metric
-from modyn.evaluator.metrics.metric import TRANSFORMER
+from modyn.evaluator.metrics import TRANSFORMER, Metric, MetricValue, build_metric
 from modyn.evaluator.outputs import KeptOutputs, Rows
 from modyn.model_storage.client import ModelStorageClient
 from modyn.models.build import build_model

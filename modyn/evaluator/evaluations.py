@@ -6,7 +6,7 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shutil import rmtree
@@ -92,8 +92,7 @@ class Evaluations:
         self._waiting: OrderedDict[str, _Group] = OrderedDict()
         self._running: dict[str, _Group] = {}
         self._closed = False
-        abandoned = store.abandon_unfinished()
-        if abandoned:
+        if abandoned := store.abandon_unfinished():
             self._logger.warning("abandoned_evaluations", number=abandoned)
         self._dispatcher = threading.Thread(target=self._dispatch, name="evaluations", daemon=True)
         self._dispatcher.start()
@@ -136,10 +135,6 @@ class Evaluations:
             key = f"{samples} {request.device} {labelled(request)}"
             self._waiting.setdefault(key, _Group(time.monotonic(), samples)).requests[id_] = request
             return self.table.set(id_, status)
-
-    def watch(self, evaluation_id: str, active: Callable[[], bool] = lambda: True) -> Iterator[EvaluationStatus]:
-        """See `JobTable.watch`."""
-        return self.table.watch(evaluation_id, active)
 
     def _stored(self, evaluation_id: str) -> EvaluationStatus:
         """The status of an evaluation that is not live: it has ended, and its end is stored, unless the database was gone then."""
@@ -205,10 +200,7 @@ class Evaluations:
     def _begin(self, key: str, group: _Group, names: str) -> None:
         with self._changed:
             requests = list(group.requests.values())
-        if not requests:
-            self._concluded(key, group, {}, [])
-            return
-        known, missing = self._known(requests)
+        known, missing = self._known(requests) if requests else ({}, [])
         if not missing:
             self._concluded(key, group, known, [])
             return

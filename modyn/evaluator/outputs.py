@@ -149,11 +149,8 @@ class KeptOutputs:
                 self._logger.warning("outputs_made_anew", error=error.message)
                 with suppress(OSError):
                     self._cache.remove(path)
-            except (
-                NotFoundError,
-                UnavailableError,
-                OSError,
-            ) as error:  # removed since it was listed, or unreadable: as if it were absent
+            except (NotFoundError, UnavailableError, OSError) as error:
+                # Removed since it was listed, or unreadable: as if it were absent.
                 self._logger.info("outputs_not_read", path=str(path), error=str(error))
 
     def __bool__(self) -> bool:

@@ -49,7 +49,7 @@ class EvaluatorServicer(evaluator_pb2_grpc.EvaluatorServicer):
         self, request: evaluator_pb2.EvaluationId, context: grpc.ServicerContext
     ) -> Iterator[evaluator_pb2.EvaluationStatus]:
         context.add_callback(self._evaluations.table.wake)
-        for status in self._evaluations.watch(request.evaluation_id, context.is_active):
+        for status in self._evaluations.table.watch(request.evaluation_id, context.is_active):
             yield to_message(status, evaluator_pb2.EvaluationStatus)
 
     def Stop(self, request: evaluator_pb2.EvaluationId, context: grpc.ServicerContext) -> common_pb2.Empty:

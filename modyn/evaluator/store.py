@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from sqlalchemy import BigInteger, Column, DateTime, Double, ForeignKey, MetaData, Table, Text, delete, func, select, update
@@ -105,9 +105,8 @@ class EvaluationStore:
             row = session.execute(select(evaluations).where(evaluations.c.evaluation_id == evaluation_id)).one_or_none()
         if row is None:
             return None
-        return EvaluationStatus(
-            row.evaluation_id, EvaluationState(row.state), row.samples_seen, row.samples_total, row.error, row.error_reason
-        )
+        values = {field.name: row._mapping[field.name] for field in fields(EvaluationStatus)}
+        return EvaluationStatus(**{**values, "state": EvaluationState(row.state)})
 
     def put(self, request: EvaluationRequest, status: EvaluationStatus) -> None:
         """Write the status of an evaluation that was started, perhaps again, or that has failed or was stopped."""
@@ -166,18 +165,9 @@ class EvaluationStore:
         with self._database.session() as session:
             last: EvaluationResult | None = None
             for row in session.execute(statement, execution_options={"yield_per": _ROWS_A_FETCH}):
-                result = EvaluationResult(
-                    run_id=run_id,
-                    trigger_id=row.trigger_id,
-                    model_id=row.model_id,
-                    handler=row.handler,
-                    dataset=row.dataset,
-                    interval=EvalInterval(row.interval_start, row.interval_end, row.interval_anchor),
-                    metric=row.metric,
-                    value=row.value,
-                    note=row.note,
-                    num_samples=row.num_samples,
-                )
+                values = {name: value for name, value in row._mapping.items() if not name.startswith("interval_")}
+                interval = EvalInterval(row.interval_start, row.interval_end, row.interval_anchor)
+                result = EvaluationResult(run_id=run_id, interval=interval, **values)
                 # Where two evaluations cover the same interval, the newer counts, and comes first.
                 if last is None or _place(result) != _place(last):
                     yield result
@@ -195,19 +185,9 @@ def _place(result: EvaluationResult) -> tuple[Any, ...]:
 
 
 def _row(request: EvaluationRequest, status: EvaluationStatus) -> dict[str, Any]:
-    return {
-        "evaluation_id": status.evaluation_id,
-        "run_id": request.run_id,
-        "trigger_id": request.trigger_id,
-        "model_id": request.model_id,
-        "handler": request.handler,
-        "dataset": str(request.dataset["dataset_id"]),
-        "state": status.state.value,
-        "samples_seen": status.samples_seen,
-        "samples_total": status.samples_total,
-        "error": sanitize(status.error),
-        "error_reason": status.error_reason,
-    }
+    asked = {name: getattr(request, name) for name in ("run_id", "trigger_id", "model_id", "handler")}
+    as_texts = {"dataset": str(request.dataset["dataset_id"]), "state": status.state.value, "error": sanitize(status.error)}
+    return {**asked, **asdict(status), **as_texts}
 
 
 def _upsert(row: Mapping[str, Any]) -> Any:

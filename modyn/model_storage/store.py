@@ -111,12 +111,7 @@ class ModelStore:
             packed.rename(path)
             sync(self._models)
         row = {
-            "run_id": header.run_id,
-            "trigger_id": header.trigger_id,
-            "parent_id": header.parent_id,
-            "model_class": header.model_class,
-            "model_config": dict(header.model_config),
-            "training_result": dict(header.training_result),
+            **{field.name: getattr(header, field.name) for field in fields(header) if field.name in models.c},
             "strategy": strategy.name,
             "strategy_config": strategy.model_dump(),
             "layout": [(spec.name, spec.dtype, spec.shape) for spec in wire_order(entry.spec for entry in entries)],

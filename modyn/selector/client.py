@@ -11,8 +11,7 @@ from modyn.records import KeysAndWeights, RunId, SampleBatch, TriggerSetInfo
 from modyn.rpc.client import SectionClient
 from modyn.rpc.columns import batch_to_proto, items_per_message, share_from_proto
 from modyn.rpc.retry import Retrier, RetryPolicy
-from modyn.rpc.wire import from_message
-from modyn.selector.wire import data_section_from_proto, run_to_proto
+from modyn.rpc.wire import from_message, from_struct, to_struct
 
 SAMPLES_PER_CALL = 131_072
 """Samples in one Inform message (3 MiB). Larger batches are split, which the position makes harmless."""
@@ -48,11 +47,14 @@ class SelectorClient(SectionClient):
 
         Args: data: that section of the pipeline, for readers of trigger sets that lack the pipeline. Kept as first given.
         """
-        self._stub.RegisterRun(run_to_proto(run_id, dataset, selection_strategy, seed, data))
+        section, strategy = None if data is None else to_struct(data), to_struct(selection_strategy)
+        run = selector_pb2.SelectorRun(run_id=run_id, dataset=dataset, selection_strategy=strategy, seed=seed, data=section)
+        self._stub.RegisterRun(run)
 
     def data_section(self, run_id: RunId) -> dict[str, Any] | None:
         """Return the `data` section that the run was registered with; None if it was registered without."""
-        return data_section_from_proto(self._stub.GetRun(selector_pb2.SelectorRunId(run_id=run_id)))
+        run = self._stub.GetRun(selector_pb2.SelectorRunId(run_id=run_id))
+        return from_struct(run.data) if run.HasField("data") else None
 
     def inform(self, run_id: RunId, position: int, samples: SampleBatch) -> int:
         """Append `samples` at `position` of the run's stream; samples that the run already holds are skipped.

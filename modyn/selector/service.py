@@ -18,7 +18,6 @@ from modyn.selector.presampling import PRESAMPLING
 from modyn.selector.selection import SELECTION, validate_selection_section
 from modyn.selector.selector import KEYS_PER_CHUNK, Selector
 from modyn.selector.tables import SCHEMA
-from modyn.selector.wire import data_section_from_proto, run_to_proto
 
 _KEY_BYTES = 12
 """Size of a key with its weight, where they cannot be packed."""
@@ -49,14 +48,14 @@ class SelectorServicer(selector_pb2_grpc.SelectorServicer):
         return plugins_to_proto(SELECTION, PRESAMPLING)
 
     def RegisterRun(self, request: selector_pb2.SelectorRun, context: grpc.ServicerContext) -> common_pb2.Empty:
-        strategy, data = from_struct(request.selection_strategy), data_section_from_proto(request)
+        strategy = from_struct(request.selection_strategy)
+        data = from_struct(request.data) if request.HasField("data") else None
         with bind(run_id=request.run_id):
             self._selector.register_run(RunId(request.run_id), request.dataset, strategy, request.seed, data)
         return common_pb2.Empty()
 
     def GetRun(self, request: selector_pb2.SelectorRunId, context: grpc.ServicerContext) -> selector_pb2.SelectorRun:
-        run = self._selector.run(RunId(request.run_id))
-        return run_to_proto(run.run_id, run.dataset, run.selection_strategy, run.seed, run.data)
+        return to_message(self._selector.run(RunId(request.run_id)), selector_pb2.SelectorRun)
 
     def Inform(self, request: selector_pb2.InformRequest, context: grpc.ServicerContext) -> selector_pb2.InformReply:
         with bind(run_id=request.run_id):

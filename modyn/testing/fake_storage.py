@@ -21,7 +21,7 @@ from modyn.errors import AlreadyExistsError, CancelledError, InvalidArgumentErro
 from modyn.records import Int64Array, Interval, LabelArray, SampleBatch
 from modyn.storage.client import DatasetInfo, FileProblem, IngestProgress, NewSamples, StorageClient
 from modyn.storage.model.samples import Payloads, common_size
-from modyn.storage.payloads import LocalPayloads, LocatedSamples, OnMissing, PayloadClient, PayloadStream
+from modyn.storage.payloads import OnMissing, PayloadClient, PayloadStream
 from modyn.testing.fake_client import FakeClient
 
 
@@ -58,9 +58,6 @@ class FakeStorage:
     def payload_client(self) -> FakePayloadClient:
         return FakePayloadClient(self)
 
-    def short_cut(self) -> FakeLocalPayloads:
-        return FakeLocalPayloads(self)
-
     def add_dataset(self, name: str, float_labels: bool = False) -> None:
         with self.arrived:
             config = DatasetConfig(name=name, base_path=Path("/fake") / name, file_wrapper="BinaryFileWrapper")
@@ -90,6 +87,23 @@ class FakeStorage:
         if name not in self.datasets:
             raise NotFoundError(f"there is no dataset '{name}'; register it with `modyn data register`")
         return self.datasets[name]
+
+    def present(self, name: str, keys: Int64Array, on_missing: OnMissing) -> Int64Array:
+        """Positions of the keys that there are samples for: int64 (n,)."""
+        with self.arrived:
+            dataset = self.find(name)
+            if on_missing == "raise":
+                _refuse_missing(name, dataset, keys)
+            return np.flatnonzero(np.asarray([dataset.has(int(key)) for key in keys], bool))
+
+    def payloads(self, name: str, keys: Int64Array) -> Payloads:
+        """Payloads and labels of samples that there are."""
+        with self.arrived:
+            dataset = self.find(name)
+            payloads, labels = [dataset.payloads[key] for key in keys], dataset.batch(keys).labels
+        offsets = np.concatenate([[0], np.cumsum([len(payload) for payload in payloads])]).astype(np.int64)
+        data: npt.NDArray[np.uint8] = np.frombuffer(b"".join(payloads), np.uint8)
+        return Payloads(keys, labels, data, offsets, common_size(offsets))
 
 
 class FakeStorageClient(FakeClient, StorageClient):
@@ -223,9 +237,9 @@ class FakePayloadClient(PayloadClient):
             self._storage.before_fetch(keys)
         for first in range(0, len(keys), self._batch_size):
             part = keys[first : first + self._batch_size]
-            found = part[_present(self._storage, dataset, part, on_missing)]
+            found = part[self._storage.present(dataset, part, on_missing)]
             if len(found):
-                yield _payloads(self._storage, dataset, found)
+                yield self._storage.payloads(dataset, found)
 
 
 class FakeFetch(PayloadStream):
@@ -248,81 +262,6 @@ class FakeFetch(PayloadStream):
 
     def __del__(self) -> None:
         """There are no threads to end."""
-
-
-class StuckPayloadClient(FakePayloadClient):
-    """The answer to a request that has `stuck_key` in it never comes: such a fetch ends by being called off."""
-
-    def __init__(self, storage: FakeStorage, stuck_key: int) -> None:
-        super().__init__(storage, 10)
-        self._stuck_key = stuck_key
-        self.started, self.called_off = threading.Event(), threading.Event()
-
-    def fetch(
-        self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise", deadline_s: float | None = None
-    ) -> FakeFetch:
-        return _StuckFetch(self) if self._stuck_key in keys else super().fetch(dataset, keys, on_missing)
-
-
-class _StuckFetch(FakeFetch):
-    def __init__(self, client: StuckPayloadClient) -> None:
-        super().__init__(iter(()))
-        self._client = client
-
-    def __next__(self) -> Payloads:
-        self._client.started.set()
-        self._client.called_off.wait()
-        raise CancelledError("the fetch was cancelled")
-
-    def cancel(self) -> None:
-        self._client.called_off.set()
-
-
-class FakeLocalPayloads(LocalPayloads):
-    """The short cut to a FakeStorage, whose `before_fetch` is called when payloads are read."""
-
-    def __init__(self, storage: FakeStorage) -> None:
-        self._fake = storage
-
-    def close(self) -> None:
-        pass
-
-    def locate(self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise") -> LocatedSamples:
-        keys = np.asarray(keys, np.int64)
-        where = _present(self._fake, dataset, keys, on_missing)
-        return _FakeLocatedSamples(self._fake, dataset, keys[where], where)
-
-
-class _FakeLocatedSamples(LocatedSamples):
-    def __init__(self, storage: FakeStorage, dataset: str, keys: Int64Array, where: Int64Array) -> None:
-        with storage.arrived:
-            labels = storage.find(dataset).batch(keys).labels
-        for name, value in {"keys": keys, "where": where, "labels": labels, "_fake": storage, "_dataset": dataset}.items():
-            object.__setattr__(self, name, value)
-
-    def take(self, rows: Int64Array | slice) -> Payloads:
-        storage, keys = self._fake, self.keys[rows]  # type: ignore[attr-defined]
-        if storage.before_fetch is not None:
-            storage.before_fetch(keys)
-        return _payloads(storage, self._dataset, keys)  # type: ignore[attr-defined]
-
-
-def _present(storage: FakeStorage, dataset: str, keys: Int64Array, on_missing: OnMissing) -> Int64Array:
-    """Positions of the keys that there are samples for."""
-    with storage.arrived:
-        found = storage.find(dataset)
-        if on_missing == "raise":
-            _refuse_missing(dataset, found, keys)
-        return np.flatnonzero(np.asarray([found.has(int(key)) for key in keys], bool))
-
-
-def _payloads(storage: FakeStorage, dataset: str, keys: Int64Array) -> Payloads:
-    with storage.arrived:
-        found = storage.find(dataset)
-        payloads, labels = [found.payloads[key] for key in keys], found.batch(keys).labels
-    offsets = np.concatenate([[0], np.cumsum([len(payload) for payload in payloads])]).astype(np.int64)
-    data: npt.NDArray[np.uint8] = np.frombuffer(b"".join(payloads), np.uint8)
-    return Payloads(keys, labels, data, offsets, common_size(offsets))
 
 
 def _refuse_missing(name: str, dataset: _Dataset, keys: Int64Array) -> None:

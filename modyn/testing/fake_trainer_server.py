@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -66,9 +67,8 @@ class FakeTrainerServer(FakeClient):
         status = self._status(run_id, trigger_id)
         self._waiting.pop((run_id, trigger_id), None)
         if not status.state.is_final:
-            self._statuses[run_id, trigger_id] = TrainingStatus(
-                status.run_id, trigger_id, TrainingState.STOPPED, error="stopped on request", error_reason="CANCELLED"
-            )
+            stopped = replace(status, state=TrainingState.STOPPED, error="stopped on request", error_reason="CANCELLED")
+            self._statuses[run_id, trigger_id] = stopped
 
     def _status(self, run_id: str, trigger_id: int) -> TrainingStatus:
         if (run_id, trigger_id) not in self._statuses:
@@ -77,20 +77,10 @@ class FakeTrainerServer(FakeClient):
 
     def _finish(self, request: TrainingRequest) -> None:
         self.requests.append(request)
-        run_id = RunId(request.run_id)
+        status = TrainingStatus(RunId(request.run_id), request.trigger_id, TrainingState.FINISHED)
         try:
             model_id, sha256, result = self.train(request)
+            status = replace(status, model_id=model_id, weights_sha256=sha256, result=result)
         except ModynError as error:
-            status = TrainingStatus(
-                run_id, request.trigger_id, TrainingState.FAILED, error=error.message, error_reason=error.reason
-            )
-        else:
-            status = TrainingStatus(
-                run_id,
-                request.trigger_id,
-                TrainingState.FINISHED,
-                model_id=model_id,
-                weights_sha256=sha256,
-                result=result,
-            )
-        self._statuses[str(run_id), request.trigger_id] = status
+            status = replace(status, state=TrainingState.FAILED, error=error.message, error_reason=error.reason)
+        self._statuses[str(request.run_id), request.trigger_id] = status

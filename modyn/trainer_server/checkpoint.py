@@ -10,6 +10,7 @@ import os
 import random
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Final
@@ -52,7 +53,7 @@ class Checkpoints(Hook):
 def snapshot(training: Training) -> dict[str, Any]:
     """All state that the rest of the training depends on. To be called between two steps: gradients are not part of it."""
     return {
-        "progress": training.progress.to_state(),
+        "progress": asdict(training.progress),
         "finished": training.finished,
         "epoch_loss": training.epoch_loss,
         "seconds": dict(training.clock.seconds),

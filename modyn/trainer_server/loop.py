@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from modyn.dataset.batch import Batch, map_tensors
 from modyn.errors import DataError, ModynError, TrainingError
 from modyn.trainer_server.components import Loss
-from modyn.trainer_server.downsampling.policy import Downsampling
+from modyn.trainer_server.downsampling import Downsampling
 from modyn.trainer_server.plan import TrainingPlan
 
 
@@ -27,9 +27,6 @@ class TrainingProgress:
     batches: int = 0
     samples: int = 0
     steps: int = 0
-
-    def to_state(self) -> dict[str, int]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 class Clock:

@@ -33,9 +33,14 @@ class TrainingPlan:
     @cached_property
     def num_epochs(self) -> int:
         """Epochs, the last perhaps not to its end; 0 if there is no batch at all."""
-        if self.num_batches == 0:
-            return 0
-        return -(-self.num_batches // self.batches_per_epoch)
+        return -(-self.num_batches // self.batches_per_epoch) if self.num_batches else 0
+
+    @cached_property
+    def _passes(self) -> tuple[int, int]:
+        """Whole passes over the trigger set, and the samples of one more that is cut short."""
+        if self.max_samples is None or not self.samples_per_epoch:
+            return self.epochs, 0
+        return divmod(self.max_samples, self.samples_per_epoch)
 
     @cached_property
     def num_samples(self) -> int:
@@ -44,11 +49,7 @@ class TrainingPlan:
         >>> TrainingPlan(10, 4, drop_last=True, epochs=3).num_samples, TrainingPlan(10, 4, max_samples=25).num_samples
         (24, 25)
         """
-        if self.max_samples is None:
-            return self.epochs * self.samples_per_epoch
-        if not self.samples_per_epoch:
-            return 0
-        passes, rest = divmod(self.max_samples, self.samples_per_epoch)
+        passes, rest = self._passes
         return passes * self.samples_per_epoch + samples_per_epoch(rest, self.batch_size, self.drop_last)
 
     @cached_property
@@ -58,11 +59,7 @@ class TrainingPlan:
         >>> TrainingPlan(10, 4, max_samples=25).num_batches, TrainingPlan(10, 4, drop_last=True, max_samples=25).num_batches
         (8, 6)
         """
-        if self.max_samples is None:
-            return self.epochs * self.batches_per_epoch
-        if not self.samples_per_epoch:
-            return 0
-        passes, rest = divmod(self.max_samples, self.samples_per_epoch)
+        passes, rest = self._passes
         return passes * self.batches_per_epoch + num_batches(rest, self.batch_size, self.drop_last)
 
     @cached_property

@@ -47,11 +47,11 @@ class TrainerServicer(trainer_server_pb2_grpc.TrainerServerServicer):
         self, request: trainer_server_pb2.TrainingId, context: grpc.ServicerContext
     ) -> Iterator[trainer_server_pb2.TrainingStatus]:
         context.add_callback(self._trainings.table.wake)
-        for status in self._trainings.watch(request.run_id, request.trigger_id, context.is_active):
+        for status in self._trainings.table.watch((request.run_id, request.trigger_id), context.is_active):
             yield to_message(status, trainer_server_pb2.TrainingStatus)
 
     def Stop(self, request: trainer_server_pb2.TrainingId, context: grpc.ServicerContext) -> common_pb2.Empty:
-        self._trainings.stop(request.run_id, request.trigger_id)
+        self._trainings.table.stop((request.run_id, request.trigger_id))
         return common_pb2.Empty()
 
 

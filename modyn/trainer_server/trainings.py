@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -32,10 +32,6 @@ Key = tuple[str, int]
 _logger = get_logger("trainings")
 
 
-def _keep_all(_request: TrainingRequest, _stored: bool) -> None:
-    """A clean-up that removes nothing."""
-
-
 @dataclass(frozen=True, slots=True)
 class TrainingHooks:
     """What Trainings calls.
@@ -48,13 +44,13 @@ class TrainingHooks:
 
     make_job: Callable[[TrainingRequest], object]
     find_model: Callable[[RunId, int], StoredModelInfo | None]
-    clean_up: Callable[[TrainingRequest, bool], None] = _keep_all
+    clean_up: Callable[[TrainingRequest, bool], None] = lambda request, stored: None
     task: str = "modyn.trainer_server.train:train"
     check_task: str = "modyn.trainer_server.check:check"
 
 
 class Trainings:
-    """Starts, watches and stops trainings.
+    """Starts trainings; their `table` watches and stops them.
 
     Args: pool: runs trainings. checks: runs the checks of pipelines, so that a running training does not delay one.
         num_ended: ended trainings whose status is kept; the models of older ones are in model storage.
@@ -87,14 +83,6 @@ class Trainings:
         _check_request(request)
         key = (str(request.run_id), request.trigger_id)
         return self.table.start(key, lambda: self._find_stored(key, request), lambda: self._begin(key, request))
-
-    def watch(self, run_id: str, trigger_id: int, active: Callable[[], bool] = lambda: True) -> Iterator[TrainingStatus]:
-        """See `JobTable.watch`."""
-        return self.table.watch((run_id, trigger_id), active)
-
-    def stop(self, run_id: str, trigger_id: int) -> None:
-        """Ask a training to stop. Nothing happens to one that has ended."""
-        self.table.stop((run_id, trigger_id))
 
     def log_path(self, run_id: str, trigger_id: int) -> Path:
         return self._log_dir / run_id / f"training-{trigger_id}.log"

@@ -20,9 +20,8 @@ from modyn.dataset.loader import BatchLoader
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.errors import ModynError
 from modyn.storage.model.samples import Payloads
-from modyn.testing.fake_dataset import FakeTriggerSet
-from modyn.testing.fake_storage import StuckPayloadClient
 from modyn.testing.waiting import PATIENCE_S
+from tests.support.fake_dataset import FakeTriggerSet, StuckPayloadClient
 
 BYTES = DataConfig(dataset_id="fake", record_layout=RecordLayout(dtype="int64"))
 

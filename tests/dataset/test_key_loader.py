@@ -14,7 +14,7 @@ from modyn.dataset.connections import PayloadReader
 from modyn.dataset.key_loader import load_keys
 from modyn.errors import NotFoundError
 from modyn.records import Int64Array
-from modyn.testing.fake_dataset import FakeTriggerSet
+from tests.support.fake_dataset import FakeTriggerSet
 
 DATA = DataConfig(dataset_id="fake", record_layout=RecordLayout(dtype="int64"))
 DRAWING = DataConfig(

@@ -14,7 +14,7 @@ from modyn.dataset.loader import BatchLoader
 from modyn.dataset.prefetch import Prefetcher
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.errors import ModynError
-from modyn.testing.fake_dataset import FakeTriggerSet
+from tests.support.fake_dataset import FakeTriggerSet
 
 DATA = DataConfig(dataset_id="fake", record_layout=RecordLayout(dtype="int64"))
 DRAWING = DataConfig(

@@ -26,9 +26,9 @@ from modyn.dataset.order.plan import Position
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.errors import ConflictError, CorruptStateError, DataError, InvalidArgumentError, UserCodeError
 from modyn.records import Int64Array, RunId, TriggerSetInfo
-from modyn.testing.fake_dataset import FakeTriggerSet
-from modyn.testing.fake_storage import FakePayloadClient, StuckPayloadClient
+from modyn.testing.fake_storage import FakePayloadClient
 from modyn.testing.waiting import PATIENCE_S, eventually
+from tests.support.fake_dataset import FakeTriggerSet, StuckPayloadClient
 
 LAYOUT = DataConfig(dataset_id="fake", record_layout=RecordLayout(dtype="int64"))
 PER_SAMPLE = DataConfig(

@@ -126,7 +126,7 @@ class House:
 
     def end(self, status: EvaluationStatus) -> EvaluationStatus:
         """The final status, once it is there."""
-        return list(self.evaluations.watch(status.evaluation_id))[-1]
+        return list(self.evaluations.table.watch(status.evaluation_id))[-1]
 
     def results(self) -> list[EvaluationResult]:
         return list(self.store.results(RUN))
@@ -156,7 +156,7 @@ def test_from_start_to_results(house: House) -> None:
     status = house.evaluations.start(request())
     assert status.state is EvaluationState.QUEUED
     seen: list[EvaluationStatus] = []
-    watcher = threading.Thread(target=lambda: seen.extend(house.evaluations.watch(status.evaluation_id)))
+    watcher = threading.Thread(target=lambda: seen.extend(house.evaluations.table.watch(status.evaluation_id)))
     watcher.start()
     job = house.run.job(0)
     assert job.name == "evaluation of run digits-0001, trigger 3, model 5 on dataset 'test'"
@@ -411,7 +411,7 @@ def test_watchers_that_are_gone_are_let_go(house: House) -> None:
     house.run.job(0)
     alive, seen = threading.Event(), list[EvaluationStatus]()
     alive.set()
-    watcher = threading.Thread(target=lambda: seen.extend(house.evaluations.watch(status.evaluation_id, alive.is_set)))
+    watcher = threading.Thread(target=lambda: seen.extend(house.evaluations.table.watch(status.evaluation_id, alive.is_set)))
     watcher.start()
     eventually(lambda: seen)
     alive.clear()
@@ -419,7 +419,7 @@ def test_watchers_that_are_gone_are_let_go(house: House) -> None:
     watcher.join(PATIENCE_S)
     assert not watcher.is_alive()
     with pytest.raises(NotFoundError, match="no evaluation 'nothing'"):
-        next(house.evaluations.watch("nothing"))
+        next(house.evaluations.table.watch("nothing"))
 
 
 @pytest.mark.parametrize(

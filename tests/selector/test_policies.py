@@ -9,8 +9,7 @@ import pytest
 
 from modyn.errors import ConfigError
 from modyn.records import RunId, SampleBatch
-from modyn.selector.presampling import PRESAMPLING
-from modyn.selector.presampling.base import PresamplingConfig
+from modyn.selector.presampling import PRESAMPLING, PresamplingConfig
 from modyn.selector.selection import SELECTION, build_selection, validate_selection
 from modyn.selector.window import Selection, SelectionContext, SelectionWindow, uniform
 from modyn.testing.fake_selector import FakeSelectorClient

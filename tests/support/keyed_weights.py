@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from modyn.records import Float32Array, Int64Array, KeysAndWeights
-from modyn.selector.selection.base import SelectionConfig, SelectionPolicy
+from modyn.selector.selection import SelectionConfig, SelectionPolicy
 from modyn.selector.window import Selection, SelectionContext, SelectionWindow
 
 NAME = "KeyedWeightsStrategy"

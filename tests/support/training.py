@@ -17,12 +17,12 @@ from torch import Tensor
 from modyn.dataset.connections import DatasetClients
 from modyn.models.weights import load_weights
 from modyn.records import Int64Array, RunId, TriggerSetInfo
-from modyn.testing.fake_dataset import FakeTriggerSet
 from modyn.testing.fake_model_storage import FakeModelStorage
 from modyn.trainer_server.build import TrainingContext
 from modyn.trainer_server.request import Trained, TrainingRequest
 from modyn.trainer_server.train import run_training
 from modyn.workers import Report
+from tests.support.fake_dataset import FakeTriggerSet
 
 NUM_FEATURES, NUM_CLASSES = 6, 10
 

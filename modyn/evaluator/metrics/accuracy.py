@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from modyn.errors import InvalidArgumentError
-from modyn.evaluator.metrics.metric import Metric, MetricConfig, MetricValue
+from modyn.evaluator.metrics import Metric, MetricConfig, MetricValue
 
 if TYPE_CHECKING:
     import torch

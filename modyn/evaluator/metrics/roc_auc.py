@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from modyn.errors import InvalidArgumentError
-from modyn.evaluator.metrics.metric import Metric, MetricConfig, MetricValue
+from modyn.evaluator.metrics import Metric, MetricConfig, MetricValue
 
 if TYPE_CHECKING:
     import numpy.typing as npt

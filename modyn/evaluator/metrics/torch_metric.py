@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from modyn.errors import ConfigError, InvalidArgumentError
-from modyn.evaluator.metrics.metric import Metric, MetricConfig, MetricValue
+from modyn.evaluator.metrics import Metric, MetricConfig, MetricValue
 
 if TYPE_CHECKING:
     import torch

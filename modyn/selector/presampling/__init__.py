@@ -1,16 +1,64 @@
-"""Presampling policies, one a file, found by the `strategy` of the `presampling_config` section."""
+"""Presampling policies, which pick the candidates of a trigger set without knowing the model: one a file, found by the `strategy` of the
+`presampling_config` section.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
-from modyn.config.base import Problem
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
+
+from modyn.config.base import Problem, Section, not_available_yet
 from modyn.config.policy import check_policy, load_policy
 from modyn.registry import Registry
-from modyn.selector.presampling.base import PresamplingConfig, PresamplingPolicy
+from modyn.selector.window import Selection, SelectionContext, SelectionWindow, StatefulPolicy
 
-__all__ = ["PRESAMPLING", "PresamplingConfig", "PresamplingPolicy", "build_presampling", "validate_presampling"]
+_NotYet = Annotated[bool, AfterValidator(not_available_yet)]
+
+
+class PresamplingConfig(Section):
+    """Keys of `presampling_config` that all presampling policies share, beside `strategy`."""
+
+    ratio_max: int = Field(100, ge=1, description="what `ratio` is a part of")
+    ratio: int = Field(ge=1, description="share of the window to keep, in units of 1 / `ratio_max`")
+    force_column_balancing: _NotYet = Field(
+        False,
+        description="give every value of the balanced column the same share, even if the target size is missed; not available yet",
+    )
+    force_required_target_size: _NotYet = Field(
+        False, description="meet the target size exactly, even if the balance suffers; not available yet"
+    )
+
+    @field_validator("ratio")
+    @classmethod
+    def _check_ratio(cls, value: int, info: ValidationInfo) -> int:
+        if value > info.data.get("ratio_max", value):
+            raise ValueError(f"{value} is more than the whole; it must be at most ratio_max, {info.data['ratio_max']}")
+        return value
+
+    def target_size(self, num_samples: int) -> int:
+        """num_samples · ratio / ratio_max rounded down, but at least one sample of a window that is not empty.
+
+        >>> [PresamplingConfig(ratio=30).target_size(n) for n in (0, 1, 3, 4, 10)]
+        [0, 1, 1, 1, 3]
+        """
+        return max(num_samples * self.ratio // self.ratio_max, min(num_samples, 1))
+
+
+class PresamplingPolicy(StatefulPolicy, ABC):
+    """A presampling policy. As for `SelectionPolicy`, the same seed, window and state give the same keys."""
+
+    Config: ClassVar[type[PresamplingConfig]]
+
+    def __init__(self, config: PresamplingConfig) -> None:
+        self.config = config
+
+    @abstractmethod
+    def select(self, window: SelectionWindow, limit: int, context: SelectionContext) -> Selection:
+        """Return at most `limit` candidates of the window, in stream order."""
+
 
 PRESAMPLING: Final[Registry[type[PresamplingPolicy]]] = Registry(
     group="modyn.presampling",

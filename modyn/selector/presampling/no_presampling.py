@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from modyn.selector.presampling.base import PresamplingConfig, PresamplingPolicy
+from modyn.selector.presampling import PresamplingConfig, PresamplingPolicy
 from modyn.selector.window import Selection, SelectionContext, SelectionWindow, uniform
 
 

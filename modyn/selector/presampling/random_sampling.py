@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modyn.selector.presampling.base import PresamplingConfig, PresamplingPolicy
+from modyn.selector.presampling import PresamplingConfig, PresamplingPolicy
 from modyn.selector.window import Selection, SelectionContext, SelectionWindow, uniform
 
 

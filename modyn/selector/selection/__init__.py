@@ -1,23 +1,75 @@
-"""Selection strategies, one a file, found by the `name` of the `selection_strategy` section."""
+"""Selection strategies: from the window of a trigger to its trigger set, the keys and weights to train on. One a file, found by the `name`
+of the `selection_strategy` section.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final, Literal
 
-from modyn.config.base import Problem
+from pydantic import Field, field_validator
+
+from modyn.config.base import Problem, Section, check_section
 from modyn.config.policy import check_policy, load_policy
 from modyn.registry import Registry
-from modyn.selector.selection.base import SelectionConfig, SelectionPolicy
+from modyn.selector.window import Selection, SelectionContext, SelectionWindow, StatefulPolicy
 
-__all__ = [
-    "SELECTION",
-    "SelectionConfig",
-    "SelectionPolicy",
-    "build_selection",
-    "validate_selection",
-    "validate_selection_section",
-]
+
+class SelectionConfig(Section):
+    """Keys of `selection_strategy` that all strategies share, beside `name`."""
+
+    maximum_keys_in_memory: int = Field(
+        ge=1, le=2**31 - 1, description="keys that the selector holds at once; also the size of a partition of a trigger set"
+    )
+    limit: int = Field(-1, ge=-1, description="samples in a trigger set at most; -1 = no limit")
+    storage_backend: Literal["database", "local"] = Field(
+        "local",
+        description="where informed samples are kept: in columnar files (`local`), or also as rows of a PostgreSQL table (`database`)",
+    )
+    uses_weights: bool = Field(False, description="multiply the loss of each sample by its weight")
+    tail_triggers: int | None = Field(
+        None,
+        ge=0,
+        description="earlier triggers whose samples are selected from too; none = all history, 0 = since the last trigger",
+    )
+
+    @field_validator("limit")
+    @classmethod
+    def _check_limit(cls, value: int) -> int:
+        if value == 0:
+            raise ValueError("0 would select nothing; write -1 for no limit, or a number of samples")
+        return value
+
+    def capped(self, size: int) -> int:
+        """`size`, or `limit` where that is less."""
+        return size if self.limit < 0 else min(size, self.limit)
+
+
+class SelectionPolicy(StatefulPolicy, ABC):
+    """A selection strategy. It is built from its `Config` for each trigger of a run.
+
+    A selection depends on the configuration, the window, the context and the saved state only: not on a clock, a global generator or
+    the batches in which the stream arrived. Selecting for a trigger twice gives the same keys.
+    """
+
+    Config: ClassVar[type[SelectionConfig]]
+
+    def __init__(self, config: SelectionConfig) -> None:
+        self.shared = config
+
+    @classmethod
+    def check(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
+        """Return every mistake of the section without its `name`, with paths below `path`."""
+        return check_section(cls.Config, dict(options), path)
+
+    @abstractmethod
+    def select(self, window: SelectionWindow, context: SelectionContext) -> Selection:
+        """Return keys of the window in stream order, each at most once, with float32 weights; at most `limit` keys.
+
+        `num_keys` must be known before the parts are read; each part should hold at most `window.chunk_size` keys.
+        """
+
 
 SELECTION: Final[Registry[type[SelectionPolicy]]] = Registry(
     group="modyn.selection",

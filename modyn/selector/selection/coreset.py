@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from modyn.config.base import Problem, not_available_yet
 from modyn.selector.presampling import build_presampling, validate_presampling
-from modyn.selector.selection.base import SelectionConfig, SelectionPolicy
+from modyn.selector.selection import SelectionConfig, SelectionPolicy
 from modyn.selector.window import Selection, SelectionContext, SelectionWindow, uniform
 
 

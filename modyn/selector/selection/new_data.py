@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from modyn.selector.selection.base import SelectionConfig, SelectionPolicy
+from modyn.selector.selection import SelectionConfig, SelectionPolicy
 from modyn.selector.window import Selection, SelectionContext, SelectionWindow, uniform, whole
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from modyn.config.base import Section
-from modyn.trainer_server.downsampling.policy import Downsampling, DownsamplingConfig
+from modyn.trainer_server.downsampling import Downsampling, DownsamplingConfig
 
 if TYPE_CHECKING:
     from torch import nn

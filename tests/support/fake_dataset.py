@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from modyn.dataset.connections import DatasetClients
+from modyn.errors import CancelledError
 from modyn.records import Int64Array, KeysAndWeights, RunId, TriggerSetInfo
 from modyn.selector.client import SelectorClient
+from modyn.storage.model.samples import Payloads
+from modyn.storage.payloads import LocalPayloads, LocatedSamples, OnMissing
 from modyn.testing.fake_client import FakeClient
-from modyn.testing.fake_storage import FakePayloadClient, FakeStorage
+from modyn.testing.fake_storage import FakeFetch, FakePayloadClient, FakeStorage
 
 
 @dataclass
@@ -54,7 +58,7 @@ class FakeTriggerSet:
 
     def __call__(self) -> DatasetClients:
         storage = self.storage()
-        payloads = storage.short_cut() if self.short_cut else FakePayloadClient(storage, self.answer_size)
+        payloads = FakeLocalPayloads(storage) if self.short_cut else FakePayloadClient(storage, self.answer_size)
         return DatasetClients(_FakeKeys(self), payloads)
 
 
@@ -72,3 +76,61 @@ class _FakeKeys(FakeClient, SelectorClient):
         size = self._trigger_set.partition_size
         keys = self._trigger_set.keys[partition * size : (partition + 1) * size]
         return KeysAndWeights(keys, (keys / 2).astype(np.float32))
+
+
+class StuckPayloadClient(FakePayloadClient):
+    """The answer to a request that has `stuck_key` in it never comes: such a fetch ends by being called off."""
+
+    def __init__(self, storage: FakeStorage, stuck_key: int) -> None:
+        super().__init__(storage, 10)
+        self._stuck_key = stuck_key
+        self.started, self.called_off = threading.Event(), threading.Event()
+
+    def fetch(
+        self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise", deadline_s: float | None = None
+    ) -> FakeFetch:
+        return _StuckFetch(self) if self._stuck_key in keys else super().fetch(dataset, keys, on_missing)
+
+
+class _StuckFetch(FakeFetch):
+    def __init__(self, client: StuckPayloadClient) -> None:
+        super().__init__(iter(()))
+        self._client = client
+
+    def __next__(self) -> Payloads:
+        self._client.started.set()
+        self._client.called_off.wait()
+        raise CancelledError("the fetch was cancelled")
+
+    def cancel(self) -> None:
+        self._client.called_off.set()
+
+
+class FakeLocalPayloads(LocalPayloads):
+    """The short cut to a FakeStorage, whose `before_fetch` is called when payloads are read."""
+
+    def __init__(self, storage: FakeStorage) -> None:
+        self._fake = storage
+
+    def close(self) -> None:
+        pass
+
+    def locate(self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise") -> LocatedSamples:
+        keys = np.asarray(keys, np.int64)
+        where = self._fake.present(dataset, keys, on_missing)
+        return _FakeLocatedSamples(self._fake, dataset, keys[where], where)
+
+
+class _FakeLocatedSamples(LocatedSamples):
+    def __init__(self, storage: FakeStorage, dataset: str, keys: Int64Array, where: Int64Array) -> None:
+        with storage.arrived:
+            labels = storage.find(dataset).batch(keys).labels
+        for name, value in {"keys": keys, "where": where, "labels": labels, "_fake": storage, "_dataset": dataset}.items():
+            object.__setattr__(self, name, value)
+
+    def take(self, rows: Int64Array | slice) -> Payloads:
+        storage: FakeStorage = self._fake  # type: ignore[attr-defined]
+        keys = self.keys[rows]
+        if storage.before_fetch is not None:
+            storage.before_fetch(keys)
+        return storage.payloads(self._dataset, keys)  # type: ignore[attr-defined]
