@@ -38,8 +38,8 @@ def keys_from_bytes(data: bytes) -> Int64Array:
 def pack(values: Int64Array) -> Column:
     """Encode int64 numbers as a progression if they are one, else as distances from the smallest, in as few bytes as these need.
 
-    >>> [len(pack(np.array(numbers)).data) for numbers in ([5, 7, 9], [1, 300, 2], [-(2**63), 2**63 - 1])]
-    [0, 6, 16]
+    >>> [len(pack(np.array(numbers)).data) for numbers in ([5, 7, 9], [1, 300, 2], [-(2**63), 2**63 - 1, 0])]
+    [0, 6, 24]
     """
     if not len(values):
         return Column()
