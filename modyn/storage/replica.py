@@ -33,8 +33,7 @@ class MountedDatasets:
 
     def __init__(self, datasets: Snapshots, name: str) -> None:
         """name: of this process, for errors."""
-        self._datasets = datasets
-        self._name = name
+        self._datasets, self._name = datasets, name
         self._lock = threading.Lock()
         """Protects `_found`."""
         self._found: set[str] = set()

@@ -25,6 +25,7 @@ Context = grpc.ServicerContext
 Columns = Iterator[common_pb2.SampleColumns]
 
 _KEYS_AT_ONCE = 65_536
+"""Most keys that are looked up at once."""
 _MAX_BATCH = 1_000_000
 """Most samples in a batch that a client may ask for: bounds what a request makes the service build."""
 _SAMPLE_BYTES = 24

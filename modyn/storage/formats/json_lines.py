@@ -149,8 +149,8 @@ class _Fields:
                 f"correct label_field or timestamp_source"
             )
         label_type = pa.float64() if floats else pa.int64()
-        time_types = [None] if time is None else [pa.int64(), pa.string()]
-        self._schemas = [_schema([(label, label_type), *([(time, kind)] if time and kind else [])]) for kind in time_types]
+        times = [[]] if time is None else [[(time, pa.int64())], [(time, pa.string())]]
+        self._schemas = [pa.schema(_struct_fields([(label, label_type), *column])) for column in times]
 
     def parse_block(self, block: bytes, lines: _Lines) -> _Columns | None:
         """Parse all `lines` of the block; None if they must be parsed one by one."""
@@ -197,17 +197,13 @@ class _Fields:
         return label_in(found, self.label, floats=self._floats), 0 if self.time is None else seconds_in(found, self.time)
 
 
-def _schema(columns: list[tuple[FieldPath, pa.DataType]]) -> pa.Schema:
-    """A schema of only the columns at these paths, none of which lies in another."""
-
-    def fields(columns: list[tuple[FieldPath, pa.DataType]]) -> list[pa.Field]:
-        found = []
-        for name in dict.fromkeys(path[0] for path, _ in columns):
-            inner = [(path[1:], kind) for path, kind in columns if path[0] == name]
-            found.append(pa.field(name, pa.struct(fields(inner)) if inner[0][0] else inner[0][1]))
-        return found
-
-    return pa.schema(fields(columns))
+def _struct_fields(columns: list[tuple[FieldPath, pa.DataType]]) -> list[pa.Field]:
+    """The fields of a struct with only the columns at these paths, none of which lies in another."""
+    found = []
+    for name in dict.fromkeys(path[0] for path, _ in columns):
+        inner = [(path[1:], kind) for path, kind in columns if path[0] == name]
+        found.append(pa.field(name, pa.struct(_struct_fields(inner)) if inner[0][0] else inner[0][1]))
+    return found
 
 
 def _column(table: pa.Table, path: FieldPath) -> pa.Array:

@@ -11,9 +11,8 @@ import os
 import re
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
-from typing import BinaryIO, ClassVar
+from typing import BinaryIO, ClassVar, NamedTuple
 
 import numpy as np
 from pydantic import Field, field_validator, model_validator
@@ -115,8 +114,7 @@ class TarFormat(FileFormat):
         return payload.offset, payload.size, label, time
 
 
-@dataclass(frozen=True, slots=True)
-class _Member:
+class _Member(NamedTuple):
     """A regular file in an archive; `offset` is that of its first byte."""
 
     name: bytes
@@ -125,8 +123,7 @@ class _Member:
     header: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Sample:
+class _Sample(NamedTuple):
     """Members by their extension; `offset` is that of the first header."""
 
     name: bytes

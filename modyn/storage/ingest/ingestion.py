@@ -201,7 +201,8 @@ class _Ingestion:
                         return
                     job, future = running.popleft()
                     self._add(job, future)
-                    self._flush_if_due()
+                    if self._writer.is_due():
+                        self._flush()
             finally:
                 for _, future in running:
                     future.cancel()
@@ -276,7 +277,8 @@ class _Ingestion:
 
         for part, found in _ahead(look()):
             self._add_whole_files(part, found)
-            self._flush_if_due()
+            if self._writer.is_due():
+                self._flush()
 
     def _add_whole_files(self, files: SeenFiles, found: IndexedFiles) -> None:
         problems = dict(found.problems)
@@ -305,10 +307,6 @@ class _Ingestion:
         self._writer.flush()
         SAMPLES_INGESTED.labels(self._dataset.name).inc(added)
         self._count(samples_indexed=added)
-
-    def _flush_if_due(self) -> None:
-        if self._writer.is_due():
-            self._flush()
 
     def _count(self, **added: int) -> None:
         self._report_progress(**{name: getattr(self._progress, name) + number for name, number in added.items()})

@@ -61,10 +61,12 @@ class RetrySchedule:
         self._pauses: dict[str, tuple[float, float]] = {}
 
     def failed(self, path: str, tick: float) -> None:
+        """Note that the file could not be read at `tick`."""
         pause = min(self.LONGEST_S, 2 * self._pauses[path][1]) if path in self._pauses else self.FIRST_S
         self._pauses[path] = tick + pause, pause
 
     def is_due(self, path: str, tick: float) -> bool:
+        """Whether the file may be tried again at `tick`."""
         return path not in self._pauses or tick >= self._pauses[path][0]
 
     def keep_only(self, problems: Container[str]) -> None:

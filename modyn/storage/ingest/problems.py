@@ -66,8 +66,14 @@ class ProblemReporter:
     def compare_with(self, listing: Listing, absent: Int64Array, unchanged: Int64Array) -> None:
         """Report indexed files that are gone (`absent`: their ids) and files that may not be read; solve problems of files that are as they
         were indexed (`unchanged`: positions in the listing) and of files that were never indexed and are gone."""
-        self._report_refused(listing.refused)
         table = self._dataset.files
+        for path, reason in listing.refused.items():
+            self.report(path, "refused", reason)
+            file_id = table.id_of(path)
+            if file_id is not None and file_id not in table.altered:
+                # Such as a link that leads out of the dataset's roots by now: what it leads to is not what was indexed.
+                row = self._dataset.catalogue.file(self._dataset.row.id, file_id)
+                self._writer.change_file(row._replace(altered=True))
         gone = [path for i in absent.tolist() if not _is_below(path := table.paths[i], listing.refused)]
         if len(gone) > 1 and len(gone) == len(table):
             # A disk that is not mounted looks so: a report of each file would say nothing more.
@@ -77,15 +83,6 @@ class ProblemReporter:
             self._report_gone(gone, listing)
         for position in unchanged.tolist() if self._dataset.problems else ():
             self._writer.solve(listing.files.paths[position])
-
-    def _report_refused(self, refused: Mapping[str, str]) -> None:
-        for path, reason in refused.items():
-            self.report(path, "refused", reason)
-            file_id = self._dataset.files.id_of(path)
-            if file_id is not None and file_id not in self._dataset.files.altered:
-                # Such as a link that leads out of the dataset's roots by now: what it leads to is not what was indexed.
-                row = self._dataset.catalogue.file(self._dataset.row.id, file_id)
-                self._writer.change_file(row._replace(altered=True))
 
     def _report_gone(self, gone: Sequence[str], listing: Listing) -> None:
         if FOLDER not in listing.refused:
@@ -112,7 +109,5 @@ class ProblemReporter:
 
 def _is_below(path: str, folders: Mapping[str, str]) -> bool:
     """Whether `path` is one of `folders` or lies in one of them; "" is the folder of all."""
-    if not folders:
-        return False
-    parts = path.split("/")
+    parts = path.split("/") if folders else []
     return any("/".join(parts[:depth]) in folders for depth in range(len(parts) + 1))
