@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -19,6 +18,7 @@ from modyn.local.control import StackStatus, stack_status, start_stack, stop_sta
 from modyn.model_storage.client import ModelStorageClient, StoredModel, StoredModelInfo
 from modyn.records import ModelVersion, RunId
 from modyn.registry import Plugin
+from modyn.rpc.retry import ResumingStream, Retrier, RetryPolicy
 from modyn.selector.client import SelectorClient
 from modyn.storage.client import DatasetInfo, FileProblem, IngestProgress, StorageClient
 from modyn.supervisor.client import Run, RunEvent, RunMode, SupervisorClient
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from modyn.analysis.results import RunResults
 
-_RECONNECT_FOR_S = 120.0
+_WATCH_POLICY = RetryPolicy(limit_s=120.0)
+"""For how long `Client.watch` waits for a supervisor that restarts."""
 
 
 class Client:
@@ -129,20 +130,14 @@ class Client:
 
     def watch(self, run_id: str, after_seq: int = 0) -> Iterator[RunEvent]:
         """Yield the events of a run until it ends; reconnects if the supervisor restarts."""
-        gone_since = None
-        while True:
-            try:
-                for event in self.supervisor.watch(run_id, after_seq):
-                    gone_since = None
-                    after_seq = max(after_seq, event.seq)
-                    yield event
-            except UnavailableError:
-                gone_since = gone_since or time.monotonic()
-                if time.monotonic() - gone_since > _RECONNECT_FOR_S:
-                    raise
-                time.sleep(0.3)
-            else:
-                return
+        newest = after_seq
+
+        def position_after(event: RunEvent) -> int:
+            nonlocal newest
+            newest = max(newest, event.seq)  # Progress is not kept and has no number: its `seq` is 0.
+            return newest
+
+        return ResumingStream(lambda seq: self.supervisor.watch(run_id, seq), after_seq, position_after, Retrier(_WATCH_POLICY))
 
     def wait(self, run_id: str) -> Run:
         """Wait until the run has ended, and return it."""

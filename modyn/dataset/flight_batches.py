@@ -33,7 +33,7 @@ class _Window:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Answer:
+class _ArrivedSamples:
     """Samples that have arrived: sample rows[i] of `payloads` (or i, without rows) is row where[i] of the partition read.
 
     where: int64 (k,), ascending. weights: float32 (k,). upto: rows below it have arrived, or are deleted.
@@ -145,16 +145,16 @@ class FlightBatches:
         if done:
             self._window_size = max(1, min(limits.window_samples, limits.window_bytes * done // max(num_bytes, 1)))
 
-    def _load_in_order(self, window: _Window) -> Iterator[_Answer]:
+    def _load_in_order(self, window: _Window) -> Iterator[_ArrivedSamples]:
         done, weights = window.start, window.wanted.weights
         for payloads, where in self._fetch(window.wanted.keys):
             if len(where):
                 done = window.start + int(where[-1]) + 1
-                yield _Answer(where + window.start, None, weights[where], payloads, done)
+                yield _ArrivedSamples(where + window.start, None, weights[where], payloads, done)
         if done < window.stop or not len(weights):
-            yield _Answer(np.empty(0, np.int64), None, np.empty(0, np.float32), no_payloads(), window.stop)
+            yield _ArrivedSamples(np.empty(0, np.int64), None, np.empty(0, np.float32), no_payloads(), window.stop)
 
-    def _load_sorted(self, window: _Window) -> Iterator[_Answer]:
+    def _load_sorted(self, window: _Window) -> Iterator[_ArrivedSamples]:
         order = _inverse(window.read.rows()[window.start : window.stop])[1]
         collected, present = PayloadBuffer(len(order), self._options.limits.window_bytes), [np.empty(0, np.int64)]
         for payloads, where in self._fetch(window.wanted.keys[order]):
@@ -162,7 +162,7 @@ class FlightBatches:
             present.append(where)
         # Row k of the answer belongs to row order[present[k]] of the window.
         where, rows = _inverse(order[np.concatenate(present)])
-        yield _Answer(where + window.start, rows, window.wanted.weights[where], collected.payloads(), window.stop)
+        yield _ArrivedSamples(where + window.start, rows, window.wanted.weights[where], collected.payloads(), window.stop)
 
 
 def align(asked: Int64Array, start: int, arrived: Int64Array) -> Int64Array:

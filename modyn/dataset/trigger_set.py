@@ -203,7 +203,7 @@ def _check_state(state: Mapping[str, Any], here: Mapping[str, Any]) -> None:
     """Raises: CorruptStateError: a field is not of the type that it has `here`, or negative."""
     if state.get("version") != STATE_VERSION:
         raise CorruptStateError(
-            f"the state of a dataset has version {STATE_VERSION}, this one {state.get('version')!r}; start the training anew"
+            f"the state that was saved has version {state.get('version')!r}, this Modyn reads version {STATE_VERSION}; start the training anew"
         )
     for name, own in here.items():
         value = state.get(name)

@@ -165,6 +165,7 @@ class Evaluations:
         while True:
             with self._changed:
                 key = self._ready()
+                # Until a group is old enough, a job ends or is queued, or `close` is called: the last three notify.
                 while key is None and not self._closed:
                     self._changed.wait(self._next_ready_s())
                     key = self._ready()

@@ -249,7 +249,10 @@ class ModelStore:
             if strategy.zip:
                 unpacked.unlink(missing_ok=True)
         if (found := file_weights_sha256(wire)) != row["weights_sha256"]:
-            raise CorruptStateError(f"its weights have the hash {found}, those that were put had {row['weights_sha256']}")
+            raise CorruptStateError(
+                f"the SHA-256 of its weights is {found}; {row['weights_sha256']} was expected, that of the weights that were put: "
+                "the file has changed since"
+            )
 
     def _row(self, model_id: int) -> RowMapping:
         with self._database.session() as session:

@@ -75,7 +75,7 @@ def load_weights(module: nn.Module, path: Path, *, strict: bool = True) -> None:
 def weights_sha256(weights: Path | Mapping[str, Tensor]) -> str:
     """SHA-256 over (name, dtype, shape, bytes) of each tensor, in order of name.
 
-    Of a safetensors file (without torch) or of a state dict: the same weights have the same hash, whatever they are in.
+    Args: weights: a safetensors file, which is read without torch, or a state dict. The same weights have the same hash in both.
     """
     if isinstance(weights, Path):
         return file_weights_sha256(weights)

@@ -1,6 +1,9 @@
 """The one place for repeated service calls: policy, backoff, cancellation, calls, resumed streams, and jobs that are followed.
 
 Everything that is repeated here must be idempotent: the answer to an attempt that did its work may have been lost.
+
+`storage/flight` alone repeats its requests by itself: it uses another transport, Arrow Flight, and the threads of a fetch share what they
+learn of several endpoints, so that a request changes to another endpoint instead of waiting for its own.
 """
 
 from __future__ import annotations

@@ -42,6 +42,8 @@ class DatasetStore:
         self._readers = RecordReaders(config.storage.num_threads, config.storage.row_group_cache_bytes)
         self._roots = Roots.of(config.storage.dataset_roots)
         self._catalogue = catalogue
+        # Protects the three fields below, and lets one thread at a time register, open or begin to delete. Reentrant: `register` opens the
+        # dataset under it. `dataset` looks into `_open` without it first, a single operation under the interpreter's lock.
         self._lock = threading.RLock()
         self._open: dict[str, OpenDataset] = {}
         self._watchers: dict[str, Watcher] = {}
@@ -63,7 +65,11 @@ class DatasetStore:
         self.infos()  # Opens all.
 
     def close(self) -> None:
-        """Stop watching, end streams of new samples and close the catalogue."""
+        """Stop watching, end streams of new samples and close the catalogue.
+
+        In this order: after `_closing` nothing opens; a watcher uses its dataset, and a dataset the catalogue and the readers.
+        Nothing is waited for under the lock.
+        """
         with self._lock:
             self._closing = True
             watchers, datasets = list(self._watchers.values()), list(self._open.values())
@@ -107,7 +113,7 @@ class DatasetStore:
             if (found := self._open.get(name)) is not None:
                 return found
             if self._closing:
-                raise UnavailableError("storage is stopping")
+                raise UnavailableError(f"storage is stopping; ask for dataset '{name}' again when it is back")
             contents = self._catalogue.contents(name)
             if contents is None:
                 raise NotFoundError(f"there is no dataset '{name}'; `modyn data ls` lists them, `modyn data register` adds one")

@@ -17,9 +17,9 @@ class Cursor:
     """
 
     position: int = 0
-    """Samples of the stream before it."""
+    """Samples of the stream before this position."""
     last_timestamp: int | None = None
-    """Of the newest sample before it."""
+    """Timestamp of the newest sample before it; `last_key` is its key."""
     last_key: int | None = None
     max_timestamp: int | None = None
     """The largest timestamp before it."""

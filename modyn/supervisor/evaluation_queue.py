@@ -24,6 +24,9 @@ class EvaluationQueue:
 
     One that fails is journalled and does not stop the run; `drain` raises its error. One whose evaluator stays away cancels the run's
     token.
+
+    All methods are called by the run's thread. It drains the queue before `use_final_workers`, whose new pool takes the place of an idle
+    one, and closes the queue last, also when the run fails.
     """
 
     def __init__(self, context: RunContext, section: Mapping[str, Any] | None, evaluated: Collection[tuple[int, str]]) -> None:
@@ -32,7 +35,9 @@ class EvaluationQueue:
         self._token = context.retrier.token
         self._section = section or {}
         self._known = set(evaluated)
+        # Appended to by the threads of the pool (one operation under the interpreter's lock), read by `drain` once all futures are done.
         self._failures: list[ModynError] = []
+        # Used by the run's thread alone: what is queued or runs.
         self._futures: list[Future[None]] = []
         self._start_workers("after_training_evaluation_workers")
 

@@ -13,9 +13,9 @@ from modyn.supervisor.journal_queries import EVENTS_PER_PAGE, JournalQueries
 from modyn.supervisor.records import EventKind, RunEvent
 
 PROGRESS_PER_S = 5
-"""Of each kind and trigger."""
+"""Progress events a second of each kind, trigger and dataset; those in between are dropped."""
 PROGRESS_KEPT = 100
-"""For a watcher that does not keep up; older progress is dropped."""
+"""Progress events kept for a watcher that does not keep up; older ones are dropped."""
 LOOK_AGAIN_S = 5.0
 """A run may be executed by another supervisor, which cannot wake the watchers of this one."""
 
@@ -24,6 +24,7 @@ class RunWatcher:
     """The side of one watching call on one run: collects progress until it is read."""
 
     def __init__(self) -> None:
+        # Protects the fields below, and is notified after each change of them. No other lock is taken while it is held.
         self._changed = threading.Condition()
         self._progress: deque[RunEvent] = deque(maxlen=PROGRESS_KEPT)
         self._woken = False
@@ -59,6 +60,7 @@ class EventHub:
     """Passes events of the runs that this process executes to their watchers."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        # Protects `_watchers` and `_last`. Watchers are woken after it is released, so that it is never held with the lock of one.
         self._lock = threading.Lock()
         self._watchers: dict[str, list[RunWatcher]] = {}
         self._clock = clock
@@ -131,6 +133,7 @@ def watch(
                 return
             if len(events) == EVENTS_PER_PAGE:
                 continue
+            # What is committed between the query above and this wait has set `_woken`: the wait ends at once, and nothing is missed.
             progress = watcher.wait(LOOK_AGAIN_S)
             if watcher.closed:
                 raise UnavailableError(f"the supervisor is stopping; watch {run_id} again when it is back")

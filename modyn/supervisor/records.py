@@ -73,7 +73,7 @@ class Run:
     num_samples: int = 0
     """Seen in the stream so far."""
     total_samples: int | None = None
-    """Of the whole stream; None if not known (production mode)."""
+    """Samples of the whole stream; None if not known (production mode)."""
     num_triggers: int = 0
     samples_trained: int = 0
     """Keys of all trigger sets that were trained on."""

@@ -104,7 +104,7 @@ class Training:
         self.clock = clock or Clock()
         self.progress = TrainingProgress()
         self.loss: Tensor | None = None
-        """Of the newest batch, on the device: reading it waits for the device."""
+        """Loss of the newest batch, on the device: reading it waits for the device."""
         self.epoch_loss = torch.zeros((), device=components.device)
         """Sum over the batches of this epoch, on the device."""
         self.finished = False

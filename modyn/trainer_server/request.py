@@ -42,7 +42,7 @@ class TrainingStatus:
     """None: not known yet."""
     batches_seen: int = 0
     loss: float | None = None
-    """Of the newest batch that was reported, and once finished the mean of the last epoch; None: there is none yet."""
+    """Loss of the newest batch that was reported, and once finished the mean of the last epoch; None: there is none yet."""
     samples_per_s: float = 0.0
     model_id: int | None = None
     """Set once finished, as are `weights_sha256` and `result`."""

@@ -104,6 +104,7 @@ class JobTable(Generic[K, S]):
         last: S | None = None
         while active() and (last is None or not last.state.is_final):
             with self.changed:
+                # Until the status changes or the job leaves the table (`set`), or `wake` reports that `active` has changed.
                 while (status := self._statuses.get(key)) is not None and status == last and active():
                     self.changed.wait()
             if not active():

@@ -221,6 +221,7 @@ class WorkerPool:
         while True:
             with self._changed:
                 self._idle += 1
+                # Until a job is queued or the pool closes: `submit` and `close` notify.
                 while not self._queue and not self._closed:
                     self._changed.wait()
                 self._idle -= 1

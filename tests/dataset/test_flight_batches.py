@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modyn.dataset.chunks import ReadLimits
@@ -17,6 +17,7 @@ from modyn.dataset.config import DataConfig, RecordLayout
 from modyn.dataset.connections import DatasetClients
 from modyn.dataset.flight_batches import PayloadBuffer, align, concatenate_payloads, select_payloads
 from modyn.dataset.loader import BatchLoader
+from modyn.dataset.order.plan import Plan
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.errors import ModynError
 from modyn.storage.model.samples import Payloads
@@ -55,6 +56,38 @@ def test_large_samples_are_asked_for_in_small_windows(shuffle: bool) -> None:
     with BatchLoader(TriggerSetDataset(keys.info, BYTES, keys, options)) as loader:
         next(iter(loader))
     assert asked[0] == 16, "no more than a batch, as long as nothing is known of the samples' size"
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    num_keys=st.integers(1, 80),
+    partition_size=st.integers(1, 40),
+    batch_size=st.integers(1, 12),
+    limits=st.builds(
+        ReadLimits, window_samples=st.integers(1, 30), window_bytes=st.integers(1, 300), first_window=st.integers(1, 20)
+    ),
+    shuffle=st.booleans(),
+)
+def test_windows_tile_their_partition_read(
+    num_keys: int, partition_size: int, batch_size: int, limits: ReadLimits, *, shuffle: bool
+) -> None:
+    """Every row once, in the order of the rows, and none above the limits."""
+    asked: list[list[int]] = []
+    fake = FakeTriggerSet(np.arange(num_keys), partition_size, before_fetch=lambda keys: asked.append(keys.tolist()))
+    plan = Plan(num_keys, partition_size, batch_size, shuffle=shuffle, seed=1)
+    options = LoadOptions(batch_size, drop_last=False, shuffle=shuffle, seed=1, limits=limits)
+    with BatchLoader(TriggerSetDataset(fake.info, BYTES, fake, options)) as loader:
+        served = [key for batch in loader for key in batch.keys.tolist()]
+    reads = list(plan.reads(epochs=1))
+    keys_of = [(read.partition * partition_size + read.rows()).tolist() for read in reads]
+    assert served == [key for keys in keys_of for key in keys]
+    for read, keys in zip(reads, keys_of, strict=True):
+        windows = [[keys.index(key) for key in window] for window in asked if window[0] // partition_size == read.partition]
+        windows.sort(key=min)  # Two threads ask for them.
+        assert [row for window in windows for row in sorted(window)] == list(range(len(keys)))
+    assert sum(map(len, asked)) == num_keys
+    known_size = max(1, min(limits.window_samples, limits.window_bytes // 8))
+    assert max(map(len, asked)) <= max(known_size, min(limits.first_window, batch_size))
 
 
 def test_closing_calls_off_a_fetch_that_waits() -> None:

@@ -431,7 +431,7 @@ def test_a_state_of_other_samples_or_options_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 1}, "has version 4, this one 1"),
+        ({"version": 1}, "that was saved has version 1, this Modyn reads version 4"),
         ({"epoch": -1}, "epoch is -1"),
         ({"batch": None}, "batch is None"),
         ({"drop_last": 1}, "drop_last is 1"),
@@ -444,7 +444,7 @@ def test_states_that_cannot_be_read_are_refused(change: dict[str, Any], message:
     dataset = TriggerSetDataset(keys.info, LAYOUT, keys, LoadOptions(5))
     with pytest.raises(CorruptStateError, match=message):
         dataset.resume(dataset.state() | change)
-    with pytest.raises(CorruptStateError, match="this one None"):
+    with pytest.raises(CorruptStateError, match="version None, this Modyn reads"):
         dataset.resume({})
 
 

@@ -3,7 +3,7 @@
 The plan of an epoch is one sequence of samples, cut into batches; batch g of the whole stream goes to worker (g - first) mod n. So the
 batches are the same for any number of workers, all are full but the last of an epoch, and a resumed stream is the tail of the whole one.
 
-An order yields `PartitionRead`s, each with its `BatchSlice`s, and names no key, weight or payload: those are looked up by whom it is read.
+An order yields `PartitionRead`s, each with its `BatchSlice`s, and names no key, weight or payload: its readers look those up.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def augmentation_seed(seed: int, trigger_id: int, epoch: int, batch: int) -> int
 
 @dataclass(frozen=True, slots=True, order=True)
 class Position:
-    """A place in the stream of batches: `batch` batches of epoch `epoch` have been consumed, and all epochs before it."""
+    """A position in the stream of batches: `batch` batches of epoch `epoch` have been consumed, and all epochs before it."""
 
     epoch: int = 0
     batch: int = 0
@@ -168,7 +168,7 @@ class Plan:
                 start += self.partition_length(partition)
 
     def _read(self, epoch: int, partition: int, start: int, index: int, stride: int) -> PartitionRead:
-        """Of a partition that begins with sample `start` of the epoch, the rows in batches `index`, `index + stride`, …"""
+        """Return the rows in batches `index`, `index + stride`, … of a partition that begins with sample `start` of the epoch."""
         size, used = self.batch_size, samples_per_epoch(self.num_keys, self.batch_size, self.drop_last)
         length = self.partition_length(partition)
         stop = min(start + length, used)

@@ -56,6 +56,8 @@ class PayloadClient:
         with self._lock:
             self._closed = True
             fetches = list(self._fetches)
+        # The fetches end before the pool closes: their threads use its connections. The threads are not waited for: a call that the server
+        # has not opened cannot be cancelled, and a connection that comes back to a closed pool is closed.
         for fetch in fetches:
             fetch.end(CancelledError(_CLOSED))
             fetch.abandon_threads()

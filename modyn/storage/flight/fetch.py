@@ -52,6 +52,7 @@ _OPEN_PER_STREAM = 4
 """Most requests of a fetch, for each stream, that are asked for and not yet consumed."""
 _ROW_BYTES = 24
 """Key, label and offset of a sample on the wire."""
+_SAME_VERSION = "run the same version of Modyn on both sides"
 
 
 class _Request:
@@ -154,8 +155,10 @@ class Fetch:
         self.abandon_threads()
 
     def abandon_threads(self) -> None:
-        for thread in self._threads:
-            thread.abandon()
+        """End the calls of all threads, also of a fetch that has ended in good order."""
+        with self._changed:  # Reentrant: `_end` holds it already.
+            for thread in self._threads:
+                thread.abandon()
 
     def join(self, timeout_s: float) -> None:
         give_up = time.monotonic() + timeout_s
@@ -221,8 +224,15 @@ class Fetch:
         request = thread.request
         assert request is not None
         if not request.done <= done <= len(request.keys):
-            raise ModynError("a payload server answered what it was not asked")
-        _check_keys(request.keys[request.done : done], payloads.keys, self.asked.on_missing)
+            raise ModynError(
+                f"the payload server at {thread.address} answered {done} keys of a request of {len(request.keys)}, {request.done} of which "
+                f"were answered before; {_SAME_VERSION}"
+            )
+        if not _are_answers(request.keys[request.done : done], payloads.keys, self.asked.on_missing):
+            raise ModynError(
+                f"the payload server at {thread.address} answered other keys of dataset '{self.asked.dataset}' than those it was asked for; "
+                f"{_SAME_VERSION}"
+            )
         if done == request.done:
             return True  # The server is alive, and that is all.
         self.pool.mark_answered(thread.endpoint)
@@ -302,7 +312,7 @@ class RequestThread(threading.Thread):
         return self._pool.address(self.endpoint)
 
     def abandon(self) -> None:
-        """End the call, from any thread. What it still brings is dropped."""
+        """End the call, under the lock of the fetch. What it still brings is dropped."""
         self.is_abandoned = True
         self.silent_since = None
         if (reader := self._reader) is not None:
@@ -366,7 +376,7 @@ class RequestThread(threading.Thread):
             head = AnswerHead.from_bytes(b"" if message.app_metadata is None else message.app_metadata.to_pybytes())
             if head.error:
                 raise error_from_text(head.error) or ModynError(
-                    f"the payload server at {self.address} failed: {head.error}; run the same version of Modyn on both sides"
+                    f"the payload server at {self.address} failed: {head.error}; {_SAME_VERSION}"
                 )
             payloads = from_record_batch(message.data, head.record_size)
             if not self._fetch.deliver(self, identity, done_before + head.done, payloads):
@@ -375,10 +385,9 @@ class RequestThread(threading.Thread):
         return False
 
 
-def _check_keys(asked: Int64Array, arrived: Int64Array, on_missing: OnMissing) -> None:
-    """Raises ModynError unless `arrived` is `asked`, or with "skip" what is left of it without some keys."""
+def _are_answers(asked: Int64Array, arrived: Int64Array, on_missing: OnMissing) -> bool:
+    """Whether `arrived` is `asked`, or with "skip" what is left of it without some keys."""
     if len(asked) != len(arrived) and on_missing == "skip":
         # A key is missing wherever it was asked for in this batch, or nowhere.
         asked = asked[np.isin(asked, arrived)]
-    if not np.array_equal(asked, arrived):
-        raise ModynError("a payload server answered other keys than those it was asked for")
+    return np.array_equal(asked, arrived)

@@ -41,6 +41,7 @@ PAYLOAD_SECONDS = Histogram(
     "modyn_storage_payload_seconds", "Seconds from a payload request to its last chunk, read and ready to be sent"
 )
 _GRACE_S = 1.0
+_STOPPING = "storage is stopping; ask again when it is back"
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +186,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         hangs = False
         for chunk in self._reader.read(snapshot, request.keys, request.on_missing):
             if self.is_stopping:
-                raise UnavailableError("storage is stopping")
+                raise UnavailableError(_STOPPING)
             if context.is_cancelled():
                 return
             if chunk is not None:
@@ -220,7 +221,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         if isinstance(error, ModynError):
             return error
         if self.is_stopping:  # The reader is closed meanwhile.
-            return UnavailableError("storage is stopping")
+            return UnavailableError(_STOPPING)
         get_logger("storage").error("payload_request_failed", exc_info=error)
         return ModynError(f"the payload request failed: {type(error).__name__}: {error}; the log of storage has the details")
 

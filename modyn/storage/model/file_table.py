@@ -28,7 +28,7 @@ class FileRow(NamedTuple):
     """Bytes of the file that are indexed."""
     num_samples: int
     fingerprint: str
-    """Of the first `indexed_end` bytes; empty for files of one sample."""
+    """Checksum of the first `indexed_end` bytes; empty for files of one sample."""
     altered: bool = False
     """The indexed bytes were changed after they were indexed."""
 

@@ -46,7 +46,7 @@ class LocatedSamples:
     labels: LabelArray
     locations: Locations
     identity: str
-    """Of the registration that they were looked up in."""
+    """Identity of the registration that the keys were looked up in."""
     snapshot: Callable[[], DatasetSnapshot]
     """The dataset as it is now: what becomes unreadable after the look-up is not read."""
 
