@@ -138,6 +138,10 @@ class IntervalMetrics:
         self._seen = 0
 
     def update(self, outputs: list[Any], labels: torch.Tensor, inside: Int64Array) -> None:
+        """Add the samples of one batch that lie in the interval.
+
+        Args: outputs: for each metric, in order, its input for the batch. labels: (n,). inside: int64, positions in the batch.
+        """
         self._seen += len(inside)
         index = None if len(inside) == len(labels) else torch.from_numpy(inside).to(labels.device)
         for metric, output in zip(self._metrics, outputs, strict=True):
@@ -147,6 +151,7 @@ class IntervalMetrics:
                 metric.update(output[index], labels[index])
 
     def scores(self, num_listed: int) -> Iterator[Score]:
+        """Return one score for each metric. num_listed: samples of the interval, those deleted meanwhile included."""
         for metric in self._metrics:
             found = metric.value() if self._seen else MetricValue(None, "undefined: there are no samples in the interval")
             notes = [found.note] if found.note else []

@@ -46,7 +46,8 @@ OnDone = Callable[[list[Score] | ModynError], None]
 class RunningJob(Protocol):
     """A job that a worker runs."""
 
-    def stop(self) -> None: ...
+    def stop(self) -> None:
+        """Ask the job to stop; returns at once."""
 
 
 StartJob = Callable[[EvaluationRequest, Sequence[Interval], str, OnProgress, OnDone], RunningJob]
@@ -296,6 +297,11 @@ class JobStarter:
     def start(
         self, request: EvaluationRequest, intervals: Sequence[Interval], name: str, progress: OnProgress, done: OnDone
     ) -> Job:
+        """Submit an evaluation to the worker pool, with a scratch folder that is removed when the job ends.
+
+        Args: name: name of the job in messages. done: called once, with the scores or the error.
+        Raises: UnavailableError, ConflictError: see `WorkerPool.submit`; `done` is not called then.
+        """
         scratch = Path(mkdtemp(dir=self._scratch, prefix=f"model-{request.model_id}-"))
         evaluation = EvaluationJob(
             model_id=request.model_id,

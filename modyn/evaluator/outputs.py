@@ -52,10 +52,12 @@ class Rows:
 
     @property
     def columns(self) -> tuple[Column, ...]:
+        """Keys, timestamps, labels and outputs, in the order in which a file holds them."""
         return self.keys, self.timestamps, self.labels, self.outputs
 
     @property
     def num_bytes(self) -> int:
+        """Size of the four columns in bytes."""
         return sum(column.nbytes for column in self.columns)
 
     def take(self, positions: Int64Array) -> Rows:

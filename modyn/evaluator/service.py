@@ -29,7 +29,10 @@ FULL_NAME: Final = "modyn.Evaluator"
 
 
 class EvaluatorServicer(evaluator_pb2_grpc.EvaluatorServicer):
-    """Calls as documented in evaluator.proto."""
+    """Calls as documented in evaluator.proto.
+
+    Each method decodes the request of the call of the same name in protos/, calls `Evaluations` or the store and encodes the answer.
+    """
 
     def __init__(self, evaluations: Evaluations, store: EvaluationStore) -> None:
         self._evaluations = evaluations

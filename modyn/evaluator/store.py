@@ -101,6 +101,7 @@ class EvaluationStore:
             return len(session.execute(statement).all())
 
     def status(self, evaluation_id: str) -> EvaluationStatus | None:
+        """Return the stored status of an evaluation, or None if the id is unknown."""
         with self._database.session() as session:
             row = session.execute(select(evaluations).where(evaluations.c.evaluation_id == evaluation_id)).one_or_none()
         if row is None:

@@ -45,6 +45,7 @@ class TriggerSetRecord:
     policy_state: dict[str, Any]
 
     def info(self, run_id: RunId) -> TriggerSetInfo:
+        """What other services see of this trigger set, as one of run `run_id`."""
         return TriggerSetInfo(run_id, self.trigger_id, self.num_keys, self.partition_size, self.keys_checksum)
 
 
@@ -83,6 +84,7 @@ def allow_idle(session: Session) -> None:
 
 
 def run_ids(session: Session) -> list[RunId]:
+    """Return the ids of all runs, those being deleted included, in the order of registration."""
     return [RunId(run_id) for run_id in session.scalars(select(RUNS.c.run_id).order_by(RUNS.c.number))]
 
 
@@ -92,19 +94,23 @@ def set_rows(session: Session, run: RunRecord, num_rows: int) -> None:
 
 
 def mark_deleting(session: Session, run: RunRecord) -> None:
+    """Mark the run as being deleted: `get_run` no longer finds it, `find_run` does."""
     session.execute(update(RUNS).where(RUNS.c.number == run.number).values(deleting=True))
 
 
 def remove_run(session: Session, run: RunRecord) -> None:
+    """Remove the run's row."""
     session.execute(delete(RUNS).where(RUNS.c.number == run.number))
 
 
 def add_trigger(session: Session, run: RunRecord, trigger: TriggerSetRecord) -> None:
+    """Record a trigger set of the run."""
     row = {"run_number": run.number, **asdict(trigger)}
     session.execute(insert(TRIGGERS).values(row))
 
 
 def find_trigger(session: Session, run: RunRecord, trigger_id: int) -> TriggerSetRecord | None:
+    """Return the run's trigger set of `trigger_id`, or None if there is none."""
     columns = [column for column in TRIGGERS.c if column is not TRIGGERS.c.run_number]
     query = select(*columns).where(TRIGGERS.c.run_number == run.number, TRIGGERS.c.trigger_id == trigger_id)
     row = session.execute(query).one_or_none()

@@ -63,6 +63,7 @@ class TrainingInputs:
 
     @cached_property
     def plan(self) -> TrainingPlan:
+        """Numbers of batches, steps and epochs. The request's bound on samples goes before that of the pipeline."""
         return TrainingPlan(
             num_keys=self.trigger_set.num_keys,
             batch_size=self.config.batch_size,
@@ -74,17 +75,21 @@ class TrainingInputs:
 
     @property
     def requested_seed(self) -> int | None:
+        """The request's seed, else that of the pipeline; None: neither sets one."""
         return self.request.seed if self.request.seed is not None else self.config.seed
 
     @property
     def selection(self) -> Mapping[str, Any]:
+        """The pipeline's section `selection_strategy`; empty if there is none."""
         return self.request.pipeline.get("selection_strategy") or {}
 
     @property
     def checkpoint_path(self) -> Path:
+        """The file of this training's checkpoint."""
         return checkpoint_path(self.context.folder, self.request)
 
     def optimizers_path(self, trigger_id: int) -> Path:
+        """The file that holds the optimizers' state after the training of `trigger_id` in this run."""
         return optimizers_path(self.context.folder, self.request.run_id, trigger_id)
 
     def identity(self) -> dict[str, Any]:
@@ -133,6 +138,7 @@ def initial_model(inputs: TrainingInputs, parent: StoredModel | None) -> torch.n
 
 
 def build_components(inputs: TrainingInputs, model: torch.nn.Module) -> TrainingComponents:
+    """Build all that trains `model` from the pipeline: optimizers, schedulers, scaler, loss, downsampling."""
     config, plan = inputs.config, inputs.plan
     optimizers = build_optimizers(model, config.optimizers)
     return TrainingComponents(

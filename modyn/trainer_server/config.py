@@ -198,6 +198,7 @@ class TrainingConfig(Section):
 
     @property
     def on_gpu(self) -> bool:
+        """Whether `device` is a CUDA device."""
         return self.device.startswith("cuda")
 
     def samples_to_pass(self, trigger_id: int) -> int | None:

@@ -24,11 +24,13 @@ class Schedulers(Hook):
         self._every_step = step_every == "batch"
 
     def on_step(self, training: Training) -> None:
+        """Step every scheduler if `step_every` is "batch"."""
         if self._every_step:
             for scheduler in training.components.schedulers:
                 scheduler.step()
 
     def on_epoch(self, training: Training) -> None:
+        """Step every scheduler if `step_every` is "epoch"; ReduceLROnPlateau gets the epoch's mean loss."""
         if self._every_step:
             return
         for scheduler in training.components.schedulers:
@@ -51,6 +53,7 @@ class Losses(Hook):
         self._losses: list[Tensor | float] = []
 
     def on_batch(self, training: Training) -> None:
+        """Keep the loss if it is the turn of this batch; halve the log once it holds MAX_LOSSES entries."""
         if not self.every or training.progress.batches % self.every or training.loss is None:
             return
         self._batches.append(training.progress.batches)
@@ -62,6 +65,7 @@ class Losses(Hook):
             self._losses = [float(self._losses[i]) for i in kept]
 
     def on_epoch(self, training: Training) -> None:
+        """Keep the epoch's mean loss, for the first MAX_LOSSES epochs."""
         if len(self.epochs) < MAX_LOSSES:
             self.epochs.append(training.mean_epoch_loss())
 
@@ -71,9 +75,11 @@ class Losses(Hook):
         return [[batch, float(loss)] for batch, loss in zip(self._batches, self._losses, strict=True)]
 
     def state(self) -> dict[str, Any]:
+        """The log and its distance `every`. Waits for the device."""
         return {"every": self.every, "epochs": self.epochs, "entries": self.read()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
         self.every, self.epochs = state["every"], list(state["epochs"])
         self._batches = [int(batch) for batch, _ in state["entries"]]
         self._losses = [loss for _, loss in state["entries"]]
@@ -90,6 +96,7 @@ class EarlyStopping(Hook):
         self._waited = 0
 
     def on_epoch(self, training: Training) -> None:
+        """Compare the epoch's mean loss with the best one; mark the training as finished when the patience is used up."""
         loss = training.mean_epoch_loss()
         if self._best is None or loss < self._best - self._config.min_delta:
             self._best, self._waited = loss, 0
@@ -98,9 +105,11 @@ class EarlyStopping(Hook):
             training.finished = self._waited >= self._config.patience
 
     def state(self) -> dict[str, Any]:
+        """The best mean loss so far and the epochs since then."""
         return {"best": self._best, "waited": self._waited}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
         self._best, self._waited = state["best"], state["waited"]
 
 
@@ -111,6 +120,7 @@ class StopRequests(Hook):
         self._report = report
 
     def on_batch(self, training: Training) -> None:
+        """Raises CancelledError: the service asked to stop."""
         self._report.check()
 
 
@@ -124,10 +134,12 @@ class ProgressReports(Hook):
         self._last_samples = 0
 
     def on_begin(self, training: Training) -> None:
+        """Send the progress that a checkpoint brought (else 0), and start the clock."""
         self._last, self._last_samples = perf_counter(), training.progress.samples
         self._send(training, 0.0)
 
     def on_batch(self, training: Training) -> None:
+        """Send progress if `interval_s` seconds have passed since the last message."""
         now = perf_counter()
         if now - self._last >= self._interval_s:
             self._send(training, (training.progress.samples - self._last_samples) / (now - self._last))

@@ -38,6 +38,7 @@ class Clock:
         self._last = perf_counter()
 
     def lap(self, stage: str) -> None:
+        """Add the seconds since the last lap to `stage`."""
         if self._device is not None:
             torch.cuda.synchronize(self._device)
         now = perf_counter()
@@ -69,6 +70,7 @@ class Hook:
         """After the last batch."""
 
     def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of this hook; plain values and tensors only."""
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:

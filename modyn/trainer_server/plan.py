@@ -24,10 +24,12 @@ class TrainingPlan:
 
     @cached_property
     def batches_per_epoch(self) -> int:
+        """Batches of one whole pass over the trigger set."""
         return num_batches(self.num_keys, self.batch_size, self.drop_last)
 
     @cached_property
     def samples_per_epoch(self) -> int:
+        """Samples of one whole pass; with `drop_last`, without those of an incomplete last batch."""
         return samples_per_epoch(self.num_keys, self.batch_size, self.drop_last)
 
     @cached_property

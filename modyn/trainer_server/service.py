@@ -26,7 +26,10 @@ FULL_NAME: Final = "modyn.TrainerServer"
 
 
 class TrainerServicer(trainer_server_pb2_grpc.TrainerServerServicer):
-    """Calls as documented in trainer_server.proto."""
+    """Calls as documented in trainer_server.proto.
+
+    Each method decodes the request of the call of the same name in protos/, calls `Trainings` and encodes the answer.
+    """
 
     def __init__(self, trainings: Trainings) -> None:
         self._trainings = trainings

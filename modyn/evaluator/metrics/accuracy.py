@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 
 class AccuracyConfig(MetricConfig):
+    """Options of Accuracy."""
+
     topn: int = Field(1, ge=1, description="a sample counts as right if its label is among so many best classes")
 
 

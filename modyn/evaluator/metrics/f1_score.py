@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 
 class F1ScoreConfig(MetricConfig):
+    """Options of F1Score."""
+
     num_classes: int = Field(ge=2, description="classes are 0 … num_classes - 1")
     average: Literal["macro", "micro", "weighted", "binary"] = Field(
         "macro",

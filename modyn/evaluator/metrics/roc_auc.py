@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 
 class RocAucConfig(MetricConfig):
+    """Options of RocAuc."""
+
     max_samples: int = Field(
         5_000_000,
         ge=2,

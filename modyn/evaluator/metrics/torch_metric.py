@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 
 class TorchMetricConfig(MetricConfig):
+    """Options of TorchMetric."""
+
     config: dict[str, Any] = Field(default_factory=dict, description="arguments of the class's constructor")
 
 

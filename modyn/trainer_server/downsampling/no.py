@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 
 class NoDownsamplingConfig(DownsamplingConfig):
+    """Options of NoDownsampling."""
+
     strategy: Literal["No"] = Field("No", description="chooses this strategy")
     sample_then_batch: Literal[False] = Field(False, description="without effect")
     ratio: Literal[100] = Field(100, description="everything is kept")
