@@ -35,6 +35,7 @@ class JobState(StrEnum):
 
     @property
     def is_final(self) -> bool:
+        """Whether no other state follows."""
         return self in (JobState.FINISHED, JobState.FAILED, JobState.STOPPED)
 
 
@@ -84,6 +85,7 @@ class SampleBatch:
 
     @staticmethod
     def empty() -> SampleBatch:
+        """A batch of no sample, with int64 labels."""
         nothing = np.empty(0, np.int64)
         return SampleBatch(nothing, nothing, nothing)
 
@@ -112,6 +114,7 @@ class TriggerSetInfo:
 
     @property
     def num_partitions(self) -> int:
+        """Partitions of the set, the last one perhaps shorter."""
         return -(-self.num_keys // self.partition_size)
 
 

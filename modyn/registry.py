@@ -65,6 +65,7 @@ class Registry(Generic[T]):
 
     @cached_property
     def plugins(self) -> dict[str, Plugin]:
+        """All plugins by id, those of installed packages included. Raises ConfigError: an id is registered twice."""
         found = {id_: Plugin(self.group, id_, path, "modyn") for id_, path in self.builtin.items()}
         for entry in entry_points(group=self.group):
             plugin = Plugin(self.group, entry.name, entry.value, _distribution(entry))
@@ -90,6 +91,7 @@ class Registry(Generic[T]):
         return ""
 
     def ids(self) -> list[str]:
+        """All ids, sorted."""
         return sorted(self.plugins)
 
     def choices(self) -> str:

@@ -101,6 +101,7 @@ class Chunk(Generic[S]):
 
 
 def no_payloads() -> Payloads:
+    """Payloads of no sample, with int64 labels."""
     nothing = np.empty(0, np.int64)
     return Payloads(nothing, nothing, np.empty(0, np.uint8), np.zeros(1, np.int64))
 

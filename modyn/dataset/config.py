@@ -111,6 +111,7 @@ class DataConfig(Section):
 
     @property
     def all_transformations(self) -> tuple[str, ...]:
+        """All transformations, in the order in which they are applied."""
         return (*self.deterministic_transformations, *self.transformations, *self.random_transformations)
 
     @property

@@ -24,6 +24,7 @@ class DatasetClients:
     payloads: PayloadReader
 
     def close(self) -> None:
+        """Close the connections."""
         self.selector.close()
         self.payloads.close()
 
@@ -45,6 +46,7 @@ class PayloadSource:
 
     @staticmethod
     def of(config: SystemConfig, dataset: str, streams: int = 1) -> PayloadSource:
+        """Source of one dataset, with endpoints and limits from the system file. streams: as for `PayloadClient`."""
         flights = tuple(config.flight_endpoints)
         storage = config.storage
         return PayloadSource(
@@ -76,6 +78,7 @@ class DatasetConnector:
 
     @staticmethod
     def of(config: SystemConfig, dataset: str, streams: int = 1) -> DatasetConnector:
+        """Connector for one dataset, with endpoints and limits from the system file. streams: as for `PayloadClient`."""
         return DatasetConnector(config.endpoint("selector"), PayloadSource.of(config, dataset, streams))
 
     def __call__(self) -> DatasetClients:

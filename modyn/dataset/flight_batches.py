@@ -252,6 +252,7 @@ class PayloadBuffer:
         self._sizes: set[int | None] = set()
 
     def add(self, answer: Payloads) -> None:
+        """Copy the samples of `answer` behind those that the buffer holds."""
         if not len(answer):
             return
         start, stop = self._num_samples, self._num_samples + len(answer)

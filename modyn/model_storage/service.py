@@ -34,7 +34,10 @@ def build(context: ServiceContext) -> Sequence[Registration]:
 
 
 class ModelStorageServicer(model_storage_pb2_grpc.ModelStorageServicer):
-    """Calls as documented in model_storage.proto."""
+    """Calls as documented in model_storage.proto.
+
+    Each method decodes the request of the call of the same name in protos/, calls the store and encodes the answer.
+    """
 
     def __init__(self, store: ModelStore) -> None:
         self._store = store

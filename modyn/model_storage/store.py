@@ -49,6 +49,7 @@ class Incoming:
         self._file = path.open("xb")
 
     def write(self, chunk: bytes) -> None:
+        """Append the next bytes of the file."""
         self._file.write(chunk)
         self._digest.update(chunk)
         self._num_bytes += len(chunk)
@@ -63,6 +64,7 @@ class Incoming:
             )
 
     def close(self) -> None:
+        """Close the file and remove it, if it is still there."""
         self._file.close()
         self.path.unlink(missing_ok=True)
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 
 class MLPConfig(Section):
+    """Options of MLP."""
+
     input_size: int = Field(ge=1, description="values in a sample; samples of several dimensions are flattened")
     hidden_sizes: tuple[Annotated[int, Field(ge=1)], ...] = Field((128,), description="width of each hidden layer, in order")
     num_classes: int = Field(ge=1, description="logits that come out")
@@ -40,6 +42,8 @@ class MLP:
 
 
 class LogisticRegressionConfig(Section):
+    """Options of LogisticRegression."""
+
     input_size: int = Field(ge=1, description="values in a sample; samples of several dimensions are flattened")
     num_classes: int = Field(ge=1, description="logits that come out")
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 
 class ResNetConfig(Section):
+    """Options of every ResNet."""
+
     num_classes: int = Field(1000, ge=1, description="logits that come out")
     in_channels: int = Field(3, ge=1, description="1 for gray images, 3 for RGB")
     small_input: bool = Field(

@@ -36,6 +36,7 @@ class BasicBlock(nn.Module):
         self.downsample = _shortcut(in_channels, channels, stride)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x: (n, in_channels, h, w) → (n, channels, h / stride, w / stride), rounded up."""
         residual = self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x)))))
         return torch.relu(residual + (x if self.downsample is None else self.downsample(x)))
 
@@ -57,6 +58,7 @@ class Bottleneck(nn.Module):
         self.downsample = _shortcut(in_channels, out_channels, stride)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x: (n, in_channels, h, w) → (n, 4 · channels, h / stride, w / stride), rounded up."""
         residual = torch.relu(self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x))))))
         return torch.relu(self.bn3(self.conv3(residual)) + (x if self.downsample is None else self.downsample(x)))
 

@@ -42,6 +42,7 @@ class TensorSpec:
 
     @property
     def num_bytes(self) -> int:
+        """Size of the tensor's values in bytes."""
         return math.prod(self.shape) * DTYPE_BITS[self.dtype] // 8
 
 

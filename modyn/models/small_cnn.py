@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 
 class SmallCNNConfig(Section):
+    """Options of SmallCNN."""
+
     in_channels: int = Field(1, ge=1, description="1 for gray images, 3 for RGB")
     num_classes: int = Field(10, ge=1, description="logits that come out")
     image_size: int = Field(28, ge=4, description="height and width of the images, in pixels")

@@ -53,6 +53,7 @@ class SampleLog:
         self.path = directory / "samples"
 
     def exists(self) -> bool:
+        """Whether the file exists, that is, whether `create` was called for the run."""
         return self.path.exists()
 
     def create(self) -> None:

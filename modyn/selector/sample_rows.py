@@ -41,6 +41,7 @@ class SampleRows:
         self._name = f"{SCHEMA}.{samples_table(run.number)}"
 
     def create(self) -> None:
+        """Create the table, empty."""
         with self._cursor() as cursor:
             cursor.execute(
                 f'CREATE TABLE {self._name} (position bigint NOT NULL, key bigint NOT NULL, "timestamp" bigint NOT NULL, '
@@ -48,6 +49,7 @@ class SampleRows:
             )
 
     def drop(self) -> None:
+        """Drop the table if it exists."""
         with self._cursor() as cursor:
             cursor.execute(f"DROP TABLE IF EXISTS {self._name}")
 

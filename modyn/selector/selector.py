@@ -69,6 +69,7 @@ class Selector:
         self._logger = get_logger("selector")
 
     def close(self) -> None:
+        """Stop the thread that copies samples into tables."""
         self._copier.stop()
 
     def register_run(

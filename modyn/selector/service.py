@@ -35,7 +35,10 @@ def build(context: ServiceContext) -> list[Registration]:
 
 
 class SelectorServicer(selector_pb2_grpc.SelectorServicer):
-    """Calls as documented in selector.proto."""
+    """Calls as documented in selector.proto.
+
+    Each method decodes the request of the call of the same name in protos/, calls the selector and encodes the answer.
+    """
 
     def __init__(self, selector: Selector, endpoint: Endpoint) -> None:
         self._selector = selector

@@ -115,6 +115,7 @@ def check_evaluation_strategy(
 
 
 def require(holds: bool, message: str) -> None:
+    """Raise AssertionError with `message` unless the condition holds."""
     if not holds:
         raise AssertionError(message)
 
@@ -168,9 +169,11 @@ def _check_empty_batch(asked: Trigger, untouched: Trigger) -> None:
 class Resumable(Protocol):
     """A policy that goes on from a saved state."""
 
-    def state(self) -> dict[str, Any]: ...
+    def state(self) -> dict[str, Any]:
+        """Return all that the rest of the stream depends on, as JSON values."""
 
-    def load_state(self, state: Mapping[str, Any]) -> None: ...
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned. Raises CorruptStateError for anything else."""
 
 
 def check_state_is_refused(name: str, policy: Resumable) -> None:

@@ -20,7 +20,9 @@ class FakeClient:
         self.close()
 
     def close(self) -> None:
+        """Set `closed`."""
         self.closed = True
 
     def plugins(self) -> list[Plugin]:
+        """Return `installed`."""
         return list(self.installed)

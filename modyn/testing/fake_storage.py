@@ -53,12 +53,15 @@ class FakeStorage:
         self.before_fetch: Callable[[Int64Array], None] | None = None
 
     def client(self) -> FakeStorageClient:
+        """A new client for metadata."""
         return FakeStorageClient(self)
 
     def payload_client(self) -> FakePayloadClient:
+        """A new client for payloads."""
         return FakePayloadClient(self)
 
     def add_dataset(self, name: str, float_labels: bool = False) -> None:
+        """Register a dataset without samples, in place of any of that name."""
         with self.arrived:
             config = DatasetConfig(name=name, base_path=Path("/fake") / name, file_wrapper="BinaryFileWrapper")
             self.datasets[name] = _Dataset(config, float_labels)
@@ -84,6 +87,7 @@ class FakeStorage:
             return keys
 
     def find(self, name: str) -> _Dataset:
+        """Return what is held of a dataset. Raises NotFoundError."""
         if name not in self.datasets:
             raise NotFoundError(f"there is no dataset '{name}'; register it with `modyn data register`")
         return self.datasets[name]

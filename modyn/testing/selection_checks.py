@@ -51,9 +51,11 @@ class MemoryReader:
         self.samples = samples
 
     def read(self, start: int, end: int) -> SampleBatch:
+        """Samples [start, end) of the stream."""
         return self.samples.slice(start, end)
 
     def read_keys(self, start: int, end: int) -> Int64Array:
+        """Keys of the samples [start, end): int64 (n,)."""
         return self.samples.keys[start:end]
 
 

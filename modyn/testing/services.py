@@ -50,6 +50,7 @@ class InMemoryServices:
         self.evaluator = FakeEvaluator()
 
     def clients(self) -> RunClients:
+        """One client of each fake, typed as the real ones."""
         return RunClients(
             storage=self.storage.client(),
             selector=cast("SelectorClient", self.selector),

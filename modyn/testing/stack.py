@@ -69,6 +69,7 @@ class RunningStack:
         )
 
     def client(self) -> Client:
+        """A new client of this stack; the caller closes it."""
         return Client(self.config_file, wait_s=PATIENCE_S)
 
     def tiny_dataset(self, name: str, num_samples: int = 100, num_files: int = 2, **options: object) -> Path:

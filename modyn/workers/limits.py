@@ -64,6 +64,7 @@ class WorkerLimits:
         return f"; {self.memory_advice()}"
 
     def memory_advice(self) -> str:
+        """Advice for a message: which setting bounds the memory of a worker, and what to change."""
         return (
             f"memory ran out: a worker may take {self.memory_bytes} bytes; raise or remove {self.service}.worker_memory_bytes in the "
             "system file, or make batches smaller"

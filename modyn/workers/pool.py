@@ -92,6 +92,7 @@ class Job:
 
     @property
     def stop_requested(self) -> bool:
+        """Whether `stop` was called before the job had ended."""
         return self._stop_at is not None
 
     def _finish(self, state: JobState, result: object = None, error: ModynError | None = None) -> None:

@@ -113,6 +113,7 @@ class Plan:
 
     @property
     def num_partitions(self) -> int:
+        """Partitions of the set, the last one perhaps shorter."""
         return -(-self.num_keys // self.partition_size)
 
     @property
@@ -134,6 +135,7 @@ class Plan:
             )
 
     def partition_length(self, partition: int) -> int:
+        """Number of keys in a partition."""
         return min(self.partition_size, self.num_keys - partition * self.partition_size)
 
     def partition_order(self, epoch: int) -> Int64Array:

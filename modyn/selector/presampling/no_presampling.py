@@ -9,6 +9,8 @@ from modyn.selector.window import Selection, SelectionContext, SelectionWindow, 
 
 
 class NoPresamplingConfig(PresamplingConfig):
+    """Options of NoPresampling."""
+
     ratio: int = Field(default_factory=lambda rest: rest.get("ratio_max", 100), ge=1, description="must be `ratio_max`")
 
     @field_validator("ratio")

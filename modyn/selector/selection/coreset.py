@@ -14,6 +14,8 @@ from modyn.selector.window import Selection, SelectionContext, SelectionWindow, 
 
 
 class CoresetConfig(SelectionConfig):
+    """Options of CoresetStrategy."""
+
     warmup_triggers: int = Field(0, ge=0, description="number of first triggers that train on the whole window (up to `limit`)")
     presampling_config: dict[str, Any] = Field(
         default_factory=lambda: {"strategy": "No"}, description="how candidates are picked; chosen by `strategy`"

@@ -11,6 +11,8 @@ from modyn.selector.window import Selection, SelectionContext, SelectionWindow, 
 
 
 class NewDataConfig(SelectionConfig):
+    """Options of NewDataStrategy."""
+
     limit_reset: Literal["lastX", "sampleUAR"] = Field(
         "lastX", description="what `limit` keeps: the newest samples, or samples drawn uniformly at random"
     )
