@@ -10,35 +10,37 @@ from pathlib import Path
 
 import numpy as np
 
-_DROP = Path("/proc/sys/vm/drop_caches")
+_SWITCH = Path("/proc/sys/vm/drop_caches")
 _EVERYTHING = "3"
 
 
 def how() -> str:
     """Which way is open here, for the report."""
-    return "drop_caches" if _may_drop() else "posix_fadvise(DONTNEED) on the data, names and inodes of files stay in memory"
+    return (
+        "drop_caches" if _may_drop(_SWITCH) else "posix_fadvise(DONTNEED) on the data, names and inodes of files stay in memory"
+    )
 
 
-def drop(paths: Iterable[Path]) -> float:
+def drop(paths: Iterable[Path], switch: Path = _SWITCH) -> float:
     """All pages, names and inodes of the machine where that is allowed, pages of the files below `paths` elsewhere; written out first.
 
     Pages that a process has mapped stay, either way. Returns the share of the bytes that is still in memory, of that one of `paths` of which
-    most is.
+    most is. switch: the kernel's file that drops the page cache of the machine.
     """
     os.sync()
     files = [list(_files(path)) for path in paths]
-    if not _may_drop():
+    if not _may_drop(switch):
         _advise(path for below in files for path in below)
         return max(map(_resident, files), default=0.0)
-    _DROP.write_text(_EVERYTHING)
+    switch.write_text(_EVERYTHING)
     left = max(map(_resident, files), default=0.0)
     # Looking has brought names and inodes of all files back.
-    _DROP.write_text(_EVERYTHING)
+    switch.write_text(_EVERYTHING)
     return left
 
 
-def _may_drop() -> bool:
-    return os.access(_DROP, os.W_OK)
+def _may_drop(switch: Path) -> bool:
+    return os.access(switch, os.W_OK)
 
 
 def _advise(files: Iterable[Path]) -> None:
@@ -51,7 +53,7 @@ def _advise(files: Iterable[Path]) -> None:
 
 
 def _resident(files: Iterable[Path]) -> float:
-    """The share of the pages of `files` that is in memory, as mincore(2) tells it."""
+    """The share of the pages of `files` that is in memory, according to mincore(2)."""
     libc = ctypes.CDLL(None, use_errno=True)
     pages = present = 0
     for path in files:

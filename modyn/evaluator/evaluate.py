@@ -68,18 +68,19 @@ def evaluate(
     device: str = "cpu",
     progress: Callable[[int, int], None] = lambda seen, total: None,
     kept: KeptOutputs | None = None,
+    keys_per_listing: int = KEYS_PER_READ,
 ) -> list[Score]:
     """Every metric of `dataset` on every one of the (distinct) intervals: by interval, then by metric in the order of the section.
 
     Each sample of the union of the intervals is fetched, decoded and passed through the model once, unless its output is `kept`; new
     outputs are kept if all goes well. `progress` is called after each batch with the samples seen and to see; what it raises ends the
-    evaluation. The model is left in evaluation mode on `device`.
+    evaluation. keys_per_listing: keys in one batch of storage's listing. The model is left in evaluation mode on `device`.
     """
     tallies = [IntervalMetrics(interval, [build_metric(section) for section in dataset.metrics]) for interval in intervals]
     transform = _Transformers(dataset)
     merged = union(intervals)
     total = sum(storage.count_samples(dataset.dataset_id, interval) for interval in merged)
-    samples = _Samples(dataset.dataset_id, intervals, storage, kept)
+    samples = _Samples(dataset.dataset_id, intervals, storage, kept, keys_per_listing)
     batches = load_keys(
         samples.keys(),
         dataset,
@@ -210,8 +211,16 @@ class _Samples:
     same order; appending to a deque and taking from it are single operations.
     """
 
-    def __init__(self, dataset_id: str, intervals: Sequence[Interval], storage: StorageClient, kept: KeptOutputs | None) -> None:
+    def __init__(
+        self,
+        dataset_id: str,
+        intervals: Sequence[Interval],
+        storage: StorageClient,
+        kept: KeptOutputs | None,
+        keys_per_listing: int,
+    ) -> None:
         self._kept = kept
+        self._keys_per_listing = keys_per_listing
         self._dataset_id = dataset_id
         self._intervals = intervals
         self._storage = storage
@@ -238,7 +247,7 @@ class _Samples:
 
     def _list(self) -> Iterator[SampleBatch]:
         for interval in union(self._intervals):
-            yield from self._storage.samples_in_interval(self._dataset_id, interval, KEYS_PER_READ)
+            yield from self._storage.samples_in_interval(self._dataset_id, interval, self._keys_per_listing)
 
     def timestamps_of(self, batch: Batch) -> Int64Array:
         """int64 (n,). To be called once for each batch, in order; samples that did not come back are skipped."""

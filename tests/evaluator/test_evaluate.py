@@ -134,13 +134,13 @@ def test_samples_deleted_meanwhile_are_told() -> None:
     assert (second.num_samples, second.note) == (5, "1 of 6 samples were deleted before they could be evaluated")
 
 
-def test_many_samples_over_several_listings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("modyn.evaluator.evaluate.KEYS_PER_READ", 7)
+def test_many_samples_over_several_listings() -> None:
     model = Counting()
+    dataset = load_dataset(SECTION | {"batch_size": 16, "dataloader_workers": 3})
     times = np.random.default_rng(0).integers(0, 100, 300).tolist()
-    found = scores(
-        storage(times, (3, 50)), [Interval(0, 40), Interval(20, 60), Interval(80, 90)], model, batch_size=16, dataloader_workers=3
-    )
+    fake = storage(times, (3, 50))
+    intervals = [Interval(0, 40), Interval(20, 60), Interval(80, 90)]
+    found = evaluate(model, dataset, intervals, fake.client(), fake.payload_client(), keys_per_listing=7)
     assert len(model.seen) == len(set(model.seen)) == sum(t < 60 or 80 <= t < 90 for k, t in enumerate(times) if k not in (3, 50))
     assert [s.num_samples for s in found] == [
         sum(a <= t < b for k, t in enumerate(times) if k not in (3, 50)) for a, b in [(0, 40), (20, 60), (80, 90)]

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from modyn.selector import sampling
-from modyn.selector.sampling import BLOCK, sample_positions
+from modyn.selector.window import sampling
+from modyn.selector.window.sampling import BLOCK, sample_positions
 
 
 def drawn(population: int, size: int, seed: int) -> list[int]:
@@ -36,13 +36,12 @@ def test_a_size_that_cannot_be_is_refused(population: int, size: int) -> None:
         list(sample_positions(population, size, np.random.default_rng(0)))
 
 
-def test_every_subset_is_equally_likely_across_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_subset_is_equally_likely_across_blocks() -> None:
     """All 35 subsets of 3 out of 7 in blocks of 2: a skew between blocks, or within one, would show."""
-    monkeypatch.setattr(sampling, "BLOCK", 2)
     counts: dict[tuple[int, ...], int] = {}
     generator = np.random.default_rng(5)
     for _ in range(7000):
-        subset = tuple(np.concatenate(list(sample_positions(7, 3, generator))).tolist())
+        subset = tuple(np.concatenate(list(sample_positions(7, 3, generator, block=2))).tolist())
         counts[subset] = counts.get(subset, 0) + 1
     assert len(counts) == 35
     assert stats.chisquare(list(counts.values())).pvalue > 0.001

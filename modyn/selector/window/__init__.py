@@ -10,7 +10,7 @@ import numpy as np
 
 from modyn.errors import CorruptStateError
 from modyn.records import Int64Array, KeysAndWeights, SampleBatch
-from modyn.selector.sampling import BLOCK, sample_positions
+from modyn.selector.window.sampling import BLOCK, sample_positions
 
 _MAX_CHUNK_SIZE = 1_048_576
 

@@ -12,23 +12,23 @@ BLOCK = 65_536
 """Positions that are decided on at once. Fixed, because a seed means the same sample only as long as this stays."""
 
 
-def sample_positions(population: int, size: int, generator: np.random.Generator) -> Iterator[Int64Array]:
-    """Yield `size` distinct positions of [0, population), each subset equally likely: int64, ascending, at most BLOCK at a time.
+def sample_positions(population: int, size: int, generator: np.random.Generator, block: int = BLOCK) -> Iterator[Int64Array]:
+    """Yield `size` distinct positions of [0, population), each subset equally likely: int64, ascending, at most `block` at a time.
 
-    Draws first how many fall into each block of BLOCK neighbouring positions, then which ones. Memory: BLOCK positions and 16 bytes a
-    block, so 24 KB for a hundred million. Raises ValueError unless 0 <= size <= population.
+    Draws first how many fall into each `block` neighbouring positions, then which ones. Memory: `block` positions and 16 bytes a block,
+    so 24 KB for a hundred million. Raises ValueError unless 0 <= size <= population.
 
     >>> [block.tolist() for block in sample_positions(10, 10, np.random.default_rng(0))]
     [[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]]
     """
     if not 0 <= size <= population:
         raise ValueError(f"cannot draw {size} distinct positions from {population}")
-    lengths = np.full(-(-population // BLOCK), BLOCK, np.int64)
-    if population % BLOCK:
-        lengths[-1] = population % BLOCK
+    lengths = np.full(-(-population // block), block, np.int64)
+    if population % block:
+        lengths[-1] = population % block
     for index, (length, count) in enumerate(zip(lengths.tolist(), _counts(lengths, size, generator).tolist(), strict=True)):
         if count:
-            yield index * BLOCK + _in_block(length, count, generator)
+            yield index * block + _in_block(length, count, generator)
 
 
 def _counts(lengths: Int64Array, size: int, generator: np.random.Generator) -> Int64Array:
