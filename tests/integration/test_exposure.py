@@ -175,6 +175,13 @@ def test_storage_does_not_start_off_loopback_without_roots_for_datasets(tmp_path
     assert "dataset_roots" in done.stderr
 
 
+def test_the_stack_says_what_is_missing(own_stack: Callable[..., RunningStack]) -> None:
+    with pytest.raises(
+        UnavailableError, match=r"selector will not listen on 0\.0\.0\.0:0.* without tls_cert and tls_key and token"
+    ):
+        own_stack(selector={"address": "0.0.0.0:0"})
+
+
 def start(name: str, folder: Path, postgres_url: str, **sections: Any) -> subprocess.CompletedProcess[str]:
     """The process of one service, to its end."""
     path = folder / "system.yaml"

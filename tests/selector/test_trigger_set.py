@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from modyn.atomic_write import TEMPORARY_SUFFIX
 from modyn.errors import CorruptStateError, InvalidArgumentError, ModynError, NotFoundError, UnavailableError
 from modyn.records import KeysAndWeights
 from modyn.selector.trigger_set import TriggerSet, partition_bounds, write_trigger_set
@@ -136,6 +138,22 @@ def test_a_policy_that_breaks_its_promise_leaves_the_old_set(tmp_path: Path, pro
     with pytest.raises(ModynError, match=f"promised {promised} keys"):
         write_trigger_set(path, 4, selection(10, promised=promised))
     assert path.read_bytes() == before
+
+
+def test_unfinished_writes_do_not_disturb(tmp_path: Path) -> None:
+    """Temporary files of a process that was killed; process and thread ids come again."""
+    path = tmp_path / "t.set"
+    same, other = (
+        path.with_name(f"{path.name}.{process}-{threading.get_ident()}{TEMPORARY_SUFFIX}")
+        for process in (os.getpid(), os.getpid() + 1)
+    )
+    for stale in (same, other):
+        stale.write_bytes(b"x" * 10_000)
+    write_trigger_set(path, 4, selection(10))
+    found = TriggerSet(path)
+    assert (len(found.keys), len(found.weights)) == (10, 10)
+    assert not same.exists()
+    assert other.stat().st_size == 10_000
 
 
 def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
