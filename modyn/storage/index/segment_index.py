@@ -96,10 +96,6 @@ class SegmentIndex:
             self._first_keys, tuple((s.file_ids, s.offsets, s.lengths, s.labels, s.timestamps) for s in self.segments)
         )
 
-    def with_segments(self, segments: Sequence[Segment]) -> SegmentIndex:
-        """An index of these segments too."""
-        return SegmentIndex([*self.segments, *segments], self._float_labels)
-
     @property
     def num_samples(self) -> int:
         """Number of samples, deleted ones included."""

@@ -148,10 +148,6 @@ class Tombstones:
         """Deleted keys in [first, end), ascending: int64 (m,)."""
         return self._state.keys.between(first, end)
 
-    def count_between(self, first: int, end: int) -> int:
-        """Number of deleted keys in [first, end)."""
-        return len(self.keys_between(first, end))
-
 
 def _encode(keys: KeySet) -> bytes:
     content = keys.serialized()

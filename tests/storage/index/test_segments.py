@@ -220,18 +220,19 @@ def test_unknown_keys_are_named(tmp_path: Path) -> None:
         empty.locate(np.array([0]))
 
 
-def test_a_new_segment_makes_a_new_index(tmp_path: Path) -> None:
+def test_segments_that_overlap_or_differ_in_type_are_refused(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     index, _ = build_index(tmp_path, rng, [10], ["narrow"], False)
     write_segment(tmp_path / "next", 10, random_columns(rng, 5, "narrow", False))
-    longer = index.with_segments([Segment.open(tmp_path / "next")])
-    assert (index.num_samples, longer.num_samples, longer.next_key) == (10, 15, 15)
+    segments = [*index.segments, Segment.open(tmp_path / "next")]
+    longer = SegmentIndex(segments, False)
+    assert (longer.num_samples, longer.next_key) == (15, 15)
     write_segment(tmp_path / "overlap", 14, random_columns(rng, 5, "narrow", False))
     with pytest.raises(CorruptStateError, match="both hold key 14"):
-        longer.with_segments([Segment.open(tmp_path / "overlap")])
+        SegmentIndex([*segments, Segment.open(tmp_path / "overlap")], False)
     write_segment(tmp_path / "floats", 15, random_columns(rng, 5, "narrow", True))
     with pytest.raises(CorruptStateError, match="type"):
-        longer.with_segments([Segment.open(tmp_path / "floats")])
+        SegmentIndex([*segments, Segment.open(tmp_path / "floats")], False)
 
 
 def test_neighbours_are_merged(tmp_path: Path) -> None:
