@@ -25,7 +25,10 @@ class SelectionConfig(Section):
     limit: int = Field(-1, ge=-1, description="samples in a trigger set at most; -1 = no limit")
     storage_backend: Literal["database", "local"] = Field(
         "local",
-        description="where informed samples are kept: in columnar files (`local`), or also as rows of a PostgreSQL table (`database`)",
+        description=(
+            "where informed samples are kept: in columnar files (`local`), or also as rows of a PostgreSQL table (`database`), for policies "
+            "that select with SQL; no built-in policy reads the rows yet, and writing them costs time"
+        ),
     )
     uses_weights: bool = Field(False, description="multiply the loss of each sample by its weight")
     tail_triggers: int | None = Field(
