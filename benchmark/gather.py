@@ -88,7 +88,7 @@ def compare(records: Records, order: Int64Array, threads: int, cold: bool, pairs
     for turn in range(pairs if cold else pairs + 1):
         for name, make in sides.items():
             if cold:
-                drop([records.folder])  # of files that nobody maps: the sides of cold cases live for one turn only
+                drop([records.folder])  # of files that no process maps: the sides of cold cases live for one turn only
             measured = rate(make() if cold else kept[name], order)
             if cold or turn > 0:  # the first warm turn brings the files into memory and into the page tables
                 rates[name].append(measured)

@@ -163,7 +163,7 @@ def timed(work: Callable[[], T]) -> tuple[float, T]:
 
 
 def memory(name: str) -> float:
-    """MiB that /proc/self/status tells of this process."""
+    """MiB of this process, from the field `name` of /proc/self/status."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) / 1024
 

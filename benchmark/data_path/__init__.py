@@ -16,11 +16,11 @@ A figure is one module `figure_<letter>.py` here with a constant `FIGURE`; nothi
 - A `Side` is one program. `run(ready)` gets itself ready, calls `ready()` exactly once, right before its clock starts (cold runs drop the page
   cache there), and returns `Measured(value, details)` in the figure's unit. It raises if what it did was not complete.
 - `Case.theirs` is the other side, or a number where a published figure is what is compared with, or `Missing(why)` where a peer is not
-  installed: such a case is told and not measured. `theirs=None` measures without comparing.
+  installed: such a case is reported and not measured. `theirs=None` measures without comparing.
 - A cold run drops `Side.files`, or `Case.data` if it names none, after `Side.fresh` ended processes that hold maps of it. `cold=False` has its
   reason beside it.
 - One `Side` object that stands in several cases runs once a round. Every second round goes from the last side to the first.
-- Data of samples is laid out so that `contents` can tell whether the right ones came.
+- Data of samples is laid out so that `contents` can check whether the right ones came.
 - `more_is_better=False` for seconds and bytes: the ratio is then theirs / ours, so that a ratio of at least `target` is always what is wanted.
 - `Figure.conclude` writes more files beside the report, or a paragraph into it.
 

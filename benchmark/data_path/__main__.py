@@ -72,7 +72,7 @@ def measure(
             results: list[Result] = []
             for cold in caches:
                 results += run_rounds(
-                    figure, cases, pairs, cold=cold, uncounted=cold == caches[0], tell=lambda line: print(line, flush=True)
+                    figure, cases, pairs, cold=cold, uncounted=cold == caches[0], log=lambda line: print(line, flush=True)
                 )
     lines = [*case_lines(figure, cases, results), *named(cases, results), last_line(figure, cases, results)]
     if report:

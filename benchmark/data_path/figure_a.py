@@ -44,7 +44,7 @@ def prepare(setting: Setting) -> Iterator[list[Case]]:
             sets = [
                 services.trigger_set(f"{parser.replace(' ', '-')}-{size}", "records", size, num_samples) for size in partitions
             ]
-            # Without a worker the training waits for its reader: told, as what one core and one disk give at most.
+            # Without a worker the training waits for its reader: reported as the most that one core and one disk give.
             alone = reader.side("sequential reader without workers", num_samples, files=files, parser=parser, workers=0)
             for workers in (1, 2):
                 theirs = reader.side("sequential reader", num_samples, files=files, parser=parser, workers=workers)

@@ -47,7 +47,7 @@ def prepare(setting: Setting) -> Iterator[list[Case]]:
             Case(
                 "PIL, 2 processes, against plain torch Dataset", None, ours("bytes_parser_function", PIL, _WORKERS), plain, data
             ),
-            # Users choose one of the two ways, a parser of batches or of samples; the faster one has the target, the other is told.
+            # Users choose one of the two ways, a parser of batches or of samples; the faster one has the target, the other is reported.
             Case(
                 "simplejpeg, 2 threads, against DALI on the CPU",
                 0.8,

@@ -2,7 +2,7 @@
 
 The plain table has neither index nor constraint, and lies in the same server. Its rows come from NumPy as binary COPY, which is the fastest
 way known to us. It is filled in two ways, both of which are compared with: each batch is made and then copied, a transaction each; or a thread makes
-rows while those before are copied, a million a transaction, which is what the selector does behind the back of who informs. Nothing is
+rows while those before are copied, a million a transaction, which is what the selector does after it has answered. Nothing is
 read back from the table, while the selector's triggers wait for its rows, and its partitions are read.
 """
 

@@ -26,7 +26,7 @@ def named(cases: Sequence[Case], results: Sequence[Result]) -> list[str]:
 
 
 def last_line(figure: Figure, cases: Sequence[Case], results: Sequence[Result]) -> str:
-    """`a: 1.07`. A figure that compares nothing tells its best value; one whose other sides are not all there, that it is incomplete."""
+    """`a: 1.07`. Its best value for a figure that compares nothing; `incomplete` if other sides are missing."""
     if _missing(cases):
         return f"{figure.letter}: incomplete"
     worst = headline(results)

@@ -15,7 +15,7 @@ MIB = 2**20
 
 @dataclass(slots=True)
 class Watched:
-    """before: bytes that each process had when it was first seen, by its id; a worker is born with pages of whoever it was forked from.
+    """before: bytes that each process had when it was first seen, by its id; a worker is born with pages of the process it was forked from.
     grown: the most that all together had beyond that."""
 
     before: dict[int, int] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from benchmark.data_path.figure import IN_MEMORY, Case, Figure, Measured, Missin
 
 
 def run_rounds(
-    figure: Figure, cases: Sequence[Case], pairs: int, *, cold: bool, uncounted: bool, tell: Callable[[str], None]
+    figure: Figure, cases: Sequence[Case], pairs: int, *, cold: bool, uncounted: bool, log: Callable[[str], None]
 ) -> list[Result]:
     """`pairs` rounds over the cases that can be measured. uncounted: after one that is not counted, and warm, which starts what later ones
     find running and finds mistakes early.
@@ -30,12 +30,12 @@ def run_rounds(
                 names = zip(("ours", "theirs"), _sides(result.case), strict=False)
                 result.warming.update({name: ran[side] for name, side in names})
             else:
-                tell(_record(figure, result, ran, number))
+                log(_record(figure, result, ran, number))
     return results
 
 
 def _record(figure: Figure, result: Result, ran: dict[Side, Measured], number: int) -> str:
-    """Adds a round to the result of a case, and tells it in a line."""
+    """Adds a round to the result of a case, and describes it in a line."""
     case = result.case
     ours = ran[case.ours]
     result.ours.append(ours)
@@ -50,7 +50,7 @@ def _record(figure: Figure, result: Result, ran: dict[Side, Measured], number: i
 
 
 def _run_cold(side: Side, data: Sequence[Path]) -> Measured:
-    """Tells with the rest how much of the data could not be dropped, because a process has it mapped."""
+    """Measure a cold run, with the share of the data that stayed in memory because a process has it mapped."""
     if side.fresh is not None:
         side.fresh()
     left: list[float] = []

@@ -71,10 +71,10 @@ class SideProcess:
 
         def measure(ready: Callable[[], None]) -> Measured:
             nonlocal unchecked
-            self._tell({**run, "samples": num_samples, "check": unchecked, "shuffled": shuffled})
+            self._send({**run, "samples": num_samples, "check": unchecked, "shuffled": shuffled})
             self._answer(name, "ready")
             ready()
-            self._tell("go")
+            self._send("go")
             answer = json.loads(self._answer(name, "done"))
             unchecked = False
             return Measured(num_samples / answer["seconds"], answer["details"])
@@ -97,9 +97,9 @@ class SideProcess:
             self._process.kill()
             self._process.communicate()
 
-    def _tell(self, what: Any) -> None:
+    def _send(self, what: Any) -> None:
         if self._process is None:
-            # Parsers make tensors over read-only bytes, which nobody writes to.
+            # Parsers make tensors over read-only bytes, which nothing writes to.
             quiet = "ignore:The given buffer is not writable,ignore:The given NumPy array is not writable"
             self._process = subprocess.Popen(
                 self._command,
@@ -109,7 +109,7 @@ class SideProcess:
                 cwd=ROOT,
                 env={**self._environment, **os.environ, "PYTHONWARNINGS": quiet},
             )
-            self._tell(dict(self._task))
+            self._send(dict(self._task))
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(what) + "\n")
         self._process.stdin.flush()

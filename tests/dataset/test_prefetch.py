@@ -52,7 +52,7 @@ def test_an_error_of_a_load_is_raised_although_its_turn_has_not_come() -> None:
     prefetcher.join()
 
 
-def test_tasks_that_fail_are_never_taken_for_units_that_end() -> None:
+def test_tasks_that_fail_are_never_taken_for_tasks_that_end() -> None:
     """A generator that has failed looks to the next thread that pulls as if it were at its end; here the threads meet as often as they can."""
 
     def tasks() -> Iterator[int]:

@@ -667,7 +667,7 @@ def test_a_run_that_trains_faster_than_it_evaluates_is_held_back(runs: RunQueue,
     assert wait_until_terminal(runs, run.run_id).num_triggers == 35
 
 
-class Backoff:
+class Outage:
     """PostgreSQL for the threads that execute runs: away from their `begins_at`-th session on, until `over` is called."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, begins_at: int) -> None:
@@ -695,7 +695,7 @@ class Backoff:
 
 
 def test_postgres_may_go_away_for_a_while(runs: RunQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    outage = Backoff(monkeypatch, begins_at=12)
+    outage = Outage(monkeypatch, begins_at=12)
     run = runs.submit(pipeline_yaml(evaluation=AFTER_TRAINING), "p.yaml", EXPERIMENT)
     eventually(lambda: outage.failures >= 3)
     outage.over()
@@ -706,7 +706,7 @@ def test_postgres_may_go_away_for_a_while(runs: RunQueue, monkeypatch: pytest.Mo
 def test_a_run_without_postgres_is_interrupted_as_soon_as_that_can_be_written_down(
     impatient_runs: RunQueue, services: InMemoryServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs, outage, end, ends = impatient_runs, Backoff(monkeypatch, begins_at=12), RunJournal.end, [0]
+    runs, outage, end, ends = impatient_runs, Outage(monkeypatch, begins_at=12), RunJournal.end, [0]
 
     def third_time(self: RunJournal, to: RunState, **detail: str) -> None:
         ends[0] += 1

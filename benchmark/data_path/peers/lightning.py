@@ -19,7 +19,7 @@ _PIECE = 100_000
 
 
 def prepare(task: dict[str, Any]) -> Arrange:
-    # It reports usage to its makers unless told otherwise, and shows progress.
+    # It reports usage to its makers unless switched off, and shows progress.
     os.environ |= {"DO_NOT_TRACK": "1", "LITDATA_DISABLE_VERSION_CHECK": "1", "NO_COLOR": "1"}
     import torch
     from litdata import StreamingDataLoader, StreamingDataset, TokensLoader, optimize
