@@ -99,7 +99,7 @@ def mark_deleting(session: Session, run: RunRecord) -> None:
 
 
 def remove_run(session: Session, run: RunRecord) -> None:
-    """Remove the run's row."""
+    """Remove the run's row and those of its trigger sets."""
     session.execute(delete(RUNS).where(RUNS.c.number == run.number))
 
 
