@@ -106,6 +106,7 @@ class Pipeline:
 
     @property
     def name(self) -> str:
+        """The pipeline's name."""
         return self.frame.pipeline.name
 
     @property
@@ -115,6 +116,7 @@ class Pipeline:
 
     @property
     def training(self) -> TrainingView:
+        """The training options that the supervisor itself needs."""
         return self.frame.training
 
     def num_samples_to_pass(self, trigger_id: int) -> int | None:
@@ -124,10 +126,12 @@ class Pipeline:
 
     @property
     def trigger(self) -> dict[str, Any]:
+        """The `trigger` section as written."""
         return self.section("trigger")
 
     @property
     def selection_strategy(self) -> dict[str, Any]:
+        """The `selection_strategy` section as written."""
         return self.section("selection_strategy")
 
     @property

@@ -155,6 +155,8 @@ class ServiceConfig(Section):
 
 
 class StorageConfig(ServiceConfig):
+    """Storage: its payload server and replicas, reading, and indexing."""
+
     flight_address: Address | None = Field(
         None, description="host:port of the payload server (Arrow Flight); none: a Unix socket"
     )
@@ -212,12 +214,16 @@ class WorkerServiceConfig(ServiceConfig):
 
 
 class EvaluatorConfig(WorkerServiceConfig):
+    """The evaluator: its workers, and the model outputs that it keeps."""
+
     outputs_bytes: int = Field(
         2**30, ge=0, description="disk space for kept model outputs, so that no sample is forwarded twice; 0: keep none"
     )
 
 
 class SupervisorConfig(ServiceConfig):
+    """The supervisor: how many runs it executes at once, and how long it retries other services."""
+
     max_runs: int = Field(4, ge=1, le=1000, description="runs executed at once; further runs wait in the queue")
     resume_on_start: bool = Field(False, description="resume interrupted runs when the supervisor starts")
     patience_s: float = Field(
@@ -236,6 +242,7 @@ class LogsConfig(Section):
 
     @property
     def limits(self) -> LogLimits:
+        """The same values, as the record that log files take."""
         return LogLimits(self.max_bytes, self.keep)
 
 
@@ -248,6 +255,7 @@ class Endpoint(Section):
 
     @property
     def is_unix(self) -> bool:
+        """Whether the address is a Unix socket."""
         return self.address.startswith("unix:")
 
     @property
@@ -289,6 +297,7 @@ class SystemConfig(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Put environment variables before the configuration file (see pydantic-settings)."""
         # The environment wins over the file (a constructor argument): containers share a file and differ in their environment.
         return env_settings, init_settings
 
@@ -304,6 +313,7 @@ class SystemConfig(BaseSettings):
 
     @property
     def log_dir(self) -> Path:
+        """Folder of the logs of embedded services."""
         return self.state_dir / "logs"
 
     def log_file(self, part: str) -> Path:
@@ -326,6 +336,7 @@ class SystemConfig(BaseSettings):
         }
 
     def service(self, name: str) -> ServiceConfig:
+        """Return the section of service `name`; a replica has storage's, with an address and a metrics port of its own."""
         names = list(self.replicas) if name.startswith("replica-") else []
         if name in names:
             # A Unix socket of its own, for health checks on this machine.

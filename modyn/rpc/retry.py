@@ -56,9 +56,11 @@ class CancellationToken:
 
     @property
     def cause(self) -> ModynError | None:
+        """The cause of the first `cancel`; None while the token is not cancelled."""
         return self._cause
 
     def cancel(self, cause: ModynError) -> None:
+        """Cancel the token, wake its waiting threads and call the callbacks with `cause`; later calls change nothing."""
         with self._lock:
             if self._cause is not None:
                 return
@@ -127,10 +129,13 @@ class JobStatus(Protocol):
     """The status of a job at another service: a training or an evaluation."""
 
     @property
-    def state(self) -> JobState: ...
+    def state(self) -> JobState:
+        """The state of the job now."""
     @property
-    def samples_seen(self) -> int: ...
-    def to_error(self) -> ModynError: ...
+    def samples_seen(self) -> int:
+        """Samples that the job has processed so far: its progress."""
+    def to_error(self) -> ModynError:
+        """Build the error that a failed job ended with."""
 
 
 S = TypeVar("S", bound=JobStatus)
@@ -148,6 +153,7 @@ class Retrier:
         self._report = report
 
     def backoff(self) -> Backoff:
+        """Start the pauses of one stretch of attempts under this policy and token."""
         return Backoff(self.policy, self.token, self._report)
 
     def call(self, action: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -37,11 +37,13 @@ class RunWatcher:
             self._changed.notify_all()
 
     def wake(self) -> None:
+        """End the current or next wait: the journal has news."""
         with self._changed:
             self._woken = True
             self._changed.notify_all()
 
     def offer(self, event: RunEvent) -> None:
+        """Add one progress event and wake the wait; beyond PROGRESS_KEPT events the oldest is dropped."""
         with self._changed:
             self._progress.append(event)
             self._changed.notify_all()
@@ -90,12 +92,14 @@ class EventHub:
             watcher.offer(event)
 
     def add(self, run_id: str) -> RunWatcher:
+        """Register and return a new watcher of the run; `remove` must follow."""
         watcher = RunWatcher()
         with self._lock:
             self._watchers.setdefault(run_id, []).append(watcher)
         return watcher
 
     def remove(self, run_id: str, watcher: RunWatcher) -> None:
+        """Unregister a watcher that `add` returned."""
         with self._lock:
             self._watchers[run_id].remove(watcher)
             if not self._watchers[run_id]:

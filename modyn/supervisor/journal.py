@@ -40,6 +40,7 @@ class Write:
     events: list[dict[str, Any]] = field(default_factory=list)
 
     def become(self, to: RunState, **detail: str) -> None:
+        """Change the run's state and record the event; nothing happens if it is in `to` already. Raises: ConflictError."""
         if to == self.state:
             return
         check_transition(self.run_id, self.state, to)
@@ -49,6 +50,7 @@ class Write:
         self.event(EventKind.RUN_STATE, {"state": str(to), **{name: value for name, value in detail.items() if value}})
 
     def event(self, kind: EventKind, detail: Mapping[str, Any], trigger_id: int | None = None) -> None:
+        """Add an event with the next sequence number, written when the transaction commits."""
         # Also text that JSON would keep as it is: watchers get it through protobuf.
         cleaned = {name: sanitize(value) if isinstance(value, str) else value for name, value in detail.items()}
         event = RunEvent(self.last_seq + len(self.events) + 1, time.time(), kind, trigger_id, cleaned)

@@ -53,6 +53,7 @@ class JournalQueries:
             return [from_row(row, Run) for row in session.execute(_RUN_QUERY.order_by(RUNS.c.number)).mappings()]
 
     def run(self, run_id: str) -> Run:
+        """Return a run. Raises: NotFoundError."""
         with self.database.session() as session:
             return from_row(_run_row(session, run_id), Run)
 
@@ -84,6 +85,7 @@ class JournalQueries:
         )
 
     def triggers(self, run_id: str) -> tuple[TriggerRecord, ...]:
+        """Return the run's triggers in order. Raises: NotFoundError: there is no such run."""
         with self.database.session() as session:
             _run_row(session, run_id)
             return _triggers(session, run_id)
@@ -108,6 +110,7 @@ def from_row(row: RowMapping | Mapping[str, Any], kind: type[R]) -> R:
 
 
 def unknown_run(run_id: str) -> NotFoundError:
+    """Build the error for a run id that is not in the journal."""
     return NotFoundError(f"there is no run '{run_id}'; `modyn ps` lists those that exist")
 
 

@@ -17,6 +17,8 @@ from modyn.supervisor.states import RESUMABLE, TERMINAL, RunState, TriggerState
 
 
 class RunMode(StrEnum):
+    """The order in which a run receives the samples of its dataset, and when it ends."""
+
     EXPERIMENT = "experiment"
     """Replay history in the order (timestamp, key)."""
     PRODUCTION = "production"
@@ -34,6 +36,7 @@ class RunOptions:
 
     @property
     def interval(self) -> Interval:
+        """The timestamps [start, end) whose samples the run receives."""
         return Interval(
             MIN_TIMESTAMP if self.from_timestamp is None else self.from_timestamp,
             MAX_TIMESTAMP if self.to_timestamp is None else self.to_timestamp,
@@ -87,6 +90,7 @@ class Run:
 
     @property
     def options(self) -> RunOptions:
+        """The options that the run was submitted with."""
         return RunOptions(self.mode, self.from_timestamp, self.to_timestamp, self.max_triggers)
 
     @property
@@ -96,6 +100,7 @@ class Run:
 
     @property
     def is_resumable(self) -> bool:
+        """Whether `resume` may continue the run in its present state."""
         return self.state in RESUMABLE
 
 

@@ -33,6 +33,7 @@ class RunJournal:
         """As last written from here. A request to stop changes the row from outside, which the next write that is not skipped finds."""
 
     def enter(self, state: RunState) -> None:
+        """Record that the run is in `state`; nothing is written if this attempt wrote that state last."""
         if state != self._state:
             with self._write() as write:
                 write.become(state)
@@ -82,16 +83,19 @@ class RunJournal:
             write.become(RunState.STREAMING)
 
     def evaluating(self, task: EvaluationTask) -> None:
+        """Record that one evaluation of a trigger's model starts."""
         with self._write() as write:
             trigger_id, name = task.step
             self._start(write, trigger_id, "evaluate", name, {"handler": task.handler, "dataset": task.dataset})
 
     def evaluated(self, task: EvaluationTask) -> None:
+        """Record that one evaluation has its result."""
         with self._write() as write:
             trigger_id, name = task.step
             self._finish(write, trigger_id, "evaluate", {"handler": task.handler, "dataset": task.dataset}, name)
 
     def evaluation_failed(self, task: EvaluationTask, error: str) -> None:
+        """Record that one evaluation failed, and why. The run goes on."""
         trigger_id, name = task.step
         detail = {"handler": task.handler, "dataset": task.dataset, "error": error}
         with self._write() as write:
@@ -100,6 +104,7 @@ class RunJournal:
             write.event(EventKind.STEP, {"step": "evaluate", "state": "failed", **detail}, trigger_id)
 
     def message(self, message: str, trigger_id: int | None = None) -> None:
+        """Record a message for the run's watchers."""
         with self._write() as write:
             write.event(EventKind.MESSAGE, {"message": message}, trigger_id)
 

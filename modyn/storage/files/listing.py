@@ -30,9 +30,11 @@ class NameEndings:
     companions: str = ""
 
     def match(self, path: str) -> bool:
+        """Whether a file of this name holds samples."""
         return path.endswith(self.samples)
 
     def companions_of(self, path: str) -> tuple[str, ...]:
+        """Paths of the files that must exist beside `path`: one or none."""
         return (path[: len(path) - len(self.samples)] + self.companions,) if self.companions else ()
 
 
@@ -116,6 +118,7 @@ class Roots:
 
     @staticmethod
     def of(paths: Iterable[Path]) -> Roots:
+        """Sort configured paths into folders, with links resolved, and buckets."""
         texts = [str(path) for path in paths]
         folders = tuple(os.path.realpath(text) for text in texts if not text.startswith("s3:/"))
         return Roots(folders, tuple(text for text in texts if text.startswith("s3:/")))
