@@ -131,9 +131,11 @@ class JobStatus(Protocol):
     @property
     def state(self) -> JobState:
         """The state of the job now."""
+
     @property
     def samples_seen(self) -> int:
         """Samples that the job has processed so far: its progress."""
+
     def to_error(self) -> ModynError:
         """Build the error that a failed job ended with."""
 
