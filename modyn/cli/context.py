@@ -33,12 +33,14 @@ OPTIONS = Options()
 
 
 def system_config() -> SystemConfig:
+    """Load the system configuration that this command uses. Raises: ConfigError."""
     from modyn.config.system import load_system_config
 
     return load_system_config(config_file())
 
 
 def config_file() -> Path | None:
+    """The configuration file: that of `--config`, else of $MODYN_CONFIG; None: built-in defaults."""
     if OPTIONS.config_file is not None:
         return OPTIONS.config_file
     named = os.environ.get("MODYN_CONFIG")

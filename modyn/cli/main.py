@@ -40,6 +40,7 @@ for command in (
 
 
 def print_version(wanted: bool) -> None:
+    """Print the version and exit if `--version` is given."""
     if wanted:
         from modyn import __version__
 

@@ -71,6 +71,7 @@ class Database:
                     connection.commit()
 
     def close(self) -> None:
+        """Close all connections."""
         self.engine.dispose()
 
     @contextmanager

@@ -141,10 +141,12 @@ def check_folders(config: SystemConfig) -> None:
 
 
 def status_file(config: SystemConfig) -> Path:
+    """The file in which a running stack reports its state."""
     return config.state_dir / "stack.json"
 
 
 def lock_file(config: SystemConfig) -> Path:
+    """The file that a running stack holds locked, so that a state folder has one stack at most."""
     return config.state_dir / "stack.lock"
 
 

@@ -31,9 +31,11 @@ class ChildProcess:
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def start(self) -> None:
+        """Start the server."""
         raise NotImplementedError
 
     def ask_to_stop(self) -> None:
+        """Send SIGTERM if the process runs, and do not wait for its end."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
 

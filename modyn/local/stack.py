@@ -110,6 +110,7 @@ class Part:
     _recent_deaths: int = 0
 
     def start(self) -> None:
+        """Start the process, and forget the restart that was due."""
         self.started_at, self.restart_at = time.monotonic(), None
         self.server.start()
 
@@ -139,6 +140,7 @@ class Stack:
         self._stopping = False
 
     def run(self) -> int:
+        """Start everything, restart what dies until SIGTERM or SIGINT, then stop everything; return the exit code."""
         become_subreaper()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._ask_to_stop)
@@ -238,6 +240,7 @@ class Stack:
 
 
 def main() -> int:
+    """Run the stack of the configuration in the arguments; return the exit code."""
     parser = argparse.ArgumentParser(description="Run all services of Modyn on this machine until SIGTERM.")
     parser.add_argument("--config", type=Path, help="system configuration file")
     config_file = parser.parse_args().config

@@ -127,6 +127,7 @@ class ResponseStream(Generic[T]):
             raise from_rpc(error, self._peer) from error
 
     def cancel(self) -> None:
+        """End the stream, from any thread."""
         self._call.cancel()
 
 

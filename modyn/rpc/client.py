@@ -36,6 +36,7 @@ class ServiceClient:
         self.close()
 
     def close(self) -> None:
+        """Close the connection."""
         self._channel.close()
 
     def plugins(self) -> list[Plugin]:

@@ -81,6 +81,7 @@ def _progression(first: int, stride: int, count: int) -> Int64Array:
 
 
 def batch_to_proto(batch: SampleBatch) -> SampleColumns:
+    """Pack a batch into columns; float labels travel as the bits of float64."""
     labels = batch.labels
     float_labels = labels.dtype.kind == "f"
     bits = np.ascontiguousarray(labels, np.float64 if float_labels else np.int64).view(np.int64)
@@ -102,6 +103,7 @@ def batch_from_proto(columns: SampleColumns) -> SampleBatch:
 
 
 def share_to_proto(share: KeysAndWeights) -> KeyColumns:
+    """Pack keys and weights into columns; weights travel as the bits of float32, and equal ones as one number."""
     bits = np.ascontiguousarray(share.weights, np.float32).view(np.uint32)
     # Most policies give all samples one weight, which is cheap to check.
     alike = len(bits) and (bits == bits[0]).all()

@@ -97,6 +97,7 @@ class RunningServer:
         self.address = address
 
     def stop(self, grace_s: float = _GRACE_S) -> None:
+        """Report the service as not serving, refuse new calls, and cut off running ones after `grace_s` seconds."""
         self._health.enter_graceful_shutdown()
         self._server.stop(grace_s).wait(grace_s + 1)
 

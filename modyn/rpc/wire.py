@@ -117,6 +117,7 @@ def _whole_numbers(value: Any) -> Any:
 
 
 def problems_to_proto(problems: Iterable[Problem]) -> common_pb2.SectionReply:
+    """Encode the problems that a service found in its section of a pipeline."""
     return common_pb2.SectionReply(problems=[to_message(problem, common_pb2.ConfigProblem) for problem in problems])
 
 

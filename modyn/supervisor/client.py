@@ -66,6 +66,7 @@ class SupervisorClient(ServiceClient):
         return [from_message(run, Run) for run in self._stub.ListRuns(common_pb2.Empty()).runs]
 
     def run(self, run_id: str) -> Run:
+        """Return one run. Raises: NotFoundError."""
         return from_message(self._stub.GetRun(supervisor_pb2.RunName(run_id=run_id)), Run)
 
     def watch(self, run_id: str, after_seq: int = 0) -> Iterator[RunEvent]:

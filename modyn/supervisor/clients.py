@@ -28,6 +28,7 @@ class RunClients:
     evaluator: EvaluatorClient
 
     def close(self) -> None:
+        """Close all clients."""
         for client in (self.storage, self.selector, self.model_storage, self.trainer_server, self.evaluator):
             client.close()
 
@@ -36,6 +37,7 @@ OpenClients = Callable[[], RunClients]
 
 
 def open_clients(config: SystemConfig) -> RunClients:
+    """Open the clients of all services that a run calls; they connect at their first call."""
     return RunClients(
         # A run reopens its stream by itself, under its own retry policy and cancellation token.
         storage=StorageClient(config.endpoint("storage"), retry_s=0.0),

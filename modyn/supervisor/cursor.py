@@ -53,6 +53,7 @@ class Cursor:
         )
 
     def after_trigger(self) -> Cursor:
+        """The cursor once a trigger has taken all pending samples."""
         return replace(self, num_pending=0, first_pending=None, last_pending=None, num_triggers=self.num_triggers + 1)
 
 

@@ -109,6 +109,7 @@ class RunQueue:
                     self.resume(run.run_id)
 
     def validate(self, yaml: str, file_name: str) -> list[Problem]:
+        """Check a pipeline file with the services it names, and return its problems; none if it can be submitted."""
         return check_pipeline(yaml, file_name, self._clients)
 
     def submit(self, yaml: str, file_name: str, options: RunOptions) -> Run:
@@ -135,6 +136,7 @@ class RunQueue:
         return run
 
     def results(self, run_id: str) -> list[EvaluationResult]:
+        """Return the run's evaluation results. Raises: NotFoundError."""
         return self._clients.evaluator.results(self.journal.run(run_id).run_id)
 
     def stop(self, run_id: str) -> Run:

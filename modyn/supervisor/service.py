@@ -20,7 +20,7 @@ from modyn.supervisor.triggers import TRIGGERS
 
 
 class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
-    """See protos/modyn/proto/supervisor.proto."""
+    """Each method decodes, carries out and encodes the call of the same name in protos/modyn/proto/supervisor.proto."""
 
     def __init__(self, runs: RunQueue, hub: EventHub) -> None:
         self._runs = runs

@@ -72,6 +72,7 @@ class SampleStream:
                 return batch
 
     def close(self) -> None:
+        """End the stream, and the thread that reads ahead."""
         self._unregister()
         self._end()
 

@@ -65,6 +65,7 @@ class EndpointPool:
         return min(peer.endpoint.max_message_bytes for peer in self._peers)
 
     def address(self, index: int) -> str:
+        """The address of an endpoint, for messages."""
         return self._peers[index].endpoint.address
 
     def next_turn(self) -> int:
@@ -97,6 +98,7 @@ class EndpointPool:
             client.close()
 
     def mark_answered(self, index: int) -> None:
+        """Record that the endpoint answered: it is no longer avoided, and its next pause is the first again."""
         with self._lock:
             peer = self._peers[index]
             peer.pause_s, peer.retry_at, peer.avoid_until = _FIRST_PAUSE_S, 0.0, 0.0

@@ -161,6 +161,7 @@ class Fetch:
                 thread.abandon()
 
     def join(self, timeout_s: float) -> None:
+        """Wait for the end of all threads, at most `timeout_s` seconds in all."""
         give_up = time.monotonic() + timeout_s
         for thread in self._threads:
             if thread.ident is not None:

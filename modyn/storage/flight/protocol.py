@@ -39,6 +39,7 @@ class PayloadRequest:
     keys: Int64Array
 
     def to_ticket(self) -> flight.Ticket:
+        """Encode the request as a Flight ticket: one line of JSON, then the keys as little-endian int64."""
         head = json.dumps({"version": VERSION, "dataset": self.dataset, "on_missing": self.on_missing})
         return flight.Ticket(head.encode() + b"\n" + np.ascontiguousarray(self.keys, "<i8").tobytes())
 
@@ -72,6 +73,7 @@ class AnswerHead:
     error: str = ""
 
     def to_bytes(self) -> bytes:
+        """Encode the head as the metadata of its record batch."""
         return _HEAD.pack(self.done, -1 if self.record_size is None else self.record_size) + self.error.encode()
 
     @staticmethod
@@ -148,6 +150,7 @@ _MAX_ERROR, _MAX_SUMMARY = 3000, 500
 
 
 def error_to_flight(error: ModynError) -> flight.FlightServerError:
+    """Build the Flight error that carries `error` whole to the client."""
     text = error_to_text(error)
     return flight.FlightServerError(bounded(text, _MAX_SUMMARY), text.encode())
 

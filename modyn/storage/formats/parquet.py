@@ -185,6 +185,7 @@ class PackedRows:
 
     @property
     def nbytes(self) -> int:
+        """Bytes that the payloads hold in memory."""
         return int(self.values.nbytes)
 
     def lengths(self) -> Int64Array | int:
@@ -194,6 +195,7 @@ class PackedRows:
         return np.diff(self._ends())
 
     def take(self, rows: Int64Array) -> PackedRows:
+        """The payloads at the numbers `rows`, int64 (n,), in that order."""
         return PackedRows(self.values.take(pa.array(rows)))
 
     def joined(self) -> tuple[UInt8Array, Int64Array]:

@@ -153,6 +153,7 @@ class SegmentInfo:
 
     @property
     def end_key(self) -> int:
+        """The key after the last."""
         return self.first_key + self.num_samples
 
 

@@ -108,10 +108,12 @@ class SegmentIndex:
 
     @property
     def min_timestamp(self) -> int | None:
+        """The earliest timestamp in seconds since 1970; None while there is no segment."""
         return min((segment.info.min_timestamp for segment in self.segments), default=None)
 
     @property
     def max_timestamp(self) -> int | None:
+        """The latest timestamp in seconds since 1970; None while there is no segment."""
         return max((segment.info.max_timestamp for segment in self.segments), default=None)
 
     def contains(self, keys: Int64Array) -> npt.NDArray[np.bool_]:

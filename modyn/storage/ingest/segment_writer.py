@@ -40,6 +40,7 @@ class SegmentWriter:
 
     @property
     def num_pending_samples(self) -> int:
+        """Samples that were added and are not committed yet."""
         return len(self._builder) + self._next_key - self._dataset.row.next_key
 
     def add(self, file_id: int, chunks: Sequence[IndexedSamples]) -> None:

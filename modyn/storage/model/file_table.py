@@ -89,6 +89,7 @@ class FileTable:
         return np.array(np.asarray(self._sizes)[file_ids]), np.array(np.asarray(self._mtimes)[file_ids])
 
     def id_of(self, path: str) -> int | None:
+        """The id of the file at `path`; None if it is not known."""
         return self._ids.get(path)
 
     def compare(self, paths: Sequence[str], sizes: Int64Array, mtimes_ns: Int64Array) -> Comparison:

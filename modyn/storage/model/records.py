@@ -26,6 +26,7 @@ class DatasetInfo:
 
     @property
     def name(self) -> str:
+        """The dataset's name."""
         return self.config.name
 
 

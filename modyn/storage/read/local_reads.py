@@ -53,6 +53,7 @@ class LocalPayloads:
         self.close()
 
     def close(self) -> None:
+        """Close the threads and files that reading uses."""
         self._readers.close()
 
     def locate(self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise") -> LocatedSamples:

@@ -29,6 +29,8 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True)
 class FileIdentity:
+    """A file as one machine identifies it: its path, and its device and inode there."""
+
     path: bytes
     device: int
     inode: int

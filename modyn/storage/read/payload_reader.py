@@ -125,6 +125,7 @@ class ChunkReader:
         self._pools: dict[str, _Pool] = {}
 
     def close(self) -> None:
+        """Drop the chunks that have not begun, and do not wait for the others."""
         with self._lock:
             for pool in self._pools.values():
                 pool.threads.shutdown(wait=False, cancel_futures=True)

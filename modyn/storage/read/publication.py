@@ -58,9 +58,11 @@ class Publication:
 
     @property
     def num_files(self) -> int:
+        """Files that the name blocks hold."""
         return sum(block.count for block in self.names)
 
     def to_json(self) -> bytes:
+        """Encode the publication as the content of its file."""
         content = {
             "format": _FORMAT,
             "dataset": self.config.model_dump(mode="json"),

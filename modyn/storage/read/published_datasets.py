@@ -25,6 +25,7 @@ class PublishedNames:
 
     @staticmethod
     def of(config: SystemConfig) -> PublishedNames:
+        """The links in the state folder of storage under `config`."""
         return PublishedNames(config.service_dir("storage") / "names")
 
     def add(self, name: str, target: Path) -> None:
@@ -39,6 +40,7 @@ class PublishedNames:
             raise UnavailableError(f"cannot write {self._folder / name}: {error.strerror or error}; make it writable") from error
 
     def remove(self, name: str) -> None:
+        """Remove the link of a dataset, if there is one."""
         (self._folder / name).unlink(missing_ok=True)
 
     def keep_only(self, names: Set[str]) -> None:

@@ -48,10 +48,12 @@ class DatasetSnapshot:
 
     @property
     def name(self) -> str:
+        """The dataset's name."""
         return self.config.name
 
     @property
     def base_path(self) -> str:
+        """The dataset's folder or bucket, as configured."""
         return str(self.config.base_path)
 
     def refuse_other(self, identity: str) -> None:

@@ -79,6 +79,7 @@ class PeriodicConfig(Section):
 
     @property
     def window(self) -> AnchorWindow:
+        """The window around each anchor, parsed."""
         return parse_window(self.interval)
 
 
