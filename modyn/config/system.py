@@ -297,8 +297,7 @@ class SystemConfig(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Put environment variables before the configuration file (see pydantic-settings)."""
-        # The environment wins over the file (a constructor argument): containers share a file and differ in their environment.
+        """Let the environment win over the file (a constructor argument): containers share a file and differ in their environment."""
         return env_settings, init_settings
 
     @field_validator("state_dir")
