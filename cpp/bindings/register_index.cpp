@@ -75,9 +75,9 @@ class StoredIndex {
  public:
   StoredIndex(const Int64Array& first_keys, py::tuple columns) : columns_(std::move(columns)), index_(views(first_keys)) {}
 
-  py::object locate(const Int64Array& keys) const { return look_up(keys, Wanted{true, false, false}); }
-  py::object entries(const Int64Array& keys) const { return look_up(keys, Wanted{true, true, false}); }
-  py::object labels_and_timestamps(const Int64Array& keys) const { return look_up(keys, Wanted{false, true, true}); }
+  py::object locate(const Int64Array& keys) const { return look_up(keys, Columns{true, false, false}); }
+  py::object entries(const Int64Array& keys) const { return look_up(keys, Columns{true, true, false}); }
+  py::object labels_and_timestamps(const Int64Array& keys) const { return look_up(keys, Columns{false, true, true}); }
 
   py::array_t<bool> contains(const Int64Array& keys) const {
     check_one_dimension(keys, "keys");
@@ -86,7 +86,7 @@ class StoredIndex {
   }
 
  private:
-  struct Wanted {
+  struct Columns {
     bool locations, labels, timestamps;
   };
 
@@ -108,7 +108,7 @@ class StoredIndex {
     return segments;
   }
 
-  py::object look_up(const Int64Array& keys, Wanted wanted) const {
+  py::object look_up(const Int64Array& keys, Columns wanted) const {
     check_one_dimension(keys, "keys");
     const py::ssize_t count = keys.size();
     const auto common_length = index_.common_length();

@@ -65,7 +65,7 @@ Buffer BufferPool::take(std::size_t size) {
       if (fits && (best == kept_.end() || kept->capacity <= best->capacity)) best = kept;
     }
     if (best != kept_.end()) {
-      const Kept found = *best;
+      const FreeBuffer found = *best;
       kept_.erase(best);
       kept_bytes_ -= found.capacity;
       return {this, found.data, found.capacity};

@@ -68,7 +68,7 @@ void MappedRecords::find_files() {
 void MappedRecords::map_files(FileCache& cache) {
   addresses_.resize(files_.size());
   for (std::size_t slot = 0; slot < files_.size(); ++slot) {
-    Wanted& wanted = files_[slot];
+    RequestedFile& wanted = files_[slot];
     if (wanted.records < min_records_per_file) continue;
     try {
       wanted.indexed = r_.paths.file(wanted.id);
@@ -88,7 +88,7 @@ bool MappedRecords::are_resident() const {
   const std::size_t questions = std::min(r_.count, std::max(min_questions, r_.count / records_per_question));
   for (std::size_t question = 0; question < questions; ++question) {
     const std::size_t i = r_.count * question / questions;
-    const Wanted& file = files_[slots_[i]];
+    const RequestedFile& file = files_[slots_[i]];
     if (file.map && r_.length(i) > 0 && !file.file->is_resident(r_.offsets[i])) return false;
   }
   return true;
@@ -111,7 +111,7 @@ bool MappedRecords::copy(std::uint8_t* into, std::size_t threads) const {
 // has changed the file's time before.
 bool MappedRecords::are_still_as_indexed() const {
   try {
-    return std::all_of(files_.begin(), files_.end(), [](const Wanted& wanted) {
+    return std::all_of(files_.begin(), files_.end(), [](const RequestedFile& wanted) {
       if (!wanted.map) return true;
       const FileStamp now = wanted.file->stamp();
       return now.size >= wanted.end && wanted.indexed.may_be(now);

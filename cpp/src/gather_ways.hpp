@@ -28,7 +28,7 @@ class MappedRecords {
 
  private:
   // A file of the request. Its number here is its slot.
-  struct Wanted {
+  struct RequestedFile {
     std::uint32_t id;
     std::uint32_t records;
     std::int64_t end;  // of the record that lies farthest
@@ -45,7 +45,7 @@ class MappedRecords {
   const GatherRequest& r_;
   const std::int64_t* bounds_;
   std::vector<std::uint32_t> slots_;  // of each record
-  std::vector<Wanted> files_;
+  std::vector<RequestedFile> files_;
   std::vector<const std::uint8_t*> addresses_;  // of each slot's map; null: not mapped
   std::size_t num_mapped_ = 0;                  // records
 };

@@ -81,6 +81,7 @@ class ServiceContext:
         self._callbacks.append(callback)
 
     def shut_down(self) -> None:
+        """Run the callbacks of `on_shutdown`, last first; one that raises is logged."""
         for callback in reversed(self._callbacks):
             try:
                 callback()

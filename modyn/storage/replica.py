@@ -82,6 +82,7 @@ def build(context: ServiceContext) -> Sequence[Registration]:
 
 
 def main() -> int:
+    """Run one replica of the payload server until it is stopped. Returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m modyn.storage.replica", description="A further process that serves payloads."
     )

@@ -47,7 +47,7 @@ class BufferPool {
 
  private:
   friend class Buffer;
-  struct Kept {
+  struct FreeBuffer {
     std::uint8_t* data;
     std::size_t capacity;
   };
@@ -56,7 +56,7 @@ class BufferPool {
   std::size_t max_kept_bytes_;
   // Only ever tried, never waited for: after a fork, the lock of a thread that no longer exists stays locked.
   mutable std::mutex mutex_;
-  std::vector<Kept> kept_;  // oldest first; never grows beyond what is reserved
+  std::vector<FreeBuffer> kept_;  // oldest first; never grows beyond what is reserved
   std::size_t kept_bytes_ = 0;
 };
 
