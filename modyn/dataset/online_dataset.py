@@ -53,7 +53,7 @@ class OnlineDataset(TriggerSetDataset):
     ) -> None:
         options = LoadOptions(batch_size, drop_last, shuffle, seed, epochs, num_prefetched_partitions, parallel_prefetch_requests)
         if workers < 0:
-            raise InvalidArgumentError(f"workers is {workers}; give the number of worker processes, or 0 for the same as 1")
+            raise InvalidArgumentError(f"workers is {workers}; it must be at least 0, and 0 means the same as 1")
         system = system or load_system_config()
         with SelectorClient(system.endpoint("selector")) as selector:
             trigger_set = selector.trigger_set(RunId(run), trigger)
