@@ -17,9 +17,8 @@ TEMPORARY_SUFFIX = ".tmp"
 
 def write_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
     """Write `parts` one after the other as the whole content of `path`; durable on return. Raises UnavailableError."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}{TEMPORARY_SUFFIX}")
     try:
-        with replacing(path, temporary) as file:
+        with replacing(path) as file:
             for part in parts:
                 file.write(part)
     except OSError as error:
@@ -29,8 +28,12 @@ def write_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
 
 
 @contextmanager
-def replacing(path: Path, temporary: Path) -> Iterator[BinaryIO]:
-    """Open a new file `temporary` beside `path`. At the end it durably replaces `path`; on an error it is removed."""
+def replacing(path: Path, temporary: Path | None = None) -> Iterator[BinaryIO]:
+    """Open a new file `temporary` beside `path`. At the end it durably replaces `path`; on an error it is removed.
+
+    Args: temporary: by default a name of this thread, which ends in TEMPORARY_SUFFIX.
+    """
+    temporary = temporary or path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}{TEMPORARY_SUFFIX}")
     try:
         with open(temporary, "wb") as file:
             yield file

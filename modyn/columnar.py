@@ -20,7 +20,6 @@ import json
 import math
 import os
 import struct
-import threading
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -32,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from modyn import _core
-from modyn.atomic_write import TEMPORARY_SUFFIX, replacing, write_atomically
+from modyn.atomic_write import replacing
 from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
 
 Array = npt.NDArray[Any]
@@ -80,88 +79,73 @@ class WrittenFile:
 
 def write_columns(path: Path, kind: FileKind, columns: Mapping[str, Array], meta: Mapping[str, Any] | None = None) -> WrittenFile:
     """Write numeric arrays of any shape; the file is complete and durable on return. Raises UnavailableError."""
-    layout = _Layout({name: (values.dtype, values.shape) for name, values in columns.items()})
-    parts = [memoryview(b"")]
-    for name, values in columns.items():
-        stored = _bytes_of(values)
-        layout.add(name, stored)
-        parts += [stored, memoryview(bytes(-len(stored) % _ALIGNMENT))]
-    prefix, header = layout.finish(kind, meta or {})
-    write_atomically(path, [prefix, *parts, header])
-    return WrittenFile(layout.end + len(header), hashlib.sha256(header).hexdigest())
-
-
-class ColumnWriter:
-    """Writes columns of known lengths part by part, for content that is larger than memory. Made by `column_writer`."""
-
-    def __init__(self, descriptor: int, kind: FileKind, columns: Mapping[str, tuple[npt.DTypeLike, int]]) -> None:
-        """columns: dtype and number of values by name."""
-        self._descriptor, self._kind = descriptor, kind
-        self._layout = _Layout({name: (np.dtype(dtype), (length,)) for name, (dtype, length) in columns.items()})
-        self.meta: dict[str, Any] = {}
-        """Goes into the header when the file is completed."""
-
-    def append(self, name: str, values: Array) -> None:
-        """Write the next values of a column, cast to its dtype. Raises ValueError if they are more than announced."""
-        stored = _bytes_of(values.astype(self._layout.columns[name]["dtype"], copy=False))
-        write_at(self._descriptor, stored, self._layout.add(name, stored))
-
-    def complete(self) -> None:
-        """Write the header. Raises ValueError if values are missing."""
-        prefix, header = self._layout.finish(self._kind, self.meta)
-        write_at(self._descriptor, header, self._layout.end)
-        write_at(self._descriptor, prefix, 0)
+    with column_writer(path, kind, {name: (values.dtype, values.shape) for name, values in columns.items()}) as writer:
+        writer.meta.update(meta or {})
+        for name, values in columns.items():
+            writer.append(name, values)
+    return writer.written
 
 
 @contextmanager
-def column_writer(path: Path, kind: FileKind, columns: Mapping[str, tuple[npt.DTypeLike, int]]) -> Iterator[ColumnWriter]:
+def column_writer(
+    path: Path, kind: FileKind, columns: Mapping[str, tuple[npt.DTypeLike, int | tuple[int, ...]]]
+) -> Iterator[ColumnWriter]:
     """A writer of the file `path`, which is complete and durable after the block, and as before if the block raises.
 
-    Args: columns: dtype and number of values by name.
+    Args: columns: dtype and shape, or number of values, by name.
     Raises: UnavailableError: the disk cannot be written to. ValueError: a column has fewer or more values than announced.
     """
-    temporary = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}{TEMPORARY_SUFFIX}")
     try:
-        with replacing(path, temporary) as file:
-            writer = ColumnWriter(file.fileno(), kind, columns)
+        with replacing(path) as file:
+            writer = ColumnWriter(file.fileno(), columns)
             yield writer
-            writer.complete()
+            writer.complete(kind)
     except OSError as error:
         raise UnavailableError(
             f"cannot write the {kind.noun} {path}: {error.strerror or error}; free or repair the disk and try again"
         ) from error
 
 
-class _Layout:
-    """Where columns lie in a file, and their checksums while they are written."""
+class ColumnWriter:
+    """Writes columns of known shapes part by part, for content that is larger than memory. Made by `column_writer`."""
 
-    def __init__(self, columns: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]) -> None:
-        self.columns: dict[str, dict[str, Any]] = {}
+    def __init__(self, descriptor: int, columns: Mapping[str, tuple[npt.DTypeLike, int | tuple[int, ...]]]) -> None:
+        self._descriptor = descriptor
+        self._columns: dict[str, dict[str, Any]] = {}
         self._written = dict.fromkeys(columns, 0)
-        self.end = _ALIGNMENT
-        for name, (dtype, shape) in columns.items():
+        self._end = _ALIGNMENT
+        for name, (given, shape) in columns.items():
+            dtype = np.dtype(given)
             if dtype.kind not in _NUMBERS:
                 raise ValueError(f"column {name} is {dtype}; only numbers can be written")
-            self.columns[name] = {"dtype": dtype.newbyteorder("<").str, "shape": list(shape), "offset": self.end, "crc32": 0}
-            self.end += _aligned(_num_bytes(self.columns[name]))
+            sizes = [shape] if isinstance(shape, int) else list(shape)
+            self._columns[name] = {"dtype": dtype.newbyteorder("<").str, "shape": sizes, "offset": self._end, "crc32": 0}
+            num_bytes = _num_bytes(self._columns[name])
+            self._end += num_bytes + -num_bytes % _ALIGNMENT
+        self.meta: dict[str, Any] = {}
+        """Goes into the header when the file is completed."""
+        self.written: WrittenFile
+        """Set when the file is complete."""
 
-    def add(self, name: str, stored: memoryview) -> int:
-        """Count bytes of a column as written; returns their position in the file."""
-        column, done = self.columns[name], self._written[name]
+    def append(self, name: str, values: Array) -> None:
+        """Write the next values of a column, cast to its dtype. Raises ValueError if they are more than announced."""
+        column, done = self._columns[name], self._written[name]
+        stored = np.ascontiguousarray(values, column["dtype"]).reshape(-1).view(np.uint8).data
         self._written[name] += len(stored)
         if self._written[name] > _num_bytes(column):
             raise ValueError(f"column {name} has more values than the {column['shape']} that were announced")
         column["crc32"] = zlib.crc32(stored, column["crc32"])
-        return int(column["offset"]) + done
+        write_at(self._descriptor, stored, column["offset"] + done)
 
-    def finish(self, kind: FileKind, meta: Mapping[str, Any]) -> tuple[bytes, bytes]:
-        """Prefix and header."""
-        for name, column in self.columns.items():
+    def complete(self, kind: FileKind) -> None:
+        """Write the header. Raises ValueError if values are missing."""
+        for name, column in self._columns.items():
             if self._written[name] < _num_bytes(column):
                 raise ValueError(f"column {name} has fewer values than the {column['shape']} that were announced")
-        header = json.dumps({"meta": meta, "columns": self.columns}).encode()
-        prefix = _PREFIX.pack(kind.magic, kind.version, zlib.crc32(header), self.end, len(header))
-        return prefix.ljust(_ALIGNMENT, b"\0"), header
+        header = json.dumps({"meta": self.meta, "columns": self._columns}).encode()
+        write_at(self._descriptor, header, self._end)
+        write_at(self._descriptor, _PREFIX.pack(kind.magic, kind.version, zlib.crc32(header), self._end, len(header)), 0)
+        self.written = WrittenFile(self._end + len(header), hashlib.sha256(header).hexdigest())
 
 
 class ColumnFile:
@@ -239,15 +223,6 @@ class ColumnFile:
 
 def _num_bytes(column: Mapping[str, Any]) -> int:
     return int(math.prod(column["shape"])) * np.dtype(column["dtype"]).itemsize
-
-
-def _aligned(position: int) -> int:
-    return position + -position % _ALIGNMENT
-
-
-def _bytes_of(values: Array) -> memoryview:
-    little = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
-    return little.reshape(-1).view(np.uint8).data
 
 
 def write_at(descriptor: int, content: bytes | memoryview, position: int) -> None:
