@@ -1,4 +1,4 @@
-"""Open a channel to a service. Every call on it has a deadline, carries the token, and raises from `modyn.errors` only.
+"""A channel to a service. Every call on it has a deadline, carries the token, and raises from `modyn.errors` only.
 
 A unary call that meets an unavailable server is repeated for a while: all calls are idempotent but those named `not_repeatable`.
 """
@@ -6,7 +6,7 @@ A unary call that meets an unavailable server is repeated for a while: all calls
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import grpc
 
@@ -21,49 +21,38 @@ T = TypeVar("T")
 DEFAULT_DEADLINE_S = 60.0
 
 
-def open_channel(endpoint: Endpoint, *, wait_s: float = 10.0, not_repeatable: frozenset[str] = frozenset()) -> grpc.Channel:
-    """A channel to `endpoint`. `wait_s`: how long unary calls wait for a server that cannot be reached."""
-    options = [
-        ("grpc.max_receive_message_length", endpoint.max_message_bytes),
-        ("grpc.max_send_message_length", endpoint.max_message_bytes),
-        ("grpc.initial_reconnect_backoff_ms", 50),
-        # In spite of its name: how long an attempt to connect may take, over a slow network or to a busy machine. A refused one ends at once.
-        ("grpc.min_reconnect_backoff_ms", 5000),
-        ("grpc.max_reconnect_backoff_ms", 1000),
-        ("grpc.keepalive_time_ms", 60_000),
-        # Proxies of the environment are not meant for services of one installation.
-        ("grpc.enable_http_proxy", 0),
-        # Without it channels to one address share a connection, and a client made after a restart inherits its back-off.
-        ("grpc.use_local_subchannel_pool", 1),
-    ]
-    roots = root_certificates(endpoint)
-    if roots is None:
-        inner = grpc.insecure_channel(endpoint.address, options=options)
-    else:
-        inner = grpc.secure_channel(endpoint.address, grpc.ssl_channel_credentials(roots), options=options)
-    token = endpoint.security.secret()
-    metadata = ((TOKEN_KEY, f"Bearer {token}"),) if token else ()
-    return _Channel(inner, endpoint.address, metadata, Retrier(RetryPolicy(wait_s, on_deadline=False)), not_repeatable)
+class Channel:
+    """What the generated stubs need of a gRPC channel. Not interceptors: those do not see errors inside a stream."""
 
-
-class _Channel(grpc.Channel):
-    """A gRPC channel whose calls raise from `modyn.errors`. Not interceptors: those do not see errors inside a stream."""
-
-    def __init__(
-        self,
-        inner: grpc.Channel,
-        peer: str,
-        metadata: tuple[tuple[str, str], ...],
-        retrier: Retrier,
-        not_repeatable: frozenset[str],
-    ) -> None:
-        self._inner = inner
-        self._peer = peer
-        self._metadata = metadata
-        self._retrier = retrier
+    def __init__(self, endpoint: Endpoint, *, wait_s: float = 10.0, not_repeatable: frozenset[str] = frozenset()) -> None:
+        """`wait_s`: how long unary calls wait for a server that cannot be reached."""
+        options = [
+            ("grpc.max_receive_message_length", endpoint.max_message_bytes),
+            ("grpc.max_send_message_length", endpoint.max_message_bytes),
+            ("grpc.initial_reconnect_backoff_ms", 50),
+            # In spite of its name: how long an attempt to connect may take, over a slow network or to a busy machine. A refused one ends at
+            # once.
+            ("grpc.min_reconnect_backoff_ms", 5000),
+            ("grpc.max_reconnect_backoff_ms", 1000),
+            ("grpc.keepalive_time_ms", 60_000),
+            # Proxies of the environment are not meant for services of one installation.
+            ("grpc.enable_http_proxy", 0),
+            # Without it channels to one address share a connection, and a client made after a restart inherits its back-off.
+            ("grpc.use_local_subchannel_pool", 1),
+        ]
+        roots = root_certificates(endpoint)
+        if roots is None:
+            self._inner = grpc.insecure_channel(endpoint.address, options=options)
+        else:
+            self._inner = grpc.secure_channel(endpoint.address, grpc.ssl_channel_credentials(roots), options=options)
+        token = endpoint.security.secret()
+        self._metadata = ((TOKEN_KEY, f"Bearer {token}"),) if token else ()
+        self._peer = endpoint.address
         self._not_repeatable = not_repeatable
+        self.retrier = Retrier(RetryPolicy(wait_s, on_deadline=False))
 
     def unary_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """A call with one request and one answer. Repeated while the server is unavailable, unless it is `not_repeatable`."""
         call = self._inner.unary_unary(method, *args, **kwargs)
         repeatable = method.rsplit("/", 1)[-1] not in self._not_repeatable
 
@@ -71,37 +60,29 @@ class _Channel(grpc.Channel):
             def once() -> Any:
                 return self._translated(lambda: call(request, timeout=timeout, metadata=self._metadata))
 
-            return self._retrier.call(once) if repeatable else once()
+            return self.retrier.call(once) if repeatable else once()
 
         return invoke
 
     def stream_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """A call with a stream of requests and one answer."""
         call = self._inner.stream_unary(method, *args, **kwargs)
         return lambda requests, timeout=None: self._translated(lambda: call(requests, timeout=timeout, metadata=self._metadata))
 
     def unary_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return self._streaming(self._inner.unary_stream(method, *args, **kwargs))
-
-    def stream_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return self._streaming(self._inner.stream_stream(method, *args, **kwargs))
-
-    def subscribe(self, callback: Any, try_to_connect: bool = False) -> None:
-        self._inner.subscribe(callback, try_to_connect)
-
-    def unsubscribe(self, callback: Any) -> None:
-        self._inner.unsubscribe(callback)
+        """A call with one request and a `ResponseStream`."""
+        call = self._inner.unary_stream(method, *args, **kwargs)
+        return lambda request, timeout=None: ResponseStream(call(request, timeout=timeout, metadata=self._metadata), self._peer)
 
     def close(self) -> None:
+        """Close the connection."""
         self._inner.close()
 
-    def __enter__(self) -> _Channel:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def _streaming(self, call: Any) -> Any:
-        return lambda request, timeout=None: ResponseStream(call(request, timeout=timeout, metadata=self._metadata), self._peer)
 
     def _translated(self, call: Callable[[], T]) -> T:
         try:
@@ -135,7 +116,7 @@ def is_serving(endpoint: Endpoint, timeout_s: float = 1.0) -> bool:
     """Whether the service at `endpoint` says that it is healthy."""
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    with open_channel(endpoint, wait_s=0) as channel:
+    with Channel(endpoint, wait_s=0) as channel:
         try:
             reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
         except ModynError:

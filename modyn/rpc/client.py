@@ -9,8 +9,7 @@ from modyn.config.base import Problem
 from modyn.config.system import Endpoint
 from modyn.proto import common_pb2
 from modyn.registry import Plugin
-from modyn.rpc.channel import open_channel
-from modyn.rpc.retry import Retrier, RetryPolicy
+from modyn.rpc.channel import Channel
 from modyn.rpc.wire import from_message, to_struct
 
 
@@ -24,9 +23,9 @@ class ServiceClient:
 
     def __init__(self, endpoint: Endpoint, wait_s: float = 10.0) -> None:
         """`wait_s`: how long a call waits for a service that cannot be reached."""
-        self._channel = open_channel(endpoint, wait_s=wait_s, not_repeatable=self._not_repeatable)
+        self._channel = Channel(endpoint, wait_s=wait_s, not_repeatable=self._not_repeatable)
         self._stub = self._Stub(self._channel)
-        self._retrier = Retrier(RetryPolicy(wait_s, on_deadline=False))
+        self._retrier = self._channel.retrier
         """For what the channel does not repeat by itself: streams, and calls that are only repeatable in a certain way."""
 
     def __enter__(self) -> Self:

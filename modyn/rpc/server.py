@@ -11,8 +11,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -116,11 +117,9 @@ def start_server(name: str, endpoint: Endpoint, registrations: Sequence[Registra
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ]
-    logger = get_logger("rpc")
-    interceptors: list[grpc.ServerInterceptor] = [_Translation(logger, endpoint.security.secret())]
-    server = grpc.server(
-        futures.ThreadPoolExecutor(max_threads, thread_name_prefix=name), interceptors=interceptors, options=options
-    )
+    threads = futures.ThreadPoolExecutor(max_threads, thread_name_prefix=name)
+    translation = _Translation(get_logger("rpc"), endpoint.security.secret())
+    server = grpc.server(threads, interceptors=[translation], options=options)
     for registration in registrations:
         registration.add_to_server(registration.servicer, server)
     names = [registration.full_service_name for registration in registrations]
@@ -159,16 +158,13 @@ def run_service(
         prepare_run_dir(config.run_dir)
         server = start_server(name, config.endpoint(name), build(context), max_threads=settings.max_threads)
         _serve_metrics(context)
-    except ModynError as error:
-        logger.error("cannot_start", error=error.message, reason=error.reason)
-        sys.stderr.write(f"modyn {name}: {error.message}\n")
-        context.shut_down()
-        return 1
-    except OSError as error:
-        logger.exception("cannot_start")
-        sys.stderr.write(
-            f"modyn {name}: {error.filename or config.state_dir}: {error.strerror}; make it writable or change state_dir\n"
-        )
+    except (ModynError, OSError) as error:
+        if isinstance(error, ModynError):
+            message = error.message
+        else:
+            message = f"{error.filename or config.state_dir}: {error.strerror}; make it writable or change state_dir"
+        logger.error("cannot_start", error=message, exc_info=isinstance(error, OSError))
+        sys.stderr.write(f"modyn {name}: {message}\n")
         context.shut_down()
         return 1
     logger.info("serving", address=server.address)
@@ -296,14 +292,21 @@ class _Translation(grpc.ServerInterceptor):
         handler = continuation(details)
         if handler is None:
             return None
-        allowed = self._allowed(details)
-        method = details.method.rsplit("/", 1)[-1]
-        kind = "_".join(
-            "stream" if is_stream else "unary" for is_stream in (handler.request_streaming, handler.response_streaming)
-        )
-        wrap = self._stream if handler.response_streaming else self._single
+        streaming = (handler.request_streaming, handler.response_streaming)
+        kind = "_".join("stream" if is_stream else "unary" for is_stream in streaming)
+        behaviour = getattr(handler, kind)
+        call = partial(self._call, method=details.method.rsplit("/", 1)[-1], allowed=self._allowed(details))
+
+        def single(request: Any, context: grpc.ServicerContext) -> Any:
+            with call(context):
+                return behaviour(request, context)
+
+        def stream(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+            with call(context):
+                yield from behaviour(request, context)
+
         return getattr(grpc, f"{kind}_rpc_method_handler")(
-            wrap(getattr(handler, kind), method, allowed),
+            stream if handler.response_streaming else single,
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )
@@ -314,47 +317,24 @@ class _Translation(grpc.ServerInterceptor):
             return True
         return token_matches(self._token, dict(details.invocation_metadata).get(TOKEN_KEY))
 
-    def _single(self, behaviour: Any, method: str, allowed: bool) -> Any:
-        def call(request: Any, context: grpc.ServicerContext) -> Any:
-            with _Call(self._logger, context, method, allowed):
-                return behaviour(request, context)
-
-        return call
-
-    def _stream(self, behaviour: Any, method: str, allowed: bool) -> Any:
-        def call(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-            with _Call(self._logger, context, method, allowed):
-                yield from behaviour(request, context)
-
-        return call
-
-
-class _Call:
-    """One call: ends in the status that stands for what was raised in it."""
-
-    def __init__(self, logger: FilteringBoundLogger, context: grpc.ServicerContext, method: str, allowed: bool) -> None:
-        self._logger, self._context, self._method, self._allowed = logger, context, method, allowed
-
-    def __enter__(self) -> None:
-        self._started = time.perf_counter()
-        if not self._allowed:
-            abort(
-                self._context,
-                SecurityError("the call carries no valid token; set security.token as in the service's system file"),
-            )
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        outcome = "ok" if error is None else getattr(error, "reason", "INTERNAL")
-        CALL_SECONDS.labels(self._method, outcome).observe(time.perf_counter() - self._started)
-        # GeneratorExit: the client has gone. A bare Exception with no text is gRPC's own abort.
-        if error is None or isinstance(error, GeneratorExit) or not self._context.is_active():
-            return
-        if isinstance(error, ModynError):
-            abort(self._context, error)
-        if type(error) is Exception and not error.args:
-            return
-        self._logger.error("call_failed", method=self._method, exc_info=error)
-        abort(
-            self._context,
-            ModynError(f"{self._method} failed: {type(error).__name__}: {error}; the log of the service has the details"),
-        )
+    @contextmanager
+    def _call(self, context: grpc.ServicerContext, method: str, allowed: bool) -> Iterator[None]:
+        """Around one call, which ends in the status that stands for what was raised in it."""
+        if not allowed:
+            abort(context, SecurityError("the call carries no valid token; set security.token as in the service's system file"))
+        started, outcome = time.perf_counter(), "ok"
+        try:
+            yield
+        except BaseException as error:
+            outcome = getattr(error, "reason", "INTERNAL")
+            if isinstance(error, ModynError) and context.is_active():
+                abort(context, error)
+            # GeneratorExit: the client has gone. A bare Exception with no text is gRPC's own abort.
+            expected = isinstance(error, GeneratorExit) or (type(error) is Exception and not error.args)
+            if expected or not context.is_active():
+                raise
+            self._logger.error("call_failed", method=method, exc_info=error)
+            message = f"{method} failed: {type(error).__name__}: {error}; the log of the service has the details"
+            abort(context, ModynError(message))
+        finally:
+            CALL_SECONDS.labels(method, outcome).observe(time.perf_counter() - started)

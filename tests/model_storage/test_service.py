@@ -31,7 +31,7 @@ from modyn.models.weights import weights_sha256
 from modyn.proto import model_storage_pb2 as pb
 from modyn.proto import model_storage_pb2_grpc as pb_grpc
 from modyn.records import RunId
-from modyn.rpc.channel import open_channel
+from modyn.rpc.channel import Channel
 from modyn.rpc.logs import get_logger
 from modyn.rpc.server import ServiceContext, prepare_run_dir, start_server
 from modyn.testing.fake_model_storage import FakeModelStorage
@@ -166,7 +166,7 @@ TRAILER = pb.PutRequest(trailer=pb.Trailer(num_bytes=3, sha256="0" * 64))
 def test_an_incomplete_put_stores_nothing(
     real: ModelStorageClient, served: SystemConfig, requests: list[pb.PutRequest], told: str
 ) -> None:
-    with open_channel(served.endpoint("model_storage")) as channel, pytest.raises(InvalidArgumentError, match=told):
+    with Channel(served.endpoint("model_storage")) as channel, pytest.raises(InvalidArgumentError, match=told):
         pb_grpc.ModelStorageStub(channel).Put(iter(requests))
     assert real.list() == []
     folder = served.service_dir("model_storage")

@@ -16,7 +16,7 @@ from modyn.errors import InvalidArgumentError, NotFoundError, SecurityError
 from modyn.proto import selector_pb2 as pb
 from modyn.proto import selector_pb2_grpc as pb_grpc
 from modyn.records import SampleBatch
-from modyn.rpc.channel import is_serving, open_channel
+from modyn.rpc.channel import Channel, is_serving
 from modyn.rpc.columns import batch_to_proto, items_per_message
 from modyn.rpc.server import Registration, start_server
 from modyn.rpc.status import bounded
@@ -57,13 +57,13 @@ def test_only_checks_of_health_need_no_token(serve: Serve) -> None:
     endpoint = serve(security=SecurityConfig(token=TOKEN))
     stranger = Endpoint(address=endpoint.address)
     eventually(lambda: is_serving(stranger))
-    with open_channel(stranger, wait_s=0) as channel:
+    with Channel(stranger, wait_s=0) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         for _ in range(8):
             with pytest.raises(SecurityError, match="no valid token"):
                 next(stub.Watch(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S))
         assert is_serving(stranger)
-    with open_channel(endpoint, wait_s=0) as channel:
+    with Channel(endpoint, wait_s=0) as channel:
         watching = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
         assert next(watching).status == health_pb2.HealthCheckResponse.SERVING
         watching.cancel()
@@ -73,7 +73,7 @@ def test_only_checks_of_health_need_no_token(serve: Serve) -> None:
 @pytest.mark.parametrize("times", [100, 5_000, 100_000])
 def test_an_error_of_any_length_arrives(serve: Serve, text: str, times: int) -> None:
     error = NotFoundError(text * times)
-    with open_channel(serve(), wait_s=0) as channel, pytest.raises(NotFoundError) as caught:
+    with Channel(serve(), wait_s=0) as channel, pytest.raises(NotFoundError) as caught:
         pb_grpc.SelectorStub(channel).Trigger(pb.TriggerRequest(run_id=text, trigger_id=times))
     over_flight = error_from_flight(error_to_flight(error), "here")
     assert isinstance(over_flight, NotFoundError)
@@ -92,7 +92,7 @@ def test_a_bounded_text_is_as_short_as_it_must_be() -> None:
 def test_a_message_that_is_too_large_says_what_to_raise(serve: Serve) -> None:
     endpoint = serve(max_message_bytes=2**16)
     generous = endpoint.model_copy(update={"max_message_bytes": 2**24})
-    with open_channel(generous, wait_s=0) as channel, pytest.raises(InvalidArgumentError, match="raise max_message_bytes"):
+    with Channel(generous, wait_s=0) as channel, pytest.raises(InvalidArgumentError, match="raise max_message_bytes"):
         pb_grpc.SelectorStub(channel).Trigger(pb.TriggerRequest(run_id="x" * 2**17))
 
 
