@@ -1,4 +1,5 @@
-"""JSON of values that JSON, PostgreSQL or a protobuf Struct cannot hold: they are written as marked text and come back unchanged.
+"""Text and JSON of values that JSON, PostgreSQL or a protobuf Struct cannot hold: they are escaped, or written as marked text and come back
+unchanged.
 
 Marked are NaN and infinities, integers beyond 2^53 (a Struct holds doubles only), text with NUL or lone surrogates, and text that
 starts with `$` itself.
@@ -11,14 +12,21 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from modyn.sanitize import sanitize
-
 MAX_EXACT_INT: Final = 2**53
 """Integers up to this size survive as a double."""
 
 _INT, _FLOAT, _TEXT = "$int:", "$float:", "$text:"
 _SUSPECT = (r"\u0000", r"\ud", '"$')
 """Written JSON without any of these holds no text that needs a mark."""
+
+
+def sanitize(text: str) -> str:
+    """Escape NUL and lone surrogates: a user's exception may quote a NUL, and a file's name may be no valid text.
+
+    >>> print(sanitize("bad value \\0 in caf\\udce9.csv"))
+    bad value \\x00 in caf\\udce9.csv
+    """
+    return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
 
 
 def to_json(value: Any) -> str:
@@ -72,4 +80,16 @@ def unmark(value: Any) -> Any:
             return {unmark(key): unmark(item) for key, item in value.items()}
         case list():
             return [unmark(item) for item in value]
+    return value
+
+
+def whole_numbers(value: Any) -> Any:
+    """`value` with floats that are exact integers as int, as they are after the wire: a Struct holds doubles only."""
+    match value:
+        case float() if value.is_integer() and abs(value) <= MAX_EXACT_INT:
+            return int(value)
+        case Mapping():
+            return {key: whole_numbers(item) for key, item in value.items()}
+        case list() | tuple():
+            return [whole_numbers(item) for item in value]
     return value

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "modyn"
 
 FLOORS = {
-    "errors": 0, "records": 0, "proto": 0, "_core": 0, "sanitize": 0,
+    "errors": 0, "records": 0, "proto": 0, "_core": 0,
     "registry": 1, "json_codec": 1, "atomic_write": 1, "columnar": 1, "log_files": 1,
     "config": 2, "state_version": 2,
     "rpc": 3, "db": 3, "local": 3, "workers": 3, "models": 3,

@@ -12,7 +12,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from modyn.config.system import SystemConfig
 from modyn.db.engine import open_database, sqlalchemy_url
-from modyn.json_codec import from_json, to_json
+from modyn.json_codec import from_json, sanitize, to_json
 
 TEXT = st.text(st.characters())  # also NUL and lone surrogates
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | TEXT
@@ -70,3 +70,16 @@ def test_postgres_takes_what_json_does_not(system_config: SystemConfig) -> None:
     with plain.connect() as connection:
         assert connection.scalar(text("SELECT document->>'loss' FROM supervisor.documents")) == "$float:nan"
     plain.dispose()
+
+
+@given(st.text(st.characters()))
+def test_any_text_becomes_storable(text: str) -> None:
+    stored = sanitize(text)
+    assert "\0" not in stored
+    stored.encode()
+    assert sanitize(stored) == stored
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\0")))
+def test_what_is_storable_stays_as_it_is(text: str) -> None:
+    assert sanitize(text) == text

@@ -363,19 +363,11 @@ class SystemConfig(BaseSettings):
 
     def resolved_database_url(self) -> str:
         """Return the URL of the configured PostgreSQL, or of the embedded one, which records it at start. Raises UnavailableError."""
-        return self.database_url or self._embedded_url("postgres", "database_url")
-
-    def resolved_redis_url(self) -> str:
-        """Return the URL of the configured Redis, or of the embedded one. Raises UnavailableError."""
-        return self.redis_url or self._embedded_url("redis", "redis_url")
-
-    def _embedded_url(self, server: str, field: str) -> str:
-        path = self.state_dir / server / "url"
         try:
-            return path.read_text().strip()
+            return self.database_url or (self.state_dir / "postgres" / "url").read_text().strip()
         except OSError as error:
             raise UnavailableError(
-                f"no {server} is running for {self.state_dir}: start the embedded one with `modyn up`, or set {field} in the system file"
+                f"no postgres is running for {self.state_dir}: start the embedded one with `modyn up`, or set database_url in the system file"
             ) from error
 
 

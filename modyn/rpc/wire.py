@@ -19,7 +19,7 @@ from google.protobuf.struct_pb2 import Struct
 
 from modyn.config.base import Problem
 from modyn.errors import InvalidArgumentError
-from modyn.json_codec import MAX_EXACT_INT, mark, unmark
+from modyn.json_codec import mark, unmark, whole_numbers
 from modyn.proto import common_pb2
 from modyn.registry import Registry
 
@@ -98,22 +98,8 @@ def to_struct(data: Mapping[str, Any]) -> Struct:
 
 def from_struct(struct: Struct) -> dict[str, Any]:
     """The dictionary that `to_struct` was given; whole numbers come back as int."""
-    section: dict[str, Any] = unmark(_whole_numbers(MessageToDict(struct)))
+    section: dict[str, Any] = unmark(whole_numbers(MessageToDict(struct)))
     return section
-
-
-def _whole_numbers(value: Any) -> Any:
-    """Doubles as int where they are exact integers; larger ones stay float, as integers of that size travel as marked text."""
-    match value:
-        case bool():
-            return value
-        case int() | float():
-            return int(value) if abs(value) <= MAX_EXACT_INT and value == int(value) else float(value)
-        case dict():
-            return {key: _whole_numbers(item) for key, item in value.items()}
-        case list():
-            return [_whole_numbers(item) for item in value]
-    return value
 
 
 def problems_to_proto(problems: Iterable[Problem]) -> common_pb2.SectionReply:

@@ -11,8 +11,8 @@ from contextlib import nullcontext
 
 from modyn.config.system import DatasetConfig, SystemConfig, is_s3
 from modyn.errors import AlreadyExistsError, ConfigError, InvalidArgumentError, ModynError, NotFoundError, UnavailableError
+from modyn.json_codec import sanitize
 from modyn.rpc.logs import get_logger
-from modyn.sanitize import sanitize
 from modyn.storage.catalogue.catalogue import Catalogue, DatasetRow
 from modyn.storage.files.file_system import open_filesystem
 from modyn.storage.files.listing import Roots

@@ -20,8 +20,8 @@ from sqlalchemy.orm import Session
 
 from modyn.db.engine import Database
 from modyn.errors import ConflictError
+from modyn.json_codec import sanitize
 from modyn.records import RunId
-from modyn.sanitize import sanitize
 from modyn.supervisor.journal_queries import JournalQueries, unknown_run
 from modyn.supervisor.records import EventKind, NewRun, Run, RunEvent
 from modyn.supervisor.states import TERMINAL, RunState, check_transition

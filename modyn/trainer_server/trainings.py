@@ -11,10 +11,10 @@ from prometheus_client import Counter, Gauge
 
 from modyn.config.base import Problem
 from modyn.errors import ConfigError, DeadlineError, InvalidArgumentError, ModynError, NotFoundError, TrainingError
+from modyn.json_codec import sanitize
 from modyn.model_storage.client import StoredModelInfo
 from modyn.records import JobState, RunId
 from modyn.rpc.logs import get_logger
-from modyn.sanitize import sanitize
 from modyn.trainer_server.request import TrainingRequest, TrainingState, TrainingStatus
 from modyn.workers import Job, WorkerPool
 from modyn.workers.job_table import JobTable

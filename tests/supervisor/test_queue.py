@@ -22,9 +22,9 @@ from modyn.errors import (
     UserCodeError,
 )
 from modyn.evaluator.client import EvaluationRequest
+from modyn.json_codec import sanitize
 from modyn.proto import supervisor_pb2
 from modyn.rpc.wire import to_message
-from modyn.sanitize import sanitize
 from modyn.supervisor.client import Run, RunMode
 from modyn.supervisor.clients import RunClients
 from modyn.supervisor.evaluation_queue import BACKLOG
