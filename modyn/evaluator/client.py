@@ -1,19 +1,93 @@
-"""Typed client of the evaluator: start evaluations, watch them, read their results.
+"""Typed client of the evaluator, and the records of what is asked of an evaluation and what comes of it.
 
-Starting is idempotent: what is evaluated already is not evaluated again.
+An evaluation is one model on one entry of `evaluation.datasets`, over the intervals of one handler. Its id is derived from the request, so
+that starting is idempotent: what is evaluated already is not evaluated again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from modyn.evaluator.request import EvaluationRequest, EvaluationResult, EvaluationState, EvaluationStatus
+from modyn.errors import BY_REASON, ModynError
+from modyn.json_codec import whole_numbers
 from modyn.proto import evaluator_pb2, evaluator_pb2_grpc
-from modyn.records import RunId
+from modyn.records import EvalInterval, JobState, RunId
 from modyn.rpc.client import SectionClient
 from modyn.rpc.wire import from_message, to_message
 
-__all__ = ["EvaluationRequest", "EvaluationResult", "EvaluationState", "EvaluationStatus", "EvaluatorClient"]
+EvaluationState = JobState
+"""Where an evaluation stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRequest:
+    """One model on one dataset over the intervals of one handler. Intervals may overlap; two equal ones count once."""
+
+    run_id: RunId
+    trigger_id: int
+    model_id: int
+    handler: str
+    dataset: Mapping[str, Any]
+    """One entry of `evaluation.datasets`, as written in the pipeline."""
+    intervals: Sequence[EvalInterval]
+    device: str = "cpu"
+
+    @property
+    def evaluation_id(self) -> str:
+        """Equal for equal requests, also after the wire, different for others; safe as a file name."""
+        intervals = sorted({(i.start, i.end, i.anchor) for i in self.intervals})
+        asked = [self.run_id, self.trigger_id, self.model_id, self.handler, self.device, whole_numbers(self.dataset), intervals]
+        return f"{self.run_id}-{self.trigger_id}-{json_digest(asked)[:20]}"
+
+    def __str__(self) -> str:
+        """What messages call this evaluation."""
+        return (
+            f"evaluation of run {self.run_id}, trigger {self.trigger_id}, model {self.model_id} "
+            f"on dataset '{self.dataset['dataset_id']}'"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationStatus:
+    """`error` and `error_reason` (see modyn.errors) are set once failed or stopped."""
+
+    evaluation_id: str
+    state: EvaluationState
+    samples_seen: int = 0
+    samples_total: int = 0
+    """0 = not known yet."""
+    error: str = ""
+    error_reason: str = ""
+
+    def to_error(self) -> ModynError:
+        """The error that ended a failed or stopped evaluation, in its own class."""
+        return BY_REASON.get(self.error_reason, ModynError)(self.error or f"evaluation {self.evaluation_id} failed")
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationResult:
+    """The value of one metric of one model on one interval. None: undefined, `note` says why."""
+
+    run_id: RunId
+    trigger_id: int
+    model_id: int
+    handler: str
+    dataset: str
+    interval: EvalInterval
+    metric: str
+    value: float | None
+    note: str
+    num_samples: int
+    """Samples that the value was computed over."""
+
+
+def json_digest(value: object) -> str:
+    """SHA-256 of JSON data in hexadecimal, whatever the order of keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 class EvaluatorClient(SectionClient):

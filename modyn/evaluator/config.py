@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from modyn.config.base import Problem, Section, check_section, load_section, refuse
+from modyn.config.base import Problem, check_section, load_section, refuse
 from modyn.dataset.config import DataConfig
 from modyn.dataset.user_code import missing_extras
 from modyn.evaluator.metrics import METRICS, check_metric
@@ -32,19 +32,6 @@ class EvaluationDatasetConfig(DataConfig):
     def metric_labels(self) -> list[str]:
         """The labels of the results, in order. The metrics must have been checked."""
         return [_label(section) for section in self.metrics]
-
-
-class DeviceSection(Section):
-    """`evaluation.device`."""
-
-    device: str = Field("cpu", description="where models are evaluated: cpu, cuda or cuda:N")
-
-    @field_validator("device")
-    @classmethod
-    def _known(cls, value: str) -> str:
-        if not _DEVICE.fullmatch(value):
-            raise ValueError(f"{value!r} is not a device; write cpu, cuda or cuda:N")
-        return value
 
 
 def check_dataset(section: object, path: str) -> list[Problem]:
@@ -84,9 +71,9 @@ def check_evaluation(pipeline: Mapping[str, Any]) -> list[Problem]:
 
 
 def _check_device(device: object) -> list[Problem]:
-    found = check_section(DeviceSection, {"device": device}, "evaluation")
-    missing = None if found else missing_device(str(device))
-    return [*found, *([Problem("evaluation.device", missing)] if missing else [])]
+    known = isinstance(device, str) and _DEVICE.fullmatch(device)
+    wrong = missing_device(str(device)) if known else f"{device!r} is not a device; write cpu, cuda or cuda:N"
+    return [Problem("evaluation.device", wrong)] if wrong else []
 
 
 def load_dataset(section: Mapping[str, Any], path: str = "evaluation.datasets") -> EvaluationDatasetConfig:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -14,15 +13,13 @@ import torch
 from torch import nn
 
 from modyn.dataset.batch import Batch, Data, on_device
-from modyn.dataset.connections import PayloadReader
-from modyn.dataset.flight_batches import align
+from modyn.dataset.connections import PayloadReader, PayloadSource
 from modyn.dataset.functions import UserFunction, compile_function
 from modyn.dataset.key_loader import KEYS_PER_READ, load_keys
 from modyn.errors import ConfigError, UserCodeError
 from modyn.evaluator.config import EvaluationDatasetConfig, load_dataset
-from modyn.evaluator.job import EvaluationJob, Score
 from modyn.evaluator.metrics import TRANSFORMER, Metric, MetricValue, build_metric
-from modyn.evaluator.outputs import KeptOutputs, Rows
+from modyn.evaluator.outputs import EvaluationJob, KeptOutputs, Rows, Score
 from modyn.model_storage.client import ModelStorageClient
 from modyn.models.build import build_model
 from modyn.models.weights import load_weights
@@ -31,6 +28,29 @@ from modyn.storage.client import StorageClient
 from modyn.workers import Report
 
 PROGRESS_EVERY_S: Final = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationTask:
+    """What a model is evaluated on, and how."""
+
+    dataset: EvaluationDatasetConfig
+    intervals: Sequence[Interval]
+    """Distinct; they may overlap."""
+    storage: StorageClient
+    payloads: PayloadReader
+    device: str = "cpu"
+    progress: Callable[[int, int], None] = lambda seen, total: None
+    """Called after each batch with the samples seen and to see; what it raises ends the evaluation."""
+    kept: KeptOutputs | None = None
+    """Outputs of earlier evaluations, which are used again; new ones are added if all goes well. None: outputs are not kept."""
+    keys_per_listing: int = KEYS_PER_READ
+    """Keys in one batch of storage's listing."""
+
+    def list_samples(self) -> Iterator[SampleBatch]:
+        """The samples of the union of the intervals, as storage lists them now."""
+        for interval in union(self.intervals):
+            yield from self.storage.samples_in_interval(self.dataset.dataset_id, interval, self.keys_per_listing)
 
 
 def run(job: EvaluationJob, report: Report) -> list[Score]:
@@ -47,47 +67,37 @@ def run(job: EvaluationJob, report: Report) -> list[Score]:
             last = time.monotonic()
             report.send((seen, total))
 
-    dataset = load_dataset(job.dataset)
-    with ModelStorageClient(job.model_storage) as models:
-        stored = models.get(job.model_id, job.scratch / "model.safetensors")
+    request, config = job.request, job.config
+    dataset = load_dataset(request.dataset)
+    with ModelStorageClient(config.endpoint("model_storage")) as models:
+        stored = models.get(request.model_id, job.scratch / "model.safetensors")
     model = build_model(stored.model_class, stored.model_config)
     load_weights(model, stored.path)
-    kept = KeptOutputs(job.outputs, _outputs_name(job, stored.version.weights_sha256), job.scratch) if job.outputs else None
+    kept = job.kept_outputs(stored.version.weights_sha256)
+    source = PayloadSource.of(config, dataset.dataset_id, streams=dataset.dataloader_workers)
     report.check()
-    with StorageClient(job.payloads.storage) as storage, job.payloads.open() as payloads:
-        return evaluate(model, dataset, job.intervals, storage, payloads, device=job.device, progress=progress, kept=kept)
+    with StorageClient(source.storage) as storage, source.open() as payloads:
+        return evaluate(model, EvaluationTask(dataset, job.intervals, storage, payloads, request.device, progress, kept))
 
 
-def evaluate(
-    model: nn.Module,
-    dataset: EvaluationDatasetConfig,
-    intervals: Sequence[Interval],
-    storage: StorageClient,
-    payloads: PayloadReader,
-    *,
-    device: str = "cpu",
-    progress: Callable[[int, int], None] = lambda seen, total: None,
-    kept: KeptOutputs | None = None,
-    keys_per_listing: int = KEYS_PER_READ,
-) -> list[Score]:
-    """Every metric of `dataset` on every one of the (distinct) intervals: by interval, then by metric in the order of the section.
+def evaluate(model: nn.Module, task: EvaluationTask) -> list[Score]:
+    """Every metric of the task's dataset on every one of its intervals: by interval, then by metric in the order of the section.
 
-    Each sample of the union of the intervals is fetched, decoded and passed through the model once, unless its output is `kept`; new
-    outputs are kept if all goes well. `progress` is called after each batch with the samples seen and to see; what it raises ends the
-    evaluation. keys_per_listing: keys in one batch of storage's listing. The model is left in evaluation mode on `device`.
+    Each sample of the union of the intervals is fetched, decoded and passed through the model once, unless its output is kept. The model
+    is left in evaluation mode on the task's device.
     """
+    dataset, intervals, device, kept = task.dataset, task.intervals, task.device, task.kept
     tallies = [IntervalMetrics(interval, [build_metric(section) for section in dataset.metrics]) for interval in intervals]
     transform = _Transformers(dataset)
-    merged = union(intervals)
-    total = sum(storage.count_samples(dataset.dataset_id, interval) for interval in merged)
-    samples = _Samples(dataset.dataset_id, intervals, storage, kept, keys_per_listing)
+    total = sum(task.storage.count_samples(dataset.dataset_id, interval) for interval in union(intervals))
+    samples = _FreshSamples(task)
     batches = load_keys(
         samples.keys(),
         dataset,
         dataset.batch_size,
         num_threads=dataset.dataloader_workers,
         pin_memory=device.startswith("cuda"),
-        payloads=payloads,
+        payloads=task.payloads,
     )
     seen = 0
 
@@ -97,17 +107,22 @@ def evaluate(
         for number, inside in members(intervals, timestamps):
             tallies[number].update(outputs, labels, inside)
         seen += len(keys)
-        progress(seen, total)
+        task.progress(seen, total)
 
     with closing(batches), _evaluating(model, device):
         for batch in on_device(batches, device):
-            timestamps = samples.timestamps_of(batch)
+            keys = batch.keys.numpy()
+            timestamps = samples.take_timestamps(keys)
             output = forward(model, batch.data)
             if kept is not None:
                 kept.add(_rows(batch, timestamps, output))
-            tally(output, batch.keys.numpy(), batch.labels, timestamps)
-        for rows in samples.kept_rows(dataset.batch_size):
-            tally(torch.from_numpy(rows.outputs).to(device), rows.keys, torch.from_numpy(rows.labels).to(device), rows.timestamps)
+            tally(output, keys, batch.labels, timestamps)
+        if kept:
+            # Listed again, now that `samples.listed` is complete: samples deleted since then count as listed and not seen.
+            for listed in task.list_samples():
+                for rows in kept.rows(listed.keys, listed.timestamps, dataset.batch_size):
+                    outputs, labels = (torch.from_numpy(column).to(device) for column in (rows.outputs, rows.labels))
+                    tally(outputs, rows.keys, labels, rows.timestamps)
     if kept is not None:
         kept.publish()
     return [score for tally, listed in zip(tallies, samples.listed, strict=True) for score in tally.scores(listed)]
@@ -204,78 +219,33 @@ def _evaluating(model: nn.Module, device: str) -> Iterator[None]:
         yield
 
 
-class _Samples:
-    """The stream of keys in the intervals without a kept output, and the timestamps of those that come back as batches.
+class _FreshSamples:
+    """The stream of keys in the task's intervals without a kept output, and the timestamps of those that come back as batches.
 
-    Used by two threads without a lock: one pulls the keys and appends to `_waiting`, the other takes timestamps from its front, in the
-    same order; appending to a deque and taking from it are single operations.
+    Used by two threads without a lock: one pulls the keys and enters their timestamps, the other takes them out afterwards; to enter and
+    to take a key are single operations.
     """
 
-    def __init__(
-        self,
-        dataset_id: str,
-        intervals: Sequence[Interval],
-        storage: StorageClient,
-        kept: KeptOutputs | None,
-        keys_per_listing: int,
-    ) -> None:
-        self._kept = kept
-        self._keys_per_listing = keys_per_listing
-        self._dataset_id = dataset_id
-        self._intervals = intervals
-        self._storage = storage
-        self._waiting: deque[SampleBatch] = deque()
-        self._done = 0
-        self.listed = [0] * len(intervals)
+    def __init__(self, task: EvaluationTask) -> None:
+        self._task = task
+        self._timestamps: dict[int, int] = {}
+        self.listed = [0] * len(task.intervals)
         """Samples that storage listed for each interval; complete once `keys` is exhausted."""
 
     def keys(self) -> Iterator[Int64Array]:
-        for batch in self._list():
-            for number, inside in members(self._intervals, batch.timestamps):
+        kept = self._task.kept
+        for batch in self._task.list_samples():
+            for number, inside in members(self._task.intervals, batch.timestamps):
                 self.listed[number] += len(inside)
-            fresh = _without(self._kept, batch) if self._kept else batch
-            if len(fresh):
-                self._waiting.append(fresh)
-                yield fresh.keys
+            fresh = ~kept.has(batch.keys, batch.timestamps) if kept else slice(None)
+            keys, timestamps = batch.keys[fresh], batch.timestamps[fresh]
+            if len(keys):
+                self._timestamps.update(zip(keys.tolist(), timestamps.tolist(), strict=True))
+                yield keys
 
-    def kept_rows(self, at_most: int) -> Iterator[Rows]:
-        """The samples with a kept output that storage still lists, at most `at_most` at a time. To be called once `keys` is exhausted:
-        samples deleted since then count as listed and not seen."""
-        if self._kept:
-            for batch in self._list():
-                yield from self._kept.rows(batch.keys, batch.timestamps, at_most)
-
-    def _list(self) -> Iterator[SampleBatch]:
-        for interval in union(self._intervals):
-            yield from self._storage.samples_in_interval(self._dataset_id, interval, self._keys_per_listing)
-
-    def timestamps_of(self, batch: Batch) -> Int64Array:
-        """int64 (n,). To be called once for each batch, in order; samples that did not come back are skipped."""
-        keys = batch.keys.numpy()
-        found: list[Int64Array] = []
-        while len(keys):
-            front = self._waiting[0]
-            # Keys are unique in the stream: those of the front that are in the batch are a beginning of it.
-            rest = front.keys[self._done :]
-            here = int(np.isin(keys, rest).sum())
-            where = align(front.keys, self._done, keys[:here])
-            found.append(front.timestamps[where])
-            keys = keys[here:]
-            self._done = int(where[-1]) + 1 if here else self._done
-            if len(keys) or self._done == len(front):
-                self._waiting.popleft()
-                self._done = 0
-        return np.concatenate([np.empty(0, np.int64), *found])
-
-
-def _without(kept: KeptOutputs, batch: SampleBatch) -> SampleBatch:
-    fresh = ~kept.has(batch.keys, batch.timestamps)
-    return SampleBatch(batch.keys[fresh], batch.timestamps[fresh], batch.labels[fresh])
-
-
-def _outputs_name(job: EvaluationJob, weights_sha256: str) -> str:
-    """The name of the outputs of this model for samples decoded in this way. Contains the weights: another database repeats ids."""
-    return f"{job.model_id}-{hashlib.sha256(f'{weights_sha256} {job.decoding}'.encode()).hexdigest()[:32]}"
+    def take_timestamps(self, keys: Int64Array) -> Int64Array:
+        """int64 (n,). To be called once for each batch that has come back."""
+        return np.array([self._timestamps.pop(key) for key in keys.tolist()], np.int64)
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:

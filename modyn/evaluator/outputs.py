@@ -1,4 +1,5 @@
-"""Outputs of models, kept in files, so that a later evaluation passes only those samples through a model that no earlier one has.
+"""What a worker gets and returns, and the outputs of models, kept in files, so that a later evaluation passes only those samples through a
+model that no earlier one has. Imports no torch.
 
 A file has the columns keys (sorted), timestamps, labels and outputs. The names of files of one model and one way of decoding begin alike.
 The least recently used files are removed first when the limit is reached.
@@ -7,21 +8,24 @@ The least recently used files are removed first when the limit is reached.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from modyn.columnar import ColumnFile, FileKind, write_columns
+from modyn.config.system import SystemConfig
 from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
-from modyn.records import Int64Array
+from modyn.evaluator.client import EvaluationRequest, json_digest
+from modyn.records import Int64Array, Interval
 from modyn.rpc.logs import get_logger
 
 SUFFIX: Final = ".outputs"
@@ -31,51 +35,41 @@ MAX_SEGMENTS: Final = 256
 """Files of one model and decoding that are used, the newest ones: each takes a file descriptor."""
 
 KIND: Final = FileKind(b"MODYNOUT", 2, "file of kept outputs", "delete it")
-_COLUMNS: Final = ("keys", "timestamps", "labels", "outputs")
 _PLAIN: Final = "biuf"
 """Kinds of numbers that are kept: whole, real and boolean."""
 
-Column = NDArray[Any]
+_NOT_DECODING: Final = ("metrics", "batch_size", "dataloader_workers")
+"""Keys of a dataset's section that do not change what the model sees of a sample."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class Rows(NamedTuple):
     """n samples and the outputs of a model. keys, timestamps: int64 (n,). labels: (n, …). outputs: (n, …), as the model returned them."""
 
     keys: Int64Array
     timestamps: Int64Array
-    labels: Column
-    outputs: Column
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        """Keys, timestamps, labels and outputs, in the order in which a file holds them."""
-        return self.keys, self.timestamps, self.labels, self.outputs
+    labels: NDArray[Any]
+    outputs: NDArray[Any]
 
     @property
     def num_bytes(self) -> int:
         """Size of the four columns in bytes."""
-        return sum(column.nbytes for column in self.columns)
+        return sum(column.nbytes for column in self)
 
     def take(self, positions: Int64Array) -> Rows:
         """Copies of these rows."""
-        return Rows(*(column[positions] for column in self.columns))
+        return Rows(*(column[positions] for column in self))
 
 
 def write_rows(path: Path, rows: Rows) -> None:
     """Raises UnavailableError."""
-    ordered = rows.take(np.argsort(rows.keys, kind="stable"))
-    write_columns(path, KIND, dict(zip(_COLUMNS, ordered.columns, strict=True)))
+    write_columns(path, KIND, rows.take(np.argsort(rows.keys, kind="stable"))._asdict())
 
 
 def read_rows(path: Path) -> Rows:
     """Memory-mapped, read only. Raises CorruptStateError; NotFoundError and UnavailableError for a file that cannot be read."""
     file = ColumnFile.open(path, KIND)
     file.verify()
-    return Rows(*(file.column(name) for name in _COLUMNS))
+    return Rows(*(file.column(name) for name in Rows._fields))
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +172,7 @@ class KeptOutputs:
 
     def add(self, rows: Rows | None) -> None:
         """Add rows of samples that were not there. None: they cannot be kept, and then nothing of this job is."""
-        if not self._kept or (rows is not None and not len(rows)):
+        if not self._kept or (rows is not None and not len(rows.keys)):
             return
         if rows is None or not self._fits(rows):
             self._give_up()
@@ -202,8 +196,8 @@ class KeptOutputs:
 
     def _fits(self, rows: Rows) -> bool:
         first = self._held[0] if self._held else rows
-        same = all(a.dtype == b.dtype and a.shape[1:] == b.shape[1:] for a, b in zip(first.columns, rows.columns, strict=True))
-        plain = all(column.dtype.kind in _PLAIN and column.size for column in rows.columns)
+        same = all(a.dtype == b.dtype and a.shape[1:] == b.shape[1:] for a, b in zip(first, rows, strict=True))
+        plain = all(column.dtype.kind in _PLAIN and column.size for column in rows)
         return same and plain and self._num_bytes + rows.num_bytes <= self._cache.limit
 
     def _write(self) -> None:
@@ -211,7 +205,7 @@ class KeptOutputs:
             return
         path = self._scratch / f"outputs-{len(self._written)}"
         try:
-            write_rows(path, Rows(*(np.concatenate(parts) for parts in zip(*(rows.columns for rows in self._held), strict=True))))
+            write_rows(path, Rows(*(np.concatenate(parts) for parts in zip(*self._held, strict=True))))
         except UnavailableError as error:
             self._logger.warning("outputs_not_kept", error=error.message)
             self._give_up()
@@ -227,5 +221,43 @@ class KeptOutputs:
 
 def _where(segment: Rows, keys: Int64Array, timestamps: Int64Array) -> tuple[Int64Array, NDArray[np.bool_]]:
     """For each sample a position in the segment, and whether it is the sample's."""
-    positions = np.minimum(np.searchsorted(segment.keys, keys), len(segment) - 1).astype(np.int64)
+    positions = np.minimum(np.searchsorted(segment.keys, keys), len(segment.keys) - 1).astype(np.int64)
     return positions, (segment.keys[positions] == keys) & (segment.timestamps[positions] == timestamps)
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationJob:
+    """What a worker gets. request: names model, dataset and device; its intervals are replaced by the distinct ones of `intervals`."""
+
+    request: EvaluationRequest
+    intervals: Sequence[Interval]
+    config: SystemConfig
+    scratch: Path
+    """An empty folder of this job only; removed when the job has ended."""
+    outputs: OutputCache
+
+    def kept_outputs(self, weights_sha256: str) -> KeptOutputs | None:
+        """The kept outputs of the model. Their name contains the weights: another database repeats ids. None: outputs are not kept."""
+        digest = hashlib.sha256(f"{weights_sha256} {decoding_digest(self.request.dataset)}".encode()).hexdigest()
+        name = f"{self.request.model_id}-{digest[:32]}"
+        return KeptOutputs(self.outputs, name, self.scratch) if self.outputs.limit else None
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a worker returns: the value of one metric over the samples of one interval. None: undefined, `note` says why."""
+
+    interval: Interval
+    metric: str
+    """The label of the metric."""
+    value: float | None
+    note: str
+    num_samples: int
+    """Samples that the value was computed over."""
+    num_listed: int
+    """Samples in the interval when the evaluation listed them."""
+
+
+def decoding_digest(section: Mapping[str, Any]) -> str:
+    """Equal for sections of datasets that decode samples equally, so that models see equal inputs."""
+    return json_digest({name: value for name, value in section.items() if name not in _NOT_DECODING})

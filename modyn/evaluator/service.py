@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Final
 
 import grpc
 
 from modyn.db.engine import open_database
 from modyn.errors import ModynError
+from modyn.evaluator.client import EvaluationRequest
 from modyn.evaluator.config import check_evaluation
-from modyn.evaluator.evaluations import Evaluations, JobStarter
+from modyn.evaluator.evaluations import Evaluations
 from modyn.evaluator.metrics import METRICS
-from modyn.evaluator.outputs import OutputCache
-from modyn.evaluator.request import EvaluationRequest
+from modyn.evaluator.outputs import EvaluationJob, OutputCache
 from modyn.evaluator.store import EvaluationStore
 from modyn.proto import common_pb2, evaluator_pb2, evaluator_pb2_grpc
-from modyn.records import RunId
+from modyn.records import Interval, RunId
 from modyn.rpc.server import Registration, ServiceContext
 from modyn.rpc.wire import from_message, from_struct, plugins_to_proto, problems_to_proto, to_message
 from modyn.storage.client import StorageClient
@@ -82,8 +84,12 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     pool = WorkerPool(settings.max_workers, num_threads=settings.num_threads, preload=PRELOAD, failure=ModynError, limits=limits)
     storage = StorageClient(config.endpoint("storage"))
     context.on_shutdown(storage.close)
-    starter = JobStarter(pool, config, scratch, outputs if outputs.limit else None)
-    evaluations = Evaluations(store, starter.start, storage.count_samples, settings.max_workers)
+
+    def make_job(request: EvaluationRequest, intervals: Sequence[Interval]) -> EvaluationJob:
+        folder = Path(mkdtemp(dir=scratch, prefix=f"model-{request.model_id}-"))
+        return EvaluationJob(request, intervals, config, folder, outputs)
+
+    evaluations = Evaluations(store, pool, make_job, storage.count_samples, settings.max_workers)
     # Called in the reverse order: no job starts any more, then workers end, then what they report can still be stored.
     context.on_shutdown(pool.close)
     context.on_shutdown(evaluations.close)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from sqlalchemy import BigInteger, Column, DateTime, Double, ForeignKey, MetaData, Table, Text, delete, func, select, update
@@ -13,11 +11,11 @@ from sqlalchemy.dialects.postgresql import insert
 
 from modyn.db.engine import Database
 from modyn.errors import UnavailableError
+from modyn.evaluator.client import EvaluationRequest, EvaluationResult, EvaluationState, EvaluationStatus, json_digest
 from modyn.evaluator.config import load_dataset
-from modyn.evaluator.job import Score
-from modyn.evaluator.request import EvaluationRequest, EvaluationResult, EvaluationState, EvaluationStatus
+from modyn.evaluator.outputs import Score, decoding_digest
+from modyn.json_codec import sanitize
 from modyn.records import EvalInterval, Interval, RunId
-from modyn.sanitize import sanitize
 
 metadata = MetaData(schema="evaluator")
 
@@ -55,27 +53,17 @@ results = Table(
     Column("num_listed", BigInteger, nullable=False),  # samples in the interval when it was evaluated
 )
 
-_NOT_DECODING = ("metrics", "batch_size", "dataloader_workers")
-"""Keys of a dataset's section that do not change what the model sees of a sample."""
 _ROWS_A_FETCH = 1000
 
-
-@dataclass(frozen=True, slots=True)
-class ScoreKey:
-    """Key of a score among those of one model and one way of decoding."""
-
-    interval: Interval
-    metric_digest: str
+ScoreKey = tuple[Interval, str]
+"""Key of a score among those of one model and one way of decoding: interval, and digest of the metric."""
 
 
-def dataset_digest(section: Mapping[str, Any]) -> str:
-    """Equal for sections that decode samples equally."""
-    return _digest({name: value for name, value in section.items() if name not in _NOT_DECODING})
-
-
-def metric_digest(section: Mapping[str, Any]) -> str:
-    """Equal for metrics that give equal values."""
-    return _digest({name: value for name, value in section.items() if name != "label"})
+def metric_digests(section: Mapping[str, Any]) -> dict[str, str]:
+    """By label, for each metric of a dataset's section, a digest that is equal for metrics that give equal values."""
+    dataset = load_dataset(section)
+    options = [{name: value for name, value in metric.items() if name != "label"} for metric in dataset.metrics]
+    return dict(zip(dataset.metric_labels(), map(json_digest, options), strict=True))
 
 
 class EvaluationStore:
@@ -116,6 +104,7 @@ class EvaluationStore:
 
     def finish(self, request: EvaluationRequest, status: EvaluationStatus, scores: Mapping[ScoreKey, Score]) -> None:
         """Write the results of an evaluation and its status: one result for each interval and metric, from `scores`."""
+        digests = metric_digests(request.dataset)
         rows = [
             {
                 "evaluation_id": status.evaluation_id,
@@ -124,7 +113,7 @@ class EvaluationStore:
                 "interval_anchor": interval.anchor,
                 "metric": label,
                 "model_id": request.model_id,
-                "dataset_digest": dataset_digest(request.dataset),
+                "dataset_digest": decoding_digest(request.dataset),
                 "metric_digest": digest,
                 "value": score.value,
                 "note": sanitize(score.note),
@@ -132,8 +121,8 @@ class EvaluationStore:
                 "num_listed": score.num_listed,
             }
             for interval in dict.fromkeys(request.intervals)
-            for label, digest in labelled(request)
-            for score in [scores[ScoreKey(Interval(interval.start, interval.end), digest)]]
+            for label, digest in digests.items()
+            for score in [scores[Interval(interval.start, interval.end), digest]]
         ]
         with self._database.session() as session:
             session.execute(_upsert(_row(request, status)))
@@ -150,39 +139,26 @@ class EvaluationStore:
         for row in rows:
             interval = Interval(row.interval_start, row.interval_end)
             score = Score(interval, row.metric, row.value, row.note, row.num_samples, row.num_listed)
-            found[ScoreKey(interval, row.metric_digest)] = score
+            found[interval, row.metric_digest] = score
         return found
 
     def results(self, run_id: RunId) -> Iterator[EvaluationResult]:
         """All results of a run, by trigger, handler, dataset, metric and interval; read from the database as they are consumed."""
-        of_evaluation = evaluations.c["trigger_id", "handler", "dataset", "model_id"]
-        of_result = results.c["metric", "interval_start", "interval_end", "interval_anchor"]
+        key = [*evaluations.c["trigger_id", "handler", "dataset", "model_id"]]
+        key += results.c["metric", "interval_start", "interval_end", "interval_anchor"]
         statement = (
-            select(*of_evaluation, *of_result, *results.c["value", "note", "num_samples"])
+            # Where two evaluations cover the same interval, the newer counts, and comes first.
+            select(*key, *results.c["value", "note", "num_samples"])
+            .distinct(*key)
             .join_from(evaluations, results, results.c.evaluation_id == evaluations.c.evaluation_id)
             .where(evaluations.c.run_id == run_id, evaluations.c.state == EvaluationState.FINISHED.value)
-            .order_by(*of_evaluation, *of_result, evaluations.c.changed_at.desc())
+            .order_by(*key, evaluations.c.changed_at.desc())
         )
         with self._database.session() as session:
-            last: EvaluationResult | None = None
             for row in session.execute(statement, execution_options={"yield_per": _ROWS_A_FETCH}):
                 values = {name: value for name, value in row._mapping.items() if not name.startswith("interval_")}
                 interval = EvalInterval(row.interval_start, row.interval_end, row.interval_anchor)
-                result = EvaluationResult(run_id=run_id, interval=interval, **values)
-                # Where two evaluations cover the same interval, the newer counts, and comes first.
-                if last is None or _place(result) != _place(last):
-                    yield result
-                last = result
-
-
-def labelled(request: EvaluationRequest) -> list[tuple[str, str]]:
-    """Label and digest of each metric of the request."""
-    dataset = load_dataset(request.dataset)
-    return list(zip(dataset.metric_labels(), [metric_digest(section) for section in dataset.metrics], strict=True))
-
-
-def _place(result: EvaluationResult) -> tuple[Any, ...]:
-    return result.trigger_id, result.handler, result.dataset, result.model_id, result.metric, result.interval
+                yield EvaluationResult(run_id=run_id, interval=interval, **values)
 
 
 def _row(request: EvaluationRequest, status: EvaluationStatus) -> dict[str, Any]:
@@ -194,7 +170,3 @@ def _row(request: EvaluationRequest, status: EvaluationStatus) -> dict[str, Any]
 def _upsert(row: Mapping[str, Any]) -> Any:
     statement = insert(evaluations).values(**row)
     return statement.on_conflict_do_update(index_elements=["evaluation_id"], set_={**row, "changed_at": func.now()})
-
-
-def _digest(section: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(section, sort_keys=True).encode()).hexdigest()

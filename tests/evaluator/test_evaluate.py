@@ -17,9 +17,8 @@ from torch import nn
 
 from modyn.errors import CancelledError, ConfigError, NotFoundError, UserCodeError
 from modyn.evaluator.config import EvaluationDatasetConfig, load_dataset
-from modyn.evaluator.evaluate import _evaluating, evaluate, members, union
-from modyn.evaluator.job import Score
-from modyn.evaluator.outputs import KeptOutputs, OutputCache
+from modyn.evaluator.evaluate import EvaluationTask, _evaluating, evaluate, members, union
+from modyn.evaluator.outputs import KeptOutputs, OutputCache, Score
 from modyn.records import Interval
 from modyn.testing.fake_storage import FakeStorage
 
@@ -65,8 +64,13 @@ def storage(timestamps: list[int], deleted: tuple[int, ...] = ()) -> FakeStorage
 
 
 def scores(fake: FakeStorage, intervals: list[Interval], model: nn.Module | None = None, **changes: Any) -> list[Score]:
-    dataset = load_dataset(SECTION | changes)
-    return evaluate(model or Counting(), dataset, intervals, fake.client(), fake.payload_client())
+    return evaluate_on(fake, model or Counting(), load_dataset(SECTION | changes), intervals)
+
+
+def evaluate_on(
+    fake: FakeStorage, model: nn.Module, dataset: EvaluationDatasetConfig, intervals: list[Interval], **options: Any
+) -> list[Score]:
+    return evaluate(model, EvaluationTask(dataset, intervals, fake.client(), fake.payload_client(), **options))
 
 
 @given(INTERVALS, st.lists(st.integers(-4, 26), max_size=30))
@@ -140,7 +144,7 @@ def test_many_samples_over_several_listings() -> None:
     times = np.random.default_rng(0).integers(0, 100, 300).tolist()
     fake = storage(times, (3, 50))
     intervals = [Interval(0, 40), Interval(20, 60), Interval(80, 90)]
-    found = evaluate(model, dataset, intervals, fake.client(), fake.payload_client(), keys_per_listing=7)
+    found = evaluate_on(fake, model, dataset, intervals, keys_per_listing=7)
     assert len(model.seen) == len(set(model.seen)) == sum(t < 60 or 80 <= t < 90 for k, t in enumerate(times) if k not in (3, 50))
     assert [s.num_samples for s in found] == [
         sum(a <= t < b for k, t in enumerate(times) if k not in (3, 50)) for a, b in [(0, 40), (20, 60), (80, 90)]
@@ -219,7 +223,7 @@ def test_a_device_that_is_not_there() -> None:
     fake = storage([1])
     dataset = EvaluationDatasetConfig.model_validate(SECTION)
     with pytest.raises(ConfigError, match="no usable GPU"):
-        evaluate(Counting(), dataset, [Interval()], fake.client(), fake.payload_client(), device="cuda:0")
+        evaluate_on(fake, Counting(), dataset, [Interval()], device="cuda:0")
 
 
 @pytest.mark.parametrize(("device", "chosen"), [("cuda:1", [1]), ("cuda", [0]), ("cpu", [])])
@@ -239,14 +243,14 @@ def test_progress_is_told_and_can_end_it() -> None:
     told: list[tuple[int, int]] = []
     fake = storage(list(range(10)))
     dataset = load_dataset(SECTION)
-    evaluate(Counting(), dataset, [Interval(0, 9)], fake.client(), fake.payload_client(), progress=lambda *m: told.append(m))
+    evaluate_on(fake, Counting(), dataset, [Interval(0, 9)], progress=lambda *m: told.append(m))
     assert told == [(4, 9), (8, 9), (9, 9)]
 
     def stop(seen: int, total: int) -> None:
         raise CancelledError("stopped on request")
 
     with pytest.raises(CancelledError):
-        evaluate(Counting(), dataset, [Interval()], fake.client(), fake.payload_client(), progress=stop)
+        evaluate_on(fake, Counting(), dataset, [Interval()], progress=stop)
 
 
 def kept_in(folder: Path, limit: int = 2**20) -> KeptOutputs:
@@ -277,15 +281,8 @@ def test_one_forward_pass_a_sample_over_all_requests(
     for number, intervals in enumerate(requests):
         if number == 2:
             fake.client().delete_samples("test", np.array(gone, np.int64))
-        found = evaluate(
-            model,
-            dataset,
-            intervals,
-            fake.client(),
-            fake.payload_client(),
-            kept=kept_in(folder),
-        )
-        assert found == evaluate(Counting(), dataset, intervals, fake.client(), fake.payload_client())
+        found = evaluate_on(fake, model, dataset, intervals, kept=kept_in(folder))
+        assert found == evaluate_on(fake, Counting(), dataset, intervals)
     asked = [
         {k for k, t in enumerate(timestamps) if t in _Any(intervals) and not (number >= 2 and k in gone)}
         for number, intervals in enumerate(requests)
@@ -295,14 +292,14 @@ def test_one_forward_pass_a_sample_over_all_requests(
 
 def test_kept_outputs_of_samples_deleted_meanwhile_are_told(tmp_path: Path) -> None:
     fake, dataset, model = storage(list(range(10))), load_dataset(SECTION), Counting()
-    evaluate(model, dataset, [Interval(0, 6)], fake.client(), fake.payload_client(), kept=kept_in(tmp_path))
+    evaluate_on(fake, model, dataset, [Interval(0, 6)], kept=kept_in(tmp_path))
 
     def before_fetch(_: object) -> None:
         fake.before_fetch = None
         fake.client().delete_samples("test", np.array([2, 3, 8]))
 
     fake.before_fetch = before_fetch
-    (score,) = evaluate(model, dataset, [Interval()], fake.client(), fake.payload_client(), kept=kept_in(tmp_path))
+    (score,) = evaluate_on(fake, model, dataset, [Interval()], kept=kept_in(tmp_path))
     assert (score.num_samples, score.num_listed) == (7, 10)
     assert sorted(model.seen) == [0, 1, 2, 3, 4, 5, 6, 7, 9]
 
@@ -317,20 +314,12 @@ def test_an_evaluation_that_fails_or_gives_no_plain_tensor_keeps_nothing(tmp_pat
 
     fake = storage(list(range(10)))
     with pytest.raises(CancelledError):
-        evaluate(
-            Counting(),
-            load_dataset(SECTION),
-            [Interval()],
-            fake.client(),
-            fake.payload_client(),
-            kept=kept_in(tmp_path),
-            progress=stop,
-        )
+        evaluate_on(fake, Counting(), load_dataset(SECTION), [Interval()], kept=kept_in(tmp_path), progress=stop)
     pick = "def evaluation_transformer_function(model_output):\n    return model_output['scores']\n"
     dataset = load_dataset(SECTION | {"metrics": [{"name": "Accuracy", "evaluation_transformer_function": pick}]})
     model = Named()
     for _ in range(2):
         kept = kept_in(tmp_path)
         assert not kept
-        evaluate(model, dataset, [Interval()], fake.client(), fake.payload_client(), kept=kept)
+        evaluate_on(fake, model, dataset, [Interval()], kept=kept)
     assert len(model.seen) == 20

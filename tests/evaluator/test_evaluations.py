@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import psycopg2
 import pytest
@@ -24,12 +25,13 @@ from modyn.errors import (
     UserCodeError,
 )
 from modyn.evaluator.client import EvaluationRequest, EvaluationResult, EvaluationState, EvaluationStatus
-from modyn.evaluator.evaluations import Evaluations, OnDone, OnProgress
-from modyn.evaluator.job import Score
+from modyn.evaluator.evaluations import Evaluations
+from modyn.evaluator.outputs import EvaluationJob, OutputCache, Score
 from modyn.evaluator.store import EvaluationStore
-from modyn.records import EvalInterval, Interval, RunId
-from modyn.sanitize import sanitize
+from modyn.json_codec import sanitize
+from modyn.records import EvalInterval, Interval, JobState, RunId
 from modyn.testing.waiting import PATIENCE_S, eventually
+from modyn.workers import WorkerPool
 
 DATASET: dict[str, Any] = {
     "dataset_id": "test",
@@ -51,36 +53,44 @@ class FakeJob:
     """A job that ends when the test says so."""
 
     def __init__(
-        self, asked: EvaluationRequest, intervals: Sequence[Interval], name: str, progress: OnProgress, done: OnDone
+        self, work: EvaluationJob, name: str, on_message: Callable[[object], None], on_done: Callable[[FakeJob], None]
     ) -> None:
-        self.request, self.intervals, self.name, self.progress, self._done = asked, list(intervals), name, progress, done
-        self.stopped = False
+        self.request, self.intervals, self.name = work.request, list(work.intervals), name
+        self.state, self.stopped = JobState.RUNNING, False
+        self.error: ModynError | None = None
+        self._on_message, self._on_done, self._scores = on_message, on_done, list[Score]()
+
+    def progress(self, seen: int, total: int) -> None:
+        self._on_message((seen, total))
+
+    def result(self) -> list[Score]:
+        return self._scores
 
     def finish(self, value: float = 0.5) -> None:
         labels = ("Accuracy", "F1Score")
-        self._done([Score(i, label, value, "", i.end - i.start, i.end - i.start) for i in self.intervals for label in labels])
+        self.give([Score(i, label, value, "", i.end - i.start, i.end - i.start) for i in self.intervals for label in labels])
 
     def give(self, scores: list[Score]) -> None:
-        self._done(scores)
+        self.state, self._scores = JobState.FINISHED, scores
+        self._on_done(self)
 
     def fail(self, error: ModynError) -> None:
-        self._done(error)
+        self.state, self.error = JobState.FAILED, error
+        self._on_done(self)
 
     def stop(self) -> None:
         self.stopped = True
-        self._done(CancelledError(f"{self.name}: stopped on request"))
+        self.fail(CancelledError(f"{self.name}: stopped on request"))
 
 
-class FakeRun:
+class FakePool:
     def __init__(self) -> None:
         self.jobs: list[FakeJob] = []
         self._changed = threading.Condition()
 
-    def __call__(
-        self, request: EvaluationRequest, intervals: Sequence[Interval], name: str, progress: OnProgress, done: OnDone
-    ) -> FakeJob:
+    def submit(self, task: str, request: EvaluationJob, *, name: str, log_path: Path, **callbacks: Any) -> FakeJob:
         with self._changed:
-            self.jobs.append(FakeJob(request, intervals, name, progress, done))
+            self.jobs.append(FakeJob(request, name, **callbacks))
             self._changed.notify_all()
             return self.jobs[-1]
 
@@ -93,11 +103,15 @@ class FakeRun:
 class House:
     """The service's parts, without gRPC and workers."""
 
-    def __init__(self, database: Database, max_jobs: int = 2) -> None:
+    def __init__(self, config: SystemConfig, database: Database, max_jobs: int = 2) -> None:
+        def make_job(asked: EvaluationRequest, intervals: Sequence[Interval]) -> EvaluationJob:
+            return EvaluationJob(asked, intervals, config, config.state_dir / "scratch", OutputCache(config.state_dir, 0))
+
         self.store = EvaluationStore(database)
-        self.run = FakeRun()
+        self.run = FakePool()
         self.extra_samples = 0
-        self.evaluations = Evaluations(self.store, self.run, self._count, max_jobs, coalesce_s=0.0)
+        pool = cast("WorkerPool", self.run)
+        self.evaluations = Evaluations(self.store, pool, make_job, self._count, max_jobs, coalesce_s=0.0)
 
     def _count(self, dataset_id: str, interval: Interval) -> int:
         return interval.end - interval.start + self.extra_samples
@@ -117,7 +131,7 @@ class House:
     def num_held_back(self) -> int:
         """Jobs in line, none of which may begin now: the number stays the same until one that runs has ended."""
         with self.evaluations._changed:
-            assert self.evaluations._ready() is None
+            assert self.evaluations._ready()[0] is None
             return len(self.evaluations._waiting)
 
     def is_idle(self) -> bool:
@@ -138,7 +152,7 @@ def make_house(system_config: SystemConfig) -> Iterator[Callable[..., House]]:
     houses: list[House] = []
 
     def make(**options: Any) -> House:
-        houses.append(House(database, **options))
+        houses.append(House(system_config, database, **options))
         return houses[-1]
 
     yield make

@@ -11,12 +11,10 @@ import pytest
 import torch
 
 from modyn.config.system import SystemConfig
-from modyn.dataset.connections import PayloadSource
 from modyn.errors import ConfigError, NotFoundError
 from modyn.evaluator import service
 from modyn.evaluator.client import EvaluationRequest, EvaluationState, EvaluatorClient
-from modyn.evaluator.job import EvaluationJob
-from modyn.evaluator.outputs import OutputCache
+from modyn.evaluator.outputs import EvaluationJob, OutputCache
 from modyn.model_storage import service as model_storage_service
 from modyn.model_storage.client import ModelHeader, ModelStorageClient
 from modyn.models.build import build_model
@@ -240,15 +238,7 @@ def _state(pid: int) -> str:
 def test_an_evaluation_worker_imports_nothing_after_the_fork(
     system_config: SystemConfig, storage: RunningStorage, model_id: int, tmp_path: Path
 ) -> None:
-    job = EvaluationJob(
-        model_id=model_id,
-        dataset=DATASET | {"metrics": [*DATASET["metrics"], {"name": "F1Score", "num_classes": 2}]},
-        intervals=(Interval(0, 1000),),
-        device="cpu",
-        payloads=PayloadSource.of(system_config, "numbers"),
-        model_storage=system_config.endpoint("model_storage"),
-        scratch=tmp_path,
-        decoding="digest",
-        outputs=OutputCache(tmp_path, 2**20),
-    )
+    asked = request(model_id, dataset=DATASET | {"metrics": [*DATASET["metrics"], {"name": "F1Score", "num_classes": 2}]})
+    outputs = OutputCache(tmp_path, 2**20)
+    job = EvaluationJob(asked, [Interval(0, 1000)], system_config, scratch=tmp_path, outputs=outputs)
     assert imports_after_fork(service.PRELOAD, "modyn.evaluator.evaluate:run", job, tmp_path / "log") == []

@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from pydantic import Field, field_validator
 
 from modyn.config.base import Problem, Section
 from modyn.config.policy import check_policy, load_policy
 from modyn.dataset.user_code import check_function
-from modyn.registry import Registry
+from modyn.errors import InvalidArgumentError
+from modyn.registry import Registry, load_object
 
 if TYPE_CHECKING:
     import torch
@@ -74,12 +75,7 @@ class Metric(ABC):
     @classmethod
     def label_of(cls, config: Any) -> str:
         """The label of results of this configuration; known without making the metric."""
-        return str(config.label or cls.own_label(config))
-
-    @classmethod
-    def own_label(cls, config: Any) -> str:
-        """The default label for this configuration."""
-        return str(config.name)
+        return str(config.label or config.name)
 
     @abstractmethod
     def update(self, outputs: torch.Tensor, labels: torch.Tensor) -> None:
@@ -91,6 +87,12 @@ class Metric(ABC):
     @abstractmethod
     def value(self) -> MetricValue:
         """The value over all samples added, of which there is at least one."""
+
+    def shape_error(self, needed: str, outputs: torch.Tensor, advice: str = "Bring") -> InvalidArgumentError:
+        """The error of outputs that lack the shape that is `needed`."""
+        return InvalidArgumentError(
+            f"{self.label} needs {needed}; the model's output has shape {list(outputs.shape)}. {advice} it into that shape with {TRANSFORMER}"
+        )
 
 
 @cache
@@ -115,9 +117,7 @@ class _Metrics(Registry[type[Metric]]):
 
     def get(self, id_: str) -> type[Metric]:
         if id_ not in self and id_ in torchmetrics_names():
-            from modyn.evaluator.metrics.torch_metric import TorchMetric
-
-            return TorchMetric
+            return cast("type[Metric]", load_object("modyn.evaluator.metrics.torch_metric:TorchMetric"))
         return super().get(id_)
 
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from modyn.errors import InvalidArgumentError
 from modyn.evaluator.metrics import Metric, MetricConfig, MetricValue
 
 if TYPE_CHECKING:
@@ -26,25 +25,23 @@ class Accuracy(Metric):
 
     def __init__(self, config: AccuracyConfig) -> None:
         super().__init__(config)
-        self._topn = config.topn
         self._right: torch.Tensor | int = 0
         self._seen = 0
 
     @classmethod
-    def own_label(cls, config: AccuracyConfig) -> str:
-        return "Accuracy" if config.topn == 1 else f"Top-{config.topn}-Accuracy"
+    def label_of(cls, config: AccuracyConfig) -> str:
+        return config.label or ("Accuracy" if config.topn == 1 else f"Top-{config.topn}-Accuracy")
 
     def update(self, outputs: torch.Tensor, labels: torch.Tensor) -> None:
-        if outputs.ndim == 1 and self._topn == 1:
+        topn = self.config.topn
+        if outputs.ndim == 1 and topn == 1:
             right = outputs == labels
-        elif outputs.ndim == 2 and outputs.shape[1] >= self._topn:
-            best = outputs.argmax(1, keepdim=True) if self._topn == 1 else outputs.topk(self._topn, 1).indices
+        elif outputs.ndim == 2 and outputs.shape[1] >= topn:
+            best = outputs.argmax(1, keepdim=True) if topn == 1 else outputs.topk(topn, 1).indices
             right = (best == labels.unsqueeze(1)).any(1)
         else:
-            raise InvalidArgumentError(
-                f"{self.label} needs scores of shape (n, classes) with at least {self._topn} classes; the model's output has shape "
-                f"{list(outputs.shape)}. Lower topn, or bring it into that shape with evaluation_transformer_function"
-            )
+            needed = f"scores of shape (n, classes) with at least {topn} classes"
+            raise self.shape_error(needed, outputs, "Lower topn, or bring")
         # Stays on the device: reading it for every batch would wait for the device each time.
         self._right = self._right + right.sum()
         self._seen += len(labels)

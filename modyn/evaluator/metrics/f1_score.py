@@ -42,23 +42,18 @@ class F1Score(Metric):
 
     def __init__(self, config: F1ScoreConfig) -> None:
         super().__init__(config)
-        self._num_classes = config.num_classes
-        self._average = config.average
-        self._positive = config.pos_label
         # Pairs (label, prediction); everything else follows from how often each occurs.
         self._pairs: torch.Tensor | int = 0
 
     def update(self, outputs: torch.Tensor, labels: torch.Tensor) -> None:
-        n = self._num_classes
+        n = self.config.num_classes
         if outputs.ndim == 2 and outputs.shape[1] == n:
             predicted = outputs.argmax(1)
         elif outputs.ndim == 1:
             predicted = outputs.long()
         else:
-            raise InvalidArgumentError(
-                f"{self.label} needs scores of shape (n, {n}) or predicted classes of shape (n,); the model's output has shape "
-                f"{list(outputs.shape)}. Correct num_classes, or bring it into that shape with evaluation_transformer_function"
-            )
+            needed = f"scores of shape (n, {n}) or predicted classes of shape (n,)"
+            raise self.shape_error(needed, outputs, "Correct num_classes, or bring")
         labels = labels.long()
         for name, values in (("label", labels), ("prediction", predicted)):
             if len(values) and not 0 <= int(values.min()) <= int(values.max()) < n:
@@ -68,17 +63,18 @@ class F1Score(Metric):
 
     def value(self) -> MetricValue:
         assert not isinstance(self._pairs, int)
-        pairs = self._pairs.reshape(self._num_classes, self._num_classes).cpu().numpy()
+        average, positive = self.config.average, self.config.pos_label
+        pairs = self._pairs.reshape(self.config.num_classes, -1).cpu().numpy()
         right, labelled, predicted = pairs.diagonal(), pairs.sum(1), pairs.sum(0)
-        if self._average == "micro":
+        if average == "micro":
             return MetricValue(float(right.sum() / pairs.sum()))
         both = labelled + predicted
         scores = 2 * right / both.clip(min=1)
         absent = [int(c) for c in (both == 0).nonzero()[0]]
-        if self._average == "binary":
-            note = f"class {self._positive} neither occurs nor is predicted" if self._positive in absent else ""
-            return MetricValue(float(scores[self._positive]), note)
-        if self._average == "weighted":
+        if average == "binary":
+            note = f"class {positive} neither occurs nor is predicted" if positive in absent else ""
+            return MetricValue(float(scores[positive]), note)
+        if average == "weighted":
             return MetricValue(float((scores * labelled).sum() / labelled.sum()))
         shown = ", ".join(map(str, absent[:10])) + (", …" if len(absent) > 10 else "")
         return MetricValue(

@@ -33,7 +33,6 @@ class RocAuc(Metric):
 
     def __init__(self, config: RocAucConfig) -> None:
         super().__init__(config)
-        self._limit = config.max_samples
         self._rng = np.random.default_rng(0)
         self._seen = 0
         self._held = 0
@@ -46,10 +45,7 @@ class RocAuc(Metric):
         elif outputs.ndim == 2 and outputs.shape[1] == 1:
             outputs = outputs[:, 0]
         if outputs.ndim != 1:
-            raise InvalidArgumentError(
-                f"{self.label} needs one score a sample, or one for each of two classes; the model's output has shape "
-                f"{list(outputs.shape)}. Bring it into that shape with evaluation_transformer_function"
-            )
+            raise self.shape_error("one score a sample, or one for each of two classes", outputs)
         positive = labels == 1
         if not bool((positive | (labels == 0)).all()):
             odd = labels[~(positive | (labels == 0))][0].item()
@@ -59,13 +55,14 @@ class RocAuc(Metric):
         self._columns.append((scores, positive.cpu().numpy(), self._rng.random(len(scores), np.float32)))
         self._seen += len(scores)
         self._held += len(scores)
-        if self._held > 2 * self._limit:
+        if self._held > 2 * self.config.max_samples:
             self._thin()
 
     def _thin(self) -> None:
         scores, positive, tickets = (np.concatenate(column) for column in zip(*self._columns, strict=True))
-        if len(scores) > self._limit:
-            kept = np.sort(np.argpartition(tickets, self._limit - 1)[: self._limit])
+        limit = self.config.max_samples
+        if len(scores) > limit:
+            kept = np.sort(np.argpartition(tickets, limit - 1)[:limit])
             scores, positive, tickets = scores[kept], positive[kept], tickets[kept]
         self._columns, self._held = [(scores, positive, tickets)], len(scores)
 
