@@ -32,12 +32,6 @@ _UNIX_PATH_LIMIT = 80
 """The kernel allows 107 bytes in a socket's path; this leaves room for the name of the socket."""
 
 
-def is_loopback(address: str) -> bool:
-    """Whether `host:port` can only be reached from this machine."""
-    host = address.rsplit(":", 1)[0].strip("[]")
-    return host in ("localhost", "::1") or host.startswith("127.")
-
-
 def socket_folder(folder: Path, name: str, prefix: str) -> Path:
     """Return `name` in `folder`; for a deep folder a temporary one, since the kernel limits the length of socket paths."""
     if len(os.fsencode(folder / name)) <= _UNIX_PATH_LIMIT:
@@ -261,7 +255,8 @@ class Endpoint(Section):
     @property
     def is_local(self) -> bool:
         """Whether only this machine can reach it: a Unix socket or loopback."""
-        return self.is_unix or is_loopback(self.address)
+        host = self.address.rsplit(":", 1)[0].strip("[]")
+        return self.is_unix or host in ("localhost", "::1") or host.startswith("127.")
 
 
 class SystemConfig(BaseSettings):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import psycopg2.extensions
-from sqlalchemy import Column, Engine, MetaData, create_engine, text
+from sqlalchemy import Column, Engine, create_engine, func, select, text
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.orm import Session
@@ -16,11 +16,6 @@ from sqlalchemy.orm import Session
 from modyn.config.system import SystemConfig
 from modyn.errors import ConflictError, UnavailableError
 from modyn.json_codec import from_json, to_json
-
-if TYPE_CHECKING:
-    from alembic.config import Config
-
-_POOL = {"pool_size": 8, "max_overflow": 24, "pool_pre_ping": True, "pool_recycle": 1800}
 
 
 class Database:
@@ -54,20 +49,15 @@ class Database:
     @contextmanager
     def advisory_lock(self, name: str) -> Iterator[bool]:
         """Hold a lock among all processes on this database; yields at once, False if another process holds it."""
+        key = func.hashtextextended(f"{self.schema}/{name}", 0)
         with self._reachable(), self.engine.connect() as connection:
-            held = bool(
-                connection.scalar(
-                    text("SELECT pg_try_advisory_lock(hashtextextended(:name, 0))"), {"name": f"{self.schema}/{name}"}
-                )
-            )
+            held = bool(connection.scalar(select(func.pg_try_advisory_lock(key))))
             connection.commit()
             try:
                 yield held
             finally:
                 if held and not connection.invalidated:
-                    connection.execute(
-                        text("SELECT pg_advisory_unlock(hashtextextended(:name, 0))"), {"name": f"{self.schema}/{name}"}
-                    )
+                    connection.execute(select(func.pg_advisory_unlock(key)))
                     connection.commit()
 
     def close(self) -> None:
@@ -114,7 +104,10 @@ def open_database(config: SystemConfig, schema: str, migrations_package: str) ->
         connect_args={"connect_timeout": 10},
         json_serializer=to_json,
         json_deserializer=from_json,
-        **cast("Any", _POOL),
+        pool_size=8,
+        max_overflow=24,
+        pool_pre_ping=True,
+        pool_recycle=1800,
     )
     database = Database(engine, schema)
     with database._reachable(), engine.begin() as connection:
@@ -146,25 +139,12 @@ def migrate(connection: Connection, schema: str, migrations_package: str) -> Non
 
 
 def _upgrade(connection: Connection, schema: str, versions: str) -> None:
-    from alembic.runtime.environment import EnvironmentContext
+    from alembic.migration import MigrationContext
+    from alembic.operations import Operations
     from alembic.script import ScriptDirectory
 
-    config = _alembic_config(versions)
-    script = ScriptDirectory.from_config(config)
-    with EnvironmentContext(
-        config, script, fn=lambda revision, _: script._upgrade_revs("head", cast("str", revision))
-    ) as environment:
-        environment.configure(
-            connection=connection, target_metadata=MetaData(schema=schema), version_table_schema=schema, transactional_ddl=True
-        )
-        environment.run_migrations()
-
-
-def _alembic_config(versions: str) -> Config:
-    from alembic.config import Config
-
-    config = Config()
-    config.set_main_option("script_location", str(files("modyn.db")))
-    config.set_main_option("version_locations", versions.replace("%", "%%"))
-    config.set_main_option("path_separator", "newline")
-    return config
+    script = ScriptDirectory(str(files("modyn.db")), version_locations=[versions])
+    options = {"version_table_schema": schema, "fn": lambda revision, _: script._upgrade_revs("head", cast("str", revision))}
+    context = MigrationContext.configure(connection, opts=options)
+    with Operations.context(context):
+        context.run_migrations()

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from modyn.config.base import Problem, check_section, load_section, refuse
 from modyn.dataset.config import DataConfig
@@ -23,11 +23,6 @@ class EvaluationDatasetConfig(DataConfig):
     batch_size: int = Field(ge=1, le=2**24, description="samples in one forward pass")
     dataloader_workers: int = Field(1, ge=1, le=256, description="threads that fetch and decode samples")
     metrics: tuple[dict[str, Any], ...] = Field(min_length=1, description="what is measured; each by its `name` and its options")
-
-    @field_validator("metrics", mode="before")
-    @classmethod
-    def _a_list(cls, value: object) -> object:
-        return tuple(value) if isinstance(value, list) else value
 
     def metric_labels(self) -> list[str]:
         """The labels of the results, in order. The metrics must have been checked."""

@@ -31,7 +31,7 @@ PROGRESS_EVERY_S: Final = 0.3
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationTask:
+class EvaluationInput:
     """What a model is evaluated on, and how."""
 
     dataset: EvaluationDatasetConfig
@@ -77,27 +77,27 @@ def run(job: EvaluationJob, report: Report) -> list[Score]:
     source = PayloadSource.of(config, dataset.dataset_id, streams=dataset.dataloader_workers)
     report.check()
     with StorageClient(source.storage) as storage, source.open() as payloads:
-        return evaluate(model, EvaluationTask(dataset, job.intervals, storage, payloads, request.device, progress, kept))
+        return evaluate(model, EvaluationInput(dataset, job.intervals, storage, payloads, request.device, progress, kept))
 
 
-def evaluate(model: nn.Module, task: EvaluationTask) -> list[Score]:
-    """Every metric of the task's dataset on every one of its intervals: by interval, then by metric in the order of the section.
+def evaluate(model: nn.Module, inputs: EvaluationInput) -> list[Score]:
+    """Every metric of the input's dataset on every one of its intervals: by interval, then by metric in the order of the section.
 
     Each sample of the union of the intervals is fetched, decoded and passed through the model once, unless its output is kept. The model
-    is left in evaluation mode on the task's device.
+    is left in evaluation mode on the input's device.
     """
-    dataset, intervals, device, kept = task.dataset, task.intervals, task.device, task.kept
+    dataset, intervals, device, kept = inputs.dataset, inputs.intervals, inputs.device, inputs.kept
     tallies = [IntervalMetrics(interval, [build_metric(section) for section in dataset.metrics]) for interval in intervals]
     transform = _Transformers(dataset)
-    total = sum(task.storage.count_samples(dataset.dataset_id, interval) for interval in union(intervals))
-    samples = _FreshSamples(task)
+    total = sum(inputs.storage.count_samples(dataset.dataset_id, interval) for interval in union(intervals))
+    samples = _FreshSamples(inputs)
     batches = load_keys(
         samples.keys(),
         dataset,
         dataset.batch_size,
         num_threads=dataset.dataloader_workers,
         pin_memory=device.startswith("cuda"),
-        payloads=task.payloads,
+        payloads=inputs.payloads,
     )
     seen = 0
 
@@ -107,7 +107,7 @@ def evaluate(model: nn.Module, task: EvaluationTask) -> list[Score]:
         for number, inside in members(intervals, timestamps):
             tallies[number].update(outputs, labels, inside)
         seen += len(keys)
-        task.progress(seen, total)
+        inputs.progress(seen, total)
 
     with closing(batches), _evaluating(model, device):
         for batch in on_device(batches, device):
@@ -119,7 +119,7 @@ def evaluate(model: nn.Module, task: EvaluationTask) -> list[Score]:
             tally(output, keys, batch.labels, timestamps)
         if kept:
             # Listed again, now that `samples.listed` is complete: samples deleted since then count as listed and not seen.
-            for listed in task.list_samples():
+            for listed in inputs.list_samples():
                 for rows in kept.rows(listed.keys, listed.timestamps, dataset.batch_size):
                     outputs, labels = (torch.from_numpy(column).to(device) for column in (rows.outputs, rows.labels))
                     tally(outputs, rows.keys, labels, rows.timestamps)
@@ -220,22 +220,22 @@ def _evaluating(model: nn.Module, device: str) -> Iterator[None]:
 
 
 class _FreshSamples:
-    """The stream of keys in the task's intervals without a kept output, and the timestamps of those that come back as batches.
+    """The stream of keys in the input's intervals without a kept output, and the timestamps of those that come back as batches.
 
     Used by two threads without a lock: one pulls the keys and enters their timestamps, the other takes them out afterwards; to enter and
     to take a key are single operations.
     """
 
-    def __init__(self, task: EvaluationTask) -> None:
-        self._task = task
+    def __init__(self, inputs: EvaluationInput) -> None:
+        self._inputs = inputs
         self._timestamps: dict[int, int] = {}
-        self.listed = [0] * len(task.intervals)
+        self.listed = [0] * len(inputs.intervals)
         """Samples that storage listed for each interval; complete once `keys` is exhausted."""
 
     def keys(self) -> Iterator[Int64Array]:
-        kept = self._task.kept
-        for batch in self._task.list_samples():
-            for number, inside in members(self._task.intervals, batch.timestamps):
+        kept = self._inputs.kept
+        for batch in self._inputs.list_samples():
+            for number, inside in members(self._inputs.intervals, batch.timestamps):
                 self.listed[number] += len(inside)
             fresh = ~kept.has(batch.keys, batch.timestamps) if kept else slice(None)
             keys, timestamps = batch.keys[fresh], batch.timestamps[fresh]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
+from itertools import groupby
 from typing import Any
 
 from sqlalchemy import BigInteger, Column, DateTime, Double, ForeignKey, MetaData, Table, Text, delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
-from modyn.db.engine import Database
+from modyn.db.engine import Database, columns
 from modyn.errors import UnavailableError
 from modyn.evaluator.client import EvaluationRequest, EvaluationResult, EvaluationState, EvaluationStatus, json_digest
 from modyn.evaluator.config import load_dataset
@@ -24,15 +25,9 @@ evaluations = Table(
     metadata,
     Column("evaluation_id", Text, primary_key=True),
     Column("run_id", Text, nullable=False, index=True),
-    Column("trigger_id", BigInteger, nullable=False),
-    Column("model_id", BigInteger, nullable=False),
-    Column("handler", Text, nullable=False),
-    Column("dataset", Text, nullable=False),
-    Column("state", Text, nullable=False),  # queued until it has ended
-    Column("samples_seen", BigInteger, nullable=False),
-    Column("samples_total", BigInteger, nullable=False),
-    Column("error", Text, nullable=False),
-    Column("error_reason", Text, nullable=False),
+    *columns(BigInteger, "trigger_id model_id samples_seen samples_total", nullable=False),
+    # state: queued until it has ended
+    *columns(Text, "handler dataset state error error_reason", nullable=False),
     Column("changed_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
 )
 
@@ -40,17 +35,13 @@ results = Table(
     "results",
     metadata,
     Column("evaluation_id", Text, ForeignKey("evaluator.evaluations.evaluation_id", ondelete="CASCADE"), primary_key=True),
-    Column("interval_start", BigInteger, primary_key=True),
-    Column("interval_end", BigInteger, primary_key=True),
-    Column("interval_anchor", BigInteger, primary_key=True),
+    *columns(BigInteger, "interval_start interval_end interval_anchor", primary_key=True),
     Column("metric", Text, primary_key=True),
-    Column("model_id", BigInteger, nullable=False),
-    Column("dataset_digest", Text, nullable=False),  # of how samples are decoded
-    Column("metric_digest", Text, nullable=False),  # of the metric's options
+    # dataset_digest: of how samples are decoded; metric_digest: of the metric's options
+    *columns(Text, "dataset_digest metric_digest note", nullable=False),
+    # num_listed: samples in the interval when it was evaluated
+    *columns(BigInteger, "model_id num_samples num_listed", nullable=False),
     Column("value", Double),
-    Column("note", Text, nullable=False),
-    Column("num_samples", BigInteger, nullable=False),
-    Column("num_listed", BigInteger, nullable=False),  # samples in the interval when it was evaluated
 )
 
 _ROWS_A_FETCH = 1000
@@ -147,15 +138,15 @@ class EvaluationStore:
         key = [*evaluations.c["trigger_id", "handler", "dataset", "model_id"]]
         key += results.c["metric", "interval_start", "interval_end", "interval_anchor"]
         statement = (
-            # Where two evaluations cover the same interval, the newer counts, and comes first.
             select(*key, *results.c["value", "note", "num_samples"])
-            .distinct(*key)
             .join_from(evaluations, results, results.c.evaluation_id == evaluations.c.evaluation_id)
             .where(evaluations.c.run_id == run_id, evaluations.c.state == EvaluationState.FINISHED.value)
             .order_by(*key, evaluations.c.changed_at.desc())
         )
         with self._database.session() as session:
-            for row in session.execute(statement, execution_options={"yield_per": _ROWS_A_FETCH}):
+            found = session.execute(statement, execution_options={"yield_per": _ROWS_A_FETCH})
+            for _, rows in groupby(found, lambda row: row[: len(key)]):
+                row = next(rows)  # where two evaluations cover the same interval, the newer counts, and comes first
                 values = {name: value for name, value in row._mapping.items() if not name.startswith("interval_")}
                 interval = EvalInterval(row.interval_start, row.interval_end, row.interval_anchor)
                 yield EvaluationResult(run_id=run_id, interval=interval, **values)

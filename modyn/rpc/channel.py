@@ -6,6 +6,7 @@ A unary call that meets an unavailable server is repeated for a while: all calls
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
 import grpc
@@ -53,21 +54,12 @@ class Channel:
 
     def unary_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """A call with one request and one answer. Repeated while the server is unavailable, unless it is `not_repeatable`."""
-        call = self._inner.unary_unary(method, *args, **kwargs)
-        repeatable = method.rsplit("/", 1)[-1] not in self._not_repeatable
-
-        def invoke(request: Any, timeout: float | None = DEFAULT_DEADLINE_S) -> Any:
-            def once() -> Any:
-                return self._translated(lambda: call(request, timeout=timeout, metadata=self._metadata))
-
-            return self.retrier.call(once) if repeatable else once()
-
-        return invoke
+        once = partial(self._call, self._inner.unary_unary(method, *args, **kwargs), timeout=DEFAULT_DEADLINE_S)
+        return once if method.rsplit("/", 1)[-1] in self._not_repeatable else partial(self.retrier.call, once)
 
     def stream_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """A call with a stream of requests and one answer."""
-        call = self._inner.stream_unary(method, *args, **kwargs)
-        return lambda requests, timeout=None: self._translated(lambda: call(requests, timeout=timeout, metadata=self._metadata))
+        return partial(self._call, self._inner.stream_unary(method, *args, **kwargs))
 
     def unary_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """A call with one request and a `ResponseStream`."""
@@ -84,9 +76,9 @@ class Channel:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _translated(self, call: Callable[[], T]) -> T:
+    def _call(self, call: Callable[..., T], request: Any, timeout: float | None = None) -> T:
         try:
-            return call()
+            return call(request, timeout=timeout, metadata=self._metadata)
         except grpc.RpcError as error:
             raise from_rpc(error, self._peer) from error
 

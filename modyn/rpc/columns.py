@@ -35,10 +35,10 @@ def keys_from_bytes(data: bytes) -> Int64Array:
     return np.frombuffer(data, "<i8")
 
 
-def pack(values: Int64Array) -> Column:
+def pack_column(values: Int64Array) -> Column:
     """Encode int64 numbers as a progression if they are one, else as distances from the smallest, in as few bytes as these need.
 
-    >>> [len(pack(np.array(numbers)).data) for numbers in ([5, 7, 9], [1, 300, 2], [-(2**63), 2**63 - 1, 0])]
+    >>> [len(pack_column(np.array(numbers)).data) for numbers in ([5, 7, 9], [1, 300, 2], [-(2**63), 2**63 - 1, 0])]
     [0, 6, 24]
     """
     if not len(values):
@@ -54,7 +54,7 @@ def pack(values: Int64Array) -> Column:
     return Column(base=smallest, width=width, data=distances.astype(f"<u{width}").tobytes())
 
 
-def unpack(column: Column, count: int) -> Int64Array:
+def unpack_column(column: Column, count: int) -> Int64Array:
     """Decode int64 (count,). Raises InvalidArgumentError when the column does not hold `count` numbers."""
     if not 0 <= count <= MOST_NUMBERS or column.width not in (0, *_WIDTHS) or len(column.data) != count * column.width:
         raise InvalidArgumentError(
@@ -87,9 +87,9 @@ def batch_to_proto(batch: SampleBatch) -> SampleColumns:
     bits = np.ascontiguousarray(labels, np.float64 if float_labels else np.int64).view(np.int64)
     return SampleColumns(
         num_samples=len(batch),
-        keys=pack(batch.keys),
-        timestamps=pack(batch.timestamps),
-        labels=pack(bits),
+        keys=pack_column(batch.keys),
+        timestamps=pack_column(batch.timestamps),
+        labels=pack_column(bits),
         float_labels=float_labels,
     )
 
@@ -97,9 +97,9 @@ def batch_to_proto(batch: SampleBatch) -> SampleColumns:
 def batch_from_proto(columns: SampleColumns) -> SampleBatch:
     """Decode a batch. Raises InvalidArgumentError when its columns differ in length."""
     count = columns.num_samples
-    labels = unpack(columns.labels, count)
+    labels = unpack_column(columns.labels, count)
     typed: LabelArray = labels.view(np.float64) if columns.float_labels else labels
-    return SampleBatch(unpack(columns.keys, count), unpack(columns.timestamps, count), typed)
+    return SampleBatch(unpack_column(columns.keys, count), unpack_column(columns.timestamps, count), typed)
 
 
 def share_to_proto(share: KeysAndWeights) -> KeyColumns:
@@ -108,11 +108,13 @@ def share_to_proto(share: KeysAndWeights) -> KeyColumns:
     # Most policies give all samples one weight, which is cheap to check.
     alike = len(bits) and (bits == bits[0]).all()
     return KeyColumns(
-        num_keys=len(share), keys=pack(share.keys), weights=Column(base=int(bits[0])) if alike else pack(bits.astype(np.int64))
+        num_keys=len(share),
+        keys=pack_column(share.keys),
+        weights=Column(base=int(bits[0])) if alike else pack_column(bits.astype(np.int64)),
     )
 
 
 def share_from_proto(columns: KeyColumns) -> KeysAndWeights:
     """Decode keys and weights. Raises InvalidArgumentError when the columns differ in length."""
-    weights = unpack(columns.weights, columns.num_keys).astype(np.uint32).view(np.float32)
-    return KeysAndWeights(unpack(columns.keys, columns.num_keys), weights)
+    weights = unpack_column(columns.weights, columns.num_keys).astype(np.uint32).view(np.float32)
+    return KeysAndWeights(unpack_column(columns.keys, columns.num_keys), weights)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modyn.config.system import SERVICES, DatasetConfig, SecurityConfig, SystemConfig, is_loopback, load_system_config
+from modyn.config.system import SERVICES, DatasetConfig, Endpoint, SecurityConfig, SystemConfig, load_system_config
 from modyn.errors import ConfigError, UnavailableError
 
 
@@ -145,12 +145,12 @@ def test_a_token_file_is_read_when_it_is_needed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.8.8.8:1", "localhost:1", "[::1]:1"])
 def test_loopback_is_this_machine(address: str) -> None:
-    assert is_loopback(address)
+    assert Endpoint(address=address).is_local
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:1", "10.0.0.1:1", "[::]:1", "example.org:1", "localhost.example.org:1"])
 def test_anything_else_is_not(address: str) -> None:
-    assert not is_loopback(address)
+    assert not Endpoint(address=address).is_local
 
 
 def test_dataset_names_are_safe_as_file_names() -> None:

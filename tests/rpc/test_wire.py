@@ -22,10 +22,10 @@ from modyn.rpc.columns import (
     batch_to_proto,
     keys_from_bytes,
     keys_to_bytes,
-    pack,
+    pack_column,
     share_from_proto,
     share_to_proto,
-    unpack,
+    unpack_column,
 )
 from modyn.rpc.wire import from_message, from_struct, to_message, to_struct
 from modyn.supervisor.client import Run, RunEvent, RunMode, RunState, TriggerRecord, TriggerState
@@ -76,9 +76,9 @@ def test_broken_columns_are_refused() -> None:
             SampleColumns(num_samples=1, keys=Column(width=8, data=bytes(8)), timestamps=Column(width=8, data=bytes(16)))
         )
     with pytest.raises(InvalidArgumentError, match="3 bytes"):
-        unpack(Column(width=3, data=bytes(6)), 2)
+        unpack_column(Column(width=3, data=bytes(6)), 2)
     with pytest.raises(InvalidArgumentError, match="does not hold"):
-        unpack(Column(stride=1), 2**40)
+        unpack_column(Column(stride=1), 2**40)
 
 
 @given(
@@ -89,8 +89,8 @@ def test_broken_columns_are_refused() -> None:
 )
 def test_numbers_survive_packing(numbers: list[int]) -> None:
     values = np.array(numbers, np.int64)
-    column = pack(values)
-    np.testing.assert_array_equal(unpack(column, len(values)), values)
+    column = pack_column(values)
+    np.testing.assert_array_equal(unpack_column(column, len(values)), values)
     span = max(numbers) - min(numbers) if numbers else 0
     assert len(column.data) <= len(numbers) * (
         1 + (span.bit_length() > 8) + 2 * (span.bit_length() > 16) + 4 * (span.bit_length() > 32)
