@@ -21,7 +21,7 @@ from modyn.registry import Plugin
 from modyn.rpc.retry import ResumingStream, Retrier, RetryPolicy
 from modyn.selector.client import SelectorClient
 from modyn.storage.client import DatasetInfo, FileProblem, IngestProgress, StorageClient
-from modyn.supervisor.client import Run, RunEvent, RunMode, SupervisorClient
+from modyn.supervisor.client import Run, RunEvent, RunMode, RunOptions, SupervisorClient
 from modyn.trainer_server.client import TrainerServerClient
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Client:
 
     def close(self) -> None:
         """Close the connections. The services keep running."""
-        for name in ("supervisor", "storage", "model_storage"):
+        for name in ("supervisor", "storage", "model_storage", "evaluator"):
             if name in self.__dict__:
                 self.__dict__.pop(name).close()
 
@@ -70,7 +70,7 @@ class Client:
 
     @cached_property
     def supervisor(self) -> SupervisorClient:
-        """Typed client of the supervisor: runs, triggers, results as records."""
+        """Typed client of the supervisor: runs, events and triggers as records."""
         return SupervisorClient(self.config.endpoint("supervisor"), self._wait_s)
 
     @cached_property
@@ -82,6 +82,11 @@ class Client:
     def model_storage(self) -> ModelStorageClient:
         """Typed client of model storage: model versions as records."""
         return ModelStorageClient(self.config.endpoint("model_storage"), self._wait_s)
+
+    @cached_property
+    def evaluator(self) -> EvaluatorClient:
+        """Typed client of the evaluator: evaluation results as records."""
+        return EvaluatorClient(self.config.endpoint("evaluator"), self._wait_s)
 
     # --- Services ---------------------------------------------------------------------------------------------------------------
 
@@ -119,14 +124,8 @@ class Client:
         Raises: ConfigError: every mistake in the file, with its line.
         """
         path = Path(pipeline)
-        return self.supervisor.submit(
-            read_pipeline(path),
-            str(path),
-            RunMode(mode),
-            from_timestamp=_timestamp(from_timestamp),
-            to_timestamp=_timestamp(to_timestamp),
-            max_triggers=max_triggers,
-        )
+        options = RunOptions(RunMode(mode), _timestamp(from_timestamp), _timestamp(to_timestamp), max_triggers)
+        return self.supervisor.submit(read_pipeline(path), str(path), options)
 
     def watch(self, run_id: str, after_seq: int = 0) -> Iterator[RunEvent]:
         """Yield the events of a run until it ends; reconnects if the supervisor restarts."""
@@ -169,7 +168,7 @@ class Client:
         """Return the results of a run as tables."""
         from modyn.analysis.results import read_results
 
-        return read_results(self.supervisor, run_id)
+        return read_results(self.supervisor, self.evaluator, run_id)
 
     def triggers(self, run_id: str) -> pd.DataFrame:
         """Return the triggers of a run, one row each."""
@@ -181,7 +180,7 @@ class Client:
 
     def scores(self, run_id: str) -> pd.DataFrame:
         """Return the pipeline scores of a run, one row for each handler, dataset and metric."""
-        from modyn.analysis.composite import scores
+        from modyn.analysis.results import scores
 
         results = self.results(run_id)
         return scores(results.triggers, results.evaluations)
@@ -273,8 +272,8 @@ class Client:
 
     def list_plugins(self) -> list[Plugin]:
         """Return `plugins` as records."""
-        found: list[Plugin] = [*self.supervisor.plugins(), *self.storage.plugins(), *self.model_storage.plugins()]
-        for kind, name in ((SelectorClient, "selector"), (TrainerServerClient, "trainer_server"), (EvaluatorClient, "evaluator")):
+        found = [*self.supervisor.plugins(), *self.storage.plugins(), *self.model_storage.plugins(), *self.evaluator.plugins()]
+        for kind, name in ((SelectorClient, "selector"), (TrainerServerClient, "trainer_server")):
             with kind(self.config.endpoint(name), self._wait_s) as client:
                 found += client.plugins()
         return sorted(set(found), key=lambda plugin: (plugin.group, plugin.id))

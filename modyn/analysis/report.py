@@ -12,8 +12,17 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from modyn.analysis.composite import Series, composite_performance, evaluation_matrix, scores, series_of
-from modyn.analysis.results import STAGES, Cost, RunResults, cost
+from modyn.analysis.results import (
+    STAGES,
+    Cost,
+    RunResults,
+    Series,
+    composite_performance,
+    cost,
+    evaluation_matrix,
+    scores,
+    series_of,
+)
 from modyn.config.durations import format_timestamp
 
 ACTIVE, TRAINED, NEUTRAL = "#1f6feb", "#d9822b", "#6e7781"
@@ -99,7 +108,10 @@ def matrix_figure(matrix: pd.DataFrame, active: pd.DataFrame, series: Series) ->
 
 
 def performance_figure(active: pd.DataFrame, trained: pd.DataFrame, metric: str) -> go.Figure:
-    """Draw the scores of both composite models over the time of the stream."""
+    """Draw the scores of both composite models over the time of the stream.
+
+    Args: active, trained: tables of `composite_performance`. metric: its name.
+    """
     figure = go.Figure()
     for name, table, colour in (("currently active", active, ACTIVE), ("currently trained", trained, TRAINED)):
         figure.add_scatter(

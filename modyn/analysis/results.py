@@ -1,15 +1,22 @@
-"""The one reader of run results: records of the supervisor as tables, and what the run cost."""
+"""The one reader of run results: records as tables, and from these evaluation matrix, composite models, pipeline score and cost.
+
+All are defined in section 3.1 of the SIGMOD'25 paper.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import astuple, dataclass, fields
+from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 
-from modyn.evaluator.client import EvaluationResult
-from modyn.supervisor.client import Run, SupervisorClient, TriggerRecord
+from modyn.evaluator.client import EvaluationResult, EvaluatorClient
+from modyn.supervisor.client import Run, SupervisorClient, TriggerRecord, data_ends, model_at
+
+Kind = Literal["active", "trained"]
+"""Composite models."""
 
 STAGES = ("select", "train", "store", "evaluate")
 """Stages of a trigger whose seconds are reported, in the order in which they run."""
@@ -36,10 +43,10 @@ class RunResults:
     evaluations: pd.DataFrame
 
 
-def read_results(client: SupervisorClient, run_id: str) -> RunResults:
+def read_results(supervisor: SupervisorClient, evaluator: EvaluatorClient, run_id: str) -> RunResults:
     """Read the results of a run, finished or not. Raises NotFoundError for an unknown run."""
-    run = client.run(run_id)
-    return RunResults(run, triggers_table(client.triggers(run_id)), evaluations_table(client.results(run_id)))
+    run = supervisor.run(run_id)
+    return RunResults(run, triggers_table(supervisor.triggers(run_id)), evaluations_table(evaluator.results(run.run_id)))
 
 
 def triggers_table(triggers: Sequence[TriggerRecord]) -> pd.DataFrame:
@@ -65,6 +72,80 @@ def evaluations_table(results: Sequence[EvaluationResult]) -> pd.DataFrame:
 
 def _values(record: Any) -> dict[str, Any]:
     return {field.name: getattr(record, field.name) for field in fields(record)}
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One evaluation matrix: the intervals of one handler on one dataset, scored by one metric."""
+
+    handler: str
+    dataset: str
+    metric: str
+
+
+def series_of(evaluations: pd.DataFrame) -> list[Series]:
+    """Return the series that a run evaluated, in alphabetical order."""
+    found = evaluations[["handler", "dataset", "metric"]].drop_duplicates().sort_values(["handler", "dataset", "metric"])
+    return [Series(*row) for row in found.itertuples(index=False)]
+
+
+def evaluation_matrix(evaluations: pd.DataFrame, series: Series) -> pd.DataFrame:
+    """Return models (rows, trigger id) × intervals (columns: start, end, anchor). NaN where a model has no score.
+
+    Source: SIGMOD'25, section 3.1.
+    """
+    chosen = evaluations[(evaluations[["handler", "dataset", "metric"]] == list(astuple(series))).all(axis=1)]
+    cells = chosen.set_index(["trigger_id", "start", "end", "anchor"])["value"]
+    return cells.unstack(["start", "end", "anchor"]).sort_index().sort_index(axis=1)
+
+
+def composite_model(triggers: pd.DataFrame, anchors: Sequence[int], kind: Kind) -> list[int | None]:
+    """Return for each anchor the trigger id of the model that answers there, None where there is none.
+
+    active: the newest model whose training data ends before the anchor. trained: the model after it (see `model_at`).
+
+    Args: triggers: table of `read_results`. anchors: seconds since 1970.
+    """
+    ordered = triggers.sort_values("trigger_id")
+    ends = data_ends(ordered["last_timestamp"].tolist())
+    with_model = ordered["model_id"].notna()
+    ids = [int(trigger_id) for trigger_id in ordered["trigger_id"][with_model]]
+    ends = [end for end, has_model in zip(ends, with_model, strict=True) if has_model]
+    chosen = [model_at(ends, anchor, following=kind == "trained") for anchor in anchors]
+    return [ids[index] if index >= 0 else None for index in chosen]
+
+
+def composite_performance(matrix: pd.DataFrame, triggers: pd.DataFrame, kind: Kind) -> pd.DataFrame:
+    """Return the scores of the composite model: columns start, end, anchor, trigger_id, value, one row an interval.
+
+    trigger_id is missing where no model answers; value is NaN where there is no score.
+
+    Args: matrix: of one series. triggers, kind: as for `composite_model`.
+    """
+    intervals = matrix.columns.to_frame(index=False)
+    chosen = composite_model(triggers, intervals["anchor"].astype("int64").tolist(), kind)
+    values = [
+        float(matrix.at[trigger, column]) if trigger is not None and trigger in matrix.index else np.nan  # type: ignore[arg-type]
+        for trigger, column in zip(chosen, matrix.columns, strict=True)
+    ]
+    return intervals.assign(trigger_id=pd.array(chosen, dtype="Int64"), value=np.array(values, np.float64))
+
+
+def pipeline_score(performance: pd.DataFrame) -> float:
+    """Return the mean over the intervals that have a score; NaN if none has."""
+    scored = performance["value"].dropna()
+    return float(scored.mean()) if len(scored) else float("nan")
+
+
+def scores(triggers: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame:
+    """Return the pipeline scores of all series: columns handler, dataset, metric, active, trained, intervals (how many have an active model)."""
+    rows = []
+    for series in series_of(evaluations):
+        matrix = evaluation_matrix(evaluations, series)
+        active, trained = (composite_performance(matrix, triggers, kind) for kind in ("active", "trained"))
+        answered = int(active["value"].notna().sum())
+        rows.append([*astuple(series), pipeline_score(active), pipeline_score(trained), answered, len(active)])
+    return pd.DataFrame(rows, columns=["handler", "dataset", "metric", "active", "trained", "scored_intervals", "intervals"])
 
 
 @dataclass(frozen=True, slots=True)

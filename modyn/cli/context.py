@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import click
 import typer
 
 if TYPE_CHECKING:
@@ -17,19 +17,8 @@ if TYPE_CHECKING:
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
-
 _ASK_S = 1.0
 """Seconds that read-only commands wait for services of another machine."""
-
-
-@dataclass
-class Options:
-    """Options before the command, e.g. `modyn --config FILE ps`."""
-
-    config_file: Path | None = None
-
-
-OPTIONS = Options()
 
 
 def system_config() -> SystemConfig:
@@ -41,10 +30,10 @@ def system_config() -> SystemConfig:
 
 def config_file() -> Path | None:
     """The configuration file: that of `--config`, else of $MODYN_CONFIG; None: built-in defaults."""
-    if OPTIONS.config_file is not None:
-        return OPTIONS.config_file
-    named = os.environ.get("MODYN_CONFIG")
-    return Path(named) if named else None
+    command = click.get_current_context(silent=True)
+    given = command.find_root().params.get("config") if command is not None else None
+    named = given or os.environ.get("MODYN_CONFIG")
+    return Path(named).absolute() if named else None
 
 
 def connect(*, start: bool = False) -> Client:
@@ -59,7 +48,7 @@ def connect(*, start: bool = False) -> Client:
     client = client_of_this_machine()
     if not is_embedded(client.config):
         # This machine cannot restart services of another: read-only commands fail after a short wait.
-        return client if start else Client(config_file() or client.config, wait_s=_ASK_S)
+        return client if start else Client(config_file(), wait_s=_ASK_S)
     status = stack_status(client.config)
     if start and status.state != "ready":
         start_services(client)
@@ -84,7 +73,7 @@ def client_of_this_machine() -> Client:
     """Open a client for starting and stopping the services; none of them needs to run."""
     from modyn.client import Client
 
-    return Client(config_file() or system_config())
+    return Client(config_file())
 
 
 def is_embedded(config: SystemConfig) -> bool:

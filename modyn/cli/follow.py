@@ -7,8 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from modyn.cli.context import say
 from modyn.cli.live import RunView, draw, line_of, progress_line
@@ -24,28 +23,25 @@ _PROGRESS_EVERY_S = 5.0
 _SECOND_CTRL_C_S = 3.0
 
 
-@dataclass(frozen=True, slots=True)
-class _End:
-    """The end of the event stream, with the error that ended it, if any."""
-
-    error: ModynError | None = None
+Events: TypeAlias = "queue.SimpleQueue[RunEvent | ModynError | None]"
+"""What the stream of a run's events gives: an event, the error that ended the stream, or None at its end."""
 
 
 def follow(client: Client, run_id: str) -> bool:
     """Follow a run. Returns True once the run has ended, False if the user detaches."""
-    events: queue.SimpleQueue[RunEvent | _End] = queue.SimpleQueue()
+    events: Events = queue.SimpleQueue()
 
     def receive() -> None:
         try:
             for event in client.watch(run_id):
                 events.put(event)
-            events.put(_End())
+            events.put(None)
         except ModynError as error:
-            events.put(_End(error))
+            events.put(error)
         except Exception as error:  # noqa: BLE001  (a lost error would leave the view waiting for ever)
             what = f"an event of run {run_id} cannot be read: {type(error).__name__}: {error}; the run continues. "
             advice = "If the services have another version than this program, install the same one; then "
-            events.put(_End(ModynError(f"{what}{advice}`modyn watch {run_id}` follows the run again")))
+            events.put(ModynError(f"{what}{advice}`modyn watch {run_id}` follows the run again"))
 
     threading.Thread(target=receive, daemon=True, name="watch").start()
     view = RunView(run_id)
@@ -77,7 +73,7 @@ def ask() -> Answer:
         return "stop"
 
 
-def _follow_plain(view: RunView, events: queue.SimpleQueue[RunEvent | _End]) -> None:
+def _follow_plain(view: RunView, events: Events) -> None:
     next_progress = time.monotonic() + _PROGRESS_EVERY_S
 
     def take(event: RunEvent) -> None:
@@ -93,7 +89,7 @@ def _follow_plain(view: RunView, events: queue.SimpleQueue[RunEvent | _End]) -> 
             next_progress = time.monotonic() + _PROGRESS_EVERY_S
 
 
-def _follow_live(view: RunView, events: queue.SimpleQueue[RunEvent | _End]) -> None:
+def _follow_live(view: RunView, events: Events) -> None:
     from rich.console import Console
     from rich.live import Live
 
@@ -104,15 +100,15 @@ def _follow_live(view: RunView, events: queue.SimpleQueue[RunEvent | _End]) -> N
         live.update(draw(view, started))
 
 
-def _drain(events: queue.SimpleQueue[RunEvent | _End], take: Callable[[RunEvent], None], wait_s: float) -> bool:
+def _drain(events: Events, take: Callable[[RunEvent], None], wait_s: float) -> bool:
     """Take the events that have arrived, waiting up to `wait_s` for the first. Returns whether the stream has ended; raises its error."""
     try:
         item = events.get(timeout=wait_s)
         while True:
-            if isinstance(item, _End):
-                if item.error is not None:
-                    raise item.error
+            if item is None:
                 return True
+            if isinstance(item, ModynError):
+                raise item
             take(item)
             item = events.get_nowait()
     except queue.Empty:

@@ -138,7 +138,7 @@ def progress_line(view: RunView) -> str:
     return "; ".join(parts)
 
 
-def draw(view: RunView, started: float, note: str = "") -> RenderableType:
+def draw(view: RunView, started: float) -> RenderableType:
     """Render the live view: stage, stream, training, evaluation, the latest triggers."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
@@ -185,7 +185,7 @@ def draw(view: RunView, started: float, note: str = "") -> RenderableType:
             "–" if trigger.loss is None else f"{trigger.loss:.4f}",
             "–" if trigger.seconds is None else f"{trigger.seconds:.1f}",
         )
-    return Group(head, bars, *([table] if known else []), *([Text(note, "yellow")] if note else []))
+    return Group(head, bars, *([table] if known else []))
 
 
 def _speed(training: dict[str, Any]) -> str:

@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from modyn.cli import data, logs, models, pipelines, runs, services
-from modyn.cli.context import OPTIONS
 
 app = typer.Typer(
     name="modyn",
@@ -64,7 +63,6 @@ def root(
         bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=print_version)
     ] = False,
 ) -> None:
-    OPTIONS.config_file = config.absolute() if config else None
     if state_dir is not None:
         # Services are separate processes; the environment carries the folder to them.
         os.environ["MODYN_STATE_DIR"] = str(state_dir.absolute())

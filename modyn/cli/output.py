@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
-import enum
 import json
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 
 def print_json(value: object, indent: int | None = 2) -> None:
     """Print `value` (records, tables and paths allowed) as JSON; numbers that JSON lacks become null."""
-    json.dump(_plain(value), sys.stdout, indent=indent, ensure_ascii=False)
+    from pydantic_core import to_jsonable_python
+
+    plain = to_jsonable_python(value, inf_nan_mode="null", fallback=_plain)
+    json.dump(plain, sys.stdout, indent=indent, ensure_ascii=False)
     sys.stdout.write("\n")
     sys.stdout.flush()
 
@@ -23,7 +23,10 @@ def print_json(value: object, indent: int | None = 2) -> None:
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None, empty: str = "nothing there"
 ) -> None:
-    """Print a table on a terminal, tab-separated lines elsewhere."""
+    """Print a table on a terminal, tab-separated lines elsewhere.
+
+    Args: rows: texts as they are; numbers are formatted, what is missing is a dash. empty: printed on a terminal if there are no rows.
+    """
     cells = [[cell if isinstance(cell, str) else _cell(cell) for cell in row] for row in rows]
     if not sys.stdout.isatty():
         # A title stands where there are several tables; a single one begins with its columns.
@@ -95,26 +98,10 @@ def _cell(value: object) -> str:
     return str(value)
 
 
-def _plain(value: object) -> Any:
-    match value:
-        case enum.Enum():
-            return value.value
-        case None | bool() | int() | str():
-            return value
-        case float():
-            return value if math.isfinite(value) else None
-        case Path():
-            return str(value)
-        case Mapping():
-            return {str(key): _plain(item) for key, item in value.items()}
-        case list() | tuple() | set():
-            return [_plain(item) for item in value]
-    if dataclasses.is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if hasattr(value, "model_dump"):
-        return _plain(value.model_dump(mode="json"))
+def _plain(value: Any) -> Any:
+    """Convert what neither JSON nor Pydantic knows: tables, arrays and numbers of NumPy, missing values of pandas."""
     if hasattr(value, "to_dict"):  # a table
-        return [_plain(row) for row in value.astype(object).where(value.notna(), None).to_dict("records")]  # type: ignore[attr-defined]
+        return value.astype(object).where(value.notna(), None).to_dict("records")
     if hasattr(value, "tolist"):  # an array, or a number of NumPy
-        return _plain(value.tolist())
-    return None if str(value) in ("<NA>", "NaT") else str(value)
+        return value.tolist()
+    return None if str(value) == "<NA>" else str(value)

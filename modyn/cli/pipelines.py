@@ -1,14 +1,23 @@
-"""`modyn check`, `schema`, `explain`, `plugins`: everything about the pipeline file."""
+"""`modyn check`, `schema`, `explain`, `plugins`: everything about the pipeline file.
+
+`check` and `plugins` ask the services; where none run, the functions that services use are called in this process.
+"""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from modyn.cli.context import Json, connect, say, services_run
 from modyn.cli.output import print_json, print_table
+
+if TYPE_CHECKING:
+    from modyn.config.base import Problem
+    from modyn.config.yaml_source import YamlSource
+    from modyn.registry import Plugin, Registry
 
 
 def check(file: Annotated[Path, typer.Argument(help="Pipeline file.", show_default=False)], json: Json = False) -> None:
@@ -18,17 +27,14 @@ def check(file: Annotated[Path, typer.Argument(help="Pipeline file.", show_defau
     from modyn.config.pipeline import check_frame
     from modyn.config.yaml_source import load_yaml, with_lines
 
-    text = read_pipeline(file)
-    source = load_yaml(text, str(file))
+    source = load_yaml(read_pipeline(file), str(file))
     found = check_frame(source.data)
     asked_services = services_run()
     if asked_services:
         with connect() as client:
             found = client.check(file)
     elif not found:
-        from modyn.cli.offline import check_here
-
-        found = check_here(text, str(file))
+        found = check_here(source)
     # The supervisor puts lines into its messages; here they are printed in front.
     found = [Problem(p.path, p.message.removesuffix(f" (line {source.locate(p.path)})")) for p in found]
     if json:
@@ -75,11 +81,49 @@ def plugins(json: Json = False) -> None:
         with connect() as client:
             found = client.list_plugins()
     else:
-        from modyn.cli.offline import plugins_here
-
         found = plugins_here()
     if json:
         return print_json(found)
     return print_table(
         ["kind", "id", "package", "from"], [[p.group.removeprefix("modyn."), p.id, p.distribution, p.path] for p in found]
     )
+
+
+def check_here(source: YamlSource) -> list[Problem]:
+    """List every mistake that the services would find in a pipeline file. Imports torch, and the user packages that the file names."""
+    from modyn.evaluator.config import check_evaluation
+    from modyn.model_storage.section import validate_section
+    from modyn.rpc.wire import from_struct, to_struct
+    from modyn.selector.selection import validate_selection_section
+    from modyn.supervisor.validation import find_problems
+    from modyn.trainer_server.check import check as check_training
+
+    # Services are started in the current folder, so they can import what lies there.
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    received = from_struct(to_struct(source.data))  # Services receive numbers as doubles.
+    found = [*validate_selection_section(received), *validate_section(received), *check_evaluation(received)]
+    # The trainer's check takes a connection that it does not use.
+    found += check_training(received, cast("Any", None))
+    return find_problems(source, [lambda _: found])
+
+
+def plugins_here() -> list[Plugin]:
+    """List every plug-in that is registered in this environment, by kind and id."""
+    from modyn.evaluator.metrics import METRICS
+    from modyn.model_storage.formats import MODEL_FORMATS
+    from modyn.models import MODELS
+    from modyn.selector.presampling import PRESAMPLING
+    from modyn.selector.selection import SELECTION
+    from modyn.storage.formats import REGISTRY as FILE_FORMATS
+    from modyn.supervisor.evaluation import EVALUATION_STRATEGIES
+    from modyn.supervisor.triggers import TRIGGERS
+    from modyn.trainer_server.downsampling import DOWNSAMPLING
+    from modyn.trainer_server.registries import OPTIMIZERS, SCHEDULERS
+
+    registries: tuple[Registry[Any], ...] = (
+        TRIGGERS, EVALUATION_STRATEGIES, SELECTION, PRESAMPLING, DOWNSAMPLING, MODELS, OPTIMIZERS, SCHEDULERS, METRICS, FILE_FORMATS,
+        MODEL_FORMATS,
+    )  # fmt: skip
+    found = [plugin for registry in registries for plugin in registry.plugins.values()]
+    return sorted(found, key=lambda plugin: (plugin.group, plugin.id))

@@ -80,7 +80,7 @@ def watch(run: RunArgument, json: Json = False) -> None:
 
 def show(run: RunArgument, json: Json = False) -> None:
     """Show a run: its state, triggers, scores and evaluation matrix."""
-    from modyn.analysis.composite import scores
+    from modyn.analysis.results import scores
 
     with connect() as client:
         results = client.results(run)
@@ -170,8 +170,7 @@ def _print_run(run: Run) -> None:
 
 
 def _print_results(results: RunResults) -> None:
-    from modyn.analysis.composite import composite_performance, evaluation_matrix, scores, series_of
-    from modyn.analysis.results import cost
+    from modyn.analysis.results import composite_performance, cost, evaluation_matrix, scores, series_of
 
     triggers = results.triggers
     if triggers.empty:

@@ -10,7 +10,20 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 
 from modyn.config.pipeline import NOT_YET, EvaluationFrame, Identity, PipelineFrame
+from modyn.dataset.config import DataConfig
+from modyn.evaluator.config import EvaluationDatasetConfig
+from modyn.evaluator.metrics import METRICS, torchmetrics_names
+from modyn.evaluator.metrics.torch_metric import TorchMetric, TorchMetricConfig
+from modyn.model_storage.formats import MODEL_FORMATS
+from modyn.model_storage.section import ModelStorageSection
+from modyn.models import MODELS
 from modyn.registry import Registry
+from modyn.selector.presampling import PRESAMPLING
+from modyn.selector.selection import SELECTION
+from modyn.supervisor.evaluation import EVALUATION_STRATEGIES, EvaluationHandler
+from modyn.supervisor.triggers import TRIGGERS
+from modyn.trainer_server.config import TrainingConfig
+from modyn.trainer_server.downsampling import DOWNSAMPLING
 
 JsonSchema = dict[str, Any]
 
@@ -19,37 +32,30 @@ _BOUNDS = {Ge: ("ge", "minimum"), Gt: ("gt", "exclusiveMinimum"), Le: ("le", "ma
 
 def pipeline_json_schema(plugins: bool = True) -> JsonSchema:
     """Return the JSON Schema (2020-12) of a pipeline file, with the policies of installed packages if `plugins` is set."""
-    sections: dict[str, Callable[[bool], JsonSchema]] = {
-        "pipeline": lambda _: of_model(Identity),
-        "model": _model,
-        "model_storage": _model_storage,
-        "training": _training,
-        "data": _data,
-        "trigger": _trigger,
-        "selection_strategy": _selection_strategy,
-        "evaluation": _evaluation,
+    sections = {
+        "pipeline": of_model(Identity),
+        "model": _model(plugins),
+        "model_storage": _model_storage(plugins),
+        "training": of_model(TrainingConfig),
+        "data": of_model(DataConfig),
+        "trigger": one_of(policies(TRIGGERS, plugins), "id"),
+        "selection_strategy": _selection_strategy(plugins),
+        "evaluation": {"anyOf": [_evaluation(plugins), {"type": "null"}]},
     }
     fields = PipelineFrame.model_fields
     assert sections.keys() == fields.keys()
-    properties = {name: {**make(plugins), "description": fields[name].description} for name, make in sections.items()}
-    properties["evaluation"] = {
-        "anyOf": [properties["evaluation"], {"type": "null"}],
-        "description": fields["evaluation"].description,
-    }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Modyn pipeline",
         "description": f"When to train, on which samples, and how. Sections still to come: {', '.join(NOT_YET)}.",
         "type": "object",
-        "properties": properties,
+        "properties": {name: {**section, "description": fields[name].description} for name, section in sections.items()},
         "required": [name for name, field in fields.items() if field.is_required()],
         "additionalProperties": False,
     }
 
 
 def _model(plugins: bool) -> JsonSchema:
-    from modyn.models import MODELS
-
     def constructor(options: JsonSchema) -> JsonSchema:
         config = {**options, "description": "arguments of the model's constructor"}
         needed = {"required": ["config"]} if options.get("required") else {}
@@ -59,37 +65,12 @@ def _model(plugins: bool) -> JsonSchema:
 
 
 def _model_storage(plugins: bool) -> JsonSchema:
-    from modyn.model_storage.formats import MODEL_FORMATS
-    from modyn.model_storage.section import ModelStorageSection
-
     schema = of_model(ModelStorageSection)
     schema["properties"]["full_model_strategy"]["properties"]["name"]["enum"] = list(policies(MODEL_FORMATS, plugins))
     return schema
 
 
-def _training(_: bool) -> JsonSchema:
-    from modyn.trainer_server.config import TrainingConfig
-
-    return of_model(TrainingConfig)
-
-
-def _data(_: bool) -> JsonSchema:
-    from modyn.dataset.config import DataConfig
-
-    return of_model(DataConfig)
-
-
-def _trigger(plugins: bool) -> JsonSchema:
-    from modyn.supervisor.triggers import TRIGGERS
-
-    return one_of(policies(TRIGGERS, plugins), "id")
-
-
 def _selection_strategy(plugins: bool) -> JsonSchema:
-    from modyn.selector.presampling import PRESAMPLING
-    from modyn.selector.selection import SELECTION
-    from modyn.trainer_server.downsampling import DOWNSAMPLING
-
     def nested(options: JsonSchema) -> JsonSchema:
         if "presampling_config" in options["properties"]:
             _replace(options, "presampling_config", one_of(policies(PRESAMPLING, plugins), "strategy"))
@@ -100,21 +81,13 @@ def _selection_strategy(plugins: bool) -> JsonSchema:
 
 
 def _evaluation(plugins: bool) -> JsonSchema:
-    from modyn.evaluator.config import EvaluationDatasetConfig
-    from modyn.evaluator.metrics import METRICS, torchmetrics_names
-    from modyn.evaluator.metrics.torch_metric import TorchMetric, TorchMetricConfig
-    from modyn.supervisor.evaluation import EVALUATION_STRATEGIES
-    from modyn.supervisor.evaluation.handlers import EvaluationHandler
-
-    handler = of_model(EvaluationHandler)
+    handler, dataset, schema = of_model(EvaluationHandler), of_model(EvaluationDatasetConfig), of_model(EvaluationFrame)
     _replace(handler, "strategy", one_of(policies(EVALUATION_STRATEGIES, plugins), "type"))
-    dataset = of_model(EvaluationDatasetConfig)
-    metrics = one_of(policies(METRICS, plugins), "name")
-    metrics["oneOf"].append(_variant("torchmetrics", "name", TorchMetric, of_model(TorchMetricConfig)))
+    torch_metric = _variant("torchmetrics", "name", TorchMetric, of_model(TorchMetricConfig))
     others = sorted(torchmetrics_names() - set(METRICS))
-    metrics["oneOf"][-1]["properties"]["name"] = {"enum": others, "description": "a class of torchmetrics"}
-    dataset["properties"]["metrics"]["items"] = metrics
-    schema = of_model(EvaluationFrame)
+    torch_metric["properties"]["name"] = {"enum": others, "description": "a class of torchmetrics"}
+    metrics = one_of(policies(METRICS, plugins), "name")
+    dataset["properties"]["metrics"]["items"] = {**metrics, "oneOf": [*metrics["oneOf"], torch_metric]}
     schema["properties"]["datasets"]["items"] = dataset
     schema["properties"]["handlers"]["items"] = handler
     return schema

@@ -1,28 +1,39 @@
-"""Typed client of the supervisor, and the records that it returns: runs, their events, triggers and evaluation results."""
+"""Typed client of the supervisor, and the records that it returns: runs, their events and triggers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from modyn.config.base import Problem
-from modyn.evaluator.client import EvaluationResult
 from modyn.proto import common_pb2, supervisor_pb2, supervisor_pb2_grpc
 from modyn.rpc.client import ServiceClient
 from modyn.rpc.wire import from_message, to_message
-from modyn.supervisor.records import PROGRESS, EventKind, Run, RunEvent, RunMode, RunOptions, TriggerRecord
+from modyn.supervisor.records import (
+    PROGRESS,
+    EventKind,
+    Run,
+    RunEvent,
+    RunMode,
+    RunOptions,
+    TriggerRecord,
+    data_ends,
+    model_at,
+)
 from modyn.supervisor.states import RunState, TriggerState
 
 __all__ = [
     "PROGRESS",
-    "EvaluationResult",
     "EventKind",
     "Run",
     "RunEvent",
     "RunMode",
+    "RunOptions",
     "RunState",
     "SupervisorClient",
     "TriggerRecord",
     "TriggerState",
+    "data_ends",
+    "model_at",
 ]
 
 SUBMIT_DEADLINE_S = 300.0
@@ -42,22 +53,14 @@ class SupervisorClient(ServiceClient):
         reply = self._stub.Validate(supervisor_pb2.PipelineText(yaml=yaml, file_name=file_name), timeout=SUBMIT_DEADLINE_S)
         return [from_message(problem, Problem) for problem in reply.problems]
 
-    def submit(
-        self,
-        yaml: str,
-        file_name: str,
-        mode: RunMode,
-        *,
-        from_timestamp: int | None = None,
-        to_timestamp: int | None = None,
-        max_triggers: int | None = None,
-    ) -> Run:
-        """Start a run over the samples of [from, to).
+    def submit(self, yaml: str, file_name: str, options: RunOptions) -> Run:
+        """Start a run.
 
+        Args: yaml: the text of the pipeline file. file_name: its name in messages.
         Raises: ConfigError: lists every mistake of the file. NotFoundError: a dataset is missing. InvalidArgumentError: there is nothing
-            to replay.
+            to replay, or the options contradict each other.
         """
-        request = to_message(RunOptions(mode, from_timestamp, to_timestamp, max_triggers), supervisor_pb2.SubmitRequest)
+        request = to_message(options, supervisor_pb2.SubmitRequest)
         request.pipeline.CopyFrom(supervisor_pb2.PipelineText(yaml=yaml, file_name=file_name))
         return from_message(self._stub.Submit(request, timeout=SUBMIT_DEADLINE_S), Run)
 
@@ -95,8 +98,3 @@ class SupervisorClient(ServiceClient):
         """List all triggers, in order."""
         reply = self._stub.ListTriggers(supervisor_pb2.RunName(run_id=run_id))
         return [from_message(trigger, TriggerRecord) for trigger in reply.triggers]
-
-    def results(self, run_id: str) -> list[EvaluationResult]:
-        """List all evaluation results so far."""
-        stream = self._stub.Results(supervisor_pb2.RunName(run_id=run_id))
-        return [from_message(result, EvaluationResult) for result in stream]

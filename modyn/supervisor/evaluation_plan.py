@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, Literal
 
 from modyn.records import EvalInterval, Interval
-from modyn.supervisor.evaluation import build_strategy
+from modyn.supervisor.evaluation import EvaluationHandler, ModelChoice, build_strategy, load_handlers
 from modyn.supervisor.evaluation.base import EvaluationStrategy, IntervalContext
-from modyn.supervisor.evaluation.handlers import EvaluationHandler, ModelChoice, load_handlers
-from modyn.supervisor.records import TriggerRecord
+from modyn.supervisor.records import TriggerRecord, data_ends, model_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +38,9 @@ class EvaluationTask:
     intervals: tuple[EvalInterval, ...]
 
     @property
-    def step(self) -> tuple[int, str]:
-        """Trigger and name of the step in the journal."""
-        return self.trigger_id, f"{self.handler}/{self.dataset}/{self.when}"
+    def step_name(self) -> str:
+        """Name of its step in the journal, unique among those of its trigger."""
+        return f"{self.handler}/{self.dataset}/{self.when}"
 
 
 Cells = dict[int, tuple[EvalInterval, ...]]
@@ -69,7 +66,7 @@ class EvaluationPlan:
         intervals = self._intervals(models, None)
         if self._models == "matrix":
             return {newest: intervals}
-        ends = data_ends(models)
+        ends = _ends(models)
         before = ends[newest - 1] if newest else None
         certain = tuple(i for i in intervals if (before is None or before <= i.anchor) and i.anchor < ends[newest])
         if self._models == "train":
@@ -82,11 +79,9 @@ class EvaluationPlan:
         if self._models == "matrix":
             return dict.fromkeys(range(len(models)), intervals)
         cells: dict[int, list[EvalInterval]] = {}
-        ends = data_ends(models)
+        ends = _ends(models)
         for interval in intervals:
-            active = active_model(ends, interval.anchor)
-            chosen = active if self._models == "active" else min(active + 1, len(models) - 1)
-            if chosen >= 0:
+            if (chosen := model_at(ends, interval.anchor, following=self._models == "train")) >= 0:
                 cells.setdefault(chosen, []).append(interval)
         return {index: tuple(found) for index, found in sorted(cells.items())}
 
@@ -159,16 +154,5 @@ def trained_models(triggers: Sequence[TriggerRecord]) -> list[TrainedModel]:
     return models
 
 
-def data_ends(models: Sequence[TrainedModel]) -> list[int]:
-    """For each model, the first time that no sample up to its trigger has reached. Running maxima: late samples do not make a
-    newer model count as older."""
-    return list(accumulate((model.training_interval.end for model in models), max))
-
-
-def active_model(ends: Sequence[int], anchor: int) -> int:
-    """Index of the newest model whose data ends before `anchor` (SIGMOD'25, section 3.1); -1 if there is none.
-
-    >>> [active_model([10, 20, 20], anchor) for anchor in (9, 10, 19, 20, 99)]
-    [-1, 0, 0, 2, 2]
-    """
-    return bisect_right(ends, anchor) - 1
+def _ends(models: Sequence[TrainedModel]) -> list[int]:
+    return data_ends(model.training_interval.end - 1 for model in models)

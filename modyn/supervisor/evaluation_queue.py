@@ -4,19 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 from modyn.errors import ModynError, UnavailableError
-from modyn.evaluator.client import EvaluationRequest, EvaluationStatus
+from modyn.evaluator.client import EvaluationRequest, EvaluationStatus, EvaluatorClient
+from modyn.records import RunId
 from modyn.rpc.logs import bind, get_logger
-from modyn.supervisor.clients import RunContext
+from modyn.rpc.retry import Retrier
 from modyn.supervisor.evaluation_plan import EvaluationTask
+from modyn.supervisor.events import EventHub
+from modyn.supervisor.journal import RunJournal
 from modyn.supervisor.records import EventKind
 
 BACKLOG = 8
 """Evaluations that may wait for each one that runs. A run that trains faster than it evaluates is held back."""
 
 _LOG = get_logger("supervisor")
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """What evaluations need of the run that they belong to."""
+
+    run_id: RunId
+    evaluator: EvaluatorClient
+    journal: RunJournal
+    """Its writes go through the retrier."""
+    hub: EventHub
+    retrier: Retrier
+    """Carries the run's retry policy and its cancellation token."""
 
 
 class EvaluationQueue:
@@ -49,9 +66,10 @@ class EvaluationQueue:
     def add(self, tasks: Iterable[EvaluationTask]) -> None:
         """Queue the tasks that have not been made yet. Waits while too many are queued."""
         for task in tasks:
-            if task.step in self._known:
+            step = (task.trigger_id, task.step_name)
+            if step in self._known:
                 continue
-            self._known.add(task.step)
+            self._known.add(step)
             self._futures = [future for future in self._futures if not future.done()]
             while len(self._futures) >= self._workers * (1 + BACKLOG):
                 self._futures.pop(0).result()
@@ -98,7 +116,7 @@ class EvaluationQueue:
 
     def _follow(self, task: EvaluationTask) -> ModynError | None:
         """Bring the evaluation to its end; return the error that it failed with."""
-        evaluator = self._context.clients.evaluator
+        evaluator = self._context.evaluator
         request = EvaluationRequest(
             run_id=self._context.run_id,
             trigger_id=task.trigger_id,

@@ -24,72 +24,52 @@ class RunWatcher:
     """The side of one watching call on one run: collects progress until it is read."""
 
     def __init__(self) -> None:
-        # Protects the fields below, and is notified after each change of them. No other lock is taken while it is held.
-        self._changed = threading.Condition()
-        self._progress: deque[RunEvent] = deque(maxlen=PROGRESS_KEPT)
-        self._woken = False
+        self.changed = threading.Event()
+        """Set after each change of the two fields below, and when the journal has news."""
+        self.progress: deque[RunEvent] = deque(maxlen=PROGRESS_KEPT)
         self.closed = False
+        self.last: dict[tuple[str, int | None, str], float] = {}
+        """When progress of each kind, trigger and dataset was passed on last, by the hub's clock. The hub's lock protects it."""
 
     def close(self) -> None:
         """End the wait, from any thread."""
-        with self._changed:
-            self.closed = True
-            self._changed.notify_all()
-
-    def wake(self) -> None:
-        """End the current or next wait: the journal has news."""
-        with self._changed:
-            self._woken = True
-            self._changed.notify_all()
-
-    def offer(self, event: RunEvent) -> None:
-        """Add one progress event and wake the wait; beyond PROGRESS_KEPT events the oldest is dropped."""
-        with self._changed:
-            self._progress.append(event)
-            self._changed.notify_all()
+        self.closed = True
+        self.changed.set()
 
     def wait(self, timeout_s: float) -> list[RunEvent]:
         """Wait for progress, or for the journal to have news; return the progress that has come."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._woken or self.closed or len(self._progress) > 0, timeout_s)
-            self._woken = False
-            progress = list(self._progress)
-            self._progress.clear()
-            return progress
+        self.changed.wait(timeout_s)
+        self.changed.clear()  # Before reading: what comes from here on ends the next wait.
+        return [self.progress.popleft() for _ in range(len(self.progress))]
 
 
 class EventHub:
     """Passes events of the runs that this process executes to their watchers."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        # Protects `_watchers` and `_last`. Watchers are woken after it is released, so that it is never held with the lock of one.
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # Protects `_watchers`, and what their watchers know of progress.
         self._watchers: dict[str, list[RunWatcher]] = {}
         self._clock = clock
-        self._last: dict[str, dict[tuple[str, int | None, str], float]] = {}
 
     def committed(self, run_id: str) -> None:
         """Wake the watchers of the run: its journal has news."""
-        for watcher in self._watchers_of(run_id):
-            watcher.wake()
+        with self._lock:
+            for watcher in self._watchers.get(run_id, ()):
+                watcher.changed.set()
 
     def progress(self, run_id: str, kind: EventKind, detail: Mapping[str, Any], trigger_id: int | None = None) -> None:
-        """Send progress, at most PROGRESS_PER_S a second of each kind, trigger and dataset."""
-        watchers = self._watchers_of(run_id)
-        if not watchers:
-            return
+        """Send progress, at most PROGRESS_PER_S a second of each kind, trigger and dataset.
+
+        Args: detail: what `kind` documents. trigger_id: the trigger that it is about; None: the run as a whole.
+        """
         now = self._clock()
         about = (str(kind), trigger_id, str(detail.get("dataset", "")))
         with self._lock:
-            last = self._last.setdefault(run_id, {})
-            if now - last.get(about, -1.0) < 1 / PROGRESS_PER_S:
-                return
-            last[about] = now
-            for old in [key for key, when in last.items() if now - when > 60]:
-                del last[old]
-        event = RunEvent(0, time.time(), kind, trigger_id, dict(detail))
-        for watcher in watchers:
-            watcher.offer(event)
+            for watcher in self._watchers.get(run_id, ()):
+                if now - watcher.last.get(about, -1.0) >= 1 / PROGRESS_PER_S:
+                    watcher.last = {key: when for key, when in watcher.last.items() if now - when <= 60} | {about: now}
+                    watcher.progress.append(RunEvent(0, time.time(), kind, trigger_id, dict(detail)))
+                    watcher.changed.set()
 
     def add(self, run_id: str) -> RunWatcher:
         """Register and return a new watcher of the run; `remove` must follow."""
@@ -104,18 +84,12 @@ class EventHub:
             self._watchers[run_id].remove(watcher)
             if not self._watchers[run_id]:
                 del self._watchers[run_id]
-                self._last.pop(run_id, None)
 
     def close(self) -> None:
         """End all watching."""
         with self._lock:
-            watchers = [watcher for of_run in self._watchers.values() for watcher in of_run]
-        for watcher in watchers:
-            watcher.close()
-
-    def _watchers_of(self, run_id: str) -> list[RunWatcher]:
-        with self._lock:
-            return list(self._watchers.get(run_id, ()))
+            for watcher in (watcher for of_run in self._watchers.values() for watcher in of_run):
+                watcher.close()
 
 
 def watch(
@@ -124,6 +98,7 @@ def watch(
     """Yield the kept events after `after_seq` without a gap, and progress in between, until the run is terminal.
 
     Args: opened: receives the watcher, so that another thread can close it; the stream then ends with UnavailableError.
+    hub: wakes this call, if the run is executed in this process.
     """
     watcher = hub.add(run_id)
     opened(watcher)
@@ -137,7 +112,7 @@ def watch(
                 return
             if len(events) == EVENTS_PER_PAGE:
                 continue
-            # What is committed between the query above and this wait has set `_woken`: the wait ends at once, and nothing is missed.
+            # What is committed between the query above and this wait has set `changed`: the wait ends at once, and nothing is missed.
             progress = watcher.wait(LOOK_AGAIN_S)
             if watcher.closed:
                 raise UnavailableError(f"the supervisor is stopping; watch {run_id} again when it is back")

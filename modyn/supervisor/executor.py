@@ -7,36 +7,70 @@ are found in the journal: their decisions must be the same, their steps are fini
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from prometheus_client import Counter
 
 from modyn.config.durations import format_timestamp
 from modyn.config.pipeline import load_pipeline
-from modyn.config.system import SupervisorConfig
+from modyn.config.system import SupervisorConfig, SystemConfig
 from modyn.errors import CorruptStateError, UnavailableError
+from modyn.evaluator.client import EvaluatorClient
+from modyn.model_storage.client import ModelStorageClient
 from modyn.records import SampleBatch
 from modyn.rpc.logs import bind, get_logger
 from modyn.rpc.retry import CancellationToken, Retrier, RetryPolicy
-from modyn.supervisor.clients import RunClients, RunContext
+from modyn.selector.client import SelectorClient
+from modyn.storage.client import StorageClient
 from modyn.supervisor.cursor import split
 from modyn.supervisor.evaluation_plan import EvaluationSchedule, trained_models
-from modyn.supervisor.evaluation_queue import EvaluationQueue
+from modyn.supervisor.evaluation_queue import EvaluationQueue, RunContext
 from modyn.supervisor.events import EventHub
+from modyn.supervisor.journal import RunJournal
 from modyn.supervisor.journal_queries import RunSnapshot
 from modyn.supervisor.records import EventKind, TriggerRecord
-from modyn.supervisor.run_journal import RunJournal
 from modyn.supervisor.states import RunState, TriggerState
 from modyn.supervisor.stream import SampleStream, StreamSource
 from modyn.supervisor.triggers import TriggerContext, build_trigger
-from modyn.trainer_server.client import TrainingRequest, TrainingStatus
+from modyn.trainer_server.client import TrainerServerClient, TrainingRequest, TrainingStatus
 
 MODELS_TRAINED = Counter("modyn_supervisor_models_trained", "Trainings that ended with a stored model")
 SAMPLES_SEEN = Counter("modyn_supervisor_samples_seen", "Samples of streams that were processed")
 
 _LOG = get_logger("supervisor")
+
+
+@dataclass(frozen=True, slots=True)
+class RunClients:
+    """One connection to each service. A run has its own, so that closing them ends every call that it waits for."""
+
+    storage: StorageClient
+    selector: SelectorClient
+    model_storage: ModelStorageClient
+    trainer_server: TrainerServerClient
+    evaluator: EvaluatorClient
+
+    def close(self) -> None:
+        """Close all clients."""
+        for client in (self.storage, self.selector, self.model_storage, self.trainer_server, self.evaluator):
+            client.close()
+
+
+OpenClients = Callable[[], RunClients]
+
+
+def open_clients(config: SystemConfig) -> RunClients:
+    """Open the clients of all services that a run calls; they connect at their first call."""
+    return RunClients(
+        # A run reopens its stream by itself, under its own retry policy and cancellation token.
+        storage=StorageClient(config.endpoint("storage"), retry_s=0.0),
+        selector=SelectorClient(config.endpoint("selector")),
+        model_storage=ModelStorageClient(config.endpoint("model_storage")),
+        trainer_server=TrainerServerClient(config.endpoint("trainer_server")),
+        evaluator=EvaluatorClient(config.endpoint("evaluator")),
+    )
 
 
 def retry_policy(config: SupervisorConfig) -> RetryPolicy:
@@ -71,7 +105,7 @@ class RunExecutor:
         self._storage = clients.storage
         self._policy = build_trigger(self._pipeline.trigger, TriggerContext(self._pipeline.training.seed))
         self._schedule = EvaluationSchedule(self._pipeline.evaluation)
-        context = RunContext(self._run_id, clients, self._journal, hub, self._retrier)
+        context = RunContext(self._run_id, clients.evaluator, self._journal, hub, self._retrier)
         self._evaluations = EvaluationQueue(context, self._pipeline.evaluation, snapshot.evaluated)
         self._cursor = snapshot.cursor
         self._known = {trigger.trigger_id: trigger for trigger in snapshot.triggers}
@@ -296,7 +330,10 @@ class RunExecutor:
 
 
 def parent_model(earlier_models: Sequence[int], use_previous_model: bool, initial_model_id: int | None) -> int | None:
-    """Choose the stored model that the next training starts from, given those of the triggers before it; None: initial weights."""
+    """Choose the stored model that the next training starts from; None: initial weights.
+
+    Args: earlier_models: those of the triggers before it, in order. use_previous_model, initial_model_id: of section `training`.
+    """
     if use_previous_model and earlier_models:
         return earlier_models[-1]
     return initial_model_id

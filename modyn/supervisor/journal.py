@@ -16,21 +16,24 @@ from enum import Enum
 from typing import Any
 
 from sqlalchemy import Table, func, insert, select, text, update
+from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.orm import Session
 
 from modyn.db.engine import Database
 from modyn.errors import ConflictError
 from modyn.json_codec import sanitize
 from modyn.records import RunId
-from modyn.supervisor.journal_queries import JournalQueries, unknown_run
-from modyn.supervisor.records import EventKind, NewRun, Run, RunEvent
-from modyn.supervisor.states import TERMINAL, RunState, check_transition
-from modyn.supervisor.tables import EVENTS, RUNS
+from modyn.supervisor.cursor import Cursor
+from modyn.supervisor.evaluation_plan import EvaluationTask
+from modyn.supervisor.journal_queries import CURSOR_VERSION, JournalQueries, unknown_run
+from modyn.supervisor.records import EventKind, NewRun, Run, RunEvent, TriggerRecord
+from modyn.supervisor.states import TERMINAL, TRIGGER_TRANSITIONS, RunState, TriggerState, check_transition
+from modyn.supervisor.tables import CURSORS, EVENTS, RUNS, STEPS, TRIGGERS
 
 
 @dataclass
 class Write:
-    """One transaction on a run: the changes of its row and the events that report them."""
+    """One transaction on a run: the changes of its row, triggers and steps, and the events that report them."""
 
     session: Session
     run_id: str
@@ -50,11 +53,44 @@ class Write:
         self.event(EventKind.RUN_STATE, {"state": str(to), **{name: value for name, value in detail.items() if value}})
 
     def event(self, kind: EventKind, detail: Mapping[str, Any], trigger_id: int | None = None) -> None:
-        """Add an event with the next sequence number, written when the transaction commits."""
+        """Add an event with the next sequence number, written when the transaction commits.
+
+        Args: detail: what `kind` documents. trigger_id: the trigger that it is about; None: the run as a whole.
+        """
         # Also text that JSON would keep as it is: watchers get it through protobuf.
         cleaned = {name: sanitize(value) if isinstance(value, str) else value for name, value in detail.items()}
         event = RunEvent(self.last_seq + len(self.events) + 1, time.time(), kind, trigger_id, cleaned)
         self.events.append({"run_id": self.run_id, **to_row(event, EVENTS)})
+
+    def update_trigger(self, trigger: TriggerRecord) -> None:
+        """Bring the row of a trigger to the record's state, unless it is there. Raises: ConflictError."""
+        is_trigger = (TRIGGERS.c.run_id == self.run_id, TRIGGERS.c.trigger_id == trigger.trigger_id)
+        state = TriggerState(self.session.execute(select(TRIGGERS.c.state).where(*is_trigger)).scalar_one())
+        if state == trigger.state:
+            return
+        if trigger.state not in TRIGGER_TRANSITIONS[state]:
+            raise ConflictError(f"trigger {trigger.trigger_id} of run {self.run_id} is {state} and cannot become {trigger.state}")
+        self.session.execute(update(TRIGGERS).where(*is_trigger).values(**to_row(trigger, TRIGGERS)))
+
+    def start_step(self, trigger_id: int, step: str, name: str = "", **detail: Any) -> None:
+        """Record that a step starts, unless it is finished. Args: name: tells the evaluations of a trigger apart."""
+        # A repeated step starts anew: the time before it, in which the run was interrupted, is not counted.
+        values = {"state": "started", "started_at": time.time(), "finished_at": None, "detail": detail}
+        statement = upsert(STEPS).values(run_id=self.run_id, trigger_id=trigger_id, step=step, name=name, **values)
+        update_unfinished = statement.on_conflict_do_update(
+            index_elements=["run_id", "trigger_id", "step", "name"], set_=values, where=STEPS.c.state != "finished"
+        )
+        if self.session.execute(update_unfinished.returning(STEPS.c.step)).scalar() is not None:
+            self.event(EventKind.STEP, {"step": step, "state": "started", **detail}, trigger_id)
+
+    def end_step(self, trigger_id: int, step: str, name: str = "", state: str = "finished", **detail: Any) -> None:
+        """Record that a step is finished or failed, unless it was finished before. Args: detail: what it found or made."""
+        now = time.time()
+        is_step = (STEPS.c.run_id == self.run_id, STEPS.c.trigger_id == trigger_id, STEPS.c.step == step, STEPS.c.name == name)
+        statement = update(STEPS).where(*is_step, STEPS.c.state != "finished").returning(STEPS.c.started_at)
+        started_at = self.session.execute(statement.values(state=state, finished_at=now, detail=detail)).scalar()
+        if started_at is not None:
+            self.event(EventKind.STEP, {"step": step, "state": state, "seconds": now - started_at, **detail}, trigger_id)
 
 
 class Journal(JournalQueries):
@@ -70,7 +106,7 @@ class Journal(JournalQueries):
             session.execute(text("SELECT pg_advisory_xact_lock(hashtextextended('supervisor/create', 0))"))
             number = 1 + (session.scalar(select(func.max(RUNS.c.number))) or 0)
             run_id = RunId(f"{slug(new.pipeline_name)}-{number:04d}")
-            values = to_row(new, RUNS)
+            values = to_row(new, RUNS) | to_row(new.options, RUNS)
             values |= {name: sanitize(values[name]) for name in ("pipeline_name", "file_name")}
             values |= {"run_id": run_id, "number": number, "state": str(RunState.SUBMITTED), "submitted_at": time.time()}
             session.execute(insert(RUNS).values(values))
@@ -78,14 +114,14 @@ class Journal(JournalQueries):
             write.event(EventKind.RUN_STATE, {"state": str(RunState.SUBMITTED)})
         return self.run(run_id)
 
-    def claim(self, run_id: str) -> int:
-        """Begin a new attempt to execute the run and return its number; the attempts before it can no longer write."""
+    def claim(self, run_id: str) -> RunJournal:
+        """Begin a new attempt to execute the run and return its journal; the attempts before it can no longer write."""
         with self.database.session() as session:
             claim = update(RUNS).where(RUNS.c.run_id == run_id).values(attempt=RUNS.c.attempt + 1).returning(RUNS.c.attempt)
             attempt = session.execute(claim).scalar()
         if attempt is None:
             raise unknown_run(run_id)
-        return int(attempt)
+        return RunJournal(self, RunId(run_id), attempt)
 
     def become(self, run_id: str, to: RunState, **detail: str) -> Run:
         """Change the state from outside the run's executor."""
@@ -124,6 +160,112 @@ class Journal(JournalQueries):
                 session.execute(update(RUNS).where(RUNS.c.run_id == run_id).values(**write.changes))
         if write.events:
             self._committed(run_id)
+
+
+class RunJournal:
+    """What one attempt to execute a run writes, in the order of a trigger's life.
+
+    A write that is repeated changes nothing; all raise ConflictError once another attempt has begun.
+    """
+
+    def __init__(self, journal: Journal, run_id: RunId, attempt: int | None) -> None:
+        """Args: attempt: None for a run that could not be claimed; only its `end` may be written then."""
+        self._journal = journal
+        self.run_id = run_id
+        self._attempt = attempt
+        self._state: RunState | None = None
+        """As last written from here. A request to stop changes the row from outside, which the next write that is not skipped finds."""
+
+    def enter(self, state: RunState) -> None:
+        """Record that the run is in `state`; nothing is written if this attempt wrote that state last."""
+        if state != self._state:
+            with self._write() as write:
+                write.become(state)
+
+    def advance(self, cursor: Cursor, policy_state: Mapping[str, Any]) -> None:
+        """A whole batch has been processed, or the stream ended."""
+        values = {**to_row(cursor, CURSORS), "version": CURSOR_VERSION, "policy_state": dict(policy_state)}
+        with self._write() as write:
+            statement = upsert(CURSORS).values(run_id=self.run_id, **values)
+            write.session.execute(statement.on_conflict_do_update(index_elements=["run_id"], set_=values))
+
+    def selecting(self, trigger: TriggerRecord, num_samples: int) -> None:
+        """The policy fired, `num_samples` samples after the last time; the trigger set is fixed next."""
+        with self._write() as write:
+            values = to_row(trigger, TRIGGERS)
+            statement = upsert(TRIGGERS).values(run_id=self.run_id, **values).on_conflict_do_nothing()
+            if write.session.execute(statement.returning(TRIGGERS.c.trigger_id)).scalar() is not None:
+                names = ("position", "first_timestamp", "last_timestamp", "fired_at_timestamp")
+                detail = {name: values[name] for name in names} | {"num_samples": num_samples}
+                write.event(EventKind.TRIGGER_FIRED, detail, trigger.trigger_id)
+            write.become(RunState.SELECTING)
+            write.start_step(trigger.trigger_id, "select")
+
+    def selected_none(self, trigger: TriggerRecord) -> None:
+        """The trigger set is fixed and empty: that ends the trigger."""
+        with self._write() as write:
+            write.update_trigger(trigger)
+            write.end_step(trigger.trigger_id, "select", num_keys=0)
+            message = f"trigger {trigger.trigger_id} selected no samples, so nothing was trained"
+            write.event(EventKind.MESSAGE, {"message": message}, trigger.trigger_id)
+            write.become(RunState.STREAMING)
+
+    def training(self, trigger: TriggerRecord) -> None:
+        """The trigger set is fixed; training on it is next."""
+        with self._write() as write:
+            write.update_trigger(trigger)
+            write.end_step(trigger.trigger_id, "select", num_keys=trigger.num_keys)
+            write.become(RunState.TRAINING)
+            write.start_step(trigger.trigger_id, "train")
+
+    def trained(self, trigger: TriggerRecord) -> None:
+        """The trigger's model is stored; the stream goes on."""
+        with self._write() as write:
+            write.update_trigger(trigger)
+            loss = trigger.training_result.get("loss")
+            write.end_step(trigger.trigger_id, "train", model_id=trigger.model_id, loss=loss)
+            write.become(RunState.STREAMING)
+
+    def evaluating(self, task: EvaluationTask) -> None:
+        """Record that one evaluation of a trigger's model starts."""
+        with self._write() as write:
+            write.start_step(task.trigger_id, "evaluate", task.step_name, handler=task.handler, dataset=task.dataset)
+
+    def evaluated(self, task: EvaluationTask) -> None:
+        """Record that one evaluation has its result."""
+        with self._write() as write:
+            write.end_step(task.trigger_id, "evaluate", task.step_name, handler=task.handler, dataset=task.dataset)
+
+    def evaluation_failed(self, task: EvaluationTask, error: str) -> None:
+        """Record that one evaluation failed, and why. The run goes on."""
+        detail = {"handler": task.handler, "dataset": task.dataset, "error": error}
+        with self._write() as write:
+            write.end_step(task.trigger_id, "evaluate", task.step_name, "failed", **detail)
+
+    def message(self, message: str) -> None:
+        """Record a message for the run's watchers."""
+        with self._write() as write:
+            write.event(EventKind.MESSAGE, {"message": message})
+
+    def end(self, to: RunState, *, error: str = "", error_reason: str = "", message: str = "") -> None:
+        """The run becomes terminal.
+
+        Args: error: why it failed or was interrupted; error_reason: its machine-readable name. message: what else the user should know.
+        """
+        with self._write() as write:
+            if self._attempt is None and write.state is not RunState.SUBMITTED:
+                return  # Another supervisor, or a request to stop, has moved the run on.
+            if to is RunState.STOPPED and write.state not in (RunState.SUBMITTED, RunState.STOPPING, RunState.STOPPED):
+                write.become(RunState.STOPPING)
+            write.become(to, error=error, error_reason=error_reason, message=message)
+            if to is RunState.FINISHED:
+                write.changes["manual_handlers"] = None
+
+    @contextmanager
+    def _write(self) -> Iterator[Write]:
+        with self._journal.write(self.run_id, self._attempt) as write:
+            yield write
+        self._state = write.state
 
 
 def to_row(record: Any, table: Table) -> dict[str, Any]:

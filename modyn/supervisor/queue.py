@@ -15,18 +15,15 @@ from prometheus_client import Counter, Gauge
 from modyn.config.base import Problem
 from modyn.config.system import SupervisorConfig
 from modyn.errors import CancelledError, ConflictError, InvalidArgumentError, ModynError, UnavailableError
-from modyn.evaluator.client import EvaluationResult
 from modyn.records import RunId
 from modyn.registry import nearest
 from modyn.rpc.logs import bind, get_logger
 from modyn.rpc.retry import CancellationToken, Retrier, RetryPolicy
-from modyn.supervisor.clients import OpenClients, RunClients
-from modyn.supervisor.evaluation.handlers import load_handlers
+from modyn.supervisor.evaluation import load_handlers
 from modyn.supervisor.events import EventHub
-from modyn.supervisor.executor import RunExecutor, retry_policy
-from modyn.supervisor.journal import Journal
+from modyn.supervisor.executor import OpenClients, RunClients, RunExecutor, retry_policy
+from modyn.supervisor.journal import Journal, RunJournal
 from modyn.supervisor.records import NewRun, Run, RunOptions
-from modyn.supervisor.run_journal import RunJournal
 from modyn.supervisor.states import RESUMABLE, TERMINAL, RunState
 from modyn.supervisor.validation import check_pipeline, checked_pipeline, count_stream
 
@@ -53,7 +50,7 @@ class _Entry:
 
 
 @dataclass(frozen=True)
-class _End:
+class _Outcome:
     """How a run ended: with an error, or well, with a message for the user."""
 
     error: ModynError | None = None
@@ -84,6 +81,8 @@ class RunQueue:
         self._open_clients = open_clients
         self._config = config
         self._clients = open_clients()
+        owners = (self._clients.selector, self._clients.trainer_server, self._clients.model_storage, self._clients.evaluator)
+        self._section_checks = [client.validate for client in owners]
         # Guards the three fields below. Never held during a call to PostgreSQL or another service.
         self._lock = threading.RLock()
         self._waiting: deque[_Entry] = deque()
@@ -94,50 +93,30 @@ class RunQueue:
     def recover(self) -> None:
         """Mark runs as interrupted that an earlier supervisor left behind; resume them if so configured."""
         for run in self.journal.runs():
-            if run.is_terminal:
-                if run.state is RunState.INTERRUPTED and self._config.resume_on_start:
-                    self.resume(run.run_id)
-                continue
-            give_up = time.monotonic() + OWNER_GONE_S
-            while not self._interrupt_if_abandoned(run.run_id):
-                if time.monotonic() > give_up:
-                    _LOG.info("executed_elsewhere", run_id=run.run_id)
-                    break
-                time.sleep(0.05)
-            else:
-                if self._config.resume_on_start:
-                    self.resume(run.run_id)
+            interrupted = run.state is RunState.INTERRUPTED if run.is_terminal else self._interrupt_left_behind(run.run_id)
+            if interrupted and self._config.resume_on_start:
+                self.resume(run.run_id)
 
     def validate(self, yaml: str, file_name: str) -> list[Problem]:
         """Check a pipeline file with the services it names, and return its problems; none if it can be submitted."""
-        return check_pipeline(yaml, file_name, self._clients)
+        return check_pipeline(yaml, file_name, self._section_checks)
 
     def submit(self, yaml: str, file_name: str, options: RunOptions) -> Run:
-        """Check everything that can be checked, and queue the run."""
+        """Check everything that can be checked, and queue the run.
+
+        Args: yaml: the text of the pipeline file. file_name: its name in messages.
+        Raises: ConfigError, NotFoundError, InvalidArgumentError: what `checked_pipeline`, `count_stream` and `options.check` find.
+        """
         options.check()
-        pipeline = checked_pipeline(yaml, file_name, self._clients)
-        total_samples = count_stream(pipeline, options, self._clients)
+        pipeline = checked_pipeline(yaml, file_name, self._section_checks)
+        total_samples = count_stream(pipeline, options, self._clients.storage, self._clients.model_storage)
+        seed = random.getrandbits(31) if pipeline.training.seed is None else pipeline.training.seed
         run = self.journal.create(
-            NewRun(
-                pipeline_name=pipeline.name,
-                mode=options.mode,
-                yaml=yaml,
-                file_name=file_name,
-                pipeline=pipeline.as_dict(),
-                selection_seed=random.getrandbits(31) if pipeline.training.seed is None else pipeline.training.seed,
-                from_timestamp=options.from_timestamp,
-                to_timestamp=options.to_timestamp,
-                max_triggers=options.max_triggers,
-                total_samples=total_samples,
-            )
+            NewRun(options, pipeline.name, yaml, file_name, pipeline.as_dict(), selection_seed=seed, total_samples=total_samples)
         )
         _LOG.info("submitted", run_id=run.run_id, mode=str(run.mode))
         self._enqueue(run.run_id)
         return run
-
-    def results(self, run_id: str) -> list[EvaluationResult]:
-        """Return the run's evaluation results. Raises: NotFoundError."""
-        return self._clients.evaluator.results(self.journal.run(run_id).run_id)
 
     def stop(self, run_id: str) -> Run:
         """Ask a run to end; it does so within moments. A terminal one is left as it is."""
@@ -292,25 +271,22 @@ class RunQueue:
         """
         if entry.begun:
             return  # The end is written; only giving the lock back has failed.
-        attempt: int | None = None
-        end: _End | None = None
+        journal, outcome = RunJournal(self.journal, entry.run_id, attempt=None), None
         with ExitStack() as lock:
             try:
                 if not lock.enter_context(self.journal.database.advisory_lock(f"run/{entry.run_id}")):
                     raise _elsewhere(entry.run_id)
-                attempt = self.journal.claim(entry.run_id)
+                journal = self.journal.claim(entry.run_id)
             except ModynError:
                 raise
             except Exception as error:  # noqa: BLE001 - as below
-                end = _End(_as_modyn_error(entry, error))
+                outcome = _Outcome(_as_modyn_error(entry, error))
             entry.begun = True
-            journal = RunJournal(self.journal, entry.run_id, attempt)
-            if end is None:
-                end = self._execute(entry, journal)
-            if end is not None:
-                self._write_end(journal, end)
+            outcome = outcome or self._execute(entry, journal)
+            if outcome is not None:
+                self._write_end(journal, outcome)
 
-    def _execute(self, entry: _Entry, journal: RunJournal) -> _End | None:
+    def _execute(self, entry: _Entry, journal: RunJournal) -> _Outcome | None:
         """Execute the run and return how it ended; None if it was stopped just as its turn came."""
         try:
             with closing(self._open_clients()) as clients:
@@ -318,29 +294,38 @@ class RunQueue:
                 snapshot = Retrier(retry_policy(self._config), entry.token).call(self.journal.snapshot, entry.run_id)
                 if snapshot.run.is_terminal:
                     return None
-                return _End(message=RunExecutor(snapshot, journal, clients, self._hub, self._config, entry.token).execute())
+                return _Outcome(message=RunExecutor(snapshot, journal, clients, self._hub, self._config, entry.token).execute())
         except Exception as error:  # noqa: BLE001 - the user sees it as the end of the run
-            return _End(_as_modyn_error(entry, error))
+            return _Outcome(_as_modyn_error(entry, error))
 
-    def _write_end(self, journal: RunJournal, end: _End) -> None:
+    def _write_end(self, journal: RunJournal, outcome: _Outcome) -> None:
         """Write how a run ended, however long PostgreSQL stays away."""
-        RUNS_ENDED.labels(str(end.state)).inc()
-        _LOG.info("terminal", state=str(end.state), message=end.message, **end.detail)
+        state = outcome.state
+        RUNS_ENDED.labels(str(state)).inc()
+        _LOG.info("terminal", state=str(state), message=outcome.message, **outcome.detail)
         try:
-            self._until_closed.call(journal.end, end.state, message=end.message, **end.detail)
+            self._until_closed.call(journal.end, state, message=outcome.message, **outcome.detail)
         except ModynError:
             raise
         except Exception as error:  # noqa: BLE001 - nothing executes the run any more, so the journal must not say that it is active
             _LOG.exception("end_not_written")
-            plain = (
-                f"run {journal.run_id} is {end.state}; why could not be written down ({type(error).__name__}), "
-                "the supervisor's log has it"
-            )
-            self._until_closed.call(journal.end, end.state, error=plain, error_reason=ModynError.reason)
+            unwritten = f"why could not be written down ({type(error).__name__}), the supervisor's log has it"
+            plain = f"run {journal.run_id} is {state}; {unwritten}"
+            self._until_closed.call(journal.end, state, error=plain, error_reason=ModynError.reason)
 
     def _is_ours(self, run_id: str) -> bool:
         with self._lock:
             return run_id in self._executing or any(entry.run_id == run_id for entry in self._waiting)
+
+    def _interrupt_left_behind(self, run_id: str) -> bool:
+        """As `_interrupt_if_abandoned`, for a run whose supervisor may just have been killed."""
+        give_up = time.monotonic() + OWNER_GONE_S
+        # Polled, because nothing reports it: PostgreSQL gives the lock back once it notices that the session's process is gone.
+        while not (interrupted := self._interrupt_if_abandoned(run_id)) and time.monotonic() < give_up:
+            time.sleep(0.05)
+        if not interrupted:
+            _LOG.info("executed_elsewhere", run_id=run_id)
+        return interrupted
 
     def _interrupt_if_abandoned(self, run_id: str) -> bool:
         """Mark the run as interrupted if it is active by the journal and no supervisor executes it; False if one does."""

@@ -6,9 +6,11 @@ field stands in the record, the message, the table and its migration, and nowher
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import accumulate
 from typing import Any
 
 from modyn.errors import InvalidArgumentError
@@ -170,13 +172,33 @@ class TriggerRecord:
 class NewRun:
     """A submission that has been checked, on its way into the journal."""
 
+    options: RunOptions
     pipeline_name: str
-    mode: RunMode
     yaml: str
     file_name: str
     pipeline: Mapping[str, Any]
     selection_seed: int
-    from_timestamp: int | None = None
-    to_timestamp: int | None = None
-    max_triggers: int | None = None
     total_samples: int | None = None
+
+
+def data_ends(last_timestamps: Iterable[int]) -> list[int]:
+    """For each model or trigger, in order, the first time that no sample up to it has reached.
+
+    Running maxima: late samples do not make a newer model count as older.
+    """
+    return list(accumulate((last + 1 for last in last_timestamps), max))
+
+
+def model_at(ends: Sequence[int], anchor: int, *, following: bool = False) -> int:
+    """Index of the model that is active at a time: the newest whose data ends before it (SIGMOD'25, section 3.1); -1 if there is none.
+
+    Args: ends: `data_ends` of the models. following: return the model after the active one, which was trained on data of that time,
+        or the last if there is none after it.
+
+    >>> [model_at([10, 20, 20], anchor) for anchor in (9, 10, 19, 20, 99)]
+    [-1, 0, 0, 2, 2]
+    >>> [model_at([10, 20, 30], anchor, following=True) for anchor in (9, 10, 19, 20, 99)]
+    [0, 1, 1, 2, 2]
+    """
+    active = bisect_right(ends, anchor) - 1
+    return min(active + 1, len(ends) - 1) if following else active

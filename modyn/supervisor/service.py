@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 import grpc
 
 from modyn.db.engine import open_database
-from modyn.proto import common_pb2, evaluator_pb2, supervisor_pb2, supervisor_pb2_grpc
+from modyn.proto import common_pb2, supervisor_pb2, supervisor_pb2_grpc
 from modyn.rpc.server import Registration, ServiceContext
 from modyn.rpc.wire import from_message, plugins_to_proto, problems_to_proto, to_message
-from modyn.supervisor.clients import open_clients
 from modyn.supervisor.evaluation import EVALUATION_STRATEGIES
 from modyn.supervisor.events import EventHub, RunWatcher, watch
+from modyn.supervisor.executor import open_clients
 from modyn.supervisor.journal import Journal
 from modyn.supervisor.queue import RunQueue
 from modyn.supervisor.records import RunOptions
@@ -60,9 +60,6 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
     def ListTriggers(self, request: supervisor_pb2.RunName, context: grpc.ServicerContext) -> supervisor_pb2.TriggerList:
         triggers = self._journal.triggers(request.run_id)
         return supervisor_pb2.TriggerList(triggers=[to_message(trigger, supervisor_pb2.TriggerRecord) for trigger in triggers])
-
-    def Results(self, request: supervisor_pb2.RunName, context: grpc.ServicerContext) -> Iterator[evaluator_pb2.EvaluationResult]:
-        return (to_message(result, evaluator_pb2.EvaluationResult) for result in self._runs.results(request.run_id))
 
     def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> common_pb2.PluginList:
         return plugins_to_proto(TRIGGERS, EVALUATION_STRATEGIES)

@@ -2,69 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from modyn.config.base import Problem
 from modyn.config.pipeline import Pipeline, check_frame, load_pipeline
+from modyn.config.policy import check_policy
 from modyn.config.yaml_source import YamlSource, load_yaml, with_lines
 from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError
+from modyn.model_storage.client import ModelStorageClient
 from modyn.records import Interval
 from modyn.registry import nearest
 from modyn.storage.client import DatasetInfo, StorageClient
-from modyn.supervisor.clients import RunClients
-from modyn.supervisor.evaluation.handlers import check_handlers
+from modyn.supervisor.evaluation import check_handlers
 from modyn.supervisor.records import RunMode, RunOptions
-from modyn.supervisor.triggers import check_trigger_section
+from modyn.supervisor.triggers import TRIGGERS
+
+Check = Callable[[Mapping[str, Any]], list[Problem]]
+"""Lists the mistakes in the sections of a whole pipeline that one service acts on."""
 
 
-def check_pipeline(yaml: str, file_name: str, clients: RunClients) -> list[Problem]:
-    """List every mistake in a pipeline file once, in the order of the file. Runs nothing of it."""
+def check_pipeline(yaml: str, file_name: str, section_checks: Iterable[Check]) -> list[Problem]:
+    """List every mistake in a pipeline file once, in the order of the file, each with its line. Runs nothing of it.
+
+    Args: yaml: the text of the file. file_name: its name in messages. section_checks: those of the services.
+    """
     try:
         source = load_yaml(yaml, file_name)
     except ConfigError as error:
         return [Problem("", error.message)]
-    return [
-        Problem(problem.path, f"{problem.message} (line {source.locate(problem.path)})") for problem in _problems(source, clients)
-    ]
+    return [Problem(p.path, f"{p.message} (line {source.locate(p.path)})") for p in find_problems(source, section_checks)]
 
 
-def checked_pipeline(yaml: str, file_name: str, clients: RunClients) -> Pipeline:
-    """Return the pipeline, valid in all its parts. Raises ConfigError that lists every mistake with its line."""
+def checked_pipeline(yaml: str, file_name: str, section_checks: Iterable[Check]) -> Pipeline:
+    """Return the pipeline, valid in all its parts. Args as for `check_pipeline`. Raises ConfigError that lists every mistake."""
     source = load_yaml(yaml, file_name)
-    if found := _problems(source, clients):
+    if found := find_problems(source, section_checks):
         raise ConfigError("\n".join(with_lines(found, source)))
     return load_pipeline(yaml, file_name)
 
 
-def _problems(source: YamlSource, clients: RunClients) -> list[Problem]:
+def find_problems(source: YamlSource, section_checks: Iterable[Check]) -> list[Problem]:
+    """List every mistake in a pipeline once, in the order of the file."""
     data = dict(source.data)
     found = check_frame(data)
     if isinstance(trigger := data.get("trigger"), Mapping):
-        found += check_trigger_section(trigger)
+        found += check_policy(TRIGGERS, trigger, "id", "trigger")
     if isinstance(evaluation := data.get("evaluation"), Mapping):
         found += check_handlers(evaluation)
-    for service in (clients.selector, clients.trainer_server, clients.model_storage, clients.evaluator):
-        found += service.validate(data)
+    for check in section_checks:
+        found += check(data)
     return sorted(set(found), key=lambda problem: (source.locate(problem.path), problem))
 
 
-def count_stream(pipeline: Pipeline, options: RunOptions, clients: RunClients) -> int | None:
-    """Count the samples that the run will see; None if that is not known (production mode).
+def count_stream(
+    pipeline: Pipeline, options: RunOptions, storage: StorageClient, model_storage: ModelStorageClient
+) -> int | None:
+    """Count the samples that a run of the pipeline will see; None if that is not known (production mode).
 
     Raises: NotFoundError: a dataset or the initial model does not exist. InvalidArgumentError: there is nothing to replay.
     """
     dataset = pipeline.dataset_id
-    info = _dataset(clients.storage, dataset, "data.dataset_id")
+    info = _dataset(storage, dataset, "data.dataset_id")
     for index, entry in enumerate((pipeline.evaluation or {}).get("datasets", [])):
-        _dataset(clients.storage, entry["dataset_id"], f"evaluation.datasets.{index}.dataset_id")
+        _dataset(storage, entry["dataset_id"], f"evaluation.datasets.{index}.dataset_id")
     if (initial_model_id := pipeline.training.initial_model_id) is not None:
         try:
-            clients.model_storage.describe(initial_model_id)
+            model_storage.describe(initial_model_id)
         except NotFoundError as error:
             raise NotFoundError(f"training.initial_model_id: {error.message}") from error
     if options.mode is RunMode.PRODUCTION:
         return None
-    num_samples = clients.storage.count_samples(dataset, options.interval)
+    num_samples = storage.count_samples(dataset, options.interval)
     if num_samples == 0:
         advice = f"`modyn data ingest {dataset}` indexes its files, `modyn data problems {dataset}` lists those set aside"
         if info.num_samples:

@@ -11,9 +11,9 @@ from typing import Any
 from modyn.config.base import Problem, refuse
 from modyn.config.yaml_source import load_yaml
 from modyn.errors import ConflictError, NotFoundError
-from modyn.records import EvalInterval, RunId
+from modyn.records import RunId
 from modyn.registry import Plugin
-from modyn.supervisor.client import PROGRESS, EvaluationResult, EventKind, Run, RunEvent, RunMode, TriggerRecord
+from modyn.supervisor.client import PROGRESS, EventKind, Run, RunEvent, RunMode, RunOptions, TriggerRecord
 from modyn.supervisor.states import RunState, TriggerState, check_transition
 from modyn.testing.fake_client import FakeClient
 
@@ -23,7 +23,7 @@ SAMPLES_PER_TRIGGER = 100
 class FakeSupervisor(FakeClient):
     """Has the methods of SupervisorClient.
 
-    A run fires `num_triggers` triggers (at most its max_triggers), evaluates each model on two intervals, and finishes, all within
+    A run fires `num_triggers` triggers (at most its max_triggers), evaluates each model, and finishes, all within
     `submit`; with `hold` it stays in `streaming` after that, until `finish`, `fail` or `stop`. `problems` is what `validate` answers.
     """
 
@@ -37,42 +37,32 @@ class FakeSupervisor(FakeClient):
         self._runs: dict[str, Run] = {}
         self._events: dict[str, list[RunEvent]] = {}
         self._triggers: dict[str, list[TriggerRecord]] = {}
-        self._results: dict[str, list[EvaluationResult]] = {}
 
     def validate(self, yaml: str, file_name: str) -> list[Problem]:
         load_yaml(yaml, file_name)
         return list(self.problems)
 
-    def submit(
-        self,
-        yaml: str,
-        file_name: str,
-        mode: RunMode,
-        *,
-        from_timestamp: int | None = None,
-        to_timestamp: int | None = None,
-        max_triggers: int | None = None,
-    ) -> Run:
+    def submit(self, yaml: str, file_name: str, options: RunOptions) -> Run:
         pipeline = dict(load_yaml(yaml, file_name).data)
         refuse(self.problems)
         name = str(pipeline.get("pipeline", {}).get("name", "pipeline"))
         with self._changed:
             run_id = RunId(f"{name}-{len(self._runs) + 1:04d}")
-            num_triggers = self.num_triggers if max_triggers is None else min(self.num_triggers, max_triggers)
+            num_triggers = self.num_triggers if options.max_triggers is None else min(self.num_triggers, options.max_triggers)
             self._runs[run_id] = Run(
                 run_id=run_id,
                 pipeline_name=name,
-                mode=mode,
+                mode=options.mode,
                 state=RunState.SUBMITTED,
                 submitted_at=time.time(),
-                total_samples=num_triggers * SAMPLES_PER_TRIGGER if mode is RunMode.EXPERIMENT else None,
-                from_timestamp=from_timestamp,
-                to_timestamp=to_timestamp,
-                max_triggers=max_triggers,
+                total_samples=num_triggers * SAMPLES_PER_TRIGGER if options.mode is RunMode.EXPERIMENT else None,
+                from_timestamp=options.from_timestamp,
+                to_timestamp=options.to_timestamp,
+                max_triggers=options.max_triggers,
                 yaml=yaml,
                 pipeline=pipeline,
             )
-            self._events[run_id], self._triggers[run_id], self._results[run_id] = [], [], []
+            self._events[run_id], self._triggers[run_id] = [], []
             self.emit(run_id, EventKind.RUN_STATE, {"state": str(RunState.SUBMITTED)})
             self._become(run_id, RunState.STREAMING)
             for trigger_id in range(num_triggers):
@@ -133,10 +123,6 @@ class FakeSupervisor(FakeClient):
     def triggers(self, run_id: str) -> list[TriggerRecord]:
         self.run(run_id)
         return list(self._triggers[run_id])
-
-    def results(self, run_id: str) -> list[EvaluationResult]:
-        self.run(run_id)
-        return list(self._results[run_id])
 
     def emit(self, run_id: str, kind: EventKind, detail: dict[str, Any], trigger_id: int | None = None) -> None:
         """Send an event to the watchers."""
@@ -206,12 +192,6 @@ class FakeSupervisor(FakeClient):
                 seconds={"select": 0.01, "train": 0.1, "store": 0.01, "evaluate": 0.1, "total": 0.22},
             )
         )
-        for index in range(2):
-            interval = EvalInterval(index * SAMPLES_PER_TRIGGER, (index + 1) * SAMPLES_PER_TRIGGER, index * SAMPLES_PER_TRIGGER)
-            value = 0.9 if index == trigger_id else 0.6
-            self._results[run_id].append(
-                EvaluationResult(run_id, trigger_id, trigger_id + 1, "slices", "test", interval, "Accuracy", value, "", 50)
-            )
         self._runs[run_id] = dataclasses.replace(
             self._runs[run_id],
             num_samples=position,

@@ -25,8 +25,8 @@ from modyn.evaluator.client import EvaluatorClient
 from modyn.model_storage.client import ModelHeader, ModelStorageClient
 from modyn.selector.client import SelectorClient
 from modyn.supervisor.client import Run
-from modyn.supervisor.clients import RunClients
 from modyn.supervisor.events import EventHub
+from modyn.supervisor.executor import RunClients
 from modyn.supervisor.journal import Journal
 from modyn.supervisor.queue import RunQueue
 from modyn.testing.fake_evaluator import FakeEvaluator

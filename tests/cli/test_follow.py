@@ -15,7 +15,7 @@ from modyn.cli.follow import ask, follow
 from modyn.client import Client
 from modyn.config.system import SystemConfig
 from modyn.errors import ModynError, NotFoundError, UnavailableError
-from modyn.supervisor.client import EventKind, RunEvent, RunMode, RunState, SupervisorClient
+from modyn.supervisor.client import EventKind, RunEvent, RunMode, RunOptions, RunState, SupervisorClient
 from modyn.testing.fake_supervisor import FakeSupervisor
 from modyn.testing.services import pipeline_yaml
 
@@ -45,7 +45,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> SystemConfig:
 
 
 def submit(supervisor: FakeSupervisor) -> str:
-    return supervisor.submit(pipeline_yaml(), "p.yaml", RunMode.EXPERIMENT).run_id
+    return supervisor.submit(pipeline_yaml(), "p.yaml", RunOptions(RunMode.EXPERIMENT)).run_id
 
 
 def test_lines_until_the_end(config: SystemConfig, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,7 +59,7 @@ def view_of(events: Sequence[RunEvent]) -> RunView:
 
 def drawn(view: RunView) -> str:
     out = io.StringIO()
-    Console(file=out, width=120, force_terminal=False).print(draw(view, started=0.0, note="a note"))
+    Console(file=out, width=120, force_terminal=False).print(draw(view, started=0.0))
     return out.getvalue()
 
 
@@ -85,7 +85,6 @@ def test_events_that_come_again_after_a_reconnect_change_nothing(restarts: list[
 def test_a_run_can_be_drawn_at_any_moment(position: int) -> None:
     view = view_of(RUN[:position])
     assert "r-1" in drawn(view)
-    assert "a note" in drawn(view)
     assert progress_line(view)
 
 

@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 import modyn
 from modyn.cli import main as main_module
-from modyn.cli.context import OPTIONS
 from modyn.cli.data import _option
 from modyn.cli.main import app, main
 from modyn.errors import NotFoundError
@@ -91,13 +90,14 @@ def test_errors_end_in_a_word_and_a_code(
 
 def test_options_before_the_command_reach_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MODYN_STATE_DIR", "elsewhere")
-    monkeypatch.setattr(OPTIONS, "config_file", None)
     file = tmp_path / "modyn.yaml"
     file.write_text("storage: {num_threads: 3}\n")
     result = CliRunner().invoke(app, ["--config", str(file), "--state-dir", str(tmp_path / "state"), "ps"])
     assert result.exit_code == 1
     assert str(tmp_path / "state") in str(result.exception)
-    assert OPTIONS.config_file == file
+    file.write_text("storage: {num_treads: 3}\n")
+    result = CliRunner().invoke(app, ["--config", str(file), "ps"])
+    assert f"{file}:1: storage.num_treads" in str(result.exception)
 
 
 def test_the_installed_script_is_this_program() -> None:

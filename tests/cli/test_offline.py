@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from modyn.cli.context import OPTIONS, connect
-from modyn.cli.offline import check_here, plugins_here
+from modyn.cli.context import connect
+from modyn.cli.pipelines import check_here, plugins_here
+from modyn.config.yaml_source import load_yaml
 from modyn.errors import UnavailableError
 from modyn.testing.stack import clean_environment, tiny_evaluation, tiny_pipeline, tiny_training
 
@@ -32,7 +33,7 @@ def modyn(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_sound_pipeline() -> None:
-    assert check_here(tiny_pipeline("d", evaluation=tiny_evaluation("d")), "p.yaml") == []
+    assert check_here(load_yaml(tiny_pipeline("d", evaluation=tiny_evaluation("d")), "p.yaml")) == []
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,7 @@ def test_a_sound_pipeline() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_every_section_is_checked_as_by_its_service(sections: dict[str, object], path: str) -> None:
-    assert path in [problem.path for problem in check_here(tiny_pipeline("d", **sections), "p.yaml")]
+    assert path in [problem.path for problem in check_here(load_yaml(tiny_pipeline("d", **sections), "p.yaml"))]
 
 
 def test_plugins_of_every_kind() -> None:
@@ -82,7 +83,7 @@ def test_a_service_that_is_not_there_is_told_soon(tmp_path: Path, monkeypatch: p
         (tmp_path / "modyn.yaml").write_text(f"supervisor: {{address: '127.0.0.1:{held.getsockname()[1]}'}}\n")
         done = modyn(tmp_path, "--config", "modyn.yaml", "ps")
         # In this process once more: the start of a program takes as long as the machine likes.
-        monkeypatch.setattr(OPTIONS, "config_file", tmp_path / "modyn.yaml")
+        monkeypatch.setenv("MODYN_CONFIG", str(tmp_path / "modyn.yaml"))
         with connect() as client:
             started = time.monotonic()
             with pytest.raises(UnavailableError, match="cannot be reached"):

@@ -10,6 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from modyn.config.pipeline import NOT_YET, check_frame, load_pipeline
+from modyn.config.policy import check_policy
 from modyn.config.system import SERVICES, SystemConfig
 from modyn.config.yaml_source import load_yaml
 from modyn.reference.explain import variants_of, walk
@@ -17,9 +18,8 @@ from modyn.reference.pages import fill
 from modyn.reference.schema import JsonSchema, pipeline_json_schema
 from modyn.storage.formats import REGISTRY
 from modyn.storage.formats.timestamps import parse_timestamp_source
-from modyn.supervisor.evaluation import EVALUATION_STRATEGIES
-from modyn.supervisor.evaluation.handlers import check_handlers
-from modyn.supervisor.triggers import TRIGGERS, check_trigger_section
+from modyn.supervisor.evaluation import EVALUATION_STRATEGIES, check_handlers
+from modyn.supervisor.triggers import TRIGGERS
 
 ROOT = Path(__file__).parents[2]
 
@@ -90,7 +90,7 @@ def test_a_whole_pipeline_passes(schema: JsonSchema) -> None:
     data = _pipeline()
     assert _errors(schema, data) == []
     assert check_frame(data) == []
-    assert check_trigger_section(data["trigger"]) == []
+    assert check_policy(TRIGGERS, data["trigger"], "id", "trigger") == []
     assert check_handlers(data["evaluation"]) == []
 
 
@@ -98,7 +98,7 @@ def test_a_whole_pipeline_passes(schema: JsonSchema) -> None:
 def test_examples_are_right(schema: JsonSchema, path: Path) -> None:
     pipeline = load_pipeline(path.read_text(), path.name)
     evaluation = pipeline.evaluation or {}
-    assert check_trigger_section(pipeline.trigger) == []
+    assert check_policy(TRIGGERS, pipeline.trigger, "id", "trigger") == []
     assert check_handlers(evaluation) == []
     assert _errors(schema, pipeline.as_dict()) == []
 

@@ -14,12 +14,10 @@ from modyn.config.system import SupervisorConfig, SystemConfig
 from modyn.db.engine import Database, open_database
 from modyn.errors import ConflictError
 from modyn.rpc.retry import CancellationToken
-from modyn.supervisor.clients import RunClients
 from modyn.supervisor.events import EventHub
-from modyn.supervisor.executor import RunExecutor
+from modyn.supervisor.executor import RunClients, RunExecutor
 from modyn.supervisor.journal import Journal, Write
-from modyn.supervisor.records import EventKind, NewRun, RunMode
-from modyn.supervisor.run_journal import RunJournal
+from modyn.supervisor.records import EventKind, NewRun, RunMode, RunOptions
 from modyn.supervisor.states import TERMINAL, RunState
 from modyn.testing.services import InMemoryServices, pipeline_yaml
 
@@ -95,15 +93,14 @@ class WiredJournal(Journal):
 
 
 def new_run() -> NewRun:
-    return NewRun("Test", RunMode.EXPERIMENT, YAML, "p.yaml", {}, selection_seed=7, total_samples=35)
+    return NewRun(RunOptions(RunMode.EXPERIMENT), "Test", YAML, "p.yaml", {}, selection_seed=7, total_samples=35)
 
 
 def drive(journal: Journal, services: InMemoryServices, run_id: Any, bomb: Bomb) -> None:
     """What the supervisor does with a run, in this thread."""
-    attempt = journal.claim(run_id)
+    run_journal = journal.claim(run_id)
     clients = services.clients()
     wired = RunClients(**{field.name: bomb.around(getattr(clients, field.name)) for field in dataclasses.fields(RunClients)})
-    run_journal = RunJournal(journal, run_id, attempt)
     message = RunExecutor(journal.snapshot(run_id), run_journal, wired, EventHub(), CONFIG, CancellationToken()).execute()
     run_journal.end(RunState.FINISHED, message=message)
 
@@ -190,9 +187,9 @@ def test_killed_at_every_boundary(database: Database, tmp_path: Path, first: int
 def test_an_attempt_that_was_replaced_can_no_longer_write(database: Database) -> None:
     journal = Journal(database)
     run_id = journal.create(new_run()).run_id
-    old = RunJournal(journal, run_id, journal.claim(run_id))
+    old = journal.claim(run_id)
     old.enter(RunState.STREAMING)
-    new = RunJournal(journal, run_id, journal.claim(run_id))
+    new = journal.claim(run_id)
     with pytest.raises(ConflictError, match="taken over by another supervisor"):
         old.enter(RunState.EVALUATING)
     new.enter(RunState.EVALUATING)

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.records import EvalInterval, Interval
-from modyn.supervisor.evaluation import build_strategy
-from modyn.supervisor.evaluation.handlers import ModelChoice
-from modyn.supervisor.evaluation_plan import EvaluationPlan, TrainedModel, active_model, data_ends
+from modyn.supervisor.evaluation import ModelChoice, build_strategy
+from modyn.supervisor.evaluation_plan import EvaluationPlan, TrainedModel
 from modyn.supervisor.executor import parent_model
+from modyn.supervisor.records import data_ends, model_at
 
 
 def test_parent_model() -> None:
@@ -67,7 +67,10 @@ def test_active_is_the_newest_from_before_the_anchor_and_trained_the_next() -> N
 
 
 def test_late_data_does_not_make_a_newer_model_older() -> None:
+    ends = data_ends([19, 9])
+    assert ends == [20, 20]
+    assert model_at(ends, 19) == -1
+    assert model_at(ends, 20) == 1
     models = [TrainedModel(0, 1, Interval(0, 20)), TrainedModel(1, 2, Interval(5, 10))]
-    assert data_ends(models) == [20, 20]
-    assert active_model(data_ends(models), 19) == -1
-    assert active_model(data_ends(models), 20) == 1
+    plan = EvaluationPlan("active", build_strategy({"type": "StaticEvalStrategy", "intervals": [[15, 16], [20, 21]]}))
+    assert plan.whole(models, None) == {1: (EvalInterval(20, 21, 20),)}

@@ -12,8 +12,7 @@ from modyn.db.engine import open_database
 from modyn.errors import UnavailableError
 from modyn.supervisor.events import PROGRESS_KEPT, EventHub, RunWatcher, watch
 from modyn.supervisor.journal import Journal
-from modyn.supervisor.records import EventKind, NewRun, RunEvent, RunMode
-from modyn.supervisor.run_journal import RunJournal
+from modyn.supervisor.records import EventKind, NewRun, RunEvent, RunMode, RunOptions
 from modyn.supervisor.states import RunState
 from modyn.testing.waiting import PATIENCE_S, eventually
 
@@ -34,8 +33,9 @@ class Watched:
         self.hub = EventHub(self.clock)
         self.database = open_database(config, "supervisor", "modyn.supervisor.migrations")
         self.journal = Journal(self.database, self.hub.committed)
-        self.run_id = self.journal.create(NewRun("Test", RunMode.EXPERIMENT, "", "p.yaml", {}, selection_seed=0)).run_id
-        self.writer = RunJournal(self.journal, self.run_id, self.journal.claim(self.run_id))
+        new = NewRun(RunOptions(RunMode.EXPERIMENT), "Test", "", "p.yaml", {}, selection_seed=0)
+        self.run_id = self.journal.create(new).run_id
+        self.writer = self.journal.claim(self.run_id)
 
     def progress(self, number: int) -> None:
         self.clock.now += 1.0

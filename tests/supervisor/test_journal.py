@@ -19,15 +19,14 @@ from modyn.errors import ConflictError, CorruptStateError, NotFoundError
 from modyn.records import EvalInterval, RunId, SampleBatch
 from modyn.supervisor.cursor import Cursor, split
 from modyn.supervisor.evaluation_plan import EvaluationTask
-from modyn.supervisor.journal import Journal, slug
+from modyn.supervisor.journal import Journal, RunJournal, slug
 from modyn.supervisor.records import EventKind, NewRun, RunMode, RunOptions, TriggerRecord
-from modyn.supervisor.run_journal import RunJournal
 from modyn.supervisor.states import RunState, TriggerState, check_transition
 from modyn.supervisor.tables import CURSORS, METADATA
 from modyn.supervisor.triggers import build_trigger
 from modyn.testing.services import InMemoryServices, pipeline_yaml, wait_until_terminal
 
-NEW = NewRun("My Pipeline", RunMode.PRODUCTION, "yaml: text", "p.yaml", {"a": 2**60}, selection_seed=3)
+NEW = NewRun(RunOptions(RunMode.PRODUCTION), "My Pipeline", "yaml: text", "p.yaml", {"a": 2**60}, selection_seed=3)
 CURSOR = Cursor(12, 5, 11, 9, 2, -(2**63), 2**63 - 1, 1)
 
 
@@ -83,7 +82,8 @@ def test_the_tables_are_what_the_migration_makes(database: Database) -> None:
 
 
 def test_what_is_submitted_comes_back(journal: Journal) -> None:
-    run = journal.create(dataclasses.replace(NEW, from_timestamp=-(2**63), to_timestamp=2**63 - 1, max_triggers=0))
+    options = RunOptions(RunMode.PRODUCTION, from_timestamp=-(2**63), to_timestamp=2**63 - 1, max_triggers=0)
+    run = journal.create(dataclasses.replace(NEW, options=options))
     assert journal.run(run.run_id) == run == journal.runs()[0]
     assert (run.run_id, run.state, run.pipeline) == ("my-pipeline-0001", RunState.SUBMITTED, {"a": 2**60})
     assert (run.from_timestamp, run.to_timestamp, run.max_triggers) == (-(2**63), 2**63 - 1, 0)
@@ -114,7 +114,7 @@ def test_a_life_and_its_repetition_leave_the_same(journal: Journal) -> None:
     kept: list[tuple[Any, ...]] = []
     for times in (1, 2):
         run_id = journal.create(NEW).run_id
-        play(RunJournal(journal, run_id, journal.claim(run_id)), times)
+        play(journal.claim(run_id), times)
         snapshot = journal.snapshot(run_id)
         trigger = dataclasses.replace(snapshot.triggers[0], started_at=0, finished_at=0, seconds={})
         assert set(snapshot.triggers[0].seconds) == {"select", "train", "evaluate", "total"}
@@ -131,7 +131,7 @@ def test_a_life_and_its_repetition_leave_the_same(journal: Journal) -> None:
 
 def test_an_illegal_step_leaves_no_trace(journal: Journal) -> None:
     run_id = journal.create(NEW).run_id
-    run_journal = RunJournal(journal, run_id, journal.claim(run_id))
+    run_journal = journal.claim(run_id)
     before = journal.events(run_id, 0)
     with pytest.raises(ConflictError, match="is submitted and cannot become selecting"):
         run_journal.selecting(record(), 10)
@@ -141,7 +141,7 @@ def test_an_illegal_step_leaves_no_trace(journal: Journal) -> None:
 
 def test_events_come_in_pages(journal: Journal) -> None:
     run_id = journal.create(NEW).run_id
-    run_journal = RunJournal(journal, run_id, journal.claim(run_id))
+    run_journal = journal.claim(run_id)
     for number in range(4):
         run_journal.message(f"message {number}")
     run_journal.end(RunState.FAILED, error="no", error_reason="DATA")
@@ -162,7 +162,7 @@ def test_committed_is_called_after_the_commit(database: Database) -> None:
 
 def test_a_cursor_of_another_release_is_refused(journal: Journal, database: Database) -> None:
     run_id = journal.create(NEW).run_id
-    RunJournal(journal, run_id, journal.claim(run_id)).advance(CURSOR, {})
+    journal.claim(run_id).advance(CURSOR, {})
     with database.session() as session:
         session.execute(update(CURSORS).values(version=99))
     with pytest.raises(CorruptStateError, match="has version 99, this release reads 1"):

@@ -26,12 +26,11 @@ from modyn.json_codec import sanitize
 from modyn.proto import supervisor_pb2
 from modyn.rpc.wire import to_message
 from modyn.supervisor.client import Run, RunMode
-from modyn.supervisor.clients import RunClients
 from modyn.supervisor.evaluation_queue import BACKLOG
-from modyn.supervisor.journal import Journal
+from modyn.supervisor.executor import RunClients
+from modyn.supervisor.journal import Journal, RunJournal
 from modyn.supervisor.queue import RunQueue
 from modyn.supervisor.records import RunOptions
-from modyn.supervisor.run_journal import RunJournal
 from modyn.supervisor.states import RunState, TriggerState
 from modyn.testing.services import InMemoryServices, pipeline_yaml, wait_until_terminal
 from modyn.testing.waiting import PATIENCE_S, at_rest, eventually

@@ -12,7 +12,7 @@ from modyn.db.engine import open_database
 from modyn.errors import ConfigError, NotFoundError
 from modyn.proto import supervisor_pb2_grpc
 from modyn.rpc.server import Registration, start_server
-from modyn.supervisor.client import EventKind, RunMode, SupervisorClient
+from modyn.supervisor.client import EventKind, RunMode, RunOptions, SupervisorClient
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.journal import Journal
 from modyn.supervisor.queue import RunQueue
@@ -33,7 +33,6 @@ def client(system_config: SystemConfig, tmp_path: Path) -> Iterator[SupervisorCl
     services = InMemoryServices(tmp_path)
     services.storage.add_dataset("train")
     services.storage.add_samples("train", timestamps=range(25))
-    services.evaluator.score = lambda request, interval, metric: (None if interval.anchor else 0.5, 3)
     database = open_database(system_config, "supervisor", "modyn.supervisor.migrations")
     hub = EventHub()
     runs = RunQueue(Journal(database, hub.committed), hub, services.clients, system_config.supervisor)
@@ -50,9 +49,8 @@ def client(system_config: SystemConfig, tmp_path: Path) -> Iterator[SupervisorCl
 
 def test_a_run_over_the_wire(client: SupervisorClient) -> None:
     assert client.validate(pipeline_yaml(), "p.yaml") == []
-    submitted = client.submit(
-        pipeline_yaml(evaluation=EVALUATION), "p.yaml", RunMode.EXPERIMENT, from_timestamp=-5, max_triggers=2
-    )
+    options = RunOptions(RunMode.EXPERIMENT, from_timestamp=-5, max_triggers=2)
+    submitted = client.submit(pipeline_yaml(evaluation=EVALUATION), "p.yaml", options)
     events = list(client.watch(submitted.run_id))
     run = client.run(submitted.run_id)
     assert run == client.runs()[0]
@@ -79,17 +77,13 @@ def test_a_run_over_the_wire(client: SupervisorClient) -> None:
     assert triggers[0].state is TriggerState.TRAINED
     assert triggers[0].training_result["num_samples"] == 10
     assert triggers[0].seconds["total"] > 0
-    results = client.results(run.run_id)
-    assert {(r.run_id, r.trigger_id, r.interval.anchor, r.value, r.num_samples) for r in results} == {
-        (run.run_id, trigger, anchor, value, 3) for trigger in (0, 1) for anchor, value in ((0, 0.5), (10, None))
-    }
     assert client.evaluate(run.run_id, ["h"]).state is not RunState.FAILED
     list(client.watch(run.run_id, after_seq=kept[-1].seq))
     assert client.run(run.run_id).state is RunState.FINISHED
 
 
 def test_stop_and_resume_over_the_wire(client: SupervisorClient) -> None:
-    run = client.submit(pipeline_yaml(), "p.yaml", RunMode.PRODUCTION)
+    run = client.submit(pipeline_yaml(), "p.yaml", RunOptions(RunMode.PRODUCTION))
     events = client.watch(run.run_id)
     while next(events).detail.get("state") != "waiting_for_data":
         pass
@@ -108,14 +102,13 @@ def test_errors_keep_their_class(client: SupervisorClient) -> None:
         client.resume,
         client.evaluate,
         client.triggers,
-        client.results,
         lambda run_id: list(client.watch(run_id)),
     ]
     for call in calls:
         with pytest.raises(NotFoundError, match="there is no run 'nope'"):
             call("nope")
     with pytest.raises(ConfigError, match="p.yaml:"):
-        client.submit("pipeline: {name: x}", "p.yaml", RunMode.EXPERIMENT)
+        client.submit("pipeline: {name: x}", "p.yaml", RunOptions(RunMode.EXPERIMENT))
     assert {"DataAmountTrigger", "TimeTrigger", "SlicingEvalStrategy"} <= {plugin.id for plugin in client.plugins()}
 
 
@@ -125,7 +118,7 @@ def test_the_fake_has_the_methods_of_the_client_and_tells_the_same_story(client:
     fake = FakeSupervisor()
     stories = []
     for supervisor in (client, fake):
-        run = supervisor.submit(pipeline_yaml(evaluation=EVALUATION), "p.yaml", RunMode.EXPERIMENT)
+        run = supervisor.submit(pipeline_yaml(evaluation=EVALUATION), "p.yaml", RunOptions(RunMode.EXPERIMENT))
         events = [event for event in supervisor.watch(run.run_id) if event.seq and event.detail.get("step") != "evaluate"]
         stories.append([(event.kind, event.trigger_id, event.detail.get("state"), set(event.detail)) for event in events])
         assert supervisor.run(run.run_id).state is RunState.FINISHED

@@ -12,7 +12,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from modyn.client import Client
-from modyn.supervisor.client import EvaluationResult, EventKind, Run, RunEvent, RunState, TriggerRecord
+from modyn.evaluator.client import EvaluationResult
+from modyn.supervisor.client import EventKind, Run, RunEvent, RunState, TriggerRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +74,10 @@ class RunOutcome:
 
 
 def outcome(client: Client, run_id: str) -> RunOutcome:
-    """The outcome of a run as the supervisor reports it."""
+    """The outcome of a run as the services report it."""
     supervisor = client.supervisor
-    return outcome_of(supervisor.run(run_id), supervisor.triggers(run_id), supervisor.results(run_id))
+    run = supervisor.run(run_id)
+    return outcome_of(run, supervisor.triggers(run_id), client.evaluator.results(run.run_id))
 
 
 def outcome_of(run: Run, triggers: Sequence[TriggerRecord], results: Iterable[EvaluationResult]) -> RunOutcome:

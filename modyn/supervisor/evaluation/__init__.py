@@ -1,21 +1,25 @@
-"""Evaluation strategies, one a file, found by the `type` of a handler's `strategy`; and the handlers of the `evaluation` section."""
+"""Evaluation handlers: when to evaluate which models on which datasets and intervals. The intervals come from strategies, one a file."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from modyn.config.base import Problem
+from pydantic import Field
+
+from modyn.config.base import Problem, Section, check_section, refuse
 from modyn.config.policy import check_policy, load_policy
-from modyn.registry import Registry
+from modyn.registry import Registry, nearest
 from modyn.supervisor.evaluation.base import EvaluationStrategy, IntervalContext
 
 __all__ = [
     "EVALUATION_STRATEGIES",
+    "EvaluationHandler",
     "EvaluationStrategy",
     "IntervalContext",
     "build_strategy",
-    "check_strategy_section",
+    "check_handlers",
+    "load_handlers",
 ]
 
 EVALUATION_STRATEGIES: Final[Registry[type[EvaluationStrategy]]] = Registry(
@@ -31,11 +35,6 @@ EVALUATION_STRATEGIES: Final[Registry[type[EvaluationStrategy]]] = Registry(
 )
 
 
-def check_strategy_section(section: Mapping[str, Any], path: str) -> list[Problem]:
-    """Every mistake of a `strategy` section, with paths below `path`; empty if there is none."""
-    return check_policy(EVALUATION_STRATEGIES, section, "type", path)
-
-
 def build_strategy(section: Mapping[str, Any], path: str = "strategy") -> EvaluationStrategy:
     """The strategy that a section describes. Raises ConfigError that lists every mistake.
 
@@ -45,3 +44,65 @@ def build_strategy(section: Mapping[str, Any], path: str = "strategy") -> Evalua
     """
     strategy, config = load_policy(EVALUATION_STRATEGIES, section, "type", path)
     return strategy(config)
+
+
+ExecutionTime = Literal["after_training", "after_pipeline", "manual"]
+ModelChoice = Literal["matrix", "active", "train"]
+
+
+class EvaluationHandler(Section):
+    """One entry of `evaluation.handlers`."""
+
+    name: str = Field(
+        "Modyn EvalHandler", min_length=1, max_length=200, description="names the results of this handler", examples=["slices"]
+    )
+    execution_time: ExecutionTime = Field(
+        description="`after_training`: each model as soon as it is trained; `after_pipeline`: all of them at the end of the run; "
+        "`manual`: on request"
+    )
+    models: ModelChoice = Field(
+        "matrix",
+        description="`matrix`: every model on every interval; `active`: on each interval the newest model from before its anchor; "
+        "`train`: the one that follows the active one",
+    )
+    datasets: list[str] = Field(
+        min_length=1, description="`dataset_id`s out of `evaluation.datasets`", examples=[["digits_test"]]
+    )
+    strategy: dict[str, Any] = Field(description="where evaluation data is taken from; chosen by `type`")
+
+
+def check_handlers(evaluation: Mapping[str, Any]) -> list[Problem]:
+    """Return every mistake in the handlers of an `evaluation` section: each alone, names used twice, datasets that it does not hold."""
+    handlers, datasets = (
+        entries if isinstance(entries := evaluation.get(name), list) else [] for name in ("handlers", "datasets")
+    )
+    known = sorted({str(entry.get("dataset_id")) for entry in datasets if isinstance(entry, Mapping)})
+    found, names = list[Problem](), dict[str, int]()
+    for index, section in enumerate(handlers):
+        here = f"evaluation.handlers.{index}"
+        mistakes = check_section(EvaluationHandler, section, here)
+        found += mistakes
+        if not isinstance(section, Mapping):
+            continue
+        if isinstance(strategy := section.get("strategy"), Mapping):
+            found += check_policy(EVALUATION_STRATEGIES, strategy, "type", f"{here}.strategy")
+        if not mistakes:
+            handler = EvaluationHandler.model_validate(section)
+            if (first := names.setdefault(handler.name, index)) != index:
+                found.append(Problem(f"{here}.name", f"'{handler.name}' names handler {first} already; give each its own name"))
+            found += [
+                Problem(
+                    f"{here}.datasets.{position}",
+                    f"'{dataset}' is not a dataset_id in evaluation.datasets{nearest(dataset, known) or '.'} "
+                    f"There: {', '.join(known) or 'none'}",
+                )
+                for position, dataset in enumerate(handler.datasets)
+                if dataset not in known
+            ]
+    return found
+
+
+def load_handlers(evaluation: Mapping[str, Any] | None) -> tuple[EvaluationHandler, ...]:
+    """Return the handlers of an `evaluation` section, none if there is none. Raises ConfigError that lists every mistake."""
+    refuse(check_handlers(evaluation or {}))
+    return tuple(map(EvaluationHandler.model_validate, (evaluation or {}).get("handlers", [])))

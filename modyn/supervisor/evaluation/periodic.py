@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -21,10 +22,10 @@ _WINDOW = re.compile(rf"\s*([\[(])\s*(?:{_END.format(inf='-inf')})\s*[;,]\s*(?:{
 
 @dataclass(frozen=True, slots=True)
 class AnchorWindow:
-    """Seconds [left, right) relative to an anchor; none = without end on that side."""
+    """Seconds [left, right) relative to an anchor: whole numbers, or without end on a side (-inf, inf)."""
 
-    left: int | None
-    right: int | None
+    left: float
+    right: float
 
 
 def parse_window(value: object) -> AnchorWindow:
@@ -33,7 +34,7 @@ def parse_window(value: object) -> AnchorWindow:
     >>> parse_window("[-2d; +0d]")
     AnchorWindow(left=-172800, right=1)
     >>> parse_window("(-inf; 1h)")
-    AnchorWindow(left=None, right=3600)
+    AnchorWindow(left=-inf, right=3600)
     """
     if isinstance(value, AnchorWindow):
         return value
@@ -45,10 +46,10 @@ def parse_window(value: object) -> AnchorWindow:
         )
     opening, left_sign, left, left_unit, right_sign, right, right_unit, closing = match.groups()
     window = AnchorWindow(
-        None if left is None else _seconds(left_sign, left, left_unit) + (opening == "("),
-        None if right is None else _seconds(right_sign, right, right_unit) + (closing == "]"),
+        -inf if left is None else _seconds(left_sign, left, left_unit) + (opening == "("),
+        inf if right is None else _seconds(right_sign, right, right_unit) + (closing == "]"),
     )
-    if window.left is not None and window.right is not None and window.left >= window.right:
+    if window.left >= window.right:
         raise ValueError(f"{value!r} holds no second; its left end must be before its right end")
     return window
 
@@ -97,7 +98,6 @@ class PeriodicEvalStrategy(EvaluationStrategy):
     def intervals(self, context: IntervalContext) -> Iterator[EvalInterval]:
         window = self.config.window
         for anchor in range(self.config.start_timestamp, self.config.end_timestamp + 1, self.config.every):
-            start = MIN_TIMESTAMP if window.left is None else max(anchor + window.left, MIN_TIMESTAMP)
-            end = MAX_TIMESTAMP if window.right is None else min(anchor + window.right, MAX_TIMESTAMP)
+            start, end = max(anchor + window.left, MIN_TIMESTAMP), min(anchor + window.right, MAX_TIMESTAMP)
             if start < end:
-                yield EvalInterval(start, end, anchor)
+                yield EvalInterval(int(start), int(end), anchor)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from modyn.config.base import Problem
-from modyn.config.policy import check_policy, load_policy
+from modyn.config.policy import load_policy
 from modyn.registry import Registry
 from modyn.supervisor.triggers.base import Trigger, TriggerContext
 
-__all__ = ["TRIGGERS", "Trigger", "TriggerContext", "build_trigger", "check_trigger_section"]
+__all__ = ["TRIGGERS", "Trigger", "TriggerContext", "build_trigger"]
 
 TRIGGERS: Final[Registry[type[Trigger]]] = Registry(
     group="modyn.triggers",
@@ -27,11 +26,6 @@ TRIGGERS: Final[Registry[type[Trigger]]] = Registry(
         "PerformanceTrigger",
     ),
 )
-
-
-def check_trigger_section(section: Mapping[str, Any], path: str = "trigger") -> list[Problem]:
-    """Every mistake of a `trigger` section, with paths below `path`; empty if there is none."""
-    return check_policy(TRIGGERS, section, "id", path)
 
 
 def build_trigger(section: Mapping[str, Any], context: TriggerContext | None = None, path: str = "trigger") -> Trigger:

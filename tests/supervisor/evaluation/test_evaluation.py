@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from math import inf
 from typing import Any, ClassVar
 
 import pytest
@@ -11,17 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.config.base import Section
+from modyn.config.policy import check_policy
 from modyn.errors import ConfigError
 from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, EvalInterval, Interval
 from modyn.supervisor.evaluation import (
     EVALUATION_STRATEGIES,
+    EvaluationHandler,
     EvaluationStrategy,
     IntervalContext,
     build_strategy,
-    check_strategy_section,
+    check_handlers,
+    load_handlers,
 )
 from modyn.supervisor.evaluation.between_two_triggers import BetweenTwoTriggersConfig
-from modyn.supervisor.evaluation.handlers import EvaluationHandler, check_handlers, load_handlers
 from modyn.supervisor.evaluation.periodic import AnchorWindow, parse_window
 from modyn.testing.checks import check_evaluation_strategy
 
@@ -77,10 +80,10 @@ def test_tumbling_windows_partition_the_range(start: int, length: int, every: in
         (" ( -20s ; -15s ] ", AnchorWindow(-19, -14)),
         ("[0s; 0s]", AnchorWindow(0, 1)),
         ("[+10s;+20m)", AnchorWindow(10, 1200)),
-        ("[-inf; +inf]", AnchorWindow(None, None)),
-        ("(-inf; inf)", AnchorWindow(None, None)),
-        ("[-inf, -0d]", AnchorWindow(None, 1)),
-        ("[1h; +inf)", AnchorWindow(3600, None)),
+        ("[-inf; +inf]", AnchorWindow(-inf, inf)),
+        ("(-inf; inf)", AnchorWindow(-inf, inf)),
+        ("[-inf, -0d]", AnchorWindow(-inf, 1)),
+        ("[1h; +inf)", AnchorWindow(3600, inf)),
         ("[-1y; +1w)", AnchorWindow(-31_536_000, 604_800)),
     ],
 )
@@ -107,9 +110,8 @@ def test_windows_as_users_write_them(text: str, window: AnchorWindow) -> None:
     ],
 )
 def test_windows_that_hold_nothing_or_make_no_sense(text: object) -> None:
-    problems = check_strategy_section(
-        {"type": "PeriodicEvalStrategy", "every": "1d", "start_timestamp": 0, "end_timestamp": 10, "interval": text}, "s"
-    )
+    section = {"type": "PeriodicEvalStrategy", "every": "1d", "start_timestamp": 0, "end_timestamp": 10, "interval": text}
+    problems = check_policy(EVALUATION_STRATEGIES, section, "type", "s")
     assert [problem.path for problem in problems] == ["s.interval"]
     assert repr(text) in problems[0].message
 
@@ -201,7 +203,7 @@ def test_between_two_triggers_leaves_no_hole(triggers: list[tuple[int, int]], en
     ],
 )
 def test_mistakes_in_a_strategy(section: dict[str, Any], path: str, message: str) -> None:
-    problems = check_strategy_section(section, "s")
+    problems = check_policy(EVALUATION_STRATEGIES, section, "type", "s")
     assert [problem.path for problem in problems] == [path]
     assert message in problems[0].message
     with pytest.raises(ConfigError, match="s"):

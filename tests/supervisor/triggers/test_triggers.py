@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from modyn.config.policy import check_policy
 from modyn.errors import ConfigError, CorruptStateError
 from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, SampleBatch
-from modyn.supervisor.triggers import TRIGGERS, Trigger, TriggerContext, build_trigger, check_trigger_section
+from modyn.supervisor.triggers import TRIGGERS, Trigger, TriggerContext, build_trigger
 from modyn.supervisor.triggers.amount import DataAmountTrigger
 from modyn.testing.checks import check_trigger
 
@@ -141,7 +142,7 @@ def test_time_decides_as_the_rule_says(timestamps: list[int], every: int, start:
     ],
 )
 def test_mistakes_in_the_section(section: dict[str, Any], path: str, message: str) -> None:
-    problems = check_trigger_section(section)
+    problems = check_policy(TRIGGERS, section, "id", "trigger")
     assert [problem.path for problem in problems] == [path]
     assert message in problems[0].message
     with pytest.raises(ConfigError) as caught:
@@ -151,7 +152,7 @@ def test_mistakes_in_the_section(section: dict[str, Any], path: str, message: st
 
 @pytest.mark.parametrize("id_", TRIGGERS.not_yet)
 def test_triggers_that_are_still_to_come_say_so(id_: str) -> None:
-    assert "not available yet" in check_trigger_section({"id": id_})[0].message
+    assert "not available yet" in check_policy(TRIGGERS, {"id": id_}, "id", "trigger")[0].message
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modyn.analysis.composite import Series, composite_model, composite_performance, evaluation_matrix, pipeline_score, scores
-from modyn.analysis.results import evaluations_table, triggers_table
+from modyn.analysis.results import (
+    Series,
+    composite_model,
+    composite_performance,
+    evaluation_matrix,
+    evaluations_table,
+    pipeline_score,
+    scores,
+    triggers_table,
+)
 from modyn.evaluator.client import EvaluationResult
 from modyn.records import EvalInterval, RunId
 from modyn.supervisor.client import TriggerRecord, TriggerState
@@ -36,15 +44,22 @@ def result(trigger_id: int, start: int, value: float | None, metric: str = "Accu
 def test_figure_two_of_the_paper() -> None:
     """Models whose data ends at 10, 20 and 24; intervals anchored at 5, 10, 15, 25 and 30: a model may be active for several or none."""
     triggers = triggers_table([trigger(0, 10), trigger(1, 20), trigger(2, 24)])
-    anchors = np.array([5, 10, 15, 25, 30])
+    anchors = [5, 10, 15, 25, 30]
     assert composite_model(triggers, anchors, "active") == [None, None, 0, 2, 2]
     assert composite_model(triggers, anchors, "trained") == [0, 0, 1, 2, 2]
 
 
 def test_a_trigger_without_a_model_answers_nowhere() -> None:
     triggers = triggers_table([trigger(0, 10), trigger(1, 20, model=None), trigger(2, 30)])
-    assert composite_model(triggers, np.array([25, 35]), "active") == [0, 2]
-    assert composite_model(triggers_table([]), np.array([1]), "trained") == [None]
+    assert composite_model(triggers, [25, 35], "active") == [0, 2]
+    assert composite_model(triggers_table([]), [1], "trained") == [None]
+
+
+def test_late_samples_do_not_make_a_newer_model_active_in_the_past() -> None:
+    """The rule of the supervisor's evaluation plan: model 1 follows model 0, whose data reaches 30; trigger 2 trained nothing."""
+    triggers = triggers_table([trigger(0, 30), trigger(1, 10), trigger(2, 50, model=None), trigger(3, 40)])
+    assert composite_model(triggers, [20, 31, 45, 51], "active") == [None, 1, 1, 3]
+    assert composite_model(triggers, [20, 31, 45, 51], "trained") == [0, 3, 3, 3]
 
 
 def test_scores_leave_out_what_is_undefined() -> None:
@@ -71,8 +86,8 @@ def test_nothing_evaluated_gives_an_empty_table() -> None:
 def test_active_is_the_newest_model_that_ends_before_the_anchor(steps: list[int], anchors: list[int]) -> None:
     ends = np.cumsum(steps).tolist()
     triggers = triggers_table([trigger(i, end) for i, end in enumerate(ends)])
-    active = composite_model(triggers, np.array(anchors, np.int64), "active")
-    trained = composite_model(triggers, np.array(anchors, np.int64), "trained")
+    active = composite_model(triggers, anchors, "active")
+    trained = composite_model(triggers, anchors, "trained")
     for anchor, a, t in zip(anchors, active, trained, strict=True):
         assert a == max((i for i, end in enumerate(ends) if end < anchor), default=None)
         assert t == min((-1 if a is None else a) + 1, len(ends) - 1)
