@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import click
 import typer
 
 if TYPE_CHECKING:
@@ -25,15 +24,13 @@ def system_config() -> SystemConfig:
     """Load the system configuration that this command uses. Raises: ConfigError."""
     from modyn.config.system import load_system_config
 
-    return load_system_config(config_file())
+    return load_system_config()
 
 
 def config_file() -> Path | None:
-    """The configuration file: that of `--config`, else of $MODYN_CONFIG; None: built-in defaults."""
-    command = click.get_current_context(silent=True)
-    given = command.find_root().params.get("config") if command is not None else None
-    named = given or os.environ.get("MODYN_CONFIG")
-    return Path(named).absolute() if named else None
+    """The configuration file: $MODYN_CONFIG, which `--config` sets for this command; None: built-in defaults."""
+    named = os.environ.get("MODYN_CONFIG")
+    return Path(named) if named else None
 
 
 def connect(*, start: bool = False) -> Client:

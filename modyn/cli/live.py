@@ -22,7 +22,6 @@ class TriggerView:
 
     fired_at: int | None = None
     num_keys: int | None = None
-    model_id: int | None = None
     loss: float | None = None
     seconds: float | None = None
     stage: str = "fired"
@@ -34,8 +33,6 @@ class RunView:
 
     run_id: str
     state: str = RunState.SUBMITTED.value
-    message: str = ""
-    error: str = ""
     num_samples: int = 0
     total_samples: int = 0
     stream_time: int | None = None
@@ -51,18 +48,15 @@ class RunView:
         """Update the view with an event; one that was applied before changes nothing."""
         if event.seq and event.seq <= self.last_seq:
             return
-        self.last_seq = max(self.last_seq, event.seq)
+        self.last_seq = event.seq or self.last_seq
         detail = event.detail
         match event.kind:
             case EventKind.RUN_STATE:
-                self.state, self.error = str(detail["state"]), str(detail.get("error", ""))
-                self.message = str(detail.get("message", "") or self.message)
+                self.state = str(detail["state"])
                 if self.state in (RunState.SUBMITTED, *TERMINAL):
                     # Work that was under way when the run ended is no longer under way.
                     self.training, self.training_trigger, self.evaluation = {}, None, {}
                     self.evaluations_running.clear()
-            case EventKind.MESSAGE:
-                self.message = str(detail["message"])
             case EventKind.TRIGGER_FIRED:
                 self._trigger(event).fired_at = detail.get("fired_at_timestamp")
                 self.num_samples = max(self.num_samples, int(detail.get("position", 0)))
@@ -90,8 +84,7 @@ class RunView:
         trigger.stage = {"select": "selecting", "train": "training"}.get(step, step) if state == "started" else f"{step} {state}"
         trigger.num_keys = detail.get("num_keys", trigger.num_keys)
         if step == "train" and state == "finished":
-            trigger.model_id, trigger.loss, trigger.seconds = detail.get("model_id"), detail.get("loss"), detail.get("seconds")
-            trigger.stage = "trained"
+            trigger.stage, trigger.loss, trigger.seconds = "trained", detail.get("loss"), detail.get("seconds")
             self.training, self.training_trigger = {}, None
 
     def _trigger(self, event: RunEvent) -> TriggerView:

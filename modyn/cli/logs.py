@@ -40,15 +40,15 @@ def logs(
     config = system_config()
     services = (*SERVICES, *config.replicas)
     parts = ("stack", "postgres", "redis", *services)
-    is_run = name is not None and name not in parts
-    if name is not None and is_run:
-        _require_run(name, parts)
-    about = _mention(name) if name is not None and is_run else None
-    chosen = (name,) if name is not None and not is_run else services
-    of_services: Logs = {config.log_file(part): (part, about) for part in chosen}
+    run_id = name if name not in (None, *parts) else None
+    if run_id is not None:
+        _require_run(run_id, parts)
+    about = _mention(run_id) if run_id is not None else None
+    chosen = services if name in (None, run_id) else (name,)
 
     def find() -> Logs:
-        return {**of_services, **_of_workers(config, name)} if name is not None and is_run else of_services
+        logs: Logs = {config.log_file(part): (part, about) for part in chosen}
+        return logs if run_id is None else {**logs, **_of_workers(config, run_id)}
 
     if not follow and not any(path.exists() for path in find()):
         _tell_where(config)

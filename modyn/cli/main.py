@@ -63,9 +63,10 @@ def root(
         bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=print_version)
     ] = False,
 ) -> None:
-    if state_dir is not None:
-        # Services are separate processes; the environment carries the folder to them.
-        os.environ["MODYN_STATE_DIR"] = str(state_dir.absolute())
+    # Services are separate processes; the environment carries the options to them.
+    for name, path in (("MODYN_CONFIG", config), ("MODYN_STATE_DIR", state_dir)):
+        if path is not None:
+            os.environ[name] = str(path.absolute())
 
 
 def main() -> None:

@@ -31,14 +31,6 @@ def _pipeline() -> Iterator[str]:
         yield from tables(section, "###", name)
 
 
-def _dataset() -> Iterator[str]:
-    return tables(of_model(DatasetConfig), "###", "")
-
-
-def _formats() -> Iterator[str]:
-    return tables(one_of(policies(REGISTRY, plugins=False), "file_wrapper"), "###", "file_wrapper_config")
-
-
 def _system() -> Iterator[str]:
     whole, common = of_model(SystemConfig), of_model(ServiceConfig)
     own = {name: field for name, field in whole["properties"].items() if name not in (*SERVICES, "logs", "security")}
@@ -68,8 +60,8 @@ def _without(section: JsonSchema, common: JsonSchema) -> JsonSchema:
 
 _BLOCKS: dict[str, Callable[[], Iterator[str]]] = {
     "pipeline": _pipeline,
-    "dataset": _dataset,
-    "formats": _formats,
+    "dataset": lambda: tables(of_model(DatasetConfig), "###", ""),
+    "formats": lambda: tables(one_of(policies(REGISTRY, plugins=False), "file_wrapper"), "###", "file_wrapper_config"),
     "system": _system,
 }
 

@@ -105,9 +105,10 @@ class EvaluationQueue:
                 journal.evaluating(task)
                 if (failure := self._follow(task)) is None:
                     journal.evaluated(task)
-                else:
-                    journal.evaluation_failed(task, failure.message)
-                    self._failures.append(_describe_failure(task, failure))
+                    return
+                journal.evaluation_failed(task, failure.message)
+                about = f"evaluation of trigger {task.trigger_id} by handler '{task.handler}' on dataset '{task.dataset}'"
+                self._failures.append(type(failure)(f"{about} failed: {failure.message}; `modyn resume` makes it again"))
             except ModynError as error:
                 self._token.cancel(error)
             except Exception as error:  # noqa: BLE001 - it would end a thread unseen; the run's main thread raises it
@@ -149,10 +150,3 @@ class EvaluationQueue:
             "samples_total": status.samples_total,
         }
         self._context.hub.progress(self._context.run_id, EventKind.EVALUATION_PROGRESS, detail, task.trigger_id)
-
-
-def _describe_failure(task: EvaluationTask, error: ModynError) -> ModynError:
-    return type(error)(
-        f"evaluation of trigger {task.trigger_id} by handler '{task.handler}' on dataset '{task.dataset}' failed: "
-        f"{error.message}; `modyn resume` makes it again"
-    )

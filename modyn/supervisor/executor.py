@@ -271,7 +271,7 @@ class RunExecutor:
             self._evaluations.drain()
         return "" if self._triggers else self._explain_no_trigger()
 
-    def _evaluate_manually(self, handlers: tuple[str, ...]) -> str:
+    def _evaluate_manually(self, handlers: Sequence[str]) -> str:
         self._journal.enter(RunState.EVALUATING)
         if models := trained_models(self._snapshot.triggers):
             self._evaluations.use_final_workers()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -31,7 +31,7 @@ class RunSnapshot:
     run: Run
     file_name: str
     selection_seed: int
-    manual_handlers: tuple[str, ...] | None
+    manual_handlers: Sequence[str] | None
     """Set: the run is finished and these handlers are to be evaluated; empty: all manual ones."""
     cursor: Cursor
     policy_state: dict[str, Any] | None
@@ -72,12 +72,11 @@ class JournalQueries:
                 f"the journal of run {run_id} has version {cursor['version']}, this release reads {CURSOR_VERSION}; "
                 "resume the run with the release that started it"
             )
-        manual = row["manual_handlers"]
         return RunSnapshot(
             run=from_row(row, Run),
             file_name=row["file_name"],
             selection_seed=row["selection_seed"],
-            manual_handlers=None if manual is None else tuple(manual),
+            manual_handlers=row["manual_handlers"],
             cursor=Cursor() if cursor is None else from_row(cursor, Cursor),
             policy_state=None if cursor is None else dict(cursor["policy_state"]),
             triggers=triggers,

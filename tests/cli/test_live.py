@@ -69,7 +69,7 @@ def test_a_run_is_gathered_from_its_events() -> None:
     assert (view.evaluations_done, view.evaluations_running) == (2, set())
     assert view.num_samples == 200
     trigger = view.triggers[1]
-    assert (trigger.fired_at, trigger.num_keys, trigger.model_id, trigger.loss, trigger.stage) == (DAY, 90, 7, 0.25, "trained")
+    assert (trigger.fired_at, trigger.num_keys, trigger.loss, trigger.seconds, trigger.stage) == (DAY, 90, 0.25, 1.5, "trained")
 
 
 @given(st.lists(st.integers(0, len(RUN)), max_size=5))
@@ -116,7 +116,7 @@ def test_nothing_goes_on_in_a_run_that_was_cut_off() -> None:
     view.apply(event(9, EventKind.RUN_STATE, state="interrupted", error="storage is gone"))
     assert not view.evaluations_running
     assert not view.training
-    assert view.error == "storage is gone"
+    assert view.state == "interrupted"
 
 
 def test_only_the_latest_triggers_are_listed() -> None:
@@ -153,4 +153,3 @@ def test_the_end_of_a_run_says_why(detail: dict[str, Any], line: str) -> None:
 
 def test_messages_are_lines() -> None:
     assert line_of(event(3, EventKind.MESSAGE, message="waiting for storage")) == "waiting for storage"
-    assert view_of([event(3, EventKind.MESSAGE, message="waiting for storage")]).message == "waiting for storage"

@@ -90,6 +90,7 @@ def test_errors_end_in_a_word_and_a_code(
 
 def test_options_before_the_command_reach_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MODYN_STATE_DIR", "elsewhere")
+    monkeypatch.setenv("MODYN_CONFIG", "none.yaml")
     file = tmp_path / "modyn.yaml"
     file.write_text("storage: {num_threads: 3}\n")
     result = CliRunner().invoke(app, ["--config", str(file), "--state-dir", str(tmp_path / "state"), "ps"])
@@ -97,7 +98,7 @@ def test_options_before_the_command_reach_it(tmp_path: Path, monkeypatch: pytest
     assert str(tmp_path / "state") in str(result.exception)
     file.write_text("storage: {num_treads: 3}\n")
     result = CliRunner().invoke(app, ["--config", str(file), "ps"])
-    assert f"{file}:1: storage.num_treads" in str(result.exception)
+    assert f"{file}: storage.num_treads" in str(result.exception)
 
 
 def test_the_installed_script_is_this_program() -> None:

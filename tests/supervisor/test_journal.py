@@ -180,7 +180,7 @@ def test_only_finished_runs_are_evaluated_again_and_only_others_resumed(journal:
     with pytest.raises(ConflictError, match="nothing to resume"):
         journal.submit_again(run_id)
     journal.submit_again(run_id, manual_handlers=["a"])
-    assert journal.snapshot(run_id).manual_handlers == ("a",)
+    assert journal.snapshot(run_id).manual_handlers == ["a"]
 
 
 def test_a_recorded_journal_replays_to_the_same_decisions(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -36,8 +36,6 @@ def parse_window(value: object) -> AnchorWindow:
     >>> parse_window("(-inf; 1h)")
     AnchorWindow(left=-inf, right=3600)
     """
-    if isinstance(value, AnchorWindow):
-        return value
     match = _WINDOW.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         raise ValueError(
@@ -64,10 +62,9 @@ class PeriodicConfig(Section):
     every: Duration = Field(ge=1, description="time between two anchors", examples=["1y"])
     start_timestamp: Timestamp = Field(description="first anchor", examples=["2010-01-01"])
     end_timestamp: Timestamp = Field(description="no anchor after this", examples=["2020-01-01"])
-    interval: Annotated[Any, BeforeValidator(parse_window)] = Field(
+    interval: Annotated[AnchorWindow, BeforeValidator(parse_window, json_schema_input_type=str)] = Field(
         description="the window around each anchor, as offsets: `[ ]` include their end, `( )` leave it out, ±inf allowed",
         examples=["[-2d; +0d]"],
-        json_schema_extra={"type": "string"},
     )
 
     @model_validator(mode="after")
@@ -77,11 +74,6 @@ class PeriodicConfig(Section):
         if (number := (self.end_timestamp - self.start_timestamp) // self.every + 1) > MAX_INTERVALS:
             raise ValueError(f"every gives {number} anchors; at most {MAX_INTERVALS} are allowed")
         return self
-
-    @property
-    def window(self) -> AnchorWindow:
-        """The window around each anchor, parsed."""
-        return parse_window(self.interval)
 
 
 class PeriodicEvalStrategy(EvaluationStrategy):
@@ -96,7 +88,7 @@ class PeriodicEvalStrategy(EvaluationStrategy):
     config: PeriodicConfig
 
     def intervals(self, context: IntervalContext) -> Iterator[EvalInterval]:
-        window = self.config.window
+        window = self.config.interval
         for anchor in range(self.config.start_timestamp, self.config.end_timestamp + 1, self.config.every):
             start, end = max(anchor + window.left, MIN_TIMESTAMP), min(anchor + window.right, MAX_TIMESTAMP)
             if start < end:
