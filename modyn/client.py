@@ -255,7 +255,7 @@ class Client:
         """Return the model as a `torch.nn.Module` with its weights, in evaluation mode."""
         import tempfile
 
-        from modyn.models.build import build_model
+        from modyn.models import build_model
         from modyn.models.weights import load_weights
 
         with tempfile.TemporaryDirectory() as folder:

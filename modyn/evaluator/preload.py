@@ -14,9 +14,7 @@ import safetensors.torch  # imported when weights are read or written
 import structlog
 
 import modyn.evaluator.evaluate
-import modyn.models.mlp_nn
-import modyn.models.resnet_nn
-import modyn.models.small_cnn_nn
+import modyn.models.networks
 import modyn.rpc.main  # imported by each child again, with the main module of the service
 from modyn.evaluator.metrics import METRICS
 from modyn.models import MODELS

@@ -1,22 +1,94 @@
-"""Typed client of model storage. Weights travel as a safetensors file, in chunks with a checksum at the end; none is ever executed."""
+"""Typed client of model storage, with its records and the stream in which weights travel: a safetensors file, which is never executed."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, BinaryIO, Final, TypeVar
 
 from modyn.errors import CorruptStateError, NotFoundError
-from modyn.model_storage.records import ModelHeader, StoredModel, StoredModelInfo
-from modyn.model_storage.wire import weights_to_proto
 from modyn.proto import model_storage_pb2, model_storage_pb2_grpc
 from modyn.records import ModelVersion, RunId
 from modyn.rpc.client import SectionClient
 from modyn.rpc.wire import from_message, to_message
 
-__all__ = ["ModelHeader", "ModelStorageClient", "StoredModel", "StoredModelInfo"]
+CHUNK_BYTES: Final = 1 << 20
+M = TypeVar("M", model_storage_pb2.PutRequest, model_storage_pb2.GetReply)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelHeader:
+    """Description of a model that is put."""
+
+    run_id: RunId
+    """Empty for a model that a user imports; such a put is not idempotent."""
+    trigger_id: int
+    model_class: str
+    """Registered id in `modyn.models`."""
+    model_config: Mapping[str, Any] = field(default_factory=dict)
+    model_storage: Mapping[str, Any] = field(default_factory=dict)
+    """That section of the pipeline; empty: whole, as safetensors."""
+    training_result: Mapping[str, Any] = field(default_factory=dict)
+    """Report of the trainer: counts, losses, seconds a stage."""
+    parent_id: int | None = None
+    """The version that this one was fine-tuned from."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModelInfo:
+    """A model version and what is needed to build its network again."""
+
+    version: ModelVersion
+    model_class: str
+    model_config: dict[str, Any]
+    training_result: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel(StoredModelInfo):
+    """A model version whose weights have been fetched into the safetensors file `path`."""
+
+    path: Path
+
+
+def weights_to_proto(message: type[M], file: BinaryIO) -> Iterator[M]:
+    """Yield the content of a file as messages of at most CHUNK_BYTES, then the trailer with its size and SHA-256."""
+    digest, num_bytes = hashlib.sha256(), 0
+    file.seek(0)
+    while chunk := file.read(CHUNK_BYTES):
+        digest.update(chunk)
+        num_bytes += len(chunk)
+        yield message(chunk=chunk)
+    yield message(trailer=model_storage_pb2.Trailer(num_bytes=num_bytes, sha256=digest.hexdigest()))
+
+
+def weights_from_proto(messages: Iterable[M], file: BinaryIO) -> str:
+    """Write what `weights_to_proto` yielded to a file. Returns what is wrong, for a message; empty: the content is complete."""
+    digest, num_bytes = hashlib.sha256(), 0
+    trailer: model_storage_pb2.Trailer | None = None
+    for message in messages:
+        match message.WhichOneof("part"):
+            case "chunk" if trailer is None:
+                chunk = message.chunk
+                file.write(chunk)
+                digest.update(chunk)
+                num_bytes += len(chunk)
+            case "trailer" if trailer is None:
+                trailer = message.trailer
+            case _:
+                return "did not come as one header, then chunks, then one trailer"
+    if trailer is None:
+        return f"ended after {num_bytes} bytes without a trailer: it is incomplete"
+    if (trailer.num_bytes, trailer.sha256) != (num_bytes, digest.hexdigest()):
+        return (
+            f"was changed or cut on its way: {num_bytes} bytes arrived, {trailer.num_bytes} were sent, "
+            f"SHA-256 {digest.hexdigest()} instead of {trailer.sha256}"
+        )
+    return ""
 
 
 class ModelStorageClient(SectionClient):
@@ -49,24 +121,13 @@ class ModelStorageClient(SectionClient):
         return self._retrier.call(self._get, model_id, into)
 
     def _get(self, model_id: int, into: Path) -> StoredModel:
-        info: StoredModelInfo | None = None
-        trailer: model_storage_pb2.Trailer | None = None
-        digest, num_bytes = hashlib.sha256(), 0
         partial = into.with_name(f"{into.name}.{uuid.uuid4().hex}.partial")
         try:
             with partial.open("wb") as file:
-                for reply in self._stub.Get(model_storage_pb2.ModelId(model_id=model_id)):
-                    part = reply.WhichOneof("part")
-                    if part == "info":
-                        info = from_message(reply.info, StoredModelInfo)
-                    elif part == "chunk":
-                        file.write(reply.chunk)
-                        digest.update(reply.chunk)
-                        num_bytes += len(reply.chunk)
-                    else:
-                        trailer = reply.trailer
-            if info is None or trailer is None or (trailer.num_bytes, trailer.sha256) != (num_bytes, digest.hexdigest()):
-                raise CorruptStateError(f"model {model_id} arrived incomplete or changed ({num_bytes} bytes); fetch it again")
+                replies = self._stub.Get(model_storage_pb2.ModelId(model_id=model_id))
+                info = from_message(next(replies).info, StoredModelInfo)
+                if problem := weights_from_proto(replies, file):
+                    raise CorruptStateError(f"model {model_id} {problem}; fetch it again")
             os.replace(partial, into)
         finally:
             partial.unlink(missing_ok=True)

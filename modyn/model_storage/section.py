@@ -11,6 +11,7 @@ from modyn.config.base import Problem, Section, check_section, not_available_yet
 from modyn.errors import ConfigError
 from modyn.model_storage.formats import MODEL_FORMATS
 
+Algorithm = Literal["ZIP_DEFLATED", "zstd"]
 _NotYet = Annotated[None, BeforeValidator(not_available_yet)]
 
 
@@ -23,7 +24,7 @@ class FullModelStrategy(Section):
         "BinaryFullModel (raw weights, architecture needed to load)",
     )
     zip: bool = Field(False, description="compress the file")
-    zip_algorithm: Literal["ZIP_DEFLATED", "zstd"] = Field("ZIP_DEFLATED", description="how it is compressed; needs `zip: true`")
+    zip_algorithm: Algorithm = Field("ZIP_DEFLATED", description="how it is compressed; needs `zip: true`")
     config: dict[str, Any] = Field(default_factory=dict, description="options of a format that has some")
 
     @field_validator("name")

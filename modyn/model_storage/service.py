@@ -9,11 +9,10 @@ from prometheus_client import Counter
 
 from modyn.db.engine import open_database
 from modyn.errors import InvalidArgumentError, NotFoundError
+from modyn.model_storage.client import ModelHeader, weights_from_proto, weights_to_proto
 from modyn.model_storage.formats import MODEL_FORMATS
-from modyn.model_storage.records import ModelHeader
 from modyn.model_storage.section import validate_section
 from modyn.model_storage.store import ModelStore
-from modyn.model_storage.wire import weights_to_proto
 from modyn.proto import common_pb2, model_storage_pb2, model_storage_pb2_grpc
 from modyn.records import RunId
 from modyn.rpc.logs import bind, get_logger
@@ -60,19 +59,12 @@ class ModelStorageServicer(model_storage_pb2_grpc.ModelStorageServicer):
             existing = self._store.find(header.run_id, header.trigger_id)
             if existing is not None:
                 return to_message(existing, model_storage_pb2.StoredModelInfo)
-            with self._store.receive() as incoming:
-                for request in request_iterator:
-                    match request.WhichOneof("part"):
-                        case "chunk":
-                            incoming.write(request.chunk)
-                        case "trailer":
-                            incoming.finish(request.trailer.num_bytes, request.trailer.sha256)
-                            break
-                        case _:
-                            raise InvalidArgumentError("a put is one header, then chunks, then one trailer")
-                else:
-                    raise InvalidArgumentError("the put ended without a trailer: it is incomplete; put the model again")
-                info = self._store.publish(header, incoming.path)
+            with self._store.receive() as path:
+                with path.open("xb") as file:
+                    problem = weights_from_proto(request_iterator, file)
+                if problem:
+                    raise InvalidArgumentError(f"the model {problem}; put it again")
+                info = self._store.publish(header, path)
             STORED.labels(info.version.strategy).inc()
             STORED_BYTES.labels(info.version.strategy).inc(info.version.num_bytes)
             self._logger.info("model_stored", model_id=info.version.model_id, num_bytes=info.version.num_bytes)

@@ -3,21 +3,25 @@
 <folder>/models/     one file a version, with a random name; complete and on the disk before the row is committed
 <folder>/incoming/   what is being received, encoded or decoded; of no value after a restart
 <folder>/store_id    which catalogue the folder belongs to
+
+A file is compressed and unpacked chunk by chunk; unpacking never writes more bytes than were compressed.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import shutil
 import time
 import uuid
+import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
+import zstandard
 from sqlalchemy import RowMapping, delete, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from structlog.typing import FilteringBoundLogger
@@ -26,47 +30,21 @@ from modyn.atomic_write import sync
 from modyn.config.base import load_section
 from modyn.db.engine import Database
 from modyn.errors import ConflictError, CorruptStateError, InvalidArgumentError, NotFoundError, UnavailableError
-from modyn.model_storage import compression
+from modyn.model_storage.client import ModelHeader, StoredModelInfo
 from modyn.model_storage.formats import MODEL_FORMATS, FullModelFormat
-from modyn.model_storage.records import ModelHeader, StoredModelInfo
-from modyn.model_storage.section import FullModelStrategy, ModelStorageSection
+from modyn.model_storage.section import Algorithm, FullModelStrategy, ModelStorageSection
 from modyn.model_storage.tables import models, store
-from modyn.models.safetensors_file import TensorSpec, file_weights_sha256, read_entries, wire_order
+from modyn.models.weights import TensorSpec, read_tensors, weights_sha256, wire_order
 from modyn.records import ModelVersion, RunId
 
 # Layouts are long and only of use to read the file.
 _WITHOUT_LAYOUT: Final = tuple(column for column in models.c if column.name != "layout")
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-class Incoming:
-    """A safetensors file that is being received: written chunk by chunk, then verified."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._digest = hashlib.sha256()
-        self._num_bytes = 0
-        self._file = path.open("xb")
-
-    def write(self, chunk: bytes) -> None:
-        """Append the next bytes of the file."""
-        self._file.write(chunk)
-        self._digest.update(chunk)
-        self._num_bytes += len(chunk)
-
-    def finish(self, num_bytes: int, sha256: str) -> None:
-        """Raise InvalidArgumentError unless the content has the size and SHA-256 that the sender states."""
-        self._file.close()
-        if (self._num_bytes, self._digest.hexdigest()) != (num_bytes, sha256):
-            raise InvalidArgumentError(
-                f"the model was changed or cut on its way: {self._num_bytes} bytes arrived, {num_bytes} were sent, "
-                f"SHA-256 {self._digest.hexdigest()} instead of {sha256}; put it again"
-            )
-
-    def close(self) -> None:
-        """Close the file and remove it, if it is still there."""
-        self._file.close()
-        self.path.unlink(missing_ok=True)
+_MEMBER: Final = "model"
+"""Name in a zip archive."""
+_CHUNK_BYTES: Final = 1 << 20
+_MAX_WINDOW_BYTES: Final = 1 << 27
+"""Memory that a zstd file may ask for when it is read."""
 
 
 class ModelStore:
@@ -84,14 +62,10 @@ class ModelStore:
         self._remove_orphans()
 
     @contextmanager
-    def receive(self) -> Iterator[Incoming]:
-        """Open a new file for incoming weights, which is removed when the block ends."""
-        with self._writing():
-            incoming = Incoming(self._scratch())
-            try:
-                yield incoming
-            finally:
-                incoming.close()
+    def receive(self) -> Iterator[Path]:
+        """Yield the path of a new file for incoming weights, which is removed when the block ends."""
+        with self._writing(), self._scratch() as path:
+            yield path
 
     def publish(self, header: ModelHeader, safetensors: Path) -> StoredModelInfo:
         """Store the model in `safetensors`: afterwards it is complete and visible, or (if this raises or the process dies) unknown.
@@ -102,25 +76,28 @@ class ModelStore:
         """
         strategy = load_section(ModelStorageSection, header.model_storage, "model_storage").full_model_strategy
         try:
-            entries = read_entries(safetensors)
+            layout, digest = wire_order(read_tensors(safetensors)), weights_sha256(safetensors)
         except CorruptStateError as error:
             raise InvalidArgumentError(f"the model that was put cannot be read: {error.message}") from error
-        weights_sha256 = file_weights_sha256(safetensors, entries)
-        with self._writing():
-            packed, unpacked_bytes = self._encode(safetensors, strategy)
-            path = self._models / f"{uuid.uuid4().hex}.model"
-            sync(packed)
-            packed.rename(path)
+        path = self._models / f"{uuid.uuid4().hex}.model"
+        with self._writing(), self._scratch() as encoded, self._scratch() as packed:
+            _format(strategy).encode(safetensors, encoded)
+            unpacked_bytes = encoded.stat().st_size
+            if strategy.zip:
+                compress(encoded, packed, strategy.zip_algorithm)
+            whole = packed if strategy.zip else encoded
+            sync(whole)
+            whole.rename(path)
             sync(self._models)
         row = {
             **{field.name: getattr(header, field.name) for field in fields(header) if field.name in models.c},
             "strategy": strategy.name,
             "strategy_config": strategy.model_dump(),
-            "layout": [(spec.name, spec.dtype, spec.shape) for spec in wire_order(entry.spec for entry in entries)],
+            "layout": [(spec.name, spec.dtype, spec.shape) for spec in layout],
             "file_name": path.name,
             "num_bytes": path.stat().st_size,
             "unpacked_bytes": unpacked_bytes,
-            "weights_sha256": weights_sha256,
+            "weights_sha256": digest,
             "created_at": time.time(),
             "promoted": False,
         }
@@ -148,19 +125,18 @@ class ModelStore:
         Raises: NotFoundError. CorruptStateError: the file on disk does not hold the weights that were put.
         """
         row = self._row(model_id)
-        path, wire = self._models / row["file_name"], self._scratch()
+        path = self._models / row["file_name"]
         try:
-            with self._writing():
-                self._decode(row, path, wire)
-            yield _info(row), wire
+            with self._scratch() as wire:
+                with self._writing():
+                    self._decode(row, path, wire)
+                yield _info(row), wire
         except CorruptStateError as error:
             self._logger.error("model_file_corrupt", model_id=model_id, file=str(path), error=error.message)
             raise CorruptStateError(
                 f"model {model_id} (run '{row['run_id']}', trigger {row['trigger_id']}) cannot be read from {path}: {error.message}; "
                 "restore the file from a backup, or delete the model and train it again"
             ) from error
-        finally:
-            wire.unlink(missing_ok=True)
 
     def describe(self, model_id: int) -> StoredModelInfo:
         """Return a version. Raises NotFoundError."""
@@ -217,40 +193,21 @@ class ModelStore:
                 raise _unknown(model_id)
             return _info(row)
 
-    def _encode(self, safetensors: Path, strategy: FullModelStrategy) -> tuple[Path, int]:
-        """Write the file to keep, still in `incoming`; return it and its size before compression."""
-        encoded, packed = self._scratch(), self._scratch()
-        try:
-            _format(strategy).encode(safetensors, encoded)
-            unpacked_bytes = encoded.stat().st_size
-            if strategy.zip:
-                compression.compress(encoded, packed, strategy.zip_algorithm)
-                encoded.unlink()
-                return packed, unpacked_bytes
-            return encoded, unpacked_bytes
-        except BaseException:
-            encoded.unlink(missing_ok=True)
-            packed.unlink(missing_ok=True)
-            raise
-
     def _decode(self, row: RowMapping, path: Path, wire: Path) -> None:
         # A stored record has every field set, which the validation of user input would refuse.
         strategy = FullModelStrategy.model_construct(**row["strategy_config"])
         layout = tuple(TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in row["layout"])
-        unpacked = self._scratch() if strategy.zip else path
         try:
             if (num_bytes := path.stat().st_size) != row["num_bytes"]:
                 raise CorruptStateError(f"the file has {num_bytes} bytes, {row['num_bytes']} were written")
-            if strategy.zip:
-                compression.decompress(path, unpacked, strategy.zip_algorithm, row["unpacked_bytes"])
-            _format(strategy).decode(unpacked, layout, wire)
+            with self._scratch() as unpacked:
+                if strategy.zip:
+                    decompress(path, unpacked, strategy.zip_algorithm, row["unpacked_bytes"])
+                _format(strategy).decode(unpacked if strategy.zip else path, layout, wire)
         except FileNotFoundError as error:
             self._row(row["model_id"])  # Deleted while it was fetched: then it is unknown, not corrupt.
             raise CorruptStateError("the file is missing") from error
-        finally:
-            if strategy.zip:
-                unpacked.unlink(missing_ok=True)
-        if (found := file_weights_sha256(wire)) != row["weights_sha256"]:
+        if (found := weights_sha256(wire)) != row["weights_sha256"]:
             raise CorruptStateError(
                 f"the SHA-256 of its weights is {found}; {row['weights_sha256']} was expected, that of the weights that were put: "
                 "the file has changed since"
@@ -263,8 +220,13 @@ class ModelStore:
             raise _unknown(model_id)
         return row
 
-    def _scratch(self) -> Path:
-        return self._incoming / uuid.uuid4().hex
+    @contextmanager
+    def _scratch(self) -> Iterator[Path]:
+        path = self._incoming / uuid.uuid4().hex
+        try:
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -320,3 +282,44 @@ def _unknown(model_id: int) -> NotFoundError:
 def _info(row: RowMapping) -> StoredModelInfo:
     version = ModelVersion(**{field.name: row[field.name] for field in fields(ModelVersion)})
     return StoredModelInfo(version, row["model_class"], row["model_config"], row["training_result"])
+
+
+def compress(source: Path, target: Path, algorithm: Algorithm) -> None:
+    """Write the new file `target`: a zip archive with one member, or a zstd frame."""
+    with source.open("rb") as plain, target.open("xb") as packed:
+        if algorithm == "zstd":
+            zstandard.ZstdCompressor(level=3).copy_stream(plain, packed, size=source.stat().st_size)
+            return
+        # Without a date: equal weights give equal files.
+        member = zipfile.ZipInfo(_MEMBER, (1980, 1, 1, 0, 0, 0))
+        member.compress_type = zipfile.ZIP_DEFLATED
+        with zipfile.ZipFile(packed, "w") as archive, archive.open(member, "w", force_zip64=True) as inside:
+            _copy(plain, inside, source.stat().st_size)
+
+
+def decompress(source: Path, target: Path, algorithm: Algorithm, num_bytes: int) -> None:
+    """Write the new file `target` of exactly `num_bytes`. Raises CorruptStateError if `source` does not unpack to that many."""
+    try:
+        with source.open("rb") as packed, target.open("xb") as plain:
+            if algorithm == "zstd":
+                reader = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES).stream_reader(packed)
+                with reader:
+                    written = _copy(reader, plain, num_bytes)
+            else:
+                with zipfile.ZipFile(packed) as archive, archive.open(_MEMBER) as inside:
+                    written = _copy(inside, plain, num_bytes)
+    except (zipfile.BadZipFile, zlib.error, zstandard.ZstdError, KeyError, EOFError, NotImplementedError, RuntimeError) as error:
+        raise CorruptStateError(f"{source} cannot be unpacked: {error}") from error
+    if written != num_bytes:
+        raise CorruptStateError(
+            f"{source} unpacks to {'more' if written > num_bytes else 'fewer'} than the {num_bytes} bytes that were compressed"
+        )
+
+
+def _copy(source: IO[bytes] | zstandard.ZstdDecompressionReader, target: IO[bytes], limit: int) -> int:
+    """Copy until the end or soon after `limit`, so that a bomb does not fill the disk; return the bytes copied."""
+    seen = 0
+    while seen <= limit and (chunk := source.read(_CHUNK_BYTES)):
+        target.write(chunk)
+        seen += len(chunk)
+    return seen

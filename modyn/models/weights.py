@@ -1,43 +1,138 @@
-"""Weights of a module to and from safetensors files, and the hash by which two models are equal.
+"""Weights in safetensors files: to and from modules, and without torch the files' layout, header and hash, by which two models are equal.
 
-Only `save_weights`, `load_weights` and hashing a state dict need torch, and import it when called.
+A file is an 8-byte little-endian header length, a JSON header {name: {dtype, shape, data_offsets}}, then the tensors' bytes.
+Reading never runs code; every number in the header is checked before it is used. Only `save_weights` and `load_weights` import torch.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from modyn.errors import CorruptStateError, InvalidArgumentError
-from modyn.models.safetensors_file import TensorSpec, file_weights_sha256, hash_prefix
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
-_DTYPE_NAMES = {
-    "torch.bool": "BOOL",
-    "torch.uint8": "U8",
-    "torch.int8": "I8",
-    "torch.uint16": "U16",
-    "torch.int16": "I16",
-    "torch.uint32": "U32",
-    "torch.int32": "I32",
-    "torch.uint64": "U64",
-    "torch.int64": "I64",
-    "torch.float16": "F16",
-    "torch.bfloat16": "BF16",
-    "torch.float32": "F32",
-    "torch.float64": "F64",
-    "torch.complex64": "C64",
-    "torch.float8_e4m3fn": "F8_E4M3",
-    "torch.float8_e5m2": "F8_E5M2",
-    "torch.float8_e8m0fnu": "F8_E8M0",
-    "torch.float8_e4m3fnuz": "F8_E4M3FNUZ",
-    "torch.float8_e5m2fnuz": "F8_E5M2FNUZ",
+_DTYPES_BY_BITS = {
+    4: "F4",
+    6: "F6_E2M3 F6_E3M2",
+    8: "BOOL U8 I8 F8_E4M3 F8_E5M2 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ",
+    16: "U16 I16 F16 BF16",
+    32: "U32 I32 F32",
+    64: "U64 I64 F64 C64",
 }
-"""What safetensors calls torch's dtypes."""
+DTYPE_BITS = {name: bits for bits, names in _DTYPES_BY_BITS.items() for name in names.split()}
+"""Width of every dtype of the format, in bits."""
+
+_MAX_HEADER_BYTES = 100_000_000
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor without its values, which are the bytes [start, start + num_bytes) of its file."""
+
+    name: str
+    dtype: str
+    """A name of `DTYPE_BITS`."""
+    shape: tuple[int, ...]
+    start: int = field(default=0, compare=False)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the tensor's values in bytes."""
+        return math.prod(self.shape) * DTYPE_BITS[self.dtype] // 8
+
+
+Layout = tuple[TensorSpec, ...]
+"""The tensors of a model, in the order of `wire_order`."""
+
+
+def wire_order(specs: Iterable[TensorSpec]) -> Layout:
+    """Widest dtype first, then by name: so every tensor starts at a multiple of its width, which readers that map the file need."""
+    return tuple(sorted(specs, key=lambda spec: (-DTYPE_BITS[spec.dtype], spec.name)))
+
+
+def header_bytes(layout: Layout) -> bytes:
+    """The beginning of a safetensors file whose tensors follow in the order of `layout`."""
+    header: dict[str, object] = {}
+    end = 0
+    for spec in layout:
+        start, end = end, end + spec.num_bytes
+        header[spec.name] = {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def read_tensors(path: Path) -> list[TensorSpec]:
+    """The tensors of the file, in the order of their bytes. Raises CorruptStateError if the header promises what the file has not."""
+    with path.open("rb") as file:
+        file_bytes, length = path.stat().st_size, int.from_bytes(file.read(8), "little")
+        if file_bytes < 8 or length > min(_MAX_HEADER_BYTES, file_bytes - 8):
+            raise CorruptStateError(f"{path} is not a safetensors file: its header does not fit into its {file_bytes} bytes")
+        text = file.read(length)
+    try:
+        header = json.loads(text)
+        header.pop("__metadata__", None)
+        found = [_tensor(str(key), value, 8 + length) for key, value in header.items()]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise CorruptStateError(f"{path} is not a safetensors file: {type(error).__name__} in its header: {error}") from error
+    found.sort(key=lambda spec: (spec.start, spec.num_bytes))
+    end = 8 + length
+    for spec in found:
+        if spec.start != end:
+            raise CorruptStateError(f"{path}: tensor '{spec.name}' starts at byte {spec.start}, not at {end}")
+        end += spec.num_bytes
+    if end != file_bytes:
+        raise CorruptStateError(f"{path} has {file_bytes} bytes, its header promises {end}: the file is truncated or has a tail")
+    return found
+
+
+def _tensor(name: str, value: dict[str, object], base: int) -> TensorSpec:
+    dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+    if dtype not in DTYPE_BITS:
+        raise ValueError(f"tensor '{name}' has the unknown dtype {dtype!r}")
+    if not (isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)):
+        raise ValueError(f"tensor '{name}' has the shape {shape!r}")
+    if not (isinstance(offsets, list) and len(offsets) == 2 and all(type(offset) is int and offset >= 0 for offset in offsets)):
+        raise ValueError(f"tensor '{name}' has the offsets {offsets!r}")
+    spec = TensorSpec(name, str(dtype), tuple(shape), base + offsets[0])
+    if offsets[1] - offsets[0] != spec.num_bytes or math.prod(shape) * DTYPE_BITS[spec.dtype] % 8:
+        raise ValueError(f"tensor '{name}' of {dtype} {shape} does not fill its {offsets[1] - offsets[0]} bytes")
+    return spec
+
+
+def chunks(file: BinaryIO, start: int, num_bytes: int) -> Iterator[bytes]:
+    """The bytes [start, start + num_bytes) of the file, a megabyte at a time. Raises CorruptStateError if the file ends earlier."""
+    file.seek(start)
+    while num_bytes:
+        chunk = file.read(min(_CHUNK_BYTES, num_bytes))
+        if not chunk:
+            raise CorruptStateError(f"{getattr(file, 'name', 'the file')} ends {num_bytes} bytes too early")
+        num_bytes -= len(chunk)
+        yield chunk
+
+
+def weights_sha256(path: Path) -> str:
+    """SHA-256 over (name, dtype, shape, bytes) of each tensor, in order of name: what makes two models equal, whatever file they are in.
+
+    Metadata and the order of tensors in the file do not count. Raises CorruptStateError: this is no safetensors file.
+    """
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        for spec in sorted(read_tensors(path), key=lambda spec: spec.name):
+            # Unambiguous: no bytes can move from one tensor to the next unnoticed.
+            digest.update(json.dumps([spec.name, spec.dtype, list(spec.shape)]).encode() + b"\n")
+            for chunk in chunks(file, spec.start, spec.num_bytes):
+                digest.update(chunk)
+    return digest.hexdigest()
 
 
 def save_weights(module: nn.Module, path: Path) -> None:
@@ -47,8 +142,16 @@ def save_weights(module: nn.Module, path: Path) -> None:
     same bytes. Raises InvalidArgumentError for state that is no tensor.
     """
     from safetensors.torch import save_file
+    from torch import Tensor, contiguous_format
 
-    save_file(_plain(module.state_dict()), path)
+    weights: dict[str, Tensor] = {}
+    for name, value in module.state_dict().items():
+        if not isinstance(value, Tensor):
+            raise InvalidArgumentError(
+                f"'{name}' in the model's state is a {type(value).__name__}; only tensors can be stored, as buffers or parameters"
+            )
+        weights[name] = value.detach().to("cpu").clone(memory_format=contiguous_format)
+    save_file(weights, path)
 
 
 def load_weights(module: nn.Module, path: Path, *, strict: bool = True) -> None:
@@ -70,34 +173,3 @@ def load_weights(module: nn.Module, path: Path, *, strict: bool = True) -> None:
         raise InvalidArgumentError(
             f"the weights in {path} do not fit {type(module).__name__}; use the model and model.config they were trained with: {error}"
         ) from error
-
-
-def weights_sha256(weights: Path | Mapping[str, Tensor]) -> str:
-    """SHA-256 over (name, dtype, shape, bytes) of each tensor, in order of name.
-
-    Args: weights: a safetensors file, which is read without torch, or a state dict. The same weights have the same hash in both.
-    """
-    if isinstance(weights, Path):
-        return file_weights_sha256(weights)
-    from torch import uint8
-
-    digest = hashlib.sha256()
-    for name, tensor in sorted(_plain(weights).items()):
-        digest.update(hash_prefix(TensorSpec(name, _DTYPE_NAMES[str(tensor.dtype)], tuple(tensor.shape))))
-        # A view as bytes has every dtype, numpy (which knows no bfloat16) does not.
-        digest.update(tensor.reshape(-1).view(uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def _plain(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Each tensor contiguous, on the CPU, in memory of its own."""
-    from torch import Tensor, contiguous_format
-
-    found: dict[str, Tensor] = {}
-    for name, value in weights.items():
-        if not isinstance(value, Tensor):
-            raise InvalidArgumentError(
-                f"'{name}' in the model's state is a {type(value).__name__}; only tensors can be stored, as buffers or parameters"
-            )
-        found[name] = value.detach().to("cpu").clone(memory_format=contiguous_format)
-    return found

@@ -12,7 +12,7 @@ from typing import Any
 from modyn.config.base import Problem
 from modyn.errors import ConflictError, NotFoundError
 from modyn.model_storage.client import ModelHeader, StoredModel, StoredModelInfo
-from modyn.models.safetensors_file import file_weights_sha256
+from modyn.models.weights import weights_sha256
 from modyn.records import ModelVersion, RunId
 from modyn.registry import Plugin
 from modyn.testing.fake_client import FakeClient
@@ -33,7 +33,7 @@ class FakeModelStorage(FakeClient):
         return [*self.problems] if "model_storage" in pipeline else []
 
     def put(self, header: ModelHeader, safetensors_path: Path) -> ModelVersion:
-        weights_sha256, content = file_weights_sha256(safetensors_path), safetensors_path.read_bytes()
+        digest, content = weights_sha256(safetensors_path), safetensors_path.read_bytes()
         with self._lock:
             existing = self.find(header.run_id, header.trigger_id) if header.run_id else None
             if existing is not None:
@@ -43,7 +43,7 @@ class FakeModelStorage(FakeClient):
                 run_id=header.run_id,
                 trigger_id=header.trigger_id,
                 parent_id=header.parent_id,
-                weights_sha256=weights_sha256,
+                weights_sha256=digest,
                 num_bytes=len(content),
                 created_at=time.time(),
                 strategy="SafetensorsFullModel",

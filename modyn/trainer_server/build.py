@@ -21,7 +21,7 @@ from modyn.dataset.order.plan import Position
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.errors import ConfigError
 from modyn.model_storage.client import ModelHeader, StoredModel
-from modyn.models.build import build_model
+from modyn.models import build_model
 from modyn.models.weights import load_weights
 from modyn.records import ModelVersion, RunId, TriggerSetInfo
 from modyn.trainer_server.checkpoint import Checkpoints

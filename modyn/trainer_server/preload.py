@@ -15,9 +15,7 @@ import safetensors.torch  # imported when weights are read or written
 import structlog
 import torch
 
-import modyn.models.mlp_nn
-import modyn.models.resnet_nn
-import modyn.models.small_cnn_nn
+import modyn.models.networks
 import modyn.rpc.main  # imported by each child again, with the main module of the service
 import modyn.trainer_server.check
 import modyn.trainer_server.train

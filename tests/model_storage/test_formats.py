@@ -16,15 +16,16 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from modyn.errors import CorruptStateError, InvalidArgumentError
-from modyn.model_storage.compression import Algorithm, compress, decompress
 from modyn.model_storage.formats import MODEL_FORMATS, FullModelFormat
-from modyn.models.safetensors_file import (
+from modyn.model_storage.section import Algorithm
+from modyn.model_storage.store import compress, decompress
+from modyn.models.weights import (
     DTYPE_BITS,
     Layout,
     TensorSpec,
-    file_weights_sha256,
     header_bytes,
-    read_entries,
+    read_tensors,
+    weights_sha256,
     wire_order,
 )
 
@@ -74,7 +75,7 @@ def test_round_trip(
         decompress(packed, unpacked, algorithm, encoded.stat().st_size)
         assert unpacked.read_bytes() == encoded.read_bytes()
     make(id_).decode(unpacked, layout, got)
-    assert file_weights_sha256(got) == file_weights_sha256(put)
+    assert weights_sha256(got) == weights_sha256(put)
     assert put.read_bytes() == before
     make(id_).encode(put, folder / "again")
     assert (folder / "again").read_bytes() == encoded.read_bytes()
@@ -108,11 +109,11 @@ def test_torch_reads_a_pytorch_model_without_running_code(tmp_path: Path, mapped
 
 def test_every_format_gives_torch_the_same_weights(tmp_path: Path) -> None:
     save_file(TENSORS, tmp_path / "put")
-    layout = wire_order(entry.spec for entry in read_entries(tmp_path / "put"))
+    layout = wire_order(read_tensors(tmp_path / "put"))
     for id_ in FORMATS:
         make(id_).encode(tmp_path / "put", tmp_path / f"{id_}.encoded")
         make(id_).decode(tmp_path / f"{id_}.encoded", layout, tmp_path / f"{id_}.got")
-        assert file_weights_sha256(tmp_path / f"{id_}.got") == file_weights_sha256(tmp_path / "put")
+        assert weights_sha256(tmp_path / f"{id_}.got") == weights_sha256(tmp_path / "put")
         found = load_file(tmp_path / f"{id_}.got")
         assert all(
             torch.equal(found[name].reshape(-1).view(torch.uint8), t.reshape(-1).view(torch.uint8)) for name, t in TENSORS.items()
@@ -174,7 +175,7 @@ def test_a_truncated_file_is_corrupt(tmp_path: Path, id_: str, algorithm: Algori
             decompress(source, tmp_path / "unpacked", algorithm, num_bytes)
             source = tmp_path / "unpacked"
         make(id_).decode(source, LAYOUT, tmp_path / "got")
-        file_weights_sha256(tmp_path / "got")
+        weights_sha256(tmp_path / "got")
 
 
 @pytest.mark.parametrize("algorithm", ["ZIP_DEFLATED", "zstd"])

@@ -13,8 +13,7 @@ import torch
 
 from modyn.config.base import Problem
 from modyn.errors import ConfigError
-from modyn.models import MODELS
-from modyn.models.build import build_model, check_model
+from modyn.models import MODELS, build_model, check_model
 
 torch.set_num_threads(1)
 
@@ -136,7 +135,7 @@ class Toy(torch.nn.Linear):
 """
 
 CHECK = """
-from modyn.models.build import build_model, check_model
+from modyn.models import build_model, check_model
 for id_, config in (("Toy", {"width": 5}), ("Toy", {"with": 5}), ("NoConfig", {}), ("Gone", {})):
     print([str(problem) for problem in check_model(id_, config)])
 print(tuple(build_model("Toy", {"width": 5}).weight.shape))
@@ -166,7 +165,7 @@ def test_a_plain_module_of_another_package_is_a_model(tmp_path: Path) -> None:
 
 def test_checking_our_models_does_not_import_torch() -> None:
     check = (
-        "import sys; from modyn.models.build import check_model; from modyn.models import MODELS; "
+        "import sys; from modyn.models import MODELS, check_model; "
         "[check_model(id_, {}) for id_ in MODELS.builtin]; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", check], check=True, timeout=60)

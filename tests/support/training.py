@@ -110,7 +110,7 @@ class TrainingRoom:
         return Outcome(trained, self.weights_of(trained.model_id, pipeline), report)
 
     def weights_of(self, model_id: int, pipeline: Mapping[str, Any]) -> dict[str, Tensor]:
-        from modyn.models.build import build_model
+        from modyn.models import build_model
 
         path = self.folder / "read.safetensors"
         self.models.get(model_id, path)

@@ -23,7 +23,7 @@ from modyn.errors import (
     UnavailableError,
 )
 from modyn.model_storage.client import ModelHeader
-from modyn.models.build import build_model
+from modyn.models import build_model
 from modyn.models.weights import save_weights
 from modyn.records import ModelVersion, RunId
 from modyn.testing.fake_model_storage import FakeModelStorage

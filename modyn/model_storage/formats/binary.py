@@ -8,7 +8,7 @@ from typing import Final
 
 from modyn.errors import CorruptStateError
 from modyn.model_storage.formats import FullModelFormat
-from modyn.models.safetensors_file import Layout, chunks, header_bytes, read_entries, wire_order
+from modyn.models.weights import Layout, chunks, header_bytes, read_tensors, wire_order
 
 _MAGIC: Final = b"MODYNRAW"
 _HEADER: Final = struct.Struct("<8sIIQ")
@@ -20,12 +20,11 @@ class BinaryFullModel(FullModelFormat):
     """Tensors one after the other in `wire_order`, little-endian, without gaps."""
 
     def encode(self, safetensors: Path, encoded: Path) -> None:
-        by_name = {entry.spec.name: entry for entry in read_entries(safetensors)}
-        layout = wire_order(entry.spec for entry in by_name.values())
+        layout = wire_order(read_tensors(safetensors))
         with safetensors.open("rb") as source, encoded.open("xb") as target:
             target.write(_HEADER.pack(_MAGIC, _VERSION, len(layout), sum(spec.num_bytes for spec in layout)))
             for spec in layout:
-                for chunk in chunks(source, by_name[spec.name].start, spec.num_bytes):
+                for chunk in chunks(source, spec.start, spec.num_bytes):
                     target.write(chunk)
 
     def decode(self, encoded: Path, layout: Layout, safetensors: Path) -> None:

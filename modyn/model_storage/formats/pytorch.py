@@ -14,7 +14,7 @@ from typing import Final
 
 from modyn.errors import CorruptStateError, InvalidArgumentError
 from modyn.model_storage.formats import FullModelFormat
-from modyn.models.safetensors_file import DTYPE_BITS, Layout, TensorSpec, chunks, header_bytes, read_entries, wire_order
+from modyn.models.weights import DTYPE_BITS, Layout, TensorSpec, chunks, header_bytes, read_tensors, wire_order
 
 _STORAGES: Final = {
     "BOOL": "BoolStorage",
@@ -52,14 +52,12 @@ class PyTorchFullModel(FullModelFormat):
     """{name: tensor}, readable by torch ≥ 2.6 with `weights_only=True`."""
 
     def encode(self, safetensors: Path, encoded: Path) -> None:
-        by_name = {entry.spec.name: entry for entry in read_entries(safetensors)}
-        layout = wire_order(entry.spec for entry in by_name.values())
+        layout = wire_order(read_tensors(safetensors))
         with safetensors.open("rb") as source, zipfile.ZipFile(encoded, "x", zipfile.ZIP_STORED) as archive:
             for name, fixed in (("data.pkl", _pickled(layout)), ("byteorder", b"little"), ("version", b"3\n")):
                 _add(archive, f"{_ROOT}/{name}", len(fixed), (fixed,))
             for index, spec in enumerate(layout):
-                content = chunks(source, by_name[spec.name].start, spec.num_bytes)
-                _add(archive, f"{_ROOT}/data/{index}", spec.num_bytes, content)
+                _add(archive, f"{_ROOT}/data/{index}", spec.num_bytes, chunks(source, spec.start, spec.num_bytes))
 
     def decode(self, encoded: Path, layout: Layout, safetensors: Path) -> None:
         try:

@@ -1,4 +1,4 @@
-"""The networks of `resnet`. Names and shapes of parameters are the customary ones, so that weights trained elsewhere can be loaded."""
+"""The networks of `specs`. What turns an embedding into logits is `last_layer`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,71 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from modyn.models.resnet import ResNetConfig
+from modyn.models.specs import LogisticRegressionConfig, MLPConfig, ResNetConfig, SmallCNNConfig
+
+
+class MLPNetwork(nn.Module):
+    """`hidden`: linear layers with ReLU and dropout; `output`: the last linear layer."""
+
+    def __init__(self, config: MLPConfig | LogisticRegressionConfig) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        width = config.input_size
+        for hidden_size in config.hidden_sizes:
+            layers += [nn.Linear(width, hidden_size), nn.ReLU(), nn.Dropout(config.dropout)]
+            width = hidden_size
+        self.hidden = nn.Sequential(*layers)
+        self.output = nn.Linear(width, config.num_classes)
+
+    @property
+    def last_layer(self) -> nn.Linear:
+        """The layer that turns an embedding into logits."""
+        return self.output
+
+    def embedding(self, x: Tensor) -> Tensor:
+        """x (batch, ...) → (batch, width of the last hidden layer)."""
+        found: Tensor = self.hidden(x.flatten(1))
+        return found
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (batch, ...) with `input_size` values a sample → logits (batch, num_classes)."""
+        logits: Tensor = self.output(self.embedding(x))
+        return logits
+
+
+class SmallCNNNetwork(nn.Module):
+    """`features`: the convolutions; `hidden`: the embedding; `output`: the last layer."""
+
+    def __init__(self, config: SmallCNNConfig) -> None:
+        super().__init__()
+        width, pooled_size = config.width, config.image_size // 4
+        self.features = nn.Sequential(
+            nn.Conv2d(config.in_channels, width, kernel_size=3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(width, 2 * width, kernel_size=3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        )
+        self.hidden = nn.Sequential(
+            nn.Flatten(), nn.Linear(2 * width * pooled_size**2, config.embedding_size), nn.ReLU(), nn.Dropout(config.dropout)
+        )
+        self.output = nn.Linear(config.embedding_size, config.num_classes)
+
+    @property
+    def last_layer(self) -> nn.Linear:
+        """The layer that turns an embedding into logits."""
+        return self.output
+
+    def embedding(self, x: Tensor) -> Tensor:
+        """x (batch, in_channels, image_size, image_size) → (batch, embedding_size)."""
+        found: Tensor = self.hidden(self.features(x))
+        return found
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (batch, in_channels, image_size, image_size) → logits (batch, num_classes)."""
+        logits: Tensor = self.output(self.embedding(x))
+        return logits
 
 
 def _convolution(in_channels: int, out_channels: int, size: int, stride: int = 1) -> nn.Conv2d:
@@ -64,9 +128,12 @@ class Bottleneck(nn.Module):
 
 
 class ResNetNetwork(nn.Module):
-    """Stem, four stages of blocks with 64, 128, 256 and 512 channels, mean over the image, last layer `fc`."""
+    """Stem, four stages of blocks with 64, 128, 256 and 512 channels, mean over the image, last layer `fc`.
 
-    def __init__(self, config: ResNetConfig, blocks: Sequence[int], *, bottleneck: bool) -> None:
+    Names and shapes of parameters are the customary ones, so that weights trained elsewhere can be loaded.
+    """
+
+    def __init__(self, config: ResNetConfig, blocks: Sequence[int], bottleneck: bool) -> None:
         super().__init__()
         block: type[BasicBlock] | type[Bottleneck] = Bottleneck if bottleneck else BasicBlock
         self.conv1 = _convolution(config.in_channels, 64, 3) if config.small_input else _convolution(config.in_channels, 64, 7, 2)

@@ -1,0 +1,142 @@
+"""Our models as a pipeline names them: their options. Their networks are in `networks` and are imported when one is built.
+
+So a pipeline is checked, and its format described, without importing torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from modyn.config.base import Section
+from modyn.registry import load_object
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class _Spec:
+    """A model by the import path of its network, which is called with the config and the further `arguments`."""
+
+    Config: ClassVar[type[Section]]
+    network: ClassVar[str]
+    arguments: ClassVar[tuple[Any, ...]] = ()
+
+    def __init__(self, config: Section) -> None:
+        self.config = config
+
+    def build(self) -> nn.Module:
+        """The network, with fresh weights."""
+        network: Any = load_object(self.network)
+        built: nn.Module = network(self.config, *self.arguments)
+        return built
+
+
+class MLPConfig(Section):
+    """Options of MLP."""
+
+    input_size: int = Field(ge=1, description="values in a sample; samples of several dimensions are flattened")
+    hidden_sizes: tuple[Annotated[int, Field(ge=1)], ...] = Field((128,), description="width of each hidden layer, in order")
+    num_classes: int = Field(ge=1, description="logits that come out")
+    dropout: float = Field(0.0, ge=0, lt=1, description="share of hidden values set to 0 while training")
+
+
+class MLP(_Spec):
+    """Linear layers with ReLU (and dropout) in between, on x flattened to (batch, input_size).
+
+    >>> import torch
+    >>> MLP(MLP.Config(input_size=64, hidden_sizes=[32, 16], num_classes=10)).build()(torch.zeros(3, 8, 8)).shape
+    torch.Size([3, 10])
+    """
+
+    Config = MLPConfig
+    network = "modyn.models.networks:MLPNetwork"
+
+
+class LogisticRegressionConfig(Section):
+    """Options of LogisticRegression: an MLP without a hidden layer."""
+
+    input_size: int = Field(ge=1, description="values in a sample; samples of several dimensions are flattened")
+    num_classes: int = Field(ge=1, description="logits that come out")
+    hidden_sizes: ClassVar[tuple[int, ...]] = ()
+    dropout: ClassVar[float] = 0.0
+
+
+class LogisticRegression(_Spec):
+    """logits = W x + b, with x flattened to (batch, input_size).
+
+    >>> import torch
+    >>> LogisticRegression(LogisticRegression.Config(input_size=64, num_classes=10)).build()(torch.zeros(3, 8, 8)).shape
+    torch.Size([3, 10])
+    """
+
+    Config = LogisticRegressionConfig
+    network = "modyn.models.networks:MLPNetwork"
+
+
+class SmallCNNConfig(Section):
+    """Options of SmallCNN."""
+
+    in_channels: int = Field(1, ge=1, description="1 for gray images, 3 for RGB")
+    num_classes: int = Field(10, ge=1, description="logits that come out")
+    image_size: int = Field(28, ge=4, description="height and width of the images, in pixels")
+    width: int = Field(16, ge=1, description="channels of the first convolution; the second has twice as many")
+    embedding_size: int = Field(64, ge=1, description="values in the embedding, before the last layer")
+    dropout: float = Field(0.0, ge=0, lt=1, description="share of embedding values set to 0 while training")
+
+
+class SmallCNN(_Spec):
+    """Two 3×3 convolutions, each with ReLU and 2×2 max pooling, a hidden linear layer, a last linear layer (after LeNet-5, 1998).
+
+    >>> import torch
+    >>> SmallCNN(SmallCNN.Config(image_size=8)).build()(torch.zeros(3, 1, 8, 8)).shape
+    torch.Size([3, 10])
+    """
+
+    Config = SmallCNNConfig
+    network = "modyn.models.networks:SmallCNNNetwork"
+
+
+class ResNetConfig(Section):
+    """Options of every ResNet."""
+
+    num_classes: int = Field(1000, ge=1, description="logits that come out")
+    in_channels: int = Field(3, ge=1, description="1 for gray images, 3 for RGB")
+    small_input: bool = Field(
+        False,
+        description="for images of about 32 pixels: first convolution 3×3 without stride, no pooling (section 4.2 of the paper)",
+    )
+
+
+class _ResNet(_Spec):
+    """A residual network (He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, 2015, table 1).
+
+    `arguments`: the blocks in each of the four stages, and whether a block is a bottleneck (1×1, 3×3, 1×1).
+    """
+
+    Config = ResNetConfig
+    network = "modyn.models.networks:ResNetNetwork"
+
+
+class ResNet18(_ResNet):
+    """Basic blocks 2, 2, 2, 2; 11.7 million parameters at 1000 classes.
+
+    >>> import torch
+    >>> ResNet18(ResNet18.Config(num_classes=10, small_input=True)).build()(torch.zeros(2, 3, 8, 8)).shape
+    torch.Size([2, 10])
+    """
+
+    arguments = ((2, 2, 2, 2), False)
+
+
+class ResNet50(_ResNet):
+    """Bottleneck blocks 3, 4, 6, 3; 25.6 million parameters at 1000 classes."""
+
+    arguments = ((3, 4, 6, 3), True)
+
+
+class ResNet152(_ResNet):
+    """Bottleneck blocks 3, 8, 36, 3; 60.2 million parameters at 1000 classes."""
+
+    arguments = ((3, 8, 36, 3), True)
