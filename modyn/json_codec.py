@@ -29,17 +29,17 @@ def sanitize(text: str) -> str:
     return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
 
 
-def to_json(value: Any) -> str:
-    """`value` as JSON that PostgreSQL accepts.
+def to_json(value: Any, *, sort_keys: bool = False) -> str:
+    """`value` as JSON that PostgreSQL accepts. sort_keys: mappings are equal whatever their order.
 
     >>> to_json({"loss": float("nan"), "batches": 3})
     '{"loss": "$float:nan", "batches": 3}'
     """
     try:
-        written = json.dumps(value, allow_nan=False)
+        written = json.dumps(value, allow_nan=False, sort_keys=sort_keys)
     except ValueError:
-        return json.dumps(mark(value), allow_nan=False)
-    return json.dumps(mark(value)) if any(sign in written for sign in _SUSPECT) else written
+        return json.dumps(mark(value), allow_nan=False, sort_keys=sort_keys)
+    return json.dumps(mark(value), sort_keys=sort_keys) if any(sign in written for sign in _SUSPECT) else written
 
 
 def from_json(text: str | bytes) -> Any:

@@ -118,8 +118,8 @@ def plugins_here() -> list[Plugin]:
     from modyn.storage.formats import REGISTRY as FILE_FORMATS
     from modyn.supervisor.evaluation import EVALUATION_STRATEGIES
     from modyn.supervisor.triggers import TRIGGERS
+    from modyn.trainer_server.config import OPTIMIZERS, SCHEDULERS
     from modyn.trainer_server.downsampling import DOWNSAMPLING
-    from modyn.trainer_server.registries import OPTIMIZERS, SCHEDULERS
 
     registries: tuple[Registry[Any], ...] = (
         TRIGGERS, EVALUATION_STRATEGIES, SELECTION, PRESAMPLING, DOWNSAMPLING, MODELS, OPTIMIZERS, SCHEDULERS, METRICS, FILE_FORMATS,

@@ -1,4 +1,4 @@
-"""Optimizers, schedulers, loss and loss scaling of a training, from the section `training`. Imports torch: for workers only."""
+"""All that trains a model, from the section `training`: optimizers, schedulers, loss, loss scaling. Imports torch: for workers only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import inspect
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +17,16 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from modyn.errors import ConfigError, ModynError
 from modyn.registry import load_object, nearest
-from modyn.trainer_server.config import CriterionConfig, OptimizerConfig, SchedulerConfig, TrainingConfig
-from modyn.trainer_server.registries import OPTIMIZERS, SCHEDULERS
+from modyn.trainer_server.config import (
+    OPTIMIZERS,
+    SCHEDULERS,
+    CriterionConfig,
+    OptimizerConfig,
+    SchedulerConfig,
+    TrainingConfig,
+)
+from modyn.trainer_server.downsampling import Downsampling, build_downsampling
+from modyn.trainer_server.plan import TrainingPlan
 
 Loss = Callable[[Any, Tensor, Tensor], Tensor]
 """(model output, labels, weights (n,)) → one number."""
@@ -30,6 +39,45 @@ _OPERATORS: Final[Mapping[type[ast.operator], Callable[[Any, Any], Any]]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingComponents:
+    """A model and all that trains it."""
+
+    model: nn.Module
+    optimizers: Mapping[str, Optimizer]
+    schedulers: Sequence[Any]
+    step_every: Literal["epoch", "batch"]
+    """When schedulers step: after each "batch" on which the optimizers do, or each "epoch"."""
+    scaler: torch.amp.GradScaler
+    criterion: Loss
+    downsampling: Downsampling
+    device: torch.device
+    amp: bool = False
+    clip_norm: float | None = None
+    compiled: nn.Module | None = None
+    """What is called in place of the model, with the same parameters."""
+
+
+def build_components(
+    model: nn.Module, config: TrainingConfig, selection: Mapping[str, Any], plan: TrainingPlan
+) -> TrainingComponents:
+    """Build all that trains `model`. selection: the pipeline's section `selection_strategy`. plan: its totals go to schedulers."""
+    optimizers = build_optimizers(model, config.optimizers)
+    return TrainingComponents(
+        model=model,
+        optimizers=optimizers,
+        schedulers=build_schedulers(config.lr_scheduler, optimizers, num_batches=plan.num_steps, num_epochs=plan.num_epochs),
+        step_every=config.lr_scheduler.step_every if config.lr_scheduler else "epoch",
+        scaler=build_scaler(config),
+        criterion=build_criterion(config.optimization_criterion, weighted=bool(selection.get("uses_weights", False))),
+        downsampling=build_downsampling(selection),
+        device=torch.device(config.device),
+        amp=config.amp,
+        clip_norm=config.gradient_clip_norm,
+        compiled=torch.compile(model) if config.compile else None,  # type: ignore[arg-type]
+    )
 
 
 def build_optimizers(model: nn.Module, configs: Sequence[OptimizerConfig]) -> dict[str, Optimizer]:

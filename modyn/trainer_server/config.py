@@ -1,18 +1,26 @@
 """The section `training` of a pipeline: every option with its bounds and what has to fit together. Knows no torch.
 
+Optimizers and schedulers of PyTorch are named by their class; the registries hold those that packages of users bring.
+
 What needs torch to be checked (class names, constructor arguments, module paths) is checked by `check.py` in a worker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from modyn.config.base import Section
-from modyn.registry import nearest
+from modyn.registry import Registry, nearest
+
+OPTIMIZERS: Registry[Callable[..., Any]] = Registry(group="modyn.optimizers", kind="optimizer")
+"""Called with the parameter groups, a list of {params, **options}; returns a torch.optim.Optimizer."""
+
+SCHEDULERS: Registry[Callable[..., Any]] = Registry(group="modyn.schedulers", kind="learning rate scheduler")
+"""Called with (optimizer, **config); returns an object with step(), state_dict() and load_state_dict()."""
 
 
 class ParamGroupConfig(Section):
@@ -159,9 +167,10 @@ class TrainingConfig(Section):
     @field_validator("optimizers")
     @classmethod
     def _distinct_names(cls, value: list[OptimizerConfig]) -> list[OptimizerConfig]:
-        twice = _repeated(optimizer.name for optimizer in value)
-        if twice:
-            raise ValueError(f"the name '{twice}' is used twice; give each optimizer its own")
+        names = [optimizer.name for optimizer in value]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"the name '{name}' is used twice; give each optimizer its own")
         return value
 
     @model_validator(mode="after")
@@ -205,12 +214,3 @@ class TrainingConfig(Section):
         """Bound on the samples of this trigger's training; None: `epochs_per_trigger` counts."""
         bounds = self.num_samples_to_pass or []
         return bounds[trigger_id] if trigger_id < len(bounds) else None
-
-
-def _repeated(names: Iterable[str]) -> str | None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            return name
-        seen.add(name)
-    return None

@@ -7,7 +7,7 @@ from pathlib import Path
 from shutil import rmtree
 
 from modyn.rpc.logs import get_logger
-from modyn.trainer_server.request import TrainingRequest
+from modyn.trainer_server.client import TrainingRequest
 
 
 def scratch_dir(folder: Path, request: TrainingRequest) -> Path:

@@ -1,21 +1,28 @@
-"""The training loop. It reads nothing but the iterator of batches, waits for no device and no queue, and calls hooks at each event."""
+"""The training loop and its hooks: loss log, early stopping, progress reports.
+
+The loop reads nothing but the iterator of batches, waits for no device and no queue, and calls hooks at each event.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from modyn.dataset.batch import Batch, map_tensors
 from modyn.errors import DataError, ModynError, TrainingError
-from modyn.trainer_server.components import Loss
-from modyn.trainer_server.downsampling import Downsampling
+from modyn.trainer_server.components import TrainingComponents
+from modyn.trainer_server.config import EarlyStoppingConfig
 from modyn.trainer_server.plan import TrainingPlan
+from modyn.workers import Report
+
+MAX_LOSSES: Final = 10_000
+"""Entries in a loss log. Beyond, every second one is dropped and the distance doubled: the log is bounded, whatever the data."""
 
 
 @dataclass(slots=True)
@@ -57,17 +64,11 @@ class Hook:
     def on_batch(self, training: Training) -> None:
         """After each batch. Must not wait for the device."""
 
-    def on_step(self, training: Training) -> None:
-        """After each step of the optimizers."""
-
     def on_epoch(self, training: Training) -> None:
         """After the last batch of an epoch that had any."""
 
     def on_boundary(self, training: Training) -> None:
         """After all that belongs to a step: nothing is half done, the state as it is now can be gone on from."""
-
-    def on_end(self, training: Training) -> None:
-        """After the last batch."""
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of this hook; plain values and tensors only."""
@@ -75,23 +76,6 @@ class Hook:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned in an earlier process."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingComponents:
-    """A model and all that trains it."""
-
-    model: nn.Module
-    optimizers: Mapping[str, Optimizer]
-    schedulers: Sequence[Any]
-    scaler: torch.amp.GradScaler
-    criterion: Loss
-    downsampling: Downsampling
-    device: torch.device
-    amp: bool = False
-    clip_norm: float | None = None
-    compiled: nn.Module | None = None
-    """What is called in place of the model, with the same parameters."""
 
 
 class Training:
@@ -116,7 +100,6 @@ class Training:
         self._autocast_dtype = torch.float16 if components.device.type == "cuda" else torch.bfloat16
         # Most hooks care for one event: calling the others on each batch costs more than the check here.
         self._on_batch = [hook.on_batch for hook in hooks if type(hook).on_batch is not Hook.on_batch]
-        self._on_step = [hook.on_step for hook in hooks if type(hook).on_step is not Hook.on_step]
         self._on_boundary = [hook.on_boundary for hook in hooks if type(hook).on_boundary is not Hook.on_boundary]
 
     def run(self, batches: Iterator[Batch]) -> None:
@@ -137,11 +120,9 @@ class Training:
             if self.plan.ends_epoch(batch.epoch, batch.index):
                 self._end_epoch()
             if not self._pending:
-                self._call(self._on_boundary)
+                for call in self._on_boundary:
+                    call(self)
                 self.clock.lap("hooks")
-        for hook in self.hooks:
-            hook.on_end(self)
-        self.clock.lap("hooks")
 
     def _goes_on_with(self, batch: Batch) -> bool:
         """Whether this batch is still trained on. First it ends those epochs and steps whose last batch did not come because it held
@@ -173,7 +154,8 @@ class Training:
         self.progress.samples += num_samples
         if self.plan.steps_after(batch.epoch, batch.index):
             self._step()
-        self._call(self._on_batch)
+        for call in self._on_batch:
+            call(self)
         self.clock.lap("hooks")
 
     def _forward(self, batch: Batch) -> Tensor:
@@ -198,13 +180,17 @@ class Training:
             optimizer.zero_grad(set_to_none=True)
         self._pending = False
         self.progress.steps += 1
-        self._call(self._on_step)
+        if components.step_every == "batch":
+            for scheduler in components.schedulers:
+                scheduler.step()
         self.clock.lap("step")
 
     def _end_epoch(self) -> None:
         if self._pending:
             self._step()
         if self.progress.batches_in_epoch:
+            for scheduler in self.components.schedulers if self.components.step_every == "epoch" else ():
+                scheduler.step(*([self.mean_epoch_loss()] if isinstance(scheduler, ReduceLROnPlateau) else []))
             for hook in self.hooks:
                 hook.on_epoch(self)
         self.progress.epoch += 1
@@ -223,9 +209,115 @@ class Training:
         data = map_tensors(batch.data, lambda tensor: tensor[:left])
         return replace(batch, keys=batch.keys[:left], data=data, labels=batch.labels[:left], weights=batch.weights[:left])
 
-    def _call(self, listeners: Sequence[Any]) -> None:
-        for listener in listeners:
-            listener(self)
+
+class Losses(Hook):
+    """Keeps the mean loss of each epoch, and the loss of every n-th batch (0: of none). Losses stay on the device until they are read."""
+
+    name = "losses"
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+        self.epochs: list[float] = []
+        """Mean loss of each epoch."""
+        self._batches: list[int] = []
+        self._losses: list[Tensor | float] = []
+
+    def on_batch(self, training: Training) -> None:
+        """Keep the loss if it is the turn of this batch; halve the log once it holds MAX_LOSSES entries."""
+        if not self.every or training.progress.batches % self.every or training.loss is None:
+            return
+        self._batches.append(training.progress.batches)
+        self._losses.append(training.loss)
+        if len(self._losses) >= MAX_LOSSES:
+            self.every *= 2
+            kept = [i for i, batch in enumerate(self._batches) if batch % self.every == 0]
+            self._batches = [self._batches[i] for i in kept]
+            self._losses = [float(self._losses[i]) for i in kept]
+
+    def on_epoch(self, training: Training) -> None:
+        """Keep the epoch's mean loss, for the first MAX_LOSSES epochs."""
+        if len(self.epochs) < MAX_LOSSES:
+            self.epochs.append(training.mean_epoch_loss())
+
+    def read(self) -> list[list[float]]:
+        """[number of the batch from 1, its loss], in order. Waits for the device."""
+        self._losses = [float(loss) for loss in self._losses]
+        return [[batch, float(loss)] for batch, loss in zip(self._batches, self._losses, strict=True)]
+
+    def state(self) -> dict[str, Any]:
+        """The log and its distance `every`. Waits for the device."""
+        return {"every": self.every, "epochs": self.epochs, "entries": self.read()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        self.every, self.epochs = state["every"], list(state["epochs"])
+        self._batches = [int(batch) for batch, _ in state["entries"]]
+        self._losses = [loss for _, loss in state["entries"]]
+
+
+class EarlyStopping(Hook):
+    """Ends the training when the mean loss of an epoch has not improved for `patience` epochs."""
+
+    name = "early_stopping"
+
+    def __init__(self, config: EarlyStoppingConfig) -> None:
+        self._config = config
+        self._best: float | None = None
+        self._waited = 0
+
+    def on_epoch(self, training: Training) -> None:
+        """Compare the epoch's mean loss with the best one; mark the training as finished when the patience is used up."""
+        loss = training.mean_epoch_loss()
+        if self._best is None or loss < self._best - self._config.min_delta:
+            self._best, self._waited = loss, 0
+        else:
+            self._waited += 1
+            training.finished = self._waited >= self._config.patience
+
+    def state(self) -> dict[str, Any]:
+        """The best mean loss so far and the epochs since then."""
+        return {"best": self._best, "waited": self._waited}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        self._best, self._waited = state["best"], state["waited"]
+
+
+class ProgressReports(Hook):
+    """Raises CancelledError once the service asks to stop, and sends progress every `interval_s` seconds.
+
+    Only then is the loss read, which waits for the device.
+    """
+
+    def __init__(self, report: Report, interval_s: float) -> None:
+        self._report = report
+        self._interval_s = interval_s
+        self._last = 0.0
+        self._last_samples = 0
+
+    def on_begin(self, training: Training) -> None:
+        """Send the progress that a checkpoint brought (else 0), and start the clock."""
+        self._last, self._last_samples = perf_counter(), training.progress.samples
+        self._send(training, 0.0)
+
+    def on_batch(self, training: Training) -> None:
+        """Send progress if `interval_s` seconds have passed since the last message. Raises CancelledError."""
+        self._report.check()
+        now = perf_counter()
+        if now - self._last >= self._interval_s:
+            self._send(training, (training.progress.samples - self._last_samples) / (now - self._last))
+            self._last, self._last_samples = now, training.progress.samples
+
+    def _send(self, training: Training, samples_per_s: float) -> None:
+        self._report.send(
+            {
+                "samples_seen": training.progress.samples,
+                "samples_total": training.plan.num_samples,
+                "batches_seen": training.progress.batches,
+                "loss": None if training.loss is None else float(training.loss),
+                "samples_per_s": samples_per_s,
+            }
+        )
 
 
 def _explained(error: Exception, batch: Batch, model: nn.Module) -> ModynError:

@@ -21,8 +21,8 @@ import modyn.trainer_server.check
 import modyn.trainer_server.train
 from modyn.models import MODELS
 from modyn.storage.payloads import preload_file_formats
+from modyn.trainer_server.config import OPTIMIZERS, SCHEDULERS
 from modyn.trainer_server.downsampling import DOWNSAMPLING
-from modyn.trainer_server.registries import OPTIMIZERS, SCHEDULERS
 
 PRELOADED = (multiprocessing, google, grpc, safetensors, modyn)
 

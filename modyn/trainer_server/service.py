@@ -13,11 +13,10 @@ from modyn.models import MODELS
 from modyn.proto import common_pb2, trainer_server_pb2, trainer_server_pb2_grpc
 from modyn.rpc.server import Registration, ServiceContext
 from modyn.rpc.wire import from_message, from_struct, plugins_to_proto, problems_to_proto, to_message
+from modyn.trainer_server.client import TrainingRequest
+from modyn.trainer_server.config import OPTIMIZERS, SCHEDULERS
 from modyn.trainer_server.downsampling import DOWNSAMPLING
-from modyn.trainer_server.files import clean_up
-from modyn.trainer_server.registries import OPTIMIZERS, SCHEDULERS
-from modyn.trainer_server.request import TrainingJob, TrainingRequest
-from modyn.trainer_server.trainings import TrainingHooks, Trainings
+from modyn.trainer_server.trainings import Trainings
 from modyn.workers import WorkerLimits, WorkerPool
 
 PRELOAD: Final = ("modyn.trainer_server.preload",)
@@ -67,12 +66,7 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     checks = WorkerPool(1, num_threads=1, preload=PRELOAD)
     models = ModelStorageClient(config.endpoint("model_storage"))
     rmtree(context.directory / "scratch", ignore_errors=True)
-    hooks = TrainingHooks(
-        make_job=lambda request: TrainingJob(request, config),
-        find_model=models.find,
-        clean_up=lambda request, stored: clean_up(context.directory, request, stored=stored),
-    )
-    trainings = Trainings(pool, checks, hooks, config.log_dir / "runs")
+    trainings = Trainings(config, pool, checks, models.find)
     context.when_healthy.append(pool.warm_up)
     # Called in the reverse order: workers end first, while model storage can still be reached.
     context.on_shutdown(models.close)

@@ -1,49 +1,111 @@
-"""The task of a training worker: fetch the parent model, build, fit, store."""
+"""The task of a training worker: fetch the parent model, build, fit, store. Imports torch: for workers only."""
 
 from __future__ import annotations
 
+import hashlib
+import os
 import secrets
-from collections.abc import Iterator, Mapping
-from contextlib import closing
-from itertools import chain
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, islice
+from pathlib import Path
+from time import perf_counter
+from typing import Any
 
+import numpy as np
 import torch
 
 from modyn.config.base import load_section
-from modyn.dataset.batch import Batch, on_device
-from modyn.dataset.connections import DatasetConnector
+from modyn.dataset.batch import on_device
+from modyn.dataset.config import DataConfig
+from modyn.dataset.connections import DatasetClients, DatasetConnector
 from modyn.dataset.loader import BatchLoader
 from modyn.dataset.order.plan import Position
-from modyn.errors import InvalidArgumentError
-from modyn.model_storage.client import ModelStorageClient
+from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
+from modyn.errors import ConfigError, CorruptStateError, InvalidArgumentError, NotFoundError, TrainingError
+from modyn.json_codec import to_json
+from modyn.model_storage.client import ModelHeader, ModelStorageClient, StoredModel, StoredModelInfo
+from modyn.models import build_model
+from modyn.models.weights import load_weights, save_weights
+from modyn.records import ModelVersion, RunId, TriggerSetInfo
 from modyn.rpc.logs import bind, configure_logs, get_logger
+from modyn.rpc.retry import Retrier, RetryPolicy
 from modyn.selector.client import SelectorClient
-from modyn.trainer_server.build import (
-    TrainingContext,
-    TrainingInputs,
-    build_components,
-    build_dataset,
-    build_hooks,
-    configure_torch,
-    derived_seed,
-    initial_model,
+from modyn.trainer_server.checkpoint import (
+    Checkpoints,
+    check_folder,
+    load_checkpoint,
+    read_state,
+    restore,
+    seed_everything,
+    write_state,
 )
-from modyn.trainer_server.checkpoint import check_folder, load_checkpoint, restore, seed_everything
+from modyn.trainer_server.client import TrainingJob, TrainingRequest
+from modyn.trainer_server.components import TrainingComponents, build_components
 from modyn.trainer_server.config import TrainingConfig
-from modyn.trainer_server.files import checkpoint_path
-from modyn.trainer_server.hooks import Losses
-from modyn.trainer_server.loop import Clock, Training
-from modyn.trainer_server.request import Trained, TrainingJob, TrainingRequest
-from modyn.trainer_server.store import fetch_parent, store_model, take_over_optimizers
+from modyn.trainer_server.files import checkpoint_path, optimizers_path, remove, remove_outlived, scratch_dir
+from modyn.trainer_server.loop import Clock, EarlyStopping, Hook, Losses, ProgressReports, Training
+from modyn.trainer_server.plan import TrainingPlan
 from modyn.workers import Report
+from modyn.workers.devices import missing_device
 
 _WEIGHTS, _TRAINING = 1, 2
 """Purposes of seeds."""
-_START: Final[Mapping[str, int]] = {"epoch": 0, "batches_in_epoch": 0}
 
 
-def train(job: TrainingJob, report: Report) -> Trained:
+@dataclass(frozen=True, slots=True)
+class TrainingContext:
+    """What a training reaches outside of its process: calls of the selector and of model storage, the dataset's clients, its folder."""
+
+    trigger_set: Callable[[RunId, int], TriggerSetInfo]
+    get_model: Callable[[int, Path], StoredModel]
+    put_model: Callable[[ModelHeader, Path], ModelVersion]
+    connect: Callable[[], DatasetClients]
+    folder: Path
+    put_limit_s: float = 300.0
+    """Seconds that a finished training waits for a model storage that does not answer."""
+    report_interval_s: float = 0.3
+    """Seconds between two progress messages."""
+
+
+@dataclass(frozen=True)
+class TrainingInputs:
+    """One training as it was asked for, with the trigger set that it trains on."""
+
+    request: TrainingRequest
+    config: TrainingConfig
+    context: TrainingContext
+    trigger_set: TriggerSetInfo
+
+    @cached_property
+    def plan(self) -> TrainingPlan:
+        """Numbers of batches, steps and epochs. The request's bound on samples goes before that of the pipeline."""
+        return TrainingPlan(
+            num_keys=self.trigger_set.num_keys,
+            batch_size=self.config.batch_size,
+            drop_last=self.config.drop_last_batch,
+            epochs=self.config.epochs_per_trigger,
+            max_samples=self.request.num_samples_to_pass or self.config.samples_to_pass(self.request.trigger_id),
+            accumulation=self.config.gradient_accumulation_steps,
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """Equal for two attempts at one training, different for two trainings."""
+        request = self.request
+        sections = {name: request.pipeline.get(name) for name in ("model", "training", "data", "selection_strategy")}
+        asked = [sections, request.parent_model_id, request.num_samples_to_pass, request.seed]
+        return {
+            "run_id": str(request.run_id),
+            "trigger_id": request.trigger_id,
+            "request_sha256": hashlib.sha256(to_json(asked, sort_keys=True).encode()).hexdigest(),
+            "keys_checksum": self.trigger_set.keys_checksum,
+        }
+
+
+def train(job: TrainingJob, report: Report) -> StoredModelInfo:
     """Task of a worker process: connect to the services and train."""
     config, request = job.config, job.request
     configure_logs("trainer_worker", config.trainer_server.log_level)
@@ -58,7 +120,7 @@ def train(job: TrainingJob, report: Report) -> Trained:
         return run_training(request, TrainingContext(selector.trigger_set, models.get, models.put, connect, folder), report)
 
 
-def run_training(request: TrainingRequest, context: TrainingContext, report: Report) -> Trained:
+def run_training(request: TrainingRequest, context: TrainingContext, report: Report) -> StoredModelInfo:
     """Train what `request` asks for and store it. Goes on from a checkpoint of the same training if there is one."""
     config = load_section(TrainingConfig, request.pipeline["training"], "training")
     if config.checkpointing.activated:
@@ -71,51 +133,171 @@ def run_training(request: TrainingRequest, context: TrainingContext, report: Rep
                 "trigger does not fire without new ones"
             )
         inputs = TrainingInputs(request, config, context, trigger_set)
-        checkpoint = load_checkpoint(inputs.checkpoint_path, inputs.identity()) if config.checkpointing.activated else None
+        path = checkpoint_path(context.folder, request)
+        checkpoint = load_checkpoint(path, inputs.identity()) if config.checkpointing.activated else None
         # Without a seed one is drawn and kept in the checkpoint: a training that goes on after a crash keeps the order of its samples.
-        requested = inputs.requested_seed
+        requested = request.seed if request.seed is not None else config.seed
         seed = checkpoint["seed"] if checkpoint else requested if requested is not None else secrets.randbits(62)
         configure_torch(config, deterministic=requested is not None)
         seed_everything(derived_seed(seed, request.trigger_id, _WEIGHTS))
         parent = fetched_parent()
-        model = initial_model(inputs, parent)
-    components = build_components(inputs, model)
+        training = build(inputs, parent, seed, report)
+    fit(inputs, training, seed, checkpoint)
+    return store(inputs, training, parent)
+
+
+@contextmanager
+def fetch_parent(
+    request: TrainingRequest, config: TrainingConfig, context: TrainingContext
+) -> Iterator[Callable[[], StoredModel | None]]:
+    """Fetch the model to start from while the block runs; the call that it is given waits for it and returns None for initial weights.
+
+    The file of the model is removed when the block ends. Raises, from that call: NotFoundError: there is no such model.
+    """
+    parent_id = request.parent_model_id
+    if parent_id is None and config.initial_model == "pretrained":
+        parent_id = config.initial_model_id
+    if parent_id is None:
+        yield lambda: None
+        return
+    into = _weights_path(request, context, "parent")
+    with ThreadPoolExecutor(1, thread_name_prefix="parent") as fetching:
+        stored = fetching.submit(context.get_model, parent_id, into)
+        try:
+            yield stored.result
+        except NotFoundError as error:
+            if stored.done() and stored.exception() is error:
+                raise NotFoundError(f"the model to start from does not exist: {error.message}") from error
+            raise
+        finally:
+            # The thread writes the file: it must have ended before the file is removed.
+            wait([stored])
+            remove(into)
+
+
+def build(inputs: TrainingInputs, parent: StoredModel | None, seed: int, report: Report) -> Training:
+    """The network on its device, with the weights of the parent if there is one, and all that trains it.
+
+    The hooks stand in the order of their calls: checkpoints last, so that they hold what the others have changed.
+    """
+    request, config = inputs.request, inputs.config
+    section = request.pipeline["model"]
+    model = build_model(section["id"], section.get("config") or {})
+    if parent is not None:
+        load_weights(model, parent.path)
+    selection = request.pipeline.get("selection_strategy") or {}
+    components = build_components(model.to(config.device), config, selection, inputs.plan)
     if config.keep_optimizer_state and parent is not None:
         take_over_optimizers(inputs, components, parent.version)
-    losses = Losses(config.record_loss_every)
+    hooks: list[Hook] = [Losses(config.record_loss_every)]
+    if config.early_stopping:
+        hooks.append(EarlyStopping(config.early_stopping))
+    hooks.append(ProgressReports(report, inputs.context.report_interval_s))
+    if config.checkpointing.activated:
+        path = checkpoint_path(inputs.context.folder, request)
+        hooks.append(Checkpoints(path, config.checkpointing.interval, inputs.identity(), seed))
     clock = Clock(torch.device(config.device) if config.enable_accurate_gpu_measurements else None)
-    training = Training(components, inputs.plan, build_hooks(inputs, losses, report, seed), clock)
-    _fit(inputs, training, seed, checkpoint)
-    return store_model(inputs, components, parent, _result(inputs, training, losses))
+    return Training(components, inputs.plan, hooks, clock)
 
 
-def _fit(inputs: TrainingInputs, training: Training, seed: int, checkpoint: Mapping[str, Any] | None) -> None:
+def take_over_optimizers(inputs: TrainingInputs, components: TrainingComponents, parent: ModelVersion) -> None:
+    """Load moments and counters of the parent's optimizers. Learning rates and other options stay as configured, since schedulers
+    start anew. A parent of another run (a pretrained model) has none."""
+    if parent.run_id != inputs.request.run_id:
+        return
+    path = optimizers_path(inputs.context.folder, parent.run_id, parent.trigger_id)
+    if not path.exists():
+        raise TrainingError(
+            f"training.keep_optimizer_state: the optimizers of trigger {parent.trigger_id} were not kept here ({path} does not exist); "
+            "set it to false, or start a new run"
+        )
+    saved = read_state(path)["optimizers"]
+    for name, optimizer in components.optimizers.items():
+        options = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+        try:
+            optimizer.load_state_dict(saved[name])
+        except (KeyError, ValueError) as error:
+            raise CorruptStateError(
+                f"{path} does not fit optimizer '{name}': {error}; it was written for another pipeline"
+            ) from error
+        for group, own in zip(optimizer.param_groups, options, strict=True):
+            group.update(own)
+
+
+def fit(inputs: TrainingInputs, training: Training, seed: int, checkpoint: Mapping[str, Any] | None) -> None:
     """Train from the beginning, or from the checkpoint on."""
     logger, plan = get_logger("training"), inputs.plan
     if not plan.num_batches:
         logger.warning("nothing_to_train", num_keys=plan.num_keys, batch_size=plan.batch_size, drop_last_batch=plan.drop_last)
-    at = checkpoint["progress"] if checkpoint else _START
-    dataset = build_dataset(inputs, seed, Position(at["epoch"], at["batches_in_epoch"]))
+    position = Position()
+    if checkpoint is not None:
+        position = Position(checkpoint["progress"]["epoch"], checkpoint["progress"]["batches_in_epoch"])
+    dataset = build_dataset(inputs, seed, position)
     with BatchLoader(dataset, inputs.config.dataloader_workers, pin_memory=inputs.config.on_gpu) as loader:
-        batches = _prefetch_first(on_device(iter(loader), inputs.config.device))
+        batches = on_device(iter(loader), inputs.config.device)
+        first = list(islice(batches, 1))
         # Only now: starting to load draws random numbers, how many depends on the number of workers.
         seed_everything(derived_seed(seed, inputs.request.trigger_id, _TRAINING))
         if checkpoint is not None:
             restore(training, checkpoint)
             logger.info("resumed", batches=training.progress.batches)
         training.clock.lap("load")
-        training.run(batches)
+        training.run(chain(first, batches))
 
 
-def _prefetch_first(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """The same batches; waits for the first one."""
-    first = next(batches, None)
-    return iter(()) if first is None else chain((first,), batches)
+def build_dataset(inputs: TrainingInputs, seed: int, position: Position) -> TriggerSetDataset:
+    """The batches of the trigger set behind `position`."""
+    config = inputs.config
+    options = LoadOptions(
+        batch_size=config.batch_size,
+        drop_last=config.drop_last_batch,
+        shuffle=config.shuffle,
+        seed=seed,
+        epochs=inputs.plan.num_epochs,
+        num_prefetched_partitions=config.num_prefetched_partitions,
+        parallel_prefetch_requests=config.parallel_prefetch_requests,
+    )
+    data = load_section(DataConfig, inputs.request.pipeline["data"], "data")
+    return TriggerSetDataset(inputs.trigger_set, data, inputs.context.connect, options, position)
 
 
-def _result(inputs: TrainingInputs, training: Training, losses: Losses) -> dict[str, Any]:
+def store(inputs: TrainingInputs, training: Training, parent: StoredModel | None) -> StoredModelInfo:
+    """Put the trained model into model storage.
+
+    The optimizers' states are written before, so that they exist once the model does. The checkpoint is removed after: until the model is
+    stored, the next attempt starts from it.
+    """
+    result, started = _result(inputs, training), perf_counter()
+    request, path = inputs.request, _weights_path(inputs.request, inputs.context, "trained")
+    try:
+        save_weights(training.components.model, path)
+        if inputs.config.keep_optimizer_state:
+            states = {name: optimizer.state_dict() for name, optimizer in training.components.optimizers.items()}
+            kept = optimizers_path(inputs.context.folder, request.run_id, request.trigger_id)
+            write_state(kept, {"version": 1, "optimizers": states})
+        result["seconds"]["store"] = perf_counter() - started
+        section = request.pipeline["model"]
+        header = ModelHeader(
+            run_id=request.run_id,
+            trigger_id=request.trigger_id,
+            model_class=section["id"],
+            model_config=section.get("config") or {},
+            model_storage=request.pipeline.get("model_storage") or {},
+            training_result=result,
+            parent_id=parent.version.model_id if parent else None,
+        )
+        retrier = Retrier(RetryPolicy(inputs.context.put_limit_s, longest_pause_s=5.0))
+        version = retrier.call(inputs.context.put_model, header, path)
+    finally:
+        remove(path)
+    remove_outlived(inputs.context.folder, request)
+    get_logger("training").info("stored", model_id=version.model_id, samples=result["num_samples"])
+    return StoredModelInfo(version, section["id"], section.get("config") or {}, result)
+
+
+def _result(inputs: TrainingInputs, training: Training) -> dict[str, Any]:
     """What is stored with the model. Reading the losses waits for the device."""
-    progress = training.progress
+    progress, losses = training.progress, next(hook for hook in training.hooks if isinstance(hook, Losses))
     return {
         "num_samples": progress.samples,
         "num_batches": progress.batches,
@@ -128,3 +310,32 @@ def _result(inputs: TrainingInputs, training: Training, losses: Losses) -> dict[
         "seconds": dict(training.clock.seconds),
         "device": inputs.config.device,
     }
+
+
+def _weights_path(request: TrainingRequest, context: TrainingContext, kind: str) -> Path:
+    folder = scratch_dir(context.folder, request)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{kind}.safetensors"
+
+
+def configure_torch(config: TrainingConfig, *, deterministic: bool) -> None:
+    """Choose the device and the determinism of this process. Raises ConfigError: the device does not exist."""
+    if config.on_gpu:
+        missing = missing_device(config.device)
+        if missing:
+            raise ConfigError(f"training.device: {missing}")
+        # Code that asks for the current GPU, such as the thread that page-locks batches, must not take memory of the first one.
+        torch.cuda.set_device(torch.device(config.device).index or 0)
+    if deterministic:
+        # cuBLAS reads this once, before its first use.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        # An operation without a deterministic form logs a warning; the seed promises equal weights on CPU only.
+        # The same as use_deterministic_algorithms(True, warn_only=True), which imports PyTorch's compiler: that takes seconds.
+        torch.set_deterministic_debug_mode("warn")
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def derived_seed(seed: int, trigger_id: int, purpose: int) -> int:
+    """63 bits that depend on nothing but the arguments."""
+    high, low = np.random.SeedSequence([seed, trigger_id, purpose]).generate_state(2, np.uint32).tolist()
+    return (int(high) << 31) | (int(low) >> 1)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from prometheus_client import Counter, Gauge
 
 from modyn.config.base import Problem
+from modyn.config.system import SystemConfig
 from modyn.errors import ConfigError, DeadlineError, InvalidArgumentError, ModynError, NotFoundError, TrainingError
 from modyn.json_codec import sanitize
 from modyn.model_storage.client import StoredModelInfo
 from modyn.records import JobState, RunId
 from modyn.rpc.logs import get_logger
-from modyn.trainer_server.request import TrainingRequest, TrainingState, TrainingStatus
+from modyn.trainer_server.client import TrainingJob, TrainingRequest, TrainingState, TrainingStatus
+from modyn.trainer_server.files import clean_up
 from modyn.workers import Job, WorkerPool
 from modyn.workers.job_table import JobTable
 
@@ -32,42 +34,37 @@ Key = tuple[str, int]
 _logger = get_logger("trainings")
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingHooks:
-    """What Trainings calls.
-
-    Args:
-        make_job: from a request to what the worker's `task` takes. find_model: asks model storage for the model of a run's trigger.
-        clean_up: called with the request, and whether its model is stored, when no worker runs for it any more.
-        task, check_task: run by workers, as `package.module:function`.
-    """
-
-    make_job: Callable[[TrainingRequest], object]
-    find_model: Callable[[RunId, int], StoredModelInfo | None]
-    clean_up: Callable[[TrainingRequest, bool], None] = lambda request, stored: None
-    task: str = "modyn.trainer_server.train:train"
-    check_task: str = "modyn.trainer_server.check:check"
-
-
 class Trainings:
     """Starts trainings; their `table` watches and stops them.
 
     Args: pool: runs trainings. checks: runs the checks of pipelines, so that a running training does not delay one.
+        find_model: asks model storage for the model of a run's trigger.
         num_ended: ended trainings whose status is kept; the models of older ones are in model storage.
     """
 
-    def __init__(self, pool: WorkerPool, checks: WorkerPool, hooks: TrainingHooks, log_dir: Path, num_ended: int = 1000) -> None:
+    task = "modyn.trainer_server.train:train"
+    check_task = "modyn.trainer_server.check:check"
+
+    def __init__(
+        self,
+        config: SystemConfig,
+        pool: WorkerPool,
+        checks: WorkerPool,
+        find_model: Callable[[RunId, int], StoredModelInfo | None],
+        num_ended: int = 1000,
+    ) -> None:
+        self._config = config
         self._pool = pool
         self._checks = checks
-        self._hooks = hooks
-        self._log_dir = log_dir
+        self._find_model = find_model
+        self._log_dir = config.log_dir / "runs"
         self.table: JobTable[Key, TrainingStatus] = JobTable(_not_found, num_ended)
 
     def validate(self, pipeline: Mapping[str, Any]) -> list[Problem]:
         """What is wrong in the sections of the trainer, by a worker. Raises DeadlineError."""
         log_path = self._log_dir / "checks.log"
         log_path.unlink(missing_ok=True)
-        job = self._checks.submit(self._hooks.check_task, dict(pipeline), name="check of a pipeline", log_path=log_path)
+        job = self._checks.submit(self.check_task, dict(pipeline), name="check of a pipeline", log_path=log_path)
         try:
             problems: list[Problem] = job.result(CHECK_S)
         except TimeoutError as error:
@@ -89,13 +86,11 @@ class Trainings:
         return self._log_dir / run_id / f"training-{trigger_id}.log"
 
     def _find_stored(self, key: Key, request: TrainingRequest) -> TrainingStatus | None:
-        stored = self._hooks.find_model(request.run_id, request.trigger_id)
+        stored = self._find_model(request.run_id, request.trigger_id)
         if stored is None:
             return None
-        self._hooks.clean_up(request, True)
-        version = stored.version
-        status = TrainingStatus(version.run_id, version.trigger_id, TrainingState.FINISHED)
-        return self.table.set(key, _with_result(status, version.model_id, version.weights_sha256, stored.training_result))
+        self._clean_up(request, stored=True)
+        return self.table.set(key, _finished(TrainingStatus(request.run_id, request.trigger_id, TrainingState.FINISHED), stored))
 
     def _begin(self, key: Key, request: TrainingRequest) -> TrainingStatus:
         status = self.table.set(key, TrainingStatus(request.run_id, request.trigger_id, TrainingState.QUEUED))
@@ -112,8 +107,8 @@ class Trainings:
         name = f"training of run {request.run_id}, trigger {request.trigger_id}"
         try:
             return self._pool.submit(
-                self._hooks.task,
-                self._hooks.make_job(request),
+                self.task,
+                TrainingJob(request, self._config),
                 name=name,
                 log_path=self.log_path(*key),
                 on_message=lambda message: self.table.update(key, lambda s: replace(s, state=TrainingState.RUNNING, **message)),
@@ -128,11 +123,14 @@ class Trainings:
 
     def _done(self, key: Key, request: TrainingRequest, job: Job) -> None:
         try:
-            self._hooks.clean_up(request, job.state is JobState.FINISHED)
+            self._clean_up(request, stored=job.state is JobState.FINISHED)
         finally:  # else watchers would wait for ever
             RUNNING.dec()
             TRAININGS.labels(job.state).inc()
             self._settle(key, job)
+
+    def _clean_up(self, request: TrainingRequest, *, stored: bool) -> None:
+        clean_up(self._config.service_dir("trainer_server"), request, stored=stored)
 
     def _settle(self, key: Key, job: Job) -> None:
         error = job.error
@@ -140,10 +138,10 @@ class Trainings:
             _logger.warning("training_ended", run_id=key[0], trigger_id=key[1], state=job.state.name, error=error.message)
             self.table.settle(key, lambda status: _with_error(status, job.state, error))
             return
-        trained = job.result()
-        self.table.settle(key, lambda status: _with_result(status, trained.model_id, trained.weights_sha256, trained.result))
-        SAMPLES.inc(trained.result.get("num_samples", 0))
-        for stage, seconds in trained.result.get("seconds", {}).items():
+        stored: StoredModelInfo = job.result()
+        self.table.settle(key, lambda status: _finished(status, stored))
+        SAMPLES.inc(stored.training_result.get("num_samples", 0))
+        for stage, seconds in stored.training_result.get("seconds", {}).items():
             STAGE_SECONDS.labels(stage).inc(seconds)
 
 
@@ -161,18 +159,19 @@ def _check_request(request: TrainingRequest) -> None:
         raise ConfigError(f"the pipeline has no section {' and no section '.join(missing)}, which a training needs")
 
 
-def _with_result(status: TrainingStatus, model_id: int, weights_sha256: str, result: Mapping[str, Any]) -> TrainingStatus:
+def _finished(status: TrainingStatus, stored: StoredModelInfo) -> TrainingStatus:
+    result = stored.training_result
     samples = result.get("num_samples", status.samples_seen)
     return replace(
         status,
         state=TrainingState.FINISHED,
-        model_id=model_id,
-        weights_sha256=weights_sha256,
+        model_id=stored.version.model_id,
+        weights_sha256=stored.version.weights_sha256,
         samples_seen=samples,
         samples_total=samples,
         batches_seen=result.get("num_batches", status.batches_seen),
         loss=result.get("loss", status.loss),
-        result=dict(result),
+        result=result,
     )
 
 

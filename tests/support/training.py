@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from modyn.dataset.connections import DatasetClients
+from modyn.model_storage.client import StoredModelInfo
 from modyn.models.weights import load_weights
-from modyn.records import Int64Array, RunId, TriggerSetInfo
+from modyn.records import Int64Array, ModelVersion, RunId, TriggerSetInfo
 from modyn.testing.fake_model_storage import FakeModelStorage
-from modyn.trainer_server.build import TrainingContext
-from modyn.trainer_server.request import Trained, TrainingRequest
-from modyn.trainer_server.train import run_training
+from modyn.trainer_server.client import TrainingRequest
+from modyn.trainer_server.train import TrainingContext, run_training
 from modyn.workers import Report
 from tests.support.fake_dataset import FakeTriggerSet
 
@@ -71,13 +71,17 @@ class MemoryData:
 class Outcome:
     """What a training left behind."""
 
-    trained: Trained
+    stored: StoredModelInfo
     weights: dict[str, Tensor]
     report: RecordedReport
 
     @property
+    def trained(self) -> ModelVersion:
+        return self.stored.version
+
+    @property
     def result(self) -> Mapping[str, Any]:
-        return self.trained.result
+        return self.stored.training_result
 
 
 @dataclass
@@ -104,10 +108,10 @@ class TrainingRoom:
         """Raises what the training raises."""
         data, report = data or MemoryData(), report or RecordedReport()
         request = TrainingRequest(RunId(run_id), trigger_id, pipeline, parent_model_id, num_samples_to_pass, seed)
-        trained = run_training(
+        stored = run_training(
             request, TrainingContext(data.trigger_set, self.models.get, self.models.put, data, self.folder, **self.limits), report
         )
-        return Outcome(trained, self.weights_of(trained.model_id, pipeline), report)
+        return Outcome(stored, self.weights_of(stored.version.model_id, pipeline), report)
 
     def weights_of(self, model_id: int, pipeline: Mapping[str, Any]) -> dict[str, Tensor]:
         from modyn.models import build_model

@@ -19,8 +19,8 @@ from modyn.model_storage.client import ModelHeader
 from modyn.records import ModelVersion
 from modyn.testing.fake_model_storage import FakeModelStorage
 from modyn.testing.waiting import eventually
-from modyn.trainer_server import registries
 from modyn.trainer_server.checkpoint import load_checkpoint, random_state, read_state, set_random_state, write_state
+from modyn.trainer_server.config import SCHEDULERS
 from modyn.trainer_server.service import PRELOAD
 from modyn.workers import WorkerPool
 from tests.support.training import MemoryData, Outcome, RecordedReport, TrainingRoom, small_pipeline
@@ -277,7 +277,7 @@ def test_state_that_could_not_be_read_again_is_refused_at_the_start(tmp_path: Pa
     scheduler = {"name": "Hoarding", "config": {"step_size": 1}}
     with pytest.raises(ConfigError, match=r"training\.checkpointing: an optimizer or scheduler keeps state"):
         TrainingRoom(tmp_path).train(demanding_pipeline(lr_scheduler=scheduler))
-    assert registries.SCHEDULERS.ids() == []
+    assert SCHEDULERS.ids() == []
 
 
 def test_a_file_is_the_old_or_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,10 +19,9 @@ from modyn.errors import ConfigError
 from modyn.registry import Registry
 from modyn.trainer_server.check import check
 from modyn.trainer_server.components import build_criterion, build_optimizers, build_scaler, build_schedulers, resolve
-from modyn.trainer_server.config import CriterionConfig, OptimizerConfig, SchedulerConfig, TrainingConfig
+from modyn.trainer_server.config import OPTIMIZERS, SCHEDULERS, CriterionConfig, OptimizerConfig, SchedulerConfig, TrainingConfig
 from modyn.trainer_server.downsampling import DOWNSAMPLING, Downsampling, build_downsampling
-from modyn.trainer_server.hooks import MAX_LOSSES, Losses
-from modyn.trainer_server.registries import OPTIMIZERS, SCHEDULERS
+from modyn.trainer_server.loop import MAX_LOSSES, Losses
 from tests.support.training import MemoryData, RecordedReport, small_pipeline, train_in_memory
 
 

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from modyn.config.system import SystemConfig
 from modyn.records import RunId
 from modyn.trainer_server.client import TrainingRequest, TrainingState
-from modyn.trainer_server.trainings import TrainingHooks, Trainings
+from modyn.trainer_server.trainings import Trainings
 from modyn.workers import WorkerPool
 from tests.support.training import MemoryData, TrainingRoom, small_pipeline
 
@@ -65,7 +66,7 @@ def test_a_server_keeps_a_bounded_number_of_ended_trainings(tmp_path: Path) -> N
     def refuse(run_id: RunId, trigger_id: int) -> None:
         closed.set()
 
-    trainings = Trainings(pool, pool, TrainingHooks(lambda request: request, refuse), tmp_path, num_ended=5)
+    trainings = Trainings(SystemConfig(state_dir=tmp_path), pool, pool, refuse, num_ended=5)
     pool.close(0)
     for trigger_id in range(20):
         request = TrainingRequest(RunId("r-0001"), trigger_id, {"model": {}, "training": {}, "data": {}})

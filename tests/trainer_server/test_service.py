@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from modyn.config.base import Problem
-from modyn.config.system import Endpoint
+from modyn.config.system import Endpoint, SystemConfig
 from modyn.errors import (
     ConfigError,
     ConflictError,
@@ -31,7 +31,7 @@ from modyn.testing.fake_trainer_server import FakeTrainerServer
 from modyn.testing.waiting import eventually
 from modyn.trainer_server.client import TrainerServerClient, TrainingRequest, TrainingState, TrainingStatus
 from modyn.trainer_server.service import FULL_NAME, PRELOAD, TrainerServicer
-from modyn.trainer_server.trainings import TrainingHooks, Trainings
+from modyn.trainer_server.trainings import Trainings
 from modyn.workers import Job, WorkerPool
 from tests.support.training import small_pipeline
 
@@ -85,8 +85,8 @@ class Room:
 def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Room]:
     monkeypatch.syspath_prepend(HERE)
     pool, checks, stored = WorkerPool(1, preload=PRELOAD), WorkerPool(1, preload=PRELOAD), Stored()
-    hooks = TrainingHooks(lambda request: request, stored.find, task="trainer_tasks:pretend")
-    trainings = Trainings(pool, checks, hooks, tmp_path / "logs")
+    trainings = Trainings(SystemConfig(state_dir=tmp_path), pool, checks, stored.find)
+    trainings.task = "trainer_tasks:pretend"
     endpoint = Endpoint(address=f"unix:{tmp_path}/t.sock")
     add = trainer_server_pb2_grpc.add_TrainerServerServicer_to_server
     server = start_server("trainer_server", endpoint, [Registration(add, TrainerServicer(trainings), FULL_NAME)], max_threads=8)
@@ -153,11 +153,13 @@ def test_a_worker_that_dies_is_a_failed_training(room: Room) -> None:
 
 
 @pytest.mark.parametrize(("act", "state"), [("succeed", TrainingState.FINISHED), ("fail", TrainingState.FAILED)])
-def test_a_training_ends_for_who_watches_also_if_nothing_can_be_cleaned_up(room: Room, act: str, state: TrainingState) -> None:
-    def fails(request: TrainingRequest, stored: bool) -> None:
+def test_a_training_ends_for_who_watches_also_if_nothing_can_be_cleaned_up(
+    room: Room, monkeypatch: pytest.MonkeyPatch, act: str, state: TrainingState
+) -> None:
+    def fails(folder: Path, request: TrainingRequest, *, stored: bool) -> None:
         raise OSError(30, "Read-only file system")
 
-    room.trainings._hooks = replace(room.trainings._hooks, clean_up=fails)
+    monkeypatch.setattr("modyn.trainer_server.trainings.clean_up", fails)
     room.client.start(room.request(act=act))
     eventually(lambda: room.trainings.table.status((RUN, 0)).state.is_final)
     assert room.final().state is state
@@ -238,7 +240,7 @@ def test_an_error_that_is_no_text_is_told_as_one(room: Room) -> None:
     failed = room.final()
     assert failed.state is TrainingState.FAILED
     assert r"ValueError: cannot read '\udcff\x00'" in failed.error
-    room.trainings._hooks = replace(room.trainings._hooks, check_task="trainer_tasks:find_what_is_no_text")
+    room.trainings.check_task = "trainer_tasks:find_what_is_no_text"
     assert room.client.validate({}) == [Problem(r"training.\udcff", r"cannot read '\udcff'")]
 
 

@@ -27,12 +27,11 @@ from modyn.models import build_model
 from modyn.models.weights import save_weights
 from modyn.records import ModelVersion, RunId
 from modyn.testing.fake_model_storage import FakeModelStorage
-from modyn.trainer_server.build import TrainingContext, configure_torch, derived_seed
 from modyn.trainer_server.checkpoint import seed_everything
 from modyn.trainer_server.client import TrainingRequest
 from modyn.trainer_server.config import TrainingConfig
 from modyn.trainer_server.files import clean_up
-from modyn.trainer_server.train import run_training
+from modyn.trainer_server.train import TrainingContext, configure_torch, derived_seed, run_training
 from tests.support.training import (
     NUM_CLASSES,
     MemoryData,
@@ -449,10 +448,10 @@ def test_what_cannot_be_removed_fails_no_training_whose_model_is_stored(tmp_path
     context = TrainingContext(MemoryData().trigger_set, room.models.get, room.models.put, MemoryData(), tmp_path)
     with monkeypatch.context() as failing:
         failing.setattr(Path, "unlink", read_only)
-        trained = run_training(request, context, RecordedReport())
+        stored = run_training(request, context, RecordedReport())
         clean_up(tmp_path, request, stored=True)
     assert room.models.find(RunId("memory-0001"), 0) is not None
-    assert trained.model_id == 1
+    assert stored.version.model_id == 1
 
 
 def test_progress_is_reported_by_time_with_totals(tmp_path: Path) -> None:
@@ -530,7 +529,7 @@ def test_a_gpu_that_does_not_answer_after_an_error_hides_no_error(tmp_path: Path
 def test_the_gpu_of_a_training_is_the_one_of_its_process(monkeypatch: pytest.MonkeyPatch, device: str, chosen: list[int]) -> None:
     """Or threads of PyTorch that ask for the current one take memory of the first."""
     found: list[int] = []
-    monkeypatch.setattr("modyn.trainer_server.build.missing_device", lambda device: None)
+    monkeypatch.setattr("modyn.trainer_server.train.missing_device", lambda device: None)
     monkeypatch.setattr(torch.cuda, "set_device", found.append)
     configure_torch(
         load_section(TrainingConfig, {**small_pipeline()["training"], "device": device}, "training"), deterministic=False

@@ -19,8 +19,7 @@ from modyn.rpc.logs import get_logger
 from modyn.rpc.server import ServiceContext, prepare_run_dir, start_server
 from modyn.selector.client import SelectorClient
 from modyn.storage.client import StorageClient
-from modyn.trainer_server.client import TrainerServerClient, TrainingRequest, TrainingState, TrainingStatus
-from modyn.trainer_server.request import TrainingJob
+from modyn.trainer_server.client import TrainerServerClient, TrainingJob, TrainingRequest, TrainingState, TrainingStatus
 from modyn.trainer_server.service import PRELOAD
 from tests.support.running_storage import start_storage
 from tests.support.training import NUM_FEATURES, small_pipeline

@@ -11,7 +11,9 @@ from typing import Any
 from modyn.config.base import Problem
 from modyn.dataset.functions import compile_function
 from modyn.errors import DataError
-from modyn.trainer_server.request import Trained, TrainingRequest
+from modyn.model_storage.client import StoredModelInfo
+from modyn.records import ModelVersion
+from modyn.trainer_server.client import TrainingJob
 from modyn.workers import Report
 from tests.support.training import MemoryData, RecordedReport, TrainingRoom
 
@@ -31,7 +33,7 @@ class PassedOn(RecordedReport):
         return self._report.stopping
 
 
-def train(request: tuple[dict[str, Any], MemoryData, str, float], report: Report) -> Trained:
+def train(request: tuple[dict[str, Any], MemoryData, str, float], report: Report) -> StoredModelInfo:
     """Train `pipeline` on `data` below `folder`. With a `delay`, each payload request takes so many seconds, and the 30th never ends:
     whoever wants to end this training while it runs has all the time that he needs."""
     pipeline, data, folder, delay = request
@@ -40,11 +42,12 @@ def train(request: tuple[dict[str, Any], MemoryData, str, float], report: Report
         data = MemoryData(
             data.num_keys, data.partition_size, before_fetch=lambda keys: time.sleep(delay if next(asked) < 30 else 3600)
         )
-    return TrainingRoom(Path(folder)).train(pipeline, data, PassedOn(report)).trained
+    return TrainingRoom(Path(folder)).train(pipeline, data, PassedOn(report)).stored
 
 
-def pretend(request: TrainingRequest, report: Report) -> Trained:
+def pretend(job: TrainingJob, report: Report) -> StoredModelInfo:
     """What a training looks like from outside, without one. `pipeline.training.act` says what happens."""
+    request = job.request
     act = request.pipeline["training"]["act"]
     report.send({"samples_seen": 0, "samples_total": 10, "batches_seen": 0, "loss": None, "samples_per_s": 0.0})
     mark = request.pipeline["training"].get("mark")
@@ -62,7 +65,8 @@ def pretend(request: TrainingRequest, report: Report) -> Trained:
         time.sleep(0.01)
     report.send({"samples_seen": 10, "samples_total": 10, "batches_seen": 2, "loss": 0.5, "samples_per_s": 20.0})
     result = {"num_samples": 10, "num_batches": 2, "loss": 0.25, "losses": [[1, 0.75]], "seconds": {"load": 0.1}}
-    return Trained(100 + request.trigger_id, "0" * 64, result)
+    version = ModelVersion(100 + request.trigger_id, request.run_id, request.trigger_id, None, "0" * 64, 1, 0.0, "", False)
+    return StoredModelInfo(version, "MLP", {}, result)
 
 
 def find_what_is_no_text(pipeline: dict[str, Any], report: Report) -> list[Problem]:
