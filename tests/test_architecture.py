@@ -157,7 +157,7 @@ def test_services_meet_only_through_clients(path: Path) -> None:
 @pytest.mark.parametrize("service", SERVICES)
 def test_services_start_without_what_only_workers_and_faces_need(service: str) -> None:
     program = (
-        f"import sys, modyn.{service}.__main__, modyn.{service}.service; "
+        f"import sys, modyn.rpc.__main__, modyn.{service}.service; "
         "print([m for m in ('torch', 'pandas', 'plotly', 'sklearn') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -15,7 +15,6 @@ import structlog
 
 import modyn.evaluator.evaluate
 import modyn.models.networks
-import modyn.rpc.main  # imported by each child again, with the main module of the service
 from modyn.evaluator.metrics import METRICS
 from modyn.models import MODELS
 from modyn.storage.payloads import preload_file_formats

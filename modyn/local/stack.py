@@ -43,9 +43,8 @@ class ServiceProcess(ChildProcess):
         self._name = name
         self._config = config
         kind, _, number = name.partition("-")
-        self._module = "modyn.storage.replica" if kind == "replica" else f"modyn.{name}"
-        arguments = [*(["--number", number] if number else []), *(["--config", str(config_file)] if config_file else [])]
-        self._command = [sys.executable, "-m", self._module, *arguments]
+        self._program = ["modyn.storage.replica", "--number", number] if kind == "replica" else ["modyn.rpc", name]
+        self._command = [sys.executable, "-m", *self._program, *(["--config", str(config_file)] if config_file else [])]
         self.url = config.replicas.get(name, config.endpoint(name)).address
 
     def start(self) -> None:
@@ -88,7 +87,7 @@ class ServiceProcess(ChildProcess):
             pid = int(lock.read_text())
         except (OSError, ValueError):
             return None
-        return pid if runs_with(pid, self._module) else None
+        return pid if all(runs_with(pid, argument) for argument in self._program) else None
 
 
 def _end_group(pid: int) -> None:

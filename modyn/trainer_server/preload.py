@@ -16,7 +16,6 @@ import structlog
 import torch
 
 import modyn.models.networks
-import modyn.rpc.main  # imported by each child again, with the main module of the service
 import modyn.trainer_server.check
 import modyn.trainer_server.train
 from modyn.models import MODELS

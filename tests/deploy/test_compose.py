@@ -56,8 +56,8 @@ def mounts(service: dict[str, Any]) -> dict[str, str]:
 @pytest.mark.parametrize("name", SERVICES)
 def test_every_service_runs_from_the_one_image_with_the_one_system_file(compose: dict[str, Any], name: str) -> None:
     service = compose["services"][in_compose(name)]
-    assert service["command"] == ["python", "-m", f"modyn.{name}", "--config", INSIDE]
-    assert importlib.util.find_spec(f"modyn.{name}.__main__") is not None
+    assert service["command"] == ["python", "-m", "modyn.rpc", name, "--config", INSIDE]
+    assert importlib.util.find_spec(f"modyn.{name}.service") is not None
     assert service["image"] == "${MODYN_IMAGE:-modyn:latest}"
     assert mounts(service)[INSIDE] == "./deploy/modyn.yaml"
 

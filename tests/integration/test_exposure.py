@@ -186,5 +186,5 @@ def start(name: str, folder: Path, postgres_url: str, **sections: Any) -> subpro
     """The process of one service, to its end."""
     path = folder / "system.yaml"
     path.write_text(yaml.safe_dump({"state_dir": str(folder / "state"), "database_url": postgres_url, **sections}))
-    command = [sys.executable, "-m", f"modyn.{name}", "--config", str(path)]
+    command = [sys.executable, "-m", "modyn.rpc", name, "--config", str(path)]
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=clean_environment())

@@ -255,7 +255,7 @@ def test_a_folder_of_another_version_is_refused_and_left_as_it_is(tmp_path: Path
         assert (done.returncode, done.stdout) == (1, "")
         assert f"error: {state}/postgres was written by another version of Modyn" in done.stderr
         done = subprocess.run(
-            [*stack.command()[:1], "-m", "modyn.storage", "--config", str(stack.config_file)],
+            [*stack.command()[:1], "-m", "modyn.rpc", "storage", "--config", str(stack.config_file)],
             capture_output=True, text=True, timeout=PATIENCE_S, env=clean_environment(), check=False,
         )  # fmt: skip
         assert done.returncode == 1

@@ -248,7 +248,7 @@ def test_process_serves_metrics_and_ends_cleanly_without_torch(
 
 def test_the_service_imports_nothing_heavy() -> None:
     check = (
-        "import sys; import modyn.model_storage.__main__, modyn.model_storage.service; from modyn.model_storage.formats import MODEL_FORMATS; "
+        "import sys; import modyn.rpc.__main__, modyn.model_storage.service; from modyn.model_storage.formats import MODEL_FORMATS; "
         "[MODEL_FORMATS.get(id_) for id_ in MODEL_FORMATS.builtin]; "
         "found = {'torch', 'pandas', 'plotly'} & set(sys.modules); assert not found, found"
     )

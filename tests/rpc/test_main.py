@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from modyn.rpc.main import service_main
+from modyn.rpc.__main__ import main
 
 
 @pytest.mark.parametrize("service", ["storage", "selector", "model_storage", "trainer_server", "evaluator", "supervisor"])
 def test_each_service_is_started_by_its_name(service: str) -> None:
-    command = [sys.executable, "-m", f"modyn.{service}", "--help"]
+    command = [sys.executable, "-m", "modyn.rpc", service, "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.startswith(f"usage: python -m modyn.{service} ")
+    assert done.stdout.startswith("usage: python -m modyn.rpc ")
 
 
 def test_a_wrong_configuration_is_told_before_anything_is_imported(
@@ -23,8 +23,9 @@ def test_a_wrong_configuration_is_told_before_anything_is_imported(
 ) -> None:
     path = tmp_path / "system.yaml"
     path.write_text("storage: {poll_intervall_s: 1}")
-    monkeypatch.setattr(sys, "argv", ["modyn.storage", "--config", str(path)])
-    assert service_main("storage", "no_such_package:build") == 1
+    monkeypatch.setattr(sys, "argv", ["modyn.rpc", "storage", "--config", str(path)])
+    monkeypatch.setattr("modyn.rpc.__main__.load_object", pytest.fail)
+    assert main() == 1
     told = capsys.readouterr().err
     assert told.startswith("modyn storage: ")
     assert "poll_interval_s" in told

@@ -187,7 +187,7 @@ def test_the_process_tells_what_is_wrong(quick_config: SystemConfig, tmp_path: P
     def run(text: str) -> subprocess.CompletedProcess[str]:
         path = tmp_path / "system.yaml"
         path.write_text(text)
-        command = [sys.executable, "-m", "modyn.storage", "--config", str(path)]
+        command = [sys.executable, "-m", "modyn.rpc", "storage", "--config", str(path)]
         return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
     done = run("storage: {poll_intervall_s: 1}")

@@ -33,7 +33,7 @@ class ServiceProcess:
         self._log = folder / f"{name}.log"
         file = write_config(config, folder)
         module, *number = name.split("-")
-        arguments = ["modyn.storage.replica", "--number", *number] if number else [f"modyn.{module}"]
+        arguments = ["modyn.storage.replica", "--number", *number] if number else ["modyn.rpc", module]
         self.command = [sys.executable, "-X", "faulthandler", "-m", *arguments, "--config", str(file)]
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -1,4 +1,4 @@
-"""A service as a process: `python -m modyn.<service> --config FILE`."""
+"""A service as a process: `python -m modyn.rpc SERVICE --config FILE`."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from modyn.config.system import load_system_config
+from modyn.config.system import SERVICES, load_system_config
 from modyn.errors import ModynError
 from modyn.registry import load_object
 
 
-def service_main(name: str, build: str) -> int:
-    """Run the service `name` until SIGTERM. `build`: `module:function` that makes its servicers, see `run_service`.
+def main() -> int:
+    """Run the service that the arguments name until SIGTERM.
 
     The exit code: 0 after SIGTERM or SIGINT, 1 when the service could not start, also for a wrong configuration.
     """
-    parser = argparse.ArgumentParser(prog=f"python -m modyn.{name}", description=f"The service {name} of Modyn.")
+    parser = argparse.ArgumentParser(prog="python -m modyn.rpc", description="One service of Modyn.")
+    parser.add_argument("service", choices=SERVICES)
     parser.add_argument("--config", type=Path, help="system configuration, YAML; default: $MODYN_CONFIG, or else the defaults")
     arguments = parser.parse_args()
+    name = arguments.service
     try:
         config = load_system_config(arguments.config)
     except ModynError as error:
@@ -28,5 +30,9 @@ def service_main(name: str, build: str) -> int:
     # Imported late, so that a wrong configuration is reported at once.
     from modyn.rpc.server import run_service
 
-    service: Any = load_object(build)
-    return run_service(name, config, service)
+    build: Any = load_object(f"modyn.{name}.service:build")
+    return run_service(name, config, build)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,8 +1,0 @@
-"""The selector as a process: `python -m modyn.selector --config FILE`."""
-
-from __future__ import annotations
-
-from modyn.rpc.main import service_main
-
-if __name__ == "__main__":
-    raise SystemExit(service_main("selector", "modyn.selector.service:build"))
