@@ -189,7 +189,7 @@ def test_a_killed_worker_is_replaced_by_one_that_goes_on(tmp_path: Path, monkeyp
     trained = submit(0.0).result(60)
     pool.close()
     assert '"resumed"' in (tmp_path / "log").read_text() or "resumed" in (tmp_path / "log").read_text()
-    assert trained.weights_sha256 == undisturbed.trained.weights_sha256
+    assert trained.version.weights_sha256 == undisturbed.trained.weights_sha256
     assert not path.exists()
 
 
@@ -201,7 +201,7 @@ def test_workers_that_load_data_change_nothing(tmp_path: Path, monkeypatch: pyte
     request = (two, MemoryData(), str(tmp_path / "there"), 0.0)
     there = pool.submit("trainer_tasks:train", request, name="training", log_path=tmp_path / "log").result(60)
     pool.close()
-    assert there.weights_sha256 == here.trained.weights_sha256
+    assert there.version.weights_sha256 == here.trained.weights_sha256
 
 
 def test_checkpoints_can_lie_elsewhere_and_come_every_so_many_batches(tmp_path: Path) -> None:
