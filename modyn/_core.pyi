@@ -50,12 +50,7 @@ class PathTable:
     raises FileChangedError, or FileTruncatedError if the record is not there; with `may_grow`, a longer file is no changed one."""
 
     def __init__(self, base: PathLike, may_grow: bool = False) -> None: ...
-    def append(
-        self,
-        paths: Sequence[PathLike],
-        sizes: npt.NDArray[np.int64] | None = None,
-        mtimes_ns: npt.NDArray[np.int64] | None = None,
-    ) -> None: ...
+    def append(self, paths: Sequence[PathLike]) -> None: ...
     def append_packed(
         self,
         text: npt.NDArray[np.uint8],
@@ -84,7 +79,7 @@ class Gatherer:
     def __init__(self, max_open_files: int = 256, num_threads: int = 1) -> None: ...
     def gather(
         self,
-        paths: PathTable | Sequence[PathLike],
+        paths: PathTable,
         file_ids: npt.NDArray[np.uint32],
         offsets: npt.NDArray[np.int64],
         lengths: npt.NDArray[np.int64] | int,

@@ -40,15 +40,24 @@ inline py::str from_text(const std::string& text) {
   return py::reinterpret_steal<py::str>(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "backslashreplace"));
 }
 
-// An array that owns the vector: no copy.
+// An array over memory that `owner` keeps, which is moved behind it: no copy.
+template <typename T, typename Owner>
+py::array_t<T> array_over(const T* data, std::size_t size, Owner&& owner) {
+  auto held = std::make_unique<Owner>(std::move(owner));
+  const py::capsule base(held.get(), [](void* pointer) { delete static_cast<Owner*>(pointer); });
+  held.release();
+  return py::array_t<T>(static_cast<py::ssize_t>(size), data, base);
+}
+
 template <typename T>
 py::array_t<T> to_array(std::vector<T>&& values) {
-  auto owned = std::make_unique<std::vector<T>>(std::move(values));
-  const T* data = owned->data();
-  const auto size = static_cast<py::ssize_t>(owned->size());
-  const py::capsule owner(owned.get(), [](void* vector) { delete static_cast<std::vector<T>*>(vector); });
-  owned.release();
-  return py::array_t<T>(size, data, owner);
+  return array_over(values.data(), values.size(), std::move(values));
+}
+
+// Labels of a dataset, of which float64 ones are given as their bits.
+inline py::array to_labels(std::vector<std::int64_t>&& values, bool floats) {
+  py::array labels = to_array(std::move(values));
+  return floats ? labels.view("float64") : labels;
 }
 
 // An argument. No forcecast: numbers never wrap silently. One that is not aligned is copied.
@@ -64,11 +73,8 @@ template <typename T>
 py::array_t<T> new_array(std::int64_t size) {
   const std::int64_t bytes = size * static_cast<std::int64_t>(sizeof(T));
   if (bytes < min_pooled_bytes) return py::array_t<T>(static_cast<py::ssize_t>(size));
-  auto buffer = std::make_unique<Buffer>(BufferPool::of_process().take(static_cast<std::size_t>(bytes)));
-  const T* data = reinterpret_cast<const T*>(buffer->data());
-  const py::capsule owner(buffer.get(), [](void* held) { delete static_cast<Buffer*>(held); });
-  buffer.release();
-  return py::array_t<T>(static_cast<py::ssize_t>(size), data, owner);
+  Buffer buffer = BufferPool::of_process().take(static_cast<std::size_t>(bytes));
+  return array_over(reinterpret_cast<const T*>(buffer.get()), static_cast<std::size_t>(size), std::move(buffer));
 }
 
 // What `run` returns, called without the GIL: it must touch no Python object. Arrays that it reads must be held by the caller.
@@ -87,16 +93,20 @@ py::array_t<T> filled_array(std::int64_t size, const Fill& fill) {
   return array;
 }
 
-inline void check_one_dimension(const py::array& array, const char* name) {
-  if (array.ndim() != 1) throw InvalidArgument(std::string(name) + " must have one dimension, not " + std::to_string(array.ndim()));
+// Throws InvalidArgument unless `array` has one dimension, with `count` entries where that is given.
+inline void check_column(const py::array& array, const char* name, py::ssize_t count = -1) {
+  if (array.ndim() != 1 || (count >= 0 && array.size() != count)) {
+    throw InvalidArgument(std::string(name) + " must be an array of shape (" + (count < 0 ? "n" : std::to_string(count)) + ",)");
+  }
 }
 
-void register_csv(py::module_& module);
-void register_errors(py::module_& module);
+template <typename T>
+std::size_t size_of(const Array<T>& array) {
+  return static_cast<std::size_t>(array.size());
+}
+
 void register_files(py::module_& module);
 void register_gather(py::module_& module);
 void register_index(py::module_& module);
-void register_key_set(py::module_& module);
-void register_arrays(py::module_& module);
 
 }  // namespace modyn::bindings

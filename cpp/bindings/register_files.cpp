@@ -2,7 +2,7 @@
 #include <memory>
 
 #include "bindings.hpp"
-#include "modyn/errors.hpp"
+#include "modyn/csv.hpp"
 #include "modyn/file.hpp"
 #include "modyn/scan.hpp"
 
@@ -18,23 +18,22 @@ py::tuple stat_and_read(const py::sequence& path_objects, std::size_t ending_siz
   for (const auto& problem : found.problems) {
     problems[py::int_(problem.position)] = py::make_tuple(from_path(problem.path), from_text(problem.reason));
   }
-  py::object numbers = floats ? py::object(to_array(std::move(found.float_numbers))) : py::object(to_array(std::move(found.int_numbers)));
-  return py::make_tuple(to_array(std::move(found.sizes)), to_array(std::move(found.modification_times)), numbers, problems);
+  return py::make_tuple(to_array(std::move(found.sizes)), to_array(std::move(found.modification_times)),
+                        to_labels(std::move(found.numbers), floats), problems);
 }
 
 py::array_t<std::uint8_t> map_file(const py::object& path) {
   const std::string name = to_path(path);
+  std::int64_t size = 0;
   auto map = without_gil([&] {  // opening a file may wait for a disk
     const File file(name);      // closed at the end: an index has more segments than a process may have open files
+    size = file.stamp_at_opening().size;
     auto made = file.map(0);
-    if (!made && file.stamp_at_opening().size > 0) throw file_error(ENOMEM, name, 0, file.stamp_at_opening().size);
-    return std::make_unique<std::shared_ptr<const FileMap>>(std::move(made));
+    if (!made && size > 0) throw file_error(ENOMEM, name, 0, size);
+    return made;
   });
-  if (!*map) return py::array_t<std::uint8_t>(0);
-  const std::uint8_t* const data = (*map)->data();
-  const auto size = static_cast<py::ssize_t>((*map)->size());
-  const py::capsule owner(map.release(), [](void* held) { delete static_cast<std::shared_ptr<const FileMap>*>(held); });
-  py::array_t<std::uint8_t> array(size, data, owner);
+  const std::uint8_t* const data = map.get();
+  auto array = array_over(data, static_cast<std::size_t>(size), std::move(map));
   array.attr("flags").attr("writeable") = false;  // a write would end the process
   return array;
 }
@@ -52,16 +51,13 @@ void enter(FolderScan& scan, const py::object& path) {
 
 py::tuple take_files(FolderScan& scan) {
   const auto files = without_gil([&] { return scan.take_files(); });
-  py::list paths(files.size());
-  std::vector<std::int64_t> sizes;
-  std::vector<std::int64_t> modification_times;
-  std::vector<std::int64_t> changed;
-  for (auto* column : {&sizes, &modification_times, &changed}) column->reserve(files.size());
-  for (std::size_t i = 0; i < files.size(); ++i) {
-    paths[i] = from_path(files[i].path);
-    sizes.push_back(files[i].size);
-    modification_times.push_back(files[i].modification_time);
-    changed.push_back(files[i].changed);
+  py::list paths;
+  std::vector<std::int64_t> sizes, modification_times, changed;
+  for (const FoundFile& file : files) {
+    paths.append(from_path(file.path));
+    sizes.push_back(file.size);
+    modification_times.push_back(file.modification_time);
+    changed.push_back(file.changed);
   }
   return py::make_tuple(paths, to_array(std::move(sizes)), to_array(std::move(modification_times)), to_array(std::move(changed)));
 }
@@ -78,6 +74,31 @@ py::list take_refused(FolderScan& scan) {
   return refused;
 }
 
+char one_byte(const std::string& text, const char* name) {
+  if (text.size() != 1) throw InvalidArgument(std::string(name) + " must be one byte long, not '" + text + "'");
+  return text[0];
+}
+
+std::unique_ptr<CsvIndexer> make_indexer(const py::object& path, std::int64_t start, std::int64_t first_row, const std::string& separator,
+                                         const std::string& quote, std::size_t label_column, bool float_labels, std::int64_t timestamp_column,
+                                         bool skip_first_line) {
+  CsvOptions options{one_byte(separator, "separator"), std::nullopt, label_column, float_labels, std::nullopt, skip_first_line};
+  if (!quote.empty()) options.quote = one_byte(quote, "quote");
+  if (timestamp_column >= 0) options.timestamp_column = static_cast<std::size_t>(timestamp_column);
+  std::string file = to_path(path);
+  const py::gil_scoped_release release;  // opens and reads a file
+  return std::make_unique<CsvIndexer>(std::move(file), start, first_row, options);
+}
+
+py::object next_rows(CsvIndexer& indexer, std::size_t max_rows) {
+  CsvRows rows = without_gil([&] { return indexer.next(max_rows); });
+  if (rows.offsets.empty()) return py::none();
+  py::object timestamps = py::none();
+  if (indexer.options().timestamp_column) timestamps = to_array(std::move(rows.timestamps));
+  return py::make_tuple(to_array(std::move(rows.offsets)), to_array(std::move(rows.lengths)),
+                        to_labels(std::move(rows.labels), indexer.options().float_labels), timestamps);
+}
+
 }  // namespace
 
 void register_files(py::module_& module) {
@@ -89,6 +110,12 @@ void register_files(py::module_& module) {
       .def("take_files", &take_files)
       .def("take_links", &take_links)
       .def("take_refused", &take_refused);
+  py::class_<CsvIndexer>(module, "CsvIndexer", py::is_final())
+      .def(py::init(&make_indexer), py::arg("path"), py::kw_only(), py::arg("start") = 0, py::arg("first_row") = 0,
+           py::arg("separator") = ",", py::arg("quote") = "\"", py::arg("label_column") = 0, py::arg("float_labels") = false,
+           py::arg("timestamp_column") = -1, py::arg("skip_first_line") = false)
+      .def("next", &next_rows, py::arg("max_rows"))
+      .def_property_readonly("position", &CsvIndexer::position);
   module.def("map_file", &map_file, py::arg("path"));
 }
 

@@ -1,9 +1,12 @@
+#include <pybind11/stl.h>
+
 #include <algorithm>
-#include <optional>
 
 #include "bindings.hpp"
 #include "modyn/column.hpp"
-#include "modyn/errors.hpp"
+#include "modyn/copy.hpp"
+#include "modyn/key_set.hpp"
+#include "modyn/permutation.hpp"
 #include "modyn/sample_index.hpp"
 
 namespace modyn::bindings {
@@ -14,7 +17,7 @@ class StoredColumn {
  public:
   StoredColumn(Array<std::uint8_t> content, const std::string& encoding, std::size_t width, std::int64_t num_rows)
       : column(Column::constant(0)), num_rows_(num_rows), content_(std::move(content)) {
-    check_one_dimension(content_, "content");
+    check_column(content_, "content");
     const std::uint8_t* data = content_.data();
     const auto size = static_cast<std::uint64_t>(content_.size());
     if (num_rows < 1) throw InvalidArgument("a column has at least one row");
@@ -40,8 +43,8 @@ class StoredColumn {
   }
 
   Int64Array take(const Int64Array& rows) const {
-    check_one_dimension(rows, "rows");
-    const auto count = static_cast<std::size_t>(rows.size());
+    check_column(rows, "rows");
+    const auto count = size_of(rows);
     const std::int64_t* const wanted = rows.data();
     const std::int64_t* wrong = wanted + count;
     auto values = filled_array<std::int64_t>(rows.size(), [&](std::int64_t* into) {  // may wait for the disk
@@ -70,6 +73,13 @@ class StoredColumn {
   Array<std::uint8_t> content_;
 };
 
+// For each of `keys`, whether an index or a set contains it.
+template <typename Set>
+py::array_t<bool> contains(const Set& set, const Int64Array& keys) {
+  check_column(keys, "keys");
+  return filled_array<bool>(keys.size(), [&](bool* found) { set.contains(keys.data(), size_of(keys), found); });
+}
+
 // The index with the columns that it reads.
 class StoredIndex {
  public:
@@ -79,11 +89,7 @@ class StoredIndex {
   py::object entries(const Int64Array& keys) const { return look_up(keys, Columns{true, true, false}); }
   py::object labels_and_timestamps(const Int64Array& keys) const { return look_up(keys, Columns{false, true, true}); }
 
-  py::array_t<bool> contains(const Int64Array& keys) const {
-    check_one_dimension(keys, "keys");
-    return filled_array<bool>(keys.size(),
-                              [&](bool* found) { index_.contains(keys.data(), static_cast<std::size_t>(keys.size()), found); });
-  }
+  py::array_t<bool> contains(const Int64Array& keys) const { return bindings::contains(index_, keys); }
 
  private:
   struct Columns {
@@ -91,8 +97,7 @@ class StoredIndex {
   };
 
   std::vector<SegmentView> views(const Int64Array& first_keys) const {
-    check_one_dimension(first_keys, "first_keys");
-    if (first_keys.size() != static_cast<py::ssize_t>(columns_.size())) throw InvalidArgument("as many first keys as segments are needed");
+    check_column(first_keys, "first_keys", static_cast<py::ssize_t>(columns_.size()));
     std::vector<SegmentView> segments;
     segments.reserve(columns_.size());
     for (std::size_t i = 0; i < columns_.size(); ++i) {
@@ -109,7 +114,7 @@ class StoredIndex {
   }
 
   py::object look_up(const Int64Array& keys, Columns wanted) const {
-    check_one_dimension(keys, "keys");
+    check_column(keys, "keys");
     const py::ssize_t count = keys.size();
     const auto common_length = index_.common_length();
     Answers answers;
@@ -127,7 +132,7 @@ class StoredIndex {
     add(answers.labels, wanted.labels);
     add(answers.timestamps, wanted.timestamps);
     // Pages of the map may have to be read. This object holds the map.
-    const bool known = without_gil([&] { return index_.look_up(keys.data(), static_cast<std::size_t>(count), answers); });
+    const bool known = without_gil([&] { return index_.look_up(keys.data(), size_of(keys), answers); });
     if (!known) return py::none();
     return py::tuple(columns);
   }
@@ -137,10 +142,43 @@ class StoredIndex {
 };
 
 py::object runs_of(const Int64Array& values, std::size_t max_runs) {
-  check_one_dimension(values, "values");
-  Runs runs = without_gil([&] { return find_runs(values.data(), static_cast<std::size_t>(values.size()), max_runs); });
+  check_column(values, "values");
+  Runs runs = without_gil([&] { return find_runs(values.data(), size_of(values), max_runs); });
   if (runs.starts.empty() && values.size() > 0) return py::none();
   return py::make_tuple(to_array(std::move(runs.starts)), to_array(std::move(runs.values)), to_array(std::move(runs.strides)));
+}
+
+KeySet key_set_of(const Int64Array& keys) {
+  check_column(keys, "keys");
+  return without_gil([&] { return KeySet(keys.data(), size_of(keys)); });
+}
+
+KeySet parsed(const py::bytes& content) {
+  char* data = nullptr;
+  Py_ssize_t size = 0;
+  if (PyBytes_AsStringAndSize(content.ptr(), &data, &size) != 0) throw py::error_already_set();
+  return without_gil([&] { return KeySet::parsed(reinterpret_cast<const std::uint8_t*>(data), static_cast<std::size_t>(size)); });
+}
+
+py::bytes serialized(const KeySet& set) {
+  const auto bytes = without_gil([&] { return set.serialized(); });
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+Int64Array between(const KeySet& set, std::int64_t first, std::int64_t end) {
+  return to_array(without_gil([&] { return set.between(first, end); }));
+}
+
+template <typename T>
+py::array_t<T> picked(const Array<T>& values, const Int64Array& rows) {
+  check_column(values, "values");
+  check_column(rows, "rows");
+  return filled_array<T>(rows.size(), [&](T* into) { pick(values.data(), size_of(values), rows.data(), size_of(rows), into); });
+}
+
+py::array_t<std::int64_t> permuted(const std::array<std::uint64_t, 4>& seed, std::int64_t count, std::size_t threads) {
+  if (count < 0) throw InvalidArgument("there are no permutations of " + std::to_string(count) + " numbers");
+  return filled_array<std::int64_t>(count, [&](std::int64_t* into) { permutation(seed, static_cast<std::size_t>(count), into, threads); });
 }
 
 }  // namespace
@@ -158,7 +196,18 @@ void register_index(py::module_& module) {
       .def("entries", &StoredIndex::entries, py::arg("keys"))
       .def("labels_and_timestamps", &StoredIndex::labels_and_timestamps, py::arg("keys"))
       .def("contains", &StoredIndex::contains, py::arg("keys"));
+  py::class_<KeySet>(module, "KeySet", py::is_final())
+      .def(py::init(&key_set_of), py::arg("keys"))
+      .def_static("parsed", &parsed, py::arg("content"))
+      .def("serialized", &serialized)
+      .def("__len__", &KeySet::size)
+      .def("united", &KeySet::united, py::arg("other"), py::call_guard<py::gil_scoped_release>())
+      .def("contains", &contains<KeySet>, py::arg("keys"))
+      .def("between", &between, py::arg("first"), py::arg("end"));
   module.def("find_runs", &runs_of, py::arg("values"), py::arg("max_runs"));
+  module.def("permutation", &permuted, py::arg("seed"), py::arg("count"), py::arg("threads"));
+  module.def("pick", &picked<std::int64_t>, py::arg("values").noconvert(), py::arg("rows"));
+  module.def("pick", &picked<float>, py::arg("values").noconvert(), py::arg("rows"));
 }
 
 }  // namespace modyn::bindings

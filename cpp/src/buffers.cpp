@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <new>
-#include <utility>
 
 namespace modyn {
 namespace {
@@ -29,19 +28,7 @@ std::uint8_t* map_memory(std::size_t capacity) {
 
 }  // namespace
 
-Buffer::Buffer(Buffer&& other) noexcept
-    : pool_(std::exchange(other.pool_, nullptr)), data_(std::exchange(other.data_, nullptr)), capacity_(std::exchange(other.capacity_, 0)) {}
-
-Buffer& Buffer::operator=(Buffer&& other) noexcept {
-  std::swap(pool_, other.pool_);
-  std::swap(data_, other.data_);
-  std::swap(capacity_, other.capacity_);
-  return *this;
-}
-
-Buffer::~Buffer() {
-  if (data_ != nullptr) pool_->give_back(data_, capacity_);
-}
+void GiveBack::operator()(std::uint8_t* data) const noexcept { pool->give_back({data, capacity}); }
 
 BufferPool& BufferPool::of_process() {
   // Never destroyed: arrays may outlive the statics of this library.
@@ -68,28 +55,27 @@ Buffer BufferPool::take(std::size_t size) {
       const FreeBuffer found = *best;
       kept_.erase(best);
       kept_bytes_ -= found.capacity;
-      return {this, found.data, found.capacity};
+      return Buffer(found.data, {this, found.capacity});
     }
   }
   const std::size_t unit = size < huge_page ? page : huge_page;
   const std::size_t capacity = (size + unit - 1) / unit * unit;
-  return {this, map_memory(capacity), capacity};
+  return Buffer(map_memory(capacity), {this, capacity});
 }
 
-void BufferPool::give_back(std::uint8_t* data, std::size_t capacity) noexcept {
-  if (capacity <= max_kept_bytes_) {
-    if (const std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) {
-      while (kept_bytes_ + capacity > max_kept_bytes_ || kept_.size() == max_kept) {
-        ::munmap(kept_.front().data, kept_.front().capacity);
-        kept_bytes_ -= kept_.front().capacity;
-        kept_.erase(kept_.begin());
-      }
-      kept_.push_back({data, capacity});
-      kept_bytes_ += capacity;
-      return;
-    }
+void BufferPool::give_back(FreeBuffer buffer) noexcept {
+  std::unique_lock lock(mutex_, std::defer_lock);
+  if (buffer.capacity > max_kept_bytes_ || !lock.try_lock()) {
+    ::munmap(buffer.data, buffer.capacity);
+    return;
   }
-  ::munmap(data, capacity);
+  while (kept_bytes_ + buffer.capacity > max_kept_bytes_ || kept_.size() == max_kept) {
+    ::munmap(kept_.front().data, kept_.front().capacity);
+    kept_bytes_ -= kept_.front().capacity;
+    kept_.erase(kept_.begin());
+  }
+  kept_.push_back(buffer);
+  kept_bytes_ += buffer.capacity;
 }
 
 std::size_t BufferPool::kept_bytes() const {

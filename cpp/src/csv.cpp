@@ -37,7 +37,7 @@ void CsvIndexer::skip_start() {
   if (filled_ >= 3 && std::memcmp(window_.data(), "\xEF\xBB\xBF", 3) == 0) cursor_ = 3;  // UTF-8's byte order mark
   if (!options_.skip_first_line) return;
   Row header;
-  while (scan_row(header) == Scan::needs_more && read_more()) {
+  while (!scan_row(header) && read_more()) {
   }
   cursor_ = header.next;
 }
@@ -60,7 +60,7 @@ CsvRows CsvIndexer::next(std::size_t max_rows) {
 // Moves the cursor to the next row that is not empty.
 bool CsvIndexer::find_row(Row& row) {
   for (;;) {
-    if (scan_row(row) == Scan::needs_more) {
+    if (!scan_row(row)) {
       if (!read_more()) return false;
       continue;
     }
@@ -86,24 +86,23 @@ bool CsvIndexer::read_more() {
   return true;
 }
 
-CsvIndexer::Scan CsvIndexer::scan_row(Row& row) const {
+bool CsvIndexer::scan_row(Row& row) const {
   row = Row{};
   row.begin = cursor_;
   std::size_t at = cursor_;
   for (;; ++row.fields) {
-    Field field{at, at, true};
-    if (options_.quoting && at < filled_ && window_[at] == options_.quote && scan_quoted(at) == Scan::needs_more) return Scan::needs_more;
-    while (at < filled_ && window_[at] != options_.separator && window_[at] != '\n' && window_[at] != '\r') ++at;
-    // A \r alone is an ordinary character; whether it is alone depends on the byte after it.
-    while (at < filled_ && window_[at] == '\r' && line_break(at) == 0) {
-      if (at + 1 == filled_ && !at_end_) return Scan::needs_more;
-      ++at;
-      while (at < filled_ && window_[at] != options_.separator && window_[at] != '\n' && window_[at] != '\r') ++at;
+    Field field{at, at};
+    if (at < filled_ && window_[at] == options_.quote && !scan_quoted(at)) return false;
+    for (; at < filled_ && window_[at] != options_.separator && window_[at] != '\n'; ++at) {
+      if (window_[at] != '\r') continue;
+      // A \r alone is an ordinary character; whether it is alone depends on the byte after it.
+      if (at + 1 == filled_ && !at_end_) return false;
+      if (line_break(at) > 0) break;
     }
-    if (at == filled_ && !at_end_) return Scan::needs_more;
+    if (at == filled_ && !at_end_) return false;
     field.end = at;
     if (row.fields == options_.label_column) row.label = field;
-    if (options_.timestamps && row.fields == options_.timestamp_column) row.timestamp = field;
+    if (row.fields == options_.timestamp_column) row.timestamp = field;
     if (at < filled_ && window_[at] == options_.separator) {
       ++at;
       continue;
@@ -111,22 +110,22 @@ CsvIndexer::Scan CsvIndexer::scan_row(Row& row) const {
     ++row.fields;
     row.end = at;
     row.next = at + line_break(at);
-    return Scan::row;
+    return true;
   }
 }
 
 // Moves `at` from an opening quote to behind the closing one.
-CsvIndexer::Scan CsvIndexer::scan_quoted(std::size_t& at) const {
+bool CsvIndexer::scan_quoted(std::size_t& at) const {
   const std::size_t opening = at++;
   for (;;) {
-    const void* found = std::memchr(window_.data() + at, options_.quote, filled_ - at);
+    const void* found = std::memchr(window_.data() + at, *options_.quote, filled_ - at);
     if (found == nullptr) {
-      if (!at_end_) return Scan::needs_more;
+      if (!at_end_) return false;
       fail(opening, "", "the quote that opens here is never closed; close it, or set `quote` to another character");
     }
     at = static_cast<std::size_t>(static_cast<const char*>(found) - window_.data()) + 1;
-    if (at == filled_ && !at_end_) return Scan::needs_more;
-    if (at == filled_ || window_[at] != options_.quote) return Scan::row;
+    if (at == filled_ && !at_end_) return false;
+    if (at == filled_ || window_[at] != options_.quote) return true;
     ++at;
   }
 }
@@ -140,43 +139,31 @@ std::size_t CsvIndexer::line_break(std::size_t at) const {
 }
 
 void CsvIndexer::append(const Row& row, CsvRows& rows) const {
-  if (!row.label.found) {
+  if (!row.label) {
     fail(row.begin, "", "there is no column " + std::to_string(options_.label_column) + " for the label, only " +
                             std::to_string(row.fields) + " column(s); columns count from 0: check separator and label_index");
   }
-  const std::string label = text_of(row.label);
-  std::int64_t whole = 0;
-  double decimal = 0;
-  const Parsed parsed = options_.float_labels ? parse_float64(label, decimal) : parse_int64(label, whole);
-  if (parsed != Parsed::ok) {
-    const auto wanted = options_.float_labels ? "a float64 label" : "an int64 label";
-    fail(row.label.begin, label.substr(0, 100), describe(parsed, label, wanted) + "; check label_index, label_type and ignore_first_line");
-  }
-  if (options_.timestamps) {
-    if (!row.timestamp.found) {
-      fail(row.begin, "", "there is no column " + std::to_string(options_.timestamp_column) + " for the time; check timestamp_source");
+  const auto read = [&](const Field& field, std::vector<std::int64_t>& column, const auto& parse, const char* advice) {
+    const std::string text = text_of(field);
+    const std::string problem = parse(text, column.emplace_back());
+    if (!problem.empty()) fail(field.begin, text.substr(0, 100), problem + advice);
+  };
+  const auto parse = [&](const std::string& text, std::int64_t& label) { return parse_label(text, options_.float_labels, label); };
+  read(*row.label, rows.labels, parse, "; check label_index, label_type and ignore_first_line");
+  if (options_.timestamp_column) {
+    if (!row.timestamp) {
+      fail(row.begin, "", "there is no column " + std::to_string(*options_.timestamp_column) + " for the time; check timestamp_source");
     }
-    const std::string text = text_of(row.timestamp);
-    std::int64_t seconds = 0;
-    const Parsed time = parse_timestamp(text, seconds);
-    if (time != Parsed::ok) {
-      fail(row.timestamp.begin, text.substr(0, 100), describe(time, text, "a time (whole seconds or ISO 8601)") + "; check timestamp_source");
-    }
-    rows.timestamps.push_back(seconds);
+    read(*row.timestamp, rows.timestamps, parse_timestamp, "; check timestamp_source");
   }
   rows.offsets.push_back(window_offset_ + static_cast<std::int64_t>(row.begin));
   rows.lengths.push_back(static_cast<std::int64_t>(row.end - row.begin));
-  if (options_.float_labels) {
-    rows.float_labels.push_back(decimal);
-  } else {
-    rows.int_labels.push_back(whole);
-  }
 }
 
 // The field without its quotes, doubled quotes made single.
 std::string CsvIndexer::text_of(const Field& field) const {
   const std::string_view raw(window_.data() + field.begin, field.end - field.begin);
-  if (!options_.quoting || raw.empty() || raw.front() != options_.quote) return std::string(raw);
+  if (raw.empty() || raw.front() != options_.quote) return std::string(raw);
   std::string text;
   std::size_t at = 1;
   for (; at < raw.size(); ++at) {

@@ -7,10 +7,6 @@
 namespace modyn {
 namespace {
 
-std::string where(const std::string& path, std::int64_t offset, std::int64_t wanted) {
-  return path + " (" + std::to_string(wanted) + " bytes wanted at byte " + std::to_string(offset) + ")";
-}
-
 std::string advice(int error_number) {
   if (error_number == EMFILE) return "let the process open more files (`ulimit -n`)";
   if (error_number == ENFILE) return "let the system open more files (`sysctl fs.file-max`)";
@@ -19,7 +15,7 @@ std::string advice(int error_number) {
 
 std::string message(FileFault fault, const std::string& path, std::int64_t offset, std::int64_t wanted, std::int64_t available,
                     int error_number) {
-  const std::string place = where(path, offset, wanted);
+  const std::string place = path + " (" + std::to_string(wanted) + " bytes wanted at byte " + std::to_string(offset) + ")";
   switch (fault) {
     case FileFault::vanished:
       return "file vanished: " + place + "; restore it, or delete its samples";

@@ -8,7 +8,7 @@
 
 #include <cerrno>
 #include <iterator>
-#include <system_error>
+#include <utility>
 
 #include "modyn/errors.hpp"
 
@@ -25,12 +25,6 @@ int look_at(int descriptor, struct stat& status) {
 }
 
 }  // namespace
-
-FileMap::FileMap(int descriptor, std::size_t size) : address_(::mmap(nullptr, size, PROT_READ, MAP_SHARED, descriptor, 0)), size_(size) {
-  if (address_ == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
-}
-
-FileMap::~FileMap() { ::munmap(address_, size_); }
 
 File::File(std::string path) : path_(std::move(path)), descriptor_(-1), device_(0), inode_(0), stamp_at_opening_{} {
   do {
@@ -62,17 +56,17 @@ std::size_t File::read_some(void* into, std::size_t size, std::int64_t offset) c
   return done;
 }
 
-std::shared_ptr<const FileMap> File::map(std::int64_t wanted) const {
+std::shared_ptr<const std::uint8_t> File::map(std::int64_t wanted) const {
   // What was appended since is not mapped: on overlayfs the first write moves a file to the upper layer, and a map made through a
   // descriptor from before, unlike a read, shows the lower one for good.
-  if (stamp_at_opening_.size == 0 || stamp_at_opening_.size < wanted) return nullptr;
+  const auto size = static_cast<std::size_t>(stamp_at_opening_.size);
+  if (size == 0 || stamp_at_opening_.size < wanted) return nullptr;
   const std::lock_guard lock(map_mutex_);
   if (map_) return map_;
-  try {
-    map_ = std::make_shared<const FileMap>(descriptor_, static_cast<std::size_t>(stamp_at_opening_.size));
-  } catch (const std::system_error&) {
-    return nullptr;  // no address space or no more maps for this process, or a file system that has none: pread does as well
-  }
+  void* const address = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, descriptor_, 0);
+  // No address space or no more maps for this process, or a file system that has none: pread does as well.
+  if (address == MAP_FAILED) return nullptr;
+  map_.reset(static_cast<const std::uint8_t*>(address), [address, size](const std::uint8_t*) { ::munmap(address, size); });
   return map_;
 }
 
@@ -86,7 +80,7 @@ bool File::is_resident(std::int64_t offset) const {
   const auto mapped = map(offset + 1);
   if (!mapped) return true;
   static const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-  const auto* const byte_of_map = mapped->data() + static_cast<std::size_t>(offset) / page * page;
+  const auto* const byte_of_map = mapped.get() + static_cast<std::size_t>(offset) / page * page;
   unsigned char resident = 1;
   ::mincore(const_cast<std::uint8_t*>(byte_of_map), 1, &resident);
   return (resident & 1U) != 0;
@@ -114,7 +108,7 @@ std::shared_ptr<const File> FileCache::open(const std::string& path) {
     forget(*kept);
   }
   auto file = open_anew(path);
-  keep(path, file);
+  keep(file);
   return file;
 }
 
@@ -133,45 +127,40 @@ std::shared_ptr<const File> FileCache::find(const std::string& path) {
   const std::lock_guard lock(mutex_);
   const auto found = by_path_.find(path);
   if (found == by_path_.end()) return nullptr;
-  entries_.splice(entries_.begin(), entries_, found->second);
-  return found->second->second;
+  files_.splice(files_.begin(), files_, found->second);
+  return *found->second;
 }
 
-void FileCache::keep(const std::string& path, std::shared_ptr<const File> file) {
+void FileCache::keep(std::shared_ptr<const File> file) {
   if (capacity_ == 0) return;
-  std::shared_ptr<const File> replaced;
-  std::list<Entry> evicted;  // declared before the lock: files close after it is released
+  Files closing;
   const std::lock_guard lock(mutex_);
-  if (const auto found = by_path_.find(path); found != by_path_.end()) {
-    replaced = std::exchange(found->second->second, std::move(file));
-    entries_.splice(entries_.begin(), entries_, found->second);
-    return;
-  }
-  entries_.emplace_front(path, std::move(file));
-  by_path_.emplace(path, entries_.begin());
-  if (entries_.size() > capacity_) {
-    by_path_.erase(entries_.back().first);
-    evicted.splice(evicted.begin(), entries_, std::prev(entries_.end()));
-  }
+  if (const auto found = by_path_.find(file->path()); found != by_path_.end()) drop(found->second, closing);
+  if (files_.size() == capacity_) drop(std::prev(files_.end()), closing);
+  files_.push_front(std::move(file));
+  by_path_.emplace(files_.front()->path(), files_.begin());
+}
+
+void FileCache::drop(Files::const_iterator file, Files& closing) {
+  by_path_.erase((*file)->path());
+  closing.splice(closing.begin(), files_, file);
 }
 
 void FileCache::forget(const File& file) {
-  std::list<Entry> closing;
+  Files closing;
   const std::lock_guard lock(mutex_);
   const auto found = by_path_.find(file.path());
-  if (found == by_path_.end() || found->second->second.get() != &file) return;
-  closing.splice(closing.begin(), entries_, found->second);
-  by_path_.erase(found);
+  if (found != by_path_.end() && found->second->get() == &file) drop(found->second, closing);
 }
 
 std::size_t FileCache::forget_removed() {
-  std::list<Entry> kept;  // looked at without the lock, as in open_anew
+  Files kept;  // looked at without the lock, as in open_anew
   {
     const std::lock_guard lock(mutex_);
-    kept = entries_;
+    kept = files_;
   }
   std::size_t removed = 0;
-  for (const auto& [path, file] : kept) {
+  for (const auto& file : kept) {
     if (!file->is_removed()) continue;
     forget(*file);
     ++removed;
@@ -180,21 +169,20 @@ std::size_t FileCache::forget_removed() {
 }
 
 void FileCache::forget_older_half() {
-  std::list<Entry> closing;
+  Files closing;
   const std::lock_guard lock(mutex_);
-  closing.splice(closing.begin(), entries_, std::next(entries_.begin(), static_cast<std::ptrdiff_t>(entries_.size() / 2)), entries_.end());
-  for (const auto& [path, file] : closing) by_path_.erase(path);
+  for (const std::size_t half = files_.size() / 2; files_.size() > half;) drop(std::prev(files_.end()), closing);
 }
 
 std::size_t FileCache::size() const {
   const std::lock_guard lock(mutex_);
-  return entries_.size();
+  return files_.size();
 }
 
 void FileCache::clear() {
-  std::list<Entry> closing;
+  Files closing;
   const std::lock_guard lock(mutex_);
-  closing.swap(entries_);
+  closing.swap(files_);
   by_path_.clear();
 }
 

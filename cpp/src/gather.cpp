@@ -1,20 +1,31 @@
 #include "modyn/gather.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
+#include <memory>
 #include <numeric>
 #include <string>
 #include <vector>
 
-#include "gather_ways.hpp"
+#include "gather_read.hpp"
 #include "modyn/copy.hpp"
 #include "modyn/errors.hpp"
+#include "modyn/guard.hpp"
 #include "modyn/parallel.hpp"
 
 namespace modyn {
 namespace {
 
 constexpr auto limit = std::numeric_limits<std::int64_t>::max();
+// Fewer records are read as fast, and a map of a file costs more than reading a few records of it.
+constexpr std::size_t min_records = 32;
+constexpr std::uint32_t min_records_per_file = 4;
+// Longer records are read as fast.
+constexpr std::int64_t max_mean_length = 32 << 10;
+// Asking whether a record is in memory costs as much as copying thirty.
+constexpr std::size_t records_per_question = 2048;
+constexpr std::size_t min_questions = 4;
 
 void check_count(std::size_t count) {
   if (count > std::numeric_limits<std::uint32_t>::max()) {
@@ -42,11 +53,141 @@ void fill_bounds(std::int64_t* bounds, std::size_t count, std::int64_t length) {
   for (std::size_t i = 0; i <= count; ++i) bounds[i] = static_cast<std::int64_t>(i) * length;
 }
 
-std::vector<std::uint32_t> all_positions(std::size_t count) {
-  std::vector<std::uint32_t> positions(count);
-  std::iota(positions.begin(), positions.end(), 0U);
-  return positions;
-}
+// Copying the records of a request from maps of their files, where that is better than reading.
+class MappedRecords {
+ public:
+  // Chooses the files to map: of small records, several of them a file, in memory already. There may be none.
+  MappedRecords(const GatherRequest& request, const std::int64_t* bounds, FileCache& cache) : r_(request), bounds_(bounds) {
+    const auto count = static_cast<std::int64_t>(r_.count);
+    if (r_.count < min_records || bounds_[r_.count] / count > max_mean_length) return;
+    find_files();
+    // Files that cannot all be kept would be mapped anew for each request.
+    if (files_.size() > cache.capacity() || r_.count / files_.size() < min_records_per_file) return;
+    map_files(cache);
+    if (!are_resident()) num_mapped_ = 0;
+  }
+
+  // Copies the records of mapped files. If one was cut or changed since, none is taken as mapped any longer: reading gives the records, or
+  // the error that names the missing one.
+  void copy(std::uint8_t* into, std::size_t threads) {
+    if (num_mapped_ == 0) return;
+    std::atomic<bool> whole{true};
+    const auto address = [addresses = addresses_.data(), slots = slots_.data(), offsets = r_.offsets](std::size_t i) {
+      const std::uint8_t* const begin = addresses[slots[i]];
+      return begin == nullptr ? nullptr : begin + offsets[i];
+    };
+    parallel_blocks(r_.count, bounds_[r_.count], threads, [&](std::size_t first, std::size_t last) {
+      auto run = [&] { copy_records(bounds_, into, first, last, address); };
+      if (whole && !survives_bus_error(run)) whole = false;
+    });
+    if (!whole || !are_still_as_indexed()) num_mapped_ = 0;
+  }
+
+  // Positions of the records that are not in mapped files.
+  std::vector<std::uint32_t> others() const {
+    if (num_mapped_ == r_.count) return {};
+    std::vector<std::uint32_t> positions(r_.count);
+    std::iota(positions.begin(), positions.end(), 0U);
+    const auto is_copied = [this](std::uint32_t i) { return num_mapped_ > 0 && addresses_[slots_[i]] != nullptr; };
+    positions.erase(std::remove_if(positions.begin(), positions.end(), is_copied), positions.end());
+    return positions;
+  }
+
+ private:
+  // A file of the request. Its number here is its slot.
+  struct RequestedFile {
+    std::uint32_t id;
+    std::uint32_t records = 0;
+    std::int64_t end = 0;  // of the record that lies farthest
+    std::shared_ptr<const File> file{};
+    std::shared_ptr<const std::uint8_t> map{};
+    IndexedFile indexed{};
+  };
+
+  // A small hash table from id to slot: ids are of any size, the files of a request usually few.
+  void find_files() {
+    constexpr std::uint32_t none = 0xffffffff;
+    const auto [low, high] = std::minmax_element(r_.files, r_.files + r_.count);
+    const std::size_t most_files = std::min<std::size_t>(r_.count, std::size_t{*high} - *low + 1);
+    unsigned bits = 1;
+    while ((std::size_t{1} << bits) < 2 * most_files) ++bits;
+    std::vector<std::uint32_t> table(std::size_t{1} << bits, none);
+    const std::size_t mask = table.size() - 1;
+    const auto slot_of = [&](std::uint32_t id) {
+      // Fibonacci hashing: neighbouring ids spread evenly.
+      std::size_t place = static_cast<std::size_t>((id * 0x9e3779b97f4a7c15ULL) >> (64 - bits));
+      for (; table[place] != none; place = (place + 1) & mask) {
+        if (files_[table[place]].id == id) return table[place];
+      }
+      table[place] = static_cast<std::uint32_t>(files_.size());
+      files_.push_back({id});
+      return table[place];
+    };
+    slots_.resize(r_.count);
+    for (std::size_t i = 0; i < r_.count;) {
+      const std::uint32_t id = r_.files[i];
+      const std::uint32_t slot = slot_of(id);
+      const std::size_t first = i;
+      std::int64_t end = files_[slot].end;
+      for (; i < r_.count && r_.files[i] == id; ++i) {
+        slots_[i] = slot;
+        end = std::max(end, r_.offsets[i] + r_.length(i));
+      }
+      files_[slot].records += static_cast<std::uint32_t>(i - first);
+      files_[slot].end = end;
+    }
+  }
+
+  void map_files(FileCache& cache) {
+    addresses_.resize(files_.size());
+    for (std::size_t slot = 0; slot < files_.size(); ++slot) {
+      RequestedFile& wanted = files_[slot];
+      if (wanted.records < min_records_per_file) continue;
+      try {
+        wanted.indexed = r_.paths.file(wanted.id);
+        wanted.file = cache.open(wanted.indexed.path);
+        if (wanted.indexed.may_be(wanted.file->stamp_at_opening())) wanted.map = wanted.file->map(wanted.end);
+      } catch (const FileError&) {
+        // Reading comes to this file too, as to one that changed, and says which record is at fault.
+      }
+      if (!wanted.map) continue;
+      addresses_[slot] = wanted.map.get();
+      num_mapped_ += wanted.records;
+    }
+  }
+
+  // Asks for a few records only. Where one has to come from a disk, others will too, and reading in order is better.
+  bool are_resident() const {
+    const std::size_t questions = std::min(r_.count, std::max(min_questions, r_.count / records_per_question));
+    for (std::size_t question = 0; question < questions; ++question) {
+      const std::size_t i = r_.count * question / questions;
+      const RequestedFile& file = files_[slots_[i]];
+      if (file.map && r_.length(i) > 0 && !file.file->is_resident(r_.offsets[i])) return false;
+    }
+    return true;
+  }
+
+  // Behind the end of a file that was cut, the rest of its last page reads as zeros, without a fault; and what was written while it was copied
+  // has changed the file's time before.
+  bool are_still_as_indexed() const {
+    try {
+      return std::all_of(files_.begin(), files_.end(), [](const RequestedFile& wanted) {
+        if (!wanted.map) return true;
+        const FileStamp now = wanted.file->stamp();
+        return now.size >= wanted.end && wanted.indexed.may_be(now);
+      });
+    } catch (const FileError&) {
+      return false;  // reading meets the same, and says which record is at fault
+    }
+  }
+
+  const GatherRequest& r_;
+  const std::int64_t* bounds_;
+  std::vector<std::uint32_t> slots_;  // of each record
+  std::vector<RequestedFile> files_;
+  std::vector<const std::uint8_t*> addresses_;  // of each slot's map; null: not mapped
+  std::size_t num_mapped_ = 0;                  // records
+};
 
 }  // namespace
 
@@ -70,10 +211,9 @@ void gather_bounds(const GatherRequest& r, std::int64_t* bounds) {
 
 void gather(const GatherRequest& request, const std::int64_t* bounds, std::uint8_t* into, FileCache& files, std::size_t threads) {
   if (request.count == 0) return;
-  const MappedRecords mapped(request, bounds, files);
-  if (mapped.any() && mapped.copy(into, threads)) return read_records(request, mapped.others(), bounds, into, files, threads);
-  // Also where a map failed: reading gives the records, or the error that names the missing one.
-  read_records(request, all_positions(request.count), bounds, into, files, threads);
+  MappedRecords mapped(request, bounds, files);
+  mapped.copy(into, threads);
+  read_records(request, mapped.others(), bounds, into, files, threads);
 }
 
 void take_bounds(const TakeRequest& r, std::int64_t* bounds) {

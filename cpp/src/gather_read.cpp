@@ -7,7 +7,7 @@
 #include <thread>
 #include <utility>
 
-#include "gather_ways.hpp"
+#include "gather_read.hpp"
 #include "modyn/errors.hpp"
 #include "modyn/parallel.hpp"
 
@@ -36,11 +36,7 @@ bool is_as_indexed(const IndexedFile& indexed, const File& file, FileStamp& now)
   return true;
 }
 
-unsigned bits_for(std::uint64_t value) {
-  unsigned bits = 0;
-  for (; value != 0; value >>= 1) ++bits;
-  return bits;
-}
+unsigned bits_for(std::uint64_t value) { return value == 0 ? 0 : 64 - static_cast<unsigned>(__builtin_clzll(value)); }
 
 // Least-significant-digit radix sort of `keys` by the bits [low, high).
 void radix_sort(std::vector<std::uint64_t>& keys, unsigned low, unsigned high) {
@@ -131,13 +127,16 @@ class BlockReader {
     const std::size_t head = at(first);
     if (!file_ || file_id_ != r_.files[head]) open(head);
     const auto size = static_cast<std::size_t>(run.end - run.begin);
-    std::uint8_t* target = run.direct ? into_ + bounds_[head] : scratch(size);
+    if (!run.direct && scratch_size_ < size) scratch_.reset(new std::uint8_t[scratch_size_ = size]);  // not zeroed: it is read over
+    std::uint8_t* const target = run.direct ? into_ + bounds_[head] : scratch_.get();
     std::size_t got = 0;
     try {
       got = read_some(head, target, size, run.begin);
     } catch (const FileError&) {
       if (run.last == first + 1) throw;
-      return read_one_by_one(first, run.last);
+      // What cannot be read may be one record of the run, or a gap between records.
+      for (std::size_t rank = first; rank < run.last; ++rank) read_run(rank, next_run(rank, rank + 1));
+      return;
     }
     if (got < size) throw_truncated(first, run, static_cast<std::int64_t>(got));
     if (run.direct) return;
@@ -147,20 +146,20 @@ class BlockReader {
     }
   }
 
-  // What cannot be read may be one record of a run, or a gap between records.
-  void read_one_by_one(std::size_t first, std::size_t last) {
-    for (std::size_t rank = first; rank < last; ++rank) {
-      const std::size_t i = at(rank);
-      const Run run{rank + 1, r_.offsets[i], r_.offsets[i] + length(i), true};
-      const auto got = static_cast<std::int64_t>(read_some(i, into_ + bounds_[i], static_cast<std::size_t>(length(i)), run.begin));
-      if (got < length(i)) throw_truncated(rank, run, got);
+  // What `call` returns. Its errors name record i.
+  template <typename Call>
+  auto naming(std::size_t i, const Call& call) const {
+    try {
+      return call();
+    } catch (const FileError& error) {
+      throw FileError(error.fault, indexed_.path, r_.offsets[i], length(i), -1, error.error_number);
     }
   }
 
   // What `use` says of the file. Errors name record i.
   template <typename Use>
   auto use_file(std::size_t i, const Use& use) {
-    try {
+    return naming(i, [&] {
       try {
         return use(*file_);
       } catch (const FileError& error) {
@@ -170,9 +169,7 @@ class BlockReader {
       cache_.forget(*file_);
       file_ = cache_.open(indexed_.path);
       return use(*file_);
-    } catch (const FileError& error) {
-      throw_for(i, error);
-    }
+    });
   }
 
   void open(std::size_t head) {
@@ -182,11 +179,7 @@ class BlockReader {
     first_of_file_ = head;
     // What is known of the file is asked for before the file: it may grow in between, and be indexed again.
     indexed_ = r_.paths.file(file_id_);
-    try {
-      file_ = cache_.open(indexed_.path);
-    } catch (const FileError& error) {
-      throw_for(head, error);
-    }
+    file_ = naming(head, [&] { return cache_.open(indexed_.path); });
     check(file_->stamp_at_opening());
   }
 
@@ -205,18 +198,6 @@ class BlockReader {
 
   std::size_t read_some(std::size_t i, std::uint8_t* into, std::size_t size, std::int64_t offset) {
     return use_file(i, [&](const File& file) { return file.read_some(into, size, offset); });
-  }
-
-  [[noreturn]] void throw_for(std::size_t i, const FileError& error) const {
-    throw FileError(error.fault, indexed_.path, r_.offsets[i], length(i), -1, error.error_number);
-  }
-
-  std::uint8_t* scratch(std::size_t size) {
-    if (scratch_size_ < size) {
-      scratch_.reset(new std::uint8_t[size]);  // not value-initialised: every byte is read over
-      scratch_size_ = size;
-    }
-    return scratch_.get();
   }
 
   [[noreturn]] void throw_truncated(std::size_t first, const Run& run, std::int64_t got) const {

@@ -30,11 +30,13 @@ void handle(int signal, siginfo_t* info, void* /*context*/) {
 // Other handlers may be installed at any time (faulthandler, pytest), so the present one is asked for each time: one cheap system call.
 void install() {
   struct sigaction now {};
-  sigaction(SIGBUS, nullptr, &now);
-  if ((now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == &handle) return;
+  const auto is_ours = [&now] {
+    sigaction(SIGBUS, nullptr, &now);
+    return (now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == &handle;
+  };
+  if (is_ours()) return;
   const std::lock_guard lock(installing);
-  sigaction(SIGBUS, nullptr, &now);
-  if ((now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == &handle) return;
+  if (is_ours()) return;
   previous = now;
   struct sigaction ours {};
   ours.sa_sigaction = &handle;

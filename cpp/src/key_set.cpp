@@ -19,31 +19,6 @@ constexpr std::size_t kMostPositions = kWords * 8 / sizeof(std::uint16_t);
 
 std::uint16_t position_of(std::int64_t key) { return static_cast<std::uint16_t>(key & (kChunkKeys - 1)); }
 
-template <typename T>
-void append(std::vector<std::uint8_t>& into, const T* values, std::size_t count) {
-  const auto* bytes = reinterpret_cast<const std::uint8_t*>(values);
-  into.insert(into.end(), bytes, bytes + count * sizeof(T));
-}
-
-// Reads numbers one after the other from memory that may be too short.
-class Reader {
- public:
-  Reader(const std::uint8_t* data, std::size_t size) : data_(data), left_(size) {}
-  bool at_end() const { return left_ == 0; }
-
-  template <typename T>
-  void read(T* into, std::size_t count) {
-    if (left_ / sizeof(T) < count) throw InvalidArgument("a set of keys ends too early");
-    std::memcpy(into, data_, count * sizeof(T));
-    data_ += count * sizeof(T);
-    left_ -= count * sizeof(T);
-  }
-
- private:
-  const std::uint8_t* data_;
-  std::size_t left_;
-};
-
 }  // namespace
 
 std::size_t KeySet::Chunk::size() const {
@@ -107,38 +82,49 @@ KeySet::KeySet(const std::int64_t* keys, std::size_t count) {
 
 std::vector<std::uint8_t> KeySet::serialized() const {
   std::vector<std::uint8_t> bytes;
+  const auto append = [&bytes](const auto* values, std::size_t count) {
+    const auto* begin = reinterpret_cast<const std::uint8_t*>(values);
+    bytes.insert(bytes.end(), begin, begin + count * sizeof(*values));
+  };
   for (std::size_t i = 0; i < chunks_.size(); ++i) {
     const std::int64_t id = ids_.start(i);
     const auto positions = static_cast<std::uint32_t>(chunks_[i]->positions.size());  // 0: bits
-    append(bytes, &id, 1);
-    append(bytes, &positions, 1);
-    append(bytes, chunks_[i]->positions.data(), positions);
-    append(bytes, chunks_[i]->bits.data(), chunks_[i]->bits.size());
+    append(&id, 1);
+    append(&positions, 1);
+    append(chunks_[i]->positions.data(), positions);
+    append(chunks_[i]->bits.data(), chunks_[i]->bits.size());
   }
   return bytes;
 }
 
 KeySet KeySet::parsed(const std::uint8_t* data, std::size_t size) {
+  const std::uint8_t* const end = data + size;
+  const auto read = [&](auto* into, std::size_t count) {
+    const std::size_t bytes = count * sizeof(*into);
+    if (static_cast<std::size_t>(end - data) < bytes) throw InvalidArgument("a set of keys ends too early");
+    std::memcpy(into, data, bytes);
+    data += bytes;
+  };
   std::vector<std::int64_t> ids;
   Chunks chunks;
-  for (Reader reader(data, size); !reader.at_end();) {
+  while (data != end) {
     std::int64_t id = 0;
     std::uint32_t count = 0;
-    reader.read(&id, 1);
-    reader.read(&count, 1);
+    read(&id, 1);
+    read(&count, 1);
     if (id < 0 || id >> (63 - kChunkShift) != 0 || (!ids.empty() && id <= ids.back()) || count > kMostPositions) {
       throw InvalidArgument("a set of keys has a chunk that cannot be");
     }
     auto chunk = std::make_shared<Chunk>();
     if (count > 0) {
       chunk->positions.resize(count);
-      reader.read(chunk->positions.data(), count);
+      read(chunk->positions.data(), count);
       if (std::adjacent_find(chunk->positions.begin(), chunk->positions.end(), std::greater_equal<>()) != chunk->positions.end()) {
         throw InvalidArgument("a set of keys has positions that do not ascend");
       }
     } else {
       chunk->bits.resize(kWords);
-      reader.read(chunk->bits.data(), kWords);
+      read(chunk->bits.data(), kWords);
       if (chunk->size() == 0) throw InvalidArgument("a set of keys has a chunk without keys");
     }
     ids.push_back(id);
@@ -171,14 +157,11 @@ KeySet KeySet::united(const KeySet& other) const {
 }
 
 void KeySet::contains(const std::int64_t* keys, std::size_t count, bool* found) const {
-  if (chunks_.empty()) {
-    std::fill_n(found, count, false);
-    return;
-  }
+  std::fill_n(found, count, false);
+  if (chunks_.empty()) return;
   const std::int64_t first = ids_.start(0), last = ids_.start(chunks_.size() - 1);
   for (std::size_t i = 0; i < count; ++i) {
     const std::int64_t id = keys[i] >> kChunkShift;
-    found[i] = false;
     if (id < first || id > last) continue;
     const std::size_t slot = ids_.find(id);
     found[i] = ids_.start(slot) == id && chunks_[slot]->contains(position_of(keys[i]));

@@ -1,6 +1,7 @@
 #include "modyn/numbers.hpp"
 
 #include <charconv>
+#include <cstring>
 #include <system_error>
 
 namespace modyn {
@@ -14,6 +15,8 @@ std::string_view trimmed(std::string_view text) {
   return text;
 }
 
+enum class Parsed { ok, not_a_number, out_of_range };
+
 template <typename Number>
 Parsed parse_number(std::string_view text, Number& value) {
   text = trimmed(text);
@@ -22,6 +25,12 @@ Parsed parse_number(std::string_view text, Number& value) {
   if (text.empty() || end != text.data() + text.size()) return Parsed::not_a_number;
   if (error == std::errc::result_out_of_range) return Parsed::out_of_range;
   return error == std::errc{} ? Parsed::ok : Parsed::not_a_number;
+}
+
+std::string describe(Parsed parsed, std::string_view text, const char* wanted) {
+  if (parsed == Parsed::ok) return {};
+  const std::string shown = "'" + std::string(text.substr(0, 100)) + (text.size() > 100 ? "...'" : "'");
+  return shown + (parsed == Parsed::out_of_range ? " is out of the range of " : " is not ") + wanted;
 }
 
 // Takes exactly `digits` digits from the front of `text`.
@@ -92,14 +101,8 @@ bool take_zone(std::string_view& text, std::int64_t& seconds) {
   return hours < 24 && minutes < 60;
 }
 
-}  // namespace
-
-Parsed parse_int64(std::string_view text, std::int64_t& value) { return parse_number(text, value); }
-
-Parsed parse_float64(std::string_view text, double& value) { return parse_number(text, value); }
-
-Parsed parse_timestamp(std::string_view text, std::int64_t& seconds) {
-  const Parsed whole = parse_int64(text, seconds);
+Parsed parse_time(std::string_view text, std::int64_t& seconds) {
+  const Parsed whole = parse_number(text, seconds);
   if (whole != Parsed::not_a_number) return whole;
   text = trimmed(text);
   int year = 0;
@@ -117,9 +120,18 @@ Parsed parse_timestamp(std::string_view text, std::int64_t& seconds) {
   return Parsed::ok;
 }
 
-std::string describe(Parsed problem, std::string_view text, std::string_view wanted) {
-  std::string shown = "'" + std::string(text.substr(0, 100)) + (text.size() > 100 ? "...'" : "'");
-  return shown + (problem == Parsed::out_of_range ? " is out of the range of " : " is not ") + std::string(wanted);
+}  // namespace
+
+std::string parse_label(std::string_view text, bool floats, std::int64_t& label) {
+  if (!floats) return describe(parse_number(text, label), text, "an int64 label");
+  double value = 0;
+  const Parsed parsed = parse_number(text, value);
+  std::memcpy(&label, &value, sizeof(label));
+  return describe(parsed, text, "a float64 label");
+}
+
+std::string parse_timestamp(std::string_view text, std::int64_t& seconds) {
+  return describe(parse_time(text, seconds), text, "a time (whole seconds or ISO 8601)");
 }
 
 }  // namespace modyn

@@ -177,14 +177,13 @@ void SampleIndex::read(const std::vector<Column>& columns, const Block& block, s
 }
 
 void SampleIndex::contains(const std::int64_t* keys, std::size_t count, bool* found) const {
-  if (slots_.size() == 0) {
-    std::fill_n(found, count, false);
-    return;
-  }
+  std::fill_n(found, count, false);
+  if (slots_.size() == 0) return;
   std::size_t slot = 0;
   for (std::size_t i = 0; i < count; ++i) {
-    if (keys[i] >= slots_.start(0) && (keys[i] < slots_.start(slot) || keys[i] >= end_keys_[slot])) slot = slots_.find(keys[i]);
-    found[i] = keys[i] >= slots_.start(slot) && keys[i] < end_keys_[slot];
+    if (keys[i] < slots_.start(0)) continue;
+    if (keys[i] < slots_.start(slot) || keys[i] >= end_keys_[slot]) slot = slots_.find(keys[i]);
+    found[i] = keys[i] < end_keys_[slot];
   }
 }
 

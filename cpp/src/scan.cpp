@@ -20,8 +20,7 @@
 namespace modyn {
 namespace {
 
-constexpr std::size_t files_per_block = 256;
-constexpr std::size_t longest_number = 128;
+constexpr ssize_t longest_number = 128;
 
 std::string joined(const std::string& folder, std::string_view name) {
   if (folder.empty()) return std::string(name);
@@ -56,16 +55,21 @@ ssize_t read_start(const char* path, char* into, std::size_t size) {
   return got;
 }
 
-// Empty, or why the number cannot be read.
-template <typename Number, typename Parse>
-std::string read_number(const std::string& path, Number& value, const Parse& parse, const char* wanted) {
+// Empty, or why the label cannot be read.
+std::string read_label(const std::string& path, bool floats, std::int64_t& label) {
   char text[longest_number + 1];
   const ssize_t got = read_start(path.c_str(), text, sizeof(text));
   if (got < 0) return std::generic_category().message(errno);
-  const auto size = static_cast<std::size_t>(got);
-  const Parsed parsed = size > longest_number ? Parsed::not_a_number : parse(std::string_view(text, size), value);
-  if (parsed == Parsed::ok) return {};
-  return "its content " + describe(parsed, std::string_view(text, size), wanted) + "; write one number into it";
+  std::string problem = parse_label({text, static_cast<std::size_t>(got)}, floats, label);
+  if (problem.empty() && got > longest_number) problem = "is longer than any number";
+  return problem.empty() ? problem : "its content " + problem + "; write one number into it";
+}
+
+// Calls work(first, last) for blocks of [0, count).
+template <typename Work>
+void for_blocks(std::size_t count, std::size_t threads, const Work& work) {
+  constexpr std::size_t size = 256;
+  parallel_for((count + size - 1) / size, threads, [&](std::size_t i) { work(i * size, std::min(count, (i + 1) * size)); });
 }
 
 }  // namespace
@@ -132,15 +136,10 @@ FolderScan::Entries FolderScan::read_entries(int descriptor, DIR* stream, const 
 }
 
 void FolderScan::look_at_files(int descriptor, const std::string& path, const std::vector<std::string>& names) {
-  struct Block {
-    std::vector<FoundFile> files;
-    std::vector<Refused> refused;
-  };
-  std::vector<Block> blocks((names.size() + files_per_block - 1) / files_per_block);
-  const auto look = [&](const std::string& name, Block& block) {
+  const auto look = [&](const std::string& name, std::vector<FoundFile>& files, std::vector<Refused>& refused) {
     struct stat status {};
     if (::fstatat(descriptor, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) {
-      if (errno != ENOENT) block.refused.push_back({joined(path, name), errno});
+      if (errno != ENOENT) refused.push_back({joined(path, name), errno});
       return;
     }
     if (!S_ISREG(status.st_mode)) return;  // replaced since it was listed
@@ -151,17 +150,18 @@ void FolderScan::look_at_files(int descriptor, const std::string& path, const st
       struct stat beside {};
       changed = ::fstatat(descriptor, companion.c_str(), &beside, 0) == 0 ? std::max(modified, nanoseconds(beside.st_mtim)) : no_companion;
     }
-    block.files.push_back({joined(path, name), status.st_size, modified, changed});
+    files.push_back({joined(path, name), status.st_size, modified, changed});
   };
-  parallel_for(blocks.size(), threads_, [&](std::size_t i) {
-    const std::size_t end = std::min(names.size(), (i + 1) * files_per_block);
-    blocks[i].files.reserve(end - i * files_per_block);
-    for (std::size_t at = i * files_per_block; at < end; ++at) look(names[at], blocks[i]);
+  std::mutex merging;  // for files_ and refused_
+  for_blocks(names.size(), threads_, [&](std::size_t first, std::size_t last) {
+    std::vector<FoundFile> files;
+    std::vector<Refused> refused;
+    files.reserve(last - first);
+    for (std::size_t i = first; i < last; ++i) look(names[i], files, refused);
+    const std::lock_guard lock(merging);
+    std::move(files.begin(), files.end(), std::back_inserter(files_));
+    std::move(refused.begin(), refused.end(), std::back_inserter(refused_));
   });
-  for (auto& block : blocks) {
-    std::move(block.files.begin(), block.files.end(), std::back_inserter(files_));
-    std::move(block.refused.begin(), block.refused.end(), std::back_inserter(refused_));
-  }
 }
 
 std::vector<FoundFile> FolderScan::take_files() {
@@ -182,10 +182,7 @@ SmallFiles stat_and_read_numbers(const std::vector<std::string>& paths, std::siz
     if (path.size() < ending_size) throw InvalidArgument(path + " is shorter than the ending that its name should have");
   }
   SmallFiles found;
-  found.sizes.resize(paths.size());
-  found.modification_times.resize(paths.size());
-  found.int_numbers.resize(floats ? 0 : paths.size());
-  found.float_numbers.resize(floats ? paths.size() : 0);
+  for (auto* column : {&found.sizes, &found.modification_times, &found.numbers}) column->resize(paths.size());
   std::mutex problems_mutex;
   const auto add_problem = [&](std::size_t i, const std::string& path, std::string reason) {
     const std::lock_guard lock(problems_mutex);
@@ -199,14 +196,11 @@ SmallFiles stat_and_read_numbers(const std::vector<std::string>& paths, std::siz
     found.sizes[i] = status.st_size;
     found.modification_times[i] = nanoseconds(status.st_mtim);
     const std::string number_path = paths[i].substr(0, paths[i].size() - ending_size) + number_ending;
-    std::string problem = floats ? read_number(number_path, found.float_numbers[i], parse_float64, "a float64 label")
-                                 : read_number(number_path, found.int_numbers[i], parse_int64, "an int64 label");
+    std::string problem = read_label(number_path, floats, found.numbers[i]);
     if (!problem.empty()) add_problem(i, number_path, std::move(problem));
   };
-  const std::size_t blocks = (paths.size() + files_per_block - 1) / files_per_block;
-  parallel_for(blocks, threads, [&](std::size_t block) {
-    const std::size_t end = std::min(paths.size(), (block + 1) * files_per_block);
-    for (std::size_t i = block * files_per_block; i < end; ++i) look(i);
+  for_blocks(paths.size(), threads, [&](std::size_t first, std::size_t last) {
+    for (std::size_t i = first; i < last; ++i) look(i);
   });
   std::sort(found.problems.begin(), found.problems.end(), [](const auto& a, const auto& b) { return a.position < b.position; });
   return found;

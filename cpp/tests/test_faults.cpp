@@ -18,7 +18,6 @@
 
 #include "doctest/doctest.h"
 #include "modyn/errors.hpp"
-#include "modyn/gather.hpp"
 #include "modyn/scan.hpp"
 #include "testing.hpp"
 
@@ -81,31 +80,20 @@ dirent* readdir(DIR* stream) {
 
 namespace {
 
-struct Row {
-  std::int64_t offset, length;
-};
+using Rows = std::vector<std::pair<std::int64_t, std::int64_t>>;  // offset, length
 
 // Reads rows of one file, on this thread.
-std::string gather(const std::string& path, const std::vector<Row>& rows, modyn::FileCache& cache, std::vector<modyn::FileStamp> stamps = {}) {
-  modyn::PathTable table("");
-  table.append({path}, std::move(stamps));
-  std::vector<std::int64_t> offsets, lengths, bounds(rows.size() + 1);
-  for (const Row& row : rows) {
-    offsets.push_back(row.offset);
-    lengths.push_back(row.length);
-  }
-  const std::vector<std::uint32_t> files(rows.size(), 0);
-  const modyn::GatherRequest request{table, files.data(), offsets.data(), lengths.data(), 0, rows.size()};
-  modyn::gather_bounds(request, bounds.data());
-  std::string data(static_cast<std::size_t>(bounds.back()), '?');
-  modyn::gather(request, bounds.data(), reinterpret_cast<std::uint8_t*>(data.data()), cache, 1);
-  return data;
+std::string gather(const std::string& path, const Rows& rows, modyn::FileCache& cache, std::vector<modyn::FileStamp> stamps = {}) {
+  Records records{{path}};
+  records.stamps = std::move(stamps);
+  for (const auto& [offset, length] : rows) records.add(0, offset, length);
+  return records.gather(1, cache);
 }
 
 // Enough small rows for a map.
-std::vector<Row> many_rows(std::int64_t size) {
-  std::vector<Row> rows;
-  for (std::int64_t offset = 0; offset < size; offset += 10) rows.push_back({offset, 10});
+Rows many_rows(std::int64_t size) {
+  Rows rows;
+  for (std::int64_t offset = 0; offset < size; offset += 10) rows.emplace_back(offset, 10);
   return rows;
 }
 
@@ -121,7 +109,7 @@ TEST_CASE("a bad sector fails the record that lies on it, and no other") {
   modyn::FileCache cache(3);
   CHECK(gather(path, {{10, 3}, {0, 4}, {8, 2}}, cache) == "abc012389");  // it lies in a gap
   CHECK(gather(path, {{0, 4}, {4, 3}, {8, 2}}, cache) == "012345689");
-  for (const std::vector<Row>& rows : {std::vector<Row>{{0, 4}, {4, 6}, {10, 3}}, {{10, 3}, {4, 6}}, {{4, 6}}}) {
+  for (const Rows& rows : {Rows{{0, 4}, {4, 6}, {10, 3}}, Rows{{10, 3}, {4, 6}}, Rows{{4, 6}}}) {
     const auto error = thrown_by<modyn::FileError>([&] { gather(path, rows, cache); });
     CHECK(error.fault == modyn::FileFault::unreadable);
     CHECK(error.error_number == EIO);
@@ -151,8 +139,7 @@ TEST_CASE("where a file cannot be looked at, the error names a record") {
   const TemporaryFolder folder;
   const auto path = folder.write("a", std::string(1000, 'a'));
   const modyn::FileStamp stamp = modyn::File(path).stamp();
-  const std::vector<Row> few{{30, 10}}, many = many_rows(1000);
-  for (const auto& rows : {few, many}) {  // by reading, and from a map
+  for (const Rows& rows : {Rows{{30, 10}}, many_rows(1000)}) {  // by reading, and from a map
     modyn::FileCache cache(3);
     const std::string content(rows.size() * 10, 'a');
     CHECK(gather(path, rows, cache, {stamp}) == content);
@@ -161,7 +148,7 @@ TEST_CASE("where a file cannot be looked at, the error names a record") {
     const WithFaults with(answers);
     const auto error = thrown_by<modyn::FileError>([&] { gather(path, rows, cache, {stamp}); });
     CHECK(error.error_number == EIO);
-    CHECK(error.offset == rows[0].offset);
+    CHECK(error.offset == rows[0].first);
     CHECK(error.wanted == 10);
     int looks = 0;
     answers.look = [&] { return looks++ == 0 ? ESTALE : 0; };

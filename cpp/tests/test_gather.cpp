@@ -13,37 +13,6 @@
 
 namespace {
 
-struct Records {
-  std::vector<std::string> paths;
-  std::vector<std::uint32_t> files;
-  std::vector<std::int64_t> offsets;
-  std::vector<std::int64_t> lengths;
-  std::vector<modyn::FileStamp> stamps{};
-  bool may_grow = false;
-
-  void add(std::uint32_t file, std::int64_t offset, std::int64_t length) {
-    files.push_back(file);
-    offsets.push_back(offset);
-    lengths.push_back(length);
-  }
-
-  std::string gather(std::size_t threads) const {
-    modyn::FileCache cache(3);
-    return gather(threads, cache);
-  }
-
-  std::string gather(std::size_t threads, modyn::FileCache& cache) const {
-    modyn::PathTable table("", may_grow);
-    table.append(paths, stamps);
-    const modyn::GatherRequest request{table, files.data(), offsets.data(), lengths.data(), 0, files.size()};
-    std::vector<std::int64_t> bounds(files.size() + 1);
-    modyn::gather_bounds(request, bounds.data());
-    std::string data(static_cast<std::size_t>(bounds.back()), '?');
-    modyn::gather(request, bounds.data(), reinterpret_cast<std::uint8_t*>(data.data()), cache, threads);
-    return data;
-  }
-};
-
 std::string random_bytes(std::mt19937& random, std::size_t size) {
   std::string bytes(size, '\0');
   for (auto& byte : bytes) byte = static_cast<char>(random());
@@ -52,11 +21,6 @@ std::string random_bytes(std::mt19937& random, std::size_t size) {
 
 modyn::FileError failure(const Records& records, std::size_t threads, modyn::FileCache& cache) {
   return thrown_by<modyn::FileError>([&] { records.gather(threads, cache); });
-}
-
-modyn::FileError failure(const Records& records, std::size_t threads = 1) {
-  modyn::FileCache cache(3);
-  return failure(records, threads, cache);
 }
 
 constexpr std::int64_t row = 160;
@@ -70,7 +34,7 @@ std::string numbered_rows(std::size_t count) {
 
 Records shuffled_rows(const std::string& path, std::size_t in_file, std::size_t count, unsigned seed) {
   std::mt19937 random(seed);
-  Records records{{path}, {}, {}, {}};
+  Records records{{path}};
   for (std::size_t i = 0; i < count; ++i) records.add(0, static_cast<std::int64_t>(random() % in_file) * row, row);
   return records;
 }
@@ -81,16 +45,9 @@ std::string expected_rows(const Records& records) {
   return expected;
 }
 
-std::string take(const std::string& data, const std::vector<std::int64_t>& bounds, const std::vector<std::int64_t>& rows, std::size_t threads,
-                 std::int64_t row_size = 0) {
-  const auto num_records = row_size > 0 ? static_cast<std::int64_t>(data.size()) / row_size : static_cast<std::int64_t>(bounds.size()) - 1;
-  const modyn::TakeRequest request{reinterpret_cast<const std::uint8_t*>(data.data()),
-                                   static_cast<std::int64_t>(data.size()),
-                                   row_size > 0 ? nullptr : bounds.data(),
-                                   row_size,
-                                   num_records,
-                                   rows.data(),
-                                   rows.size()};
+std::string take(const std::string& data, const std::vector<std::int64_t>& bounds, const std::vector<std::int64_t>& rows, std::size_t threads) {
+  const modyn::TakeRequest request{reinterpret_cast<const std::uint8_t*>(data.data()), static_cast<std::int64_t>(data.size()), bounds.data(), 0,
+                                   static_cast<std::int64_t>(bounds.size()) - 1, rows.data(), rows.size()};
   std::vector<std::int64_t> taken_bounds(rows.size() + 1);
   modyn::take_bounds(request, taken_bounds.data());
   std::string taken(static_cast<std::size_t>(taken_bounds.back()), '?');
@@ -124,7 +81,7 @@ TEST_CASE("a run longer than the scratch space, sequential and with duplicates")
   const TemporaryFolder folder;
   std::mt19937 random(1);
   const std::string content = random_bytes(random, 5U << 20);
-  Records records{{folder.write("large", content)}, {}, {}, {}};
+  Records records{{folder.write("large", content)}};
   std::string expected;
   for (std::int64_t offset = 0; offset < (5 << 20); offset += 1 << 10) records.add(0, offset, 1 << 10);
   records.add(0, 0, 5 << 20);
@@ -143,26 +100,6 @@ TEST_CASE("offsets too large to pack are still sorted") {
   records.add(0, 1, 1);
   records.add(1U << 19, 0, 1);
   CHECK(records.gather(1) == std::string("\0ba", 3));
-}
-
-TEST_CASE("errors name file, offset and sizes") {
-  const TemporaryFolder folder;
-  Records records{{folder.write("a", "0123456789"), folder.at("gone")}, {}, {}, {}};
-  records.add(0, 0, 4);
-  records.add(0, 8, 4);
-  const auto truncated = failure(records);
-  CHECK(truncated.fault == modyn::FileFault::truncated);
-  CHECK(truncated.path == records.paths[0]);
-  CHECK(truncated.offset == 8);
-  CHECK(truncated.wanted == 4);
-  CHECK(truncated.available == 2);
-
-  Records vanished{records.paths, {}, {}, {}};
-  for (int i = 0; i < 1000; ++i) vanished.add(i % 500 == 499 ? 1 : 0, i % 7, 2);
-  const auto error = failure(vanished, 4);
-  CHECK(error.fault == modyn::FileFault::vanished);
-  CHECK(error.path == folder.at("gone"));
-  CHECK(error.wanted == 2);
 }
 
 TEST_CASE("a file that is not as it was when it was indexed is never read") {
@@ -210,30 +147,19 @@ TEST_CASE("a file that is not as it was when it was indexed is never read") {
   }
 }
 
-TEST_CASE("records that cannot exist are the caller's mistake") {
-  Records records{{"a"}, {}, {}, {}};
-  records.add(0, -1, 1);
-  CHECK_THROWS_AS(records.gather(1), modyn::InvalidArgument);
-  records = {{"a"}, {1}, {0}, {1}};
-  CHECK_THROWS_AS(records.gather(1), modyn::InvalidArgument);
-  records = {{"a"}, {0}, {std::numeric_limits<std::int64_t>::max()}, {1}};
-  CHECK_THROWS_AS(records.gather(1), modyn::InvalidArgument);
-  records = {{"a"}, {}, {}, {}};
-  CHECK(records.gather(1).empty());
-}
-
 TEST_CASE("files with few records among files with many, of which one is gone") {
   const TemporaryFolder folder;
   Records records = shuffled_rows(folder.write("many", numbered_rows(1000)), 1000, 5000, 3);
-  std::string expected = expected_rows(records);
+  const std::string expected = expected_rows(records);
+  modyn::FileCache cache(3);
   records.paths.push_back(folder.write("few", "0123456789"));
   records.paths.push_back(folder.at("gone"));
   records.add(1, 3, 4);
   records.add(1, 9, 1);
   records.add(1, 10, 0);
-  CHECK(records.gather(2) == expected + "34569");
+  CHECK(records.gather(2, cache) == expected + "34569");
   for (int i = 0; i < 10; ++i) records.add(2, i, 7);
-  const auto error = failure(records);
+  const auto error = failure(records, 4, cache);
   CHECK(error.fault == modyn::FileFault::vanished);
   CHECK(error.path == folder.at("gone"));
   CHECK(error.wanted == 7);
@@ -258,14 +184,9 @@ TEST_CASE("ids of any size, many of them") {
     expected.append(row, static_cast<char>(file % 251));
   }
   for (std::uint32_t file = 0; file < files; ++file) ends[file * (apart / files)] = 0;
-  table.append_packed(reinterpret_cast<const std::uint8_t*>(path.data()), path.size(), ends.data(), ends.size(), nullptr);
+  table.append_packed({reinterpret_cast<const std::uint8_t*>(path.data()), path.size(), ends.data(), ends.size(), nullptr});
   modyn::FileCache cache(3);
-  const modyn::GatherRequest request{table, records.files.data(), records.offsets.data(), nullptr, row, records.files.size()};
-  std::vector<std::int64_t> bounds(records.files.size() + 1);
-  modyn::gather_bounds(request, bounds.data());
-  std::string data(static_cast<std::size_t>(bounds.back()), '?');
-  modyn::gather(request, bounds.data(), reinterpret_cast<std::uint8_t*>(data.data()), cache, 2);
-  CHECK(data == expected);
+  CHECK(gathered({table, records.files.data(), records.offsets.data(), nullptr, row, records.files.size()}, cache, 2) == expected);
 }
 
 TEST_CASE("a mapped file that grows, is replaced, or is cut between two calls") {
@@ -299,7 +220,7 @@ TEST_CASE("a mapped file that grows, is replaced, or is cut between two calls") 
 
 TEST_CASE("a writer that is kept from going on between the time of a file and its size") {
   const TemporaryFolder folder;
-  Records records{{folder.write("log", numbered_rows(10))}, {}, {}, {}};
+  Records records{{folder.write("log", numbered_rows(10))}};
   records.add(0, row, row);
   records.may_grow = true;
   const auto there = modyn::File(records.paths[0]).stamp();
@@ -373,18 +294,4 @@ TEST_CASE("rows of any length, in any order, on any number of threads") {
     expected.append(data, static_cast<std::size_t>(bounds[row]), static_cast<std::size_t>(bounds[row + 1] - bounds[row]));
   }
   for (const std::size_t threads : {1, 2, 7}) CHECK(take(data, bounds, rows, threads) == expected);
-  CHECK(take(data, bounds, {}, 2).empty());
-}
-
-TEST_CASE("rows of one length need no bounds") {
-  CHECK(take("aabbccdd", {}, {3, 0, 0, 2}, 2, 2) == "ddaaaacc");
-}
-
-TEST_CASE("rows and bounds that cannot be are refused") {
-  CHECK_THROWS_AS(take("aabb", {}, {2}, 1, 2), modyn::InvalidArgument);
-  CHECK_THROWS_AS(take("aabb", {}, {-1}, 1, 2), modyn::InvalidArgument);
-  CHECK_THROWS_AS(take("aabb", {0, 2, 5}, {1}, 1), modyn::InvalidArgument);
-  CHECK_THROWS_AS(take("aabb", {0, 3, 2}, {1}, 1), modyn::InvalidArgument);
-  CHECK_THROWS_AS(take("aabb", {-1, 3}, {0}, 1), modyn::InvalidArgument);
-  CHECK(take("aabb", {0, 2, 5}, {0}, 1) == "aa");  // only what is asked for is looked at
 }

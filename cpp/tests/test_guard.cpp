@@ -28,12 +28,12 @@ class CutMap {
   }
   int sum(std::size_t bytes) const {
     int total = 0;
-    for (std::size_t i = 0; i < bytes; ++i) total += *static_cast<const volatile std::uint8_t*>(map_->data() + i);
+    for (std::size_t i = 0; i < bytes; ++i) total += *static_cast<const volatile std::uint8_t*>(map_.get() + i);
     return total;
   }
 
  private:
-  std::shared_ptr<const modyn::FileMap> map_;
+  std::shared_ptr<const std::uint8_t> map_;
 };
 
 bool survives(const CutMap& map, std::size_t bytes) {

@@ -1,17 +1,12 @@
-#include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <vector>
 
 #include "doctest/doctest.h"
-#include "modyn/copy.hpp"
-#include "modyn/errors.hpp"
 #include "modyn/permutation.hpp"
 
 namespace {
 
 using Numbers = std::vector<std::int64_t>;
-using Seed = std::array<std::uint64_t, 4>;
 
 Numbers order_of(std::size_t count, std::uint64_t seed, std::size_t threads = 1) {
   Numbers order(count, -1);
@@ -29,16 +24,6 @@ double distance_from_even(const std::vector<std::size_t>& counts, std::size_t to
 }
 
 }  // namespace
-
-TEST_CASE("every number comes once, in one bucket and in many") {
-  for (const std::size_t count : {0, 1, 2, 3, 100, 16'384, 16'385, 40'000, 300'000, 1'000'000}) {
-    Numbers order = order_of(count, 1);
-    std::sort(order.begin(), order.end());
-    Numbers all(count);
-    std::iota(all.begin(), all.end(), 0);
-    CHECK(order == all);
-  }
-}
 
 TEST_CASE("the seed decides the order, which is the same for ever") {
   CHECK(order_of(50'000, 1) == order_of(50'000, 1));
@@ -85,24 +70,4 @@ TEST_CASE("neighbours come in no order of their own, with many buckets") {
   for (std::size_t i = 1; i < count; ++i) ascents += static_cast<std::size_t>(order[i - 1] < order[i]);
   // The number of ascents of a random permutation has mean (n - 1) / 2 and variance (n + 1) / 12.
   CHECK(std::abs(static_cast<double>(ascents) - (count - 1) / 2.0) < 5 * std::sqrt((count + 1) / 12.0));
-}
-
-TEST_CASE("a seed of zeros is refused") {
-  Numbers order(3);
-  CHECK_THROWS_AS(modyn::permutation(Seed{}, 3, order.data(), 1), modyn::InvalidArgument);
-}
-
-TEST_CASE("numbers are picked in any order, and again; a row that does not exist is refused") {
-  Numbers values(1000);
-  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<std::int64_t>(i * i);
-  Numbers rows{999, 0, 0, 7};
-  const Numbers order = order_of(1000, 3);
-  rows.insert(rows.end(), order.begin(), order.end());
-  Numbers found(rows.size());
-  modyn::pick(values.data(), values.size(), rows.data(), rows.size(), found.data());
-  for (std::size_t i = 0; i < rows.size(); ++i) CHECK(found[i] == rows[i] * rows[i]);
-  for (const std::int64_t wrong : {-1, 1000}) {
-    rows[500] = wrong;
-    CHECK_THROWS_AS(modyn::pick(values.data(), values.size(), rows.data(), rows.size(), found.data()), modyn::InvalidArgument);
-  }
 }

@@ -96,7 +96,7 @@ TEST_CASE("sizes and labels, and problems that stay with their file") {
       ++problem;
     } else {
       CHECK(found.sizes[i] == static_cast<std::int64_t>(i % 5));
-      CHECK(found.int_numbers[i] == static_cast<std::int64_t>(i * 3));
+      CHECK(found.numbers[i] == static_cast<std::int64_t>(i * 3));
       CHECK(found.modification_times[i] > 0);
     }
   }
@@ -108,6 +108,6 @@ TEST_CASE("decimal labels") {
   folder.write("a.label", "0.25");
   const auto found = modyn::stat_and_read_numbers({folder.write("a", "x")}, 0, ".label", true, 1);
   CHECK(found.problems.empty());
-  CHECK(found.float_numbers[0] == 0.25);
+  CHECK(found.numbers[0] == 0x3fd0000000000000);  // the bits of 0.25
   CHECK_THROWS_AS(modyn::stat_and_read_numbers({"a"}, 2, "", true, 1), modyn::InvalidArgument);
 }

@@ -37,8 +37,15 @@ def write_files(folder: Path, contents: list[bytes]) -> list[str]:
     return [str(path) for path in paths]
 
 
+def table_of(*paths: str | bytes | Path) -> _core.PathTable:
+    table = _core.PathTable("")
+    table.append(paths)
+    return table
+
+
 def gather(gatherer: _core.Gatherer, paths: list[str] | _core.PathTable, records: list[Record]) -> list[bytes]:
     """Gather `records` and cut the buffer at its bounds."""
+    paths = table_of(*paths) if isinstance(paths, list) else paths
     files, offsets, lengths = (np.array([record[i] for record in records], np.int64) for i in range(3))
     data, bounds = gatherer.gather(paths, files.astype(np.uint32), offsets, lengths)
     assert data.dtype == np.uint8
@@ -85,7 +92,7 @@ def test_one_length_for_all_equals_a_column_of_lengths(tmp_path: Path) -> None:
     paths = write_files(tmp_path, [content.tobytes()])
     order = np.random.default_rng(2).permutation(100).astype(np.int64)
     gatherer = _core.Gatherer()
-    data, bounds = gatherer.gather(paths, np.zeros(100, np.uint32), order * 160, 160)
+    data, bounds = gatherer.gather(table_of(*paths), np.zeros(100, np.uint32), order * 160, 160)
     assert np.array_equal(data.reshape(100, 160), content.reshape(100, 160)[order])
     assert np.array_equal(bounds, np.arange(101) * 160)
 
@@ -97,11 +104,11 @@ def test_paths_may_be_links_bytes_or_not_valid_unicode(tmp_path: Path) -> None:
     with open(odd, "wb") as file:
         file.write(b"strange")
     data, _ = _core.Gatherer().gather(
-        [tmp_path / "link", odd, os.fsdecode(odd)], np.array([0, 1, 2], np.uint32), np.zeros(3, np.int64), 7
+        table_of(tmp_path / "link", odd, os.fsdecode(odd)), np.array([0, 1, 2], np.uint32), np.zeros(3, np.int64), 7
     )
     assert data.tobytes() == b"contentstrangestrange"
     with pytest.raises(_core.FileTruncatedError) as caught:
-        _core.Gatherer().gather([odd], np.zeros(1, np.uint32), np.zeros(1, np.int64), 8)
+        _core.Gatherer().gather(table_of(odd), np.zeros(1, np.uint32), np.zeros(1, np.int64), 8)
     assert caught.value.path == os.fsdecode(odd)
 
 
@@ -153,7 +160,7 @@ def test_records_that_cannot_exist_are_refused(tmp_path: Path, record: Record) -
 
 
 def test_arguments_of_other_types_and_shapes_are_refused(tmp_path: Path) -> None:
-    paths = write_files(tmp_path, [b"0123456789"])
+    paths = table_of(*write_files(tmp_path, [b"0123456789"]))
     gatherer = _core.Gatherer()
     with pytest.raises(TypeError):
         gatherer.gather(paths, np.zeros(1, np.int64), np.zeros(1, np.int64), 1)
@@ -238,15 +245,15 @@ def test_a_file_cut_under_its_map_is_an_error_and_the_process_lives_on(tmp_path:
     where = np.random.default_rng(1).permutation(2000).astype(np.int64)
     gatherer = _core.Gatherer(num_threads=2)
     files = np.zeros(2000, np.uint32)
-    data, _ = gatherer.gather([path], files, where * 160, 160)
+    data, _ = gatherer.gather(table_of(path), files, where * 160, 160)
     assert np.array_equal(data.reshape(-1, 160), rows[where])
     os.truncate(path, 1000 * 160 + 3)
     with pytest.raises(_core.FileTruncatedError) as caught:
-        gatherer.gather([path], files, where * 160, 160)
+        gatherer.gather(table_of(path), files, where * 160, 160)
     assert caught.value.offset in range(160_000, 320_000, 160)
     assert caught.value.available == max(0, 160_003 - caught.value.offset)
     there = where[where < 1000]
-    data, _ = gatherer.gather([path], files[: len(there)], there * 160, 160)
+    data, _ = gatherer.gather(table_of(path), files[: len(there)], there * 160, 160)
     assert np.array_equal(data.reshape(-1, 160), rows[there])
 
 
@@ -256,7 +263,7 @@ def test_results_are_writable_and_are_never_shared(tmp_path: Path) -> None:
     everything = np.arange(500, dtype=np.int64)
     held = []
     for turn in range(20):
-        data, bounds = gatherer.gather([tmp_path / "rows"], np.zeros(500, np.uint32), everything * 160, 160)
+        data, bounds = gatherer.gather(table_of(tmp_path / "rows"), np.zeros(500, np.uint32), everything * 160, 160)
         assert np.array_equal(data.reshape(-1, 160), rows)
         assert np.array_equal(bounds, np.arange(501) * 160)
         data[:] = turn
@@ -293,6 +300,7 @@ def test_take_is_fancy_indexing_of_rows(seed: int, threads: int, size: int, aske
         (np.array([0, 2, 4]), [-1]),
         (np.array([0, 2, 5]), [1]),
         (np.array([0, 3, 2]), [1]),
+        (np.array([-1, 3]), [0]),
         (np.array([], np.int64), []),
         (3, [0]),
         (0, [0]),

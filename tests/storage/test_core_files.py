@@ -18,7 +18,9 @@ def test_files_that_were_removed_or_replaced_are_let_go(tmp_path: Path) -> None:
     for path in paths:
         path.write_bytes(b"content")
     gatherer = _core.Gatherer()
-    gatherer.gather(paths, np.arange(3, dtype=np.uint32), np.zeros(3, np.int64), 7)
+    table = _core.PathTable(tmp_path)
+    table.append([path.name for path in paths])
+    gatherer.gather(table, np.arange(3, dtype=np.uint32), np.zeros(3, np.int64), 7)
     assert gatherer.forget_removed() == 0
     paths[1].unlink()
     (tmp_path / "new").write_bytes(b"another")
@@ -26,12 +28,12 @@ def test_files_that_were_removed_or_replaced_are_let_go(tmp_path: Path) -> None:
     assert gatherer.forget_removed() == 2
     assert gatherer.num_open_files == 1
     with pytest.raises(_core.FileVanishedError):
-        gatherer.gather(paths, np.ones(1, np.uint32), np.zeros(1, np.int64), 7)
+        gatherer.gather(table, np.ones(1, np.uint32), np.zeros(1, np.int64), 7)
 
 
 def test_no_file_has_a_negative_id() -> None:
     table = _core.PathTable("")
-    table.append(["a"], np.zeros(1, np.int64), np.zeros(1, np.int64))
+    table.append(["a"])
     for outside in (-1, 1):
         with pytest.raises(IndexError):
             table.stamp(outside)

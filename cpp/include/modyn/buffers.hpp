@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -10,25 +11,16 @@ namespace modyn {
 
 class BufferPool;
 
-// Writable memory of at least the size asked for, with undefined content. Goes back to its pool in the end, from any thread.
-class Buffer {
- public:
-  Buffer() = default;
-  Buffer(Buffer&& other) noexcept;
-  Buffer& operator=(Buffer&& other) noexcept;
-  ~Buffer();
+// Gives a buffer back to its pool, from any thread.
+struct GiveBack {
+  BufferPool* pool = nullptr;
+  std::size_t capacity = 0;
 
-  std::uint8_t* data() const { return data_; }
-  std::size_t capacity() const { return capacity_; }
-
- private:
-  friend class BufferPool;
-  Buffer(BufferPool* pool, std::uint8_t* data, std::size_t capacity) : pool_(pool), data_(data), capacity_(capacity) {}
-
-  BufferPool* pool_ = nullptr;
-  std::uint8_t* data_ = nullptr;
-  std::size_t capacity_ = 0;
+  void operator()(std::uint8_t* data) const noexcept;
 };
+
+// Writable memory of at least the size asked for, with undefined content: `get_deleter().capacity` bytes.
+using Buffer = std::unique_ptr<std::uint8_t, GiveBack>;
 
 // Keeps at most `max_kept_bytes` of unused buffers, at most 64, the latest ones. Must outlive its buffers.
 class BufferPool {
@@ -46,12 +38,12 @@ class BufferPool {
   std::size_t kept_bytes() const;
 
  private:
-  friend class Buffer;
+  friend GiveBack;
   struct FreeBuffer {
     std::uint8_t* data;
     std::size_t capacity;
   };
-  void give_back(std::uint8_t* data, std::size_t capacity) noexcept;
+  void give_back(FreeBuffer buffer) noexcept;
 
   std::size_t max_kept_bytes_;
   // Only ever tried, never waited for: after a fork, the lock of a thread that no longer exists stays locked.

@@ -4,7 +4,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <string>
 #include <vector>
+
+#include "modyn/errors.hpp"
 
 namespace modyn {
 
@@ -17,7 +21,21 @@ struct Runs {
 
 // The fewest runs, but for one in two, that give `values`; no runs at all if they would be more than max_runs. One pass, which ends as
 // soon as there are too many.
-Runs find_runs(const std::int64_t* values, std::size_t count, std::size_t max_runs);
+inline Runs find_runs(const std::int64_t* values, std::size_t count, std::size_t max_runs) {
+  const auto step = [&](std::size_t i) { return static_cast<std::uint64_t>(values[i]) - static_cast<std::uint64_t>(values[i - 1]); };
+  Runs runs;
+  for (std::size_t start = 0; start < count;) {
+    if (runs.starts.size() == max_runs) return {};
+    const std::uint64_t stride = start + 1 < count ? step(start + 1) : 0;
+    std::size_t end = start + 1;
+    while (end < count && step(end) == stride) ++end;
+    runs.starts.push_back(static_cast<std::int64_t>(start));
+    runs.values.push_back(values[start]);
+    runs.strides.push_back(static_cast<std::int64_t>(stride));
+    start = end;
+  }
+  return runs;
+}
 
 // Reads the values of a column as int64; floating point numbers are their bits. A view: its maker keeps the memory alive. Row
 // numbers are not checked. Whatever the memory holds, it is not left: a damaged file gives wrong values, never a crash.
@@ -32,7 +50,11 @@ class Column {
   bool is_constant() const { return kind_ == Kind::constant; }
   // What its rows consist of, one run for a constant. No runs where it stores values, and where its runs are not runs of `num_rows` rows.
   Runs to_runs(std::int64_t num_rows) const;
-  std::int64_t at(std::int64_t row) const;
+  std::int64_t at(std::int64_t row) const {
+    std::int64_t value = 0;
+    with_values([&](const auto& values) { value = values(row); });
+    return value;
+  }
 
   // into[i] = at(rows[i]), one loop for each kind of column. T: int64 or, where the caller knows that all values fit, narrower.
   template <typename T>
@@ -42,17 +64,40 @@ class Column {
   enum class Kind : std::uint8_t { constant, int8, int16, int32, int64, runs };
   Column(Kind kind, const void* data, std::int64_t value) : data_(data), value_(value), kind_(kind) {}
 
+  // Calls use(values), where values(row) is the value of a row: for each kind of column another function, which a loop in `use` inlines.
+  // Always inlined: at() is called for each row where rows lie in many columns.
+  template <typename Use>
+  [[gnu::always_inline]] void with_values(const Use& use) const;
+  template <typename Stored, typename Use>
+  [[gnu::always_inline]] void with_stored(const Use& use) const {
+    use([data = static_cast<const Stored*>(data_)](std::int64_t row) -> std::int64_t { return data[row]; });
+  }
   std::size_t run_of(std::int64_t row) const;
   std::int64_t in_run(std::size_t run, std::int64_t row) const;
-  template <typename Stored>
-  std::int64_t stored(std::int64_t row) const {
-    return static_cast<const Stored*>(data_)[row];
-  }
 
   const void* data_;
   std::int64_t value_;  // of a constant; of runs their number
   Kind kind_;
 };
+
+inline Column Column::plain(const std::uint8_t* data, std::size_t width) {
+  if (width == 1) return {Kind::int8, data, 0};
+  if (width == 2) return {Kind::int16, data, 0};
+  if (width == 4) return {Kind::int32, data, 0};
+  if (width == 8) return {Kind::int64, data, 0};
+  throw InvalidArgument("values of a column have 1, 2, 4 or 8 bytes, not " + std::to_string(width));
+}
+
+inline Runs Column::to_runs(std::int64_t num_rows) const {
+  if (kind_ == Kind::constant) return {{0}, {value_}, {0}};
+  if (kind_ != Kind::runs) return {};
+  const auto* content = static_cast<const std::int64_t*>(data_);
+  const auto part = [&](std::int64_t number) { return std::vector<std::int64_t>(content + number * value_, content + (number + 1) * value_); };
+  Runs runs{part(0), part(1), part(2)};
+  const bool ascend = std::adjacent_find(runs.starts.begin(), runs.starts.end(), std::greater_equal<>()) == runs.starts.end();
+  if (!ascend || runs.starts.front() != 0 || runs.starts.back() >= num_rows) return {};
+  return runs;
+}
 
 // The last run that begins at or before `row`. The first start is not looked at, so the result is a run whatever the starts are.
 inline std::size_t Column::run_of(std::int64_t row) const {
@@ -75,51 +120,35 @@ inline std::int64_t Column::in_run(std::size_t run, std::int64_t row) const {
   return static_cast<std::int64_t>(first + stride * static_cast<std::uint64_t>(row - starts[run]));
 }
 
-inline std::int64_t Column::at(std::int64_t row) const {
+template <typename Use>
+inline void Column::with_values(const Use& use) const {
   switch (kind_) {
     case Kind::constant:
-      return value_;
+      return use([value = value_](std::int64_t) { return value; });
     case Kind::int8:
-      return stored<std::int8_t>(row);
+      return with_stored<std::int8_t>(use);
     case Kind::int16:
-      return stored<std::int16_t>(row);
+      return with_stored<std::int16_t>(use);
     case Kind::int32:
-      return stored<std::int32_t>(row);
+      return with_stored<std::int32_t>(use);
     case Kind::int64:
-      return stored<std::int64_t>(row);
+      return with_stored<std::int64_t>(use);
     case Kind::runs:
-      break;
+      return use([this](std::int64_t row) { return in_run(run_of(row), row); });
   }
-  return in_run(run_of(row), row);
 }
 
 template <typename T>
 void Column::read(const std::int64_t* rows, std::size_t count, T* into) const {
-  const auto each = [&](const auto& value) {
-    for (std::size_t i = 0; i < count; ++i) into[i] = static_cast<T>(value(rows[i]));
+  const auto each = [&](const auto& values) {
+    for (std::size_t i = 0; i < count; ++i) into[i] = static_cast<T>(values(rows[i]));
   };
-  switch (kind_) {
-    case Kind::constant:
-      return each([&](std::int64_t) { return value_; });
-    case Kind::int8:
-      return each([&](std::int64_t row) { return stored<std::int8_t>(row); });
-    case Kind::int16:
-      return each([&](std::int64_t row) { return stored<std::int16_t>(row); });
-    case Kind::int32:
-      return each([&](std::int64_t row) { return stored<std::int32_t>(row); });
-    case Kind::int64:
-      return each([&](std::int64_t row) { return stored<std::int64_t>(row); });
-    case Kind::runs:
-      break;
+  if (kind_ == Kind::runs && count > 0) {
+    const auto [low, high] = std::minmax_element(rows, rows + count);
+    const std::size_t run = run_of(*low);
+    if (run == run_of(*high)) return each([&](std::int64_t row) { return in_run(run, row); });
   }
-  if (count == 0) return;
-  const auto [low, high] = std::minmax_element(rows, rows + count);
-  const std::size_t run = run_of(*low);
-  if (run == run_of(*high)) {
-    each([&](std::int64_t row) { return in_run(run, row); });
-  } else {
-    each([&](std::int64_t row) { return in_run(run_of(row), row); });
-  }
+  with_values(each);
 }
 
 }  // namespace modyn

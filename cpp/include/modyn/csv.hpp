@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,12 +14,10 @@ namespace modyn {
 
 struct CsvOptions {
   char separator = ',';
-  char quote = '"';
-  bool quoting = true;         // false: `quote` is an ordinary character
+  std::optional<char> quote = '"';
   std::size_t label_column = 0;
   bool float_labels = false;
-  bool timestamps = false;     // read timestamp_column
-  std::size_t timestamp_column = 0;
+  std::optional<std::size_t> timestamp_column;
   bool skip_first_line = false;  // only where reading starts at byte 0
 };
 
@@ -26,9 +25,8 @@ struct CsvOptions {
 struct CsvRows {
   std::vector<std::int64_t> offsets;
   std::vector<std::int64_t> lengths;
-  std::vector<std::int64_t> int_labels;    // one of the two label columns is filled
-  std::vector<double> float_labels;
-  std::vector<std::int64_t> timestamps;    // filled if asked for
+  std::vector<std::int64_t> labels;      // of float labels the bits
+  std::vector<std::int64_t> timestamps;  // filled if asked for
 };
 
 // Reads a file from byte `start` to its end, in chunks of rows. Rows end with \n or \r\n; within quotes both are ordinary, and a doubled
@@ -42,15 +40,15 @@ class CsvIndexer {
 
   // Up to `max_rows` rows; none at the end of the file. Throws FileError, CsvError.
   CsvRows next(std::size_t max_rows);
+  const CsvOptions& options() const { return options_; }
   // Bytes of the file that are behind the rows given so far, line breaks included.
   std::int64_t position() const { return window_offset_ + static_cast<std::int64_t>(cursor_); }
 
  private:
   // A field's bytes in the window, with its quotes.
   struct Field {
-    std::size_t begin = 0;
-    std::size_t end = 0;
-    bool found = false;
+    std::size_t begin;
+    std::size_t end;
   };
   // A row in the window: [begin, end), then its line break up to `next`.
   struct Row {
@@ -58,15 +56,15 @@ class CsvIndexer {
     std::size_t end = 0;
     std::size_t next = 0;
     std::size_t fields = 0;
-    Field label;
-    Field timestamp;
+    std::optional<Field> label;
+    std::optional<Field> timestamp;
   };
-  enum class Scan { row, needs_more };
 
   void skip_start();
   bool find_row(Row& row);
-  Scan scan_row(Row& row) const;
-  Scan scan_quoted(std::size_t& at) const;
+  // Both are false where the window ends too early, and the file may go on.
+  bool scan_row(Row& row) const;
+  bool scan_quoted(std::size_t& at) const;
   // Bytes of the line break at `at`; 0 if there is none. Only asked where more than one byte is in the window, or at the end of the file.
   std::size_t line_break(std::size_t at) const;
   bool read_more();

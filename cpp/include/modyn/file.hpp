@@ -10,7 +10,6 @@
 #include <mutex>
 #include <string>
 #include <unordered_map>
-#include <utility>
 
 namespace modyn {
 
@@ -22,23 +21,6 @@ inline std::int64_t nanoseconds(const struct timespec& time) {
   if (time.tv_sec <= -(last / second)) return -last;
   return std::int64_t{time.tv_sec} * second + time.tv_nsec;
 }
-
-// The first `size()` bytes of a file, as they are at any time. Touching bytes that were cut off since raises SIGBUS.
-class FileMap {
- public:
-  // Throws std::system_error.
-  FileMap(int descriptor, std::size_t size);
-  ~FileMap();
-  FileMap(const FileMap&) = delete;
-  FileMap& operator=(const FileMap&) = delete;
-
-  const std::uint8_t* data() const { return static_cast<const std::uint8_t*>(address_); }
-  std::size_t size() const { return size_; }
-
- private:
-  void* address_;
-  std::size_t size_;
-};
 
 // How long a file is and when it was last written: what is compared to notice that others changed it.
 struct FileStamp {
@@ -60,7 +42,8 @@ class File {
   // Reads up to `size` bytes at `offset` into `into`; returns fewer only at the end of the file. Throws FileError.
   std::size_t read_some(void* into, std::size_t size, std::int64_t offset) const;
   // A map of all bytes that were there when it was opened, made at the first call; null if these are fewer than `size`, or cannot be mapped.
-  std::shared_ptr<const FileMap> map(std::int64_t size) const;
+  // It outlives the file. Touching bytes that were cut off since raises SIGBUS.
+  std::shared_ptr<const std::uint8_t> map(std::int64_t size) const;
   // Whether the byte at `offset` can be read without waiting for a disk; true where the system cannot say.
   bool is_resident(std::int64_t offset) const;
   // As it is now. Throws FileError.
@@ -80,7 +63,7 @@ class File {
   std::uint64_t inode_;
   FileStamp stamp_at_opening_;
   mutable std::mutex map_mutex_;
-  mutable std::shared_ptr<const FileMap> map_;
+  mutable std::shared_ptr<const std::uint8_t> map_;
 };
 
 // The most recently used files, kept open. At most `capacity` are kept; a file that a reader still holds closes when it lets go. Safe to
@@ -101,17 +84,19 @@ class FileCache {
   void clear();
 
  private:
-  using Entry = std::pair<std::string, std::shared_ptr<const File>>;
+  using Files = std::list<std::shared_ptr<const File>>;
 
   std::shared_ptr<const File> find(const std::string& path);
   std::shared_ptr<const File> open_anew(const std::string& path);
   void forget_older_half();
-  void keep(const std::string& path, std::shared_ptr<const File> file);
+  void keep(std::shared_ptr<const File> file);
+  // Moves a kept file to `closing`, with the lock held: it closes after the lock is released.
+  void drop(Files::const_iterator file, Files& closing);
 
   std::size_t capacity_;
   mutable std::mutex mutex_;
-  std::list<Entry> entries_;  // most recent first
-  std::unordered_map<std::string, std::list<Entry>::iterator> by_path_;
+  Files files_;  // most recent first
+  std::unordered_map<std::string, Files::iterator> by_path_;
 };
 
 }  // namespace modyn

@@ -1,4 +1,5 @@
-// Labels and times from text.
+// Labels and times from text. Each function returns what is wrong with the text, for a message, or nothing: "'abc' is not an int64 label".
+// Blanks around a number and a leading + are allowed.
 #pragma once
 
 #include <cstdint>
@@ -7,17 +8,10 @@
 
 namespace modyn {
 
-enum class Parsed { ok, not_a_number, out_of_range };
-
-// A whole number, blanks around it and a leading + allowed.
-Parsed parse_int64(std::string_view text, std::int64_t& value);
-// A decimal number; also inf and nan.
-Parsed parse_float64(std::string_view text, double& value);
-// Whole seconds since 1970, or ISO 8601: YYYY-MM-DD, then optionally T or a blank, HH:MM[:SS[.fraction]] and Z or +HH:MM. Without a
+// Reads a label: a whole number, or with `floats` the bits of a decimal one, which may be inf or nan.
+std::string parse_label(std::string_view text, bool floats, std::int64_t& label);
+// Reads whole seconds since 1970, or ISO 8601: YYYY-MM-DD, then optionally T or a blank, HH:MM[:SS[.fraction]] and Z or +HH:MM. Without a
 // zone it is UTC; a fraction is cut off.
-Parsed parse_timestamp(std::string_view text, std::int64_t& seconds);
-
-// What is wrong with `text`, for a message: "'abc' is not a whole number".
-std::string describe(Parsed problem, std::string_view text, std::string_view wanted);
+std::string parse_timestamp(std::string_view text, std::int64_t& seconds);
 
 }  // namespace modyn

@@ -25,6 +25,27 @@ struct IndexedFile {
   bool may_be(FileStamp now) const { return !stamp || now == *stamp || (may_grow && now.size > stamp->size); }
 };
 
+// `count` paths, of which path i is text[ends[i - 1], ends[i]), the first from 0, with sizes and times of the files, which are both null
+// where they are not known. The arrays stay where they are as long as `owner` lives.
+struct PackedPaths {
+  const std::uint8_t* text;
+  std::size_t text_size;
+  const std::int64_t* ends;
+  std::size_t count;
+  std::shared_ptr<const void> owner;
+  const std::int64_t* sizes = nullptr;
+  const std::int64_t* mtimes_ns = nullptr;
+};
+
+// Sizes and times of `count` files, whose ids ascend; owned as above.
+struct FileStamps {
+  const std::int64_t* ids = nullptr;
+  const std::int64_t* sizes = nullptr;
+  const std::int64_t* mtimes_ns = nullptr;
+  std::size_t count = 0;
+  std::shared_ptr<const void> owner;
+};
+
 // Ids count from 0 in the order of appending. Paths are relative to `base`; an absolute one stands for itself. Safe to append to while
 // others read.
 class PathTable {
@@ -32,52 +53,30 @@ class PathTable {
   // An empty base: paths stand as they are. may_grow: files that were appended to are not changed ones.
   explicit PathTable(std::string base, bool may_grow = false);
 
-  // With a stamp for each path, or none at all. Throws InvalidArgument, as the next one does, if there were more than 2^32 files.
-  void append(const std::vector<std::string>& paths, std::vector<FileStamp> stamps = {});
-  // `count` paths, of which path i is text[ends[i - 1], ends[i]), the first from 0. Nothing is copied: both stay where they are as long
-  // as `owner` lives. They are not looked at before they are asked for, so that a mapped block of millions costs no memory. The same holds for sizes
-  // and times of the files, which are both null where they are not known.
-  void append_packed(const std::uint8_t* text, std::size_t text_size, const std::int64_t* ends, std::size_t count,
-                     std::shared_ptr<const void> owner, const std::int64_t* sizes = nullptr, const std::int64_t* mtimes_ns = nullptr);
-  // Stamps that stand in place of those that these ids came with, all of them: earlier ones are forgotten. `ids` ascend; owned as above.
-  void restamp(const std::int64_t* ids, const std::int64_t* sizes, const std::int64_t* mtimes_ns, std::size_t count,
-               std::shared_ptr<const void> owner);
+  // Throws InvalidArgument, as the next one does, if there were more than 2^32 files.
+  void append(const std::vector<std::string>& paths);
+  // Copies nothing, and looks at no path before it is asked for, so that a mapped block of millions costs no memory.
+  void append_packed(PackedPaths paths);
+  // Stamps that stand in place of those that these files came with, all of them: earlier ones are forgotten.
+  void restamp(FileStamps stamps);
 
   std::size_t size() const;
-  // The whole path. Throws std::out_of_range, and InvalidArgument if the ends of a packed block make no sense there.
-  std::string path(std::size_t id) const;
-  // The same with what else is known of it.
+  // The whole path, with what else is known of the file. Throws std::out_of_range, and InvalidArgument if the ends of a packed block make no
+  // sense there.
   IndexedFile file(std::size_t id) const;
 
  private:
   struct Block {
     std::size_t first;  // id
-    const std::uint8_t* text;
-    std::size_t text_size;
-    const std::int64_t* ends;
-    std::size_t count;
-    std::shared_ptr<const void> owner;
-    const std::int64_t* sizes;
-    const std::int64_t* mtimes_ns;
+    PackedPaths paths;
   };
-  struct Stamps {
-    const std::int64_t* ids;
-    const std::int64_t* sizes;
-    const std::int64_t* mtimes_ns;
-    std::size_t count;
-    std::shared_ptr<const void> owner;
-  };
-
-  // Both with the lock held.
-  const Block& block_of(std::size_t id) const;
-  std::string path_in(const Block& block, std::size_t id) const;
 
   std::string base_;  // with a slash at the end, unless empty
   bool may_grow_;
   mutable std::shared_mutex mutex_;
   std::deque<Block> blocks_;
   std::size_t size_ = 0;
-  Stamps restamped_{};
+  FileStamps restamped_;
 };
 
 }  // namespace modyn

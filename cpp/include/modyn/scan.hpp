@@ -77,8 +77,7 @@ struct SmallFiles {
   };
   std::vector<std::int64_t> sizes;               // bytes
   std::vector<std::int64_t> modification_times;  // nanoseconds since 1970
-  std::vector<std::int64_t> int_numbers;         // one of the two is filled
-  std::vector<double> float_numbers;
+  std::vector<std::int64_t> numbers;             // of float numbers the bits
   std::vector<Problem> problems;  // in order of position; the columns mean nothing there
 };
 

@@ -96,11 +96,12 @@ class BinaryFormat(FileFormat):
         if size < _SPARSE_RECORD_BYTES:
             columns = self._read_dense(path, file, start, stop, fields)
         else:
-            gatherer, first_file = _core.Gatherer(max_open_files=1), np.zeros(len(begins), np.uint32)
-            found = [
-                (gatherer.gather([path], first_file, begins + offset, num_bytes)[0], num_bytes) for offset, num_bytes in fields
+            gatherer, table, first_file = _core.Gatherer(max_open_files=1), _core.PathTable(""), np.zeros(len(begins), np.uint32)
+            table.append([path])
+            columns = [
+                gatherer.gather(table, first_file, begins + offset, num_bytes)[0].reshape(-1, num_bytes)
+                for offset, num_bytes in fields
             ]
-            columns = [data.reshape(-1, num_bytes) for data, num_bytes in found]
         labels = self._labels(path, columns[0], start)
         timestamps: Int64Array | int | None = shared_timestamp
         if timestamps is None:

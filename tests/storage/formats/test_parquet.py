@@ -202,7 +202,8 @@ def test_rows_of_a_file_that_has_another_time_than_it_was_indexed_with_are_refus
     write(path, x=pa.array([b"a", b"bb"]))
     table = PathTable(str(tmp_path))
     status = path.stat()
-    table.append(["a.parquet"], np.array([status.st_size]), np.array([status.st_mtime_ns]))
+    table.append(["a.parquet"])
+    table.restamp(np.array([0]), np.array([status.st_size]), np.array([status.st_mtime_ns]))
     source = RowGroupReader(table, LocalFiles(str(tmp_path)), ["x"], 1 << 20)
     one, second = np.zeros(1, np.uint32), np.ones(1, np.int64)
     assert source.gather(one, second, 2)[0].tobytes() == b"bb"
