@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["modyn.testing.fixtures"]
+pytest_plugins = ["modyn.testing.stack"]
 
 # A shell that starts this in the background has it ignore SIGINT, and the commands under test would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -1,22 +1,28 @@
-"""Queries on the tables of runs and trigger sets. Every function works inside the caller's transaction."""
+"""Runs and their trigger sets in PostgreSQL. Every function works inside the caller's transaction."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from sqlalchemy import delete, insert, select, text, update
+from sqlalchemy import JSON, TableClause, column, delete, insert, select, table, text, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.orm import Session
 
 from modyn.errors import NotFoundError
 from modyn.records import RunId, TriggerSetInfo
-from modyn.selector.tables import RUNS, TRIGGERS
+
+SCHEMA = "selector"
+_JSON_COLUMNS = ("selection_strategy", "data", "policy_state")
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """One row of `runs`."""
+    """One row of `runs`.
+
+    data: that section of the pipeline, if the run was registered with it. num_rows: samples copied into the run's own table, if its
+    strategy asks for one. deleting: set before files are removed, so that a deletion that a crash cut off is finished at the next start.
+    """
 
     number: int
     run_id: RunId
@@ -35,7 +41,7 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class TriggerSetRecord:
-    """One row of `triggers`."""
+    """One row of `triggers`, without the number of its run."""
 
     trigger_id: int
     num_samples: int
@@ -49,18 +55,19 @@ class TriggerSetRecord:
         return TriggerSetInfo(run_id, self.trigger_id, self.num_keys, self.partition_size, self.keys_checksum)
 
 
-def add_run(
-    session: Session,
-    run_id: RunId,
-    dataset: str,
-    selection_strategy: dict[str, Any],
-    seed: int,
-    data: dict[str, Any] | None,
-) -> bool:
+def _table(name: str, *columns: str) -> TableClause:
+    """A table for queries; the migrations create it."""
+    return table(name, *(column(c, JSON if c in _JSON_COLUMNS else None) for c in columns), schema=SCHEMA)
+
+
+RUNS = _table("runs", *(field.name for field in fields(RunRecord)))
+_TRIGGER_COLUMNS = tuple(field.name for field in fields(TriggerSetRecord))
+TRIGGERS = _table("triggers", "run_number", *_TRIGGER_COLUMNS)
+
+
+def add_run(session: Session, row: dict[str, Any]) -> bool:
     """Add the run unless it is known; return whether it was added. Of two concurrent calls for one run, one waits for the other."""
-    row = {"run_id": run_id, "dataset": dataset, "selection_strategy": selection_strategy, "seed": seed, "data": data}
-    added = session.execute(upsert(RUNS).values(row).on_conflict_do_nothing().returning(RUNS.c.number)).all()
-    return bool(added)
+    return bool(session.execute(upsert(RUNS).values(row).on_conflict_do_nothing().returning(RUNS.c.number)).all())
 
 
 def find_run(session: Session, run_id: RunId, *, lock: bool = False) -> RunRecord | None:
@@ -71,7 +78,7 @@ def find_run(session: Session, run_id: RunId, *, lock: bool = False) -> RunRecor
 
 
 def get_run(session: Session, run_id: RunId, *, lock: bool = False) -> RunRecord:
-    """Return the run. Raises NotFoundError if it is unknown or being deleted."""
+    """Return the run. lock: as for `find_run`. Raises NotFoundError if it is unknown or being deleted."""
     run = find_run(session, run_id, lock=lock)
     if run is None or run.deleting:
         raise NotFoundError(f"the selector knows no run '{run_id}'; register it first")
@@ -88,14 +95,9 @@ def run_ids(session: Session) -> list[RunId]:
     return [RunId(run_id) for run_id in session.scalars(select(RUNS.c.run_id).order_by(RUNS.c.number))]
 
 
-def set_rows(session: Session, run: RunRecord, num_rows: int) -> None:
-    """Record how many rows the run's table holds once the transaction is committed."""
-    session.execute(update(RUNS).where(RUNS.c.number == run.number).values(num_rows=num_rows))
-
-
-def mark_deleting(session: Session, run: RunRecord) -> None:
-    """Mark the run as being deleted: `get_run` no longer finds it, `find_run` does."""
-    session.execute(update(RUNS).where(RUNS.c.number == run.number).values(deleting=True))
+def update_run(session: Session, run: RunRecord, **columns: object) -> None:
+    """Change columns of the run's row."""
+    session.execute(update(RUNS).where(RUNS.c.number == run.number).values(columns))
 
 
 def remove_run(session: Session, run: RunRecord) -> None:
@@ -105,13 +107,12 @@ def remove_run(session: Session, run: RunRecord) -> None:
 
 def add_trigger(session: Session, run: RunRecord, trigger: TriggerSetRecord) -> None:
     """Record a trigger set of the run."""
-    row = {"run_number": run.number, **asdict(trigger)}
-    session.execute(insert(TRIGGERS).values(row))
+    session.execute(insert(TRIGGERS).values({"run_number": run.number, **asdict(trigger)}))
 
 
 def find_trigger(session: Session, run: RunRecord, trigger_id: int) -> TriggerSetRecord | None:
     """Return the run's trigger set of `trigger_id`, or None if there is none."""
-    columns = [column for column in TRIGGERS.c if column is not TRIGGERS.c.run_number]
+    columns = [TRIGGERS.c[name] for name in _TRIGGER_COLUMNS]
     query = select(*columns).where(TRIGGERS.c.run_number == run.number, TRIGGERS.c.trigger_id == trigger_id)
     row = session.execute(query).one_or_none()
     return None if row is None else TriggerSetRecord(**row._mapping)

@@ -21,7 +21,6 @@ from modyn.atomic_write import sync
 from modyn.columnar import FileKind, LogHead, LogState, write_at
 from modyn.errors import ConflictError, CorruptStateError, InvalidArgumentError, UnavailableError
 from modyn.records import Int64Array, LabelArray, RunId, SampleBatch
-from modyn.selector.stream_checks import unseen
 
 BLOCK = 65_536
 """Rows whose columns lie together: 1.5 MiB."""
@@ -41,8 +40,25 @@ class HeldSamples:
     float_labels: bool | None
 
 
+def unseen(run_id: RunId, held: int, position: int, batch: SampleBatch) -> SampleBatch:
+    """Return the part of `batch`, sent for `position`, behind the `held` samples. Raises ConflictError if it leaves a gap.
+
+    >>> import numpy as np
+    >>> batch = SampleBatch(np.arange(5), np.arange(5), np.arange(5))
+    >>> [unseen(RunId("r"), held, 10, batch).keys.tolist() for held in (10, 12, 15, 99)]
+    [[0, 1, 2, 3, 4], [2, 3, 4], [], []]
+    """
+    if position < 0:
+        raise InvalidArgumentError(f"position {position} of run '{run_id}' is negative; the first sample has position 0")
+    if position > held:
+        raise ConflictError(
+            f"run '{run_id}' holds {held} samples, so samples for position {position} would leave a gap; send those from {held} on first"
+        )
+    return batch.slice(min(held - position, len(batch)), len(batch))
+
+
 class SampleLog:
-    """The file `samples` in the run's directory. Appending needs the lock that `locked` takes; reading needs none.
+    """The file `samples` in the run's directory.
 
     A sample exists once `state` counts it, and not before: a crash at any moment leaves all samples of an `append` or none.
     Every method raises UnavailableError when the disk refuses, and CorruptStateError when the file is damaged or missing samples.
@@ -60,83 +76,66 @@ class SampleLog:
         """Create an empty log, durably. Called once, when the run is registered."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
-            try:
+            with self._open(os.O_RDWR | os.O_CREAT) as descriptor:
                 if os.fstat(descriptor).st_size == 0:
                     os.pwrite(descriptor, _HEAD.initial(), 0)
                     os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
             sync(self.path.parent)
             sync(self.path.parent.parent)
         except OSError as error:
             raise self._unavailable(error) from error
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Exclude appends by other threads and processes while the block runs. Raises CorruptStateError if there is no log."""
-        try:
-            descriptor = os.open(self.path, os.O_RDONLY)
-        except FileNotFoundError as error:
-            raise CorruptStateError(f"{self.path} with the samples of run '{self.run_id}' is missing; {_ADVICE}") from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
+    def append(self, position: int, batch: SampleBatch) -> tuple[int, int]:
+        """Append the samples of `batch`, sent for `position`, that the log does not hold yet.
 
-    def append(self, position: int, batch: SampleBatch) -> int:
-        """Append the samples of `batch`, sent for `position`, that the log does not hold yet; return their number.
-
+        Returns: how many samples the log holds now, and how many of them are new.
         Raises: ConflictError: there would be a gap, or repeated samples differ from those held.
             InvalidArgumentError: the labels have another type than those before.
         """
-        held = self.state()
-        new = unseen(self.run_id, held.num_samples, position, batch)
-        self._check_repeated(position, batch.slice(0, len(batch) - len(new)))
-        if not len(new):
-            return 0
-        new_are_float = new.labels.dtype.kind == "f"
-        if held.float_labels is not None and held.float_labels != new_are_float:
-            names = {True: "float64", False: "int64"}
-            raise InvalidArgumentError(
-                f"run '{self.run_id}' has {names[held.float_labels]} labels, but samples from position {held.num_samples} on bring "
-                f"{names[new_are_float]} labels; a dataset has labels of one type"
-            )
-        self._write(held.num_samples, new)
-        return len(new)
-
-    def _check_repeated(self, position: int, batch: SampleBatch) -> None:
-        if len(batch) and not np.array_equal(self.read_keys(position, position + len(batch)), batch.keys):
-            raise ConflictError(
-                f"run '{self.run_id}' holds other samples at positions {position} to {position + len(batch)} than were sent again; "
-                "a stream must be repeated as it was"
-            )
+        with self._open(os.O_RDWR) as descriptor:
+            # Excludes appends by other threads and processes, until the file is closed.
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            head = self._read_head(descriptor)
+            held = _held(head)
+            new = unseen(self.run_id, held.num_samples, position, batch)
+            known = batch.keys[: len(batch) - len(new)]
+            if not np.array_equal(self._column(descriptor, held, _KEYS, position, position + len(known)), known):
+                raise ConflictError(
+                    f"run '{self.run_id}' holds other samples at positions {position} to {position + len(known)} than were sent again; "
+                    "a stream must be repeated as it was"
+                )
+            if len(new):
+                self._write(descriptor, head, new)
+            return held.num_samples + len(new), len(new)
 
     def state(self) -> HeldSamples:
         """Return how many samples the log holds, and the type of their labels."""
         with self._open(os.O_RDONLY) as descriptor:
             return _held(self._read_head(descriptor))
 
-    def _write(self, position: int, batch: SampleBatch) -> None:
-        float_labels = batch.labels.dtype.kind == "f"
+    def _write(self, descriptor: int, before: LogState, batch: SampleBatch) -> None:
+        held, are_float = _held(before), batch.labels.dtype.kind == "f"
+        position = held.num_samples
+        if held.float_labels not in (None, are_float):
+            names = {True: "float64", False: "int64"}
+            raise InvalidArgumentError(
+                f"run '{self.run_id}' has {names[not are_float]} labels, but samples from position {position} on bring "
+                f"{names[are_float]} labels; a dataset has labels of one type"
+            )
+        # Writing behind the end of a file that lost its tail would fill the hole with zeros, which are valid keys.
+        if os.fstat(descriptor).st_size < _end_offset(position):
+            raise self._too_short(position)
         columns: list[npt.NDArray[np.generic]] = [
             np.ascontiguousarray(batch.keys, "<i8"),
             np.ascontiguousarray(batch.timestamps, "<i8"),
-            np.ascontiguousarray(batch.labels, "<f8" if float_labels else "<i8"),
+            np.ascontiguousarray(batch.labels, "<f8" if are_float else "<i8"),
         ]
-        with self._open(os.O_RDWR) as descriptor:
-            before = self._read_head(descriptor)
-            assert before.fields[0] == position, "samples are written at the end"
-            # Writing behind the end of a file that lost its tail would fill the hole with zeros, which are valid keys.
-            if os.fstat(descriptor).st_size < _end_offset(position):
-                raise self._too_short(position)
-            for first, last in _by_block(position, position + len(batch)):
-                for column, values in enumerate(columns):
-                    part = values[first - position : last - position]
-                    write_at(descriptor, part.data.cast("B"), _offset(column, first))
-            os.fdatasync(descriptor)
-            _HEAD.commit(descriptor, before, position + len(batch), int(float_labels))
+        for first, last in _by_block(position, position + len(batch)):
+            for column, values in enumerate(columns):
+                part = values[first - position : last - position]
+                write_at(descriptor, part.data.cast("B"), _offset(column, first))
+        os.fdatasync(descriptor)
+        _HEAD.commit(descriptor, before, position + len(batch), int(are_float))
 
     def read(self, start: int, end: int) -> SampleBatch:
         """Return samples [start, end), which must exist."""
@@ -166,11 +165,13 @@ class SampleLog:
     @contextmanager
     def _open(self, flags: int) -> Iterator[int]:
         try:
-            descriptor = os.open(self.path, flags)
+            descriptor = os.open(self.path, flags, 0o600)
             try:
                 yield descriptor
             finally:
                 os.close(descriptor)
+        except FileNotFoundError as error:
+            raise CorruptStateError(f"{self.path} with the samples of run '{self.run_id}' is missing; {_ADVICE}") from error
         except OSError as error:
             raise self._unavailable(error) from error
 

@@ -1,13 +1,15 @@
 """The option `storage_backend: database`: a run's samples as rows in PostgreSQL, for policies that select with SQL.
 
-The rows are a copy of the run's log, made in the background. Rows and their count are committed by one transaction, and a trigger first
-copies the rows that are missing, so a policy sees all of them. There is no index: a B-tree costs more than the rows. As rows lie in the
-order of arrival, a policy that asks for ranges of positions creates a BRIN index of its own.
+The rows are a copy of the run's log, made by a thread in the background. Rows and their count are committed by one transaction, and a
+trigger first copies the rows that are missing, so a policy sees all of them. There is no index: a B-tree costs more than the rows. As rows
+lie in the order of arrival, a policy that asks for ranges of positions creates a BRIN index of its own.
 """
 
 from __future__ import annotations
 
 import io
+import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
@@ -15,74 +17,111 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import psycopg2.extensions
+from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from modyn.selector.catalogue import RunRecord, set_rows
+from modyn.errors import ModynError, NotFoundError
+from modyn.records import RunId
+from modyn.rpc.logs import get_logger
+from modyn.selector.catalogue import SCHEMA, RunRecord, update_run
 from modyn.selector.sample_log import SampleLog
-from modyn.selector.tables import SCHEMA, samples_table
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 _SIGNATURE = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 """Start of binary COPY data; its end is a row of -1 fields."""
-_END = b"\xff\xff"
+_COPY_END = b"\xff\xff"
 _ROWS_PER_CHUNK = 65_536
 """Rows that are encoded at once: 3.3 MB of COPY data, of which two are held."""
 _BYTES_PER_READ = 1 << 20
 
 
-class SampleRows:
-    """The table `samples_<number of the run>` within the transaction of `session`, which must hold the lock on the run's row."""
-
-    def __init__(self, run: RunRecord, session: Session) -> None:
-        self._run = run
-        self._session = session
-        self._name = f"{SCHEMA}.{samples_table(run.number)}"
-
-    def create(self) -> None:
-        """Create the table, empty."""
-        with self._cursor() as cursor:
-            cursor.execute(
-                f'CREATE TABLE {self._name} (position bigint NOT NULL, key bigint NOT NULL, "timestamp" bigint NOT NULL, '
-                "int_label bigint, float_label double precision)"
-            )
-
-    def drop(self) -> None:
-        """Drop the table if it exists."""
-        with self._cursor() as cursor:
-            cursor.execute(f"DROP TABLE IF EXISTS {self._name}")
-
-    def copy(self, log: SampleLog, most: int | None = None) -> int:
-        """Copy at most `most` rows (None: all) that the log holds and the table does not; return how many are still missing."""
-        held, start = log.state(), self._run.num_rows
-        end = held.num_samples if most is None else min(held.num_samples, start + most)
-        if end > start:
-            names = ", ".join(f'"{name}"' for name, _ in _columns(held.float_labels))
-            with self._cursor() as cursor, _Rows(log, start, end) as rows:
-                cursor.copy_expert(f"COPY {self._name} ({names}) FROM STDIN (FORMAT binary)", rows, size=_BYTES_PER_READ)
-            set_rows(self._session, self._run, end)
-        return held.num_samples - end
-
-    def _cursor(self) -> psycopg2.extensions.cursor:
-        connection = self._session.connection().connection
-        return cast("psycopg2.extensions.cursor", connection.cursor())
+def _samples_table(run: RunRecord) -> str:
+    return f"{SCHEMA}.samples_{run.number}"
 
 
-class _Rows(io.RawIOBase):
+def create_rows(session: Session, run: RunRecord) -> None:
+    """Create the run's table, empty."""
+    columns = 'position bigint NOT NULL, key bigint NOT NULL, "timestamp" bigint NOT NULL, int_label bigint, float_label double precision'
+    session.execute(text(f"CREATE TABLE {_samples_table(run)} ({columns})"))
+
+
+def drop_rows(session: Session, run: RunRecord) -> None:
+    """Drop the run's table if it exists."""
+    session.execute(text(f"DROP TABLE IF EXISTS {_samples_table(run)}"))
+
+
+def copy_rows(session: Session, run: RunRecord, log: SampleLog, most: int | None = None) -> int:
+    """Copy at most `most` samples (None: all) that the log holds and the run's table does not; return how many are still missing.
+
+    `session` must hold the lock on the run's row.
+    """
+    held, start = log.state(), run.num_rows
+    end = held.num_samples if most is None else min(held.num_samples, start + most)
+    if end > start:
+        names = ", ".join(f'"{name}"' for name, _ in _columns(held.float_labels))
+        cursor = cast("psycopg2.extensions.cursor", session.connection().connection.cursor())
+        with cursor, _CopyData(log, start, end) as rows:
+            cursor.copy_expert(f"COPY {_samples_table(run)} ({names}) FROM STDIN (FORMAT binary)", rows, size=_BYTES_PER_READ)
+        update_run(session, run, num_rows=end)
+    return held.num_samples - end
+
+
+class RowCopier:
+    """Calls `copy(run)` on a thread for each run given to `wake`, again as long as it returns that more is left; other runs in between.
+
+    A failure is logged and left: the trigger that needs the rows copies those that are missing, and fails if it cannot.
+    """
+
+    def __init__(self, copy: Callable[[RunId], bool]) -> None:
+        self._copy = copy
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="copy-samples")
+        self._lock = threading.Lock()  # guards `_queued`
+        self._queued: set[RunId] = set()
+
+    def wake(self, run_id: RunId) -> None:
+        """Queue a run unless it is. Without a thread to be had, the run stays queued and the next call tries again."""
+        with self._lock:
+            if run_id not in self._queued:
+                try:
+                    self._thread.submit(self._work, run_id)
+                    self._queued.add(run_id)
+                except RuntimeError as error:
+                    get_logger("selector").warning("copies_wait", run_id=run_id, error=str(error))
+
+    def stop(self) -> None:
+        """End the thread after the copy in progress; queued runs are dropped. Waits for it, as it uses the database."""
+        self._thread.shutdown(cancel_futures=True)
+
+    def _work(self, run_id: RunId) -> None:
+        with self._lock:
+            self._queued.discard(run_id)
+        try:
+            if self._copy(run_id):
+                self.wake(run_id)
+        except NotFoundError:
+            get_logger("selector").debug("copy_of_deleted_run", run_id=run_id)
+        except ModynError as error:
+            get_logger("selector").warning("samples_not_copied", run_id=run_id, error=error.message)
+        except Exception:  # noqa: BLE001  (nobody waits for the result; the trigger that needs the rows raises it again)
+            get_logger("selector").exception("samples_not_copied", run_id=run_id)
+
+
+class _CopyData(io.RawIOBase):
     """Samples [start, end) of a log as a file of binary COPY data. A thread encodes rows while PostgreSQL reads those before."""
 
     def __init__(self, log: SampleLog, start: int, end: int) -> None:
         self._encoder = ThreadPoolExecutor(1, thread_name_prefix="rows")
         cuts = [*range(start, end, _ROWS_PER_CHUNK), end]
-        self._parts = (partial(_encode, log, first, last) for first, last in pairwise(cuts))
+        self._parts = (partial(_encode_rows, log, first, last) for first, last in pairwise(cuts))
         self._next: Future[bytes] | None = self._encode_next()
         self._rest = memoryview(_SIGNATURE)
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
         if not self._rest and self._next is not None:
             self._rest = memoryview(self._next.result())
-            self._next = self._encode_next() if len(self._rest) > len(_END) else None
+            self._next = self._encode_next() if len(self._rest) > len(_COPY_END) else None
         target = memoryview(buffer)
         size = min(len(target), len(self._rest))
         target[:size] = self._rest[:size]
@@ -97,10 +136,10 @@ class _Rows(io.RawIOBase):
         super().close()
 
     def _encode_next(self) -> Future[bytes]:
-        return self._encoder.submit(next(self._parts, lambda: _END))
+        return self._encoder.submit(next(self._parts, lambda: _COPY_END))
 
 
-def _encode(log: SampleLog, start: int, end: int) -> bytes:
+def _encode_rows(log: SampleLog, start: int, end: int) -> bytes:
     samples = log.read(start, end)
     columns = _columns(samples.labels.dtype.kind == "f")
     # A row is the number of its fields, then for each its length in bytes and its value.

@@ -30,13 +30,11 @@ from modyn.records import KeysAndWeights, RunId, SampleBatch, TriggerSetInfo
 from modyn.rpc.logs import get_logger
 from modyn.selector import catalogue
 from modyn.selector.catalogue import RunRecord, TriggerSetRecord
-from modyn.selector.row_copier import RowCopier
 from modyn.selector.sample_log import SampleLog
-from modyn.selector.sample_rows import SampleRows
+from modyn.selector.sample_rows import RowCopier, copy_rows, create_rows, drop_rows
 from modyn.selector.selection import build_selection
-from modyn.selector.stream_checks import check_checksum, check_next, trigger_starts
-from modyn.selector.trigger_set import TriggerSet, write_trigger_set
-from modyn.selector.window import SelectionContext, SelectionWindow, choose_chunk_size
+from modyn.selector.trigger_set import TriggerSet, check_checksum, check_next, write_trigger_set
+from modyn.selector.window import SelectionContext, window_of_trigger
 
 SAMPLES_INFORMED = Counter("modyn_selector_samples_informed_total", "Samples that runs were informed of, without repeated ones")
 TRIGGER_SECONDS = Histogram(
@@ -90,19 +88,19 @@ class Selector:
                 f"'{run_id}' cannot name a run: use letters, digits, '.', '_' and '-', at most 200, no dot first"
             )
         build_selection(selection_strategy)
-        section = dict(selection_strategy)
+        row = {"run_id": run_id, "dataset": dataset, "selection_strategy": dict(selection_strategy), "seed": seed}
         with self._database.session() as session:
             before = catalogue.find_run(session, run_id)
         if before is not None and before.deleting:
             self._finish_deletion(before)
         with self._database.session() as session:
-            added = catalogue.add_run(session, run_id, dataset, section, seed, None if data is None else dict(data))
+            added = catalogue.add_run(session, {**row, "data": None if data is None else dict(data)})
             run = catalogue.get_run(session, run_id, lock=True)
             if added:
                 self._log(run).create()
                 if run.in_database:
-                    SampleRows(run, session).create()
-        if (run.dataset, run.selection_strategy, run.seed) != (dataset, section, seed):
+                    create_rows(session, run)
+        if any(getattr(run, name) != value for name, value in row.items()):
             raise AlreadyExistsError(
                 f"run '{run_id}' is registered with another dataset, selection strategy or seed; choose another run id or delete the run"
             )
@@ -117,14 +115,11 @@ class Selector:
         run = self._informed.get(run_id)
         if run is None or not self._log(run).exists():
             run = self._informed[run_id] = self.run(run_id)
-        log = self._log(run)
-        with log.locked():
-            held = log.state().num_samples
-            added = log.append(position, samples)
+        num_held, added = self._log(run).append(position, samples)
         if run.in_database and added:
             self._copier.wake(run_id)
         SAMPLES_INFORMED.inc(added)
-        return held + added
+        return num_held
 
     def trigger(self, run_id: RunId, trigger_id: int, num_samples: int) -> TriggerSetInfo:
         """Select the trigger set over the first `num_samples` samples, or return the one that exists.
@@ -142,7 +137,7 @@ class Selector:
                 before = catalogue.find_trigger(session, run, trigger_id - 1)
                 catalogue.allow_idle(session)
                 if run.in_database:
-                    SampleRows(run, session).copy(log)
+                    copy_rows(session, run, log)
                 found = self._select(run, log, boundaries, before, num_samples)
                 catalogue.add_trigger(session, run, found)
         if found.num_samples != num_samples:
@@ -161,8 +156,7 @@ class Selector:
         if before is not None:
             policy.load_state(before.policy_state)
         size = policy.shared.maximum_keys_in_memory
-        starts = trigger_starts(boundaries, trigger_id, policy.shared.tail_triggers)
-        window = SelectionWindow(log, starts[0], num_samples, choose_chunk_size(size), starts)
+        window = window_of_trigger(log, boundaries, num_samples, policy.shared.tail_triggers, size)
         selection = policy.select(window, SelectionContext(run.seed, trigger_id))
         header = write_trigger_set(self._set_path(run, trigger_id), size, selection)
         TRIGGER_SECONDS.observe(time.perf_counter() - started)
@@ -207,7 +201,7 @@ class Selector:
         with self._database.session() as session:
             run = catalogue.find_run(session, run_id, lock=True)
             if run is not None:
-                catalogue.mark_deleting(session, run)
+                catalogue.update_run(session, run, deleting=True)
         if run is not None:
             self._finish_deletion(run)
 
@@ -228,7 +222,7 @@ class Selector:
             found = catalogue.find_run(session, run.run_id, lock=True)
             if found is not None and found.number == run.number:
                 if run.in_database:
-                    SampleRows(run, session).drop()
+                    drop_rows(session, run)
                 catalogue.remove_run(session, run)
 
     def recover(self) -> None:
@@ -279,7 +273,7 @@ class Selector:
         """Copy some samples into the run's table; return whether more are left."""
         with self._database.session() as session:
             run = catalogue.get_run(session, run_id, lock=True)
-            return SampleRows(run, session).copy(self._log(run), ROWS_PER_COPY) > 0
+            return copy_rows(session, run, self._log(run), ROWS_PER_COPY) > 0
 
     def _log(self, run: RunRecord) -> SampleLog:
         return SampleLog(run.run_id, self._directory(run))

@@ -1,4 +1,4 @@
-"""A trigger set on disk: one immutable columnar file, written whole or not at all, mapped for reading.
+"""A trigger set: which may come next, and its file, immutable and columnar, written whole or not at all, mapped for reading.
 
 Columns: the keys as int64, the weights as float32. Partition p holds positions [p·size, (p+1)·size).
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -17,8 +17,8 @@ import numpy as np
 
 from modyn.atomic_write import sync
 from modyn.columnar import ColumnFile, FileKind, column_writer
-from modyn.errors import InvalidArgumentError, ModynError, UnavailableError
-from modyn.records import KeysAndWeights
+from modyn.errors import ConflictError, InvalidArgumentError, ModynError, UnavailableError
+from modyn.records import KeysAndWeights, RunId, TriggerSetInfo
 from modyn.selector.window import Selection
 
 _KIND = FileKind(b"MODYNSET", 2, "trigger set", "restore it from a backup, or delete the run and start it anew")
@@ -33,6 +33,31 @@ class TriggerSetHeader:
     num_keys: int
     partition_size: int
     keys_sha256: str
+
+
+def check_next(run_id: RunId, held: int, boundaries: Sequence[int], trigger_id: int, num_samples: int) -> None:
+    """Raise ConflictError unless the run can trigger `trigger_id` over `num_samples` samples now."""
+    if trigger_id < 0 or num_samples < 0:
+        raise InvalidArgumentError(f"trigger {trigger_id} over {num_samples} samples: neither may be negative")
+    if trigger_id != len(boundaries):
+        raise ConflictError(f"the next trigger of run '{run_id}' is {len(boundaries)}, not {trigger_id}; triggers come in order")
+    if num_samples > held:
+        raise ConflictError(
+            f"trigger {trigger_id} of run '{run_id}' asks for {num_samples} samples, but {held} are held; inform the rest first"
+        )
+    if boundaries and num_samples < boundaries[-1]:
+        raise ConflictError(
+            f"trigger {trigger_id} of run '{run_id}' asks for {num_samples} samples, fewer than the {boundaries[-1]} of the one before"
+        )
+
+
+def check_checksum(found: TriggerSetInfo, keys_checksum: str) -> None:
+    """Raise ConflictError unless the trigger set has this checksum; an empty one accepts any."""
+    if keys_checksum and keys_checksum != found.keys_checksum:
+        raise ConflictError(
+            f"trigger {found.trigger_id} of run '{found.run_id}' has other keys than when reading began: the run was deleted and begun "
+            "anew; start its reader anew, too"
+        )
 
 
 def partition_bounds(num_keys: int, partition_size: int, partition: int) -> tuple[int, int]:

@@ -17,12 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from modyn.config.system import DatasetConfig
-from modyn.errors import AlreadyExistsError, CancelledError, InvalidArgumentError, NotFoundError
+from modyn.errors import CancelledError, InvalidArgumentError, NotFoundError
 from modyn.records import Int64Array, Interval, LabelArray, SampleBatch
-from modyn.storage.client import DatasetInfo, FileProblem, IngestProgress, NewSamples, StorageClient
+from modyn.storage.client import DatasetInfo, NewSamples, StorageClient
 from modyn.storage.model.samples import Payloads, common_size
 from modyn.storage.payloads import OnMissing, PayloadClient, PayloadStream
-from modyn.testing.fake_client import FakeClient
+from modyn.testing.fakes import FakeClient
 
 
 @dataclass
@@ -33,7 +33,6 @@ class _Dataset:
     labels: list[float] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
     deleted: set[int] = field(default_factory=set)
-    problems: list[FileProblem] = field(default_factory=list)
 
     def batch(self, keys: Int64Array) -> SampleBatch:
         chosen = [self.labels[key] for key in keys]
@@ -111,21 +110,10 @@ class FakeStorage:
 
 
 class FakeStorageClient(FakeClient, StorageClient):
-    """A StorageClient whose service is a FakeStorage."""
+    """A StorageClient whose service is a FakeStorage: datasets are read, and samples deleted, but nothing is registered or ingested."""
 
     def __init__(self, storage: FakeStorage) -> None:
         self._storage = storage
-
-    def register_dataset(self, config: DatasetConfig) -> DatasetInfo:
-        with self._storage.arrived:
-            known = self._storage.datasets.get(config.name)
-            if known is not None and known.config != config:
-                raise AlreadyExistsError(
-                    f"dataset '{config.name}' is registered with other options; delete it first or use another name"
-                )
-            if known is None:
-                self._storage.datasets[config.name] = _Dataset(config, float_labels=False)
-            return self.dataset(config.name)
 
     def list_datasets(self) -> list[DatasetInfo]:
         with self._storage.arrived:
@@ -138,26 +126,13 @@ class FakeStorageClient(FakeClient, StorageClient):
                 config=found.config,
                 num_samples=len(found.timestamps) - len(found.deleted),
                 num_files=1 if found.timestamps else 0,
-                num_problems=len(found.problems),
+                num_problems=0,
                 next_key=len(found.timestamps),
                 min_timestamp=min(found.timestamps, default=None),
                 max_timestamp=max(found.timestamps, default=None),
                 num_deleted=len(found.deleted),
                 float_labels=found.float_labels,
             )
-
-    def delete_dataset(self, name: str) -> None:
-        with self._storage.arrived:
-            self._storage.find(name)
-            del self._storage.datasets[name]
-            self._storage.arrived.notify_all()
-
-    def ingest(self, name: str) -> Iterator[IngestProgress]:
-        self._storage.find(name)
-        yield IngestProgress(files_seen=0, files_indexed=0, samples_indexed=0, problems=0, finished=True)
-
-    def problems(self, name: str) -> list[FileProblem]:
-        return list(self._storage.find(name).problems)
 
     def count_samples(self, name: str, interval: Interval) -> int:
         return len(self._in_interval(name, interval, None))

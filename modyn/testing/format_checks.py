@@ -44,7 +44,7 @@ class ReadFile:
 
 
 def read_file(built: FileFormat, path: Path, resume: FormatResume | None = None) -> ReadFile:
-    """All samples of one file with their payloads, the way storage reads them."""
+    """All samples of one file with their payloads, the way storage reads them; behind `resume` only, if that is given."""
     samples: list[Sample] = []
     timestamps: list[int] = []
     end = resume.end if resume else 0

@@ -29,11 +29,8 @@ from modyn.supervisor.events import EventHub
 from modyn.supervisor.executor import RunClients
 from modyn.supervisor.journal import Journal
 from modyn.supervisor.queue import RunQueue
-from modyn.testing.fake_evaluator import FakeEvaluator
-from modyn.testing.fake_model_storage import FakeModelStorage
-from modyn.testing.fake_selector import FakeSelectorClient
 from modyn.testing.fake_storage import FakeStorage
-from modyn.testing.fake_trainer_server import FakeTrainerServer
+from modyn.testing.fakes import FakeEvaluator, FakeModelStorage, FakeSelectorClient, FakeTrainerServer
 from modyn.testing.waiting import PATIENCE_S, eventually
 from modyn.trainer_server.client import TrainerServerClient, TrainingRequest
 
@@ -77,16 +74,11 @@ class InMemoryServices:
         parent = ""
         if request.parent_model_id is not None:
             parent = self.model_storage.describe(request.parent_model_id).version.weights_sha256
-        made_of = f"{trigger_set.keys_checksum}/{parent}/{request.seed}"
-        path = self._folder / f"{hashlib.sha256(made_of.encode()).hexdigest()}.safetensors"
-        save_file({"weights": np.frombuffer(hashlib.sha256(made_of.encode()).digest(), np.float32)}, path)
-        result = {
-            "num_samples": trigger_set.num_keys,
-            "num_batches": 1,
-            "num_epochs": 1,
-            "loss": 0.5,
-            "seconds": {"store": 0.001},
-        }
+        made_of = hashlib.sha256(f"{trigger_set.keys_checksum}/{parent}/{request.seed}".encode())
+        path = self._folder / f"{made_of.hexdigest()}.safetensors"
+        save_file({"weights": np.frombuffer(made_of.digest(), np.float32)}, path)
+        seconds = {"store": 0.001}
+        result = {"num_samples": trigger_set.num_keys, "num_batches": 1, "num_epochs": 1, "loss": 0.5, "seconds": seconds}
         header = ModelHeader(
             request.run_id, request.trigger_id, "Fake", training_result=result, parent_id=request.parent_model_id
         )

@@ -1,5 +1,7 @@
 """A whole embedded stack for tests: PostgreSQL, Redis and all six services as real processes, and data small enough for runs of a second or two.
 
+pytest_plugins = ["modyn.testing.stack"]
+
 def test_it(running_stack):
     running_stack.tiny_dataset("numbers")
     run = running_stack.run(tiny_pipeline("numbers"))
@@ -11,17 +13,21 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psycopg2
+import pytest
 import yaml
 
 from modyn.client import Client
 from modyn.config.system import DatasetConfig, SystemConfig, load_system_config
+from modyn.local.postgres import PostgresServer
 from modyn.supervisor.client import Run
 from modyn.testing.waiting import PATIENCE_S
 
@@ -56,7 +62,7 @@ class RunningStack:
         cwd: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a command to its end, without a terminal."""
+        """Runs a command to its end, without a terminal. environment: variables beside those of `clean_environment`."""
         return subprocess.run(
             self.command(*map(str, arguments)),
             stdin=subprocess.DEVNULL,
@@ -196,3 +202,58 @@ def clean_environment(
     """This process's environment without what would lead a command to another installation, and with wide lines."""
     kept = {name: value for name, value in os.environ.items() if name not in without}
     return {**kept, "COLUMNS": "200", "NO_COLOR": "1", **(more or {})}
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """One real PostgreSQL for the session (one for each xdist worker)."""
+    with tempfile.TemporaryDirectory(prefix="modyn-pg-", ignore_cleanup_errors=True) as folder:
+        server = PostgresServer(Path(folder))
+        server.start()
+        yield server
+        server.stop()
+
+
+@pytest.fixture
+def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
+    """An empty database of its own for the test."""
+    name = f"t{uuid.uuid4().hex[:16]}"
+    _administer(postgres_server, f"CREATE DATABASE {name} STRATEGY wal_log")
+    yield postgres_server.url.replace("/postgres?", f"/{name}?")
+    _administer(postgres_server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def make_config(tmp_path: Path, postgres_url: str) -> Callable[..., SystemConfig]:
+    """Makes a system configuration with an empty state folder and an empty database; takes sections as keyword arguments."""
+
+    def make(**sections: object) -> SystemConfig:
+        return SystemConfig(**{"state_dir": tmp_path / "state", "database_url": postgres_url, **sections})  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture
+def system_config(make_config: Callable[..., SystemConfig]) -> SystemConfig:
+    """A system configuration with defaults, an empty state folder and an empty database."""
+    return make_config()
+
+
+@pytest.fixture(scope="session")
+def running_stack() -> Iterator[RunningStack]:
+    """All services with embedded databases, as real processes, one stack for the session (one for each xdist worker).
+
+    Tests share it: they name their datasets after themselves, stop the runs that they start, and leave every service running.
+    """
+    with tempfile.TemporaryDirectory(prefix="modyn-", ignore_cleanup_errors=True) as folder, stack_on(Path(folder)) as stack:
+        yield stack
+
+
+def _administer(server: PostgresServer, statement: str) -> None:
+    connection = psycopg2.connect(server.url)
+    connection.autocommit = True
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(statement)
+    finally:
+        connection.close()

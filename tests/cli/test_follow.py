@@ -1,12 +1,13 @@
-"""Looking on without services: the events come from a supervisor in memory."""
+"""Looking on at the runs of a real supervisor over services in memory."""
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import cast
+from pathlib import Path
 
 import pytest
 
@@ -16,11 +17,12 @@ from modyn.client import Client
 from modyn.config.system import SystemConfig
 from modyn.errors import ModynError, NotFoundError, UnavailableError
 from modyn.supervisor.client import EventKind, RunEvent, RunMode, RunOptions, RunState, SupervisorClient
-from modyn.testing.fake_supervisor import FakeSupervisor
-from modyn.testing.services import pipeline_yaml
+from modyn.testing.services import InMemoryServices, pipeline_yaml
+from modyn.testing.waiting import eventually
+from tests.support.running_supervisor import serve_supervisor
 
 
-class Shaky(FakeSupervisor):
+class Shaky(SupervisorClient):
     """Goes away after every other event that it tells."""
 
     breaks = 6
@@ -33,47 +35,54 @@ class Shaky(FakeSupervisor):
             yield event
 
 
-def client_of(supervisor: FakeSupervisor, tmp_path_config: SystemConfig) -> Client:
-    client = Client(tmp_path_config)
-    client.__dict__["supervisor"] = cast("SupervisorClient", supervisor)
-    return client
-
-
 @pytest.fixture
-def config(tmp_path_factory: pytest.TempPathFactory) -> SystemConfig:
-    return SystemConfig(state_dir=tmp_path_factory.mktemp("state"))
+def client(system_config: SystemConfig, tmp_path: Path) -> Iterator[Client]:
+    services = InMemoryServices(tmp_path)
+    services.storage.add_dataset("train")
+    services.storage.add_samples("train", timestamps=range(20))
+    with serve_supervisor(services, system_config), Client(system_config) as client:
+        yield client
 
 
-def submit(supervisor: FakeSupervisor) -> str:
-    return supervisor.submit(pipeline_yaml(), "p.yaml", RunOptions(RunMode.EXPERIMENT)).run_id
+def submit(client: Client, mode: RunMode = RunMode.EXPERIMENT) -> str:
+    return client.supervisor.submit(pipeline_yaml(), "p.yaml", RunOptions(mode)).run_id
 
 
-def test_lines_until_the_end(config: SystemConfig, capsys: pytest.CaptureFixture[str]) -> None:
-    supervisor = FakeSupervisor()
-    assert follow(client_of(supervisor, config), submit(supervisor))
-    lines = [line.split("  ", 1)[1] for line in capsys.readouterr().err.splitlines()]
+def told(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The lines of `follow`, without their times and without the log of the supervisor, which runs in this process too."""
+    return re.findall(r"^\d\d:\d\d:\d\d  (.*)$", capsys.readouterr().err, re.MULTILINE)
+
+
+def test_lines_until_the_end(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+    assert follow(client, submit(client))
+    lines = told(capsys)
     assert lines[0] == "run submitted"
     assert lines[-1].startswith("run finished")
     assert sum("fired" in line for line in lines) == 2
+    assert all(thread.daemon for thread in threading.enumerate() if thread.name == "watch"), "a thread holds the program"
 
 
 def test_a_supervisor_that_goes_away_costs_a_pause_and_no_line_comes_twice(
-    config: SystemConfig, capsys: pytest.CaptureFixture[str]
+    client: Client, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    calm, shaky = FakeSupervisor(), Shaky()
-    assert follow(client_of(calm, config), submit(calm))
-    expected = [line.split("  ", 1)[1] for line in capsys.readouterr().err.splitlines()]
-    assert follow(client_of(shaky, config), submit(shaky))
-    assert [line.split("  ", 1)[1] for line in capsys.readouterr().err.splitlines()] == expected
-    assert shaky.breaks == 0
+    run_id = submit(client)
+    client.wait(run_id)
+    assert follow(client, run_id)
+    expected = told(capsys)
+    client.supervisor.close()
+    with Shaky(client.config.endpoint("supervisor")) as shaky:
+        client.__dict__["supervisor"] = shaky
+        assert follow(client, run_id)
+        assert told(capsys) == expected
+        assert shaky.breaks == 0
 
 
-def test_a_run_that_does_not_exist_is_an_error(config: SystemConfig) -> None:
+def test_a_run_that_does_not_exist_is_an_error(client: Client) -> None:
     with pytest.raises(NotFoundError):
-        follow(client_of(FakeSupervisor(), config), "no-such-run")
+        follow(client, "no-such-run")
 
 
-class Newer(FakeSupervisor):
+class Newer(SupervisorClient):
     """Tells of things that this program has not heard of."""
 
     def watch(self, run_id: str, after_seq: int = 0) -> Iterator[RunEvent]:
@@ -82,11 +91,12 @@ class Newer(FakeSupervisor):
 
 
 @pytest.mark.timeout(60)
-def test_what_cannot_be_understood_ends_looking_on_with_advice(config: SystemConfig) -> None:
-    supervisor = Newer()
-    told = "cannot be read: ValueError: 'something_new' is .*; the run continues. .* install the same one"
-    with pytest.raises(ModynError, match=told):
-        follow(client_of(supervisor, config), submit(supervisor))
+def test_what_cannot_be_understood_ends_looking_on_with_advice(client: Client) -> None:
+    advice = "cannot be read: ValueError: 'something_new' is .*; the run continues. .* install the same one"
+    with Newer(client.config.endpoint("supervisor")) as newer:
+        client.__dict__["supervisor"] = newer
+        with pytest.raises(ModynError, match=advice):
+            follow(client, submit(client))
 
 
 class Interrupts:
@@ -104,15 +114,15 @@ class Interrupts:
 
 
 @pytest.mark.parametrize(
-    ("answers", "stays", "state"), [(["detach"], False, "streaming"), (["continue", "stop"], True, "stopped")]
+    ("answers", "stays", "state"),
+    [(["detach"], False, RunState.WAITING_FOR_DATA), (["continue", "stop"], True, RunState.STOPPED)],
 )
-def test_ctrl_c(config: SystemConfig, monkeypatch: pytest.MonkeyPatch, answers: list[str], stays: bool, state: str) -> None:
-    supervisor = FakeSupervisor(hold=True)
-    run_id = submit(supervisor)
+def test_ctrl_c(client: Client, monkeypatch: pytest.MonkeyPatch, answers: list[str], stays: bool, state: RunState) -> None:
+    run_id = submit(client, RunMode.PRODUCTION)
     monkeypatch.setattr(follow_module, "_drain", Interrupts(len(answers)))
     monkeypatch.setattr(follow_module, "ask", lambda: answers.pop(0))
-    assert follow(client_of(supervisor, config), run_id) is stays
-    assert supervisor.run(run_id).state == RunState(state)
+    assert follow(client, run_id) is stays
+    eventually(lambda: client.show(run_id).state is state)
 
 
 class Terminal:
@@ -137,9 +147,3 @@ class Terminal:
 def test_the_question(monkeypatch: pytest.MonkeyPatch, line: str | None, answer: str) -> None:
     monkeypatch.setattr(sys, "stdin", Terminal(line))
     assert ask() == answer
-
-
-def test_watching_leaves_no_thread_that_holds_the_program(config: SystemConfig) -> None:
-    supervisor = FakeSupervisor()
-    follow(client_of(supervisor, config), submit(supervisor))
-    assert all(thread.daemon for thread in threading.enumerate() if thread.name == "watch")

@@ -34,7 +34,7 @@ from modyn.records import RunId
 from modyn.rpc.channel import Channel
 from modyn.rpc.logs import get_logger
 from modyn.rpc.server import ServiceContext, prepare_run_dir, start_server
-from modyn.testing.fake_model_storage import FakeModelStorage
+from modyn.testing.fakes import FakeModelStorage
 from modyn.testing.waiting import PATIENCE_S
 from tests.support.processes import ServiceProcess
 
@@ -77,7 +77,7 @@ def header(trigger_id: int = 0, **fields: object) -> ModelHeader:
     return ModelHeader(RUN, trigger_id, "MLP", **given)  # type: ignore[arg-type]
 
 
-def test_put_get_find_list_promote_delete(client: Client, tmp_path: Path) -> None:
+def test_put_get_find_list(client: Client, tmp_path: Path) -> None:
     put = model_file(tmp_path / "put")
     version = client.put(header(parent_id=None), put)
     assert (version.run_id, version.trigger_id, version.parent_id, version.promoted) == (RUN, 0, None, False)
@@ -96,16 +96,22 @@ def test_put_get_find_list_promote_delete(client: Client, tmp_path: Path) -> Non
     assert client.find(RUN, 7) is None
     assert [info.version for info in client.list(RUN)] == [info.version for info in client.list()] == [version, child]
     assert client.list(RunId("other")) == []
-    assert client.promote(version.model_id).version.promoted
-    with pytest.raises(ConflictError):
-        client.delete(version.model_id)
-    assert client.promote(child.model_id).version.promoted
-    assert not client.describe(version.model_id).version.promoted
-    client.delete(version.model_id)
-    assert client.find(RUN, 0) is None
     with pytest.raises(NotFoundError):
-        client.get(version.model_id, tmp_path / "gone")
+        client.get(child.model_id + 1, tmp_path / "gone")
     assert not (tmp_path / "gone").exists()
+
+
+def test_promote_and_delete(real: ModelStorageClient, tmp_path: Path) -> None:
+    version, child = (real.put(header(i), model_file(tmp_path / f"put{i}", i)) for i in range(2))
+    assert real.promote(version.model_id).version.promoted
+    with pytest.raises(ConflictError):
+        real.delete(version.model_id)
+    assert real.promote(child.model_id).version.promoted
+    assert not real.describe(version.model_id).version.promoted
+    real.delete(version.model_id)
+    assert real.find(RUN, 0) is None
+    with pytest.raises(NotFoundError):
+        real.get(version.model_id, tmp_path / "gone")
 
 
 def test_put_is_idempotent_by_run_and_trigger(client: Client, tmp_path: Path) -> None:

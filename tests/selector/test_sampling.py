@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from modyn.selector.window import sampling
-from modyn.selector.window.sampling import BLOCK, sample_positions
+from modyn.selector.window import BLOCK, _counts, sample_positions
 
 
 def drawn(population: int, size: int, seed: int) -> list[int]:
@@ -50,7 +49,7 @@ def test_every_subset_is_equally_likely_across_blocks() -> None:
 def test_block_counts_follow_the_hypergeometric_distribution() -> None:
     lengths = np.array([30, 50, 20], np.int64)
     generator = np.random.default_rng(9)
-    found = np.array([sampling._counts(lengths, 40, generator) for _ in range(4000)])
+    found = np.array([_counts(lengths, 40, generator) for _ in range(4000)])
     assert (found.sum(axis=1) == 40).all()
     values = np.arange(41)
     expected = stats.hypergeom(100, 50, 40).pmf(values) * len(found)

@@ -33,11 +33,11 @@ from modyn.errors import (
     UnavailableError,
 )
 from modyn.records import RunId, SampleBatch
+from modyn.selector.sample_log import unseen
 from modyn.selector.selector import Selector
-from modyn.selector.stream_checks import unseen
 from modyn.selector.trigger_set import TriggerSetHeader, write_trigger_set
 from modyn.selector.window import Selection
-from modyn.testing.fake_selector import FakeSelectorClient
+from modyn.testing.fakes import FakeSelectorClient
 from modyn.testing.waiting import PATIENCE_S
 
 BACKENDS = ("local", "database")

@@ -22,7 +22,7 @@ from modyn.rpc.logs import get_logger
 from modyn.rpc.server import ServiceContext, prepare_run_dir, start_server
 from modyn.selector.client import SelectorClient
 from modyn.selector.service import build
-from modyn.testing.fake_selector import FakeSelectorClient
+from modyn.testing.fakes import FakeSelectorClient
 from modyn.testing.waiting import PATIENCE_S
 from tests.support.processes import ServiceProcess
 

@@ -169,7 +169,7 @@ def test_cancel_from_another_thread_ends_a_waiting_stream(service: Real | Fake) 
     assert list(new) == []
 
 
-def test_datasets_are_listed_and_forgotten(service: Real | Fake) -> None:
+def test_datasets_are_listed(service: Real | Fake) -> None:
     (info,) = service.client.list_datasets()
     assert (info.name, info.num_samples, info.min_timestamp, info.max_timestamp, info.float_labels) == (
         "numbers",
@@ -179,13 +179,20 @@ def test_datasets_are_listed_and_forgotten(service: Real | Fake) -> None:
         False,
     )
     assert service.client.dataset("numbers") == info
-    assert service.client.register_dataset(info.config) == info
+    with pytest.raises(NotFoundError, match="no-such"):
+        service.client.count_samples("no-such", Interval())
+
+
+def test_a_dataset_is_registered_once_and_forgotten(storage: RunningStorage, tmp_path: Path) -> None:
+    client = Real(storage, tmp_path / "data").client
+    (info,) = client.list_datasets()
+    assert client.register_dataset(info.config) == info
     with pytest.raises(AlreadyExistsError, match="numbers"):
-        service.client.register_dataset(info.config.model_copy(update={"timestamp_source": "field:8"}))
-    service.client.delete_dataset("numbers")
-    assert service.client.list_datasets() == []
+        client.register_dataset(info.config.model_copy(update={"timestamp_source": "field:8"}))
+    client.delete_dataset("numbers")
+    assert client.list_datasets() == []
     with pytest.raises(NotFoundError, match="numbers"):
-        service.client.count_samples("numbers", Interval())
+        client.count_samples("numbers", Interval())
 
 
 def test_defaults_that_are_written_out_are_no_other_options(storage: RunningStorage, tmp_path: Path) -> None:

@@ -7,19 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from modyn.config.system import Endpoint, SystemConfig
-from modyn.db.engine import open_database
+from modyn.config.system import SystemConfig
 from modyn.errors import ConfigError, NotFoundError
-from modyn.proto import supervisor_pb2_grpc
-from modyn.rpc.server import Registration, start_server
 from modyn.supervisor.client import EventKind, RunMode, RunOptions, SupervisorClient
-from modyn.supervisor.events import EventHub
-from modyn.supervisor.journal import Journal
-from modyn.supervisor.queue import RunQueue
-from modyn.supervisor.service import SupervisorService
 from modyn.supervisor.states import RunState, TriggerState
-from modyn.testing.fake_supervisor import FakeSupervisor
 from modyn.testing.services import InMemoryServices, pipeline_yaml
+from tests.support.running_supervisor import serve_supervisor
 
 STRATEGY = {"type": "SlicingEvalStrategy", "eval_every": "10s", "eval_start_from": 0, "eval_end_at": 20}
 EVALUATION = {
@@ -33,18 +26,8 @@ def client(system_config: SystemConfig, tmp_path: Path) -> Iterator[SupervisorCl
     services = InMemoryServices(tmp_path)
     services.storage.add_dataset("train")
     services.storage.add_samples("train", timestamps=range(25))
-    database = open_database(system_config, "supervisor", "modyn.supervisor.migrations")
-    hub = EventHub()
-    runs = RunQueue(Journal(database, hub.committed), hub, services.clients, system_config.supervisor)
-    service = SupervisorService(runs, hub)
-    endpoint = Endpoint(address=f"unix:{tmp_path}/s.sock")
-    registration = Registration(supervisor_pb2_grpc.add_SupervisorServicer_to_server, service, "modyn.Supervisor")
-    server = start_server("supervisor", endpoint, [registration])
-    with SupervisorClient(endpoint) as client:
+    with serve_supervisor(services, system_config) as client:
         yield client
-    server.stop(0)
-    runs.close()
-    database.close()
 
 
 def test_a_run_over_the_wire(client: SupervisorClient) -> None:
@@ -110,16 +93,3 @@ def test_errors_keep_their_class(client: SupervisorClient) -> None:
     with pytest.raises(ConfigError, match="p.yaml:"):
         client.submit("pipeline: {name: x}", "p.yaml", RunOptions(RunMode.EXPERIMENT))
     assert {"DataAmountTrigger", "TimeTrigger", "SlicingEvalStrategy"} <= {plugin.id for plugin in client.plugins()}
-
-
-def test_the_fake_has_the_methods_of_the_client_and_tells_the_same_story(client: SupervisorClient) -> None:
-    public = {name for name in dir(SupervisorClient) if not name.startswith("_")}
-    assert public <= set(dir(FakeSupervisor))
-    fake = FakeSupervisor()
-    stories = []
-    for supervisor in (client, fake):
-        run = supervisor.submit(pipeline_yaml(evaluation=EVALUATION), "p.yaml", RunOptions(RunMode.EXPERIMENT))
-        events = [event for event in supervisor.watch(run.run_id) if event.seq and event.detail.get("step") != "evaluate"]
-        stories.append([(event.kind, event.trigger_id, event.detail.get("state"), set(event.detail)) for event in events])
-        assert supervisor.run(run.run_id).state is RunState.FINISHED
-    assert stories[0] == stories[1]

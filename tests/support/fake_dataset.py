@@ -15,8 +15,8 @@ from modyn.records import Int64Array, KeysAndWeights, RunId, TriggerSetInfo
 from modyn.selector.client import SelectorClient
 from modyn.storage.model.samples import Payloads
 from modyn.storage.payloads import LocalPayloads, LocatedSamples, OnMissing
-from modyn.testing.fake_client import FakeClient
 from modyn.testing.fake_storage import FakeFetch, FakePayloadClient, FakeStorage
+from modyn.testing.fakes import FakeClient
 
 
 @dataclass

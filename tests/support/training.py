@@ -18,7 +18,7 @@ from modyn.dataset.connections import DatasetClients
 from modyn.model_storage.client import StoredModelInfo
 from modyn.models.weights import load_weights
 from modyn.records import Int64Array, ModelVersion, RunId, TriggerSetInfo
-from modyn.testing.fake_model_storage import FakeModelStorage
+from modyn.testing.fakes import FakeModelStorage
 from modyn.trainer_server.client import TrainingRequest
 from modyn.trainer_server.train import TrainingContext, run_training
 from modyn.workers import Report

@@ -17,7 +17,7 @@ import torch
 from modyn.errors import CancelledError, ConfigError, ConflictError, CorruptStateError, TrainingError
 from modyn.model_storage.client import ModelHeader
 from modyn.records import ModelVersion
-from modyn.testing.fake_model_storage import FakeModelStorage
+from modyn.testing.fakes import FakeModelStorage
 from modyn.testing.waiting import eventually
 from modyn.trainer_server.checkpoint import load_checkpoint, random_state, read_state, set_random_state, write_state
 from modyn.trainer_server.config import SCHEDULERS

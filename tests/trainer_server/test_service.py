@@ -27,7 +27,7 @@ from modyn.proto import trainer_server_pb2, trainer_server_pb2_grpc
 from modyn.records import ModelVersion, RunId
 from modyn.rpc.server import Registration, start_server
 from modyn.rpc.wire import from_message, to_message
-from modyn.testing.fake_trainer_server import FakeTrainerServer
+from modyn.testing.fakes import FakeTrainerServer
 from modyn.testing.waiting import eventually
 from modyn.trainer_server.client import TrainerServerClient, TrainingRequest, TrainingState, TrainingStatus
 from modyn.trainer_server.service import FULL_NAME, PRELOAD, TrainerServicer

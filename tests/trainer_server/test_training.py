@@ -26,7 +26,7 @@ from modyn.model_storage.client import ModelHeader
 from modyn.models import build_model
 from modyn.models.weights import save_weights
 from modyn.records import ModelVersion, RunId
-from modyn.testing.fake_model_storage import FakeModelStorage
+from modyn.testing.fakes import FakeModelStorage
 from modyn.trainer_server.checkpoint import seed_everything
 from modyn.trainer_server.client import TrainingRequest
 from modyn.trainer_server.config import TrainingConfig

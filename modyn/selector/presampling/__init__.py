@@ -5,13 +5,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, ClassVar, Final
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
-from modyn.config.base import Problem, Section, not_available_yet
-from modyn.config.policy import check_policy, load_policy
+from modyn.config.base import Section, not_available_yet
 from modyn.registry import Registry
 from modyn.selector.window import Selection, SelectionContext, SelectionWindow, StatefulPolicy
 
@@ -69,14 +67,3 @@ PRESAMPLING: Final[Registry[type[PresamplingPolicy]]] = Registry(
     },
     not_yet=("CLiB", "GDumb", "GSS", "LabelBalanced", "RandomNoReplacement", "TriggerBalanced"),
 )
-
-
-def validate_presampling(section: Mapping[str, Any], path: str) -> list[Problem]:
-    """Return every mistake of a `presampling_config` section, with paths below `path`."""
-    return check_policy(PRESAMPLING, section, "strategy", path)
-
-
-def build_presampling(section: Mapping[str, Any], path: str = "selection_strategy.presampling_config") -> PresamplingPolicy:
-    """Build the policy of a `presampling_config` section. Raises ConfigError that lists every mistake."""
-    policy, config = load_policy(PRESAMPLING, section, "strategy", path)
-    return policy(config)

@@ -85,9 +85,9 @@ SELECTION: Final[Registry[type[SelectionPolicy]]] = Registry(
 )
 
 
-def validate_selection(section: Mapping[str, Any], path: str = "selection_strategy") -> list[Problem]:
-    """Return every mistake of a `selection_strategy` section, with paths below `path`."""
-    return check_policy(SELECTION, section, "name", path, _check)
+def validate_selection(section: Mapping[str, Any]) -> list[Problem]:
+    """Return every mistake of a `selection_strategy` section."""
+    return check_policy(SELECTION, section, "name", "selection_strategy", _check_options)
 
 
 def validate_selection_section(pipeline: Mapping[str, object]) -> list[Problem]:
@@ -100,15 +100,15 @@ def validate_selection_section(pipeline: Mapping[str, object]) -> list[Problem]:
     return [Problem("selection_strategy", f"{section!r} is wrong: write a mapping with `name` and the options of that strategy")]
 
 
-def build_selection(section: Mapping[str, Any], path: str = "selection_strategy") -> SelectionPolicy:
+def build_selection(section: Mapping[str, Any]) -> SelectionPolicy:
     """Build the policy of a `selection_strategy` section. Raises ConfigError that lists every mistake.
 
     >>> build_selection({"name": "NewDataStrategy", "maximum_keys_in_memory": 100}).shared.limit
     -1
     """
-    policy, config = load_policy(SELECTION, section, "name", path, _check)
+    policy, config = load_policy(SELECTION, section, "name", "selection_strategy", _check_options)
     return policy(config)
 
 
-def _check(policy: type[SelectionPolicy], options: Mapping[str, Any], path: str) -> list[Problem]:
+def _check_options(policy: type[SelectionPolicy], options: Mapping[str, Any], path: str) -> list[Problem]:
     return policy.check(options, path)

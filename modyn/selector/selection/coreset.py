@@ -8,7 +8,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from modyn.config.base import Problem, not_available_yet
-from modyn.selector.presampling import build_presampling, validate_presampling
+from modyn.config.policy import check_policy, load_policy
+from modyn.selector.presampling import PRESAMPLING
 from modyn.selector.selection import SelectionConfig, SelectionPolicy
 from modyn.selector.window import Selection, SelectionContext, SelectionWindow, uniform
 
@@ -39,13 +40,16 @@ class CoresetStrategy(SelectionPolicy):
     def __init__(self, config: CoresetConfig) -> None:
         super().__init__(config)
         self.config = config
-        self.presampling = build_presampling(config.presampling_config)
+        policy, options = load_policy(PRESAMPLING, config.presampling_config, "strategy", "selection_strategy.presampling_config")
+        self.presampling = policy(options)
 
     @classmethod
     def check(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
         section = options.get("presampling_config", {"strategy": "No"})
-        nested = validate_presampling(section, f"{path}.presampling_config") if isinstance(section, Mapping) else []
-        return super().check(options, path) + nested
+        problems = super().check(options, path)
+        if isinstance(section, Mapping):
+            problems += check_policy(PRESAMPLING, section, "strategy", f"{path}.presampling_config")
+        return problems
 
     def select(self, window: SelectionWindow, context: SelectionContext) -> Selection:
         if context.trigger_id < self.config.warmup_triggers:

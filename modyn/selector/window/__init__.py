@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -10,8 +10,9 @@ import numpy as np
 
 from modyn.errors import CorruptStateError
 from modyn.records import Int64Array, KeysAndWeights, SampleBatch
-from modyn.selector.window.sampling import BLOCK, sample_positions
 
+BLOCK = 65_536
+"""Positions that a sampler decides on at once. Fixed, because a seed means the same sample only as long as this stays."""
 _MAX_CHUNK_SIZE = 1_048_576
 
 
@@ -85,9 +86,20 @@ class SelectionWindow:
                 done = stop
 
 
-def choose_chunk_size(maximum_keys_in_memory: int) -> int:
-    """Return how many samples to read at once: `maximum_keys_in_memory`, but at least a block of the sampler (2 MB), at most 2^20."""
-    return min(max(maximum_keys_in_memory, BLOCK), _MAX_CHUNK_SIZE)
+def window_of_trigger(
+    reader: SampleReader, boundaries: Sequence[int], num_samples: int, tail_triggers: int | None, maximum_keys_in_memory: int
+) -> SelectionWindow:
+    """Return the window of the next trigger: the newest of the first `num_samples` samples, and those of `tail_triggers` triggers before.
+
+    Args: boundaries: how many samples each trigger before it covered. tail_triggers: None: all of them. maximum_keys_in_memory: samples
+    to read at once, but at least a block of the sampler (2 MB) and at most 2^20.
+
+    >>> [window_of_trigger(None, [10, 25, 30], 40, tail, 1).trigger_starts for tail in (None, 0, 1, 3)]
+    [(0, 10, 25, 30), (30,), (25, 30), (0, 10, 25, 30)]
+    """
+    oldest = 0 if tail_triggers is None else max(len(boundaries) - tail_triggers, 0)
+    starts = (0, *boundaries)[oldest:]
+    return SelectionWindow(reader, starts[0], num_samples, min(max(maximum_keys_in_memory, BLOCK), _MAX_CHUNK_SIZE), starts)
 
 
 def whole(window: SelectionWindow) -> Selection:
@@ -105,6 +117,59 @@ def uniform(window: SelectionWindow, size: int, generator: np.random.Generator) 
 
 def _unweighted(keys: Int64Array) -> KeysAndWeights:
     return KeysAndWeights(keys, np.ones(len(keys), np.float32))
+
+
+def sample_positions(population: int, size: int, generator: np.random.Generator, block: int = BLOCK) -> Iterator[Int64Array]:
+    """Yield `size` distinct positions of [0, population), each subset equally likely: int64, ascending, at most `block` at a time.
+
+    Draws first how many fall into each `block` neighbouring positions, then which ones. Memory: `block` positions and 16 bytes a block,
+    so 24 KB for a hundred million. Raises ValueError unless 0 <= size <= population.
+
+    >>> [block.tolist() for block in sample_positions(10, 10, np.random.default_rng(0))]
+    [[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]]
+    """
+    if not 0 <= size <= population:
+        raise ValueError(f"cannot draw {size} distinct positions from {population}")
+    lengths = np.full(-(-population // block), block, np.int64)
+    if population % block:
+        lengths[-1] = population % block
+    for index, (length, count) in enumerate(zip(lengths.tolist(), _counts(lengths, size, generator).tolist(), strict=True)):
+        if count:
+            yield index * block + _in_block(length, count, generator)
+
+
+def _counts(lengths: Int64Array, size: int, generator: np.random.Generator) -> Int64Array:
+    """Draw how many of `size` draws without replacement fall into urns of these lengths.
+
+    A coin flip per position, all with one probability, gives a uniform sample of random size; taking random ones out or in until `size`
+    is met keeps it uniform. NumPy's own hypergeometric draw would need one call a block and ends at 10^9 positions.
+    """
+    population = int(lengths.sum())
+    if size in (0, population):
+        return lengths if size else np.zeros_like(lengths)
+    counts = generator.binomial(lengths, size / population).astype(np.int64)
+    surplus = int(counts.sum()) - size
+    if surplus > 0:
+        counts -= _draw(counts, surplus, generator)
+    elif surplus < 0:
+        counts += _draw(lengths - counts, -surplus, generator)
+    return counts
+
+
+def _draw(urns: Int64Array, size: int, generator: np.random.Generator) -> Int64Array:
+    """Draw how many of `size` balls, drawn without replacement, come from each of the urns. Memory grows with `size`, a small correction."""
+    ends = np.cumsum(urns)
+    balls = generator.choice(int(ends[-1]), size, replace=False, shuffle=False)
+    return np.bincount(np.searchsorted(ends, balls, side="right"), minlength=len(urns)).astype(np.int64)
+
+
+def _in_block(length: int, count: int, generator: np.random.Generator) -> Int64Array:
+    if 2 * count <= length:
+        return np.sort(generator.choice(length, count, replace=False, shuffle=False)).astype(np.int64, copy=False)
+    # Drawing the positions that stay out is shorter.
+    chosen = np.ones(length, np.bool_)
+    chosen[generator.choice(length, length - count, replace=False, shuffle=False)] = False
+    return np.flatnonzero(chosen)
 
 
 class StatefulPolicy:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from modyn.records import RunId
-from modyn.selector.row_copier import RowCopier
+from modyn.selector.sample_rows import RowCopier
 from modyn.testing.waiting import PATIENCE_S
 
 A, B = RunId("a"), RunId("b")

@@ -1,0 +1,318 @@
+"""Clients over memory: the calls and errors of the real ones, as far as supervisor and workers use them, and no service behind them.
+
+Storage is in `fake_storage`; `services` puts all of them together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from typing import Any, Self
+
+from modyn.config.base import Problem
+from modyn.errors import AlreadyExistsError, ConflictError, ModynError, NotFoundError
+from modyn.evaluator.client import EvaluationRequest, EvaluationResult, EvaluationState, EvaluationStatus
+from modyn.model_storage.client import ModelHeader, StoredModel, StoredModelInfo
+from modyn.models.weights import weights_sha256
+from modyn.records import EvalInterval, KeysAndWeights, ModelVersion, RunId, SampleBatch, TriggerSetInfo
+from modyn.registry import Plugin
+from modyn.selector.sample_log import unseen
+from modyn.selector.selection import SelectionPolicy, build_selection, validate_selection_section
+from modyn.selector.trigger_set import check_checksum, check_next, partition_bounds
+from modyn.selector.window import SelectionContext, window_of_trigger
+from modyn.testing.checks import MemoryReader
+from modyn.trainer_server.client import TrainingRequest, TrainingState, TrainingStatus
+
+
+class FakeClient:
+    """A client without a connection."""
+
+    closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Set `closed`."""
+        self.closed = True
+
+    def plugins(self) -> list[Plugin]:
+        """Return no plug-in."""
+        return []
+
+
+class FakeSectionClient(FakeClient):
+    """A client of a service that checks sections of pipelines. `problems` is what `validate` answers."""
+
+    problems: Sequence[Problem] = ()
+
+    def validate(self, pipeline: Mapping[str, Any]) -> list[Problem]:
+        """Return `problems`."""
+        return list(self.problems)
+
+
+@dataclass
+class _RegisteredRun:
+    dataset: str
+    strategy: dict[str, Any]
+    seed: int
+    policy: SelectionPolicy
+    data: dict[str, Any] | None = None
+    samples: SampleBatch = field(default_factory=SampleBatch.empty)
+    boundaries: list[int] = field(default_factory=list)
+    sets: list[KeysAndWeights] = field(default_factory=list)
+
+
+class FakeSelectorClient(FakeClient):
+    """Makes the same trigger sets as the service. `runs[run_id].samples` is the stream as informed, `.sets` are the trigger sets."""
+
+    def __init__(self) -> None:
+        self.runs: dict[RunId, _RegisteredRun] = {}
+
+    def validate(self, pipeline: Mapping[str, Any]) -> list[Problem]:
+        return validate_selection_section(pipeline)
+
+    def register_run(
+        self,
+        run_id: RunId,
+        dataset: str,
+        selection_strategy: Mapping[str, Any],
+        seed: int,
+        data: Mapping[str, Any] | None = None,
+    ) -> None:
+        section = dict(selection_strategy)
+        new = _RegisteredRun(dataset, section, seed, build_selection(section), None if data is None else dict(data))
+        run = self.runs.setdefault(run_id, new)
+        if (run.dataset, run.strategy, run.seed) != (dataset, section, seed):
+            raise AlreadyExistsError(f"run '{run_id}' is registered with other arguments; choose another run id")
+
+    def data_section(self, run_id: RunId) -> dict[str, Any] | None:
+        return self._run(run_id).data
+
+    def inform(self, run_id: RunId, position: int, samples: SampleBatch) -> int:
+        run = self._run(run_id)
+        new = unseen(run_id, len(run.samples), position, samples)
+        if len(new):
+            run.samples = SampleBatch.concatenate([run.samples, new]) if len(run.samples) else new
+        return len(run.samples)
+
+    def trigger(self, run_id: RunId, trigger_id: int, num_samples: int) -> TriggerSetInfo:
+        run = self._run(run_id)
+        if not 0 <= trigger_id < len(run.boundaries):
+            check_next(run_id, len(run.samples), run.boundaries, trigger_id, num_samples)
+            shared = run.policy.shared
+            window = window_of_trigger(
+                MemoryReader(run.samples), run.boundaries, num_samples, shared.tail_triggers, shared.maximum_keys_in_memory
+            )
+            selection = run.policy.select(window, SelectionContext(run.seed, trigger_id))
+            run.sets.append(KeysAndWeights.concatenate(list(selection.parts)))
+            run.boundaries.append(num_samples)
+        if run.boundaries[trigger_id] != num_samples:
+            raise ConflictError(f"trigger {trigger_id} of run '{run_id}' covers the first {run.boundaries[trigger_id]} samples")
+        return self.trigger_set(run_id, trigger_id)
+
+    def trigger_set(self, run_id: RunId, trigger_id: int) -> TriggerSetInfo:
+        run = self._run(run_id)
+        if not 0 <= trigger_id < len(run.sets):
+            raise NotFoundError(f"run '{run_id}' has no trigger {trigger_id}; trigger it first")
+        keys, size = run.sets[trigger_id].keys, run.policy.shared.maximum_keys_in_memory
+        return TriggerSetInfo(run_id, trigger_id, len(keys), size, hashlib.sha256(keys.astype("<i8").tobytes()).hexdigest())
+
+    def keys(self, run_id: RunId, trigger_id: int, partition: int, keys_checksum: str = "") -> KeysAndWeights:
+        info = self.trigger_set(run_id, trigger_id)
+        check_checksum(info, keys_checksum)
+        start, stop = partition_bounds(info.num_keys, info.partition_size, partition)
+        found = self.runs[run_id].sets[trigger_id]
+        return KeysAndWeights(found.keys[start:stop], found.weights[start:stop])
+
+    def delete_run(self, run_id: RunId) -> None:
+        self.runs.pop(run_id, None)
+
+    def _run(self, run_id: RunId) -> _RegisteredRun:
+        if run_id not in self.runs:
+            raise NotFoundError(f"the selector knows no run '{run_id}'; register it first")
+        return self.runs[run_id]
+
+
+class FakeModelStorage(FakeSectionClient):
+    """Use in place of a ModelStorageClient. Models are neither promoted nor deleted."""
+
+    def __init__(self) -> None:
+        self._models: list[tuple[StoredModelInfo, bytes]] = []
+        self._lock = threading.Lock()
+
+    def put(self, header: ModelHeader, safetensors_path: Path) -> ModelVersion:
+        digest, content = weights_sha256(safetensors_path), safetensors_path.read_bytes()
+        with self._lock:
+            existing = self.find(header.run_id, header.trigger_id)
+            if existing is not None:
+                return existing.version
+            version = ModelVersion(
+                model_id=len(self._models) + 1,
+                run_id=header.run_id,
+                trigger_id=header.trigger_id,
+                parent_id=header.parent_id,
+                weights_sha256=digest,
+                num_bytes=len(content),
+                created_at=time.time(),
+                strategy="SafetensorsFullModel",
+                promoted=False,
+            )
+            info = StoredModelInfo(version, header.model_class, dict(header.model_config), dict(header.training_result))
+            self._models.append((info, content))
+            return version
+
+    def get(self, model_id: int, into: Path) -> StoredModel:
+        info = self.describe(model_id)
+        into.write_bytes(self._models[model_id - 1][1])
+        return StoredModel(info.version, info.model_class, info.model_config, info.training_result, into)
+
+    def describe(self, model_id: int) -> StoredModelInfo:
+        if not 1 <= model_id <= len(self._models):
+            raise NotFoundError(f"there is no model {model_id}; `modyn models ls` lists those that exist")
+        return self._models[model_id - 1][0]
+
+    def find(self, run_id: RunId, trigger_id: int) -> StoredModelInfo | None:
+        return next((info for info in self.list(run_id) if run_id and info.version.trigger_id == trigger_id), None)
+
+    def list(self, run_id: RunId | None = None) -> list[StoredModelInfo]:
+        return [info for info, _ in self._models if not run_id or info.version.run_id == run_id]
+
+
+Train = Callable[[TrainingRequest], tuple[int, str, Mapping[str, Any]]]
+"""In place of the training: returns (model id, SHA-256 of the weights, training result) or raises one of our errors."""
+
+
+class FakeTrainerServer(FakeSectionClient):
+    """Use in place of a TrainerServerClient. A training finishes as soon as it is started.
+
+    `train` makes the model of a request; by default ids count up from 1 and nothing is stored. `requests` holds one request for each
+    training that really ran. A training whose (run, trigger) is in `held` stays running until `stop`, or until `watch` is asked again.
+    """
+
+    def __init__(self, train: Train | None = None) -> None:
+        ids = count(1)
+        self.train: Train = train or (lambda request: (next(ids), "", {"num_samples": 0, "num_batches": 0, "num_epochs": 0}))
+        self.requests: list[TrainingRequest] = []
+        self.held: set[tuple[str, int]] = set()
+        self._statuses: dict[tuple[str, int], TrainingStatus] = {}
+        self._waiting: dict[tuple[str, int], TrainingRequest] = {}
+
+    def start(self, request: TrainingRequest) -> TrainingStatus:
+        key = (str(request.run_id), request.trigger_id)
+        known = self._statuses.get(key)
+        if known is not None and known.state in (TrainingState.RUNNING, TrainingState.FINISHED):
+            return known
+        self._statuses[key] = TrainingStatus(request.run_id, request.trigger_id, TrainingState.RUNNING)
+        self._waiting[key] = request
+        if key not in self.held:
+            self._finish(key)
+        return self._statuses[key]
+
+    def watch(self, run_id: str, trigger_id: int) -> Iterator[TrainingStatus]:
+        status = self._status(run_id, trigger_id)
+        yield status
+        if not status.state.is_final:
+            self.held.discard((run_id, trigger_id))
+            self._finish((run_id, trigger_id))
+            yield self._status(run_id, trigger_id)
+
+    def stop(self, run_id: str, trigger_id: int) -> None:
+        status = self._status(run_id, trigger_id)
+        if self._waiting.pop((run_id, trigger_id), None) is not None:
+            stopped = replace(status, state=TrainingState.STOPPED, error="stopped on request", error_reason="CANCELLED")
+            self._statuses[run_id, trigger_id] = stopped
+
+    def _status(self, run_id: str, trigger_id: int) -> TrainingStatus:
+        if (run_id, trigger_id) not in self._statuses:
+            raise NotFoundError(f"there is no training of run {run_id}, trigger {trigger_id}; start it first")
+        return self._statuses[run_id, trigger_id]
+
+    def _finish(self, key: tuple[str, int]) -> None:
+        """Carry a training out, unless that was done or it was stopped meanwhile."""
+        request = self._waiting.pop(key, None)
+        if request is None:
+            return
+        self.requests.append(request)
+        status = replace(self._statuses[key], state=TrainingState.FINISHED)
+        try:
+            model_id, sha256, result = self.train(request)
+            self._statuses[key] = replace(status, model_id=model_id, weights_sha256=sha256, result=result)
+        except ModynError as error:
+            self._statuses[key] = replace(status, state=TrainingState.FAILED, error=error.message, error_reason=error.reason)
+
+
+Score = Callable[[EvaluationRequest, EvalInterval, str], tuple[float | None, int]]
+
+
+def score_by_model(request: EvaluationRequest, interval: EvalInterval, metric: str) -> tuple[float | None, int]:
+    """A value that depends on the trigger and the interval and on nothing else, over 10 samples."""
+    return ((request.trigger_id * 31 + interval.anchor * 7 + len(metric)) % 101) / 100, 10
+
+
+class FakeEvaluator(FakeSectionClient):
+    """Use in place of an EvaluatorClient. An evaluation finishes as soon as it is started.
+
+    score: value (None = undefined) and number of samples of (request, interval, metric). fail: makes evaluations fail: their error message,
+    or None. `started` holds the requests that were really carried out, in order.
+    """
+
+    def __init__(self, score: Score = score_by_model, fail: Callable[[EvaluationRequest], str | None] = lambda _: None) -> None:
+        self.score = score
+        self.fail = fail
+        self.started: list[EvaluationRequest] = []
+        self._statuses: dict[str, EvaluationStatus] = {}
+        self._results: dict[str, list[EvaluationResult]] = {}
+        self._lock = threading.Lock()
+
+    def start(self, request: EvaluationRequest) -> EvaluationStatus:
+        with self._lock:
+            id_ = request.evaluation_id
+            if id_ not in self._results:
+                self.started.append(request)
+                error = self.fail(request)
+                if error is not None:
+                    self._statuses[id_] = EvaluationStatus(id_, EvaluationState.FAILED, error=error, error_reason="INTERNAL")
+                    return self._statuses[id_]
+                self._results[id_] = list(self._evaluate(request))
+                total = max((result.num_samples for result in self._results[id_]), default=0)
+                self._statuses[id_] = EvaluationStatus(id_, EvaluationState.FINISHED, total, total)
+            return self._statuses[id_]
+
+    def watch(self, evaluation_id: str) -> Iterator[EvaluationStatus]:
+        if evaluation_id not in self._statuses:
+            raise NotFoundError(f"there is no evaluation '{evaluation_id}'; start it first")
+        yield self._statuses[evaluation_id]
+
+    def stop(self, evaluation_id: str) -> None:
+        next(self.watch(evaluation_id))
+
+    def results(self, run_id: RunId) -> list[EvaluationResult]:
+        with self._lock:
+            return [result for results in self._results.values() for result in results if result.run_id == run_id]
+
+    def _evaluate(self, request: EvaluationRequest) -> Iterator[EvaluationResult]:
+        dataset = str(request.dataset.get("dataset_id", ""))
+        for interval in dict.fromkeys(request.intervals):
+            for metric in request.dataset.get("metrics", []):
+                value, num_samples = self.score(request, interval, metric["name"])
+                yield EvaluationResult(
+                    request.run_id,
+                    request.trigger_id,
+                    request.model_id,
+                    request.handler,
+                    dataset,
+                    interval,
+                    metric["name"],
+                    value,
+                    "" if value is not None else "undefined",
+                    num_samples,
+                )

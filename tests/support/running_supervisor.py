@@ -1,0 +1,34 @@
+"""A real supervisor in the test's own process, over services in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from modyn.config.system import SystemConfig
+from modyn.db.engine import open_database
+from modyn.proto import supervisor_pb2_grpc
+from modyn.rpc.server import Registration, prepare_run_dir, start_server
+from modyn.supervisor.client import SupervisorClient
+from modyn.supervisor.events import EventHub
+from modyn.supervisor.journal import Journal
+from modyn.supervisor.queue import RunQueue
+from modyn.supervisor.service import SupervisorService
+from modyn.testing.services import InMemoryServices
+
+
+@contextmanager
+def serve_supervisor(services: InMemoryServices, config: SystemConfig) -> Iterator[SupervisorClient]:
+    """The service at its endpoint of `config`, and a client of it."""
+    database = open_database(config, "supervisor", "modyn.supervisor.migrations")
+    hub = EventHub()
+    runs = RunQueue(Journal(database, hub.committed), hub, services.clients, config.supervisor)
+    endpoint = config.endpoint("supervisor")
+    add = supervisor_pb2_grpc.add_SupervisorServicer_to_server
+    prepare_run_dir(config.run_dir)
+    server = start_server("supervisor", endpoint, [Registration(add, SupervisorService(runs, hub), "modyn.Supervisor")])
+    with SupervisorClient(endpoint) as client:
+        yield client
+    server.stop(0)
+    runs.close()
+    database.close()
