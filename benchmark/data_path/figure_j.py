@@ -122,7 +122,7 @@ def prepare(setting: Setting) -> Iterator[list[Case]]:
         trigger_set = services.trigger_set("records", "records", partition)
         few = services.trigger_set("few", "records", partition, min(_RECORDS_PER_SAMPLE, num_records))
         worker_bound = 50 * (_PREFETCHED + 1) * partition + 10 * RECORD_BYTES * BATCH_SIZE + _UNUSED_BUFFERS
-        windows = (_PREFETCHED + 2) * ReadLimits().window_bytes + 2 * FetchLimits().buffer_bytes
+        windows = (_PREFETCHED + 2) * ReadLimits().fetch_bytes + 2 * FetchLimits().buffer_bytes
         batch, per_sample = {"batch_parser_function": BATCH}, {"bytes_parser_function": PER_SAMPLE}
         runs: list[tuple[ShortCut, TriggerSetInfo, dict[str, str], int, int]] = [
             ("on", trigger_set, batch, 1, worker_bound),

@@ -71,7 +71,7 @@ def prepare(task: dict[str, Any]) -> Arrange:
     import torch
 
     from modyn.config.system import load_system_config
-    from modyn.dataset.online_dataset import OnlineDataset
+    from modyn.dataset import OnlineDataset
 
     torch.set_num_threads(1)
     if task["short_cut"] != "auto":

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from modyn.dataset.batch import Batch, on_device
     from modyn.dataset.key_loader import load_keys
-    from modyn.dataset.loader import BatchLoader
-    from modyn.dataset.online_dataset import OnlineDataset
+    from modyn.dataset.loader import BatchLoader, OnlineDataset
     from modyn.dataset.order.plan import Position
 
 __all__ = ["Batch", "BatchLoader", "OnlineDataset", "Position", "load_keys", "on_device"]
@@ -21,7 +20,7 @@ __all__ = ["Batch", "BatchLoader", "OnlineDataset", "Position", "load_keys", "on
 _HOMES = {
     "Batch": "batch.Batch",
     "BatchLoader": "loader.BatchLoader",
-    "OnlineDataset": "online_dataset.OnlineDataset",
+    "OnlineDataset": "loader.OnlineDataset",
     "Position": "order.plan.Position",
     "load_keys": "key_loader.load_keys",
     "on_device": "batch.on_device",

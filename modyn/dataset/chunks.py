@@ -25,13 +25,13 @@ _MAX_RUNS = 64
 class ReadLimits:
     """Bounds of what is asked for at once over Flight.
 
-    window_samples: samples of a partition in one fetch. window_bytes: their bytes, estimated from the samples before; one sample
-    may be larger. first_window: samples of the first fetch, whose size is unknown (a sample may be a film); never more than a batch.
+    fetch_samples: samples of a partition in one fetch. fetch_bytes: their bytes, estimated from the samples before; one sample
+    may be larger. first_fetch: samples of the first fetch, whose size is unknown (a sample may be a film); never more than a batch.
     """
 
-    window_samples: int = 262_144
-    window_bytes: int = 64 * 2**20
-    first_window: int = 256
+    fetch_samples: int = 262_144
+    fetch_bytes: int = 64 * 2**20
+    first_fetch: int = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class ReadOptions:
     """How a stream of partition reads becomes batches.
 
     training: whether `random_transformations` are applied. shuffled: the rows of a read are in random order. ahead: reads whose keys, and
-    (over Flight) windows whose payloads, are prefetched beyond the one in use. requests: key requests at once. on_missing: "skip" leaves
+    (over Flight) fetches whose payloads, are prefetched beyond the one in use. requests: key requests at once. on_missing: "skip" leaves
     deleted samples out of their batch, "raise" makes them a NotFoundError. seed_of(epoch, index): seed of the random generators while that
     batch is decoded; None leaves them alone. pin_memory: batches are in page-locked memory.
     """

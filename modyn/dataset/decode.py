@@ -65,7 +65,7 @@ class BatchPipeline:
             else:
                 data = self.decode_batch(payloads)
                 if self._decoding or self._augmenting:
-                    data = self._by_sample(partial(_rows, data), keys)
+                    data = self._by_sample(partial(_samples_of, data), keys)
             return data, self._labels(payloads.labels, keys)
 
     def _by_sample(self, samples: Callable[[int, int], Iterable[Any]], keys: Int64Array) -> Data:
@@ -82,7 +82,7 @@ class BatchPipeline:
         return (
             blocks[0]
             if len(blocks) == 1
-            else self._combine(blocks, _concatenate, keys[::BLOCK], lambda block: _rows(block, 0, 1)[0])
+            else self._combine(blocks, _concatenate, keys[::BLOCK], lambda block: _samples_of(block, 0, 1)[0])
         )
 
     def decode(self, samples: Iterable[Any], keys: Int64Array) -> list[Any]:
@@ -225,7 +225,7 @@ def _views(payloads: Payloads, start: int, stop: int) -> Iterator[memoryview]:
     return map(data.__getitem__, map(slice, bounds, bounds[1:]))
 
 
-def _rows(data: Data, start: int, stop: int) -> list[Any]:
+def _samples_of(data: Data, start: int, stop: int) -> list[Any]:
     """Samples [start, stop) of a batch, one by one."""
     if isinstance(data, torch.Tensor):
         return list(data[start:stop])

@@ -1,8 +1,8 @@
 """The Flight flow: batches whose payloads are fetched from a payload server, ahead of use.
 
-    PartitionRead → keys (prefetched) → windows of bounded size → payloads (prefetched) → one or more Chunks for each batch slice
+    PartitionRead → keys (prefetched) → fetch slices of bounded size → payloads (prefetched) → one or more Chunks for each batch slice
 
-A window is a part of a partition read that is fetched as one, so that memory is bounded whatever a partition holds.
+A fetch slice is a part of a partition read that is fetched as one, so that memory is bounded whatever a partition holds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from modyn.storage.payloads import PayloadClient, Payloads, PayloadStream
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Window:
+class _FetchSlice:
     """Rows [start, stop) of a partition read, and their keys and weights in the order of the rows."""
 
     read: PartitionRead
@@ -54,10 +54,10 @@ class _ArrivedSamples:
 
 
 class FlightBatches:
-    """The partition reads of `keys` as chunks of payloads, of which up to `options.ahead` windows are fetched beyond the one in use.
+    """The partition reads of `keys` as chunks of payloads, of which up to `options.ahead` fetch slices are fetched beyond the one in use.
 
     Two fetches run at once, so that one begins while the other ends: a client that is to use more of the network opens more streams for
-    each. Shuffled windows are asked for in stored order, which is how they are read fastest from disks, row groups and over networks, and
+    each. Shuffled slices are asked for in stored order, which is how they are read fastest from disks, row groups and over networks, and
     put in order once they are complete; others are used as soon as they arrive.
     """
 
@@ -66,18 +66,18 @@ class FlightBatches:
         self._payloads = payloads
         self._dataset = dataset
         self._options = options
-        self._window_size: int | None = None
+        self._fetch_size: int | None = None
         self._fetches: set[PayloadStream] = set()
         self._stopped = False
         load = self._load_sorted if options.shuffled else self._load_in_order
-        self._prefetcher = Prefetcher(self._windows(), load, ahead=options.ahead, threads=2, name="prefetch-payloads")
+        self._prefetcher = Prefetcher(self._fetch_slices(), load, ahead=options.ahead, threads=2, name="prefetch-payloads")
 
     def chunks(self) -> Iterator[Chunk[Payloads]]:
         """The samples of each batch slice, in order, as soon as they arrive. Starts the threads."""
         slices: deque[BatchSlice] = deque()
-        for window, answers in self._prefetcher:
-            if window.start == 0:
-                slices.extend(window.read.slices)
+        for part, answers in self._prefetcher:
+            if part.start == 0:
+                slices.extend(part.read.slices)
             for answer in answers:
                 while slices:
                     chunk = answer.chunk(slices[0])
@@ -86,10 +86,10 @@ class FlightBatches:
                     if answer.upto < slices[0].stop:
                         break
                     slices.popleft()
-                if answer.upto == window.stop:
+                if answer.upto == part.stop:
                     break
             else:
-                return  # The prefetcher was stopped: a window is complete otherwise.
+                return  # The prefetcher was stopped: a fetch slice is complete otherwise.
 
     def gather(self, chunks: Sequence[Chunk[Payloads]]) -> tuple[Payloads, Float32Array]:
         """Put the samples of a batch into one buffer, whose offsets begin with 0; and their weights, float32 (n,). From any thread."""
@@ -114,16 +114,16 @@ class FlightBatches:
         self._prefetcher.join()
         self._keys.join()
 
-    def _windows(self) -> Iterator[_Window]:
+    def _fetch_slices(self) -> Iterator[_FetchSlice]:
         for read, arrived in self._keys:
             rows = read.rows()  # made while the keys are on their way
-            first = min(self._options.limits.first_window, max(1, read.slices[0].stop - read.slices[0].start))
+            first = min(self._options.limits.first_fetch, max(1, read.slices[0].stop - read.slices[0].start))
             for keys in arrived:
                 start = stop = -1
                 while stop < len(rows):  # once for an empty read
                     start = max(stop, 0)
-                    stop = min(start + (self._window_size or first), len(rows))
-                    yield _Window(read, start, stop, keys.look_up(rows[start:stop]))
+                    stop = min(start + (self._fetch_size or first), len(rows))
+                    yield _FetchSlice(read, start, stop, keys.look_up(rows[start:stop]))
 
     def _fetch(self, asked: Int64Array) -> Iterator[tuple[Payloads, Int64Array]]:
         """Answers, each with the positions in `asked` of its samples. An encoded tier of a cache would stand here: keys that it holds are
@@ -143,26 +143,26 @@ class FlightBatches:
         finally:
             self._fetches.discard(fetched)
         if done:
-            self._window_size = max(1, min(limits.window_samples, limits.window_bytes * done // max(num_bytes, 1)))
+            self._fetch_size = max(1, min(limits.fetch_samples, limits.fetch_bytes * done // max(num_bytes, 1)))
 
-    def _load_in_order(self, window: _Window) -> Iterator[_ArrivedSamples]:
-        done, weights = window.start, window.wanted.weights
-        for payloads, where in self._fetch(window.wanted.keys):
+    def _load_in_order(self, part: _FetchSlice) -> Iterator[_ArrivedSamples]:
+        done, weights = part.start, part.wanted.weights
+        for payloads, where in self._fetch(part.wanted.keys):
             if len(where):
-                done = window.start + int(where[-1]) + 1
-                yield _ArrivedSamples(where + window.start, None, weights[where], payloads, done)
-        if done < window.stop or not len(weights):
-            yield _ArrivedSamples(np.empty(0, np.int64), None, np.empty(0, np.float32), no_payloads(), window.stop)
+                done = part.start + int(where[-1]) + 1
+                yield _ArrivedSamples(where + part.start, None, weights[where], payloads, done)
+        if done < part.stop or not len(weights):
+            yield _ArrivedSamples(np.empty(0, np.int64), None, np.empty(0, np.float32), no_payloads(), part.stop)
 
-    def _load_sorted(self, window: _Window) -> Iterator[_ArrivedSamples]:
-        order = _inverse(window.read.rows()[window.start : window.stop])[1]
-        collected, present = PayloadBuffer(len(order), self._options.limits.window_bytes), [np.empty(0, np.int64)]
-        for payloads, where in self._fetch(window.wanted.keys[order]):
+    def _load_sorted(self, part: _FetchSlice) -> Iterator[_ArrivedSamples]:
+        order = _inverse(part.read.rows()[part.start : part.stop])[1]
+        collected, present = PayloadBuffer(len(order), self._options.limits.fetch_bytes), [np.empty(0, np.int64)]
+        for payloads, where in self._fetch(part.wanted.keys[order]):
             collected.add(payloads)
             present.append(where)
-        # Row k of the answer belongs to row order[present[k]] of the window.
+        # Row k of the answer belongs to row order[present[k]] of the fetch slice.
         where, rows = _inverse(order[np.concatenate(present)])
-        yield _ArrivedSamples(where + window.start, rows, window.wanted.weights[where], collected.payloads(), window.stop)
+        yield _ArrivedSamples(where + part.start, rows, part.wanted.weights[where], collected.payloads(), part.stop)
 
 
 def align(asked: Int64Array, start: int, arrived: Int64Array) -> Int64Array:
@@ -176,18 +176,18 @@ def align(asked: Int64Array, start: int, arrived: Int64Array) -> Int64Array:
     positions = np.empty(len(arrived), np.int64)
     done = 0
     while done < len(arrived):
-        same = _run(asked[start:], arrived[done:], equal=True)
+        same = _common_length(asked[start:], arrived[done:], equal=True)
         positions[done : done + same] = np.arange(start, start + same)
         done, start = done + same, start + same
         if done < len(arrived):
             rest = asked[start:]
-            start += _run(rest, np.broadcast_to(arrived[done], len(rest)), equal=False)
+            start += _common_length(rest, np.broadcast_to(arrived[done], len(rest)), equal=False)
             if start == len(asked):
                 raise ModynError(f"storage answered key {arrived[done]}, which was not asked for or not in this order")
     return positions
 
 
-def _run(a: Int64Array, b: Int64Array, *, equal: bool) -> int:
+def _common_length(a: Int64Array, b: Int64Array, *, equal: bool) -> int:
     """How many values at the beginning of both are equal, or all different: compared in blocks that grow."""
     start, size, num = 0, 64, min(len(a), len(b))
     while start < num:

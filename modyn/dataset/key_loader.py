@@ -13,7 +13,7 @@ from modyn.config.system import SystemConfig, load_system_config
 from modyn.dataset.batch import Batch
 from modyn.dataset.chunks import ReadOptions
 from modyn.dataset.config import DataConfig
-from modyn.dataset.connections import PayloadReader, PayloadSource
+from modyn.dataset.connections import DatasetSource, PayloadReader
 from modyn.dataset.order.plan import BatchSlice, PartitionRead
 from modyn.dataset.reader import BatchReader
 from modyn.errors import InvalidArgumentError
@@ -21,6 +21,7 @@ from modyn.records import Int64Array, KeysAndWeights
 from modyn.storage.model.samples import OnMissing
 
 KEYS_PER_READ = 16_384
+"""Keys that are asked for as one, unless a batch is larger."""
 
 
 def load_keys(
@@ -34,7 +35,6 @@ def load_keys(
     pin_memory: bool = False,
     payloads: PayloadReader | None = None,
     system: SystemConfig | None = None,
-    keys_per_read: int = KEYS_PER_READ,
 ) -> Generator[Batch, None, None]:
     """Batches of any keys, in the order given; without those whose samples are all deleted. Weights are 1.
 
@@ -42,7 +42,7 @@ def load_keys(
     dataset's name. num_threads: batches made in parallel. on_missing: "skip" leaves deleted samples out, "raise" raises NotFoundError.
     training: whether random transformations are applied; others that draw random numbers do so from a fixed seed, in the caller's thread.
     pin_memory: batches are in page-locked memory. payloads: where they come from; by default the services of `system`, which by default is
-    the system file that MODYN_CONFIG names. keys_per_read: keys that are asked for as one, unless a batch is larger.
+    the system file that MODYN_CONFIG names.
     """
     for name, value in (("batch_size", batch_size), ("num_threads", num_threads)):
         if value < 1:
@@ -56,10 +56,10 @@ def load_keys(
         seed_of=(lambda _, index: index) if config.may_draw else None,
         pin_memory=pin_memory,
     )
-    reads = _reads(iter([keys]) if isinstance(keys, np.ndarray) else iter(keys), batch_size, max(batch_size, keys_per_read))
+    reads = _reads(iter([keys]) if isinstance(keys, np.ndarray) else iter(keys), batch_size, max(batch_size, KEYS_PER_READ))
     with ExitStack() as stack:
         if payloads is None:
-            payloads = PayloadSource.of(system or load_system_config(), config.dataset_id, num_threads).open()
+            payloads = DatasetSource(system or load_system_config(), config.dataset_id, num_threads).open_payloads()
             stack.callback(payloads.close)
         reader = BatchReader(reads, _keys_of, payloads, config, options)
         with closing(reader.batches(0 if config.may_draw else 1 if config.runs_per_sample else num_threads)) as batches:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from modyn.dataset.batch import Batch, Data, on_device
-from modyn.dataset.connections import PayloadReader, PayloadSource
+from modyn.dataset.connections import DatasetSource, PayloadReader
 from modyn.dataset.functions import UserFunction, compile_function
 from modyn.dataset.key_loader import KEYS_PER_READ, load_keys
 from modyn.errors import ConfigError, UserCodeError
@@ -74,9 +74,9 @@ def run(job: EvaluationJob, report: Report) -> list[Score]:
     model = build_model(stored.model_class, stored.model_config)
     load_weights(model, stored.path)
     kept = job.kept_outputs(stored.version.weights_sha256)
-    source = PayloadSource.of(config, dataset.dataset_id, streams=dataset.dataloader_workers)
+    source = DatasetSource(config, dataset.dataset_id, dataset.dataloader_workers)
     report.check()
-    with StorageClient(source.storage) as storage, source.open() as payloads:
+    with StorageClient(config.endpoint("storage")) as storage, source.open_payloads() as payloads:
         return evaluate(model, EvaluationInput(dataset, job.intervals, storage, payloads, request.device, progress, kept))
 
 

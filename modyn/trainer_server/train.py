@@ -21,7 +21,7 @@ import torch
 from modyn.config.base import load_section
 from modyn.dataset.batch import on_device
 from modyn.dataset.config import DataConfig
-from modyn.dataset.connections import DatasetClients, DatasetConnector
+from modyn.dataset.connections import DatasetClients, DatasetSource
 from modyn.dataset.loader import BatchLoader
 from modyn.dataset.order.plan import Position
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
@@ -115,9 +115,10 @@ def train(job: TrainingJob, report: Report) -> StoredModelInfo:
         closing(ModelStorageClient(config.endpoint("model_storage"))) as models,
     ):
         training = load_section(TrainingConfig, request.pipeline["training"], "training")
-        connect = DatasetConnector.of(config, request.pipeline["data"]["dataset_id"], training.parallel_prefetch_requests)
+        source = DatasetSource(config, request.pipeline["data"]["dataset_id"], training.parallel_prefetch_requests)
         folder = config.service_dir("trainer_server")
-        return run_training(request, TrainingContext(selector.trigger_set, models.get, models.put, connect, folder), report)
+        context = TrainingContext(selector.trigger_set, models.get, models.put, source.connect, folder)
+        return run_training(request, context, report)
 
 
 def run_training(request: TrainingRequest, context: TrainingContext, report: Report) -> StoredModelInfo:

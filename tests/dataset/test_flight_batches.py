@@ -43,7 +43,7 @@ def test_an_answer_that_was_not_asked_for_is_refused() -> None:
 def test_large_samples_are_asked_for_in_small_windows(shuffle: bool) -> None:
     asked: list[int] = []
     keys = FakeTriggerSet(np.arange(200), 200, before_fetch=lambda keys: asked.append(len(keys)))
-    limits = ReadLimits(first_window=5, window_bytes=8 * 20)
+    limits = ReadLimits(first_fetch=5, fetch_bytes=8 * 20)
     options = LoadOptions(16, drop_last=False, shuffle=shuffle, seed=0, limits=limits)
     with BatchLoader(TriggerSetDataset(keys.info, BYTES, keys, options)) as loader:
         found = [key for batch in loader for key in batch.keys.tolist()]
@@ -51,7 +51,7 @@ def test_large_samples_are_asked_for_in_small_windows(shuffle: bool) -> None:
     assert sum(asked) == 200
     assert asked[0] == 5
     assert max(asked) == 20
-    options = replace(options, limits=replace(limits, first_window=50))
+    options = replace(options, limits=replace(limits, first_fetch=50))
     asked.clear()
     with BatchLoader(TriggerSetDataset(keys.info, BYTES, keys, options)) as loader:
         next(iter(loader))
@@ -64,7 +64,7 @@ def test_large_samples_are_asked_for_in_small_windows(shuffle: bool) -> None:
     partition_size=st.integers(1, 40),
     batch_size=st.integers(1, 12),
     limits=st.builds(
-        ReadLimits, window_samples=st.integers(1, 30), window_bytes=st.integers(1, 300), first_window=st.integers(1, 20)
+        ReadLimits, fetch_samples=st.integers(1, 30), fetch_bytes=st.integers(1, 300), first_fetch=st.integers(1, 20)
     ),
     shuffle=st.booleans(),
 )
@@ -86,8 +86,8 @@ def test_windows_tile_their_partition_read(
         windows.sort(key=min)  # Two threads ask for them.
         assert [row for window in windows for row in sorted(window)] == list(range(len(keys)))
     assert sum(map(len, asked)) == num_keys
-    known_size = max(1, min(limits.window_samples, limits.window_bytes // 8))
-    assert max(map(len, asked)) <= max(known_size, min(limits.first_window, batch_size))
+    known_size = max(1, min(limits.fetch_samples, limits.fetch_bytes // 8))
+    assert max(map(len, asked)) <= max(known_size, min(limits.first_fetch, batch_size))
 
 
 def test_closing_calls_off_a_fetch_that_waits() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from modyn.dataset.config import DataConfig, RecordLayout
 from modyn.dataset.connections import PayloadReader
-from modyn.dataset.key_loader import load_keys
+from modyn.dataset.key_loader import KEYS_PER_READ, load_keys
 from modyn.errors import NotFoundError
 from modyn.records import Int64Array
 from tests.support.fake_dataset import FakeTriggerSet
@@ -46,11 +46,12 @@ def test_batches_are_full_and_in_order(arrays: list[list[int]], batch_size: int,
 
 def test_a_long_array_is_asked_for_in_parts() -> None:
     asked: list[int] = []
-    clients = FakeTriggerSet(np.arange(45), 45, before_fetch=lambda keys: asked.append(len(keys)))()
-    batches = load_keys(np.arange(45), DATA, 6, payloads=clients.payloads, keys_per_read=10)
-    assert [len(batch) for batch in batches] == [6] * 7 + [3]
-    assert sum(asked) == 45
-    assert max(asked) <= 10
+    num_keys = 2 * KEYS_PER_READ + 10
+    clients = FakeTriggerSet(np.arange(num_keys), num_keys, before_fetch=lambda keys: asked.append(len(keys)))()
+    batches = load_keys(np.arange(num_keys), DATA, 6000, payloads=clients.payloads)
+    assert [len(batch) for batch in batches] == [6000] * 5 + [2778]
+    assert sum(asked) == num_keys
+    assert max(asked) <= KEYS_PER_READ
 
 
 def test_deleted_samples() -> None:

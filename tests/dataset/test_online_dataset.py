@@ -53,7 +53,7 @@ def config(
             for batch in running.client.samples_in_interval("numbers", Interval(), 1000):
                 selector.inform(RunId(run), 0, batch)
             selector.trigger(RunId(run), 0, NUM_SAMPLES)
-        monkeypatch.setattr("modyn.dataset.online_dataset.load_system_config", lambda: config)
+        monkeypatch.setattr("modyn.dataset.loader.load_system_config", lambda: config)
         monkeypatch.setattr("modyn.dataset.key_loader.load_system_config", lambda: config)
         yield config
 

@@ -90,7 +90,7 @@ def content(batches: list[Batch]) -> list[tuple[int, int, list[int]]]:
     threads=st.integers(1, 3),
     answer_size=st.integers(1, 20),
     limits=st.builds(
-        ReadLimits, window_samples=st.integers(1, 30), window_bytes=st.integers(1, 400), first_window=st.integers(1, 20)
+        ReadLimits, fetch_samples=st.integers(1, 30), fetch_bytes=st.integers(1, 400), first_fetch=st.integers(1, 20)
     ),
     short_cut=st.booleans(),
     num_workers=st.integers(1, 3),

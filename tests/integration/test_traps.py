@@ -11,7 +11,7 @@ import torch
 
 from modyn.config.base import load_section
 from modyn.dataset.config import DataConfig
-from modyn.dataset.connections import DatasetConnector
+from modyn.dataset.connections import DatasetSource
 from modyn.dataset.loader import BatchLoader
 from modyn.dataset.order.plan import Position
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
@@ -64,7 +64,7 @@ def test_payloads_and_labels_arrive_with_their_key_from_disk_to_tensor(running_s
         num_prefetched_partitions=4,
         parallel_prefetch_requests=3,
     )
-    dataset = TriggerSetDataset(trigger_set, data, DatasetConnector.of(config, "paired"), options, Position(0, 0))
+    dataset = TriggerSetDataset(trigger_set, data, DatasetSource(config, "paired").connect, options, Position(0, 0))
     seen: list[int] = []
     with BatchLoader(dataset, 0, pin_memory=False) as loader:
         for batch in loader:

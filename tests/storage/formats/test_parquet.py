@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from modyn._core import FileChangedError, PathTable
 from modyn.config.system import DatasetConfig, SystemConfig
-from modyn.dataset.connections import PayloadSource
+from modyn.dataset.connections import DatasetSource
 from modyn.errors import ConfigError, DataError
 from modyn.storage.files.file_system import LocalFiles
 from modyn.storage.formats import build_format
@@ -167,7 +167,7 @@ def test_what_is_kept_of_row_groups_is_a_setting_of_the_service_and_of_the_short
     storage.client.register_dataset(
         DatasetConfig(name="rows", base_path=str(tmp_path), file_wrapper="ParquetFileWrapper", file_wrapper_config=options)
     )
-    local = stack.enter_context(PayloadSource.of(storage.config, "rows").open())
+    local = stack.enter_context(DatasetSource(storage.config, "rows").open_payloads())
     assert isinstance(local, LocalPayloads)
     for view in (storage.store.snapshot("rows"), local.snapshot()):
         assert isinstance(view.reader, RowGroupReader)
