@@ -43,13 +43,13 @@ def _system() -> Iterator[str]:
     yield f"## Each service\n\nThe sections {', '.join(f'`{name}`' for name in SERVICES)} have these fields:\n"
     yield from tables(common, "###", "")
     for name in SERVICES:
-        fields = _without(whole["properties"][name], common)
+        fields = _own_fields(whole["properties"][name], common)
         if fields["properties"]:
             yield f"## `{name}`\n"
             yield from tables(fields, "###", name)
 
 
-def _without(section: JsonSchema, common: JsonSchema) -> JsonSchema:
+def _own_fields(section: JsonSchema, common: JsonSchema) -> JsonSchema:
     """The fields of one service that not all have. What a dataset is stands in `docs/datasets.md`."""
     fields = {name: field for name, field in section["properties"].items() if name not in common["properties"]}
     if "datasets" in fields:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from modyn.errors import UnavailableError
@@ -71,19 +72,19 @@ class EventHub:
                     watcher.progress.append(RunEvent(0, time.time(), kind, trigger_id, dict(detail)))
                     watcher.changed.set()
 
-    def add(self, run_id: str) -> RunWatcher:
-        """Register and return a new watcher of the run; `remove` must follow."""
+    @contextmanager
+    def watching(self, run_id: str) -> Iterator[RunWatcher]:
+        """A new watcher of the run, registered until the block ends."""
         watcher = RunWatcher()
         with self._lock:
             self._watchers.setdefault(run_id, []).append(watcher)
-        return watcher
-
-    def remove(self, run_id: str, watcher: RunWatcher) -> None:
-        """Unregister a watcher that `add` returned."""
-        with self._lock:
-            self._watchers[run_id].remove(watcher)
-            if not self._watchers[run_id]:
-                del self._watchers[run_id]
+        try:
+            yield watcher
+        finally:
+            with self._lock:
+                self._watchers[run_id].remove(watcher)
+                if not self._watchers[run_id]:
+                    del self._watchers[run_id]
 
     def close(self) -> None:
         """End all watching."""
@@ -92,30 +93,22 @@ class EventHub:
                 watcher.close()
 
 
-def watch(
-    journal: JournalQueries, hub: EventHub, run_id: str, after_seq: int, opened: Callable[[RunWatcher], None] = lambda _: None
-) -> Iterator[RunEvent]:
+def watch(journal: JournalQueries, watcher: RunWatcher, run_id: str, after_seq: int) -> Iterator[RunEvent]:
     """Yield the kept events after `after_seq` without a gap, and progress in between, until the run is terminal.
 
-    Args: opened: receives the watcher, so that another thread can close it; the stream then ends with UnavailableError.
-    hub: wakes this call, if the run is executed in this process.
+    Args: watcher: registered for the run; once it is closed, the stream ends with UnavailableError.
     """
-    watcher = hub.add(run_id)
-    opened(watcher)
-    try:
-        while True:
-            events, complete = journal.events(run_id, after_seq)
-            yield from events
-            if events:
-                after_seq = events[-1].seq
-            if complete:
-                return
-            if len(events) == EVENTS_PER_PAGE:
-                continue
-            # What is committed between the query above and this wait has set `changed`: the wait ends at once, and nothing is missed.
-            progress = watcher.wait(LOOK_AGAIN_S)
-            if watcher.closed:
-                raise UnavailableError(f"the supervisor is stopping; watch {run_id} again when it is back")
-            yield from progress
-    finally:
-        hub.remove(run_id, watcher)
+    while True:
+        events, complete = journal.events(run_id, after_seq)
+        yield from events
+        if events:
+            after_seq = events[-1].seq
+        if complete:
+            return
+        if len(events) == EVENTS_PER_PAGE:
+            continue
+        # What is committed between the query above and this wait has set `changed`: the wait ends at once, and nothing is missed.
+        progress = watcher.wait(LOOK_AGAIN_S)
+        if watcher.closed:
+            raise UnavailableError(f"the supervisor is stopping; watch {run_id} again when it is back")
+        yield from progress

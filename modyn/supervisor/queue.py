@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -45,6 +44,7 @@ class _Entry:
     run_id: RunId
     token: CancellationToken = field(default_factory=CancellationToken)
     thread: threading.Thread | None = None
+    """None: it waits."""
     clients: RunClients | None = None
     begun: bool = False
 
@@ -83,10 +83,9 @@ class RunQueue:
         self._clients = open_clients()
         owners = (self._clients.selector, self._clients.trainer_server, self._clients.model_storage, self._clients.evaluator)
         self._section_checks = [client.validate for client in owners]
-        # Guards the three fields below. Never held during a call to PostgreSQL or another service.
+        # Guards the two fields below, and the threads of entries. Never held during a call to PostgreSQL or another service.
         self._lock = threading.RLock()
-        self._waiting: deque[_Entry] = deque()
-        self._executing: dict[str, _Entry] = {}
+        self._entries: list[_Entry] = []
         self._closing = False
         self._until_closed = Retrier(RetryPolicy(float("inf"), longest_pause_s=2.0))
 
@@ -121,13 +120,11 @@ class RunQueue:
     def stop(self, run_id: str) -> Run:
         """Ask a run to end; it does so within moments. A terminal one is left as it is."""
         run = self.journal.run(run_id)
-        with self._lock:
-            entry = self._executing.get(run_id)
-            waiting = next((waiting for waiting in self._waiting if waiting.run_id == run_id), None)
-        if waiting is not None:
-            if (stopped := self._stop_waiting(waiting)) is not None:
+        entry = self._entry(run_id)
+        if entry is not None and entry.thread is None:
+            if (stopped := self._stop_waiting(entry)) is not None:
                 return stopped
-            run, entry = self.journal.run(run_id), waiting
+            run = self.journal.run(run_id)
         if not run.is_terminal and entry is None:
             if not self._interrupt_if_abandoned(run_id):
                 raise _elsewhere(run_id)
@@ -147,7 +144,7 @@ class RunQueue:
     def resume(self, run_id: str) -> Run:
         """Queue a terminal run once more, to go on. An active one is left alone."""
         run = self.journal.run(run_id)
-        if not run.is_terminal and not self._is_ours(run_id) and not self._interrupt_if_abandoned(run_id):
+        if not run.is_terminal and self._entry(run_id) is None and not self._interrupt_if_abandoned(run_id):
             raise _elsewhere(run_id)
         run = self.journal.run(run_id)
         if not run.is_terminal:
@@ -181,8 +178,9 @@ class RunQueue:
         cause = UnavailableError("the supervisor was stopped; start it again (`modyn up`), then resume the run")
         with self._lock:
             self._closing = True
-            waiting, executing = list(self._waiting), list(self._executing.values())
-            self._waiting.clear()
+            executing = [entry for entry in self._entries if entry.thread is not None]
+            waiting = [entry for entry in self._entries if entry.thread is None]
+            self._entries = list(executing)
         for entry in waiting:
             self._mark_interrupted(entry.run_id, cause)
         for entry in executing:
@@ -200,8 +198,13 @@ class RunQueue:
 
     def _enqueue(self, run_id: RunId) -> None:
         with self._lock:
-            self._waiting.append(_Entry(run_id))
+            self._entries.append(_Entry(run_id))
         self._start_next()
+
+    def _entry(self, run_id: str) -> _Entry | None:
+        """The newest entry of a run: one that was resumed may wait while its last thread is just ending."""
+        with self._lock:
+            return next((entry for entry in reversed(self._entries) if entry.run_id == run_id), None)
 
     def _start_next(self) -> None:
         """Start as many waiting runs as may execute at once."""
@@ -209,23 +212,23 @@ class RunQueue:
         with self._lock:
             if self._closing:
                 return
-            for entry in list(self._waiting):
-                if len(self._executing) >= self._config.max_runs:
+            for entry in [entry for entry in self._entries if entry.thread is None]:
+                executing = {entry.run_id for entry in self._entries if entry.thread is not None}
+                if len(executing) >= self._config.max_runs:
                     break
-                if entry.run_id in self._executing:
+                if entry.run_id in executing:
                     continue  # Its last thread is just ending and calls this method then.
-                entry.thread = threading.Thread(target=self._drive, args=(entry,), name=entry.run_id, daemon=True)
+                thread = threading.Thread(target=self._drive, args=(entry,), name=entry.run_id, daemon=True)
                 try:
-                    entry.thread.start()  # It removes itself from `_executing` only once it gets the lock.
+                    thread.start()  # It removes its entry only once it gets the lock.
+                    entry.thread = thread
                 except RuntimeError as error:
-                    if self._executing:
+                    if executing:
                         _LOG.warning("no_thread_for_run", run_id=entry.run_id, error=str(error))
                         break  # It stays queued; the next run that ends calls this method.
                     text = f"the supervisor cannot start a thread for run {entry.run_id} ({error})"
                     stranded.append((entry.run_id, UnavailableError(f"{text}; end other processes, then resume the run")))
-                else:
-                    self._executing[entry.run_id] = entry
-                self._waiting.remove(entry)
+                    self._entries.remove(entry)
         for run_id, cause in stranded:
             self._mark_interrupted(run_id, cause)
 
@@ -236,8 +239,8 @@ class RunQueue:
         except ConflictError:
             return None
         with self._lock:
-            if entry in self._waiting:
-                self._waiting.remove(entry)
+            if entry.thread is None and entry in self._entries:
+                self._entries.remove(entry)
         entry.token.cancel(_stopped(entry.run_id))  # For a thread that took it from the queue meanwhile.
         return run
 
@@ -261,7 +264,7 @@ class RunQueue:
                 _LOG.exception("run_thread_crashed")
             finally:
                 with self._lock:
-                    del self._executing[entry.run_id]
+                    self._entries.remove(entry)
                 self._start_next()
 
     def _drive_locked(self, entry: _Entry) -> None:
@@ -312,10 +315,6 @@ class RunQueue:
             unwritten = f"why could not be written down ({type(error).__name__}), the supervisor's log has it"
             plain = f"run {journal.run_id} is {state}; {unwritten}"
             self._until_closed.call(journal.end, state, error=plain, error_reason=ModynError.reason)
-
-    def _is_ours(self, run_id: str) -> bool:
-        with self._lock:
-            return run_id in self._executing or any(entry.run_id == run_id for entry in self._waiting)
 
     def _interrupt_left_behind(self, run_id: str) -> bool:
         """As `_interrupt_if_abandoned`, for a run whose supervisor may just have been killed."""

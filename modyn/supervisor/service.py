@@ -11,7 +11,7 @@ from modyn.proto import common_pb2, supervisor_pb2, supervisor_pb2_grpc
 from modyn.rpc.server import Registration, ServiceContext
 from modyn.rpc.wire import from_message, plugins_to_proto, problems_to_proto, to_message
 from modyn.supervisor.evaluation import EVALUATION_STRATEGIES
-from modyn.supervisor.events import EventHub, RunWatcher, watch
+from modyn.supervisor.events import EventHub, watch
 from modyn.supervisor.executor import open_clients
 from modyn.supervisor.journal import Journal
 from modyn.supervisor.queue import RunQueue
@@ -41,12 +41,11 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
         return to_message(self._journal.run(request.run_id), supervisor_pb2.Run)
 
     def Watch(self, request: supervisor_pb2.WatchRequest, context: grpc.ServicerContext) -> Iterator[supervisor_pb2.RunEvent]:
-        def close_with_call(watcher: RunWatcher) -> None:
+        with self._hub.watching(request.run_id) as watcher:
             if not context.add_callback(watcher.close):
-                watcher.close()  # The call has ended already.
-
-        for event in watch(self._journal, self._hub, request.run_id, request.after_seq, close_with_call):
-            yield to_message(event, supervisor_pb2.RunEvent)
+                return  # The call has ended already.
+            for event in watch(self._journal, watcher, request.run_id, request.after_seq):
+                yield to_message(event, supervisor_pb2.RunEvent)
 
     def StopRun(self, request: supervisor_pb2.RunName, context: grpc.ServicerContext) -> supervisor_pb2.Run:
         return to_message(self._runs.stop(request.run_id), supervisor_pb2.Run)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -37,6 +37,11 @@ class Watched:
         self.run_id = self.journal.create(new).run_id
         self.writer = self.journal.claim(self.run_id)
 
+    def watch(self, after_seq: int = 0, opened: Callable[[RunWatcher], None] = lambda _: None) -> Iterator[RunEvent]:
+        with self.hub.watching(self.run_id) as watcher:
+            opened(watcher)
+            yield from watch(self.journal, watcher, self.run_id, after_seq)
+
     def progress(self, number: int) -> None:
         self.clock.now += 1.0
         self.hub.progress(self.run_id, EventKind.TRAINING_PROGRESS, {"samples_seen": number}, 0)
@@ -50,7 +55,7 @@ def watched(system_config: SystemConfig) -> Iterator[Watched]:
 
 
 def test_a_slow_watcher_loses_progress_but_nothing_that_is_kept(watched: Watched) -> None:
-    events = watch(watched.journal, watched.hub, watched.run_id, 0)
+    events = watched.watch()
     seen = [next(events)]
     for number in range(3 * PROGRESS_KEPT):
         watched.progress(number)
@@ -69,7 +74,7 @@ def test_a_watcher_follows_and_ends_with_the_run(watched: Watched) -> None:
     ready = threading.Event()
 
     def follow() -> None:
-        for event in watch(watched.journal, watched.hub, watched.run_id, 0, lambda _: ready.set()):
+        for event in watched.watch(0, lambda _: ready.set()):
             seen.append(event)
 
     thread = threading.Thread(target=follow)
@@ -90,25 +95,24 @@ def test_watching_goes_on_after_an_earlier_rest(watched: Watched) -> None:
     watched.writer.end(RunState.FAILED, error="x")
     watched.journal.submit_again(watched.run_id)
     watched.writer.end(RunState.STOPPED)
-    events = list(watch(watched.journal, watched.hub, watched.run_id, 0))
+    events = list(watched.watch())
     assert [event.detail["state"] for event in events] == ["submitted", "failed", "submitted", "stopped"]
-    assert [event.seq for event in watch(watched.journal, watched.hub, watched.run_id, 3)] == [4]
+    assert [event.seq for event in watched.watch(3)] == [4]
 
 
 def test_progress_is_throttled_by_kind_and_trigger(watched: Watched) -> None:
-    watcher = watched.hub.add(watched.run_id)
-    for _ in range(100):
-        watched.hub.progress(watched.run_id, EventKind.TRAINING_PROGRESS, {}, 0)
-        watched.hub.progress(watched.run_id, EventKind.TRAINING_PROGRESS, {}, 1)
-        watched.clock.now += 0.01
-    events = watcher.wait(0)
+    with watched.hub.watching(watched.run_id) as watcher:
+        for _ in range(100):
+            watched.hub.progress(watched.run_id, EventKind.TRAINING_PROGRESS, {}, 0)
+            watched.hub.progress(watched.run_id, EventKind.TRAINING_PROGRESS, {}, 1)
+            watched.clock.now += 0.01
+        events = watcher.wait(0)
     assert [sum(event.trigger_id == trigger for event in events) for trigger in (0, 1)] == [5, 5]
-    watched.hub.remove(watched.run_id, watcher)
 
 
 def test_closing_ends_the_wait(watched: Watched) -> None:
     opened: list[RunWatcher] = []
-    events = watch(watched.journal, watched.hub, watched.run_id, 0, opened.append)
+    events = watched.watch(0, opened.append)
     next(events)
     threading.Timer(0.05, watched.hub.close).start()
     with pytest.raises(UnavailableError, match="the supervisor is stopping"):

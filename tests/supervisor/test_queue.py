@@ -368,7 +368,7 @@ def test_a_run_that_ends_while_it_is_stopped_is_left_alone(
         found = read(run_id)
         if not go.is_set():
             go.set()
-            eventually(lambda: not runs._executing)
+            eventually(lambda: not runs._entries)
         return found
 
     monkeypatch.setattr(runs.journal, "run", read_before_it_ends)
@@ -522,14 +522,14 @@ def test_a_run_whose_turn_comes_while_it_is_stopped_is_stopped(
             return become(run_id, to, **detail)
         run = become(run_id, to, **detail)
         runs.stop(live.run_id)
-        eventually(lambda: not runs._executing and not runs._waiting)
+        eventually(lambda: not runs._entries)
         return run
 
     monkeypatch.setattr(runs.journal, "become", at_its_turn)
     runs.stop(waiting.run_id)
     run = wait_until_terminal(runs, waiting.run_id)
     assert (run.state, run.error) == (RunState.STOPPED, "")
-    eventually(lambda: not runs._executing and not runs._waiting)
+    eventually(lambda: not runs._entries)
     assert (waiting.run_id in services.selector.runs) == (begins == "before it is stopped")
 
 
