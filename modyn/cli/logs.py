@@ -36,6 +36,7 @@ def logs(
     It reads files of this machine. Where services run in containers, their engine keeps the logs: `docker compose logs SERVICE`.
     """
     from modyn.config.system import SERVICES
+    from modyn.errors import NotFoundError
 
     config = system_config()
     services = (*SERVICES, *config.replicas)
@@ -51,7 +52,9 @@ def logs(
         return logs if run_id is None else {**logs, **_of_workers(config, run_id)}
 
     if not follow and not any(path.exists() for path in find()):
-        _tell_where(config)
+        elsewhere = "those of services in containers: `docker compose logs SERVICE`"
+        advice = "nothing has run there yet" if is_embedded(config) else elsewhere
+        raise NotFoundError(f"there are no such logs in {config.log_dir}; {advice}")
     _print_logs(find, lines, follow, json)
 
 
@@ -66,15 +69,6 @@ def _require_run(run_id: str, parts: tuple[str, ...]) -> None:
             raise NotFoundError(
                 f"there is no service or run '{run_id}'{nearest(run_id, list(parts))} Services: {', '.join(parts)}"
             ) from error
-
-
-def _tell_where(config: SystemConfig) -> None:
-    from modyn.errors import NotFoundError
-
-    advice = (
-        "nothing has run there yet" if is_embedded(config) else "those of services in containers: `docker compose logs SERVICE`"
-    )
-    raise NotFoundError(f"there are no such logs in {config.log_dir}; {advice}")
 
 
 def _of_workers(config: SystemConfig, run_id: str) -> Logs:

@@ -138,23 +138,16 @@ def policies(registry: Registry[Any], plugins: bool) -> dict[str, Any]:
 
 
 def _variant(id_: str, key: str, policy: object, options: JsonSchema) -> JsonSchema:
+    beside = {name: value for name, value in options.get("properties", {}).items() if name != key}
     return {
         "title": id_,
-        "description": _rule(policy),
+        # Without the examples, which are for authors of policies.
+        "description": (inspect.getdoc(policy) or "").partition(">>>")[0].strip(),
         "type": "object",
-        "properties": {key: {"const": id_, "description": "chooses this one"}, **_without(options.get("properties", {}), key)},
+        "properties": {key: {"const": id_, "description": "chooses this one"}, **beside},
         "required": list(dict.fromkeys([key, *options.get("required", [])])),
         "additionalProperties": options.get("additionalProperties", False),
     }
-
-
-def _without(properties: JsonSchema, name: str) -> JsonSchema:
-    return {other: value for other, value in properties.items() if other != name}
-
-
-def _rule(policy: object) -> str:
-    """Return the docstring without its examples, which are for authors of policies."""
-    return (inspect.getdoc(policy) or "").partition(">>>")[0].strip()
 
 
 def _plain(schema: Any, definitions: Mapping[str, Any]) -> Any:

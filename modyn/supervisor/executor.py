@@ -7,7 +7,7 @@ are found in the journal: their decisions must be the same, their steps are fini
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -56,9 +56,6 @@ class RunClients:
         """Close all clients."""
         for client in (self.storage, self.selector, self.model_storage, self.trainer_server, self.evaluator):
             client.close()
-
-
-OpenClients = Callable[[], RunClients]
 
 
 def open_clients(config: SystemConfig) -> RunClients:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 
@@ -20,7 +20,7 @@ from modyn.rpc.logs import bind, get_logger
 from modyn.rpc.retry import CancellationToken, Retrier, RetryPolicy
 from modyn.supervisor.evaluation import load_handlers
 from modyn.supervisor.events import EventHub
-from modyn.supervisor.executor import OpenClients, RunClients, RunExecutor, retry_policy
+from modyn.supervisor.executor import RunClients, RunExecutor, retry_policy
 from modyn.supervisor.journal import Journal, RunJournal
 from modyn.supervisor.records import NewRun, Run, RunOptions
 from modyn.supervisor.states import RESUMABLE, TERMINAL, RunState
@@ -75,7 +75,7 @@ class _Outcome:
 class RunQueue:
     """The verbs of the supervisor that change runs. Safe to call from any thread. What is to be read is in `journal`."""
 
-    def __init__(self, journal: Journal, hub: EventHub, open_clients: OpenClients, config: SupervisorConfig) -> None:
+    def __init__(self, journal: Journal, hub: EventHub, open_clients: Callable[[], RunClients], config: SupervisorConfig) -> None:
         self.journal = journal
         self._hub = hub
         self._open_clients = open_clients

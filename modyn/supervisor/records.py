@@ -15,7 +15,7 @@ from typing import Any
 
 from modyn.errors import InvalidArgumentError
 from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, Interval, RunId
-from modyn.supervisor.states import RESUMABLE, TERMINAL, RunState, TriggerState
+from modyn.supervisor.states import TERMINAL, RunState, TriggerState
 
 
 class RunMode(StrEnum):
@@ -99,11 +99,6 @@ class Run:
     def is_terminal(self) -> bool:
         """Nothing runs any more."""
         return self.state in TERMINAL
-
-    @property
-    def is_resumable(self) -> bool:
-        """Whether `resume` may continue the run in its present state."""
-        return self.state in RESUMABLE
 
 
 class EventKind(StrEnum):

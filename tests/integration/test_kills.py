@@ -27,6 +27,7 @@ from modyn.local.process import is_alive
 from modyn.records import Int64Array
 from modyn.selector.client import SelectorClient
 from modyn.supervisor.client import EventKind, Run, RunState
+from modyn.supervisor.states import RESUMABLE
 from modyn.testing.stack import RunningStack, tiny_evaluation, tiny_pipeline, tiny_training
 from modyn.testing.waiting import PATIENCE_S, eventually
 from tests.support.comparison import RunOutcome, broken_promises, differences, outcome
@@ -203,7 +204,7 @@ def disturb(
                 if not moments.at_rest:
                     installation.client.wait(run_id)
             run = installation.client.show(run_id)
-            if not run.is_resumable:
+            if run.state not in RESUMABLE:
                 break
             installation.client.resume(run_id)
         installation.finish(run_id)

@@ -10,17 +10,7 @@ from pydantic import Field
 from modyn.config.base import Problem, Section, check_section, refuse
 from modyn.config.policy import check_policy, load_policy
 from modyn.registry import Registry, nearest
-from modyn.supervisor.evaluation.base import EvaluationStrategy, IntervalContext
-
-__all__ = [
-    "EVALUATION_STRATEGIES",
-    "EvaluationHandler",
-    "EvaluationStrategy",
-    "IntervalContext",
-    "build_strategy",
-    "check_handlers",
-    "load_handlers",
-]
+from modyn.supervisor.evaluation.base import EvaluationStrategy
 
 EVALUATION_STRATEGIES: Final[Registry[type[EvaluationStrategy]]] = Registry(
     group="modyn.evaluation_strategies",
@@ -38,6 +28,7 @@ EVALUATION_STRATEGIES: Final[Registry[type[EvaluationStrategy]]] = Registry(
 def build_strategy(section: Mapping[str, Any], path: str = "strategy") -> EvaluationStrategy:
     """The strategy that a section describes. Raises ConfigError that lists every mistake.
 
+    >>> from modyn.supervisor.evaluation.base import IntervalContext
     >>> strategy = build_strategy({"type": "StaticEvalStrategy", "intervals": [[0, 100]]})
     >>> list(strategy.intervals(IntervalContext()))
     [EvalInterval(start=0, end=100, anchor=0)]

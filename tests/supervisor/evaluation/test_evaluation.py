@@ -18,12 +18,11 @@ from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, EvalInterval, Interval
 from modyn.supervisor.evaluation import (
     EVALUATION_STRATEGIES,
     EvaluationHandler,
-    EvaluationStrategy,
-    IntervalContext,
     build_strategy,
     check_handlers,
     load_handlers,
 )
+from modyn.supervisor.evaluation.base import EvaluationStrategy, IntervalContext
 from modyn.supervisor.evaluation.between_two_triggers import BetweenTwoTriggersConfig
 from modyn.supervisor.evaluation.periodic import AnchorWindow, parse_window
 from modyn.testing.checks import check_evaluation_strategy
