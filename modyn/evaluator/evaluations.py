@@ -19,8 +19,7 @@ from modyn.evaluator.outputs import EvaluationJob, Score, decoding_digest
 from modyn.evaluator.store import EvaluationStore, ScoreKey, metric_digests
 from modyn.records import Interval
 from modyn.rpc.logs import get_logger
-from modyn.workers import Job, WorkerPool
-from modyn.workers.job_table import JobTable
+from modyn.workers import Job, JobTable, WorkerPool
 
 JOBS = Counter("modyn_evaluation_jobs", "Evaluation jobs that ended", ["outcome"])
 SCORES = Counter("modyn_evaluation_scores", "Values of metrics that were computed")

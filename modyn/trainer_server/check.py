@@ -57,7 +57,7 @@ def check_machine(config: TrainingConfig) -> list[Problem]:
 
 
 def check_components(model: Mapping[str, Any], config: TrainingConfig, selection: Mapping[str, Any]) -> list[Problem]:
-    """What PyTorch refuses: names of classes, their options, paths to modules."""
+    """What PyTorch refuses: names of classes, their options, paths to modules. selection: the section `selection_strategy`."""
     found: list[Problem] = []
     try:
         with torch.device("meta"):

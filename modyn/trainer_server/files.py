@@ -22,7 +22,7 @@ def checkpoint_path(folder: Path, request: TrainingRequest) -> Path:
 
 
 def optimizers_path(folder: Path, run_id: str, trigger_id: int) -> Path:
-    """The optimizers' states at the end of a training, for `keep_optimizer_state`; needed until the model of a later trigger is stored."""
+    """The optimizers' states after the training of `trigger_id`, for `keep_optimizer_state`; needed until the model of a later one is stored."""
     return folder / "optimizers" / f"{run_id}.{trigger_id}.pt"
 
 

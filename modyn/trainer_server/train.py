@@ -151,7 +151,9 @@ def run_training(request: TrainingRequest, context: TrainingContext, report: Rep
 def fetch_parent(
     request: TrainingRequest, config: TrainingConfig, context: TrainingContext
 ) -> Iterator[Callable[[], StoredModel | None]]:
-    """Fetch the model to start from while the block runs; the call that it is given waits for it and returns None for initial weights.
+    """Fetch the model that `request`, else `config`, starts from while the block runs, into a scratch file.
+
+    Yields a call that waits for it and returns None for initial weights.
 
     The file of the model is removed when the block ends. Raises, from that call: NotFoundError: there is no such model.
     """
@@ -263,7 +265,7 @@ def build_dataset(inputs: TrainingInputs, seed: int, position: Position) -> Trig
 
 
 def store(inputs: TrainingInputs, training: Training, parent: StoredModel | None) -> StoredModelInfo:
-    """Put the trained model into model storage.
+    """Put the trained model into model storage, as a child of `parent` if there is one.
 
     The optimizers' states are written before, so that they exist once the model does. The checkpoint is removed after: until the model is
     stored, the next attempt starts from it.
@@ -337,6 +339,6 @@ def configure_torch(config: TrainingConfig, *, deterministic: bool) -> None:
 
 
 def derived_seed(seed: int, trigger_id: int, purpose: int) -> int:
-    """63 bits that depend on nothing but the arguments."""
+    """63 bits that depend on nothing but the run's `seed`, the trigger and the `purpose`, `_WEIGHTS` or `_TRAINING`."""
     high, low = np.random.SeedSequence([seed, trigger_id, purpose]).generate_state(2, np.uint32).tolist()
     return (int(high) << 31) | (int(low) >> 1)

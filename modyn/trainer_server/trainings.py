@@ -18,8 +18,7 @@ from modyn.records import JobState, RunId
 from modyn.rpc.logs import get_logger
 from modyn.trainer_server.client import TrainingJob, TrainingRequest, TrainingState, TrainingStatus
 from modyn.trainer_server.files import clean_up
-from modyn.workers import Job, WorkerPool
-from modyn.workers.job_table import JobTable
+from modyn.workers import Job, JobTable, WorkerPool
 
 CHECK_S: Final = 50.0
 """Below the deadline of the call."""

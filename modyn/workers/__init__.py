@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from modyn.records import JobState
 from modyn.workers.limits import WorkerLimits
-from modyn.workers.pool import Job, WorkerPool
-from modyn.workers.process import Report, die_with_parent
+from modyn.workers.pool import JobTable, WorkerPool
+from modyn.workers.process import Job, Report, die_with_parent
 
-__all__ = ["Job", "JobState", "Report", "WorkerLimits", "WorkerPool", "die_with_parent"]
+__all__ = ["Job", "JobState", "JobTable", "Report", "WorkerLimits", "WorkerPool", "die_with_parent"]

@@ -1,4 +1,4 @@
-"""The service's side: a bounded number of workers, a queue of jobs for them, and one thread that watches each worker."""
+"""The service's side: a bounded number of workers, a queue of jobs for them, one thread that watches each worker, a table of statuses."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import logging
 import os
 import signal
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from multiprocessing import forkserver, get_context
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from modyn.errors import BY_REASON, CancelledError, ConflictError, ModynError, TrainingError, UnavailableError
 from modyn.records import JobState
+from modyn.rpc.retry import JobStatus
 from modyn.workers.limits import WorkerLimits
-from modyn.workers.process import run_worker
+from modyn.workers.process import Job, JobSpec, run_worker, watch
+
+K = TypeVar("K", bound=Hashable)
+S = TypeVar("S", bound=JobStatus)
 
 ENVIRONMENT: Final = {
     # OpenBLAS (PyTorch brings its own linear algebra) and Arrow's allocator start threads when they are imported.
@@ -33,79 +33,8 @@ ENVIRONMENT: Final = {
 
 _logger = logging.getLogger(__name__)
 # Protects the standard library's table of children, which is not made for several threads: `start` polls every child, and an exit status
-# can be read once only. One lock for all pools of the process, over `start` and `join`.
-_process_table = threading.Lock()
-
-
-@dataclass(frozen=True, slots=True)
-class JobSpec:
-    """What a worker runs, see `WorkerPool.submit`."""
-
-    task: str
-    request: object
-    name: str
-    log_path: Path
-    on_message: Callable[[Any], None] | None = None
-    on_done: Callable[[Job], None] | None = None
-
-
-class Job:
-    """One piece of work, from the queue to its end. Made by `WorkerPool.submit`; safe to use from any thread."""
-
-    def __init__(self, spec: JobSpec, leave_queue: Callable[[Job], bool]) -> None:
-        self.spec = spec
-        self.name = spec.name
-        self.log_path = spec.log_path
-        self.state = JobState.QUEUED
-        self.error: ModynError | None = None
-        self.worker_pid: int | None = None
-        self._result: Any = None
-        self._leave_queue = leave_queue
-        self._done = threading.Event()
-        self._stop_at: float | None = None
-        # Between `stop`, which writes to the pipe, and the end of the job, which closes it. The pipe wakes the thread that watches the worker.
-        self._wake_lock = threading.Lock()
-        self._wake_reader, self._wake_writer = get_context("forkserver").Pipe(duplex=False)
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end of the job; False if `timeout_s` passed first."""
-        return self._done.wait(timeout_s)
-
-    def result(self, timeout_s: float | None = None) -> Any:
-        """Return what the function returned. Raises its error, CancelledError if it was stopped, TimeoutError if it still runs."""
-        if not self._done.wait(timeout_s):
-            raise TimeoutError(f"{self.name} still runs after {timeout_s} s")
-        if self.error is not None:
-            raise self.error
-        return self._result
-
-    def stop(self, grace_s: float = 10.0) -> None:
-        """Ask the job to stop. A worker that has not ended after `grace_s` is terminated, and at last killed. Returns at once."""
-        stop_at = time.monotonic() + grace_s
-        with self._wake_lock:
-            if self._done.is_set() or (self._stop_at is not None and stop_at >= self._stop_at):
-                return
-            self._stop_at = stop_at
-            self._wake_writer.send(None)
-        if self._leave_queue(self):
-            self._finish(JobState.STOPPED, error=CancelledError(f"{self.name} was stopped before it began"))
-
-    @property
-    def stop_requested(self) -> bool:
-        """Whether `stop` was called before the job had ended."""
-        return self._stop_at is not None
-
-    def _finish(self, state: JobState, result: object = None, error: ModynError | None = None) -> None:
-        with self._wake_lock:
-            self.state, self._result, self.error = state, result, error
-            self._done.set()
-            self._wake_reader.close()
-            self._wake_writer.close()
-        if self.spec.on_done is not None:
-            try:
-                self.spec.on_done(self)
-            except Exception:  # the thread must go on to the next job
-                _logger.exception("the callback after the end of %s failed", self.name)
+# can be read once only. One lock for all pools of the process, over `start` and `join`; `start` takes it again to warm up.
+_process_table = threading.RLock()
 
 
 class WorkerPool:
@@ -147,13 +76,10 @@ class WorkerPool:
     def warm_up(self) -> None:
         """Start the fork server, which imports its modules in the background. Returns at once; repeated calls do nothing."""
         with _process_table:
-            self._warm_up()
-
-    def _warm_up(self) -> None:
-        for name, value in ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
-        get_context("forkserver").set_forkserver_preload(self._preload)
-        forkserver.ensure_running()
+            for name, value in ENVIRONMENT.items():
+                os.environ.setdefault(name, value)
+            get_context("forkserver").set_forkserver_preload(self._preload)
+            forkserver.ensure_running()
 
     def submit(
         self,
@@ -173,7 +99,8 @@ class WorkerPool:
         Raises: UnavailableError, with no callback called: there is no file descriptor or no thread left. ConflictError: the pool is closed.
         """
         try:
-            job = Job(JobSpec(task, request, name, log_path, on_message, on_done), self._leave_queue)
+            spec = JobSpec(task, request, name, log_path, self._num_threads, self._limits)
+            job = Job(spec, self._leave_queue, on_message, on_done)
         except OSError as error:
             raise UnavailableError(_cannot_start(name, error, "open files")) from error
         with self._changed:
@@ -235,7 +162,7 @@ class WorkerPool:
             except Exception as error:
                 _logger.exception("the watcher of %s failed", job.name)
                 if not job.wait(0):
-                    job._finish(JobState.FAILED, error=self._failure(f"{job.name}: its worker cannot be watched: {error!r}"))
+                    job.finish(JobState.FAILED, error=self._failure(f"{job.name}: its worker cannot be watched: {error!r}"))
             finally:
                 with self._changed:
                     self._running.discard(job)
@@ -243,28 +170,25 @@ class WorkerPool:
     def _run(self, job: Job) -> None:
         context = get_context("forkserver")
         ours, theirs = context.Pipe()
-        arguments = {"name": job.name, "log_path": str(job.log_path), "num_threads": self._num_threads, "limits": self._limits}
-        process = context.Process(
-            target=run_worker, args=(job.spec.task, job.spec.request, theirs), kwargs=arguments, name=job.name
-        )
+        process = context.Process(target=run_worker, args=(job.spec, theirs), name=job.name)
         with ours:
             try:
                 job.log_path.parent.mkdir(parents=True, exist_ok=True)
                 with _process_table:
-                    self._warm_up()
+                    self.warm_up()
                     process.start()
             except Exception as error:  # of any class: the job must end
                 _logger.exception("cannot start a worker for %s", job.name)
-                job._finish(JobState.FAILED, error=self._failure(f"{job.name}: no worker can be started: {error!r}"))
+                job.finish(JobState.FAILED, error=self._failure(f"{job.name}: no worker can be started: {error!r}"))
                 return
             finally:
                 theirs.close()
             job.worker_pid = process.pid
             job.state = JobState.RUNNING
             try:
-                end = _watch(job, process, ours, self._kill_after_s)
+                end = watch(job, process, ours, self._kill_after_s)
             except BaseException:
-                _signal(process, signal.SIGKILL)
+                process.kill()
                 raise
             finally:
                 with _process_table:  # the process has ended, or was killed just now: the join does not hold the lock for long
@@ -278,17 +202,17 @@ class WorkerPool:
         failed = self._failure(f"{where}: the process ended by {_exit_text(exit_code)}{self._suspicion(exit_code)} ({log})")
         match end:
             case ("result", result):
-                job._finish(JobState.FINISHED, result=result)
+                job.finish(JobState.FINISHED, result=result)
             case ("error", CancelledError.reason, _) if job.stop_requested:
-                job._finish(JobState.STOPPED, error=CancelledError(f"{where}: stopped on request"))
+                job.finish(JobState.STOPPED, error=CancelledError(f"{where}: stopped on request"))
             case ("error", str() as reason, str() as message) if reason in BY_REASON:
-                job._finish(JobState.FAILED, error=BY_REASON[reason](f"{where}: {message} ({log})"))
+                job.finish(JobState.FAILED, error=BY_REASON[reason](f"{where}: {message} ({log})"))
             case ("error", _, message):
-                job._finish(JobState.FAILED, error=self._failure(f"{where}: {message} ({log})"))
+                job.finish(JobState.FAILED, error=self._failure(f"{where}: {message} ({log})"))
             case _ if job.stop_requested:
-                job._finish(JobState.STOPPED, error=CancelledError(f"{where}: stopped by {_exit_text(exit_code)}"))
+                job.finish(JobState.STOPPED, error=CancelledError(f"{where}: stopped by {_exit_text(exit_code)}"))
             case _:
-                job._finish(JobState.FAILED, error=failed)
+                job.finish(JobState.FAILED, error=failed)
 
     def _suspicion(self, exit_code: int) -> str:
         """The limit that a worker may have met that ended without an answer."""
@@ -304,60 +228,8 @@ class WorkerPool:
         return ""
 
 
-def _watch(job: Job, process: ForkServerProcess, connection: Connection[Any, Any], kill_after_s: float) -> tuple[Any, ...] | None:
-    """Deliver the worker's messages until its process has ended. Returns its answer, or None if it ended without one."""
-    end: tuple[Any, ...] | None = None
-    open_, asked, signals = True, False, deque([signal.SIGTERM, signal.SIGKILL])
-    next_signal_at: float | None = None
-    while True:
-        now = time.monotonic()
-        if job._stop_at is not None:
-            if not asked:
-                asked = True
-                _send(connection, "stop")
-            next_signal_at = job._stop_at if len(signals) == 2 else next_signal_at
-            if signals and next_signal_at is not None and now >= next_signal_at:
-                _signal(process, signals.popleft())
-                next_signal_at = now + kill_after_s
-        timeout = max(0.0, next_signal_at - now) if signals and next_signal_at is not None else None
-        # Until a message, the end of the process, a call of `stop`, or the time of the next signal.
-        ready = wait([*([connection] if open_ else []), process.sentinel, job._wake_reader], timeout)
-        if job._wake_reader in ready:
-            job._wake_reader.recv()
-        left = process.sentinel in ready
-        # The two are not looked at in one moment: the answer may arrive after the look at the connection and before that at the process.
-        if connection in ready or (left and open_ and connection.poll()):
-            try:
-                message = connection.recv()
-            except (EOFError, OSError):
-                open_ = False
-                continue
-            if message[0] == "message":
-                if job.spec.on_message is not None:
-                    job.spec.on_message(message[1])
-            else:
-                end = message
-        elif left:  # all that it sent has been read
-            return end
-
-
 def _cannot_start(name: str, error: Exception, limit: str) -> str:
     return f"{name} cannot start: {error}; try again when the service has less to do, or raise its limit of {limit}"
-
-
-def _send(connection: Connection[Any, Any], word: str) -> None:
-    try:
-        connection.send(word)
-    except OSError:
-        _logger.debug("a worker ended before it could be asked to stop")
-
-
-def _signal(process: ForkServerProcess, number: signal.Signals) -> None:
-    if process.pid is not None:
-        try:
-            os.kill(process.pid, number)
-        except ProcessLookupError:
-            _logger.debug("worker %d ended before it could be signalled", process.pid)
 
 
 def _exit_text(exit_code: int) -> str:
@@ -369,3 +241,108 @@ def _exit_text(exit_code: int) -> str:
         name = f"signal {-exit_code}"
     hint = ", which is what the kernel sends when memory runs out" if exit_code == -signal.SIGKILL else ""
     return f"{name}{hint}"
+
+
+class JobTable(Generic[K, S]):
+    """Statuses of live jobs and of the newest ended ones. Safe to use from any thread.
+
+    Args:
+        absent: the status of a job that is not in the table, e.g. from a database; raises NotFoundError if there is none.
+        num_ended: ended jobs that stay in the table; the oldest leave first.
+    """
+
+    def __init__(self, absent: Callable[[K], S], num_ended: int) -> None:
+        self._absent = absent
+        self._num_ended = num_ended
+        # One start at a time, and no look at `absent` during one: a job must not begin between the look and the entry in the table.
+        self._starting = threading.Lock()
+        self.changed = threading.Condition()
+        """Protects the table, and what a service keeps beside it. Notified at every change. May be taken again by the same thread."""
+        self._statuses: dict[K, S] = {}
+        self._jobs: dict[K, Job] = {}
+
+    def __len__(self) -> int:
+        return len(self._statuses)
+
+    def start(self, key: K, find_ended: Callable[[], S | None], begin: Callable[[], S]) -> S:
+        """The status of a job that is live; else of one that has ended well, by `find_ended`; else `begin` starts it.
+
+        `begin` sets the first status. Both calls are made without `changed`, one start at a time.
+        """
+        with self._starting:
+            live = self.get(key)
+            if live is not None and not live.state.is_final:
+                return live
+            return find_ended() or begin()
+
+    def get(self, key: K) -> S | None:
+        """The status in the table."""
+        with self.changed:
+            return self._statuses.get(key)
+
+    def status(self, key: K) -> S:
+        """The status in the table, else what `absent` returns."""
+        found = self.get(key)
+        if found is None:
+            with self._starting:
+                found = self.get(key) or self._absent(key)
+        return found
+
+    def set(self, key: K, status: S) -> S:
+        """Enter or replace a status and wake the watchers."""
+        with self.changed:
+            self._statuses.pop(key, None)
+            self._statuses[key] = status
+            ended = [k for k, s in self._statuses.items() if s.state.is_final] if status.state.is_final else []
+            for old in ended[: max(0, len(ended) - self._num_ended)]:
+                del self._statuses[old]
+            self.changed.notify_all()
+        return status
+
+    def update(self, key: K, change: Callable[[S], S]) -> None:
+        """Replace the status of a live job; does nothing if it has ended."""
+        with self.changed:
+            status = self._statuses.get(key)
+            if status is not None and not status.state.is_final:
+                self.set(key, change(status))
+
+    def attach(self, key: K, submit: Callable[[], Job]) -> None:
+        """Submit the worker's job of `key`. Under the lock: a job that ends at once finds its entry."""
+        with self.changed:
+            self._jobs[key] = submit()
+
+    def settle(self, key: K, end: Callable[[S], S]) -> None:
+        """Replace the status by the final one and forget the worker's job."""
+        with self.changed:
+            self._jobs.pop(key, None)
+            self.set(key, end(self._statuses[key]))
+
+    def stop(self, key: K) -> None:
+        """Ask the worker of a live job to stop. Raises NotFoundError by `absent`."""
+        with self.changed:
+            job = self._jobs.get(key)
+        if job is None:
+            self.status(key)
+        else:
+            job.stop()
+
+    def watch(self, key: K, active: Callable[[], bool] = lambda: True) -> Iterator[S]:
+        """The status now and on every change, up to a final one, or until `active` returns False (call `wake` when that has changed).
+
+        Raises NotFoundError by `absent`.
+        """
+        last: S | None = None
+        while active() and (last is None or not last.state.is_final):
+            with self.changed:
+                # Until the status changes or the job leaves the table (`set`), or `wake` reports that `active` has changed.
+                while (status := self._statuses.get(key)) is not None and status == last and active():
+                    self.changed.wait()
+            if not active():
+                return
+            last = status or self.status(key)
+            yield last
+
+    def wake(self) -> None:
+        """Make all watchers ask `active` again."""
+        with self.changed:
+            self.changed.notify_all()

@@ -32,8 +32,6 @@ class RecordedReport(Report):
 
     def __init__(self, stop_after: int | None = None) -> None:
         self.name = "training in memory"
-        self.log_path = Path("training.log")
-        self.num_threads = 1
         self.messages: list[Any] = []
         self.looks = 0
         self._stop_after = stop_after

@@ -10,7 +10,7 @@ import pytest
 from modyn.errors import ModynError, NotFoundError
 from modyn.records import JobState
 from modyn.testing.waiting import PATIENCE_S, eventually
-from modyn.workers.job_table import JobTable
+from modyn.workers import JobTable
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import modyn.workers.pool
+import modyn.workers.process
 from modyn.errors import CancelledError, ConfigError, ConflictError, DataError, TrainingError, UnavailableError
 from modyn.testing.waiting import PATIENCE_S, eventually
 from modyn.trainer_server.service import PRELOAD
@@ -240,7 +241,7 @@ def test_a_last_word_that_comes_between_the_looks_at_connection_and_exit_is_hear
         """The connection, which is looked at first, was still empty; then the worker said everything and left."""
         return list(wait(objects[-2:], timeout))
 
-    monkeypatch.setattr(modyn.workers.pool, "wait", late)
+    monkeypatch.setattr(modyn.workers.process, "wait", late)
     heard: list[object] = []
     assert submit("count", 5, on_message=heard.append).result(PATIENCE_S) == 5
     assert heard == list(range(5))
