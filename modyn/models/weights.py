@@ -81,7 +81,7 @@ def read_tensors(path: Path) -> list[TensorSpec]:
     try:
         header = json.loads(text)
         header.pop("__metadata__", None)
-        found = [_tensor(str(key), value, 8 + length) for key, value in header.items()]
+        found = [_spec_of(str(key), value, 8 + length) for key, value in header.items()]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CorruptStateError(f"{path} is not a safetensors file: {type(error).__name__} in its header: {error}") from error
     found.sort(key=lambda spec: (spec.start, spec.num_bytes))
@@ -95,7 +95,7 @@ def read_tensors(path: Path) -> list[TensorSpec]:
     return found
 
 
-def _tensor(name: str, value: dict[str, object], base: int) -> TensorSpec:
+def _spec_of(name: str, value: dict[str, object], base: int) -> TensorSpec:
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if dtype not in DTYPE_BITS:
         raise ValueError(f"tensor '{name}' has the unknown dtype {dtype!r}")

@@ -16,7 +16,7 @@ from modyn.dataset.config import DataConfig
 from modyn.dataset.user_code import missing_extras
 from modyn.errors import ConfigError
 from modyn.models import build_model, check_model
-from modyn.trainer_server.checkpoint import check_folder
+from modyn.trainer_server.checkpoint import check_checkpoint_folder
 from modyn.trainer_server.components import build_criterion, build_optimizers, build_schedulers
 from modyn.trainer_server.config import TrainingConfig
 from modyn.trainer_server.downsampling import check_downsampling
@@ -26,31 +26,32 @@ from modyn.workers.devices import missing_device
 
 def check(pipeline: Mapping[str, Any], _: Report) -> list[Problem]:
     """Task of a worker process: every mistake that can be found without data, with its path."""
-    model, training = _section(pipeline, "model"), _section(pipeline, "training")
+    model, training, selection = (_section(pipeline, name) for name in ("model", "training", "selection_strategy"))
     found = [Problem(name, "is required") for name in ("model", "training", "data") if name not in pipeline]
     found += check_model(str(model.get("id", "")), model.get("config") or {}) if "model" in pipeline else []
     found += check_section(TrainingConfig, pipeline["training"], "training") if "training" in pipeline else []
     found += check_section(DataConfig, pipeline["data"], "data") if "data" in pipeline else []
-    if not any(problem.path.split(".")[0] == "data" for problem in found):
+    wrong = {problem.path.split(".")[0] for problem in found}
+    if "data" not in wrong:
         needed = missing_extras(DataConfig.model_validate(pipeline["data"]).all_transformations)
         found += [Problem("data", message) for message in needed]
-    if not any(problem.path.split(".")[0] == "training" for problem in found):
-        found += check_machine(TrainingConfig.model_validate(training))
-    found += check_downsampling(_section(pipeline, "selection_strategy"))
-    if not any(problem.path.split(".")[0] in ("model", "training") for problem in found):
-        found += check_components(model, TrainingConfig.model_validate(training), _section(pipeline, "selection_strategy"))
-    return sorted(set(found))
+    if "training" not in wrong:
+        config = TrainingConfig.model_validate(training)
+        on_machine = check_machine(config)
+        found += on_machine
+        if "model" not in wrong and not on_machine:
+            found += check_components(model, config, selection)
+    return sorted({*found, *check_downsampling(selection)})
 
 
 def check_machine(config: TrainingConfig) -> list[Problem]:
     """What the machine of the trainer server lacks: a device, a folder that can be written to."""
     found = []
-    missing = missing_device(config.device)
-    if missing:
+    if missing := missing_device(config.device):
         found.append(Problem("training.device", missing))
     if config.checkpointing.activated and config.checkpointing.path is not None:
         try:
-            check_folder(config.checkpointing.path, keep=False)
+            check_checkpoint_folder(config.checkpointing.path, keep=False)
         except ConfigError as error:
             found.append(_problem(error))
     return found

@@ -47,7 +47,7 @@ class Checkpoints(Hook):
         if training.progress.batches - self._last < self._interval:
             return
         self._last = training.progress.batches
-        write_state(self._path, {**self._header, **snapshot(training)})
+        write_state_file(self._path, {**self._header, **snapshot(training)})
 
 
 def snapshot(training: Training) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def load_checkpoint(path: Path, identity: Mapping[str, Any]) -> dict[str, Any] |
     if not path.exists():
         return None
     try:
-        state = read_state(path)
+        state = read_state_file(path)
     except CorruptStateError as error:
         _logger.warning("checkpoint_ignored", reason=error.message)
         return None
@@ -101,7 +101,7 @@ def load_checkpoint(path: Path, identity: Mapping[str, Any]) -> dict[str, Any] |
     return state
 
 
-def write_state(path: Path, state: Mapping[str, Any]) -> None:
+def write_state_file(path: Path, state: Mapping[str, Any]) -> None:
     """Write `state` as the file `path`; after a crash the file is the old one or the new one. Raises TrainingError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -113,7 +113,7 @@ def write_state(path: Path, state: Mapping[str, Any]) -> None:
         ) from error
 
 
-def check_folder(folder: Path, *, keep: bool = True) -> None:
+def check_checkpoint_folder(folder: Path, *, keep: bool = True) -> None:
     """Raises ConfigError unless a file can be written to `folder`. keep: leave the folder if it was made here."""
     missing = [folder, *folder.parents]
     missing = missing[: next((i for i, at in enumerate(missing) if os.path.lexists(at)), 0)]
@@ -133,8 +133,8 @@ def check_folder(folder: Path, *, keep: bool = True) -> None:
                     made.rmdir()
 
 
-def read_state(path: Path) -> dict[str, Any]:
-    """Read what `write_state` wrote. Raises CorruptStateError for anything else."""
+def read_state_file(path: Path) -> dict[str, Any]:
+    """Read what `write_state_file` wrote. Raises CorruptStateError for anything else."""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # damaged bytes raise errors of any class

@@ -36,12 +36,12 @@ from modyn.rpc.retry import Retrier, RetryPolicy
 from modyn.selector.client import SelectorClient
 from modyn.trainer_server.checkpoint import (
     Checkpoints,
-    check_folder,
+    check_checkpoint_folder,
     load_checkpoint,
-    read_state,
+    read_state_file,
     restore,
     seed_everything,
-    write_state,
+    write_state_file,
 )
 from modyn.trainer_server.client import TrainingJob, TrainingRequest
 from modyn.trainer_server.components import TrainingComponents, build_components
@@ -125,7 +125,7 @@ def run_training(request: TrainingRequest, context: TrainingContext, report: Rep
     """Train what `request` asks for and store it. Goes on from a checkpoint of the same training if there is one."""
     config = load_section(TrainingConfig, request.pipeline["training"], "training")
     if config.checkpointing.activated:
-        check_folder(checkpoint_path(context.folder, request).parent)
+        check_checkpoint_folder(checkpoint_path(context.folder, request).parent)
     with fetch_parent(request, config, context) as fetched_parent:
         trigger_set = context.trigger_set(request.run_id, request.trigger_id)
         if trigger_set.num_keys == 0:
@@ -214,7 +214,7 @@ def take_over_optimizers(inputs: TrainingInputs, components: TrainingComponents,
             f"training.keep_optimizer_state: the optimizers of trigger {parent.trigger_id} were not kept here ({path} does not exist); "
             "set it to false, or start a new run"
         )
-    saved = read_state(path)["optimizers"]
+    saved = read_state_file(path)["optimizers"]
     for name, optimizer in components.optimizers.items():
         options = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
         try:
@@ -277,7 +277,7 @@ def store(inputs: TrainingInputs, training: Training, parent: StoredModel | None
         if inputs.config.keep_optimizer_state:
             states = {name: optimizer.state_dict() for name, optimizer in training.components.optimizers.items()}
             kept = optimizers_path(inputs.context.folder, request.run_id, request.trigger_id)
-            write_state(kept, {"version": 1, "optimizers": states})
+            write_state_file(kept, {"version": 1, "optimizers": states})
         result["seconds"]["store"] = perf_counter() - started
         section = request.pipeline["model"]
         header = ModelHeader(

@@ -17,7 +17,7 @@ from modyn.errors import BY_REASON, CancelledError, ConflictError, ModynError, T
 from modyn.records import JobState
 from modyn.rpc.retry import JobStatus
 from modyn.workers.limits import WorkerLimits
-from modyn.workers.process import Job, JobSpec, run_worker, watch
+from modyn.workers.process import Job, JobSpec, run_worker, watch_worker
 
 K = TypeVar("K", bound=Hashable)
 S = TypeVar("S", bound=JobStatus)
@@ -186,7 +186,7 @@ class WorkerPool:
             job.worker_pid = process.pid
             job.state = JobState.RUNNING
             try:
-                end = watch(job, process, ours, self._kill_after_s)
+                end = watch_worker(job, process, ours, self._kill_after_s)
             except BaseException:
                 process.kill()
                 raise

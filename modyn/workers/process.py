@@ -118,7 +118,9 @@ class Job:
                 _logger.exception("the callback after the end of %s failed", self.name)
 
 
-def watch(job: Job, process: ForkServerProcess, connection: Connection[Any, Any], kill_after_s: float) -> tuple[Any, ...] | None:
+def watch_worker(
+    job: Job, process: ForkServerProcess, connection: Connection[Any, Any], kill_after_s: float
+) -> tuple[Any, ...] | None:
     """Deliver the worker's messages until its process has ended, and end it if the job is to stop. Runs in the service.
 
     Args: connection: the service's end of the pipe. kill_after_s: seconds between SIGTERM and SIGKILL.

@@ -19,7 +19,7 @@ from modyn.model_storage.client import ModelHeader
 from modyn.records import ModelVersion
 from modyn.testing.fakes import FakeModelStorage
 from modyn.testing.waiting import eventually
-from modyn.trainer_server.checkpoint import load_checkpoint, random_state, read_state, set_random_state, write_state
+from modyn.trainer_server.checkpoint import load_checkpoint, random_state, read_state_file, set_random_state, write_state_file
 from modyn.trainer_server.config import SCHEDULERS
 from modyn.trainer_server.service import PRELOAD
 from modyn.workers import WorkerPool
@@ -83,7 +83,7 @@ def test_a_training_that_goes_on_ends_as_an_undisturbed_one(tmp_path: Path, afte
     undisturbed = TrainingRoom(tmp_path / "undisturbed").train(pipeline)
     room = TrainingRoom(tmp_path / "disturbed")
     path = interrupted(room, pipeline, after)
-    assert read_state(path)["progress"]["batches"] in (after - 1, after - 2)
+    assert read_state_file(path)["progress"]["batches"] in (after - 1, after - 2)
 
     np.random.default_rng().random()
     torch.rand(3)
@@ -111,7 +111,7 @@ def test_a_training_with_an_epoch_schedule_goes_on_at_the_border_of_an_epoch(tmp
     undisturbed = TrainingRoom(tmp_path / "undisturbed").train(pipeline)
     room = TrainingRoom(tmp_path / "disturbed")
     path = interrupted(room, pipeline, 7)
-    progress = read_state(path)["progress"]
+    progress = read_state_file(path)["progress"]
     assert (progress["epoch"], progress["batches_in_epoch"], progress["batches"]) == (1, 0, 5)
     assert room.train(pipeline).trained.weights_sha256 == undisturbed.trained.weights_sha256
 
@@ -147,7 +147,7 @@ def test_without_a_seed_the_order_of_samples_survives_too(tmp_path: Path) -> Non
     pipeline = demanding_pipeline(seed=None)
     room = TrainingRoom(tmp_path)
     path = interrupted(room, pipeline, 9)
-    seed = read_state(path)["seed"]
+    seed = read_state_file(path)["seed"]
     resumed = room.train(pipeline)
     undisturbed = TrainingRoom(tmp_path / "other").train(pipeline, seed=seed)
     assert resumed.trained.weights_sha256 == undisturbed.trained.weights_sha256
@@ -214,7 +214,7 @@ def test_checkpoints_can_lie_elsewhere_and_come_every_so_many_batches(tmp_path: 
     with pytest.raises(CancelledError):
         room.train(demanding_pipeline(**options), report=RecordedReport(stop_after=16))
     assert [path.name for path in elsewhere.iterdir()] == ["memory-0001.0.checkpoint"]
-    assert read_state(elsewhere / "memory-0001.0.checkpoint")["progress"]["batches"] == 12
+    assert read_state_file(elsewhere / "memory-0001.0.checkpoint")["progress"]["batches"] == 12
 
 
 def test_a_folder_that_cannot_be_written_is_told_before_the_first_batch(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_the_first_batch(tmp_path
         TrainingRoom(tmp_path).train(demanding_pipeline(**options), report=report)
     assert (report.looks, report.messages) == (0, [])
     with pytest.raises(TrainingError, match=r"training\.checkpointing\.path: cannot write /proc/nope/x: "):
-        write_state(Path("/proc/nope/x"), {})
+        write_state_file(Path("/proc/nope/x"), {})
 
 
 def test_no_checkpoint_is_written_unless_activated(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_a_checkpoint_that_cannot_be_used_costs_time_only(
     if damage == "truncated":
         path.write_bytes(path.read_bytes()[:-100])
     if damage == "of another version":
-        write_state(path, {**read_state(path), "version": 0})
+        write_state_file(path, {**read_state_file(path), "version": 0})
     if damage == "no checkpoint at all":
         path.write_bytes(b"something else")
     found = room.train(pipeline)
@@ -264,7 +264,7 @@ def test_loading_a_checkpoint_runs_nothing(tmp_path: Path) -> None:
     path = tmp_path / "evil.checkpoint"
     torch.save({"version": 1, "identity": {}, "payload": Evil()}, path)
     with pytest.raises(CorruptStateError, match="evil.checkpoint cannot be read"):
-        read_state(path)
+        read_state_file(path)
     assert load_checkpoint(path, {}) is None
 
 
@@ -282,15 +282,15 @@ def test_state_that_could_not_be_read_again_is_refused_at_the_start(tmp_path: Pa
 
 def test_a_file_is_the_old_or_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "state"
-    write_state(path, {"number": 1})
+    write_state_file(path, {"number": 1})
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(TrainingError, match="No space left on device"):
-        write_state(path, {"number": 2})
-    assert read_state(path) == {"number": 1}
+        write_state_file(path, {"number": 2})
+    assert read_state_file(path) == {"number": 1}
     assert [file.name for file in tmp_path.iterdir()] == ["state"]
 
 

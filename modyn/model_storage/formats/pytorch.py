@@ -90,11 +90,11 @@ def _add(archive: zipfile.ZipFile, name: str, num_bytes: int, parts: Iterable[by
 
 def _pickled(layout: Layout) -> bytes:
     """The pickle of {name: tensor of storage `index`}, protocol 2."""
-    items = b"".join(_text(spec.name) + _tensor(str(index), spec) for index, spec in enumerate(layout))
+    items = b"".join(_pickled_text(spec.name) + _pickled_tensor(str(index), spec) for index, spec in enumerate(layout))
     return pickle.PROTO + b"\x02" + pickle.EMPTY_DICT + pickle.MARK + items + pickle.SETITEMS + pickle.STOP
 
 
-def _tensor(key: str, spec: TensorSpec) -> bytes:
+def _pickled_tensor(key: str, spec: TensorSpec) -> bytes:
     """`_rebuild_tensor_v2(storage, offset, shape, strides, requires_grad, hooks)`, or v3 of it, which takes the dtype too."""
     stride, strides = 1, []
     for size in reversed(spec.shape):
@@ -117,14 +117,16 @@ def _tensor(key: str, spec: TensorSpec) -> bytes:
 
 
 def _storage(kind: bytes, key: str, num_elements: int) -> bytes:
-    return _tuple((_text("storage"), kind, _text(key), _text("cpu"), _int(num_elements))) + pickle.BINPERSID
+    return (
+        _tuple((_pickled_text("storage"), kind, _pickled_text(key), _pickled_text("cpu"), _int(num_elements))) + pickle.BINPERSID
+    )
 
 
 def _global(module: str, name: str) -> bytes:
     return pickle.GLOBAL + f"{module}\n{name}\n".encode()
 
 
-def _text(value: str) -> bytes:
+def _pickled_text(value: str) -> bytes:
     encoded = value.encode("utf-8", "surrogatepass")
     return pickle.BINUNICODE + len(encoded).to_bytes(4, "little") + encoded
 
