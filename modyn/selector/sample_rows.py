@@ -23,7 +23,6 @@ from sqlalchemy.orm import Session
 from modyn.errors import ModynError, NotFoundError
 from modyn.records import RunId
 from modyn.rpc.logs import get_logger
-from modyn.selector.catalogue import SCHEMA, RunRecord, update_run
 from modyn.selector.sample_log import SampleLog
 
 if TYPE_CHECKING:
@@ -37,35 +36,32 @@ _ROWS_PER_CHUNK = 65_536
 _BYTES_PER_READ = 1 << 20
 
 
-def _samples_table(run: RunRecord) -> str:
-    return f"{SCHEMA}.samples_{run.number}"
+def _samples_table(run_number: int) -> str:
+    return f"selector.samples_{run_number}"
 
 
-def create_rows(session: Session, run: RunRecord) -> None:
+def create_rows(session: Session, run_number: int) -> None:
     """Create the run's table, empty."""
     columns = 'position bigint NOT NULL, key bigint NOT NULL, "timestamp" bigint NOT NULL, int_label bigint, float_label double precision'
-    session.execute(text(f"CREATE TABLE {_samples_table(run)} ({columns})"))
+    session.execute(text(f"CREATE TABLE {_samples_table(run_number)} ({columns})"))
 
 
-def drop_rows(session: Session, run: RunRecord) -> None:
+def drop_rows(session: Session, run_number: int) -> None:
     """Drop the run's table if it exists."""
-    session.execute(text(f"DROP TABLE IF EXISTS {_samples_table(run)}"))
+    session.execute(text(f"DROP TABLE IF EXISTS {_samples_table(run_number)}"))
 
 
-def copy_rows(session: Session, run: RunRecord, log: SampleLog, most: int | None = None) -> int:
-    """Copy at most `most` samples (None: all) that the log holds and the run's table does not; return how many are still missing.
-
-    `session` must hold the lock on the run's row.
-    """
-    held, start = log.state(), run.num_rows
+def copy_rows(session: Session, run_number: int, log: SampleLog, start: int, most: int | None = None) -> int:
+    """Copy at most `most` samples (None: all) of the log, from position `start` on, into the run's table; return the position behind them."""
+    held = log.state()
     end = held.num_samples if most is None else min(held.num_samples, start + most)
     if end > start:
         names = ", ".join(f'"{name}"' for name, _ in _columns(held.float_labels))
         cursor = cast("psycopg2.extensions.cursor", session.connection().connection.cursor())
         with cursor, _CopyData(log, start, end) as rows:
-            cursor.copy_expert(f"COPY {_samples_table(run)} ({names}) FROM STDIN (FORMAT binary)", rows, size=_BYTES_PER_READ)
-        update_run(session, run, num_rows=end)
-    return held.num_samples - end
+            copy = f"COPY {_samples_table(run_number)} ({names}) FROM STDIN (FORMAT binary)"
+            cursor.copy_expert(copy, rows, size=_BYTES_PER_READ)
+    return end
 
 
 class RowCopier:

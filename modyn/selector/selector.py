@@ -11,10 +11,14 @@ import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from prometheus_client import Counter, Histogram
+from sqlalchemy import JSON, TableClause, column, delete, insert, select, table, text, update
+from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy.orm import Session
 
 from modyn.db.engine import Database
 from modyn.errors import (
@@ -28,8 +32,6 @@ from modyn.errors import (
 )
 from modyn.records import KeysAndWeights, RunId, SampleBatch, TriggerSetInfo
 from modyn.rpc.logs import get_logger
-from modyn.selector import catalogue
-from modyn.selector.catalogue import RunRecord, TriggerSetRecord
 from modyn.selector.sample_log import SampleLog
 from modyn.selector.sample_rows import RowCopier, copy_rows, create_rows, drop_rows
 from modyn.selector.selection import build_selection
@@ -46,7 +48,58 @@ KEYS_PER_CHUNK = 262_144
 ROWS_PER_COPY = 1_048_576
 """Samples that are copied into a run's table in one transaction, unless a trigger needs all of them."""
 
+SCHEMA = "selector"
+_JSON_COLUMNS = ("selection_strategy", "data", "policy_state")
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,199}")
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """One row of `runs`.
+
+    data: that section of the pipeline, if the run was registered with it. num_rows: samples copied into the run's own table, if its
+    strategy asks for one. deleting: set before files are removed, so that a deletion that a crash cut off is finished at the next start.
+    """
+
+    number: int
+    run_id: RunId
+    dataset: str
+    selection_strategy: dict[str, Any]
+    seed: int
+    data: dict[str, Any] | None
+    num_rows: int
+    deleting: bool
+
+    @property
+    def in_database(self) -> bool:
+        """Whether its samples are also kept as rows."""
+        return bool(self.selection_strategy.get("storage_backend") == "database")
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerSetRecord:
+    """One row of `triggers`, without the number of its run."""
+
+    trigger_id: int
+    num_samples: int
+    num_keys: int
+    partition_size: int
+    keys_checksum: str
+    policy_state: dict[str, Any]
+
+    def info(self, run_id: RunId) -> TriggerSetInfo:
+        """What other services see of this trigger set, as one of run `run_id`."""
+        return TriggerSetInfo(run_id, self.trigger_id, self.num_keys, self.partition_size, self.keys_checksum)
+
+
+def _table(name: str, *columns: str) -> TableClause:
+    """A table for queries; the migrations create it."""
+    return table(name, *(column(c, JSON if c in _JSON_COLUMNS else None) for c in columns), schema=SCHEMA)
+
+
+_RUNS = _table("runs", *(field.name for field in fields(RunRecord)))
+_TRIGGER_COLUMNS = tuple(field.name for field in fields(TriggerSetRecord))
+_TRIGGERS = _table("triggers", "run_number", *_TRIGGER_COLUMNS)
 
 
 class Selector:
@@ -63,7 +116,7 @@ class Selector:
         """Folders of runs that the database did not name at a start, set aside and never read."""
         self._informed: dict[RunId, RunRecord] = {}
         """Cache of `inform`, which uses only the immutable fields of the records."""
-        self._copier = RowCopier(self._copy_rows)
+        self._copier = RowCopier(self._copy_some_rows)
         self._logger = get_logger("selector")
 
     def close(self) -> None:
@@ -90,16 +143,18 @@ class Selector:
         build_selection(selection_strategy)
         row = {"run_id": run_id, "dataset": dataset, "selection_strategy": dict(selection_strategy), "seed": seed}
         with self._database.session() as session:
-            before = catalogue.find_run(session, run_id)
+            before = _find_run(session, run_id)
         if before is not None and before.deleting:
             self._finish_deletion(before)
         with self._database.session() as session:
-            added = catalogue.add_run(session, {**row, "data": None if data is None else dict(data)})
-            run = catalogue.get_run(session, run_id, lock=True)
+            new = upsert(_RUNS).values({**row, "data": None if data is None else dict(data)})
+            # Of two concurrent calls for one run, one waits for the other here.
+            added = session.execute(new.on_conflict_do_nothing().returning(_RUNS.c.number)).all()
+            run = _get_run(session, run_id, lock=True)
             if added:
                 self._log(run).create()
                 if run.in_database:
-                    create_rows(session, run)
+                    create_rows(session, run.number)
         if any(getattr(run, name) != value for name, value in row.items()):
             raise AlreadyExistsError(
                 f"run '{run_id}' is registered with another dataset, selection strategy or seed; choose another run id or delete the run"
@@ -108,7 +163,7 @@ class Selector:
     def run(self, run_id: RunId) -> RunRecord:
         """Return what a run was registered with. Raises NotFoundError if it is unknown."""
         with self._database.session() as session:
-            return catalogue.get_run(session, run_id)
+            return _get_run(session, run_id)
 
     def inform(self, run_id: RunId, position: int, samples: SampleBatch) -> int:
         """Append `samples` at `position` of the run's stream, without those already held; return the number held now."""
@@ -128,18 +183,19 @@ class Selector:
             the one before or more than are held.
         """
         with self._database.session() as session:
-            run = catalogue.get_run(session, run_id, lock=True)
-            found = catalogue.find_trigger(session, run, trigger_id)
+            run = _get_run(session, run_id, lock=True)
+            found = _find_trigger(session, run, trigger_id)
             if found is None:
-                boundaries = catalogue.boundaries(session, run)
+                boundaries = _boundaries(session, run)
                 log = self._log(run)
                 check_next(run_id, log.state().num_samples, boundaries, trigger_id, num_samples)
-                before = catalogue.find_trigger(session, run, trigger_id - 1)
-                catalogue.allow_idle(session)
+                before = _find_trigger(session, run, trigger_id - 1)
+                # PostgreSQL limits idle transactions, and this one waits for the selection.
+                session.execute(text("SET LOCAL idle_in_transaction_session_timeout = 0"))
                 if run.in_database:
-                    copy_rows(session, run, log)
+                    self._copy_rows(session, run)
                 found = self._select(run, log, boundaries, before, num_samples)
-                catalogue.add_trigger(session, run, found)
+                session.execute(insert(_TRIGGERS).values({"run_number": run.number, **asdict(found)}))
         if found.num_samples != num_samples:
             raise ConflictError(
                 f"trigger {trigger_id} of run '{run_id}' covers the first {found.num_samples} samples, not {num_samples}; "
@@ -190,8 +246,8 @@ class Selector:
 
     def _find_set(self, run_id: RunId, trigger_id: int) -> tuple[RunRecord, TriggerSetInfo]:
         with self._database.session() as session:
-            run = catalogue.get_run(session, run_id)
-            found = catalogue.find_trigger(session, run, trigger_id)
+            run = _get_run(session, run_id)
+            found = _find_trigger(session, run, trigger_id)
         if found is None:
             raise NotFoundError(f"run '{run_id}' has no trigger {trigger_id}; trigger it first")
         return run, found.info(run_id)
@@ -199,9 +255,9 @@ class Selector:
     def delete_run(self, run_id: RunId) -> None:
         """Delete a run, its samples and its trigger sets. A no-op for an unknown run."""
         with self._database.session() as session:
-            run = catalogue.find_run(session, run_id, lock=True)
+            run = _find_run(session, run_id, lock=True)
             if run is not None:
-                catalogue.update_run(session, run, deleting=True)
+                _update_run(session, run, deleting=True)
         if run is not None:
             self._finish_deletion(run)
 
@@ -219,25 +275,25 @@ class Selector:
                     f"cannot delete {directory} of run '{run.run_id}': {error.strerror}; repair the disk and delete the run again"
                 ) from error
         with self._database.session() as session:
-            found = catalogue.find_run(session, run.run_id, lock=True)
+            found = _find_run(session, run.run_id, lock=True)
             if found is not None and found.number == run.number:
                 if run.in_database:
-                    drop_rows(session, run)
-                catalogue.remove_run(session, run)
+                    drop_rows(session, run.number)
+                session.execute(delete(_RUNS).where(_RUNS.c.number == run.number))
 
     def recover(self) -> None:
         """Finish or take back what a crash has cut off. Called once, before the first call is served."""
         with self._database.session() as session:
-            known = catalogue.run_ids(session)
+            known = session.scalars(select(_RUNS.c.run_id).order_by(_RUNS.c.number)).all()
         directories = set()
         for run_id in known:
             with self._database.session() as session:
-                run = catalogue.find_run(session, run_id, lock=True)
+                run = _find_run(session, run_id, lock=True)
                 if run is None:
                     continue
                 directories.add(self._directory(run))
                 if not run.deleting:
-                    self._repair(run, len(catalogue.boundaries(session, run)))
+                    self._repair(run, len(_boundaries(session, run)))
             if run.deleting:
                 try:
                     self._finish_deletion(run)
@@ -269,11 +325,17 @@ class Selector:
         directory.rename(aside)
         self._logger.warning("orphan_set_aside", path=str(directory), to=str(aside))
 
-    def _copy_rows(self, run_id: RunId) -> bool:
-        """Copy some samples into the run's table; return whether more are left."""
+    def _copy_some_rows(self, run_id: RunId) -> bool:
+        """Copy some samples into the run's table; return whether more may be left."""
         with self._database.session() as session:
-            run = catalogue.get_run(session, run_id, lock=True)
-            return copy_rows(session, run, self._log(run), ROWS_PER_COPY) > 0
+            run = _get_run(session, run_id, lock=True)
+            return self._copy_rows(session, run, ROWS_PER_COPY) == ROWS_PER_COPY
+
+    def _copy_rows(self, session: Session, run: RunRecord, most: int | None = None) -> int:
+        """Copy samples into the run's table, at most `most`; return how many. The session must hold the lock on the run's row."""
+        num_rows = copy_rows(session, run.number, self._log(run), run.num_rows, most)
+        _update_run(session, run, num_rows=num_rows)
+        return num_rows - run.num_rows
 
     def _log(self, run: RunRecord) -> SampleLog:
         return SampleLog(run.run_id, self._directory(run))
@@ -284,3 +346,37 @@ class Selector:
 
     def _set_path(self, run: RunRecord, trigger_id: int) -> Path:
         return self._directory(run) / "triggers" / f"{trigger_id:06}.set"
+
+
+def _find_run(session: Session, run_id: RunId, *, lock: bool = False) -> RunRecord | None:
+    """Return the run, if it is known. lock: exclude changes by others until the transaction ends."""
+    query = select(_RUNS).where(_RUNS.c.run_id == run_id)
+    row = session.execute(query.with_for_update() if lock else query).one_or_none()
+    return None if row is None else RunRecord(**row._mapping)
+
+
+def _get_run(session: Session, run_id: RunId, *, lock: bool = False) -> RunRecord:
+    """Return the run. lock: as for `_find_run`. Raises NotFoundError if it is unknown or being deleted."""
+    run = _find_run(session, run_id, lock=lock)
+    if run is None or run.deleting:
+        raise NotFoundError(f"the selector knows no run '{run_id}'; register it first")
+    return run
+
+
+def _update_run(session: Session, run: RunRecord, **columns: object) -> None:
+    """Change columns of the run's row."""
+    session.execute(update(_RUNS).where(_RUNS.c.number == run.number).values(columns))
+
+
+def _find_trigger(session: Session, run: RunRecord, trigger_id: int) -> TriggerSetRecord | None:
+    """Return the run's trigger set of `trigger_id`, or None if there is none."""
+    columns = [_TRIGGERS.c[name] for name in _TRIGGER_COLUMNS]
+    query = select(*columns).where(_TRIGGERS.c.run_number == run.number, _TRIGGERS.c.trigger_id == trigger_id)
+    row = session.execute(query).one_or_none()
+    return None if row is None else TriggerSetRecord(**row._mapping)
+
+
+def _boundaries(session: Session, run: RunRecord) -> list[int]:
+    """Return how many samples triggers 0, 1, 2, … of the run cover."""
+    query = select(_TRIGGERS.c.num_samples).where(_TRIGGERS.c.run_number == run.number).order_by(_TRIGGERS.c.trigger_id)
+    return list(session.scalars(query))

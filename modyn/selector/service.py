@@ -14,10 +14,9 @@ from modyn.rpc.columns import batch_from_proto, items_per_message, share_to_prot
 from modyn.rpc.logs import bind
 from modyn.rpc.server import Registration, ServiceContext
 from modyn.rpc.wire import from_struct, plugins_to_proto, problems_to_proto, to_message
-from modyn.selector.catalogue import SCHEMA
 from modyn.selector.presampling import PRESAMPLING
 from modyn.selector.selection import SELECTION, validate_selection_section
-from modyn.selector.selector import KEYS_PER_CHUNK, Selector
+from modyn.selector.selector import KEYS_PER_CHUNK, SCHEMA, Selector
 
 _KEY_BYTES = 12
 """Size of a key with its weight, where they cannot be packed."""
