@@ -23,6 +23,7 @@ from modyn.analysis.results import (
     scores,
     series_of,
 )
+from modyn.atomic_write import replacing
 from modyn.config.durations import format_timestamp
 
 ACTIVE, TRAINED, NEUTRAL = "#1f6feb", "#d9822b", "#6e7781"
@@ -50,9 +51,8 @@ def write_report(results: RunResults, path: Path) -> Path:
     """Write the report of a run, finished or not, and return its absolute path. An existing file is replaced atomically."""
     path = path.absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(path.name + ".tmp")
-    fresh.write_text(render(results), encoding="utf-8")
-    fresh.replace(path)
+    with replacing(path, path.with_name(path.name + ".tmp")) as file:
+        file.write(render(results).encode())
     return path
 
 

@@ -77,10 +77,7 @@ def _follow_plain(view: RunView, events: Events) -> None:
     next_progress = time.monotonic() + _PROGRESS_EVERY_S
 
     def take(event: RunEvent) -> None:
-        is_new = not event.seq or event.seq > view.last_seq
-        view.apply(event)
-        line = line_of(event) if is_new else None
-        if line is not None:
+        if view.apply(event) and (line := line_of(event)) is not None:
             say(f"{time.strftime('%H:%M:%S', time.localtime(event.time))}  {line}")
 
     while not _drain(events, take, wait_s=0.5):
@@ -100,7 +97,7 @@ def _follow_live(view: RunView, events: Events) -> None:
         live.update(draw(view, started))
 
 
-def _drain(events: Events, take: Callable[[RunEvent], None], wait_s: float) -> bool:
+def _drain(events: Events, take: Callable[[RunEvent], object], wait_s: float) -> bool:
     """Take the events that have arrived, waiting up to `wait_s` for the first. Returns whether the stream has ended; raises its error."""
     try:
         item = events.get(timeout=wait_s)

@@ -44,10 +44,10 @@ class RunView:
     evaluation: dict[str, Any] = field(default_factory=dict)
     last_seq: int = 0
 
-    def apply(self, event: RunEvent) -> None:
-        """Update the view with an event; one that was applied before changes nothing."""
+    def apply(self, event: RunEvent) -> bool:
+        """Update the view with an event. One that was applied before changes nothing; False is returned then."""
         if event.seq and event.seq <= self.last_seq:
-            return
+            return False
         self.last_seq = event.seq or self.last_seq
         detail = event.detail
         match event.kind:
@@ -69,6 +69,7 @@ class RunView:
                 self.training, self.training_trigger = detail, event.trigger_id
             case EventKind.EVALUATION_PROGRESS:
                 self.evaluation = detail
+        return True
 
     def _step(self, event: RunEvent) -> None:
         detail, trigger = event.detail, self._trigger(event)
@@ -144,7 +145,7 @@ def draw(view: RunView, started: float) -> RenderableType:
     total = view.total_samples or None
     bars.add_row(
         "stream",
-        ProgressBar(total=total, completed=view.num_samples, width=30, pulse=total is None and view.state == "streaming"),
+        ProgressBar(total=total, completed=view.num_samples, width=30),
         f"{view.num_samples:,}" + (f" / {total:,}" if total else "") + " samples",
         date(view.stream_time) if view.stream_time is not None else "",
     )
@@ -152,7 +153,7 @@ def draw(view: RunView, started: float) -> RenderableType:
         seen, of = view.training["samples_seen"], view.training["samples_total"] or None
         bars.add_row(
             f"training {view.training_trigger}",
-            ProgressBar(total=of, completed=seen, width=30, pulse=of is None),
+            ProgressBar(total=of, completed=seen, width=30),
             _speed(view.training),
             _loss(view.training),
         )
@@ -161,7 +162,7 @@ def draw(view: RunView, started: float) -> RenderableType:
         done = not view.evaluations_running
         bars.add_row(
             "evaluation",
-            ProgressBar(total=1 if done else of, completed=1 if done else seen, width=30, pulse=not done and of is None),
+            ProgressBar(total=1 if done else of, completed=1 if done else seen, width=30),
             f"{view.evaluations_done} done, {len(view.evaluations_running)} running",
         )
     table = Table("trigger", "fired at", "keys", "stage", "loss", "seconds", box=None, padding=(0, 2), header_style="dim")

@@ -37,7 +37,6 @@ def build_strategy(section: Mapping[str, Any], path: str = "strategy") -> Evalua
     return strategy(config)
 
 
-ExecutionTime = Literal["after_training", "after_pipeline", "manual"]
 ModelChoice = Literal["matrix", "active", "train"]
 
 
@@ -47,7 +46,7 @@ class EvaluationHandler(Section):
     name: str = Field(
         "Modyn EvalHandler", min_length=1, max_length=200, description="names the results of this handler", examples=["slices"]
     )
-    execution_time: ExecutionTime = Field(
+    execution_time: Literal["after_training", "after_pipeline", "manual"] = Field(
         description="`after_training`: each model as soon as it is trained; `after_pipeline`: all of them at the end of the run; "
         "`manual`: on request"
     )
