@@ -78,7 +78,7 @@ class WrittenFile:
 
 
 def write_columns(path: Path, kind: FileKind, columns: Mapping[str, Array], meta: Mapping[str, Any] | None = None) -> WrittenFile:
-    """Write numeric arrays of any shape; the file is complete and durable on return. Raises UnavailableError."""
+    """Write `columns`, numeric arrays of any shape, and `meta`; the file is complete and durable on return. Raises UnavailableError."""
     with column_writer(path, kind, {name: (values.dtype, values.shape) for name, values in columns.items()}) as writer:
         writer.meta.update(meta or {})
         for name, values in columns.items():

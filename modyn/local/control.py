@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from modyn.config.system import SERVICES, SystemConfig
 from modyn.errors import UnavailableError
-from modyn.local.process import is_alive, is_locked, runs_with
-from modyn.state_version import check_state
+from modyn.local.process import is_alive, runs_with
+from modyn.state_folders import check_state, is_locked
 
 State = Literal["starting", "ready", "failed", "stopping", "stopped"]
 
@@ -43,24 +43,22 @@ class StackStatus:
     pid: int | None = None
     error: str = ""
     parts: tuple[PartStatus, ...] = ()
+    writer: int | None = None
+    """The process that wrote it, which may be gone; `pid` is None then."""
 
 
 def stack_status(config: SystemConfig) -> StackStatus:
     """The stack of this state folder as it is now."""
-    return _read_status(config)[0]
-
-
-def _read_status(config: SystemConfig) -> tuple[StackStatus, int | None]:
-    """The status, and the process that wrote it, which may be gone."""
     try:
         written: dict[str, Any] = json.loads(status_file(config).read_text())
     except (OSError, ValueError):
-        return StackStatus("stopped"), None
+        return StackStatus("stopped")
+    state, writer = written["state"], written["pid"]
+    runs = state not in ("failed", "stopped") and runs_with(writer, "modyn.local.stack")
     parts = tuple(PartStatus(**part) for part in written["parts"])
-    state, pid = written["state"], written["pid"]
-    if state in ("failed", "stopped") or not runs_with(pid, "modyn.local.stack"):
-        return StackStatus("failed" if state == "failed" else "stopped", None, written["error"], parts), pid
-    return StackStatus(state, pid, written["error"], parts), pid
+    return StackStatus(
+        state if runs or state == "failed" else "stopped", writer if runs else None, written["error"], parts, writer
+    )
 
 
 def start_stack(
@@ -68,6 +66,7 @@ def start_stack(
 ) -> StackStatus:
     """Start the stack unless it runs, and wait until every part is healthy. A stack that runs is left alone, but waited for.
 
+    Args: config_file: handed to the services; none: they find the configuration as this process did. progress: receives each status.
     Raises: UnavailableError: a part failed; with its last words. ConfigError: another version wrote the state folder.
     """
     check_folders(config)
@@ -80,9 +79,9 @@ def start_stack(
     process = None if stack_status(config).pid is not None else _launch(config, config_file)
     deadline = time.monotonic() + START_PATIENCE_S + 60
     while time.monotonic() < deadline:
-        status, writer = _read_status(config)
+        status = stack_status(config)
         # What an earlier stack left behind says nothing about the one that was just launched.
-        if process is None or writer == process.pid:
+        if process is None or status.writer == process.pid:
             if progress is not None:
                 progress(status)
             if status.state == "ready" and all(part.healthy for part in status.parts):

@@ -15,7 +15,7 @@ from pathlib import Path
 from modyn.atomic_write import sync
 from modyn.config.system import socket_folder
 from modyn.errors import CorruptStateError, UnavailableError
-from modyn.local.process import ChildProcess, log_tail, packaged_program, runs_with, spawn
+from modyn.local.process import ChildProcess, log_tail, packaged_program, running_pid, spawn
 
 _START_PATIENCE_S = 30.0
 _USER = "pgserver"
@@ -32,6 +32,9 @@ _SETTINGS = {
 
 class PostgresServer(ChildProcess):
     """The server of one folder. `start` is quick when the folder is initialised."""
+
+    stop_signal = signal.SIGINT  # PostgreSQL's fast shutdown: connections are cut, data is safe
+    stop_patience_s = 20.0
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -58,10 +61,6 @@ class PostgresServer(ChildProcess):
             # The children of a postmaster that was killed hold its shared memory for a moment longer.
             time.sleep(0.2)
         (self.folder / "url").write_text(self.url)
-
-    def stop(self, first: signal.Signals = signal.SIGINT, patience_s: float = 20.0) -> int | None:
-        # SIGINT is PostgreSQL's fast shutdown: connections are cut, data is safe.
-        return super().stop(first, patience_s)
 
     def _prepare_folders(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -92,13 +91,9 @@ class PostgresServer(ChildProcess):
 
     def _end_leftover(self) -> None:
         """End a server whose parent was killed: its death signal was sent. PostgreSQL itself recognises a stale pid file."""
-        try:
-            pid = int((self._data / "postmaster.pid").read_text().split()[0])
-        except (OSError, ValueError, IndexError):
-            return
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + self.stop_patience_s
         asked = False
-        while runs_with(pid, str(self._data)):
+        while (pid := running_pid(self._data / "postmaster.pid", str(self._data))) is not None:
             if not asked:
                 os.kill(pid, signal.SIGINT)
                 asked = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
 import pwd
 import signal
@@ -23,6 +22,9 @@ class ChildProcess:
     """A server that runs as a child of this process. Subclasses define `start`, and `url`, the address at which it answers."""
 
     url: str = ""
+    stop_signal = signal.SIGTERM
+    stop_patience_s = 10.0
+    """Seconds after `stop_signal` at which the process is killed."""
     _process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -35,20 +37,19 @@ class ChildProcess:
         raise NotImplementedError
 
     def ask_to_stop(self) -> None:
-        """Send SIGTERM if the process runs, and do not wait for its end."""
+        """Send the stop signal if the process runs, and do not wait for its end."""
         if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
+            self._process.send_signal(self.stop_signal)
 
-    def stop(self, first: signal.Signals = signal.SIGTERM, patience_s: float = 10.0) -> int | None:
-        """Send `first`, and SIGKILL after `patience_s`. Returns the exit code; None: it was not started."""
+    def stop(self) -> int | None:
+        """End the process, by force if it does not end when it is asked to. Returns the exit code; None: it was not started."""
         if self._process is None:
             return None
-        if self._process.poll() is None:
-            self._process.send_signal(first)
-            try:
-                self._process.wait(patience_s)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
+        self.ask_to_stop()
+        try:
+            self._process.wait(self.stop_patience_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
         code = self._process.wait()
         self._process = None
         return code
@@ -128,24 +129,21 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def runs_with(pid: int, argument: str) -> bool:
-    """Whether `pid` runs and has `argument` in its command line: process ids are used again."""
+def runs_with(pid: int, *arguments: str) -> bool:
+    """Whether `pid` runs and has all `arguments` in its command line: process ids are used again."""
     try:
-        return is_alive(pid) and os.fsencode(argument) in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return is_alive(pid) and {*map(os.fsencode, arguments)} <= {*Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")}
     except OSError:
         return False
 
 
-def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock of this file."""
+def running_pid(path: Path, *arguments: str) -> int | None:
+    """The process whose id begins this file, if it runs and has all `arguments` in its command line."""
     try:
-        with path.open() as handle:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
+        pid = int(path.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return None
+    return pid if runs_with(pid, *arguments) else None
 
 
 def packaged_program(package: str, option: str, *parts: str) -> str:

@@ -20,12 +20,10 @@ from modyn.config.system import SERVICES, SystemConfig, load_system_config
 from modyn.errors import ModynError, UnavailableError
 from modyn.local.control import START_PATIENCE_S, State, check_folders, last_words, lock_file, status_file
 from modyn.local.postgres import PostgresServer
-from modyn.local.process import ChildProcess, become_subreaper, is_locked, reap_orphans, runs_with, spawn
+from modyn.local.process import ChildProcess, become_subreaper, reap_orphans, running_pid, spawn
 from modyn.local.redis import RedisServer
 from modyn.log_files import is_output, rotate, write_output_to
-from modyn.rpc.channel import is_serving
-from modyn.rpc.server import hold_lock, prepare_run_dir
-from modyn.state_version import claim_state
+from modyn.state_folders import claim_state, hold_lock, is_locked, prepare_run_dir
 
 _LOOK_EVERY_S = 0.05
 _LEFTOVER_PATIENCE_S = 10.0
@@ -55,9 +53,9 @@ class ServiceProcess(ChildProcess):
         environment = {"MODYN_STATE_DIR": str(self._config.state_dir)}
         self._process = spawn(self._command, self._config.log_file(self._name), environment=environment)
 
-    def stop(self, first: signal.Signals = signal.SIGTERM, patience_s: float = 10.0) -> int | None:
+    def stop(self) -> int | None:
         group = self._process.pid if self._process is not None else None
-        code = super().stop(first, patience_s)
+        code = super().stop()
         if code == -signal.SIGKILL:
             sys.stderr.write(f"{self._name} did not stop when it was asked to, and was killed\n")
         if group is not None:
@@ -70,7 +68,7 @@ class ServiceProcess(ChildProcess):
         asked_at = time.monotonic()
         first = True
         while is_locked(lock):
-            pid = self._owner_of(lock)
+            pid = running_pid(lock, *self._program)
             waited = time.monotonic() - asked_at
             if pid is not None and (first or waited > _LEFTOVER_PATIENCE_S):
                 os.kill(pid, signal.SIGTERM if first else signal.SIGKILL)
@@ -80,14 +78,6 @@ class ServiceProcess(ChildProcess):
                     f"an old {self._name} service (process {pid}) still works on {lock.parent}; end it and try again"
                 )
             time.sleep(0.02)
-
-    def _owner_of(self, lock: Path) -> int | None:
-        """The process that wrote itself into a service's lock file, if it is one."""
-        try:
-            pid = int(lock.read_text())
-        except (OSError, ValueError):
-            return None
-        return pid if all(runs_with(pid, argument) for argument in self._program) else None
 
 
 def _end_group(pid: int) -> None:
@@ -224,6 +214,9 @@ class Stack:
         self._stopping = True
 
     def _is_serving(self, part: Part) -> bool:
+        # Imported late: gRPC takes a third of a second, for which no service would have been started.
+        from modyn.rpc.channel import is_serving
+
         return is_serving(self._config.endpoint(part.name), timeout_s=0.5)
 
     def _write(self, state: State, error: str = "") -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import fcntl
 import os
 import signal
 import sys
@@ -15,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -24,12 +23,12 @@ from prometheus_client import Histogram, start_http_server
 from structlog.typing import FilteringBoundLogger
 
 from modyn.config.system import Endpoint, SystemConfig
-from modyn.errors import ConflictError, ModynError, SecurityError, UnavailableError
+from modyn.errors import ModynError, SecurityError, UnavailableError
 from modyn.log_files import is_output, write_output_to
 from modyn.rpc.logs import configure_logs, get_logger
 from modyn.rpc.security import check_exposure, server_credentials, token_matches
 from modyn.rpc.status import TOKEN_KEY, abort
-from modyn.state_version import claim_state
+from modyn.state_folders import claim_state, hold_lock, prepare_run_dir
 
 CALL_SECONDS = Histogram("modyn_call_seconds", "Seconds that calls took, streams until they ended", ["method", "outcome"])
 
@@ -207,32 +206,6 @@ def _end_requested(patience: EndPatience) -> threading.Event:
 
     threading.Thread(target=wait, name="signals", daemon=True).start()
     return asked
-
-
-def prepare_run_dir(path: Path) -> None:
-    """Make the folder of the sockets. Raises SecurityError when it belongs to another user."""
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = path.stat()
-    if status.st_uid != os.getuid():
-        raise SecurityError(f"{path} belongs to user {status.st_uid}, not to you: sockets there are not safe; remove it")
-    path.chmod(0o700)
-
-
-def hold_lock(path: Path, refusal: str) -> TextIO:
-    """Lock a file for as long as the process lives, and write the process id into it: two would each take the folder for their own.
-
-    Raises: ConflictError: another process holds it; with `refusal`.
-    """
-    handle = path.open("a+")
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        handle.close()
-        raise ConflictError(refusal) from None
-    handle.truncate(0)
-    handle.write(str(os.getpid()))
-    handle.flush()
-    return handle
 
 
 def _bind(server: grpc.Server, name: str, endpoint: Endpoint) -> str:

@@ -33,7 +33,8 @@ from modyn.proto import model_storage_pb2_grpc as pb_grpc
 from modyn.records import RunId
 from modyn.rpc.channel import Channel
 from modyn.rpc.logs import get_logger
-from modyn.rpc.server import ServiceContext, prepare_run_dir, start_server
+from modyn.rpc.server import ServiceContext, start_server
+from modyn.state_folders import prepare_run_dir
 from modyn.testing.fakes import FakeModelStorage
 from modyn.testing.waiting import PATIENCE_S
 from tests.support.processes import ServiceProcess

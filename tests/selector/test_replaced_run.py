@@ -14,9 +14,10 @@ from modyn.dataset.trigger_set import keys_of_partition
 from modyn.errors import ConflictError
 from modyn.records import RunId, SampleBatch, TriggerSetInfo
 from modyn.rpc.logs import get_logger
-from modyn.rpc.server import ServiceContext, prepare_run_dir, start_server
+from modyn.rpc.server import ServiceContext, start_server
 from modyn.selector.client import SelectorClient
 from modyn.selector.service import build
+from modyn.state_folders import prepare_run_dir
 
 RUN = RunId("run-1")
 

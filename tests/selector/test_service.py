@@ -19,9 +19,10 @@ from modyn.config.system import SystemConfig
 from modyn.errors import AlreadyExistsError, ConflictError, InvalidArgumentError, NotFoundError
 from modyn.records import RunId, SampleBatch
 from modyn.rpc.logs import get_logger
-from modyn.rpc.server import ServiceContext, prepare_run_dir, start_server
+from modyn.rpc.server import ServiceContext, start_server
 from modyn.selector.client import SelectorClient
 from modyn.selector.service import build
+from modyn.state_folders import prepare_run_dir
 from modyn.testing.fakes import FakeSelectorClient
 from modyn.testing.waiting import PATIENCE_S
 from tests.support.processes import ServiceProcess

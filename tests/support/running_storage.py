@@ -12,7 +12,8 @@ import numpy as np
 
 from modyn.config.system import DatasetConfig, SystemConfig
 from modyn.proto.storage_pb2_grpc import add_StorageServicer_to_server
-from modyn.rpc.server import Registration, prepare_run_dir, start_server
+from modyn.rpc.server import Registration, start_server
+from modyn.state_folders import prepare_run_dir
 from modyn.storage.catalogue.catalogue import Catalogue
 from modyn.storage.client import IngestProgress, StorageClient
 from modyn.storage.datasets import DatasetStore

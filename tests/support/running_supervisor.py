@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from modyn.config.system import SystemConfig
 from modyn.db.engine import open_database
 from modyn.proto import supervisor_pb2_grpc
-from modyn.rpc.server import Registration, prepare_run_dir, start_server
+from modyn.rpc.server import Registration, start_server
+from modyn.state_folders import prepare_run_dir
 from modyn.supervisor.client import SupervisorClient
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.journal import Journal

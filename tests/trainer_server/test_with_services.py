@@ -16,8 +16,9 @@ from modyn.errors import DataError, UserCodeError
 from modyn.model_storage.client import ModelStorageClient
 from modyn.records import Interval, RunId
 from modyn.rpc.logs import get_logger
-from modyn.rpc.server import ServiceContext, prepare_run_dir, start_server
+from modyn.rpc.server import ServiceContext, start_server
 from modyn.selector.client import SelectorClient
+from modyn.state_folders import prepare_run_dir
 from modyn.storage.client import StorageClient
 from modyn.trainer_server.client import TrainerServerClient, TrainingJob, TrainingRequest, TrainingState, TrainingStatus
 from modyn.trainer_server.service import PRELOAD

@@ -8,7 +8,7 @@ import pytest
 
 import modyn
 from modyn.errors import ConfigError
-from modyn.state_version import STATE_VERSION, check_state, claim_state
+from modyn.state_folders import STATE_VERSION, check_state, claim_state
 
 
 def test_a_new_folder_is_marked_and_opens_again(tmp_path: Path) -> None:

@@ -1,11 +1,17 @@
-"""The version of what services keep on disk: a small file in each folder of state, checked before anything else there is opened."""
+"""The folders of what services keep on disk: the version of their content, their lock, and who may read them.
+
+The version is a small file in each folder of state, checked before anything else there is opened.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import os
 from pathlib import Path
+from typing import TextIO
 
 from modyn.atomic_write import write_atomically
-from modyn.errors import ConfigError
+from modyn.errors import ConfigError, ConflictError, SecurityError
 
 STATE_VERSION = 2
 """Raised with every change of a file or table that the version before cannot read, or would misread. Numbers of migrations begin with it: a
@@ -41,3 +47,41 @@ def claim_state(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / _MARK).exists():
         write_atomically(folder / _MARK, [f"{STATE_VERSION}\n".encode()])
+
+
+def prepare_run_dir(path: Path) -> None:
+    """Make the folder of the sockets. Raises SecurityError when it belongs to another user."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = path.stat()
+    if status.st_uid != os.getuid():
+        raise SecurityError(f"{path} belongs to user {status.st_uid}, not to you: sockets there are not safe; remove it")
+    path.chmod(0o700)
+
+
+def hold_lock(path: Path, refusal: str) -> TextIO:
+    """Lock a file for as long as the process lives, and write the process id into it: two would each take the folder for their own.
+
+    Raises: ConflictError: another process holds it; with `refusal`.
+    """
+    handle = path.open("a+")
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        handle.close()
+        raise ConflictError(refusal) from None
+    handle.truncate(0)
+    handle.write(str(os.getpid()))
+    handle.flush()
+    return handle
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock of this file."""
+    try:
+        with path.open() as handle:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
