@@ -29,8 +29,8 @@ import numpy as np
 from benchmark.data_path.page_cache import drop
 from benchmark.machine import write_report
 from modyn.records import Int64Array
-from modyn.storage.index.segment_file import SEGMENT_ROWS, SegmentColumns, write_segment
-from modyn.storage.index.segment_index import Segment, SegmentIndex
+from modyn.storage.index.segment_file import SEGMENT_ROWS, Segment, SegmentColumns, write_segment
+from modyn.storage.index.segment_index import SegmentIndex
 from modyn.storage.index.tombstones import Tombstones
 
 RECORDS_A_FILE, RECORD_BYTES = 180_000, 160
@@ -150,7 +150,6 @@ def measure(folder: Path) -> dict[str, float]:
 
     times = of_random_keys(index.entries)
     found |= {"cold_ns": times[0], "random_ns": statistics.median(times[-SETTLED:])}
-    found["locate_ns"] = statistics.median(of_random_keys(index.locate)[-SETTLED:])
     found["sequential_ns"] = min(timed(lambda: index.entries(np.arange(BATCH)))[0] for _ in range(SETTLED)) * 1e9 / BATCH
     found["mapped_mib"] = memory("RssFile")
     return found
@@ -170,8 +169,8 @@ def memory(name: str) -> float:
 
 HEAD = (
     "| kind | segments | bytes an entry | GB written | open cold, s | open warm, s | memory, MiB | first batch cold, ns a key | "
-    "locations and labels of random keys, ns a key | locations, ns a key | sequential, ns a key | mapped afterwards, MiB |\n"
-    "|---|---|---|---|---|---|---|---|---|---|---|---|"
+    "locations and labels of random keys, ns a key | sequential, ns a key | mapped afterwards, MiB |\n"
+    "|---|---|---|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -184,7 +183,7 @@ def row(kind: str, folder: Path) -> str:
     return (
         f"| {kind} | {len(status):,} | {size / len(status) / SEGMENT_ROWS:.2f} | {written / 1e9:.2f} | {found['cold_open_s']:.2f} | "
         f"{found['warm_open_s']:.2f} | {found['anonymous_mib']:.1f} | {found['cold_ns']:,.0f} | {found['random_ns']:.0f} | "
-        f"{found['locate_ns']:.0f} | {found['sequential_ns']:.1f} | {found['mapped_mib']:,.0f} |"
+        f"{found['sequential_ns']:.1f} | {found['mapped_mib']:,.0f} |"
     )
 
 
@@ -200,7 +199,7 @@ def deleted_row(path: Path, entries: int, count: int) -> str:
     deletions.add(np.unique(rng.integers(0, entries, count)))
     size = path.stat().st_size if path.exists() else 0
     asked = [rng.integers(0, entries, BATCH) for _ in range(SETTLED)]
-    asking = statistics.median(timed(lambda keys=keys: deletions.contains(keys))[0] for keys in asked)  # type: ignore[misc]
+    asking = statistics.median(timed(lambda keys=keys: deletions.keys.contains(keys))[0] for keys in asked)  # type: ignore[misc]
     more = [rng.integers(0, entries, 1000) for _ in range(SETTLED)]
     deleting = statistics.median(timed(lambda keys=keys: deletions.add(keys))[0] for keys in more)  # type: ignore[misc]
     return f"| {count:,} | {size:,} | {asking * 1e3:.3f} | {deleting * 1e3:.1f} |"

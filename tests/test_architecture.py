@@ -182,7 +182,7 @@ LIGHT_READER = {
 
 def test_what_a_training_worker_imports_to_read() -> None:
     """No database and no RPC for local reads, no database for the choice between local reads and Flight."""
-    assert _third_party("modyn.storage.read.local_reads") <= LIGHT_READER
+    assert _third_party("modyn.storage.read.payload_reader") <= LIGHT_READER
     with_flight = _third_party("modyn.storage.payloads")
     assert {"grpc", "pyarrow"} <= with_flight
     assert not with_flight & {"sqlalchemy", "alembic", "psycopg2", "torch", "pandas"}

@@ -13,9 +13,8 @@ from modyn.storage.client import StorageClient
 from modyn.storage.flight.client import PayloadClient, PayloadStream
 from modyn.storage.formats import REGISTRY
 from modyn.storage.model.samples import OnMissing, Payloads
-from modyn.storage.read.local_reads import LocalPayloads
 from modyn.storage.read.locality import ShortCutOffer
-from modyn.storage.read.payload_reader import LocatedSamples
+from modyn.storage.read.payload_reader import LocalPayloads, LocatedSamples
 
 __all__ = [
     "LocalPayloads",

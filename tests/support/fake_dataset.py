@@ -123,9 +123,7 @@ class FakeLocalPayloads(LocalPayloads):
 
 class _FakeLocatedSamples(LocatedSamples):
     def __init__(self, storage: FakeStorage, dataset: str, keys: Int64Array, where: Int64Array) -> None:
-        with storage.arrived:
-            labels = storage.find(dataset).batch(keys).labels
-        for name, value in {"keys": keys, "where": where, "labels": labels, "_fake": storage, "_dataset": dataset}.items():
+        for name, value in {"keys": keys, "where": where, "_fake": storage, "_dataset": dataset}.items():
             object.__setattr__(self, name, value)
 
     def take(self, rows: Int64Array | slice) -> Payloads:

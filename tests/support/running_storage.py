@@ -20,11 +20,10 @@ from modyn.storage.datasets import DatasetStore
 from modyn.storage.flight.client import FetchLimits
 from modyn.storage.flight.server import PayloadServer, ServerLimits
 from modyn.storage.payloads import LocalPayloads, PayloadClient, open_local_payloads
-from modyn.storage.read.payload_reader import ChunkLimits
 from modyn.storage.service import FULL_NAME, StorageService
 from modyn.testing.waiting import PATIENCE_S
 
-SMALL_SERVING = ServerLimits(chunks=ChunkLimits(rows=64, bytes=80))
+SMALL_SERVING = ServerLimits(chunk_rows=64, chunk_bytes=80)
 SMALL_FETCHING = FetchLimits(first_keys=150, request_bytes=5000)
 """Payloads come in many short record batches, and a fetch is many requests."""
 ONCE = replace(SMALL_FETCHING, retry_s=0)

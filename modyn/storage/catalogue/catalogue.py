@@ -20,7 +20,7 @@ from modyn.config.system import DatasetConfig, SystemConfig
 from modyn.db.engine import Database, open_database
 from modyn.errors import ConflictError
 from modyn.json_codec import sanitize
-from modyn.storage.index.segment_index import SegmentInfo
+from modyn.storage.index.segment_file import SegmentInfo
 from modyn.storage.model.file_table import FileRow
 from modyn.storage.model.records import FileProblem
 

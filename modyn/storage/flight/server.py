@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 from prometheus_client import Histogram
 from pyarrow import flight
 
 from modyn.config.system import Endpoint
 from modyn.errors import DataError, InvalidArgumentError, ModynError, UnavailableError
+from modyn.records import Int64Array
 from modyn.rpc.logs import get_logger
 from modyn.rpc.security import check_exposure, read_pem, token_matches
 from modyn.rpc.status import TOKEN_KEY
@@ -33,8 +36,8 @@ from modyn.storage.flight.protocol import (
     no_samples,
     to_record_batch,
 )
-from modyn.storage.model.samples import Payloads
-from modyn.storage.read.payload_reader import ChunkLimits, ChunkReader
+from modyn.storage.model.samples import OnMissing, Payloads
+from modyn.storage.read.payload_reader import LocatedSamples, locate
 from modyn.storage.read.snapshot import DatasetSnapshot
 
 PAYLOAD_SECONDS = Histogram(
@@ -56,7 +59,14 @@ class ServerLimits:
     """Seconds without a chunk after which it is not: a read that takes so long hangs, and the client is to ask another server, or to report it."""
     max_chunk_bytes: int = 2**31 - 2**20
     """Arrow Flight sends no record batch of 2 GiB or more; the rest is for what surrounds the payload."""
-    chunks: ChunkLimits = field(default_factory=ChunkLimits)
+    chunk_rows: int = 65_536
+    """Most samples that are read and sent at once."""
+    chunk_bytes: int = 8 * 2**20
+    """Most bytes of their payloads, unless a single sample is larger."""
+    chunks_at_once: int = 8
+    """Chunks of one dataset that are read at once, for all requests together."""
+    poll_s: float = 1.0
+    """Seconds after which a request that waits for a chunk looks at its client again, since a read on a dead mount may never end."""
 
 
 class Snapshots(Protocol):
@@ -66,7 +76,7 @@ class Snapshots(Protocol):
         """Raises NotFoundError if there is no dataset of this name."""
 
 
-class PayloadServer:
+class PayloadServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
     """Listens from construction to `stop`. Beyond `ServerLimits.max_streams` a client is asked to try again.
 
     Raises: SecurityError: off loopback without TLS and token. UnavailableError: the address is taken.
@@ -82,6 +92,10 @@ class PayloadServer:
     ) -> None:
         """`name`: the process, for errors. `setting`: where `endpoint` is configured."""
         check_exposure(f"{name}'s payload server", endpoint)
+        self._endpoint, self._snapshots, self._limits = endpoint, snapshots, limits or ServerLimits()
+        self._lock = threading.Lock()  # Protects the number of requests.
+        self._num_requests = 0
+        self._is_stopping = False
         token = endpoint.security.secret()
         options: dict[str, Any] = {}
         if token is not None:
@@ -89,17 +103,16 @@ class PayloadServer:
         certificate, key = endpoint.security.tls_cert, endpoint.security.tls_key
         if certificate is not None and key is not None and not endpoint.is_unix:
             options["tls_certificates"] = [(read_pem(certificate, "tls_cert"), read_pem(key, "tls_key"))]
-        limits = limits or ServerLimits()
-        self._reader = ChunkReader(limits.chunks)
+        self._reader = ChunkReader(self._limits)
         try:
-            self._server = _Server(endpoint, snapshots, self._reader, limits, options)
+            super().__init__(location(endpoint), **options)
         except (pa.ArrowException, OSError) as error:
             self._reader.close()
             raise UnavailableError(
                 f"{name} cannot serve payloads on {endpoint.address}: the address is taken or not one of this machine; "
                 f"stop what uses it or set {setting} in the system file"
             ) from error
-        self.address = endpoint.address if endpoint.is_unix else f"{endpoint.address.rsplit(':', 1)[0]}:{self._server.port}"
+        self.address = endpoint.address if endpoint.is_unix else f"{endpoint.address.rsplit(':', 1)[0]}:{self.port}"
 
     def stop(self) -> None:
         """Answers that are under way end with their next chunk, and their clients ask for the rest elsewhere.
@@ -107,25 +120,11 @@ class PayloadServer:
         `shutdown` waits for all calls, so it gets a thread and a moment only: a client that does not read cannot hold the server up. The reader is
         closed last, since calls still read with it.
         """
-        self._server.is_stopping = True
-        ending = threading.Thread(target=self._server.shutdown, daemon=True)
+        self._is_stopping = True
+        ending = threading.Thread(target=self.shutdown, daemon=True)
         ending.start()
         ending.join(_GRACE_S)
         self._reader.close()
-
-
-class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
-    def __init__(
-        self, endpoint: Endpoint, snapshots: Snapshots, reader: ChunkReader, limits: ServerLimits, options: dict[str, Any]
-    ) -> None:
-        self._endpoint = endpoint
-        self._snapshots = snapshots
-        self._reader = reader
-        self._limits = limits
-        self._lock = threading.Lock()  # Protects the number of requests.
-        self._num_requests = 0
-        self.is_stopping = False
-        super().__init__(location(endpoint), **options)
 
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.GeneratorStream:
         try:
@@ -185,7 +184,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         last_chunk = last_message = time.monotonic()
         hangs = False
         for chunk in self._reader.read(snapshot, request.keys, request.on_missing):
-            if self.is_stopping:
+            if self._is_stopping:
                 raise UnavailableError(_STOPPING)
             if context.is_cancelled():
                 return
@@ -220,10 +219,97 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         """What the client gets for `error`."""
         if isinstance(error, ModynError):
             return error
-        if self.is_stopping:  # The reader is closed meanwhile.
+        if self._is_stopping:  # The reader is closed meanwhile.
             return UnavailableError(_STOPPING)
         get_logger("storage").error("payload_request_failed", exc_info=error)
         return ModynError(f"the payload request failed: {type(error).__name__}: {error}; the log of storage has the details")
+
+
+@dataclass(slots=True, eq=False)
+class _Pool:
+    """The threads that read one dataset, and what they have not ended."""
+
+    threads: ThreadPoolExecutor
+    running: list[Future[Payloads]] = field(default_factory=list)
+
+
+class ChunkReader:
+    """Reads payloads for all requests of a process, one chunk of each ahead of its caller. Thread-safe.
+
+    Each dataset is read by threads of its own: one on a dead mount, where reads hang, does not hold up the others.
+    """
+
+    def __init__(self, limits: ServerLimits) -> None:
+        self._limits = limits
+        self._lock = threading.Lock()  # Protects the pools: none is dropped while a chunk is submitted to it.
+        self._pools: dict[str, _Pool] = {}
+
+    def close(self) -> None:
+        """Drop the chunks that have not begun, and do not wait for the others."""
+        with self._lock:
+            for pool in self._pools.values():
+                pool.threads.shutdown(wait=False, cancel_futures=True)
+
+    def read(
+        self, snapshot: Callable[[], DatasetSnapshot], keys: Int64Array, on_missing: OnMissing
+    ) -> Iterator[tuple[Payloads, int] | None]:
+        """Yield chunks in the order asked, each with the number of `keys` that are answered after it; at least one chunk.
+
+        All keys are looked up first. None is yielded whenever a chunk takes longer than `ServerLimits.poll_s`.
+        Raises: as `locate` and `LocatedSamples.take`.
+        """
+        located = locate(snapshot, keys, on_missing)
+        ranges = cut(located.entries.lengths, len(located), self._limits.chunk_bytes, self._limits.chunk_rows)
+        upto = [int(located.where[start]) for start, _ in ranges[1:]] + [len(keys)]
+        chunk = self._start(located, ranges[0])
+        try:
+            for number, done in enumerate(upto, start=1):
+                while not wait([chunk], self._limits.poll_s).done:
+                    yield None
+                payloads = chunk.result()
+                if number < len(ranges):
+                    chunk = self._start(located, ranges[number])
+                yield payloads, done
+        finally:
+            chunk.cancel()
+
+    def _start(self, located: LocatedSamples, rows: tuple[int, int]) -> Future[Payloads]:
+        with self._lock:
+            pool = self._pools.get(located.identity)
+            if pool is None:
+                self._drop_idle()
+                pool = _Pool(ThreadPoolExecutor(self._limits.chunks_at_once, thread_name_prefix="gather"))
+                self._pools[located.identity] = pool
+            started = pool.threads.submit(located.take, slice(*rows))
+            pool.running = [*(other for other in pool.running if not other.done()), started]
+            return started
+
+    def _drop_idle(self) -> None:
+        """End the threads of datasets that are not read now: there may be many in the life of a server."""
+        for identity, pool in list(self._pools.items()):
+            if all(chunk.done() for chunk in pool.running):
+                self._pools.pop(identity).threads.shutdown(wait=False)
+
+
+def cut(lengths: Int64Array | int, num_samples: int, max_bytes: int, max_rows: int) -> list[tuple[int, int]]:
+    """Ranges [start, stop) over the samples, each of at most `max_rows`, and of at most `max_bytes` or one sample. One empty range if there
+    are no samples.
+
+    >>> cut(np.array([3, 3, 3, 20, 1]), 5, 6, 9), cut(4, 5, 8, 9), cut(4, 5, 99, 3), cut(1, 0, 8, 9)
+    ([(0, 2), (2, 3), (3, 4), (4, 5)], [(0, 2), (2, 4), (4, 5)], [(0, 3), (3, 5)], [(0, 0)])
+    """
+    if isinstance(lengths, int):
+        step = max(1, min(max_rows, max_bytes // lengths)) if lengths else max_rows
+        return [(start, min(start + step, num_samples)) for start in range(0, max(num_samples, 1), step)]
+    ends = np.cumsum(lengths)
+    ranges: list[tuple[int, int]] = []
+    start = 0
+    while start < num_samples:
+        before = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + max_bytes, side="right")))
+        ranges.append((start, min(stop, start + max_rows)))
+        start = ranges[-1][1]
+    return ranges or [(0, 0)]
 
 
 class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow has no types

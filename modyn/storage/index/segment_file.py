@@ -53,30 +53,23 @@ class SegmentColumns:
     timestamps: Int64Array
 
     def __post_init__(self) -> None:
-        columns = (self.file_ids, self.offsets, self.lengths, self.labels, self.timestamps)
-        if len({len(column) for column in columns}) != 1:
-            raise ValueError(f"columns differ in length: {[len(column) for column in columns]}")
+        if len({len(column) for column in self._columns()}) != 1:
+            raise ValueError(f"columns differ in length: {[len(column) for column in self._columns()]}")
+
+    def _columns(self) -> tuple[npt.NDArray[Any], ...]:
+        return self.file_ids, self.offsets, self.lengths, self.labels, self.timestamps
 
     def __len__(self) -> int:
         return len(self.file_ids)
 
     def slice(self, start: int, stop: int) -> SegmentColumns:
         """Entries [start, stop), as views."""
-        part = np.s_[start:stop]
-        return SegmentColumns(
-            self.file_ids[part], self.offsets[part], self.lengths[part], self.labels[part], self.timestamps[part]
-        )
+        return SegmentColumns(*(column[start:stop] for column in self._columns()))
 
     @staticmethod
     def concatenate(parts: Sequence[SegmentColumns]) -> SegmentColumns:
         """The entries of all parts (at least one), in order."""
-        return SegmentColumns(
-            np.concatenate([part.file_ids for part in parts]),
-            np.concatenate([part.offsets for part in parts]),
-            np.concatenate([part.lengths for part in parts]),
-            np.concatenate([part.labels for part in parts]),
-            np.concatenate([part.timestamps for part in parts]),
-        )
+        return SegmentColumns(*map(np.concatenate, zip(*(part._columns() for part in parts), strict=True)))
 
 
 class SegmentBuilder:
@@ -126,17 +119,11 @@ class SegmentBuilder:
 
     def take(self) -> SegmentColumns:
         """Remove and return the first entries: as many as a segment has, or all. There must be one."""
-        taken: list[SegmentColumns] = []
-        wanted = min(self._rows, self._count)
-        while wanted:
-            part = self._parts.pop(0)
-            if len(part) > wanted:
-                self._parts.insert(0, part.slice(wanted, len(part)))
-                part = part.slice(0, wanted)
-            taken.append(part)
-            wanted -= len(part)
-            self._count -= len(part)
-        return SegmentColumns.concatenate(taken)
+        columns = SegmentColumns.concatenate(self._parts)
+        rows = min(self._rows, self._count)
+        self._count -= rows
+        self._parts = [columns.slice(rows, len(columns))] if self._count else []
+        return columns.slice(0, rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,11 +262,12 @@ class Segment:
         """How many samples are before `timestamp`."""
         return self.rank_behind(timestamp, -1)
 
-    def rank_behind(self, timestamp: int, key: int) -> int:
-        """How many samples are before or at (timestamp, key) in the order (timestamp, key)."""
-        return bisect_left(range(self.info.num_samples), (timestamp, key + 1), key=self._order_at)
+    def rank_behind(self, timestamp: int, key: int, first: int = 0, end: int | None = None) -> int:
+        """How many samples are before or at (timestamp, key) in the order (timestamp, key); it is known to be within [first, end]."""
+        return bisect_left(range(self.info.num_samples), (timestamp, key + 1), first, end, key=self.order_at)
 
-    def _order_at(self, rank: int) -> tuple[int, int]:
+    def order_at(self, rank: int) -> tuple[int, int]:
+        """(timestamp, key) of the sample at a rank."""
         position = rank if self._time_order is None else self._time_order.at(rank)
         return self.timestamps.at(position), position + self.info.first_key
 

@@ -14,62 +14,24 @@ import numpy.typing as npt
 from modyn import _core
 from modyn.errors import CorruptStateError, NotFoundError
 from modyn.records import Int64Array, Interval, LabelArray, SampleBatch
-from modyn.storage.index.segment_file import (
-    SEGMENT_ROWS,
-    Segment,
-    SegmentBuilder,
-    SegmentColumns,
-    SegmentInfo,
-    merge_segments,
-    write_segment,
-)
+from modyn.storage.index.segment_file import Segment
 from modyn.storage.index.tombstones import Tombstones
 from modyn.storage.model.samples import UInt32Array
 
-__all__ = [
-    "SEGMENT_ROWS",
-    "Entries",
-    "Locations",
-    "Segment",
-    "SegmentBuilder",
-    "SegmentColumns",
-    "SegmentIndex",
-    "SegmentInfo",
-    "merge_segments",
-    "write_segment",
-]
-
-
-@dataclass(frozen=True, slots=True)
-class MergeLimits:
-    """What a query over overlapping segments holds in memory."""
-
-    rows: int = 1 << 18
-    """Samples of all segments together, but at least `block_rows` of each."""
-    block_rows: int = 256
-
-    def block(self, num_segments: int) -> int:
-        """Samples to load at once of each of so many segments."""
-        return max(self.block_rows, self.rows // max(1, num_segments))
-
-
-_LIMITS = MergeLimits()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Locations:
-    """Where samples are, in the order asked. file_ids: uint32 (n,). offsets: int64 (n,). lengths: int64 (n,), or one int for all."""
-
-    file_ids: UInt32Array
-    offsets: Int64Array
-    lengths: Int64Array | int
+MERGED_ROWS = 1 << 18
+"""Samples of all segments together that a query over overlapping segments holds in memory, but at least one of each."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entries:
-    """What serving samples needs of them, in the order asked. labels: int64 or float64 (n,)."""
+    """Where samples are, and their labels, in the order asked. Arrays have shape (n,).
 
-    locations: Locations
+    file_ids: uint32. offsets: int64 bytes. lengths: int64 bytes, or one int for all. labels: int64 or float64.
+    """
+
+    file_ids: UInt32Array
+    offsets: Int64Array
+    lengths: Int64Array | int
     labels: LabelArray
 
 
@@ -120,22 +82,15 @@ class SegmentIndex:
         """For each key, whether there is or was a sample with it: bool (n,)."""
         return self._columns.contains(keys)
 
-    def locate(self, keys: Int64Array) -> Locations:
-        """Locations of `keys`, any order, duplicates allowed, deleted ones included. Raises NotFoundError that names unknown keys."""
-        found = self._columns.locate(keys)
-        if found is None:
-            raise self._unknown(keys)
-        return Locations(*found)
-
     def entries(self, keys: Int64Array) -> Entries:
-        """Locations and labels of `keys`; otherwise as `locate`."""
+        """Entries of `keys`, any order, duplicates allowed, deleted ones included. Raises NotFoundError that names unknown keys."""
         found = self._columns.entries(keys)
         if found is None:
             raise self._unknown(keys)
-        return Entries(Locations(*found[:3]), self._typed(found[3]))
+        return Entries(*found[:3], self._typed(found[3]))
 
     def samples_by_key(self, keys: Int64Array) -> SampleBatch:
-        """Labels and timestamps of `keys` in the order asked; otherwise as `locate`."""
+        """Labels and timestamps of `keys` in the order asked; otherwise as `entries`."""
         found = self._columns.labels_and_timestamps(keys)
         if found is None:
             raise self._unknown(keys)
@@ -165,14 +120,14 @@ class SegmentIndex:
         batch_size: int,
         after: tuple[int, int] | None = None,
         tombstones: Tombstones | None = None,
-        limits: MergeLimits = _LIMITS,
+        merged_rows: int = MERGED_ROWS,
     ) -> Iterator[SampleBatch]:
         """Samples of the interval in the order (timestamp, key), deleted ones left out, at most batch_size at once.
 
-        `after`: only samples behind this (timestamp, key). Memory is bounded by batch_size and `limits`, not by the dataset.
+        `after`: only samples behind this (timestamp, key). Memory is bounded by batch_size and `merged_rows`, not by the dataset.
         """
-        ranges = [_Cursor(segment, *_ranks(segment, interval, after)) for segment in self.segments if _touches(segment, interval)]
-        merged = _merged([cursor for cursor in ranges if cursor.rank < cursor.end], limits)
+        parts = [_Ranks(segment, *_ranks(segment, interval, after)) for segment in self.segments if _touches(segment, interval)]
+        merged = _merged([part for part in parts if part.next < part.end], merged_rows)
         return _rebatched(_without_deleted(merged, tombstones), batch_size)
 
     def count_in_interval(self, interval: Interval, tombstones: Tombstones | None = None) -> int:
@@ -184,7 +139,7 @@ class SegmentIndex:
             first, end = _ranks(segment, interval, None)
             count += end - first
             if tombstones is not None:
-                deleted = tombstones.keys_between(segment.info.first_key, segment.info.end_key) - segment.info.first_key
+                deleted = tombstones.keys.between(segment.info.first_key, segment.info.end_key) - segment.info.first_key
                 times = segment.timestamps.take(deleted)
                 count -= int(np.count_nonzero((times >= interval.start) & (times < interval.end)))
         return count
@@ -205,61 +160,41 @@ def _ranks(segment: Segment, interval: Interval, after: tuple[int, int] | None) 
 
 
 @dataclass(slots=True)
-class _Cursor:
-    """Samples of one segment that are still to be merged: a block in memory, then ranks [rank, end)."""
+class _Ranks:
+    """The ranks [next, end) of a segment, whose samples are still to be merged; there is at least one."""
 
     segment: Segment
-    rank: int
+    next: int
     end: int
-    block: SampleBatch | None = None
 
-    def load(self, rows: int) -> None:
-        stop = min(self.rank + rows, self.end)
-        self.block = self.segment.samples_by_rank(self.rank, stop)
-        self.rank = stop
+    def last(self, rows: int) -> tuple[int, int]:
+        """(timestamp, key) of the last of the next `rows` samples."""
+        return self.segment.order_at(min(self.next + rows, self.end) - 1)
 
-    def first(self) -> tuple[int, int]:
-        """(timestamp, key) of the next sample."""
-        head = self.segment.samples_by_rank(self.rank, self.rank + 1)
-        return int(head.timestamps[0]), int(head.keys[0])
+    def take(self, bound: tuple[int, int]) -> SampleBatch:
+        """Remove the samples up to the (timestamp, key) `bound`."""
+        first, self.next = self.next, self.segment.rank_behind(*bound, self.next, self.end)
+        return self.segment.samples_by_rank(first, self.next)
 
 
-def _merged(cursors: list[_Cursor], limits: MergeLimits) -> Iterator[SampleBatch]:
-    """The samples of all cursors in the order (timestamp, key), in batches of any size.
+def _merged(parts: Sequence[_Ranks], max_rows: int) -> Iterator[SampleBatch]:
+    """The samples of all parts in the order (timestamp, key), in batches of any size.
 
-    Loads a block of each segment whose turn has come, and yields everything up to the smallest last sample of the blocks: no sample that is
-    not loaded can come before it. At least one block is used up each time.
+    The next rows of each segment whose turn has come are a block; everything up to the smallest last sample of the blocks is yielded, since
+    no sample behind a block can come before it. At least one block is used up each time.
     """
-    waiting = sorted(((cursor.first(), number) for number, cursor in enumerate(cursors)), reverse=True)
-    active: list[_Cursor] = []
+    waiting = sorted(parts, key=lambda part: part.last(1), reverse=True)
+    active: list[_Ranks] = []
     while active or waiting:
-        for cursor in active:
-            if cursor.block is None:
-                cursor.load(limits.block(len(active)))
-        bound = min((_last(cursor) for cursor in active), default=None)
-        while waiting and (bound is None or waiting[-1][0] <= bound):
-            cursor = cursors[waiting.pop()[1]]
-            cursor.load(limits.block(len(active) + 1))
-            active.append(cursor)
-            bound = _last(cursor) if bound is None else min(bound, _last(cursor))
-        assert bound is not None, "a waiting cursor is taken when none is active"
-        yield _in_time_order([_split(cursor, bound) for cursor in active])
-        active = [cursor for cursor in active if cursor.block is not None or cursor.rank < cursor.end]
-
-
-def _last(cursor: _Cursor) -> tuple[int, int]:
-    assert cursor.block is not None, "blocks are loaded before they are compared"
-    return int(cursor.block.timestamps[-1]), int(cursor.block.keys[-1])
-
-
-def _split(cursor: _Cursor, bound: tuple[int, int]) -> SampleBatch:
-    """Take the samples up to `bound` out of the cursor's block."""
-    block = cursor.block
-    assert block is not None, "blocks are loaded before they are split"
-    low, high = np.searchsorted(block.timestamps, bound[0], "left"), np.searchsorted(block.timestamps, bound[0], "right")
-    cut = int(low + np.searchsorted(block.keys[low:high], bound[1], "right"))
-    cursor.block = block.slice(cut, len(block)) if cut < len(block) else None
-    return block.slice(0, cut)
+        active = active or [waiting.pop()]
+        while True:
+            rows = max(1, max_rows // len(active))
+            bound = min(part.last(rows) for part in active)
+            if not waiting or waiting[-1].last(1) > bound:
+                break
+            active.append(waiting.pop())
+        yield _in_time_order([part.take(bound) for part in active])
+        active = [part for part in active if part.next < part.end]
 
 
 def _in_time_order(parts: list[SampleBatch]) -> SampleBatch:
@@ -273,7 +208,7 @@ def _in_time_order(parts: list[SampleBatch]) -> SampleBatch:
 
 def _without_deleted(batches: Iterable[SampleBatch], tombstones: Tombstones | None) -> Iterator[SampleBatch]:
     for batch in batches:
-        if tombstones is None or not (deleted := tombstones.contains(batch.keys)).any():
+        if tombstones is None or not (deleted := tombstones.keys.contains(batch.keys)).any():
             yield batch
         else:
             kept = ~deleted

@@ -12,11 +12,9 @@ import struct
 import threading
 import zlib
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import zstandard
 
 from modyn._core import KeySet
@@ -25,24 +23,13 @@ from modyn.columnar import FileKind, LogHead, LogState, write_at
 from modyn.errors import CorruptStateError, InvalidArgumentError, UnavailableError
 from modyn.records import Int64Array
 
-BoolArray = npt.NDArray[np.bool_]
-
 _KIND = FileKind(b"MODYNDEL", 3, "file of deleted keys", "restore it from a backup; without it, deleted samples come back")
 _HEAD = LogHead(_KIND, num_fields=2)
 _NO_LOG = LogState(0, (0, 0))
 _BLOCK = struct.Struct("<III")
+"""Not columns of `modyn.columnar`: blocks are compressed, and are added to a file, where a file of columns is written once and mapped."""
 _MIN_LOG_BYTES = 1 << 16
 """A log that grew by less is not rewritten as one block."""
-
-
-@dataclass(frozen=True, slots=True)
-class _State:
-    """keys: all that are deleted. log: the head of the file, with the bytes that count; number 0 makes the next `add` write a new file.
-    compact_bytes: size of the file when it was one block."""
-
-    keys: KeySet
-    log: LogState = _NO_LOG
-    compact_bytes: int = 0
 
 
 class Tombstones:
@@ -52,11 +39,14 @@ class Tombstones:
     that returned: look at both with fstat before reading, and open again when they have changed.
     """
 
-    def __init__(self, path: Path, state: _State) -> None:
+    def __init__(self, path: Path, keys: KeySet, log: LogState = _NO_LOG, compact_bytes: int = 0) -> None:
+        """log: the head of the file; number 0 makes the next `add` write a new file. compact_bytes: size of the file when it was one block."""
         self._path = path
-        self._state = state
+        self.keys = keys
+        """All that are deleted now; replaced as a whole, so that readers need no lock."""
+        self._log, self._compact_bytes = log, compact_bytes
         self._writing = threading.Lock()
-        """Orders additions: the file and `_state` change together. Readers take `_state` once and need no lock."""
+        """Orders additions: the file, `keys` and what is known of the file change together."""
 
     @classmethod
     def open(cls, path: Path) -> Tombstones:
@@ -70,15 +60,15 @@ class Tombstones:
                 content = path.read_bytes()
                 log = _HEAD.parse(path, content)
         except FileNotFoundError:
-            return cls(path, _State(KeySet(np.zeros(0, np.int64))))
+            return cls(path, KeySet(np.zeros(0, np.int64)))
         except OSError as error:
             raise UnavailableError(f"cannot read {path}: {error.strerror or error}; make it readable for the service") from error
-        return cls(path, _decode(path, content, log))
+        return cls(path, *_decode(path, content, log))
 
     def announce(self) -> None:
         """Make readers in other processes look again. Call when the writing process starts: the one before it may have been killed after
         its last keys counted and before the file changed its size."""
-        if not self._state.log.number:
+        if not self._log.number:
             return  # There is no log yet.
         try:
             with self._writing, open(self._path, "r+b", buffering=0) as file:
@@ -91,34 +81,29 @@ class Tombstones:
             f"cannot write {self._path}: {error.strerror or error}; make it writable for the service and check the space on its disk"
         )
 
-    @property
-    def count(self) -> int:
-        """Number of deleted keys."""
-        return len(self._state.keys)
-
     def add(self, keys: Int64Array) -> int:
         """Delete `keys` (any order, duplicates allowed, all >= 0); return how many were not deleted before. Durable on return."""
         if len(keys) and int(keys.min()) < 0:
             raise InvalidArgumentError(f"keys are not negative, but {int(keys.min())} was given")
         with self._writing:
-            before = self._state
-            new = np.unique(keys[~before.keys.contains(keys)])
+            new = np.unique(keys[~self.keys.contains(keys)])
             if not len(new):
                 return 0
             added = KeySet(new)
-            after = before.keys.united(added)
-            if before.log.number and before.log.fields[0] <= _MIN_LOG_BYTES + 2 * before.compact_bytes:
-                self._state = _State(after, self._append(_encode(added), before.log, len(after)), before.compact_bytes)
+            after = self.keys.united(added)
+            if self._log.number and self._log.fields[0] <= _MIN_LOG_BYTES + 2 * self._compact_bytes:
+                self._log = self._append(_encode(added), len(after))
             else:
                 block = _encode(after)
                 fields = (_HEAD.size + len(block), len(after))
                 write_atomically(self._path, [_HEAD.initial(*fields), block])
-                self._state = _State(after, LogState(1, fields), fields[0])
+                self._log, self._compact_bytes = LogState(1, fields), fields[0]
+            self.keys = after
         return len(new)
 
-    def _append(self, block: bytes, log: LogState, count: int) -> LogState:
+    def _append(self, block: bytes, count: int) -> LogState:
         """Write `block` behind the bytes that count, and make it count: `count` keys are deleted then."""
-        start = log.fields[0]
+        start = self._log.fields[0]
         end = start + len(block)
         try:
             with open(self._path, "r+b", buffering=0) as file:
@@ -133,20 +118,12 @@ class Tombstones:
                         file.truncate(size)
                     raise
                 os.fsync(file.fileno())
-                after = _HEAD.commit(file.fileno(), log, end, count)
+                after = _HEAD.commit(file.fileno(), self._log, end, count)
                 # A reader that saw the size before the commit reads again. The size only grows: times are too coarse to show a change.
                 file.truncate(max(size, end) + 1)
                 return after
         except OSError as error:
             raise self._cannot_write(error) from error
-
-    def contains(self, keys: Int64Array) -> BoolArray:
-        """For each key, whether it is deleted: bool (n,)."""
-        return self._state.keys.contains(keys)
-
-    def keys_between(self, first: int, end: int) -> Int64Array:
-        """Deleted keys in [first, end), ascending: int64 (m,)."""
-        return self._state.keys.between(first, end)
 
 
 def _encode(keys: KeySet) -> bytes:
@@ -155,7 +132,8 @@ def _encode(keys: KeySet) -> bytes:
     return _BLOCK.pack(len(body), zlib.crc32(body), len(content)) + body
 
 
-def _decode(path: Path, content: bytes, log: LogState) -> _State:
+def _decode(path: Path, content: bytes, log: LogState) -> tuple[KeySet, LogState, int]:
+    """Keys, head, and the size of the file when it was one block. Raises CorruptStateError."""
     num_bytes, count = log.fields
     if len(content) < num_bytes:
         raise _KIND.corrupt(path, "it was cut")
@@ -177,4 +155,4 @@ def _decode(path: Path, content: bytes, log: LogState) -> _State:
         compact_bytes = compact_bytes or position
     if len(keys) != count:
         raise _KIND.corrupt(path, f"it has {len(keys)} keys, but its head promises {count}")
-    return _State(keys, log, compact_bytes)
+    return keys, log, compact_bytes

@@ -128,7 +128,7 @@ class OpenDataset:
 
     def info(self) -> DatasetInfo:
         """The registration of the dataset and the extent of its index."""
-        index, num_deleted = self.snapshot().index, self._tombstones.count
+        index, num_deleted = self.snapshot().index, len(self._tombstones.keys)
         return DatasetInfo(
             config=self.row.config,
             num_samples=index.num_samples - num_deleted,

@@ -10,7 +10,7 @@ import numpy as np
 
 from modyn.errors import DataError
 from modyn.storage.catalogue.catalogue import Change, ProblemRow, SegmentRow
-from modyn.storage.index.segment_index import SEGMENT_ROWS, SegmentBuilder, merge_segments, write_segment
+from modyn.storage.index.segment_file import SEGMENT_ROWS, SegmentBuilder, merge_segments, write_segment
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.model.file_table import FileRow
 from modyn.storage.model.samples import IndexedFiles, IndexedSamples

@@ -15,8 +15,9 @@ from modyn._core import PathTable
 from modyn.config.system import DatasetConfig
 from modyn.errors import CorruptStateError, NotFoundError
 from modyn.records import Int64Array, Interval, SampleBatch
-from modyn.storage.index.segment_index import Segment, SegmentIndex
-from modyn.storage.index.tombstones import BoolArray, Tombstones
+from modyn.storage.index.segment_file import Segment
+from modyn.storage.index.segment_index import SegmentIndex
+from modyn.storage.index.tombstones import Tombstones
 from modyn.storage.model.samples import RecordReader
 from modyn.storage.read.publication import INDEX, TOMBSTONES, Publication, map_names, map_stamps
 from modyn.storage.read.record_readers import RecordReaders
@@ -63,12 +64,9 @@ class DatasetSnapshot:
                 f"dataset '{self.name}' was deleted, and another was registered under its name: its keys mean other samples now"
             )
 
-    def missing(self, keys: Int64Array) -> BoolArray:
+    def missing(self, keys: Int64Array) -> npt.NDArray[np.bool_]:
         """For each key, whether it is unknown or deleted: bool (n,)."""
-        missing = ~self.index.contains(keys)
-        if self.tombstones.count:
-            missing |= self.tombstones.contains(np.maximum(keys, 0))
-        return missing
+        return ~self.index.contains(keys) | self.tombstones.keys.contains(keys)
 
     def refuse_missing(self, keys: Int64Array) -> None:
         """Raise NotFoundError naming the first keys that are unknown or deleted."""

@@ -12,7 +12,7 @@ import pytest
 from modyn.config.system import DatasetConfig, SystemConfig
 from modyn.errors import ConflictError
 from modyn.storage.catalogue.catalogue import Catalogue, Change, ProblemRow, SegmentRow
-from modyn.storage.index.segment_index import SegmentInfo
+from modyn.storage.index.segment_file import SegmentInfo
 from modyn.storage.model.file_table import FileRow
 
 CONFIG = DatasetConfig(

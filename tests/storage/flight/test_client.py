@@ -147,7 +147,7 @@ def test_a_bug_in_the_server_is_an_error_with_its_name(numbers: RunningStorage, 
     def broken(*_: object) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr("modyn.storage.read.payload_reader.ChunkReader.read", broken)
+    monkeypatch.setattr("modyn.storage.flight.server.ChunkReader.read", broken)
     with pytest.raises(ModynError, match="KeyError") as caught:
         list(numbers.payloads.fetch("numbers", np.arange(10)))
     assert caught.value.reason == "INTERNAL"

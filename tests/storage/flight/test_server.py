@@ -80,7 +80,7 @@ def test_an_answer_under_way_when_the_server_stops_is_sent_elsewhere(
         answer = ask(client)
         eventually(lambda: slow.num_read == 4)
         stopped = pool.submit(server.stop)
-        eventually(lambda: server._server.is_stopping)
+        eventually(lambda: server._is_stopping)
         slow.released.set()
         assert [next_head(answer).done for _ in range(3)] == [10, 20, 30]
         last = next_head(answer)
@@ -121,14 +121,14 @@ def test_a_client_that_goes_is_no_error(
     slow: Slow, endpoint: Endpoint, num_read: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nor does its request keep a place."""
-    limits = replace(SMALL_SERVING, chunks=replace(SMALL_SERVING.chunks, poll_s=0.05))
+    limits = replace(SMALL_SERVING, poll_s=0.05)
     server = PayloadServer(endpoint, slow, limits)
     with flight.FlightClient(location(endpoint)) as client:
         answer = ask(client)
         for _ in range(num_read):
             next_head(answer)
-        eventually(lambda: server._server._num_requests == 1)
+        eventually(lambda: server._num_requests == 1)
         answer.cancel()
-        eventually(lambda: server._server._num_requests == 0)
+        eventually(lambda: server._num_requests == 0)
     server.stop()
     assert "error" not in capsys.readouterr().err

@@ -19,7 +19,7 @@ from modyn.storage.datasets import DatasetStore
 from modyn.storage.flight.client import FetchLimits, PayloadClient, PayloadStream
 from modyn.storage.flight.server import PayloadServer, ServerLimits
 from modyn.storage.model.samples import UInt8Array, UInt32Array
-from modyn.storage.read.payload_reader import ChunkLimits, locate
+from modyn.storage.read.payload_reader import locate
 from modyn.storage.read.snapshot import DatasetSnapshot
 from modyn.testing.waiting import PATIENCE_S, eventually
 from tests.support.running_storage import ONCE, SMALL_SERVING, RunningStorage, binary_dataset, write_records
@@ -113,7 +113,7 @@ def test_a_dataset_that_hangs_holds_up_no_other(
     numbers.client.register_dataset(binary_dataset(tmp_path / "others", "others"))
     numbers.ingest("others")
     # Nothing is sent after 0.1 s, so that only a look at the call reveals that its client has gone.
-    limits = ServerLimits(max_streams=6, alive_s=0.05, hang_s=0.1, chunks=ChunkLimits(poll_s=0.05))
+    limits = ServerLimits(max_streams=6, alive_s=0.05, hang_s=0.1, poll_s=0.05)
     server = PayloadServer(endpoint_of(numbers), hanging, limits)
     stack.callback(server.stop)
     client = stack.enter_context(PayloadClient(endpoint_of(numbers), limits=FetchLimits(retry_s=PATIENCE_S)))

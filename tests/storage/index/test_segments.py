@@ -16,16 +16,15 @@ from hypothesis import strategies as st
 
 from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
 from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, Interval, SampleBatch
-from modyn.storage.index.segment_index import (
-    MergeLimits,
+from modyn.storage.index.segment_file import (
     Segment,
     SegmentBuilder,
     SegmentColumns,
-    SegmentIndex,
     SegmentInfo,
     merge_segments,
     write_segment,
 )
+from modyn.storage.index.segment_index import SegmentIndex
 from modyn.storage.index.tombstones import Tombstones
 from modyn.storage.model.samples import IndexedFiles, IndexedSamples
 
@@ -102,17 +101,13 @@ def test_lookups_give_what_was_written_in_the_order_asked(
     for size in (0, 1, 500):
         keys = rng.integers(0, len(everything), size)
         check_equal(index.samples_by_key(keys), keys, everything)
-        found = index.locate(keys)
+        found = index.entries(keys)
         assert np.array_equal(found.file_ids, everything.file_ids[keys])
         assert np.array_equal(found.offsets, everything.offsets[keys])
         assert np.array_equal(np.broadcast_to(found.lengths, size), everything.lengths[keys])
-        entries = index.entries(keys)
-        assert np.array_equal(entries.labels, everything.labels[keys], equal_nan=float_labels)
-        assert np.array_equal(entries.locations.file_ids, found.file_ids)
-        assert np.array_equal(entries.locations.offsets, found.offsets)
-        assert np.array_equal(entries.locations.lengths, found.lengths)
+        assert np.array_equal(found.labels, everything.labels[keys], equal_nan=float_labels)
     if set(kinds) == {"constant"}:
-        assert index.locate(np.array([0])).lengths == 156
+        assert index.entries(np.array([0])).lengths == 156
     for segment in index.segments:
         segment.verify()
 
@@ -145,8 +140,7 @@ def test_interval_queries_equal_sorting_everything(
     times = everything.timestamps[order]
     expected = order[(times >= bounds[0]) & (times < bounds[1]) & ~np.isin(order, deleted)]
     interval = Interval(*bounds)
-    limits = MergeLimits(merge_rows, 1)
-    batches = list(index.samples_in_interval(interval, batch_size, tombstones=deletions, limits=limits))
+    batches = list(index.samples_in_interval(interval, batch_size, tombstones=deletions, merged_rows=merge_rows))
     assert all(len(batch) == batch_size for batch in batches[:-1])
     assert index.count_in_interval(interval, deletions) == len(expected)
     if not len(expected):
@@ -155,7 +149,7 @@ def test_interval_queries_equal_sorting_everything(
     check_equal(SampleBatch.concatenate(batches), expected, everything)
     cut = int(rng.integers(len(expected)))
     after = (int(everything.timestamps[expected[cut]]), int(expected[cut]))
-    rest = [batch.keys for batch in index.samples_in_interval(interval, batch_size, after, deletions, limits)]
+    rest = [batch.keys for batch in index.samples_in_interval(interval, batch_size, after, deletions, merge_rows)]
     assert np.array_equal(np.concatenate([np.empty(0, np.int64), *rest]), expected[cut + 1 :])
 
 
@@ -196,7 +190,7 @@ def test_an_interval_query_holds_few_rows_at_once(tmp_path: Path, monkeypatch: p
         return load(segment, start, stop)
 
     monkeypatch.setattr(Segment, "samples_by_rank", recorded)
-    stream = index.samples_in_interval(Interval(), 50, limits=MergeLimits(1000, 10))
+    stream = index.samples_in_interval(Interval(), 50, merged_rows=1000)
     next(stream)
     assert sum(loaded) <= 4000
     assert max(loaded) <= 1000
@@ -206,7 +200,7 @@ def test_an_interval_query_holds_few_rows_at_once(tmp_path: Path, monkeypatch: p
 def test_unknown_keys_are_named(tmp_path: Path) -> None:
     index, _ = build_index(tmp_path, np.random.default_rng(0), [10, 10], ["narrow", "narrow"], False)
     with pytest.raises(NotFoundError, match="no sample has key -1, 20; keys of this dataset are 0 to 19"):
-        index.locate(np.array([3, 20, -1, 20]))
+        index.entries(np.array([3, 20, -1, 20]))
     with pytest.raises(NotFoundError, match="no sample has key 20;"):
         index.entries(np.arange(5, 21))
     with pytest.raises(NotFoundError, match="no sample has key -5;"):
@@ -217,7 +211,7 @@ def test_unknown_keys_are_named(tmp_path: Path) -> None:
     assert list(empty.samples_from(0, 10)) == list(empty.samples_in_interval(Interval(), 10)) == []
     assert len(empty.samples_by_key(np.empty(0, np.int64))) == 0
     with pytest.raises(NotFoundError):
-        empty.locate(np.array([0]))
+        empty.entries(np.array([0]))
 
 
 def test_segments_that_overlap_or_differ_in_type_are_refused(tmp_path: Path) -> None:
@@ -262,8 +256,8 @@ def test_columns_that_change_too_often_are_not_stored_as_runs(tmp_path: Path) ->
     info = write_segment(tmp_path / "a", 0, columns)
     assert 100_000 * (4 + 1 + 1 + 2) < info.num_bytes < 100_000 * (4 + 1 + 1 + 2) + 2000
     found = SegmentIndex([Segment.open(tmp_path / "a")]).entries(rows[::-1])
-    assert np.array_equal(found.locations.file_ids, columns.file_ids[::-1])
-    assert np.array_equal(found.locations.offsets, columns.offsets[::-1])
+    assert np.array_equal(found.file_ids, columns.file_ids[::-1])
+    assert np.array_equal(found.offsets, columns.offsets[::-1])
 
 
 def test_an_index_keeps_the_memory_that_it_reads(tmp_path: Path) -> None:

@@ -31,17 +31,17 @@ def test_deletions_are_a_set_that_survives_a_restart(
         expected |= set(added)
     deletions = Tombstones.open(path)
     asked += list(expected)
-    assert deletions.count == len(expected)
-    assert deletions.contains(np.array(asked, np.int64)).tolist() == [key in expected for key in asked]
+    assert len(deletions.keys) == len(expected)
+    assert deletions.keys.contains(np.array(asked, np.int64)).tolist() == [key in expected for key in asked]
     for first, end in ((0, 10), (5, 65_550), (65_536, 2**40), (7, 7), (0, 2**41)):
         between = sorted(key for key in expected if first <= key < end)
-        assert deletions.keys_between(first, end).tolist() == between
+        assert deletions.keys.between(first, end).tolist() == between
 
 
 def test_neighbours_of_a_deleted_key_stay(tmp_path: Path) -> None:
     deletions = Tombstones.open(tmp_path / "deletions")
     deletions.add(np.array([65_535, 65_536, 8]))
-    assert deletions.contains(np.array([7, 8, 9, 65_534, 65_535, 65_536, 65_537])).tolist() == [
+    assert deletions.keys.contains(np.array([7, 8, 9, 65_534, 65_535, 65_536, 65_537])).tolist() == [
         False,
         True,
         False,
@@ -58,7 +58,7 @@ def test_many_keys_take_little_space(tmp_path: Path) -> None:
     assert deletions.add(np.arange(0, 10_000_000, dtype=np.int64)) == 10_000_000
     assert os.path.getsize(path) < 20_000
     assert deletions.add(np.arange(9_999_990, 10_000_010, dtype=np.int64)) == 10
-    assert Tombstones.open(path).count == 10_000_010
+    assert len(Tombstones.open(path).keys) == 10_000_010
 
 
 def test_negative_keys_are_refused(tmp_path: Path) -> None:
@@ -75,8 +75,8 @@ def test_a_failed_write_changes_nothing(tmp_path: Path) -> None:
     os.rename(folder, tmp_path / "moved")
     with pytest.raises(UnavailableError, match="cannot write"):
         deletions.add(np.array([2]))
-    assert deletions.contains(np.array([1, 2])).tolist() == [True, False]
-    assert Tombstones.open(tmp_path / "moved" / "deletions").count == 1
+    assert deletions.keys.contains(np.array([1, 2])).tolist() == [True, False]
+    assert len(Tombstones.open(tmp_path / "moved" / "deletions").keys) == 1
 
 
 def test_each_addition_changes_what_others_see_of_the_file_and_costs_what_it_brings(tmp_path: Path) -> None:
@@ -97,8 +97,8 @@ def test_each_addition_changes_what_others_see_of_the_file_and_costs_what_it_bri
     assert 2 <= len(inodes) < 10
     assert path.stat().st_size < 16 * len(expected)
     again = Tombstones.open(path)
-    assert again.count == len(expected)
-    assert again.keys_between(0, 2**34).tolist() == sorted(expected)
+    assert len(again.keys) == len(expected)
+    assert again.keys.between(0, 2**34).tolist() == sorted(expected)
 
 
 @pytest.mark.parametrize("left_behind", [b"\0", b"x" * 7, b"y" * 5000])
@@ -109,11 +109,11 @@ def test_what_a_kill_left_behind_the_log_does_not_count(tmp_path: Path, left_beh
     with open(path, "ab") as file:
         file.write(left_behind)
     deletions = Tombstones.open(path)
-    assert deletions.keys_between(0, 10).tolist() == [1, 2, 5]
+    assert deletions.keys.between(0, 10).tolist() == [1, 2, 5]
     size = path.stat().st_size
     deletions.add(np.array([7]))
     assert path.stat().st_size > size
-    assert Tombstones.open(path).keys_between(0, 10).tolist() == [1, 2, 5, 7]
+    assert Tombstones.open(path).keys.between(0, 10).tolist() == [1, 2, 5, 7]
 
 
 @pytest.mark.parametrize("step", [1, 2, 3])
@@ -141,10 +141,10 @@ def test_an_addition_that_is_cut_off_happened_or_did_not(tmp_path: Path, monkeyp
                 deletions.add(np.array([2]))
         else:
             assert deletions.add(np.array([2])) == 1
-    found = Tombstones.open(path).keys_between(0, 10).tolist()
+    found = Tombstones.open(path).keys.between(0, 10).tolist()
     assert found == ([1] if step == 1 else [1, 2])
     assert Tombstones.open(path).add(np.array([2, 3])) == 4 - len(found) - 1
-    assert Tombstones.open(path).keys_between(0, 10).tolist() == [1, 2, 3]
+    assert Tombstones.open(path).keys.between(0, 10).tolist() == [1, 2, 3]
 
 
 def test_a_disk_that_takes_only_a_part_leaves_the_log_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,10 +168,10 @@ def test_a_disk_that_takes_only_a_part_leaves_the_log_as_it_was(tmp_path: Path, 
     with pytest.raises(UnavailableError, match="No space left"):
         deletions.add(np.array([2, 3]))
     assert path.stat().st_size == before
-    assert Tombstones.open(path).keys_between(0, 10).tolist() == [1]
+    assert Tombstones.open(path).keys.between(0, 10).tolist() == [1]
     left = 10_000
     deletions.add(np.array([2, 3]))
-    assert Tombstones.open(path).keys_between(0, 10).tolist() == [1, 2, 3]
+    assert Tombstones.open(path).keys.between(0, 10).tolist() == [1, 2, 3]
 
 
 def test_a_commit_that_fails_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,9 +185,9 @@ def test_a_commit_that_fails_does_not_count(tmp_path: Path, monkeypatch: pytest.
     with monkeypatch.context() as patch, pytest.raises(UnavailableError, match="Input/output"):
         patch.setattr(os, "fdatasync", broken)
         deletions.add(np.array([2]))
-    assert Tombstones.open(path).count == deletions.count == 1
+    assert len(Tombstones.open(path).keys) == len(deletions.keys) == 1
     assert deletions.add(np.array([2])) == 1
-    assert Tombstones.open(path).count == 2
+    assert len(Tombstones.open(path).keys) == 2
 
 
 def test_a_file_of_an_older_version_is_refused_with_what_to_do(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modyn.storage.index.segment_index import SEGMENT_ROWS
+from modyn.storage.index.segment_file import SEGMENT_ROWS
 from modyn.storage.ingest.segment_writer import merge_run
 
 

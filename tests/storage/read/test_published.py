@@ -19,7 +19,7 @@ from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
 from modyn.records import Int64Array
 from modyn.storage.catalogue.catalogue import Catalogue
 from modyn.storage.datasets import DatasetStore
-from modyn.storage.index.segment_index import SegmentColumns, write_segment
+from modyn.storage.index.segment_file import SegmentColumns, write_segment
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.ingest.publisher import Publisher, withdraw
 from modyn.storage.model.file_table import FileRow, FileTable
@@ -42,7 +42,7 @@ def folder_of(storage: RunningStorage, name: str = "numbers") -> Path:
 
 def read(view: DatasetSnapshot, keys: list[int]) -> list[int]:
     """The data of the records with these keys, gathered as a reader does."""
-    locations = view.index.locate(np.asarray(keys, np.int64))
+    locations = view.index.entries(np.asarray(keys, np.int64))
     data, bounds = view.reader.gather(locations.file_ids, locations.offsets, locations.lengths)
     return [int.from_bytes(data[bounds[i] : bounds[i + 1]].tobytes(), "little") for i in range(len(keys))]
 
@@ -234,7 +234,7 @@ def test_a_reader_never_sees_half_a_change(storage: RunningStorage, tmp_path: Pa
             thread.join(PATIENCE_S)
     assert not failures
     view = reader.snapshot()
-    assert view.tombstones.count == 20
+    assert len(view.tombstones.keys) == 20
     assert view.index.num_samples == 100
 
 

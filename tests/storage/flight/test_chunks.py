@@ -1,4 +1,4 @@
-"""Requests are cut into pieces of bounded size; the rest of the way from keys to bytes is tested with those who go it."""
+"""Requests are cut into chunks of bounded size; the rest of the way from keys to bytes is tested with those who go it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modyn.storage.read.payload_reader import cut
+from modyn.storage.flight.server import cut
 
 
 def check(ranges: list[tuple[int, int]], lengths: list[int], max_bytes: int, max_rows: int) -> None:
