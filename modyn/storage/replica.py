@@ -7,57 +7,16 @@ A dataset whose files it does not find where storage has indexed them is left to
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
-from modyn.config.system import is_s3, load_system_config
-from modyn.errors import ConfigError, ModynError, UnavailableError
+from modyn.config.system import load_system_config
+from modyn.errors import ConfigError, ModynError
 from modyn.rpc.server import Registration, ServiceContext, run_service
-from modyn.storage.flight.server import PayloadServer, ServerLimits, Snapshots
-from modyn.storage.read.locality import some_files
+from modyn.storage.flight.server import PayloadServer, ServerLimits
 from modyn.storage.read.published_datasets import PublishedDatasets, PublishedNames
 from modyn.storage.read.record_readers import RecordReaders
-from modyn.storage.read.snapshot import DatasetSnapshot
-
-
-class MountedDatasets:
-    """The datasets whose files this process finds as storage indexed them. Any number of threads.
-
-    Weaker than the proof for local reads, since inodes differ on another machine: sizes and times of some files are compared, once, and again
-    as long as none of them agrees.
-    """
-
-    def __init__(self, datasets: Snapshots, name: str) -> None:
-        """name: of this process, for errors."""
-        self._datasets, self._name = datasets, name
-        self._lock = threading.Lock()
-        """Protects `_found`."""
-        self._found: set[str] = set()
-
-    def snapshot(self, name: str) -> DatasetSnapshot:
-        """Raises UnavailableError, with which a client asks elsewhere, if the files are not here."""
-        view = self._datasets.snapshot(name)
-        if view.identity not in self._found and len(view.paths) and not is_s3(view.base_path):
-            files = some_files(len(view.paths))
-            if not any(_is_as_indexed(view, file_id) for file_id in files):
-                raise UnavailableError(
-                    f"{self._name} finds no file of dataset '{name}' as storage has indexed it, such as {view.paths[files[0]]}; mount "
-                    f"{view.base_path} where {self._name} runs as where storage runs"
-                )
-            with self._lock:
-                self._found.add(view.identity)
-        return view
-
-
-def _is_as_indexed(view: DatasetSnapshot, file_id: int) -> bool:
-    with suppress(OSError):
-        status = os.stat(view.paths[file_id])
-        return view.paths.may_be(file_id, status.st_size, status.st_mtime_ns)
-    return False
 
 
 def build(context: ServiceContext) -> Sequence[Registration]:
@@ -66,7 +25,7 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     sources = RecordReaders(config.storage.num_threads, config.storage.row_group_cache_bytes)
     context.on_shutdown(sources.close)
     names = PublishedNames.of(config)
-    datasets = MountedDatasets(PublishedDatasets(names, sources), context.name)
+    datasets = PublishedDatasets(names, sources, context.name)
     for name in names.names():
         try:
             datasets.snapshot(name)

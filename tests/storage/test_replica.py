@@ -34,7 +34,7 @@ def with_replicas(config: SystemConfig, number: int) -> SystemConfig:
 def replica(storage: RunningStorage, stack: ExitStack) -> PayloadClient:
     """A client of a replica in this process, and only of it."""
     endpoint = with_replicas(storage.config, 1).replicas["replica-1"]
-    server = PayloadServer(endpoint, PublishedDatasets(PublishedNames.of(storage.config), RecordReaders(1)))
+    server = PayloadServer(endpoint, PublishedDatasets(PublishedNames.of(storage.config), RecordReaders(1), "replica-1"))
     stack.callback(server.stop)
     return stack.enter_context(PayloadClient(endpoint))
 
@@ -70,7 +70,7 @@ def test_a_replica_sees_every_change_at_the_next_request(storage: RunningStorage
 
 
 def test_a_replica_lets_go_of_datasets_that_are_deleted(storage: RunningStorage, tmp_path: Path) -> None:
-    datasets = PublishedDatasets(PublishedNames.of(storage.config), RecordReaders(1))
+    datasets = PublishedDatasets(PublishedNames.of(storage.config), RecordReaders(1), "replica-1")
     write_records(tmp_path / "d" / "0.bin", range(50), 1000)
     for name in ("numbers", "others", "letters"):
         storage.client.register_dataset(binary_dataset(tmp_path / "d").model_copy(update={"name": name}))
@@ -96,7 +96,7 @@ def test_a_replica_serves_without_storage(quick_config: SystemConfig, stack: Exi
         storage.client.register_dataset(binary_dataset(tmp_path / "d"))
         storage.ingest()
     endpoint = with_replicas(quick_config, 1).replicas["replica-1"]
-    server = PayloadServer(endpoint, PublishedDatasets(PublishedNames.of(quick_config), RecordReaders(1)))
+    server = PayloadServer(endpoint, PublishedDatasets(PublishedNames.of(quick_config), RecordReaders(1), "replica-1"))
     stack.callback(server.stop)
     with PayloadClient(endpoint) as client:
         assert data_of(client, range(50)) == list(range(50))

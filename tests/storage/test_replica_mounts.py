@@ -15,13 +15,12 @@ from modyn.storage.flight.client import FetchLimits, PayloadClient
 from modyn.storage.flight.server import PayloadServer
 from modyn.storage.read.published_datasets import PublishedDatasets, PublishedNames
 from modyn.storage.read.record_readers import RecordReaders
-from modyn.storage.replica import MountedDatasets
 from tests.support.running_storage import RunningStorage, binary_dataset, start_storage, write_records
 
 
 @pytest.fixture
-def datasets(numbers: RunningStorage) -> MountedDatasets:
-    return MountedDatasets(PublishedDatasets(PublishedNames.of(numbers.config), RecordReaders(1)), "replica-7")
+def datasets(numbers: RunningStorage) -> PublishedDatasets:
+    return PublishedDatasets(PublishedNames.of(numbers.config), RecordReaders(1), "replica-7")
 
 
 @pytest.fixture
@@ -31,7 +30,7 @@ def mount(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("there", ["nothing", "other files"])
 def test_a_dataset_that_is_not_mounted_is_left_to_others(
-    numbers: RunningStorage, datasets: MountedDatasets, mount: Path, stack: ExitStack, there: str
+    numbers: RunningStorage, datasets: PublishedDatasets, mount: Path, stack: ExitStack, there: str
 ) -> None:
     mount.rename(mount.with_name("away"))
     if there == "other files":
@@ -51,7 +50,7 @@ def test_a_dataset_that_is_not_mounted_is_left_to_others(
         assert datasets.snapshot("numbers").index.num_samples == 1000
 
 
-def test_files_that_are_gone_or_altered_do_not_make_it_another_mount(datasets: MountedDatasets, mount: Path) -> None:
+def test_files_that_are_gone_or_altered_do_not_make_it_another_mount(datasets: PublishedDatasets, mount: Path) -> None:
     for i in range(9):
         (mount / f"{i}.bin").unlink()
     (mount / "3.bin").write_bytes(b"else")
@@ -60,7 +59,7 @@ def test_files_that_are_gone_or_altered_do_not_make_it_another_mount(datasets: M
     assert datasets.snapshot("numbers") is view, "what was seen once is looked at by its stamps when it is read"
 
 
-def test_what_has_no_files_yet_is_served(numbers: RunningStorage, datasets: MountedDatasets, tmp_path: Path) -> None:
+def test_what_has_no_files_yet_is_served(numbers: RunningStorage, datasets: PublishedDatasets, tmp_path: Path) -> None:
     numbers.client.register_dataset(binary_dataset(tmp_path / "empty", "empty"))
     assert datasets.snapshot("empty").index.num_samples == 0
     with pytest.raises(NotFoundError):

@@ -57,7 +57,8 @@ class LocatedSamples:
         now, keys = self.snapshot(), self.keys[rows]
         now.refuse_other(self.identity)
         file_ids, offsets = self.entries.file_ids[rows], self.entries.offsets[rows]
-        if (row := now.first_altered(file_ids)) is not None:
+        if len(now.altered) and len(altered := np.flatnonzero(np.isin(file_ids, now.altered))):
+            row = int(altered[0])
             raise DataError(
                 f"{now.paths[int(file_ids[row])]} was changed after it was indexed, so the sample with key {keys[row]} at byte "
                 f"{offsets[row]} of it cannot be read; `modyn data problems {now.name}` says why"

@@ -7,11 +7,14 @@ import os
 import re
 import threading
 from collections.abc import Set
+from contextlib import suppress
 from pathlib import Path
 
+from modyn._core import PathTable
 from modyn.atomic_write import TEMPORARY_SUFFIX
-from modyn.config.system import DATASET_NAME, SystemConfig
+from modyn.config.system import DATASET_NAME, SystemConfig, is_s3
 from modyn.errors import NotFoundError, UnavailableError
+from modyn.storage.read.locality import some_files
 from modyn.storage.read.publication import INDEX
 from modyn.storage.read.record_readers import RecordReaders
 from modyn.storage.read.snapshot import DatasetSnapshot, PublishedDataset
@@ -72,17 +75,26 @@ class PublishedNames:
 
 
 class PublishedDatasets:
-    """The datasets of a storage folder, for readers without a catalogue. Any number of threads."""
+    """The datasets of a storage folder, for a process without a catalogue. Any number of threads.
 
-    def __init__(self, names: PublishedNames, readers: RecordReaders) -> None:
-        self._names = names
-        self._readers = readers
+    Only those whose files it finds as storage indexed them. Weaker than the proof for local reads, since inodes differ on another machine: sizes
+    and times of some files are compared, once, and again as long as none of them agrees.
+    """
+
+    def __init__(self, names: PublishedNames, readers: RecordReaders, process: str) -> None:
+        """process: name of this one, for errors."""
+        self._names, self._readers, self._process = names, readers, process
         self._lock = threading.Lock()
-        """Protects `_open`."""
+        """Protects the two fields below."""
         self._open: dict[str, PublishedDataset] = {}
+        self._found: set[str] = set()
+        """Identities of the datasets whose files are here."""
 
     def snapshot(self, name: str) -> DatasetSnapshot:
-        """The dataset `name` as it is published now. Raises NotFoundError if there is none, CorruptStateError, UnavailableError."""
+        """The dataset `name` as it is published now.
+
+        Raises: NotFoundError: there is none. CorruptStateError. UnavailableError, with which a client asks elsewhere: the files are not here.
+        """
         try:
             target = self._names.target(name)
             with self._lock:
@@ -90,12 +102,35 @@ class PublishedDatasets:
                 if published is None or published.folder != target:
                     self._drop_deleted()
                     published = self._open[name] = PublishedDataset(target, self._readers)
-            return published.snapshot()
+            snapshot = published.snapshot()
         except NotFoundError:
             with self._lock:
                 self._drop_deleted()
             raise
+        if snapshot.identity not in self._found:
+            self._check_mounted(snapshot)
+        return snapshot
 
     def _drop_deleted(self) -> None:
         """Close files and maps of deleted datasets, which may never be asked for again."""
         self._open = {name: published for name, published in self._open.items() if os.path.exists(published.folder / INDEX)}
+
+    def _check_mounted(self, snapshot: DatasetSnapshot) -> None:
+        paths, base_path = snapshot.paths, snapshot.config.base_path
+        files = some_files(len(paths))
+        if not files or is_s3(base_path):
+            return
+        if not any(_is_as_indexed(paths, file_id) for file_id in files):
+            raise UnavailableError(
+                f"{self._process} finds no file of dataset '{snapshot.name}' as storage has indexed it, such as {paths[files[0]]}; mount "
+                f"{base_path} where {self._process} runs as where storage runs"
+            )
+        with self._lock:
+            self._found.add(snapshot.identity)
+
+
+def _is_as_indexed(paths: PathTable, file_id: int) -> bool:
+    with suppress(OSError):
+        status = os.stat(paths[file_id])
+        return paths.may_be(file_id, status.st_size, status.st_mtime_ns)
+    return False

@@ -39,20 +39,15 @@ class RecordReaders:
         self._forgetting = threading.Lock()
         """Held by the one thread that looks for removed files."""
 
-    @staticmethod
-    def table(dataset: DatasetConfig) -> PathTable:
-        """An empty table for the paths of a dataset's files."""
-        file_format = build_format(dataset.file_wrapper, dataset.file_wrapper_config, dataset.timestamp_source)
-        return PathTable(open_filesystem(dataset.base_path).base, file_format.can_grow)
-
-    def open(self, dataset: DatasetConfig, paths: PathTable) -> RecordReader:
-        """The reader of a dataset whose files are `paths`, by its file system and its format."""
+    def open(self, dataset: DatasetConfig) -> tuple[PathTable, RecordReader]:
+        """An empty table for the paths of a dataset's files, and the reader of the files in it, by its file system and its format."""
         folder = open_filesystem(dataset.base_path)
         file_format = build_format(dataset.file_wrapper, dataset.file_wrapper_config, dataset.timestamp_source)
-        return self.open_format(file_format, folder, paths)
+        paths = PathTable(folder.base, file_format.can_grow)
+        return paths, self.open_format(file_format, folder, paths)
 
     def open_format(self, file_format: FileFormat, folder: FileSystem, paths: PathTable) -> RecordReader:
-        """As `open`, for a format and a file system that are built already."""
+        """The reader of files of `file_format` that lie in `folder`, whose full paths by id are `paths`."""
         declared = file_format.payload_reader()
         if isinstance(declared, RowGroups):
             from modyn.storage.read.row_groups import RowGroupReader  # Loads pyarrow.parquet, which other formats do not need.

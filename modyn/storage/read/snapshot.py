@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ from modyn.records import Int64Array, Interval, SampleBatch
 from modyn.storage.index.segment_file import Segment
 from modyn.storage.index.segment_index import SegmentIndex
 from modyn.storage.index.tombstones import Tombstones
-from modyn.storage.model.samples import RecordReader
+from modyn.storage.model.samples import RecordReader, UInt32Array
 from modyn.storage.read.publication import INDEX, TOMBSTONES, Publication, map_names, map_stamps
 from modyn.storage.read.record_readers import RecordReaders
 
@@ -30,7 +30,7 @@ class DatasetSnapshot:
     """A dataset at `version`: where each sample is, and which are deleted. Immutable, so that readers need no lock.
 
     identity: of this registration; a dataset registered under the same name later has another. paths: full path by file id.
-    altered: ids of files whose bytes are not those that were indexed; no sample may be read from them.
+    altered: ids of files whose bytes are not those that were indexed, uint32; no sample may be read from them.
     """
 
     config: DatasetConfig
@@ -40,22 +40,13 @@ class DatasetSnapshot:
     index: SegmentIndex
     tombstones: Tombstones
     paths: PathTable
-    altered: frozenset[int]
+    altered: UInt32Array
     reader: RecordReader
-    _altered_ids: npt.NDArray[np.uint32] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_altered_ids", np.array(sorted(self.altered), np.uint32))
 
     @property
     def name(self) -> str:
         """The dataset's name."""
         return self.config.name
-
-    @property
-    def base_path(self) -> str:
-        """The dataset's folder or bucket, as configured."""
-        return str(self.config.base_path)
 
     def refuse_other(self, identity: str) -> None:
         """Raise NotFoundError unless this is the registration with this identity."""
@@ -78,13 +69,6 @@ class DatasetSnapshot:
                 f"dataset '{self.name}' has no samples with the keys {named}{more}: they were deleted or never existed; leave them out, "
                 'or ask with on_missing="skip", which goes on without them'
             )
-
-    def first_altered(self, file_ids: npt.NDArray[np.uint32]) -> int | None:
-        """The first position in `file_ids` with a file that may not be read."""
-        if not self.altered:
-            return None
-        found = np.flatnonzero(np.isin(file_ids, self._altered_ids))
-        return int(found[0]) if len(found) else None
 
     def samples_by_key(self, keys: Int64Array) -> SampleBatch:
         """Labels and timestamps in the order asked. Raises NotFoundError if a key is unknown or deleted."""
@@ -137,15 +121,8 @@ class _SeenFile:
             os.close(self._descriptor)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Seen:
-    """A snapshot and the files that it was made from."""
-
-    snapshot: DatasetSnapshot
-    files: tuple[_SeenFile, ...]
-
-    def is_current(self) -> bool:
-        return all(file.is_current() for file in self.files)
+def _are_current(files: tuple[_SeenFile, ...]) -> bool:
+    return all(file.is_current() for file in files)
 
 
 class PublishedDataset:
@@ -159,11 +136,11 @@ class PublishedDataset:
         self._watched = (INDEX,) if tombstones is not None else (INDEX, TOMBSTONES)
         self._lock = threading.Lock()
         """One thread at a time reads the files; `_seen` is replaced as a whole, and read without the lock."""
-        self._seen: _Seen | None = None
+        self._seen: tuple[DatasetSnapshot, tuple[_SeenFile, ...]] | None = None
+        """The newest snapshot, and the files that it was made from."""
         self._segments: dict[str, Segment] = {}
-        self._paths: PathTable | None = None
+        self._opened: tuple[PathTable, RecordReader] | None = None
         self._stamps: str | None = None
-        self._reader: RecordReader | None = None
 
     def snapshot(self) -> DatasetSnapshot:
         """The dataset as it is published now, at the price of two `stat` calls unless something changed.
@@ -171,26 +148,26 @@ class PublishedDataset:
         Raises NotFoundError if it was deleted, CorruptStateError, UnavailableError.
         """
         seen = self._seen
-        if seen is not None and seen.is_current():
-            return seen.snapshot
+        if seen is not None and _are_current(seen[1]):
+            return seen[0]
         with self._lock:
-            while self._seen is None or not self._seen.is_current():
+            while self._seen is None or not _are_current(self._seen[1]):
                 # Opened before they are read: what changes meanwhile is read again.
                 files = tuple(_SeenFile(self.folder / name) for name in self._watched)
                 try:
-                    self._seen = _Seen(self._read(), files)
+                    self._seen = self._read(), files
                     self._readers.forget_removed()
                 except CorruptStateError:
                     # A segment or a block of names is removed when another has taken its place.
-                    if all(file.is_current() for file in files):
+                    if _are_current(files):
                         raise
-            return self._seen.snapshot
+            return self._seen[0]
 
     def _read(self) -> DatasetSnapshot:
         published = Publication.read(self.folder)
         segments = {name: self._segments.get(name) or Segment.open(self.folder / name) for name in published.segments}
         if self._seen is not None and segments.keys() == self._segments.keys():
-            index = self._seen.snapshot.index
+            index = self._seen[0].index
         else:
             index = SegmentIndex(list(segments.values()), published.float_labels)
         paths, reader = self._files(published)
@@ -202,7 +179,7 @@ class PublishedDataset:
             index,
             self._tombstones if self._tombstones is not None else Tombstones.open(self.folder / TOMBSTONES),
             paths,
-            frozenset(published.altered),
+            np.array(published.altered, np.uint32),
             reader,
         )
         # Last: these are the segments of the snapshot's index, and stay those of the one before if anything failed.
@@ -211,19 +188,18 @@ class PublishedDataset:
 
     def _files(self, published: Publication) -> tuple[PathTable, RecordReader]:
         """The names of all files, and their reader. New names are appended: a file never gets another name."""
-        if self._paths is None or self._reader is None:
-            self._paths = self._readers.table(published.config)
-            self._reader = self._readers.open(published.config, self._paths)
+        self._opened = self._opened or self._readers.open(published.config)
+        paths, reader = self._opened
         first = 0
         for block in published.names:
-            known = len(self._paths) - first
+            known = len(paths) - first
             if known < block.count:
                 mapped = map_names(self.folder, block)
                 start = int(mapped.ends[known - 1]) if known else 0
                 ends = mapped.ends[known:] - start if known else mapped.ends
-                self._paths.append_packed(mapped.text[start:], ends, mapped.sizes[known:], mapped.mtimes_ns[known:])
+                paths.append_packed(mapped.text[start:], ends, mapped.sizes[known:], mapped.mtimes_ns[known:])
             first += block.count
         if published.stamps is not None and published.stamps != self._stamps:
-            self._paths.restamp(*map_stamps(self.folder / published.stamps))
+            paths.restamp(*map_stamps(self.folder / published.stamps))
             self._stamps = published.stamps
-        return self._paths, self._reader
+        return paths, reader

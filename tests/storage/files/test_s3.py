@@ -73,7 +73,7 @@ def test_replicas_read_from_what_is_published_and_the_short_cut_is_refused(
     s3.put("published", {"1.csv": b"1,one\n2,two\n"})
     storage.client.register_dataset(csv_dataset(s3, "published"))
     storage.ingest("rows")
-    view = PublishedDatasets(PublishedNames.of(quick_config), RecordReaders(1)).snapshot("rows")
+    view = PublishedDatasets(PublishedNames.of(quick_config), RecordReaders(1), "replica-1").snapshot("rows")
     data, bounds = view.reader.gather(np.zeros(2, np.uint32), np.array([6, 0]), np.array([5, 5]))
     assert (data.tobytes(), bounds.tolist()) == (b"2,two1,one", [0, 5, 10])
     with pytest.raises(ConfigError, match="no folder of this machine"):

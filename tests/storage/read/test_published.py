@@ -284,7 +284,7 @@ def test_what_is_damaged_or_unknown_is_told(tmp_path: Path, sources: RecordReade
 
 
 def test_datasets_are_found_by_name_and_only_by_name(storage: RunningStorage, tmp_path: Path, sources: RecordReaders) -> None:
-    datasets = PublishedDatasets(PublishedNames.of(storage.config), sources)
+    datasets = PublishedDatasets(PublishedNames.of(storage.config), sources, "replica-1")
     for name in ("numbers", "", "..", ".", "../datasets", "a/b", "nul\0"):
         with pytest.raises(NotFoundError, match="no dataset"):
             datasets.snapshot(name)
