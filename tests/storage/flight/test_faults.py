@@ -21,7 +21,7 @@ from pyarrow import flight
 from modyn.config.system import Endpoint
 from modyn.errors import CancelledError, DataError, DeadlineError, ModynError, NotFoundError, UnavailableError
 from modyn.records import Int64Array
-from modyn.storage.flight.client import OnMissing, PayloadClient
+from modyn.storage.flight.client import OnMissing, PayloadClient, PayloadStream
 from modyn.storage.flight.endpoints import EndpointPool
 from modyn.storage.flight.fetch import RequestThread
 from modyn.storage.flight.protocol import AnswerHead, answer_schema, location, to_record_batch
@@ -32,8 +32,18 @@ from modyn.testing.waiting import PATIENCE_S, at_rest, eventually
 from tests.support.processes import ServiceProcess
 from tests.support.running_storage import ONCE, SMALL_FETCHING, SMALL_SERVING, RunningStorage, image_dataset, write_image
 
-STALL_S = 5.0
-"""Silence of a server that is long also where healthy ones, on a machine that is busy otherwise, are meant to be heard."""
+HOUR_S = 3600.0
+"""A silence that no healthy server is found guilty of; `make_stalled` makes one of so long."""
+
+
+def make_stalled(fetched: PayloadStream, silent: Endpoint) -> None:
+    """Let a fetch believe that it has heard nothing from `silent` for an hour, if it waits for it now."""
+    fetch = fetched._fetch
+    with fetch._changed:
+        for thread in fetch._threads:
+            if thread.address == silent.address and thread.silent_since is not None:
+                thread.silent_since -= HOUR_S
+        fetch._changed.notify_all()
 
 
 def keys_of(batches: Iterator[Payloads]) -> list[int]:
@@ -54,6 +64,7 @@ class Watched:
         self._snapshots = snapshots
         self._before = before
         self._lock = threading.Lock()
+        self.released = threading.Event()
         self.num_bytes = 0
 
     def snapshot(self, name: str) -> DatasetSnapshot:
@@ -201,11 +212,15 @@ def test_a_process_that_hangs_is_left_for_another(numbers: RunningStorage, repli
     with PayloadClient(endpoint) as client:
         assert keys_of(client.fetch("numbers", keys[:10])) == keys[:10].tolist()
     got = []
-    with PayloadClient([endpoint, serve()], 2, replace(SMALL_FETCHING, stall_s=STALL_S, retry_s=PATIENCE_S)) as client:
-        for number, batch in enumerate(client.fetch("numbers", keys)):
-            got.append(batch)
-            if number == 10:
-                os.kill(replica.pid, signal.SIGSTOP)
+    limits = replace(SMALL_FETCHING, stall_s=HOUR_S, retry_s=PATIENCE_S)
+    with PayloadClient([endpoint, serve()], 2, limits) as client, ThreadPoolExecutor(1) as pool:
+        fetched = client.fetch("numbers", keys)
+        for _ in range(10):
+            got.append(next(fetched))
+        os.kill(replica.pid, signal.SIGSTOP)
+        rest = pool.submit(list, fetched)
+        eventually(lambda: make_stalled(fetched, endpoint) or rest.done())
+        got += rest.result()
     assert keys_of(iter(got)) == keys.tolist()
 
 
@@ -217,43 +232,62 @@ def test_one_that_never_answers_is_an_error_or_left_for_another(
     with PayloadClient(silent, limits=replace(ONCE, stall_s=0.2)) as client, pytest.raises(DeadlineError, match=silent.address):
         list(client.fetch("numbers", np.arange(10)))
     eventually(lambda: counted.num_calls == 1)
-    with PayloadClient([silent, serve()], limits=replace(ONCE, stall_s=STALL_S, avoid_s=3600.0)) as client:
+    limits = replace(ONCE, stall_s=HOUR_S, avoid_s=HOUR_S)
+    with PayloadClient([silent, serve()], limits=limits) as client, ThreadPoolExecutor(1) as pool:
         for _ in range(4):  # Each thread would begin with the silent one.
-            assert keys_of(client.fetch("numbers", np.arange(500))) == list(range(500))
+            fetched = client.fetch("numbers", np.arange(500))
+            got = pool.submit(keys_of, fetched)
+            eventually(lambda: got.done() or counted.num_calls == 2)
+            make_stalled(fetched, silent)
+            assert got.result() == list(range(500))
     assert counted.num_calls == 2, "one that has stalled is not tried again soon"
 
 
-IMPATIENT = replace(SMALL_SERVING, alive_s=0.05, chunks=replace(SMALL_SERVING.chunks, poll_s=0.05))
+IMPATIENT = replace(SMALL_SERVING, alive_s=0.05, poll_s=0.05)
 
 
-def test_a_slow_server_that_reports_to_be_alive_is_waited_for(numbers: RunningStorage, serve: Serve) -> None:
-    slow = Watched(numbers.store, before=lambda: time.sleep(STALL_S + 0.5))
-    with PayloadClient(serve(slow, limits=IMPATIENT), limits=replace(ONCE, stall_s=STALL_S)) as client:
-        assert keys_of(client.fetch("numbers", np.arange(10))) == list(range(10))
+def test_a_slow_server_that_reports_to_be_alive_is_waited_for(serve: Serve, hanging: Watched) -> None:
+    """Each report ends the silence, and a new one begins."""
+    endpoint = serve(hanging, limits=IMPATIENT)
+    with PayloadClient(endpoint, limits=replace(ONCE, stall_s=HOUR_S)) as client, ThreadPoolExecutor(1) as pool:
+        fetched = client.fetch("numbers", np.arange(10))
+        got = pool.submit(keys_of, fetched)
+        beginnings: set[float | None] = set()
+
+        def heard_again() -> bool:
+            beginnings.update(thread.silent_since for thread in fetched._fetch._threads)
+            return len(beginnings) > 4
+
+        eventually(heard_again)
+        hanging.released.set()
+        assert got.result() == list(range(10))
 
 
 @pytest.fixture
 def hanging(numbers: RunningStorage) -> Iterator[Watched]:
-    """Reads hang until the end of the test, as on a mount whose server is gone."""
-    released = threading.Event()
-
-    def hang() -> None:
-        released.wait()
-
-    yield Watched(numbers.store, before=hang)
-    released.set()
+    """Reads hang until the end of the test or until `released`, as on a mount whose server is gone."""
+    hanging = Watched(numbers.store, before=lambda: hanging.released.wait())
+    yield hanging
+    hanging.released.set()
 
 
 def test_a_read_that_hangs_is_reported_or_left_for_another_server(
     numbers: RunningStorage, serve: Serve, hanging: Watched, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hangs = serve(hanging, limits=replace(IMPATIENT, hang_s=0.3))
-    once = replace(ONCE, stall_s=STALL_S)
-    with PayloadClient(hangs, limits=once) as client, pytest.raises(DeadlineError, match=hangs.address):
-        list(client.fetch("numbers", np.arange(10)))
-    assert "payload_read_hangs" in capsys.readouterr().err
-    with PayloadClient([hangs, serve()], 2, replace(once, retry_s=PATIENCE_S)) as client:
-        assert keys_of(client.fetch("numbers", np.arange(1000))) == list(range(1000))
+    once = replace(ONCE, stall_s=HOUR_S)
+    with PayloadClient(hangs, limits=once) as client, ThreadPoolExecutor(1) as pool:
+        fetched = client.fetch("numbers", np.arange(10))
+        failed = pool.submit(list, fetched)
+        eventually(lambda: "payload_read_hangs" in capsys.readouterr().err)
+        eventually(lambda: make_stalled(fetched, hangs) or failed.done())
+        with pytest.raises(DeadlineError, match=hangs.address):
+            failed.result()
+    with PayloadClient([hangs, serve()], 2, replace(once, retry_s=PATIENCE_S)) as client, ThreadPoolExecutor(1) as pool:
+        fetched = client.fetch("numbers", np.arange(1000))
+        got = pool.submit(keys_of, fetched)
+        eventually(lambda: make_stalled(fetched, hangs) or got.done())
+        assert got.result() == list(range(1000))
 
 
 def test_a_deadline_holds_also_against_a_server_that_reports_to_be_alive(serve: Serve, hanging: Watched) -> None:
@@ -266,13 +300,12 @@ def test_a_deadline_holds_also_against_a_server_that_reports_to_be_alive(serve: 
             list(fetched)
 
 
-def test_a_deadline_is_for_each_batch_and_not_for_the_consumer(numbers: RunningStorage) -> None:
-    got = []
-    for number, batch in enumerate(numbers.payloads.fetch("numbers", np.arange(1000), deadline_s=STALL_S)):
-        if number == 0:
-            time.sleep(STALL_S + 0.1)
-        got.append(batch)
-    assert keys_of(iter(got)) == list(range(1000))
+def test_a_deadline_is_for_each_batch_and_not_for_the_consumer(numbers: RunningStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched = numbers.payloads.fetch("numbers", np.arange(1000), deadline_s=PATIENCE_S)
+    got = [next(fetched)]
+    now = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now() + 2 * PATIENCE_S)  # The consumer takes its time.
+    assert keys_of(iter([*got, *fetched])) == list(range(1000))
 
 
 def test_a_server_that_is_busy_is_asked_again(pictures: RunningStorage, stack: ExitStack) -> None:
