@@ -7,11 +7,11 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -33,17 +33,26 @@ from tests.support.processes import ServiceProcess
 from tests.support.running_storage import ONCE, SMALL_FETCHING, SMALL_SERVING, RunningStorage, image_dataset, write_image
 
 HOUR_S = 3600.0
-"""A silence that no healthy server is found guilty of; `make_stalled` makes one of so long."""
+"""A silence that no healthy server is found guilty of; `answer_without` makes one of so long."""
 
 
-def make_stalled(fetched: PayloadStream, silent: Endpoint) -> None:
-    """Let a fetch believe that it has heard nothing from `silent` for an hour, if it waits for it now."""
+T = TypeVar("T")
+
+
+def answer_without(silent: Endpoint, fetched: PayloadStream, answer: Future[T]) -> T:
+    """What another thread makes of a fetch. Whenever the fetch waits for `silent`, it is let believe that it has done so for an hour."""
     fetch = fetched._fetch
-    with fetch._changed:
-        for thread in fetch._threads:
-            if thread.address == silent.address and thread.silent_since is not None:
-                thread.silent_since -= HOUR_S
-        fetch._changed.notify_all()
+
+    def is_done() -> bool:
+        with fetch._changed:
+            for thread in fetch._threads:
+                if thread.address == silent.address and thread.silent_since is not None:
+                    thread.silent_since -= HOUR_S
+            fetch._changed.notify_all()
+        return answer.done()
+
+    eventually(is_done)
+    return answer.result()
 
 
 def keys_of(batches: Iterator[Payloads]) -> list[int]:
@@ -60,11 +69,10 @@ def keys_of(batches: Iterator[Payloads]) -> list[int]:
 class Watched:
     """Snapshots whose payloads are counted, after `before` has been called."""
 
-    def __init__(self, snapshots: Snapshots, before: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, snapshots: Snapshots, before: Callable[[], object] = lambda: None) -> None:
         self._snapshots = snapshots
         self._before = before
         self._lock = threading.Lock()
-        self.released = threading.Event()
         self.num_bytes = 0
 
     def snapshot(self, name: str) -> DatasetSnapshot:
@@ -218,9 +226,7 @@ def test_a_process_that_hangs_is_left_for_another(numbers: RunningStorage, repli
         for _ in range(10):
             got.append(next(fetched))
         os.kill(replica.pid, signal.SIGSTOP)
-        rest = pool.submit(list, fetched)
-        eventually(lambda: make_stalled(fetched, endpoint) or rest.done())
-        got += rest.result()
+        got += answer_without(endpoint, fetched, pool.submit(list, fetched))
     assert keys_of(iter(got)) == keys.tolist()
 
 
@@ -236,17 +242,15 @@ def test_one_that_never_answers_is_an_error_or_left_for_another(
     with PayloadClient([silent, serve()], limits=limits) as client, ThreadPoolExecutor(1) as pool:
         for _ in range(4):  # Each thread would begin with the silent one.
             fetched = client.fetch("numbers", np.arange(500))
-            got = pool.submit(keys_of, fetched)
-            eventually(lambda: got.done() or counted.num_calls == 2)
-            make_stalled(fetched, silent)
-            assert got.result() == list(range(500))
+            assert answer_without(silent, fetched, pool.submit(keys_of, fetched)) == list(range(500))
+        eventually(lambda: counted.num_calls > 1)
     assert counted.num_calls == 2, "one that has stalled is not tried again soon"
 
 
 IMPATIENT = replace(SMALL_SERVING, alive_s=0.05, poll_s=0.05)
 
 
-def test_a_slow_server_that_reports_to_be_alive_is_waited_for(serve: Serve, hanging: Watched) -> None:
+def test_a_slow_server_that_reports_to_be_alive_is_waited_for(serve: Serve, hanging: Hanging) -> None:
     """Each report ends the silence, and a new one begins."""
     endpoint = serve(hanging, limits=IMPATIENT)
     with PayloadClient(endpoint, limits=replace(ONCE, stall_s=HOUR_S)) as client, ThreadPoolExecutor(1) as pool:
@@ -263,16 +267,24 @@ def test_a_slow_server_that_reports_to_be_alive_is_waited_for(serve: Serve, hang
         assert got.result() == list(range(10))
 
 
+class Hanging(Watched):
+    """Reads hang until `released`."""
+
+    def __init__(self, snapshots: Snapshots) -> None:
+        self.released = threading.Event()
+        super().__init__(snapshots, before=self.released.wait)
+
+
 @pytest.fixture
-def hanging(numbers: RunningStorage) -> Iterator[Watched]:
-    """Reads hang until the end of the test or until `released`, as on a mount whose server is gone."""
-    hanging = Watched(numbers.store, before=lambda: hanging.released.wait())
+def hanging(numbers: RunningStorage) -> Iterator[Hanging]:
+    """As on a mount whose server is gone, until the end of the test or until it is released."""
+    hanging = Hanging(numbers.store)
     yield hanging
     hanging.released.set()
 
 
 def test_a_read_that_hangs_is_reported_or_left_for_another_server(
-    numbers: RunningStorage, serve: Serve, hanging: Watched, capsys: pytest.CaptureFixture[str]
+    numbers: RunningStorage, serve: Serve, hanging: Hanging, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hangs = serve(hanging, limits=replace(IMPATIENT, hang_s=0.3))
     once = replace(ONCE, stall_s=HOUR_S)
@@ -280,17 +292,14 @@ def test_a_read_that_hangs_is_reported_or_left_for_another_server(
         fetched = client.fetch("numbers", np.arange(10))
         failed = pool.submit(list, fetched)
         eventually(lambda: "payload_read_hangs" in capsys.readouterr().err)
-        eventually(lambda: make_stalled(fetched, hangs) or failed.done())
         with pytest.raises(DeadlineError, match=hangs.address):
-            failed.result()
+            answer_without(hangs, fetched, failed)
     with PayloadClient([hangs, serve()], 2, replace(once, retry_s=PATIENCE_S)) as client, ThreadPoolExecutor(1) as pool:
         fetched = client.fetch("numbers", np.arange(1000))
-        got = pool.submit(keys_of, fetched)
-        eventually(lambda: make_stalled(fetched, hangs) or got.done())
-        assert got.result() == list(range(1000))
+        assert answer_without(hangs, fetched, pool.submit(keys_of, fetched)) == list(range(1000))
 
 
-def test_a_deadline_holds_also_against_a_server_that_reports_to_be_alive(serve: Serve, hanging: Watched) -> None:
+def test_a_deadline_holds_also_against_a_server_that_reports_to_be_alive(serve: Serve, hanging: Hanging) -> None:
     hangs = serve(hanging, limits=IMPATIENT)
     with PayloadClient(hangs) as client:
         fetched = client.fetch("numbers", np.arange(7, 10), deadline_s=0.3)
