@@ -14,8 +14,8 @@ from modyn.errors import AlreadyExistsError, ConfigError, InvalidArgumentError, 
 from modyn.json_codec import sanitize
 from modyn.rpc.logs import get_logger
 from modyn.storage.catalogue.catalogue import Catalogue, DatasetRow
-from modyn.storage.files.file_system import open_filesystem
-from modyn.storage.files.listing import Roots
+from modyn.storage.files.file_system import Roots
+from modyn.storage.files.local import open_filesystem
 from modyn.storage.files.s3_url import S3Url
 from modyn.storage.formats import build_format
 from modyn.storage.ingest.ingestion import ingest

@@ -21,7 +21,7 @@ import numpy as np
 from modyn._core import PathTable
 from modyn.config.base import load_section
 from modyn.errors import DataError
-from modyn.storage.files.file_system import LocalFiles
+from modyn.storage.files.local import LocalFiles
 from modyn.storage.formats.base import FileFormat, FormatResume
 from modyn.storage.ingest.file_indexer import check_unchanged, fingerprint
 from modyn.storage.model.samples import IndexedSamples

@@ -1,21 +1,26 @@
-"""File systems of datasets: what ingestion and readers ask of the folder that a dataset's `base_path` names."""
+"""File systems of datasets: what ingestion and readers ask of the folder that a dataset's `base_path` names, and the records of its listings."""
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
+
 from modyn._core import FileAccessError
-from modyn.config.system import is_s3
-from modyn.errors import DataError, ModynError
-from modyn.storage.files.listing import Listing, Names, Roots, SeenFile, check_folder, list_files
+from modyn.errors import DataError, ModynError, SecurityError
+from modyn.records import Int64Array
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+UNKNOWN = int(np.iinfo(np.int64).min)
+"""A time in `SeenFiles.changed_ns` that the listing does not give."""
 
 
 class UnusableNowError(DataError):
@@ -24,6 +29,118 @@ class UnusableNowError(DataError):
 
 UNRELATED_TO_CONTENT = (UnusableNowError, FileAccessError)
 """Errors after which the content of a file is still unknown, of Python and of C++."""
+
+
+@dataclass(frozen=True, slots=True)
+class NameEndings:
+    """Endings of the names of a dataset's files: `samples` of files with samples, `companions` in its place of the file that must exist beside
+    each of them; empty if there is none."""
+
+    samples: str
+    companions: str = ""
+
+    def match(self, path: str) -> bool:
+        """Whether a file of this name holds samples."""
+        return path.endswith(self.samples)
+
+    def companions_of(self, path: str) -> tuple[str, ...]:
+        """Paths of the files that must exist beside `path`: one or none."""
+        return (path[: len(path) - len(self.samples)] + self.companions,) if self.companions else ()
+
+
+Names = NameEndings | Callable[[str], bool]
+"""Which files hold samples: endings, with which a folder is scanned without a call for each file, or a predicate on the full path."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenFile:
+    """A file in the folder when it was listed. `path` is relative to the folder."""
+
+    path: str
+    size: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SeenFiles:
+    """Files in the order in which they are to be indexed: file time, then path. Columns, because there may be millions: about 150 bytes each.
+
+    sizes: int64 bytes. mtimes_ns: int64.
+    changed_ns: int64, the last change of the file and of its companion; UNKNOWN where that is missing, or was not listed.
+    """
+
+    paths: list[str]
+    sizes: Int64Array
+    mtimes_ns: Int64Array
+    changed_ns: Int64Array
+
+    @staticmethod
+    def of(files: Iterable[SeenFile]) -> SeenFiles:
+        """`files` in any order; nothing is known of their companions."""
+        listed = list(files)
+        columns = np.array([(file.size, file.mtime_ns, UNKNOWN) for file in listed], np.int64).reshape(-1, 3)
+        return SeenFiles([file.path for file in listed], *columns.T)._in_order()
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, position: int) -> SeenFile:
+        return SeenFile(self.paths[position], int(self.sizes[position]), int(self.mtimes_ns[position]))
+
+    def __iter__(self) -> Iterator[SeenFile]:
+        return (self[position] for position in range(len(self)))
+
+    def take(self, positions: Int64Array) -> SeenFiles:
+        """The files at `positions`, int64 (m,), in that order."""
+        paths = [self.paths[position] for position in positions.tolist()]
+        return SeenFiles(paths, self.sizes[positions], self.mtimes_ns[positions], self.changed_ns[positions])
+
+    @property
+    def columns(self) -> tuple[list[str], Int64Array, Int64Array]:
+        """Paths, sizes and times, as `FileTable.compare` takes them."""
+        return self.paths, self.sizes, self.mtimes_ns
+
+    def merged_with(self, others: SeenFiles) -> SeenFiles:
+        """Both together, in order."""
+        mine, theirs = ((files.sizes, files.mtimes_ns, files.changed_ns) for files in (self, others))
+        return SeenFiles(self.paths + others.paths, *map(np.concatenate, zip(mine, theirs, strict=True)))._in_order()
+
+    def _in_order(self) -> SeenFiles:
+        times = self.mtimes_ns.tolist()
+        order = sorted(range(len(self)), key=lambda i: (times[i], os.fsencode(self.paths[i])))
+        return self.take(np.array(order, np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What one look at a folder found. `refused`: relative path → why it was not looked into."""
+
+    files: SeenFiles
+    refused: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Roots:
+    """Folders and buckets (`s3:/…`) that data may lie in; none: it may lie anywhere."""
+
+    folders: tuple[str, ...] = ()
+    buckets: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(paths: Iterable[Path]) -> Roots:
+        """Sort configured paths into folders, with links resolved, and buckets."""
+        texts = [str(path) for path in paths]
+        folders = tuple(os.path.realpath(text) for text in texts if not text.startswith("s3:/"))
+        return Roots(folders, tuple(text for text in texts if text.startswith("s3:/")))
+
+    def check(self, path: str) -> None:
+        """Raises: SecurityError: `path`, with symbolic links followed, lies in none of the roots."""
+        real = os.path.realpath(path)
+        if (self.folders or self.buckets) and not any(os.path.commonpath([real, root]) == root for root in self.folders):
+            raise SecurityError(
+                f"{path} lies outside the folders that storage may read ({', '.join(self.folders)}); "
+                f"move it there or add its folder to storage.dataset_roots"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,59 +211,3 @@ class FileSystem(ABC):
             yield
         except OSError as error:
             raise self.read_error(path, error) from error
-
-
-class LocalFiles(FileSystem):
-    """A folder that this machine mounts."""
-
-    def check_roots(self, roots: Roots) -> None:
-        roots.check(self.base)
-
-    def check(self, roots: Roots) -> None:
-        check_folder(self.base, roots)
-
-    def list_files(self, names: Names, roots: Roots, indexed: Sequence[str] = ()) -> Listing:
-        return list_files(self.base, names, roots, indexed)
-
-    def status(self, path: str) -> FileStatus | None:
-        with suppress(OSError):
-            status = os.stat(path)
-            return FileStatus(status.st_size, status.st_mtime_ns)
-        return None
-
-    def version(self, seen: SeenFile) -> FileStatus | None:
-        path = self.full_path(seen.path)
-        with self.reading(path), suppress(FileNotFoundError):
-            status = os.stat(path)
-            return FileStatus(status.st_size, status.st_mtime_ns, f"{status.st_dev}:{status.st_ino}")
-        return None
-
-    def read_error(self, path: str, error: OSError) -> DataError:
-        return unreadable(path, error)
-
-    def open(self, path: str) -> pa.NativeFile:
-        import pyarrow as pa  # Heavy, and only row groups and indexing need it: a training worker may do without.
-
-        return pa.OSFile(os.fsencode(path))
-
-    def stamp(self, path: str) -> FileStatus | None:
-        return self.status(path)
-
-
-def open_filesystem(base_path: str) -> FileSystem:
-    """The file system that a `base_path` names. Raises: ConfigError: it is a URL that cannot be used."""
-    if is_s3(base_path):
-        from modyn.storage.files.s3 import S3Files  # Loads pyarrow.fs, which most processes do not need.
-
-        return S3Files(base_path)
-    return LocalFiles(base_path)
-
-
-def unreadable(path: str, error: OSError, offset: int = 0) -> DataError:
-    """The DataError for an OSError on a user's file."""
-    reason = os.strerror(error.errno) if error.errno else error
-    return UnusableNowError(f"cannot read {path} at byte {offset}: {reason}; make the file readable for the storage service")
-
-
-reading = LocalFiles("").reading
-"""A context in which an OSError on a local file is raised as DataError that names the file: `with reading(path)`."""

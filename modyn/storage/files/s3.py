@@ -15,8 +15,17 @@ import pyarrow as pa
 from pyarrow import fs
 
 from modyn.errors import DataError, ModynError, NotFoundError, SecurityError, UnavailableError
-from modyn.storage.files.file_system import FileStatus, FileSystem, UnusableNowError
-from modyn.storage.files.listing import Listing, NameEndings, Names, Roots, SeenFile, SeenFiles
+from modyn.storage.files.file_system import (
+    FileStatus,
+    FileSystem,
+    Listing,
+    NameEndings,
+    Names,
+    Roots,
+    SeenFile,
+    SeenFiles,
+    UnusableNowError,
+)
 from modyn.storage.files.s3_url import S3Url
 
 T = TypeVar("T")

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from modyn.storage.files.file_system import FileSystem
-from modyn.storage.files.listing import UNKNOWN, SeenFiles
+from modyn.storage.files.file_system import UNKNOWN, FileSystem, SeenFiles
 
 COMPANION_WAIT_S = 5.0
 """A file whose companion (its label file) is missing for longer is reported."""

@@ -11,13 +11,12 @@ from pydantic import ConfigDict
 
 from modyn.config.base import Section
 from modyn.errors import ConfigError
-from modyn.storage.files.listing import NameEndings, Names
+from modyn.storage.files.file_system import FileSystem, NameEndings, Names
 from modyn.storage.formats.timestamps import FromModificationTime, FromName, TimestampSource, parse_timestamp_source
 from modyn.storage.model.samples import IndexedFiles, IndexedSamples, RecordReader
 
 if TYPE_CHECKING:
     from modyn._core import PathTable
-    from modyn.storage.files.file_system import FileSystem
 
 CHUNK_ROWS = 1 << 18
 """A format yields at most this many samples at once."""

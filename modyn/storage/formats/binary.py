@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from modyn import _core
 from modyn.errors import ConfigError, DataError
 from modyn.records import Int64Array, LabelArray
-from modyn.storage.files.file_system import reading
+from modyn.storage.files.local import reading
 from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume
 from modyn.storage.formats.timestamps import FromField, timestamp_of_file
 from modyn.storage.model.samples import IndexedSamples

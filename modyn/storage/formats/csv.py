@@ -10,7 +10,7 @@ from typing import ClassVar
 from pydantic import Field, field_validator, model_validator
 
 from modyn import _core
-from modyn.storage.files.file_system import reading
+from modyn.storage.files.local import reading
 from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume
 from modyn.storage.formats.timestamps import FromColumn, timestamp_of_file
 from modyn.storage.model.samples import IndexedSamples

@@ -20,7 +20,7 @@ from pydantic import Field, field_validator
 
 from modyn.errors import ConfigError, DataError
 from modyn.records import Int64Array, LabelArray
-from modyn.storage.files.file_system import reading
+from modyn.storage.files.local import reading
 from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume
 from modyn.storage.formats.json_fields import FieldPath, field_path, label_in, parse_object, seconds_in
 from modyn.storage.formats.timestamps import FromNamedField, iso_seconds, timestamp_of_file

@@ -18,7 +18,7 @@ from pydantic import Field, field_validator
 
 from modyn.errors import DataError
 from modyn.records import Int64Array, LabelArray
-from modyn.storage.files.file_system import unreadable
+from modyn.storage.files.local import LocalFiles
 from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume, RowGroups
 from modyn.storage.formats.timestamps import FromNamedColumn, iso_seconds, timestamp_of_file
 from modyn.storage.model.samples import IndexedSamples, UInt8Array
@@ -172,7 +172,7 @@ def _readable(path: str) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise unreadable(path, error) from error
+            raise LocalFiles("").read_error(path, error) from error
         # Not from the system: Arrow found the file damaged.
         raise DataError(f"{path} cannot be read as Parquet: {error}; write the file again") from error
 

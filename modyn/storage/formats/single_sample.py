@@ -12,8 +12,7 @@ from pydantic import Field, model_validator
 
 from modyn import _core
 from modyn.errors import DataError
-from modyn.storage.files.file_system import UnusableNowError
-from modyn.storage.files.listing import NameEndings
+from modyn.storage.files.file_system import NameEndings, UnusableNowError
 from modyn.storage.formats.base import FormatConfig, FormatResume, WholeFileFormat
 from modyn.storage.formats.timestamps import FromName, timestamp_of_file
 from modyn.storage.model.samples import IndexedFiles, IndexedSamples

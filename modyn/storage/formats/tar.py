@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from modyn.errors import ConfigError, DataError
-from modyn.storage.files.file_system import reading
+from modyn.storage.files.local import reading
 from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume
 from modyn.storage.formats.json_fields import field_path, label_in, parse_object, seconds_in
 from modyn.storage.formats.timestamps import FromNamedField, timestamp_of_file

@@ -15,8 +15,8 @@ import numpy as np
 from modyn.errors import DataError, ModynError
 from modyn.records import MAX_TIMESTAMP, Int64Array, LabelArray
 from modyn.rpc.logs import get_logger
-from modyn.storage.files.file_system import FileStatus, FileSystem, LocalFiles, UnusableNowError
-from modyn.storage.files.listing import SeenFile
+from modyn.storage.files.file_system import FileStatus, FileSystem, SeenFile, UnusableNowError
+from modyn.storage.files.local import LocalFiles
 from modyn.storage.formats.base import FileFormat, FormatResume, WholeFileFormat
 from modyn.storage.model.file_table import FileRow
 from modyn.storage.model.samples import IndexedFiles, IndexedSamples

@@ -18,8 +18,8 @@ import numpy as np
 from prometheus_client import Counter
 
 from modyn.errors import ConflictError, DataError, NotFoundError, SecurityError, UnavailableError
-from modyn.storage.files.file_system import UNRELATED_TO_CONTENT, LocalFiles
-from modyn.storage.files.listing import Roots, SeenFile, SeenFiles
+from modyn.storage.files.file_system import UNRELATED_TO_CONTENT, Roots, SeenFile, SeenFiles
+from modyn.storage.files.local import LocalFiles
 from modyn.storage.formats.base import FormatResume, WholeFileFormat
 from modyn.storage.ingest.file_indexer import (
     COPIES_AT_ONCE,

@@ -14,7 +14,7 @@ from modyn.atomic_write import TEMPORARY_SUFFIX
 from modyn.errors import InvalidArgumentError, ModynError, NotFoundError
 from modyn.records import Int64Array, SampleBatch
 from modyn.storage.catalogue.catalogue import Catalogue, Change, Contents, DatasetRow
-from modyn.storage.files.file_system import LocalFiles, open_filesystem
+from modyn.storage.files.local import LocalFiles, open_filesystem
 from modyn.storage.files.stability import StabilityTracker
 from modyn.storage.formats import build_format
 from modyn.storage.formats.base import CHUNK_ROWS

@@ -11,8 +11,7 @@ from modyn.errors import DataError
 from modyn.records import Int64Array
 from modyn.rpc.logs import get_logger
 from modyn.storage.catalogue.catalogue import ProblemRow
-from modyn.storage.files.file_system import UNRELATED_TO_CONTENT
-from modyn.storage.files.listing import Listing, SeenFile, SeenFiles
+from modyn.storage.files.file_system import UNRELATED_TO_CONTENT, Listing, SeenFile, SeenFiles
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.ingest.segment_writer import SegmentWriter
 

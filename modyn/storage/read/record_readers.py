@@ -8,7 +8,8 @@ from modyn._core import Gatherer, PathTable
 from modyn.config.system import ROW_GROUP_CACHE_BYTES, DatasetConfig
 from modyn.records import Int64Array
 from modyn.rpc.logs import get_logger
-from modyn.storage.files.file_system import FileSystem, LocalFiles, open_filesystem
+from modyn.storage.files.file_system import FileSystem
+from modyn.storage.files.local import LocalFiles, open_filesystem
 from modyn.storage.formats import build_format
 from modyn.storage.formats.base import FileFormat, RowGroups
 from modyn.storage.model.samples import RecordReader, UInt8Array, UInt32Array

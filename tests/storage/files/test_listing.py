@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from modyn import _core
 from modyn.errors import SecurityError
-from modyn.storage.files.listing import UNKNOWN, NameEndings, Roots, SeenFile, SeenFiles, list_files
+from modyn.storage.files.file_system import UNKNOWN, NameEndings, Roots, SeenFile, SeenFiles
+from modyn.storage.files.local import LocalFiles
 from modyn.storage.formats import build_format
 from modyn.storage.formats.base import FileFormat
 
@@ -55,7 +56,7 @@ def walked(base: Path, file_format: FileFormat) -> list[tuple[int, bytes, int, i
 
 
 def listed(base: Path, file_format: FileFormat) -> list[tuple[int, bytes, int, int]]:
-    files = list_files(str(base), file_format.names(), Roots()).files
+    files = LocalFiles(str(base)).list_files(file_format.names(), Roots()).files
     columns = (files.mtimes_ns.tolist(), files.paths, files.sizes.tolist(), files.changed_ns.tolist())
     return [(time, os.fsencode(path), size, changed) for time, path, size, changed in zip(*columns, strict=True)]
 
@@ -107,7 +108,7 @@ def test_each_folder_is_entered_once_and_links_stay_under_the_roots(tmp_path: Pa
     (base / "round").symlink_to("round")
     (base / "folder.bin").mkdir()
     os.mkfifo(base / "pipe.bin")
-    listing = list_files(str(base), BINARY.names(), Roots.of([tmp_path / "root"]))
+    listing = LocalFiles(str(base)).list_files(BINARY.names(), Roots.of([tmp_path / "root"]))
     through_a_link = {"a/x.bin", "b/x.bin"} & set(listing.files.paths)
     assert len(through_a_link) == 1
     assert listing.files.paths == sorted(["deep/own.bin", "one.bin", "own.bin", *through_a_link])
@@ -129,7 +130,7 @@ def test_what_vanishes_while_it_is_looked_at_is_no_error(tmp_path: Path) -> None
     thread.start()
     try:
         for _ in range(50):
-            listing = list_files(str(tmp_path), BINARY.names(), Roots())
+            listing = LocalFiles(str(tmp_path)).list_files(BINARY.names(), Roots())
             assert listing.refused == {}
             assert "stays.bin" in listing.files.paths
     finally:
@@ -162,7 +163,11 @@ def test_files_are_listed_in_one_order(tmp_path: Path) -> None:
         path.parent.mkdir(exist_ok=True)
         path.touch()
         os.utime(path, (mtime, mtime))
-    assert [file.path for file in list_files(str(tmp_path), BINARY.names(), Roots()).files] == ["z/a.bin", "a.bin", "b.bin"]
+    assert [file.path for file in LocalFiles(str(tmp_path)).list_files(BINARY.names(), Roots()).files] == [
+        "z/a.bin",
+        "a.bin",
+        "b.bin",
+    ]
 
 
 def test_roots(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ import pytest
 
 from modyn.config.system import DatasetConfig, SystemConfig
 from modyn.errors import AlreadyExistsError, ConfigError, DataError, NotFoundError, UnavailableError
-from modyn.storage.files.file_system import FileSystem, open_filesystem
-from modyn.storage.files.listing import Roots
+from modyn.storage.files.file_system import FileSystem, Roots
+from modyn.storage.files.local import open_filesystem
 from modyn.storage.payloads import open_local_payloads
 from modyn.storage.read.published_datasets import PublishedDatasets, PublishedNames
 from modyn.storage.read.record_readers import RecordReaders

@@ -22,8 +22,7 @@ from pyarrow import fs
 
 from modyn._core import PathTable
 from modyn.errors import DataError, UnavailableError
-from modyn.storage.files.file_system import UnusableNowError
-from modyn.storage.files.listing import Roots, SeenFile
+from modyn.storage.files.file_system import Roots, SeenFile, UnusableNowError
 from modyn.storage.files.local_copies import sweep
 from modyn.storage.files.s3 import S3Files
 from modyn.storage.formats import build_format

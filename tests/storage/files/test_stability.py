@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from modyn.storage.files.file_system import LocalFiles
-from modyn.storage.files.listing import SeenFile, SeenFiles
+from modyn.storage.files.file_system import SeenFile, SeenFiles
+from modyn.storage.files.local import LocalFiles
 from modyn.storage.files.stability import COMPANION_WAIT_S, StabilityTracker
 from modyn.storage.formats import build_format
 from modyn.storage.formats.base import FileFormat

@@ -11,7 +11,8 @@ import pytest
 from modyn._core import PathTable
 from modyn.errors import ConfigError
 from modyn.records import Int64Array
-from modyn.storage.files.file_system import FileSystem, LocalFiles
+from modyn.storage.files.file_system import FileSystem
+from modyn.storage.files.local import LocalFiles
 from modyn.storage.formats import FILE_FORMATS, REGISTRY, build_format
 from modyn.storage.formats.base import FileFormat, OpenReader
 from modyn.storage.ingest.file_indexer import fingerprint

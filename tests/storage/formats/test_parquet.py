@@ -21,7 +21,7 @@ from modyn._core import FileChangedError, PathTable
 from modyn.config.system import DatasetConfig, SystemConfig
 from modyn.dataset.connections import DatasetSource
 from modyn.errors import ConfigError, DataError
-from modyn.storage.files.file_system import LocalFiles
+from modyn.storage.files.local import LocalFiles
 from modyn.storage.formats import build_format
 from modyn.storage.formats.base import FileFormat
 from modyn.storage.formats.parquet import ParquetFormat

@@ -14,7 +14,7 @@ import pytest
 
 from modyn.config.system import DatasetConfig
 from modyn.errors import UnavailableError
-from modyn.storage.files.file_system import unreadable
+from modyn.storage.files.local import LocalFiles
 from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume
 from modyn.storage.formats.binary import BinaryFormat
 from modyn.storage.formats.csv import CsvFormat
@@ -206,7 +206,7 @@ class Fails(FileFormat):
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
         if isinstance(Fails.error, OSError):
-            raise unreadable(path, Fails.error)
+            raise LocalFiles("").read_error(path, Fails.error)
         if Fails.error:
             raise Fails.error
         yield IndexedSamples(np.zeros(1, np.int64), 1, np.zeros(1, np.int64), 5, 1)

@@ -18,7 +18,7 @@ from modyn.errors import DataError, InvalidArgumentError, NotFoundError, Securit
 from modyn.records import Interval
 from modyn.storage.catalogue.catalogue import Catalogue, Change
 from modyn.storage.datasets import DatasetStore
-from modyn.storage.files.listing import Roots
+from modyn.storage.files.file_system import Roots
 from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume
 from modyn.storage.ingest.ingestion import ingest
 from modyn.storage.ingest.open_dataset import IngestLimits

@@ -6,7 +6,7 @@ from dataclasses import astuple
 
 import pytest
 
-from modyn.storage.files.listing import SeenFile, SeenFiles
+from modyn.storage.files.file_system import SeenFile, SeenFiles
 from modyn.storage.model.file_table import FileRow, FileTable
 
 

@@ -18,7 +18,7 @@ from modyn.config.system import SystemConfig
 from modyn.errors import ConfigError, CorruptStateError, DataError, InvalidArgumentError, NotFoundError, UnavailableError
 from modyn.records import Int64Array
 from modyn.storage.client import StorageClient
-from modyn.storage.files.file_system import open_filesystem
+from modyn.storage.files.local import open_filesystem
 from modyn.storage.model.samples import Payloads
 from modyn.storage.payloads import LocalPayloads, OnMissing, PayloadClient, ShortCut, open_payloads
 from modyn.storage.read.locality import ShortCutOffer

@@ -17,8 +17,8 @@ from modyn._core import FileChangedError, PathTable
 from modyn.config.system import DatasetConfig
 from modyn.errors import ConfigError, DataError, SecurityError, UnavailableError
 from modyn.storage.files import s3
-from modyn.storage.files.file_system import open_filesystem
-from modyn.storage.files.listing import Roots
+from modyn.storage.files.file_system import Roots
+from modyn.storage.files.local import open_filesystem
 from modyn.storage.files.s3 import in_parallel
 from modyn.storage.files.s3_url import S3Url
 from modyn.storage.read.s3_ranges import RangeLimits, S3RangeReader, plan
