@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from pydantic import ConfigDict
 from modyn.config.base import Section
 from modyn.errors import ConfigError
 from modyn.storage.files.file_system import FileSystem, NameEndings, Names
-from modyn.storage.formats.timestamps import FromModificationTime, FromName, TimestampSource, parse_timestamp_source
+from modyn.storage.formats.timestamps import name_pattern, time_in_name
 from modyn.storage.model.samples import IndexedFiles, IndexedSamples, RecordReader
 
 if TYPE_CHECKING:
@@ -62,25 +63,33 @@ class FileFormat(ABC):
     """The format's own section."""
     can_grow: ClassVar[bool] = False
     """Samples that are appended to an indexed file can be indexed alone, from a FormatResume."""
-    row_times: ClassVar[tuple[type[TimestampSource], str] | None] = None
-    """The timestamp_source that names a place in a row, and the error message's list of all that are allowed; None: any."""
+    row_times: ClassVar[tuple[str, str]] = ("(?:column|field):(.+)", "")
+    """Regular expression of a timestamp_source that names a place in a row, and the error message's list of all that are allowed."""
     chunk_rows = CHUNK_ROWS
     """Most samples of one chunk."""
 
     def __init__(self, config: FormatConfig, timestamp_source: str = "") -> None:
         """Raises: ConfigError: the timestamp_source is not known, or belongs to other formats."""
         self.config = config
-        self.timestamps: TimestampSource = parse_timestamp_source(timestamp_source)
-        if self.row_times is not None:
-            own, allowed = self.row_times
-            # A time that all samples of a file share suits every format.
-            if not isinstance(self.timestamps, FromModificationTime | FromName | own):
-                raise ConfigError(f"timestamp_source '{timestamp_source}' is for other formats; {allowed}")
+        self.name_pattern = name_pattern(timestamp_source)
+        """What finds the time in the name of a file, if it stands there."""
+        place, allowed = self.row_times
+        self.time_place = re.fullmatch(place, timestamp_source)
+        """The match of `row_times`, if each row has a time of its own."""
+        # A time that all samples of a file share suits every format.
+        if timestamp_source and self.name_pattern is None and self.time_place is None:
+            raise ConfigError(f"timestamp_source '{timestamp_source}' is for other formats; {allowed}")
 
     @property
     def float_labels(self) -> bool:
         """Labels are float64, not int64."""
         return self.config.label_type == "float"
+
+    def file_time(self, path: str, mtime_ns: int) -> int | None:
+        """The time that all samples of a file share, in seconds since 1970; None if each row has its own. Raises: DataError."""
+        if self.time_place is not None:
+            return None
+        return mtime_ns // 10**9 if self.name_pattern is None else time_in_name(path, self.name_pattern)
 
     @abstractmethod
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:

@@ -18,7 +18,6 @@ from modyn.errors import ConfigError, DataError
 from modyn.records import Int64Array, LabelArray
 from modyn.storage.files.local import reading
 from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume
-from modyn.storage.formats.timestamps import FromField, timestamp_of_file
 from modyn.storage.model.samples import IndexedSamples
 
 _CHUNK_BYTES = 32 << 20
@@ -57,15 +56,17 @@ class BinaryFormat(FileFormat):
     Config: ClassVar[type[BinaryConfig]] = BinaryConfig
     config: BinaryConfig
     can_grow = True
-    row_times = (FromField, "a BinaryFileWrapper allows '', 'name:REGEX', 'field:OFFSET'")
+    row_times = (r"field:(\d+)(?::([1-8]))?", "a BinaryFileWrapper allows '', 'name:REGEX', 'field:OFFSET'")
 
     def __init__(self, config: BinaryConfig, timestamp_source: str = "") -> None:
         super().__init__(config, timestamp_source)
-        source = self.timestamps
-        if isinstance(source, FromField) and source.offset + source.size > config.record_size:
+        self._fields = [(0, config.label_size)]
+        """Offset and size in a record of what is read of it: label, and time if it is there."""
+        if self.time_place:
+            self._fields.append((int(self.time_place[1]), int(self.time_place[2] or 8)))
+        if (end := sum(self._fields[-1])) > config.record_size:
             raise ConfigError(
-                f"timestamp_source '{timestamp_source}' ends at byte {source.offset + source.size} of a record, "
-                f"but record_size is {config.record_size}"
+                f"timestamp_source '{timestamp_source}' ends at byte {end} of a record, but record_size is {config.record_size}"
             )
 
     def row_begin(self, offset: int) -> int:
@@ -81,7 +82,7 @@ class BinaryFormat(FileFormat):
                     f"{path} ends within a record: {status.st_size} bytes are {num_records} records of {size} bytes and {more} "
                     f"more, from byte {num_records * size} on; complete the last record, or check record_size"
                 )
-            shared_timestamp = timestamp_of_file(path, status.st_mtime_ns, self.timestamps)
+            shared_timestamp = self.file_time(path, status.st_mtime_ns)
             rows = max(1, min(self.chunk_rows, _CHUNK_BYTES // size))
             for start in range(resume.end // size if resume else 0, num_records, rows):
                 yield self._chunk(path, file, start, min(start + rows, num_records), shared_timestamp)
@@ -90,17 +91,14 @@ class BinaryFormat(FileFormat):
         """Records [start, stop) of an open file."""
         size, label_size = self.config.record_size, self.config.label_size
         begins = np.arange(start, stop, dtype=np.int64) * size
-        fields = [(0, label_size)]
-        if isinstance(self.timestamps, FromField):
-            fields.append((self.timestamps.offset, self.timestamps.size))
         if size < _SPARSE_RECORD_BYTES:
-            columns = self._read_dense(path, file, start, stop, fields)
+            columns = self._read_dense(path, file, start, stop)
         else:
             gatherer, table, first_file = _core.Gatherer(max_open_files=1), _core.PathTable(""), np.zeros(len(begins), np.uint32)
             table.append([path])
             columns = [
                 gatherer.gather(table, first_file, begins + offset, num_bytes)[0].reshape(-1, num_bytes)
-                for offset, num_bytes in fields
+                for offset, num_bytes in self._fields
             ]
         labels = self._labels(path, columns[0], start)
         timestamps: Int64Array | int | None = shared_timestamp
@@ -108,8 +106,8 @@ class BinaryFormat(FileFormat):
             timestamps = _integers(columns[1], self.config.byteorder, signed=True).view(np.int64)
         return IndexedSamples(begins + label_size, size - label_size, labels, timestamps, stop * size)
 
-    def _read_dense(self, path: str, file: BinaryIO, start: int, stop: int, fields: list[tuple[int, int]]) -> list[Bytes2D]:
-        """Read the fields (offset, size) of records [start, stop): uint8 (stop - start, size) each, views of the bytes that were read."""
+    def _read_dense(self, path: str, file: BinaryIO, start: int, stop: int) -> list[Bytes2D]:
+        """Read the fields of records [start, stop): uint8 (stop - start, size) each, views of the bytes that were read."""
         size = self.config.record_size
         wanted = (stop - start) * size
         file.seek(start * size)
@@ -119,7 +117,7 @@ class BinaryFormat(FileFormat):
                 f"{path} was cut while it was read: {wanted} bytes wanted at byte {start * size}, {len(data)} available; index it again"
             )
         records = np.frombuffer(data, np.uint8).reshape(-1, size)
-        return [records[:, offset : offset + num_bytes] for offset, num_bytes in fields]
+        return [records[:, offset : offset + num_bytes] for offset, num_bytes in self._fields]
 
     def _labels(self, path: str, raw: Bytes2D, first_record: int) -> LabelArray:
         config = self.config

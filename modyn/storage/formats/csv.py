@@ -12,7 +12,6 @@ from pydantic import Field, field_validator, model_validator
 from modyn import _core
 from modyn.storage.files.local import reading
 from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume
-from modyn.storage.formats.timestamps import FromColumn, timestamp_of_file
 from modyn.storage.model.samples import IndexedSamples
 
 
@@ -59,14 +58,14 @@ class CsvFormat(FileFormat):
     Config: ClassVar[type[CsvConfig]] = CsvConfig
     config: CsvConfig
     can_grow = True
-    row_times = (FromColumn, "a CsvFileWrapper allows '', 'name:REGEX', 'column:N'")
+    row_times = (r"column:(\d+)", "a CsvFileWrapper allows '', 'name:REGEX', 'column:N'")
 
     def row_begin(self, offset: int) -> int:
         return offset
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
         with reading(path):
-            shared_timestamp = timestamp_of_file(path, os.stat(path).st_mtime_ns, self.timestamps)
+            shared_timestamp = self.file_time(path, os.stat(path).st_mtime_ns)
         config = self.config
         indexer = _core.CsvIndexer(
             path,
@@ -76,7 +75,7 @@ class CsvFormat(FileFormat):
             quote=config.quote,
             label_column=config.label_index,
             float_labels=self.float_labels,
-            timestamp_column=self.timestamps.column if isinstance(self.timestamps, FromColumn) else -1,
+            timestamp_column=int(self.time_place[1]) if self.time_place else -1,
             skip_first_line=config.ignore_first_line,
         )
         while (rows := indexer.next(self.chunk_rows)) is not None:

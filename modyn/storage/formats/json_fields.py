@@ -11,6 +11,8 @@ from modyn.storage.formats.timestamps import iso_seconds
 FieldPath = tuple[str, ...]
 """Names from the outermost object inwards."""
 
+FIELD_TIMES = r"(?s)field:(?!\d+$)([^:.]+(?:\.[^:.]+)*)"
+"""Regular expression of a timestamp_source that names a field."""
 _INT64 = range(-(2**63), 2**63)
 
 

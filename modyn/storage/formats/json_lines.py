@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import BinaryIO, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
@@ -22,8 +21,8 @@ from modyn.errors import ConfigError, DataError
 from modyn.records import Int64Array, LabelArray
 from modyn.storage.files.local import reading
 from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume
-from modyn.storage.formats.json_fields import FieldPath, field_path, label_in, parse_object, seconds_in
-from modyn.storage.formats.timestamps import FromNamedField, iso_seconds, timestamp_of_file
+from modyn.storage.formats.json_fields import FIELD_TIMES, FieldPath, field_path, label_in, parse_object, seconds_in
+from modyn.storage.formats.timestamps import iso_seconds
 from modyn.storage.model.samples import IndexedSamples
 
 _NEWLINE, _RETURN, _OPEN, _CLOSE = b"\n"[0], b"\r"[0], b"{"[0], b"}"[0]
@@ -50,15 +49,24 @@ class JsonLinesFormat(FileFormat):
     Config: ClassVar[type[JsonLinesConfig]] = JsonLinesConfig
     config: JsonLinesConfig
     can_grow = True
-    row_times = (FromNamedField, "a JsonLinesFileWrapper allows '', 'name:REGEX', 'field:NAME' and 'field:OUTER.INNER'")
+    row_times = (FIELD_TIMES, "a JsonLinesFileWrapper allows '', 'name:REGEX', 'field:NAME' and 'field:OUTER.INNER'")
     block_bytes = 8 << 20
     """Bytes that are parsed at once."""
     max_line_bytes = 1 << 30
 
     def __init__(self, config: JsonLinesConfig, timestamp_source: str = "") -> None:
         super().__init__(config, timestamp_source)
-        time_path = self.timestamps.path if isinstance(self.timestamps, FromNamedField) else None
-        self._fields = _Fields(field_path(config.label_field), time_path, self.float_labels)
+        self._label = label = field_path(config.label_field)
+        self._time = time = field_path(self.time_place[1]) if self.time_place else None
+        if time is not None and (time[: len(label)] == label or label[: len(time)] == time):
+            raise ConfigError(
+                f"the label is the field '{'.'.join(label)}' and the time the field '{'.'.join(time)}', and one holds the other; "
+                f"correct label_field or timestamp_source"
+            )
+        label_type = pa.float64() if self.float_labels else pa.int64()
+        times = [[]] if time is None else [[(time, pa.int64())], [(time, pa.string())]]
+        self._schemas = [pa.schema(_struct_fields([(label, label_type), *column])) for column in times]
+        """One for each kind of times, the kind that was found last first."""
 
     def row_begin(self, offset: int) -> int:
         return offset
@@ -66,7 +74,7 @@ class JsonLinesFormat(FileFormat):
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
         start = resume.end if resume else 0
         with reading(path), open(path, "rb") as file:
-            shared = timestamp_of_file(path, os.fstat(file.fileno()).st_mtime_ns, self.timestamps)
+            shared = self.file_time(path, os.fstat(file.fileno()).st_mtime_ns)
             if start:
                 _check_line_ended(path, file, start)
             for offset, block in self._blocks(path, file, start):
@@ -94,74 +102,23 @@ class JsonLinesFormat(FileFormat):
     def _index_block(self, path: str, offset: int, block: bytes) -> Iterator[IndexedSamples]:
         """Yield the samples of a block of whole lines at `offset`; their times are 0 if the lines hold none."""
         lines = _lines(block)
-        columns = self._fields.parse_block(block, lines)
+        columns = self._parse_block(block, lines)
         if columns is None:
             lines, columns = self._parse_lines(path, offset, block, lines)
         labels, timestamps = columns
-        for first in range(0, len(lines.begins), self.chunk_rows):
+        for first in range(0, len(labels), self.chunk_rows):
             rows = slice(first, first + self.chunk_rows)
-            begins, end = lines.begins[rows], offset + int(lines.next_begins[rows][-1])
+            begins, ends, next_begins = lines[:, rows]
             times = 0 if timestamps is None else timestamps[rows]
-            yield IndexedSamples(begins + offset, lines.ends[rows] - begins, labels[rows], times, end)
+            yield IndexedSamples(begins + offset, ends - begins, labels[rows], times, offset + int(next_begins[-1]))
 
-    def _parse_lines(self, path: str, offset: int, block: bytes, lines: _Lines) -> tuple[_Lines, _Columns]:
-        """Parse the lines that hold more than spaces one by one. Raises: DataError: a line is not as declared."""
-        found = []
-        for row, (begin, end) in enumerate(zip(lines.begins.tolist(), lines.ends.tolist(), strict=True)):
-            line = block[begin:end]
-            if not line.strip():
-                continue
-            try:
-                found.append((row, *self._fields.parse_line(line)))
-            except ValueError as error:
-                number = _lines_before(path, offset + begin) + 1
-                raise DataError(f"{path}, line {number} at byte {offset + begin}: {error}; correct the line") from error
-        rows, labels, times = zip(*found, strict=True) if found else ((), (), ())
-        label_column: LabelArray = np.array(labels, np.float64) if self.float_labels else np.array(labels, np.int64)
-        time_column = np.array(times, np.int64) if self._fields.time is not None else None
-        return lines.of_rows(np.array(rows, np.int64)), (label_column, time_column)
-
-
-_Columns = tuple[LabelArray, Int64Array | None]
-"""Labels, and times if the lines hold them."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Lines:
-    """Non-empty lines of a block, as positions in it: int64 (n,). A line's bytes are [begin, end); `next_begins` is behind its line break."""
-
-    begins: Int64Array
-    ends: Int64Array
-    next_begins: Int64Array
-
-    def of_rows(self, rows: Int64Array | npt.NDArray[np.bool_]) -> _Lines:
-        return _Lines(self.begins[rows], self.ends[rows], self.next_begins[rows])
-
-
-class _Fields:
-    """Reads label and time of many lines at once, and of one."""
-
-    def __init__(self, label: FieldPath, time: FieldPath | None, floats: bool) -> None:
-        self.label, self.time, self._floats = label, time, floats
-        if time is not None and (time[: len(label)] == label or label[: len(time)] == time):
-            raise ConfigError(
-                f"the label is the field '{'.'.join(label)}' and the time the field '{'.'.join(time)}', and one holds the other; "
-                f"correct label_field or timestamp_source"
-            )
-        label_type = pa.float64() if floats else pa.int64()
-        times = [[]] if time is None else [[(time, pa.int64())], [(time, pa.string())]]
-        self._schemas = [pa.schema(_struct_fields([(label, label_type), *column])) for column in times]
-
-    def parse_block(self, block: bytes, lines: _Lines) -> _Columns | None:
-        """Parse all `lines` of the block; None if they must be parsed one by one."""
-        data = np.frombuffer(block, np.uint8)
+    def _parse_block(self, block: bytes, lines: Int64Array) -> _Columns | None:
+        """Parse all `lines` of the block at once; None if they must be parsed one by one."""
+        data, (begins, ends, _) = np.frombuffer(block, np.uint8), lines
         # A line that begins and ends so holds whole objects: inside of one, a brace that opens never follows one that closes directly.
-        if not np.all(data[lines.begins] == _OPEN) or not np.all(data[lines.ends - 1] == _CLOSE):
+        if not np.all(data[begins] == _OPEN) or not np.all(data[ends - 1] == _CLOSE) or not len(begins):
             return None
-        if not len(lines.begins):
-            nothing = np.zeros(0, np.int64)
-            return nothing.astype(np.float64) if self._floats else nothing, None if self.time is None else nothing
-        for number, schema in enumerate(self._schemas):
+        for schema in self._schemas:
             try:
                 table = pyarrow.json.read_json(
                     pa.BufferReader(block),
@@ -171,17 +128,16 @@ class _Fields:
                 columns = self._columns(table)
             except (pa.ArrowInvalid, ValueError):
                 continue
-            if columns is None or table.num_rows != len(lines.begins):
+            if columns is None or table.num_rows != len(begins):
                 return None
-            if number:  # Times of the other kind: try this kind first from now on.
-                self._schemas = [schema, *(other for other in self._schemas if other is not schema)]
+            self._schemas = [schema, *(other for other in self._schemas if other is not schema)]
             return columns
         return None
 
     def _columns(self, table: pa.Table) -> _Columns | None:
         """None if a value is missing or out of range. Raises: ValueError: a time is not ISO 8601."""
-        label = _column(table, self.label)
-        time = None if self.time is None else _column(table, self.time)
+        label = _column(table, self._label)
+        time = None if self._time is None else _column(table, self._time)
         if label.null_count or (time is not None and time.null_count):
             return None
         labels: LabelArray = label.to_numpy()
@@ -191,10 +147,26 @@ class _Fields:
             return labels, np.array([iso_seconds(text) for text in time.to_pylist()], np.int64)
         return labels, None if time is None else time.to_numpy()
 
-    def parse_line(self, line: bytes) -> tuple[int | float, int]:
-        """Label and time (0 if the lines hold none) of one line. Raises: ValueError: what is wrong."""
-        found = parse_object(line)
-        return label_in(found, self.label, floats=self._floats), 0 if self.time is None else seconds_in(found, self.time)
+    def _parse_lines(self, path: str, offset: int, block: bytes, lines: Int64Array) -> tuple[Int64Array, _Columns]:
+        """Parse the lines that hold more than spaces one by one. Raises: DataError: a line is not as declared."""
+        rows, labels, times = [], [], []
+        for row, (begin, end, _) in enumerate(lines.T.tolist()):
+            if not (line := block[begin:end]).strip():
+                continue
+            try:
+                found = parse_object(line)
+                labels.append(label_in(found, self._label, floats=self.float_labels))
+                times.append(0 if self._time is None else seconds_in(found, self._time))
+            except ValueError as error:
+                number = _lines_before(path, offset + begin) + 1
+                raise DataError(f"{path}, line {number} at byte {offset + begin}: {error}; correct the line") from error
+            rows.append(row)
+        label_column: LabelArray = np.array(labels, np.float64) if self.float_labels else np.array(labels, np.int64)
+        return lines[:, rows], (label_column, None if self._time is None else np.array(times, np.int64))
+
+
+_Columns = tuple[LabelArray, Int64Array | None]
+"""Labels, and times if the lines hold them."""
 
 
 def _struct_fields(columns: list[tuple[FieldPath, pa.DataType]]) -> list[pa.Field]:
@@ -213,7 +185,8 @@ def _column(table: pa.Table, path: FieldPath) -> pa.Array:
     return column
 
 
-def _lines(block: bytes) -> _Lines:
+def _lines(block: bytes) -> Int64Array:
+    """The non-empty lines of a block: int64 (3, n), positions in it. A line's bytes are [first, second); the third is behind its line break."""
     data = np.frombuffer(block, np.uint8)
     ends = np.flatnonzero(data == _NEWLINE)
     next_begins = ends + 1
@@ -221,7 +194,7 @@ def _lines(block: bytes) -> _Lines:
         next_begins, ends = np.append(next_begins, len(data)), np.append(ends, len(data))
     begins = np.concatenate([np.zeros(1, np.int64), next_begins[:-1]])
     ends = ends - ((ends > begins) & (data[np.maximum(ends, 1) - 1] == _RETURN))
-    return _Lines(begins, ends, next_begins).of_rows(ends > begins)
+    return np.stack([begins, ends, next_begins])[:, ends > begins]
 
 
 def _check_line_ended(path: str, file: BinaryIO, end: int) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -20,7 +19,7 @@ from modyn.errors import DataError
 from modyn.records import Int64Array, LabelArray
 from modyn.storage.files.local import LocalFiles
 from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume, RowGroups
-from modyn.storage.formats.timestamps import FromNamedColumn, iso_seconds, timestamp_of_file
+from modyn.storage.formats.timestamps import iso_seconds
 from modyn.storage.model.samples import IndexedSamples, UInt8Array
 
 _UNITS_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -50,7 +49,7 @@ class ParquetFormat(FileFormat):
 
     Config: ClassVar[type[ParquetConfig]] = ParquetConfig
     config: ParquetConfig
-    row_times = (FromNamedColumn, "a ParquetFileWrapper allows '', 'name:REGEX', 'column:NAME'")
+    row_times = (r"(?s)column:(?!\d+$)(.+)", "a ParquetFileWrapper allows '', 'name:REGEX', 'column:NAME'")
     batch_bytes = 64 << 20
     """About so many bytes of rows are in memory at once."""
 
@@ -62,7 +61,7 @@ class ParquetFormat(FileFormat):
             return
         with _readable(path):
             status = os.stat(path)
-            shared = timestamp_of_file(path, status.st_mtime_ns, self.timestamps)
+            shared = self.file_time(path, status.st_mtime_ns)
             with pq.ParquetFile(path) as file:
                 payload = self.config.payload_columns
                 self._check_schema(path, file.schema_arrow)
@@ -74,12 +73,12 @@ class ParquetFormat(FileFormat):
                 for batch in file.iter_batches(self._rows_at_once(file.metadata, columns), columns=columns):
                     for name in columns:
                         _refuse_null(path, first, name, batch.column(name))
-                    lengths = fixed if fixed is not None else pack(batch, payload).lengths()
+                    sizes = fixed if fixed is not None else lengths(pack(batch, payload))
                     times = shared if shared is not None else self._times(path, first, batch)
                     labels = self._labels(path, first, batch.column(self.config.label_column))
                     offsets = np.arange(first, first + len(batch), dtype=np.int64)
                     # A file is indexed as a whole, so every chunk ends where it does.
-                    yield IndexedSamples(offsets, lengths, labels, times, status.st_size)
+                    yield IndexedSamples(offsets, sizes, labels, times, status.st_size)
                     first += len(batch)
 
     def _rows_at_once(self, metadata: pq.FileMetaData, columns: list[str]) -> int:
@@ -90,7 +89,7 @@ class ParquetFormat(FileFormat):
         return min(self.chunk_rows, max(1, int(self.batch_bytes / max(1.0, *row_bytes, 1.0))))
 
     def _time_column(self) -> list[str]:
-        return [self.timestamps.name] if isinstance(self.timestamps, FromNamedColumn) else []
+        return [self.time_place[1]] if self.time_place else []
 
     def _check_schema(self, path: str, schema: pa.Schema) -> None:
         """Raises: DataError: a column is missing, or its type cannot be used."""
@@ -177,54 +176,44 @@ def _readable(path: str) -> Iterator[None]:
         raise DataError(f"{path} cannot be read as Parquet: {error}; write the file again") from error
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PackedRows:
-    """Payloads of rows: an Arrow array of large_binary or of fixed_size_binary, without nulls."""
-
-    values: pa.Array
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the payloads hold in memory."""
-        return int(self.values.nbytes)
-
-    def lengths(self) -> Int64Array | int:
-        """Bytes of each payload, int64 (n,); one int if all are equal by type."""
-        if pa.types.is_fixed_size_binary(self.values.type):
-            return int(self.values.type.byte_width)
-        return np.diff(self._ends())
-
-    def take(self, rows: Int64Array) -> PackedRows:
-        """The payloads at the numbers `rows`, int64 (n,), in that order."""
-        return PackedRows(self.values.take(pa.array(rows)))
-
-    def joined(self) -> tuple[UInt8Array, Int64Array]:
-        """All bytes, and the bounds of each payload in them: int64 (n + 1,)."""
-        data = np.frombuffer(self.values.buffers()[-1] or b"", np.uint8)
-        if pa.types.is_fixed_size_binary(self.values.type):
-            width, first, count = self.values.type.byte_width, self.values.offset, len(self.values)
-            return data[first * width : (first + count) * width], np.arange(count + 1, dtype=np.int64) * width
-        ends = self._ends()
-        return data[ends[0] : ends[-1]], ends - ends[0]
-
-    def _ends(self) -> Int64Array:
-        if not len(self.values):
-            return np.zeros(1, np.int64)
-        return np.frombuffer(self.values.buffers()[1], np.int64, len(self.values) + 1, 8 * self.values.offset)
+def lengths(values: pa.Array) -> Int64Array | int:
+    """Bytes of each payload that `pack` made, int64 (n,); one int if all are equal by type."""
+    if pa.types.is_fixed_size_binary(values.type):
+        return int(values.type.byte_width)
+    return np.diff(_ends(values))
 
 
-def pack(rows: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> PackedRows:
-    """Make the payloads of `rows` from `columns`, which are those that the format accepts, without nulls."""
+def joined(values: pa.Array) -> tuple[UInt8Array, Int64Array]:
+    """All bytes of the payloads that `pack` made, and the bounds of each in them: int64 (n + 1,)."""
+    data = np.frombuffer(values.buffers()[-1] or b"", np.uint8)
+    if pa.types.is_fixed_size_binary(values.type):
+        width, first, count = values.type.byte_width, values.offset, len(values)
+        return data[first * width : (first + count) * width], np.arange(count + 1, dtype=np.int64) * width
+    ends = _ends(values)
+    return data[ends[0] : ends[-1]], ends - ends[0]
+
+
+def _ends(values: pa.Array) -> Int64Array:
+    if not len(values):
+        return np.zeros(1, np.int64)
+    return np.frombuffer(values.buffers()[1], np.int64, len(values) + 1, 8 * values.offset)
+
+
+def pack(rows: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> pa.Array:
+    """Make the payloads of `rows` from `columns`, which are those that the format accepts, without nulls.
+
+    Returns: large_binary or fixed_size_binary, without nulls.
+    """
     first = rows.column(columns[0])
     if is_bytes(first.type):
         array = first.combine_chunks() if isinstance(first, pa.ChunkedArray) else first
         if pa.types.is_dictionary(array.type):
             array = array.dictionary_decode()
-        return PackedRows(array if pa.types.is_fixed_size_binary(array.type) else array.cast(pa.large_binary()))
+        return array if pa.types.is_fixed_size_binary(array.type) else array.cast(pa.large_binary())
     parts = [np.ascontiguousarray(rows.column(name).to_numpy()).view(np.uint8).reshape(len(rows), -1) for name in columns]
     packed = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
     width = packed.shape[1]
-    return PackedRows(pa.Array.from_buffers(pa.binary(width), len(rows), [None, pa.py_buffer(packed)]))
+    return pa.Array.from_buffers(pa.binary(width), len(rows), [None, pa.py_buffer(packed)])
 
 
 def is_bytes(kind: pa.DataType) -> bool:

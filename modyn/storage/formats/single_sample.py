@@ -14,7 +14,6 @@ from modyn import _core
 from modyn.errors import DataError
 from modyn.storage.files.file_system import NameEndings, UnusableNowError
 from modyn.storage.formats.base import FormatConfig, FormatResume, WholeFileFormat
-from modyn.storage.formats.timestamps import FromName, timestamp_of_file
 from modyn.storage.model.samples import IndexedFiles, IndexedSamples
 
 _THREADS = 4
@@ -47,7 +46,7 @@ class SingleSampleFormat(WholeFileFormat):
     Config: ClassVar[type[SingleSampleConfig]] = SingleSampleConfig
     config: SingleSampleConfig
     reads_payloads = False
-    row_times = (FromName, "a file of one sample has no rows: a SingleSampleFileWrapper allows '' and 'name:REGEX'")
+    row_times = (r"(?!)", "a file of one sample has no rows: a SingleSampleFileWrapper allows '' and 'name:REGEX'")
 
     def endings(self) -> NameEndings:
         return NameEndings(self.config.file_extension, self.config.label_file_extension)
@@ -68,10 +67,10 @@ class SingleSampleFormat(WholeFileFormat):
         )
         problems = {i: _problem(paths[i], at_fault, reason) for i, (at_fault, reason) in failed.items()}
         timestamps = mtimes_ns // 1_000_000_000
-        for i, path in enumerate(paths) if isinstance(self.timestamps, FromName) else ():
+        for i, path in enumerate(paths) if self.name_pattern else ():
             if i not in problems:
                 try:
-                    timestamps[i] = timestamp_of_file(path, 0, self.timestamps) or 0
+                    timestamps[i] = self.file_time(path, 0)
                 except DataError as error:
                     problems[i] = error
         return IndexedFiles(sizes, labels, timestamps, problems, mtimes_ns)

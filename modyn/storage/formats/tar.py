@@ -20,8 +20,7 @@ from pydantic import Field, field_validator, model_validator
 from modyn.errors import ConfigError, DataError
 from modyn.storage.files.local import reading
 from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume
-from modyn.storage.formats.json_fields import field_path, label_in, parse_object, seconds_in
-from modyn.storage.formats.timestamps import FromNamedField, timestamp_of_file
+from modyn.storage.formats.json_fields import FIELD_TIMES, field_path, label_in, parse_object, seconds_in
 from modyn.storage.model.samples import IndexedSamples
 
 _BLOCK = 512
@@ -68,11 +67,11 @@ class TarFormat(FileFormat):
 
     Config: ClassVar[type[TarConfig]] = TarConfig
     config: TarConfig
-    row_times = (FromNamedField, "a TarFileWrapper allows '', 'name:REGEX' and, with label_field, 'field:NAME'")
+    row_times = (FIELD_TIMES, "a TarFileWrapper allows '', 'name:REGEX' and, with label_field, 'field:NAME'")
 
     def __init__(self, config: TarConfig, timestamp_source: str = "") -> None:
         super().__init__(config, timestamp_source)
-        if isinstance(self.timestamps, FromNamedField) and not config.label_field:
+        if self.time_place and not config.label_field:
             raise ConfigError(f"timestamp_source '{timestamp_source}' needs labels in JSON objects: give label_field too")
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
@@ -80,7 +79,7 @@ class TarFormat(FileFormat):
             return
         with reading(path), open(path, "rb", buffering=_READ_AHEAD) as file:
             status = os.fstat(file.fileno())
-            shared = timestamp_of_file(path, status.st_mtime_ns, self.timestamps)
+            shared = self.file_time(path, status.st_mtime_ns)
             archive = _Archive(path, file, status.st_size)
             samples = (self._read(archive, sample) for sample in _samples(archive.members()))
             while rows := list(islice(samples, self.chunk_rows)):
@@ -107,7 +106,7 @@ class TarFormat(FileFormat):
                 return payload.offset, payload.size, _number(text, floats=self.float_labels), 0
             fields = parse_object(text)
             label = label_in(fields, field_path(config.label_field), floats=self.float_labels)
-            time = seconds_in(fields, self.timestamps.path) if isinstance(self.timestamps, FromNamedField) else 0
+            time = seconds_in(fields, field_path(self.time_place[1])) if self.time_place else 0
         except ValueError as error:
             problem = f"the label of the sample '{shown}' cannot be read: {error}; correct it"
             raise archive.error(label_member.offset, problem) from error

@@ -16,102 +16,41 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from modyn.errors import ConfigError, DataError
 from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP
 
-
-@dataclass(frozen=True, slots=True)
-class FromModificationTime:
-    """Every sample of a file has the file's modification time."""
-
-
-@dataclass(frozen=True, slots=True)
-class FromName:
-    """Every sample of a file has the time in the file's name."""
-
-    pattern: re.Pattern[str]
-
-
-@dataclass(frozen=True, slots=True)
-class FromColumn:
-    """A CSV row has its time in this column, counted from 0."""
-
-    column: int
-
-
-@dataclass(frozen=True, slots=True)
-class FromField:
-    """A binary record has its time at this byte offset, as a signed integer of `size` bytes."""
-
-    offset: int
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class FromNamedColumn:
-    """A row of a table has its time in the column of this name."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class FromNamedField:
-    """A JSON object has its time at this path of names."""
-
-    path: tuple[str, ...]
-
-
-TimestampSource = FromModificationTime | FromName | FromColumn | FromField | FromNamedColumn | FromNamedField
-
+_KNOWN = re.compile(r"|name:.+|column:.+|field:[0-9]+:[1-8]|field:[^:.]+(\.[^:.]+)*", re.DOTALL)
 _SOURCES = (
     "allowed are '' (modification time), 'name:REGEX', 'column:N', 'column:NAME', 'field:OFFSET[:SIZE]' and 'field:NAME[.INNER]'"
 )
 
 
-def parse_timestamp_source(text: str) -> TimestampSource:
-    """Parse a `timestamp_source`. Raises: ConfigError."""
-    kind, _, rest = text.partition(":")
-    if not text:
-        return FromModificationTime()
-    if kind == "name" and rest:
-        return FromName(_pattern(text, rest))
-    if kind == "column" and rest.isdecimal():
-        return FromColumn(int(rest))
-    if kind == "field" and (match := re.fullmatch(r"(\d+)(?::([1-8]))?", rest)):
-        return FromField(int(match[1]), int(match[2] or 8))
-    if kind == "column" and rest:
-        return FromNamedColumn(rest)
-    if kind == "field" and rest and ":" not in rest and all(rest.split(".")):
-        return FromNamedField(tuple(rest.split(".")))
-    raise ConfigError(f"timestamp_source '{text}' is not known; {_SOURCES}")
-
-
-def _pattern(text: str, regex: str) -> re.Pattern[str]:
+def name_pattern(source: str) -> re.Pattern[str] | None:
+    """The REGEX of a `timestamp_source`; None if the time is not in the file's name. Raises: ConfigError: the source is none of the above."""
+    if not _KNOWN.fullmatch(source):
+        raise ConfigError(f"timestamp_source '{source}' is not known; {_SOURCES}")
+    if not source.startswith("name:"):
+        return None
     try:
-        pattern = re.compile(regex)
+        pattern = re.compile(source.removeprefix("name:"))
     except re.error as error:
-        raise ConfigError(f"timestamp_source '{text}' is not a regular expression: {error}") from error
+        raise ConfigError(f"timestamp_source '{source}' is not a regular expression: {error}") from error
     if pattern.groups < 1:
         raise ConfigError(
-            f"timestamp_source '{text}' has no group; put the part of the file's name that is the time in parentheses"
+            f"timestamp_source '{source}' has no group; put the part of the file's name that is the time in parentheses"
         )
     return pattern
 
 
-def timestamp_of_file(path: str, mtime_ns: int, source: TimestampSource) -> int | None:
-    """The time that all samples of a file share, in seconds since 1970; None if each sample has its own. Raises: DataError."""
-    if isinstance(source, FromModificationTime):
-        return mtime_ns // 1_000_000_000
-    if not isinstance(source, FromName):
-        return None
+def time_in_name(path: str, pattern: re.Pattern[str]) -> int:
+    """The time in the name of a file, in seconds since 1970. Raises: DataError."""
     name = os.path.basename(path)
-    match = source.pattern.search(name)
+    match = pattern.search(name)
     if match is None:
         raise DataError(
-            f"the name of {path} holds no time: '{source.pattern.pattern}' does not match '{name}'; rename it or change timestamp_source"
+            f"the name of {path} holds no time: '{pattern.pattern}' does not match '{name}'; rename it or change timestamp_source"
         )
     date = match.groupdict().get("date")
     text = (match[1] or "") if date is None else date

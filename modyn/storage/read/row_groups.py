@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from modyn._core import FileChangedError
 from modyn.errors import DataError, ModynError, UnavailableError
 from modyn.records import Int64Array
-from modyn.storage.formats.parquet import PackedRows, pack
+from modyn.storage.formats.parquet import joined, pack
 from modyn.storage.read.lru_cache import LRUCache
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class RowGroupReader:
         self._paths, self._folder, self._columns = paths, folder, list(columns)
         self.cache_bytes = cache_bytes
         self._footers = LRUCache[_Footer](_FOOTERS, lambda footer: 1)
-        self._groups = LRUCache[PackedRows](cache_bytes, lambda group: group.nbytes)
+        self._groups = LRUCache[pa.Array](cache_bytes, lambda group: int(group.nbytes))
 
     def gather(self, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int) -> tuple[UInt8Array, Int64Array]:
         """As `RecordReader` says; `offsets` are rows of the files."""
@@ -42,13 +42,12 @@ class RowGroupReader:
             return np.zeros(0, np.uint8), np.zeros(1, np.int64)
         order = np.lexsort((offsets, file_ids))
         parts = list(self._parts(file_ids[order], offsets[order]))
-        values = parts[0].values if len(parts) == 1 else pa.concat_arrays([part.values for part in parts])
-        found = PackedRows(values)
+        found = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
         if np.any(order[1:] < order[:-1]):
             back = np.empty(len(order), np.int64)
             back[order] = np.arange(len(order))
-            found = found.take(back)
-        data, bounds = found.joined()
+            found = found.take(pa.array(back))
+        data, bounds = joined(found)
         if len(wrong := np.flatnonzero(np.diff(bounds) != lengths)):
             at = int(wrong[0])
             raise DataError(
@@ -57,7 +56,7 @@ class RowGroupReader:
             )
         return data, bounds
 
-    def _parts(self, file_ids: UInt32Array, rows: Int64Array) -> Iterator[PackedRows]:
+    def _parts(self, file_ids: UInt32Array, rows: Int64Array) -> Iterator[pa.Array]:
         """Payloads of rows that are sorted by file and row, one part for each row group."""
         for start, stop in _runs(file_ids):
             path = self._paths[int(file_ids[start])]
@@ -75,12 +74,12 @@ class RowGroupReader:
             for first, last in _runs(groups):
                 number = int(groups[first])
                 group = self._group(path, stamp, footer, number)
-                yield group.take(of_file[first:last] - footer.first_rows[number])
+                yield group.take(pa.array(of_file[first:last] - footer.first_rows[number]))
 
     def _footer(self, path: str, stamp: FileStatus | None) -> _Footer:
         return self._footers.get((path, stamp), lambda: self._read_footer(path))
 
-    def _group(self, path: str, stamp: FileStatus | None, footer: _Footer, number: int) -> PackedRows:
+    def _group(self, path: str, stamp: FileStatus | None, footer: _Footer, number: int) -> pa.Array:
         return self._groups.get((path, stamp, number), lambda: self._read_group(path, footer, number))
 
     def _read_footer(self, path: str) -> _Footer:
@@ -92,7 +91,7 @@ class RowGroupReader:
         sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
         return _Footer(metadata, np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)]))
 
-    def _read_group(self, path: str, footer: _Footer, number: int) -> PackedRows:
+    def _read_group(self, path: str, footer: _Footer, number: int) -> pa.Array:
         try:
             with self._folder.open(path) as source, pq.ParquetFile(source, metadata=footer.metadata, pre_buffer=True) as file:
                 table = file.read_row_group(number, columns=self._columns)
