@@ -102,7 +102,7 @@ class FileFormat(ABC):
     def endings(self) -> NameEndings | None:
         """The endings of the names of files with samples and of companions; the option `file_extension` alone, if the format has it.
 
-        None: names follow another rule, and the format overrides `holds_samples` and `companions`, which are then called for each file.
+        None: names follow another rule. A format with one overrides `holds_samples` or `companions`, which are then called for each file.
         """
         ending = getattr(self.config, "file_extension", None)
         return None if ending is None else NameEndings(ending)
@@ -119,8 +119,10 @@ class FileFormat(ABC):
         return endings.companions_of(path) if endings else ()
 
     def names(self) -> Names:
-        """The rule for names of files with samples, in the form that a listing takes."""
-        return self.endings() or self.holds_samples
+        """The rule for names of files with samples, in the form that a listing takes: endings, unless the format has a rule of its own."""
+        kind = type(self)
+        has_own_rule = kind.holds_samples is not FileFormat.holds_samples or kind.companions is not FileFormat.companions
+        return self.holds_samples if has_own_rule else self.endings() or self.holds_samples
 
     def row_begin(self, offset: int) -> int | None:
         """The first byte of the row whose payload is at `offset`, where a file that grows meanwhile may be cut off.

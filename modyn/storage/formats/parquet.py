@@ -73,7 +73,7 @@ class ParquetFormat(FileFormat):
                 for batch in file.iter_batches(self._rows_at_once(file.metadata, columns), columns=columns):
                     for name in columns:
                         _refuse_null(path, first, name, batch.column(name))
-                    sizes = fixed if fixed is not None else lengths(pack(batch, payload))
+                    sizes = fixed if fixed is not None else lengths(payloads_of(batch, payload))
                     times = shared if shared is not None else self._times(path, first, batch)
                     labels = self._labels(path, first, batch.column(self.config.label_column))
                     offsets = np.arange(first, first + len(batch), dtype=np.int64)
@@ -177,14 +177,14 @@ def _readable(path: str) -> Iterator[None]:
 
 
 def lengths(values: pa.Array) -> Int64Array | int:
-    """Bytes of each payload that `pack` made, int64 (n,); one int if all are equal by type."""
+    """Bytes of each payload that `payloads_of` made, int64 (n,); one int if all are equal by type."""
     if pa.types.is_fixed_size_binary(values.type):
         return int(values.type.byte_width)
     return np.diff(_ends(values))
 
 
 def joined(values: pa.Array) -> tuple[UInt8Array, Int64Array]:
-    """All bytes of the payloads that `pack` made, and the bounds of each in them: int64 (n + 1,)."""
+    """All bytes of the payloads that `payloads_of` made, and the bounds of each in them: int64 (n + 1,)."""
     data = np.frombuffer(values.buffers()[-1] or b"", np.uint8)
     if pa.types.is_fixed_size_binary(values.type):
         width, first, count = values.type.byte_width, values.offset, len(values)
@@ -199,7 +199,7 @@ def _ends(values: pa.Array) -> Int64Array:
     return np.frombuffer(values.buffers()[1], np.int64, len(values) + 1, 8 * values.offset)
 
 
-def pack(rows: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> pa.Array:
+def payloads_of(rows: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> pa.Array:
     """Make the payloads of `rows` from `columns`, which are those that the format accepts, without nulls.
 
     Returns: large_binary or fixed_size_binary, without nulls.

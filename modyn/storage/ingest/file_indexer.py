@@ -137,7 +137,8 @@ class _FileWatch:
 
 
 def index_whole_files(folder: FileSystem, file_format: WholeFileFormat, paths: Sequence[str]) -> IndexedFiles:
-    """Index files of one sample each; objects of a bucket by way of copies, with content only if the format reads it."""
+    """Index the files of one sample each at `paths`, full paths in `folder`; objects of a bucket by way of copies, with content only if
+    `file_format` reads it."""
     if isinstance(folder, LocalFiles):
         return file_format.index_files(paths)
     with _copies(folder) as copies:

@@ -93,7 +93,7 @@ class FileTable:
         return self._ids.get(path)
 
     def compare(self, paths: Sequence[str], sizes: Int64Array, mtimes_ns: Int64Array) -> Comparison:
-        """Compare listed files, columns of shape (n,), with the indexed ones."""
+        """Compare listed files with the indexed ones. Args: paths: relative to the dataset's folder. sizes, mtimes_ns: int64 (n,)."""
         ids = np.fromiter(map(self._ids.get, paths, repeat(-1)), np.int64, len(paths))
         known = np.flatnonzero(ids >= 0)
         found = ids[known]

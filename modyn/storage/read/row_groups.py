@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from modyn._core import FileChangedError
 from modyn.errors import DataError, ModynError, UnavailableError
 from modyn.records import Int64Array
-from modyn.storage.formats.parquet import joined, pack
+from modyn.storage.formats.parquet import joined, payloads_of
 from modyn.storage.read.lru_cache import LRUCache
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class RowGroupReader:
         self._groups = LRUCache[pa.Array](cache_bytes, lambda group: int(group.nbytes))
 
     def gather(self, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int) -> tuple[UInt8Array, Int64Array]:
-        """As `RecordReader` says; `offsets` are rows of the files."""
+        """As `RecordReader.gather`, which names `file_ids` and `lengths`; `offsets` are rows of the files."""
         if not len(file_ids):
             return np.zeros(0, np.uint8), np.zeros(1, np.int64)
         order = np.lexsort((offsets, file_ids))
@@ -100,7 +100,7 @@ class RowGroupReader:
                         raise DataError(
                             f"{path}: column '{name}' has nulls that were not there when it was indexed; restore the file"
                         )
-                return pack(table, self._columns)
+                return payloads_of(table, self._columns)
         except (pa.ArrowException, OSError, KeyError) as error:
             raise self._unreadable(path, error) from error
 

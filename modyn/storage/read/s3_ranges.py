@@ -42,7 +42,7 @@ _LIMITS = RangeLimits()
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
+class _ObjectRange:
     """Bytes [start, stop) of one object, for the samples at positions [first, last) of the sorted question."""
 
     file_id: int
@@ -66,7 +66,7 @@ class S3RangeReader:
         self._objects = LRUCache[pa.NativeFile](_OPEN_OBJECTS, lambda _: 1)
 
     def gather(self, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int) -> tuple[UInt8Array, Int64Array]:
-        """As `RecordReader` says. Raises UnavailableError if the server cannot be reached."""
+        """As `RecordReader.gather`, which names `file_ids`, `offsets` and `lengths`. Raises also: UnavailableError: no server answers."""
         sizes = np.broadcast_to(np.asarray(lengths, np.int64), len(file_ids))
         bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
         data = np.empty(int(bounds[-1]), np.uint8)
@@ -83,7 +83,7 @@ class S3RangeReader:
                 data[to : to + size] = answer[begin : begin + size]
         return data, bounds
 
-    def _read(self, asked: _Request) -> UInt8Array:
+    def _read(self, asked: _ObjectRange) -> UInt8Array:
         path, wanted = self._paths[asked.file_id], asked.stop - asked.start
         try:
             for _ in range(2):
@@ -100,7 +100,7 @@ class S3RangeReader:
             f"{path} was cut: {wanted} bytes wanted at byte {asked.start}, {len(content)} are there; restore the object or delete its samples"
         )
 
-    def _opened(self, asked: _Request) -> pa.NativeFile:
+    def _opened(self, asked: _ObjectRange) -> pa.NativeFile:
         """Raises FileChangedError if the object is not the one that was indexed. One that is replaced later is not noticed here."""
         path = self._paths[asked.file_id]
         opened = self._open(path)
@@ -112,9 +112,9 @@ class S3RangeReader:
         return opened
 
 
-def plan(file_ids: UInt32Array, begins: Int64Array, ends: Int64Array, limits: RangeLimits = _LIMITS) -> list[_Request]:
+def plan(file_ids: UInt32Array, begins: Int64Array, ends: Int64Array, limits: RangeLimits = _LIMITS) -> list[_ObjectRange]:
     """The requests for ranges that are sorted by file and begin: neighbours share one as far as `limits` allow."""
-    requests: list[_Request] = []
+    requests: list[_ObjectRange] = []
     ranges = zip(file_ids.tolist(), begins.tolist(), ends.tolist(), strict=True)
     first = start = stop = 0
     current: int | None = None
@@ -122,9 +122,9 @@ def plan(file_ids: UInt32Array, begins: Int64Array, ends: Int64Array, limits: Ra
         gap = min(limits.gap_bytes, limits.gap_samples * (end - begin))
         if file_id != current or begin > stop + gap or end > start + limits.part_bytes:
             if current is not None:
-                requests.append(_Request(current, start, stop, first, at))
+                requests.append(_ObjectRange(current, start, stop, first, at))
             current, first, start, stop = file_id, at, begin, end
         stop = max(stop, end)
     if current is not None:
-        requests.append(_Request(current, start, stop, first, len(begins)))
+        requests.append(_ObjectRange(current, start, stop, first, len(begins)))
     return requests

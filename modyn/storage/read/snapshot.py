@@ -90,7 +90,7 @@ class DatasetSnapshot:
         return self.index.samples_from(first_key, batch_size, self.tombstones)
 
 
-class _SeenFile:
+class _WatchedFile:
     """The file that a path led to, or that there was none. Held open, so that its inode is not given to another file meanwhile.
 
     A file that takes the place of another has another inode; one that is added to, as tombstones are, another size.
@@ -121,7 +121,7 @@ class _SeenFile:
             os.close(self._descriptor)
 
 
-def _are_current(files: tuple[_SeenFile, ...]) -> bool:
+def _are_current(files: tuple[_WatchedFile, ...]) -> bool:
     return all(file.is_current() for file in files)
 
 
@@ -136,7 +136,7 @@ class PublishedDataset:
         self._watched = (INDEX,) if tombstones is not None else (INDEX, TOMBSTONES)
         self._lock = threading.Lock()
         """One thread at a time reads the files; `_seen` is replaced as a whole, and read without the lock."""
-        self._seen: tuple[DatasetSnapshot, tuple[_SeenFile, ...]] | None = None
+        self._seen: tuple[DatasetSnapshot, tuple[_WatchedFile, ...]] | None = None
         """The newest snapshot, and the files that it was made from."""
         self._segments: dict[str, Segment] = {}
         self._opened: tuple[PathTable, RecordReader] | None = None
@@ -153,7 +153,7 @@ class PublishedDataset:
         with self._lock:
             while self._seen is None or not _are_current(self._seen[1]):
                 # Opened before they are read: what changes meanwhile is read again.
-                files = tuple(_SeenFile(self.folder / name) for name in self._watched)
+                files = tuple(_WatchedFile(self.folder / name) for name in self._watched)
                 try:
                     self._seen = self._read(), files
                     self._readers.forget_removed()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from modyn._core import PathTable
 from modyn.errors import ConfigError
 from modyn.records import Int64Array
-from modyn.storage.files.file_system import FileSystem
+from modyn.storage.files.file_system import FileSystem, Roots
 from modyn.storage.files.local import LocalFiles
 from modyn.storage.formats import FILE_FORMATS, REGISTRY, build_format
 from modyn.storage.formats.base import FileFormat, OpenReader
@@ -76,6 +77,20 @@ def test_a_format_may_bring_its_own_reader_of_payloads() -> None:
     own = readers.open_format(Zeros(built.config), LocalFiles("/d"), PathTable("/d"))
     data, bounds = own.gather(np.zeros(2, np.uint32), np.arange(2), 1)
     assert (data.tolist(), bounds.tolist()) == ([0, 0], [0, 1, 2])
+
+
+class Visible(REGISTRY.get("CsvFileWrapper")):  # type: ignore[misc]  # the base is found when the program runs
+    """Rows in files with the option's ending and with names that do not begin with a dot."""
+
+    def holds_samples(self, path: str) -> bool:
+        return super().holds_samples(path) and not os.path.basename(path).startswith(".")
+
+
+def test_a_rule_for_names_counts_beside_the_option_for_their_ending(tmp_path: Path) -> None:
+    for name in ("a.csv", ".b.csv", "c.txt"):
+        (tmp_path / name).write_text("1\n")
+    built = Visible(build_format("CsvFileWrapper", {"label_index": 0}).config)
+    assert LocalFiles(str(tmp_path)).list_files(built.names(), Roots()).files.paths == ["a.csv"]
 
 
 @pytest.mark.parametrize(
