@@ -17,7 +17,7 @@ from modyn.reference.explain import variants_of, walk
 from modyn.reference.pages import fill
 from modyn.reference.schema import JsonSchema, pipeline_json_schema
 from modyn.storage.formats import REGISTRY
-from modyn.storage.formats.timestamps import parse_timestamp_source
+from modyn.storage.formats.timestamps import name_pattern
 from modyn.supervisor.evaluation import EVALUATION_STRATEGIES, check_handlers
 from modyn.supervisor.triggers import TRIGGERS
 
@@ -213,7 +213,7 @@ def test_the_page_of_the_system_file_has_every_field() -> None:
 
 @pytest.mark.parametrize("source", ["", r"name:(?P<date>\d{4}-\d\d-\d\d)", "column:3", "field:8", "field:8:4"])
 def test_the_forms_of_timestamp_source_that_are_told_are_those_that_are_read(source: str) -> None:
-    parse_timestamp_source(source)
+    name_pattern(source)
     written = (ROOT / "docs" / "datasets.md").read_text()
     assert {"": "`''`", "name": "`name:REGEX`", "column": "`column:N`", "field": "`field:OFFSET:SIZE`"}[
         source.partition(":")[0]

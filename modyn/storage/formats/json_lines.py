@@ -194,7 +194,8 @@ def _lines(block: bytes) -> Int64Array:
         next_begins, ends = np.append(next_begins, len(data)), np.append(ends, len(data))
     begins = np.concatenate([np.zeros(1, np.int64), next_begins[:-1]])
     ends = ends - ((ends > begins) & (data[np.maximum(ends, 1) - 1] == _RETURN))
-    return np.stack([begins, ends, next_begins])[:, ends > begins]
+    lines: Int64Array = np.stack([begins, ends, next_begins])
+    return lines[:, ends > begins]
 
 
 def _check_line_ended(path: str, file: BinaryIO, end: int) -> None:

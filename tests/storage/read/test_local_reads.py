@@ -136,7 +136,7 @@ def test_where_tells_which_keys_are_there(numbers: RunningStorage, local: LocalP
     located = local.locate("numbers", np.asarray([9, 5, -1, 5, 7, 3, 5000]), "skip")
     assert located.keys.tolist() == [5, 5, 3]
     assert located.where.tolist() == [1, 3, 5]
-    assert located.labels.tolist() == [5, 5, 3]
+    assert located.entries.labels.tolist() == [5, 5, 3]
     with pytest.raises(NotFoundError, match="9, -1, 7, 5000"):
         local.locate("numbers", np.asarray([9, 5, -1, 7, 5000]))
 

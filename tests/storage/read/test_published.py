@@ -149,7 +149,7 @@ def test_a_view_is_the_same_until_something_changes(storage: RunningStorage, tmp
     reader = PublishedDataset(folder_of(storage), sources)
     first = reader.snapshot()
     assert reader.snapshot() is first
-    assert (first.name, first.base_path, first.index.num_samples) == ("numbers", str(tmp_path / "d"), 100)
+    assert (first.name, first.config.base_path, first.index.num_samples) == ("numbers", str(tmp_path / "d"), 100)
     storage.client.delete_samples("numbers", np.asarray([5]))
     second = reader.snapshot()
     assert second.index is first.index
