@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -21,7 +22,6 @@ from modyn.storage.formats import build_format
 from modyn.storage.ingest.ingestion import ingest
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.ingest.publisher import withdraw
-from modyn.storage.ingest.watcher import Watcher
 from modyn.storage.model.records import DatasetInfo, FileProblem, IngestProgress
 from modyn.storage.read.locality import ShortCutOffer
 from modyn.storage.read.published_datasets import PublishedNames
@@ -30,6 +30,8 @@ from modyn.storage.read.snapshot import DatasetSnapshot
 
 _STEP_S = 1.0
 """Seconds between two looks at whether the client of an ingestion still listens."""
+_WORK_SHARE = 0.2
+"""A watcher of a huge folder looks less often than configured, so that looking takes at most this share of its time."""
 
 
 class DatasetStore:
@@ -139,7 +141,10 @@ class DatasetStore:
         dataset = self.dataset(name)
         if self._settings.short_cut == "off":
             return ShortCutOffer("storage.short_cut is off where storage runs")
-        return dataset.offer_short_cut()
+        base_path = dataset.row.config.base_path
+        if is_s3(base_path):
+            return ShortCutOffer(f"its files lie at {base_path}, which is no folder of this machine")
+        return dataset.proof.offer(base_path, dataset.snapshot().paths)
 
     def infos(self) -> list[DatasetInfo]:
         """In order of name; datasets that cannot be opened are logged and left out."""
@@ -248,3 +253,55 @@ def _difference(known: DatasetConfig, asked: DatasetConfig) -> str:
         if not options or options[0] != options[1]:
             found.append(f"file_wrapper_config is {known.file_wrapper_config}, not {asked.file_wrapper_config}")
     return "; ".join(found)
+
+
+class Watcher:
+    """A thread that calls `look` every `interval_s` seconds until `stop`, so that new files are indexed without a request. Errors are logged
+    once and tried again at the next look."""
+
+    def __init__(self, dataset: OpenDataset, look: Callable[[OpenDataset], None], interval_s: float) -> None:
+        self._dataset = dataset
+        self._look = look
+        self._interval_s = interval_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"watch-{dataset.name}", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop watching; returns when the running look has ended, at most 10 s later."""
+        self._stop.set()
+        # A look that ends with the deletion of the dataset stops the watcher from its own thread, which cannot wait for itself.
+        if threading.current_thread() is not self._thread:
+            self._thread.join(10.0)
+
+    def _run(self) -> None:
+        logger = get_logger("storage")
+        logged = ""
+        while not self._stop.is_set():
+            started = time.monotonic()
+            try:
+                self._look(self._dataset)
+                logged = ""
+            except ModynError as error:
+                if self._stop.is_set():
+                    return
+                if error.message != logged:
+                    logger.error("watch_failed", dataset=self._dataset.name, error=error.message, reason=error.reason)
+                logged = error.message
+                if isinstance(error, NotFoundError) and self._dataset.closed:
+                    return
+            except Exception as error:
+                # A watcher that died would look like a folder in which nothing happens.
+                if repr(error) != logged:
+                    logger.exception("watch_failed", dataset=self._dataset.name)
+                logged = repr(error)
+            self._stop.wait(pause_s(self._interval_s, time.monotonic() - started))
+
+
+def pause_s(interval_s: float, look_s: float) -> float:
+    """Seconds until the next look after one that took `look_s`.
+
+    >>> pause_s(1.0, 0.01), pause_s(1.0, 2.0)
+    (1.0, 8.0)
+    """
+    return max(interval_s, look_s * (1 / _WORK_SHARE - 1))

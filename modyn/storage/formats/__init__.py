@@ -20,9 +20,7 @@ FILE_FORMATS: dict[str, str] = {
 REGISTRY: Registry[type[FileFormat]] = Registry("modyn.file_formats", "file format", FILE_FORMATS)
 
 
-def build_format(
-    id_: str, config: Mapping[str, object], timestamp_source: str = "", path: str = "file_wrapper_config"
-) -> FileFormat:
-    """Build the format `id_`. `path`: place of its configuration, for messages. Raises: ConfigError."""
+def build_format(id_: str, config: Mapping[str, object], timestamp_source: str = "") -> FileFormat:
+    """Build the format `id_` from the `file_wrapper_config` and `timestamp_source` of a dataset. Raises: ConfigError."""
     found = REGISTRY.get(id_)
-    return found(load_section(found.Config, config, path), timestamp_source)
+    return found(load_section(found.Config, config, "file_wrapper_config"), timestamp_source)

@@ -102,7 +102,7 @@ class FileFormat(ABC):
     def endings(self) -> NameEndings | None:
         """The endings of the names of files with samples and of companions; the option `file_extension` alone, if the format has it.
 
-        None: names follow another rule. A format with one overrides `holds_samples` or `companions`, which are then called for each file.
+        Not used if names follow another rule: `holds_samples` or `companions` is overridden then, and called for each file.
         """
         ending = getattr(self.config, "file_extension", None)
         return None if ending is None else NameEndings(ending)

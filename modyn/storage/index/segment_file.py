@@ -75,8 +75,7 @@ class SegmentColumns:
 class SegmentBuilder:
     """Collects what formats found until there is enough for a segment."""
 
-    def __init__(self, float_labels: bool, rows: int = SEGMENT_ROWS) -> None:
-        self._label_type = np.dtype(np.float64 if float_labels else np.int64)
+    def __init__(self, rows: int = SEGMENT_ROWS) -> None:
         self._rows = rows
         self._parts: list[SegmentColumns] = []
         self._count = 0
@@ -104,8 +103,6 @@ class SegmentBuilder:
         )
 
     def _append(self, part: SegmentColumns) -> None:
-        if part.labels.dtype != self._label_type:
-            raise ValueError(f"labels are {part.labels.dtype}, but the dataset's are {self._label_type}")
         if len(part):
             self._parts.append(part)
             self._count += len(part)
@@ -194,14 +191,8 @@ class Segment:
     def __init__(self, file: ColumnFile) -> None:
         self.path, self._file, meta = file.path, file, file.meta
         try:
-            self.info = SegmentInfo(
-                meta["first_key"],
-                meta["num_samples"],
-                meta["min_timestamp"],
-                meta["max_timestamp"],
-                file.written.num_bytes,
-                file.written.digest,
-            )
+            extent = (meta[name] for name in ("first_key", "num_samples", "min_timestamp", "max_timestamp"))
+            self.info = SegmentInfo(*extent, file.written.num_bytes, file.written.digest)
             self.float_labels = bool(meta["float_labels"])
             self.file_ids = self._column("file_ids")
             self.offsets = self._column("offsets")
@@ -230,16 +221,11 @@ class Segment:
         """Read everything and compare with the checksums. Raises CorruptStateError."""
         self._file.verify()
 
-    def columns(self, start: int = 0, stop: int | None = None) -> SegmentColumns:
-        """Entries at positions [start, stop)."""
-        stop = self.info.num_samples if stop is None else stop
-        return SegmentColumns(
-            self.file_ids.slice(start, stop).astype(np.uint32),
-            self.offsets.slice(start, stop),
-            self.lengths.slice(start, stop),
-            self._typed(self.labels.slice(start, stop)),
-            self.timestamps.slice(start, stop),
-        )
+    def columns(self) -> SegmentColumns:
+        """All entries."""
+        stored = (self.file_ids, self.offsets, self.lengths, self.labels, self.timestamps)
+        file_ids, offsets, lengths, labels, timestamps = (column.slice(0, self.info.num_samples) for column in stored)
+        return SegmentColumns(file_ids.astype(np.uint32), offsets, lengths, self._typed(labels), timestamps)
 
     def samples(self, start: int, stop: int) -> SampleBatch:
         """Samples at positions [start, stop)."""
@@ -257,10 +243,6 @@ class Segment:
 
     def _typed(self, labels: Int64Array) -> LabelArray:
         return labels.view(np.float64) if self.float_labels else labels
-
-    def rank(self, timestamp: int) -> int:
-        """How many samples are before `timestamp`."""
-        return self.rank_behind(timestamp, -1)
 
     def rank_behind(self, timestamp: int, key: int, first: int = 0, end: int | None = None) -> int:
         """How many samples are before or at (timestamp, key) in the order (timestamp, key); it is known to be within [first, end]."""

@@ -152,8 +152,8 @@ def _touches(segment: Segment, interval: Interval) -> bool:
 def _ranks(segment: Segment, interval: Interval, after: tuple[int, int] | None) -> tuple[int, int]:
     """The ranks [first, end) of the segment's samples in the interval and behind `after`."""
     info = segment.info
-    first = segment.rank(interval.start) if info.min_timestamp < interval.start else 0
-    end = segment.rank(interval.end) if info.max_timestamp >= interval.end else info.num_samples
+    first = segment.rank_behind(interval.start, -1) if info.min_timestamp < interval.start else 0
+    end = segment.rank_behind(interval.end, -1) if info.max_timestamp >= interval.end else info.num_samples
     if after is not None and (info.min_timestamp, info.first_key) <= after:
         first = max(first, segment.rank_behind(*after))
     return first, max(first, end)

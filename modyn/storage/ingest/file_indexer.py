@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -68,20 +69,15 @@ class FileJob:
 
         Raises: DataError, ChangedError; samples that were yielded before it are not to be used.
         """
-        watch = _FileWatch(self._folder, self._format, self.seen, self._growing_bytes)
         before = self._resume or self.indexed
         end, num_samples = before.end, before.num_samples
-        try:
+        with watching(self._folder, self._format, self.seen, self._growing_bytes):
             if self._resume is not None:
                 check_unchanged(self._folder, self._path, self._resume)
             for chunk in self._chunks():
                 yield chunk
                 end, num_samples = chunk.end, num_samples + len(chunk)
             self.indexed = FormatResume(end, num_samples, fingerprint(self._folder, self._path, end))
-        except DataError:
-            watch.check()  # A file that is being written may look damaged.
-            raise
-        watch.check()
 
     def _chunks(self) -> Iterator[IndexedSamples]:
         """The chunks of the format, up to the size with which the file was listed. Exceptions of a plug-in's format become DataError."""
@@ -106,34 +102,37 @@ class FileJob:
             ) from error
 
 
-class _FileWatch:
-    """Notices changes of one file from its construction to `check`."""
+@contextmanager
+def watching(folder: FileSystem, file_format: FileFormat, seen: SeenFile, growing_bytes: int) -> Iterator[None]:
+    """A context in which the file `seen` must stay as it was listed, but for appends to one of `growing_bytes` or more that may grow.
 
-    def __init__(self, folder: FileSystem, file_format: FileFormat, seen: SeenFile, growing_bytes: int) -> None:
-        """Raises: ChangedError: the file is no longer what was listed. DataError: it cannot be read."""
-        self._folder, self._seen = folder, seen
-        self._path = folder.full_path(seen.path)
-        self._may_grow = file_format.can_grow and folder.appends and seen.size >= growing_bytes
-        self._version = self._look()
-        self._fingerprint = fingerprint(folder, self._path, seen.size) if self._may_grow else ""
-        if (self._version.size, self._version.mtime_ns) != (seen.size, seen.mtime_ns) and not self._grew(self._version):
-            raise ChangedError
+    Raises: ChangedError: it has changed, also in place of a DataError: a file that is being written may look damaged. DataError.
+    """
+    path = folder.full_path(seen.path)
+    may_grow = file_format.can_grow and folder.appends and seen.size >= growing_bytes
 
-    def check(self) -> None:
-        """Raises: ChangedError: the file has changed, other than by appends to a large one that may grow."""
-        now = self._look()
-        if now != self._version and not (
-            self._grew(now) and fingerprint(self._folder, self._path, self._seen.size) == self._fingerprint
-        ):
-            raise ChangedError
-
-    def _look(self) -> FileStatus:
-        if (version := self._folder.version(self._seen)) is None:
+    def look() -> FileStatus:
+        if (version := folder.version(seen)) is None:
             raise ChangedError
         return version
 
-    def _grew(self, now: FileStatus) -> bool:
-        return self._may_grow and now.size > self._seen.size and now.tag == self._version.tag
+    def grew(now: FileStatus) -> bool:
+        return may_grow and now.size > seen.size and now.tag == first.tag
+
+    def check() -> None:
+        if (now := look()) != first and not (grew(now) and fingerprint(folder, path, seen.size) == indexed):
+            raise ChangedError
+
+    first = look()
+    indexed = fingerprint(folder, path, seen.size) if may_grow else ""
+    if (first.size, first.mtime_ns) != (seen.size, seen.mtime_ns) and not grew(first):
+        raise ChangedError
+    try:
+        yield
+    except DataError:
+        check()
+        raise
+    check()
 
 
 def index_whole_files(folder: FileSystem, file_format: WholeFileFormat, paths: Sequence[str]) -> IndexedFiles:

@@ -14,7 +14,7 @@ from modyn.atomic_write import TEMPORARY_SUFFIX
 from modyn.errors import InvalidArgumentError, ModynError, NotFoundError
 from modyn.records import Int64Array, SampleBatch
 from modyn.storage.catalogue.catalogue import Catalogue, Change, Contents, DatasetRow
-from modyn.storage.files.local import LocalFiles, open_filesystem
+from modyn.storage.files.local import open_filesystem
 from modyn.storage.files.stability import StabilityTracker
 from modyn.storage.formats import build_format
 from modyn.storage.formats.base import CHUNK_ROWS
@@ -23,7 +23,7 @@ from modyn.storage.ingest.file_indexer import GROWING_BYTES
 from modyn.storage.ingest.publisher import Publisher
 from modyn.storage.model.file_table import FileTable
 from modyn.storage.model.records import DatasetInfo
-from modyn.storage.read.locality import Proof, ShortCutOffer
+from modyn.storage.read.locality import Proof
 from modyn.storage.read.publication import TOMBSTONES
 from modyn.storage.read.record_readers import RecordReaders
 from modyn.storage.read.snapshot import DatasetSnapshot, PublishedDataset
@@ -100,7 +100,7 @@ class OpenDataset:
         self._tombstones = Tombstones.open(folder / TOMBSTONES)
         self._tombstones.announce()
         self._published = PublishedDataset(folder, readers, self._tombstones)
-        self._proof = Proof(folder)
+        self.proof = Proof(folder)
         self._load(contents)
 
     def _load(self, contents: Contents) -> None:
@@ -169,12 +169,6 @@ class OpenDataset:
         """End streams of new samples with `error`."""
         self.closed = error
         self.wake()
-
-    def offer_short_cut(self) -> ShortCutOffer:
-        """What a reader on this machine needs to read the publication and the data files by itself."""
-        if not isinstance(self.filesystem, LocalFiles):
-            return ShortCutOffer(f"its files lie at {self.row.config.base_path}, which is no folder of this machine")
-        return self._proof.offer(self.row.config.base_path, self.snapshot().paths)
 
     # Changing
 

@@ -24,7 +24,7 @@ class SegmentWriter:
         self._reset()
 
     def _reset(self) -> None:
-        self._builder = SegmentBuilder(self._dataset.row.float_labels)
+        self._builder = SegmentBuilder()
         self._next_key = self._dataset.row.next_key
         self._segments: list[SegmentRow] = []
         self._new_files: list[FileRow] = []

@@ -52,7 +52,7 @@ class FileTable:
 
     def __init__(self, rows: Iterable[FileRow] = ()) -> None:
         self.paths: list[str] = []
-        self.altered: frozenset[int] = frozenset()
+        self.altered: set[int] = set()
         self._ids: dict[str, int] = {}
         self._sizes = array("q")
         self._mtimes = array("q")
@@ -63,7 +63,6 @@ class FileTable:
 
     def add(self, rows: Iterable[FileRow]) -> None:
         """Append new files. Raises: ValueError: an id does not follow the last one."""
-        altered = set(self.altered)
         for row in rows:
             if row.file_id != len(self.paths):
                 raise ValueError(f"file {row.file_id} does not follow {len(self.paths) - 1}")
@@ -72,16 +71,13 @@ class FileTable:
             self._sizes.append(row.size)
             self._mtimes.append(row.mtime_ns)
             if row.altered:
-                altered.add(row.file_id)
-        self.altered = frozenset(altered)
+                self.altered.add(row.file_id)
 
     def change(self, rows: Iterable[FileRow]) -> None:
         """Replace size, time and `altered` of known files."""
-        altered = set(self.altered)
         for row in rows:
             self._sizes[row.file_id], self._mtimes[row.file_id] = row.size, row.mtime_ns
-            (altered.add if row.altered else altered.discard)(row.file_id)
-        self.altered = frozenset(altered)
+            (self.altered.add if row.altered else self.altered.discard)(row.file_id)
 
     def stamps(self, file_ids: Int64Array | slice) -> tuple[Int64Array, Int64Array]:
         """Sizes and times (ns) with which these files were last indexed or found unchanged: int64."""

@@ -375,7 +375,7 @@ def test_a_folder_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_the_builder_cuts_what_formats_give_into_segments() -> None:
-    builder = SegmentBuilder(float_labels=False, rows=10)
+    builder = SegmentBuilder(rows=10)
     builder.add(1, IndexedSamples(np.arange(12) * 4, 4, np.arange(12), 100, 48))
     builder.add(2, IndexedSamples(np.arange(3), np.array([7, 8, 9]), np.arange(3), np.array([3, 2, 1]), 30))
     problem = IndexedFiles(np.array([5, 6, 7]), np.array([1, 2, 3]), np.array([10, 20, 30]), {1: CorruptStateError("x")})  # type: ignore[dict-item]
@@ -390,5 +390,3 @@ def test_the_builder_cuts_what_formats_give_into_segments() -> None:
     assert whole.lengths.tolist() == [4] * 12 + [7, 8, 9, 5, 7]
     assert whole.labels.tolist() == [*range(12), 0, 1, 2, 1, 3]
     assert whole.timestamps.tolist() == [100] * 12 + [3, 2, 1, 10, 30]
-    with pytest.raises(ValueError, match="labels are float64"):
-        builder.add(1, IndexedSamples(np.zeros(1, np.int64), 4, np.zeros(1), 0, 4))

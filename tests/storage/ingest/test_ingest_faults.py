@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -160,14 +162,16 @@ def test_a_format_that_does_not_tell_where_rows_begin_waits_for_the_end_of_growi
     write_records(data / "a.bin", range(5), 1000)
     storage.client.register_dataset(binary_dataset(data))
     storage.store.dataset("numbers").limits = IngestLimits(growing_bytes=1)
-    watched = file_indexer._FileWatch.__init__
+    watching = file_indexer.watching
 
-    def grown(self: file_indexer._FileWatch, *arguments: object) -> None:
-        watched(self, *arguments)  # type: ignore[arg-type]
-        if os.path.getsize(data / "a.bin") == 5 * 16:
-            write_records(data / "a.bin", [5], 2000, mode="ab")
+    @contextmanager
+    def grown(*arguments: Any) -> Iterator[None]:
+        with watching(*arguments):
+            if os.path.getsize(data / "a.bin") == 5 * 16:
+                write_records(data / "a.bin", [5], 2000, mode="ab")
+            yield
 
-    monkeypatch.setattr(file_indexer._FileWatch, "__init__", grown)
+    monkeypatch.setattr(file_indexer, "watching", grown)
     look(storage)
     assert storage.client.dataset("numbers").next_key == 0
     look(storage)

@@ -11,8 +11,8 @@ import pytest
 
 from modyn.config.system import StorageConfig, SystemConfig
 from modyn.errors import NotFoundError, UnavailableError
+from modyn.storage.datasets import Watcher, pause_s
 from modyn.storage.ingest.open_dataset import OpenDataset
-from modyn.storage.ingest.watcher import Watcher, pause_s
 from modyn.testing.waiting import PATIENCE_S, eventually
 from tests.support.running_storage import RunningStorage, binary_dataset, start_storage, write_records
 
