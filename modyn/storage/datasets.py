@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import nullcontext
 
 from modyn.config.system import DatasetConfig, SystemConfig, is_s3
@@ -28,8 +29,8 @@ from modyn.storage.read.published_datasets import PublishedNames
 from modyn.storage.read.record_readers import RecordReaders
 from modyn.storage.read.snapshot import DatasetSnapshot
 
-_STEP_S = 1.0
-"""Seconds between two looks at whether the client of an ingestion still listens."""
+_STEP_S = 0.2
+"""Seconds between two reports to the client of an ingestion, and looks at whether it still listens."""
 _WORK_SHARE = 0.2
 """A watcher of a huge folder looks less often than configured, so that looking takes at most this share of its time."""
 
@@ -182,36 +183,24 @@ class DatasetStore:
     def ingest(self, name: str, is_active: Callable[[], bool] = lambda: True) -> Iterator[IngestProgress]:
         """Ingest now. The work continues when the listener leaves (`is_active` is false), and does not wait for a slow one."""
         dataset = self.dataset(name)
-        # Only the newest progress is kept: the listener may be slow or gone.
-        news: deque[IngestProgress | BaseException] = deque(maxlen=1)
-        arrived = threading.Event()
-
-        def put(item: IngestProgress | BaseException) -> None:
-            news.append(item)
-            arrived.set()
+        newest: deque[IngestProgress] = deque(maxlen=1)  # The listener may be slow or gone.
+        ended: Future[IngestProgress] = Future()
 
         def work() -> None:
             try:
-                put(ingest(dataset, self._roots, self._settings.num_threads, on_progress=put))
+                ended.set_result(ingest(dataset, self._roots, self._settings.num_threads, on_progress=newest.append))
             except BaseException as error:  # noqa: BLE001  (raised again where it is waited for)
                 bug = not isinstance(error, ModynError)
                 get_logger("storage").error("ingestion_failed", dataset=name, error=str(error), exc_info=bug)
-                put(error)
+                ended.set_exception(error)
 
         threading.Thread(target=work, name=f"ingest-{name}", daemon=True).start()
-        while True:
-            while not arrived.wait(_STEP_S):
-                if not is_active():
-                    return
-            arrived.clear()  # Before the look: what comes after it is found by the next round.
-            if not news:
-                continue
-            item = news.pop()
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-            if item.finished:
+        while not wait([ended], _STEP_S).done:
+            if not is_active():
                 return
+            if newest and not (progress := newest.pop()).finished:
+                yield progress
+        yield ended.result()
 
     def _look(self, dataset: OpenDataset) -> None:
         ingest(dataset, self._roots, self._settings.num_threads, patient=False)

@@ -93,8 +93,7 @@ class PayloadServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
         """`name`: the process, for errors. `setting`: where `endpoint` is configured."""
         check_exposure(f"{name}'s payload server", endpoint)
         self._endpoint, self._snapshots, self._limits = endpoint, snapshots, limits or ServerLimits()
-        self._lock = threading.Lock()  # Protects the number of requests.
-        self._num_requests = 0
+        self._places = threading.Semaphore(self._limits.max_streams * REQUESTS_PER_STREAM)  # One for each request at once.
         self._is_stopping = False
         token = endpoint.security.secret()
         options: dict[str, Any] = {}
@@ -155,20 +154,16 @@ class PayloadServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
 
     @contextmanager
     def _admitted(self) -> Iterator[None]:
-        """Count the request while it lasts. Raises UnavailableError if there are too many."""
-        max_requests = self._limits.max_streams * REQUESTS_PER_STREAM
-        with self._lock:
-            if self._num_requests >= max_requests:
-                raise UnavailableError(
-                    f"the payload server at {self._endpoint.address} is busy: it answers {max_requests} requests at once; raise "
-                    "storage.max_threads or storage.replicas in the system file if that lasts"
-                )
-            self._num_requests += 1
+        """Give the request a place while it lasts. Raises UnavailableError if there are too many."""
+        if not self._places.acquire(blocking=False):
+            raise UnavailableError(
+                f"the payload server at {self._endpoint.address} is busy: it answers {self._limits.max_streams * REQUESTS_PER_STREAM} "
+                "requests at once; raise storage.max_threads or storage.replicas in the system file if that lasts"
+            )
         try:
             yield
         finally:
-            with self._lock:
-                self._num_requests -= 1
+            self._places.release()
 
     def _chunks(
         self, request: PayloadRequest, identity: str, context: flight.ServerCallContext

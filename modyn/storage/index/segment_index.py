@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from modyn import _core
-from modyn.errors import CorruptStateError, NotFoundError
+from modyn.errors import CorruptStateError
 from modyn.records import Int64Array, Interval, LabelArray, SampleBatch
 from modyn.storage.index.segment_file import Segment
 from modyn.storage.index.tombstones import Tombstones
@@ -82,27 +82,18 @@ class SegmentIndex:
         """For each key, whether there is or was a sample with it: bool (n,)."""
         return self._columns.contains(keys)
 
-    def entries(self, keys: Int64Array) -> Entries:
-        """Entries of `keys`, any order, duplicates allowed, deleted ones included. Raises NotFoundError that names unknown keys."""
+    def entries(self, keys: Int64Array) -> Entries | None:
+        """Entries of `keys`, any order, duplicates allowed, deleted ones included; None if a key is unknown."""
         found = self._columns.entries(keys)
-        if found is None:
-            raise self._unknown(keys)
-        return Entries(*found[:3], self._typed(found[3]))
+        return None if found is None else Entries(*found[:3], self._typed(found[3]))
 
-    def samples_by_key(self, keys: Int64Array) -> SampleBatch:
+    def samples_by_key(self, keys: Int64Array) -> SampleBatch | None:
         """Labels and timestamps of `keys` in the order asked; otherwise as `entries`."""
         found = self._columns.labels_and_timestamps(keys)
-        if found is None:
-            raise self._unknown(keys)
-        return SampleBatch(keys, found[1], self._typed(found[0]))
+        return None if found is None else SampleBatch(keys, found[1], self._typed(found[0]))
 
     def _typed(self, labels: Int64Array) -> LabelArray:
         return labels.view(np.float64) if self._float_labels else labels
-
-    def _unknown(self, keys: Int64Array) -> NotFoundError:
-        unknown = np.unique(keys[~self.contains(keys)])
-        shown = ", ".join(str(key) for key in unknown[:5]) + (", ..." if len(unknown) > 5 else "")
-        return NotFoundError(f"no sample has key {shown}; keys of this dataset are 0 to {self.next_key - 1}")
 
     def samples_from(self, first_key: int, batch_size: int, tombstones: Tombstones | None = None) -> Iterator[SampleBatch]:
         """Samples with key >= first_key in order of key, deleted ones left out, at most batch_size at once."""

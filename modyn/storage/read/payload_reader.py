@@ -83,24 +83,16 @@ def locate(snapshot: Callable[[], DatasetSnapshot], keys: Int64Array, on_missing
     Keys that do not exist or were deleted raise NotFoundError that names the first of them, or are left out with on_missing="skip".
     """
     now = snapshot()
-    where, entries = np.arange(len(keys)), _entries_of_all(now, keys)
-    if entries is None:
+    where, entries, deleted = np.arange(len(keys)), now.index.entries(keys), now.tombstones.keys
+    # One pass over the keys where none is missing, which is the rule.
+    if entries is None or (len(deleted) and deleted.contains(keys).any()):
         if on_missing == "raise":
             now.refuse_missing(keys)
         where = np.flatnonzero(~now.missing(keys))
         keys = keys[where]
         entries = now.index.entries(keys)
+        assert entries is not None, "the unknown keys are left out"
     return LocatedSamples(keys, where, entries, now.identity, snapshot)
-
-
-def _entries_of_all(snapshot: DatasetSnapshot, keys: Int64Array) -> Entries | None:
-    """None: some of the keys are missing. One pass over them where none is, which is the rule."""
-    try:
-        entries = snapshot.index.entries(keys)
-    except NotFoundError:
-        return None
-    deleted = snapshot.tombstones.keys
-    return None if len(deleted) and deleted.contains(keys).any() else entries
 
 
 class LocalPayloads:

@@ -73,7 +73,9 @@ class DatasetSnapshot:
     def samples_by_key(self, keys: Int64Array) -> SampleBatch:
         """Labels and timestamps in the order asked. Raises NotFoundError if a key is unknown or deleted."""
         self.refuse_missing(keys)
-        return self.index.samples_by_key(keys)
+        found = self.index.samples_by_key(keys)
+        assert found is not None, "unknown keys are refused"
+        return found
 
     def count(self, interval: Interval) -> int:
         """Number of samples in [start, end)."""

@@ -43,6 +43,7 @@ def folder_of(storage: RunningStorage, name: str = "numbers") -> Path:
 def read(view: DatasetSnapshot, keys: list[int]) -> list[int]:
     """The data of the records with these keys, gathered as a reader does."""
     locations = view.index.entries(np.asarray(keys, np.int64))
+    assert locations is not None
     data, bounds = view.reader.gather(locations.file_ids, locations.offsets, locations.lengths)
     return [int.from_bytes(data[bounds[i] : bounds[i + 1]].tobytes(), "little") for i in range(len(keys))]
 
