@@ -1,11 +1,10 @@
 """Copies of objects in temporary folders: formats index files of this machine, so an object is copied before it is indexed.
 
-Temporary folders do not outlive their process for long: those of a killed process are removed by the next one that needs some.
+The folder of a killed process is removed when the next copies are made.
 """
 
 from __future__ import annotations
 
-import atexit
 import fcntl
 import os
 import shutil
@@ -13,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Self
 
@@ -23,19 +22,23 @@ from modyn.storage.files.s3 import S3Files, in_parallel, is_file_name
 
 PREFIX = "modyn-s3-"
 _LOCK = "in-use"
-"""A file that is locked while the process lives: a process id would mean another process in another container that sees this folder."""
+"""A file that is locked while the folder is used: a process id would mean another process in another container that sees this folder."""
 _YOUNG_S = 60.0
 """A younger folder without a lock may be one that is just being made."""
 
 
 class LocalCopies:
-    """A temporary folder with copies of objects under their own names; it is removed on exit."""
+    """A folder in `TMPDIR` with copies of objects under their own names; it is removed on exit."""
 
     def __init__(self, files: S3Files) -> None:
         """Raises: DataError: the folder cannot be made."""
         self._files = files
         with files.reading(files.base):
-            self._folder = temporary_folder()
+            sweep(Path(tempfile.gettempdir()))
+            self._folder = tempfile.TemporaryDirectory(prefix=PREFIX)
+            self._lock = os.open(os.path.join(self._folder.name, _LOCK), os.O_WRONLY | os.O_CREAT, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)  # Other processes do not sweep the folder away.
+        self._copies = os.path.join(self._folder.name, "copies")
         self.errors: dict[str, DataError] = {}
         """Objects that have no copy, and why."""
 
@@ -44,13 +47,14 @@ class LocalCopies:
 
     def __exit__(self, *_: object) -> None:
         self._folder.cleanup()
+        os.close(self._lock)
 
     def local(self, path: str) -> str:
         """The path of the copy of `path`. Raises: DataError: it would not be in the folder."""
         name = path[len(self._files.base) + 1 :]
         if not is_file_name(name):
             raise DataError(f"{path} cannot be copied: its name is none that a file may have")
-        return os.path.join(self._folder.name, name)
+        return os.path.join(self._copies, name)
 
     def add(self, path: str) -> None:
         """Copy one object. Raises: DataError, UnavailableError."""
@@ -74,7 +78,7 @@ class LocalCopies:
     def with_objects(self, error: DataError) -> DataError:
         """The same error with the names of objects in place of those of copies."""
         kind = UnusableNowError if isinstance(error, UnusableNowError) else DataError
-        return kind(error.message.replace(self._folder.name, self._files.base))
+        return kind(error.message.replace(self._copies, self._files.base))
 
     @contextmanager
     def naming_objects(self) -> Iterator[None]:
@@ -109,30 +113,6 @@ class LocalCopies:
     def _set_time(self, path: str) -> None:
         if (status := self._files.status(path)) is not None:
             os.utime(self.local(path), ns=(status.mtime_ns, status.mtime_ns))
-
-
-def temporary_folder() -> tempfile.TemporaryDirectory[str]:
-    """Make a folder in `TMPDIR`. Raises: OSError."""
-    place, pid = tempfile.gettempdir(), os.getpid()
-    with suppress(FileNotFoundError):
-        return tempfile.TemporaryDirectory(dir=_of_this_process(place, pid))
-    _of_this_process.cache_clear()  # A program that tidies up temporary files removed the process's own folder.
-    return tempfile.TemporaryDirectory(dir=_of_this_process(place, pid))
-
-
-@cache
-def _of_this_process(place: str, pid: int) -> str:
-    sweep(Path(place))
-    folder = tempfile.mkdtemp(prefix=PREFIX, dir=place)
-    # Never closed: the lock is held until the process ends, so that `sweep` of other processes leaves the folder alone.
-    fcntl.flock(os.open(os.path.join(folder, _LOCK), os.O_WRONLY | os.O_CREAT, 0o600), fcntl.LOCK_EX)
-    atexit.register(_remove, folder, pid)
-    return folder
-
-
-def _remove(folder: str, pid: int) -> None:
-    if os.getpid() == pid:  # Not in a process that forked from this one.
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def sweep(place: Path) -> None:

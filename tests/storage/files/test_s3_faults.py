@@ -9,7 +9,6 @@ import errno
 import fcntl
 import hashlib
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -141,11 +140,13 @@ def test_an_object_for_which_there_is_no_room_is_a_problem_of_its_own(
 def test_copies_are_gone_when_they_were_indexed(files: S3Files, bucket: Path, tmp_path: Path) -> None:
     put(bucket, "a.csv", b"1,one\n")
     (seen,) = listed(files)
-    list(FileJob(files, CSV, seen).samples())
-    (own,) = (tmp_path / "tmp").iterdir()
-    assert [path.name for path in own.iterdir()] == ["in-use"]
-    shutil.rmtree(own)
-    assert list(FileJob(files, CSV, seen).samples()), "a folder that was tidied away is made again"
+    for chunk in FileJob(files, CSV, seen).samples():
+        assert len(chunk) == 1
+        (own,) = (tmp_path / "tmp").iterdir()
+        os.utime(own, (1000, 1000))
+        sweep(tmp_path / "tmp")
+        assert own.exists(), "another process does not sweep it while it is used"
+    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 def test_what_a_killed_process_left_is_swept_and_nothing_else(tmp_path: Path) -> None:
