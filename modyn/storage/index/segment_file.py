@@ -191,8 +191,8 @@ class Segment:
     def __init__(self, file: ColumnFile) -> None:
         self.path, self._file, meta = file.path, file, file.meta
         try:
-            extent = (meta[name] for name in ("first_key", "num_samples", "min_timestamp", "max_timestamp"))
-            self.info = SegmentInfo(*extent, file.written.num_bytes, file.written.digest)
+            extent = {name: meta[name] for name in ("first_key", "num_samples", "min_timestamp", "max_timestamp")}
+            self.info = SegmentInfo(**extent, num_bytes=file.written.num_bytes, checksum=file.written.digest)
             self.float_labels = bool(meta["float_labels"])
             self.file_ids = self._column("file_ids")
             self.offsets = self._column("offsets")
