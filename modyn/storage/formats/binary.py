@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import BinaryIO, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -74,28 +74,29 @@ class BinaryFormat(FileFormat):
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
         size = self.config.record_size
-        with reading(path), open(path, "rb") as file:
-            status = os.fstat(file.fileno())
-            num_records, more = divmod(status.st_size, size)
-            if more:
-                raise DataError(
-                    f"{path} ends within a record: {status.st_size} bytes are {num_records} records of {size} bytes and {more} "
-                    f"more, from byte {num_records * size} on; complete the last record, or check record_size"
-                )
-            shared_timestamp = self.file_time(path, status.st_mtime_ns)
-            rows = max(1, min(self.chunk_rows, _CHUNK_BYTES // size))
-            for start in range(resume.end // size if resume else 0, num_records, rows):
-                yield self._chunk(path, file, start, min(start + rows, num_records), shared_timestamp)
+        with reading(path):
+            status = os.stat(path)
+        num_records, more = divmod(status.st_size, size)
+        if more:
+            raise DataError(
+                f"{path} ends within a record: {status.st_size} bytes are {num_records} records of {size} bytes and {more} "
+                f"more, from byte {num_records * size} on; complete the last record, or check record_size"
+            )
+        shared_timestamp = self.file_time(path, status.st_mtime_ns)
+        rows = max(1, min(self.chunk_rows, _CHUNK_BYTES // size))
+        for start in range(resume.end // size if resume else 0, num_records, rows):
+            yield self._chunk(path, start, min(start + rows, num_records), shared_timestamp)
 
-    def _chunk(self, path: str, file: BinaryIO, start: int, stop: int, shared_timestamp: int | None) -> IndexedSamples:
-        """Records [start, stop) of an open file."""
+    def _chunk(self, path: str, start: int, stop: int, shared_timestamp: int | None) -> IndexedSamples:
+        """Records [start, stop) of a file."""
         size, label_size = self.config.record_size, self.config.label_size
         begins = np.arange(start, stop, dtype=np.int64) * size
+        gatherer, table, first_file = _core.Gatherer(max_open_files=1), _core.PathTable(""), np.zeros(len(begins), np.uint32)
+        table.append([path])
         if size < _SPARSE_RECORD_BYTES:
-            columns = self._read_dense(path, file, start, stop)
+            records = gatherer.gather(table, first_file[:1], begins[:1], len(begins) * size)[0].reshape(-1, size)
+            columns = [records[:, offset : offset + num_bytes] for offset, num_bytes in self._fields]
         else:
-            gatherer, table, first_file = _core.Gatherer(max_open_files=1), _core.PathTable(""), np.zeros(len(begins), np.uint32)
-            table.append([path])
             columns = [
                 gatherer.gather(table, first_file, begins + offset, num_bytes)[0].reshape(-1, num_bytes)
                 for offset, num_bytes in self._fields
@@ -105,19 +106,6 @@ class BinaryFormat(FileFormat):
         if timestamps is None:
             timestamps = _integers(columns[1], self.config.byteorder, signed=True).view(np.int64)
         return IndexedSamples(begins + label_size, size - label_size, labels, timestamps, stop * size)
-
-    def _read_dense(self, path: str, file: BinaryIO, start: int, stop: int) -> list[Bytes2D]:
-        """Read the fields of records [start, stop): uint8 (stop - start, size) each, views of the bytes that were read."""
-        size = self.config.record_size
-        wanted = (stop - start) * size
-        file.seek(start * size)
-        data = file.read(wanted)
-        if len(data) < wanted:
-            raise DataError(
-                f"{path} was cut while it was read: {wanted} bytes wanted at byte {start * size}, {len(data)} available; index it again"
-            )
-        records = np.frombuffer(data, np.uint8).reshape(-1, size)
-        return [records[:, offset : offset + num_bytes] for offset, num_bytes in self._fields]
 
     def _labels(self, path: str, raw: Bytes2D, first_record: int) -> LabelArray:
         config = self.config

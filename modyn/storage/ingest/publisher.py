@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,12 +54,15 @@ class Publisher:
         before = self._last(version)
         kept = before if before is not None and before.num_files <= len(files) else None
         names, stamps, num_known = (kept.names, kept.stamps, kept.num_files) if kept is not None else ((), None, 0)
-        if is_first and kept is not None and not _is_readable(self._folder, kept):
-            # Written anew, stamps of all files too: a reader may have mapped the blocks before they were damaged.
-            names, stamps = (), None
-        now = Publication(config, version, float_labels, tuple(segments), names, tuple(sorted(files.altered)), stamps)
         known = np.arange(num_known) if is_first else np.array(sorted(i for i in set(changed) if i < num_known), np.int64)
-        now = replace(now, stamps=self._with_stamps(now, files, known))
+        try:
+            stale = known[~_are_stamped(self._folder, names, stamps, files, known)]
+        except CorruptStateError:
+            # Written anew, stamps of all files too: a reader may have mapped the blocks before they were damaged.
+            names, stamps, stale = (), None, np.arange(num_known)
+        if len(stale):
+            stamps = self._write_stamps(stamps, files, stale)
+        now = Publication(config, version, float_labels, tuple(segments), names, tuple(sorted(files.altered)), stamps)
         if now != before or now.num_files < len(files):
             now = replace(now, names=self._with_names(now, files))
             write_atomically(self._folder / INDEX, [now.to_json()])
@@ -75,16 +77,12 @@ class Publisher:
             return None
         return published if published.version <= version else None
 
-    def _with_stamps(self, now: Publication, files: FileTable, known: Int64Array) -> str | None:
-        """The file of stamps that differ from the blocks', with those of the ids `known`, ascending, compared again. A file that was in it stays
-        in it: a reader may have mapped the block before it was written anew."""
-        found = np.flatnonzero(~_are_stamped(self._folder, now, files, known))
-        if not len(found):
-            return now.stamps
-        before = map_stamps(self._folder / now.stamps)[0] if now.stamps else np.zeros(0, np.int64)
-        ids = np.union1d(before, known[found])
+    def _write_stamps(self, published: str | None, files: FileTable, stale: Int64Array) -> str:
+        """Write a file of the stamps of `stale`, int64 ids, which differ from the blocks', and return its name. A file that was in the one before
+        stays in it: a reader may have mapped the block before it was written anew."""
+        before = map_stamps(self._folder / published)[0] if published else np.zeros(0, np.int64)
         path = self._folder / f"{uuid.uuid4().hex[:12]}{STAMPS}"
-        write_stamps(path, files, ids)
+        write_stamps(path, files, np.union1d(before, stale))
         return path.name
 
     def _with_names(self, now: Publication, files: FileTable) -> tuple[NameBlock, ...]:
@@ -112,33 +110,21 @@ def withdraw(folder: Path) -> None:
     (folder / INDEX).unlink(missing_ok=True)
 
 
-def _is_readable(folder: Path, published: Publication) -> bool:
-    """Whether all files of names and stamps are there and whole."""
-    with suppress(CorruptStateError):
-        for block in published.names:
-            map_names(folder, block)
-        return published.stamps is None or map_stamps(folder / published.stamps) is not None
-    return False
-
-
-def _are_stamped(folder: Path, published: Publication, files: FileTable, ids: Int64Array) -> npt.NDArray[np.bool_]:
-    """Whether the stamp of each of `ids`, ascending, is published as it is: bool (n,)."""
+def _are_stamped(
+    folder: Path, names: Sequence[NameBlock], stamps: str | None, files: FileTable, ids: Int64Array
+) -> npt.NDArray[np.bool_]:
+    """Whether the stamp of each of `ids`, ascending, is published as it is: bool (n,). Raises: CorruptStateError."""
     sizes, mtimes_ns = files.stamps(ids)
     same = np.zeros(len(ids), np.bool_)
-    if not len(ids):
-        return same
-    try:
-        first = 0
-        for block in published.names:
-            start, stop = np.searchsorted(ids, [first, first + block.count]).tolist()
-            if start < stop:
-                mapped, rows = map_names(folder, block), ids[start:stop] - first
-                same[start:stop] = (mapped.sizes[rows] == sizes[start:stop]) & (mapped.mtimes_ns[rows] == mtimes_ns[start:stop])
-            first += block.count
-        if published.stamps is not None:
-            newer = map_stamps(folder / published.stamps)
-            _, at, rows = np.intersect1d(ids, newer[0], assume_unique=True, return_indices=True)
-            same[at] = (newer[1][rows] == sizes[at]) & (newer[2][rows] == mtimes_ns[at])
-    except CorruptStateError:
-        same[:] = False  # They are written once more.
+    first = 0
+    for block in names:
+        start, stop = np.searchsorted(ids, [first, first + block.count]).tolist()
+        if start < stop:
+            mapped, rows = map_names(folder, block), ids[start:stop] - first
+            same[start:stop] = (mapped.sizes[rows] == sizes[start:stop]) & (mapped.mtimes_ns[rows] == mtimes_ns[start:stop])
+        first += block.count
+    if stamps is not None and len(ids):
+        newer = map_stamps(folder / stamps)
+        _, at, rows = np.intersect1d(ids, newer[0], assume_unique=True, return_indices=True)
+        same[at] = (newer[1][rows] == sizes[at]) & (newer[2][rows] == mtimes_ns[at])
     return same
