@@ -39,7 +39,7 @@ class NameEndings:
     samples: str
     companions: str = ""
 
-    def match(self, path: str) -> bool:
+    def __call__(self, path: str) -> bool:
         """Whether a file of this name holds samples."""
         return path.endswith(self.samples)
 

@@ -55,7 +55,7 @@ class LocalFiles(FileSystem):
         """As `FileSystem.list_files`. Symbolic links are followed where they stay under the roots; of several links to one folder, the one in
         the paths of `indexed`, or the first by name."""
         self.check(roots)
-        endings, match = (names, names.match) if isinstance(names, NameEndings) else (NameEndings(""), names)
+        endings = names if isinstance(names, NameEndings) else NameEndings("")
         scan = _core.FolderScan(self.base, endings.samples, endings.companions, _SCAN_THREADS)
         refused: dict[str, str] = {}
         linked: list[SeenFile] = []
@@ -69,7 +69,7 @@ class LocalFiles(FileSystem):
                     status = os.stat(full_path)
                     if stat.S_ISDIR(status.st_mode):
                         folders.setdefault((status.st_dev, status.st_ino), []).append(link)
-                    elif stat.S_ISREG(status.st_mode) and match(full_path):
+                    elif stat.S_ISREG(status.st_mode) and names(full_path):
                         linked.append(SeenFile(link, status.st_size, status.st_mtime_ns))
                 except FileNotFoundError:
                     pass  # The link leads to nothing.
@@ -85,7 +85,7 @@ class LocalFiles(FileSystem):
             refused[path] = f"it cannot be looked at: {os.strerror(error_number)}; make it readable for the storage service"
         files = SeenFiles(*scan.take_files())
         if not isinstance(names, NameEndings):
-            held = [i for i, path in enumerate(files.paths) if match(self.full_path(path))]
+            held = [i for i, path in enumerate(files.paths) if names(self.full_path(path))]
             files = replace(files.take(np.array(held, np.int64)), changed_ns=np.full(len(held), UNKNOWN, np.int64))
         return Listing(files.merged_with(SeenFiles.of(linked)) if linked else files, refused)
 

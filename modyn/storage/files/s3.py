@@ -19,7 +19,6 @@ from modyn.storage.files.file_system import (
     FileStatus,
     FileSystem,
     Listing,
-    NameEndings,
     Names,
     Roots,
     SeenFile,
@@ -98,7 +97,6 @@ class S3Files(FileSystem):
 
     def list_files(self, names: Names, roots: Roots, indexed: Sequence[str] = ()) -> Listing:
         self.check_roots(roots)
-        match = names.match if isinstance(names, NameEndings) else names
         files: list[SeenFile] = []
         listed: dict[str, FileStatus] = {}
         refused: dict[str, str] = {}
@@ -109,7 +107,7 @@ class S3Files(FileSystem):
                 path = f"s3://{info.path}"
                 name = path[len(self.base) + 1 :]
                 listed[path] = FileStatus(info.size, info.mtime_ns)
-                if not match(path):
+                if not names(path):
                     continue
                 if is_file_name(name):
                     files.append(SeenFile(name, info.size, info.mtime_ns))

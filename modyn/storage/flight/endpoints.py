@@ -12,7 +12,7 @@ from typing import Any
 
 from pyarrow import flight
 
-from modyn.config.system import Endpoint, SecurityConfig
+from modyn.config.system import Endpoint
 from modyn.rpc.security import root_certificates
 from modyn.rpc.status import TOKEN_KEY
 from modyn.storage.flight.protocol import location
@@ -53,7 +53,9 @@ class EndpointPool:
         """Mean size of the samples of a dataset in its latest answer."""
         self._lock = Lock()  # Protects the idle connections and the times of all peers.
         self._closed = False
-        self._peers = [_Peer(endpoint, _headers(endpoint.security)) for endpoint in endpoints]
+        secrets = [endpoint.security.secret() for endpoint in endpoints]
+        tokens = [[] if secret is None else [(TOKEN_KEY.encode(), b"Bearer " + secret.encode())] for secret in secrets]
+        self._peers = list(map(_Peer, endpoints, tokens))
         self._turns = itertools.count(os.getpid())  # Clients of several processes begin with different endpoints.
 
     def __len__(self) -> int:
@@ -133,8 +135,3 @@ class EndpointPool:
                 peer.idle = []
         for client in idle:
             client.close()
-
-
-def _headers(security: SecurityConfig) -> list[tuple[bytes, bytes]]:
-    secret = security.secret()
-    return [] if secret is None else [(TOKEN_KEY.encode(), b"Bearer " + secret.encode())]

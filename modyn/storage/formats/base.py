@@ -95,7 +95,7 @@ class FileFormat(ABC):
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
         """Yield the samples of `path` in file order, at most `chunk_rows` at once; an empty file yields nothing.
 
-        With `resume`, only the samples after it: the caller has made sure that the bytes before it are unchanged.
+        With `resume`, which only a format that `can_grow` gets, only the samples after it: the bytes before it are unchanged.
         Raises: DataError; chunks that were yielded before it are not to be used.
         """
 
@@ -111,7 +111,7 @@ class FileFormat(ABC):
         """Whether a file of this name holds samples (and is not, for example, a label file). Looks at the name only."""
         if (endings := self.endings()) is None:
             raise NotImplementedError(f"{type(self).__name__} has neither endings() nor holds_samples()")
-        return endings.match(path)
+        return endings(path)
 
     def companions(self, path: str) -> tuple[str, ...]:
         """Files that must exist beside `path` before it can be indexed, e.g. its label file."""

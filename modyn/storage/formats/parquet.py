@@ -57,8 +57,6 @@ class ParquetFormat(FileFormat):
         return RowGroups(tuple(self.config.payload_columns))
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
-        if resume is not None:
-            return
         with _readable(path):
             status = os.stat(path)
             shared = self.file_time(path, status.st_mtime_ns)

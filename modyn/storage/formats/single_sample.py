@@ -52,8 +52,6 @@ class SingleSampleFormat(WholeFileFormat):
         return NameEndings(self.config.file_extension, self.config.label_file_extension)
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
-        if resume is not None:
-            return
         found = self.index_files([path])
         if found.problems:
             raise found.problems[0]

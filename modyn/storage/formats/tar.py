@@ -75,8 +75,6 @@ class TarFormat(FileFormat):
             raise ConfigError(f"timestamp_source '{timestamp_source}' needs labels in JSON objects: give label_field too")
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
-        if resume is not None:
-            return
         with reading(path), open(path, "rb", buffering=_READ_AHEAD) as file:
             status = os.fstat(file.fileno())
             shared = self.file_time(path, status.st_mtime_ns)

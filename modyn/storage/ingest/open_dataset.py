@@ -150,8 +150,7 @@ class OpenDataset:
             for batch in snapshot.samples_from(first_key, batch_size):
                 if not is_active():
                     return
-                if len(batch):
-                    yield batch
+                yield batch
             first_key = max(first_key, snapshot.index.next_key)
             # Looked at with the lock held: a publication between the look and the wait would not wake this stream.
             with self._arrived:

@@ -58,9 +58,7 @@ class IndexedFiles:
 
     def good(self) -> Int64Array:
         """Positions of the files without a problem, ascending: int64 (m,)."""
-        good = np.ones(len(self.lengths), np.bool_)
-        good[list(self.problems)] = False
-        return np.flatnonzero(good).astype(np.int64)
+        return np.setdiff1d(np.arange(len(self.lengths)), list(self.problems)).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from modyn.storage.read.lru_cache import LRUCache
 
 if TYPE_CHECKING:
     from modyn._core import PathTable
-    from modyn.storage.files.file_system import FileStatus, FileSystem
+    from modyn.storage.files.file_system import FileSystem
     from modyn.storage.model.samples import UInt8Array, UInt32Array
 
 _FOOTERS = 1024
@@ -63,7 +64,7 @@ class RowGroupReader:
             stamp = self._folder.stamp(path)
             if stamp is not None and not self._paths.may_be(int(file_ids[start]), stamp.size, stamp.mtime_ns):
                 raise changed(path, int(rows[start]), f"row {rows[start]}")
-            footer = self._footer(path, stamp)
+            footer = self._footers.get((path, stamp), partial(self._read_footer, path))
             of_file = rows[start:stop]
             if of_file[-1] >= footer.first_rows[-1]:
                 raise DataError(
@@ -73,14 +74,8 @@ class RowGroupReader:
             groups = np.searchsorted(footer.first_rows, of_file, side="right") - 1
             for first, last in _runs(groups):
                 number = int(groups[first])
-                group = self._group(path, stamp, footer, number)
+                group = self._groups.get((path, stamp, number), partial(self._read_group, path, footer, number))
                 yield group.take(pa.array(of_file[first:last] - footer.first_rows[number]))
-
-    def _footer(self, path: str, stamp: FileStatus | None) -> _Footer:
-        return self._footers.get((path, stamp), lambda: self._read_footer(path))
-
-    def _group(self, path: str, stamp: FileStatus | None, footer: _Footer, number: int) -> pa.Array:
-        return self._groups.get((path, stamp, number), lambda: self._read_group(path, footer, number))
 
     def _read_footer(self, path: str) -> _Footer:
         try:
