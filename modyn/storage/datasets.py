@@ -17,7 +17,7 @@ from modyn.json_codec import sanitize
 from modyn.rpc.logs import get_logger
 from modyn.storage.catalogue.catalogue import Catalogue, DatasetRow
 from modyn.storage.files.file_system import Roots
-from modyn.storage.files.local import open_filesystem
+from modyn.storage.files.local import LocalFiles, open_filesystem
 from modyn.storage.files.s3_url import S3Url
 from modyn.storage.formats import build_format
 from modyn.storage.ingest.ingestion import ingest
@@ -143,7 +143,7 @@ class DatasetStore:
         if self._settings.short_cut == "off":
             return ShortCutOffer("storage.short_cut is off where storage runs")
         base_path = dataset.row.config.base_path
-        if is_s3(base_path):
+        if not isinstance(dataset.filesystem, LocalFiles):
             return ShortCutOffer(f"its files lie at {base_path}, which is no folder of this machine")
         return dataset.proof.offer(base_path, dataset.snapshot().paths)
 
