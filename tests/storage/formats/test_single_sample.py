@@ -71,7 +71,6 @@ def test_one_file_alone_gives_one_sample(tmp_path: Path) -> None:
     (samples,) = format_.index(path)
     assert (samples.offsets.tolist(), samples.lengths, samples.labels.tolist(), samples.timestamps) == ([0], 7, [0.5], 42)
     resume = resume_point(Path(path), samples.end, 1)
-    assert list(format_.index(path, resume)) == []
     write(tmp_path, "a", b"PAYLOAD", "0.5")
     with pytest.raises(DataError, match="was rewritten"):
         read_file(format_, Path(path), resume)
