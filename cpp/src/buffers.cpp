@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <new>
+#include <utility>
 
 namespace modyn {
 namespace {
@@ -11,6 +12,8 @@ namespace {
 constexpr std::size_t huge_page = 2 << 20;
 constexpr std::size_t page = 4 << 10;
 constexpr std::size_t max_kept = 64;
+
+std::size_t capacity_of(const Buffer& buffer) { return buffer.get_deleter().capacity; }
 
 std::uint8_t* map_memory(std::size_t capacity) {
   // Huge pages need an aligned address: ask for more and give the ends back.
@@ -28,7 +31,10 @@ std::uint8_t* map_memory(std::size_t capacity) {
 
 }  // namespace
 
-void GiveBack::operator()(std::uint8_t* data) const noexcept { pool->give_back({data, capacity}); }
+void GiveBack::operator()(std::uint8_t* data) const noexcept {
+  if (pool != nullptr) return pool->keep(Buffer(data, {nullptr, capacity}));
+  ::munmap(data, capacity);
+}
 
 BufferPool& BufferPool::of_process() {
   // Never destroyed: arrays may outlive the statics of this library.
@@ -38,24 +44,22 @@ BufferPool& BufferPool::of_process() {
 
 BufferPool::BufferPool(std::size_t max_kept_bytes) : max_kept_bytes_(max_kept_bytes) { kept_.reserve(max_kept); }
 
-BufferPool::~BufferPool() {
-  for (const auto& kept : kept_) ::munmap(kept.data, kept.capacity);
-}
-
 Buffer BufferPool::take(std::size_t size) {
   if (size == 0) return {};
   if (const std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) {
     auto best = kept_.end();
     for (auto kept = kept_.begin(); kept != kept_.end(); ++kept) {
+      const std::size_t capacity = capacity_of(*kept);
       // Not one of more than twice the size: small results that are held for long must not hold large buffers.
-      const bool fits = kept->capacity >= size && kept->capacity / 2 <= std::max(size, page);
-      if (fits && (best == kept_.end() || kept->capacity <= best->capacity)) best = kept;
+      const bool fits = capacity >= size && capacity / 2 <= std::max(size, page);
+      if (fits && (best == kept_.end() || capacity <= capacity_of(*best))) best = kept;
     }
     if (best != kept_.end()) {
-      const FreeBuffer found = *best;
+      Buffer found = std::move(*best);
       kept_.erase(best);
-      kept_bytes_ -= found.capacity;
-      return Buffer(found.data, {this, found.capacity});
+      kept_bytes_ -= capacity_of(found);
+      found.get_deleter().pool = this;
+      return found;
     }
   }
   const std::size_t unit = size < huge_page ? page : huge_page;
@@ -63,19 +67,16 @@ Buffer BufferPool::take(std::size_t size) {
   return Buffer(map_memory(capacity), {this, capacity});
 }
 
-void BufferPool::give_back(FreeBuffer buffer) noexcept {
+void BufferPool::keep(Buffer buffer) noexcept {
+  const std::size_t capacity = capacity_of(buffer);
   std::unique_lock lock(mutex_, std::defer_lock);
-  if (buffer.capacity > max_kept_bytes_ || !lock.try_lock()) {
-    ::munmap(buffer.data, buffer.capacity);
-    return;
-  }
-  while (kept_bytes_ + buffer.capacity > max_kept_bytes_ || kept_.size() == max_kept) {
-    ::munmap(kept_.front().data, kept_.front().capacity);
-    kept_bytes_ -= kept_.front().capacity;
+  if (capacity > max_kept_bytes_ || !lock.try_lock()) return;
+  while (kept_bytes_ + capacity > max_kept_bytes_ || kept_.size() == max_kept) {
+    kept_bytes_ -= capacity_of(kept_.front());
     kept_.erase(kept_.begin());
   }
-  kept_.push_back(buffer);
-  kept_bytes_ += buffer.capacity;
+  kept_.push_back(std::move(buffer));
+  kept_bytes_ += capacity;
 }
 
 std::size_t BufferPool::kept_bytes() const {

@@ -90,6 +90,10 @@ SampleIndex::SampleIndex(const std::vector<SegmentView>& segments) {
   }
   slots_ = Slots(std::move(first_keys));
   places_ = find_places(segments);
+  places_are_even_ = !places_.empty();
+  for (std::size_t i = 0; !places_are_even_ && i < segments.size(); ++i) {
+    places_.push_back({segments[i].first_key, segments[i].end_key, 0, 0, 0, 0, static_cast<std::uint32_t>(i)});
+  }
   std::vector<std::int64_t> starts(places_.size());
   std::transform(places_.begin(), places_.end(), starts.begin(), [](const Place& place) { return place.first_key; });
   place_slots_ = Slots(std::move(starts));
@@ -106,13 +110,11 @@ bool SampleIndex::look_up(const std::int64_t* keys, std::size_t count, const Ans
     const auto answer = [&](const std::vector<Column>& columns, auto* into) {
       if (into != nullptr) read(columns, block, size, into + start);
     };
-    if (places_.empty()) {
-      if (!find_segments(keys + start, size, block)) return false;
+    const auto by_place = [&](auto* into) { return places_are_even_ && into != nullptr ? into + start : nullptr; };
+    if (!find(keys + start, size, block, by_place(answers.file_ids), by_place(answers.offsets))) return false;
+    if (!places_are_even_) {
       answer(file_ids_, answers.file_ids);
       answer(offsets_, answers.offsets);
-    } else if (!find_places_of(keys + start, size, block, answers.file_ids == nullptr ? nullptr : answers.file_ids + start,
-                               answers.offsets == nullptr ? nullptr : answers.offsets + start)) {
-      return false;
     }
     answer(lengths_, answers.lengths);
     answer(labels_, answers.labels);
@@ -121,28 +123,7 @@ bool SampleIndex::look_up(const std::int64_t* keys, std::size_t count, const Ans
   return true;
 }
 
-bool SampleIndex::find_segments(const std::int64_t* keys, std::size_t count, Block& block) const {
-  bool known = true;
-  std::size_t slot = block.last;
-  block.one_segment = true;
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::int64_t key = keys[i];
-    if (key < slots_.start(slot) || key >= end_keys_[slot]) {
-      if (key < slots_.start(0)) return false;
-      const std::size_t other = slots_.find(key);
-      block.one_segment = block.one_segment && (i == 0 || other == slot);
-      slot = other;
-      known = known && key < end_keys_[slot];
-    }
-    block.slots[i] = static_cast<std::uint32_t>(slot);
-    block.rows[i] = key - slots_.start(slot);
-  }
-  block.last = slot;
-  return known;
-}
-
-bool SampleIndex::find_places_of(const std::int64_t* keys, std::size_t count, Block& block, std::uint32_t* file_ids,
-                                 std::int64_t* offsets) const {
+bool SampleIndex::find(const std::int64_t* keys, std::size_t count, Block& block, std::uint32_t* file_ids, std::int64_t* offsets) const {
   bool known = true;
   std::size_t at = block.last;
   block.one_segment = true;

@@ -100,37 +100,35 @@ void FolderScan::enter_one(const std::string& path, int flags, std::vector<std::
   struct stat status {};
   if (::fstat(descriptor, &status) != 0) return refused_.push_back({path, errno});
   if (!entered_.emplace(status.st_dev, status.st_ino).second) return;
-  const Entries entries = read_entries(descriptor, stream.get(), path);
-  for (const auto& name : entries.folders) folders.push_back(joined(path, name));
-  look_at_files(descriptor, path, entries.files);
+  look_at_files(descriptor, path, read_entries(stream.get(), path, folders));
 }
 
-FolderScan::Entries FolderScan::read_entries(int descriptor, DIR* stream, const std::string& path) {
-  Entries entries;
+std::vector<std::string> FolderScan::read_entries(DIR* stream, const std::string& path, std::vector<std::string>& folders) {
+  std::vector<std::string> files;
   for (;;) {
     errno = 0;
     const dirent* entry = ::readdir(stream);
     if (entry == nullptr) {
       if (errno != 0) refused_.push_back({path, errno});
-      return entries;
+      return files;
     }
     const std::string_view name(entry->d_name);
     if (name == "." || name == "..") continue;
     unsigned char type = entry->d_type;
     if (type == DT_UNKNOWN) {  // some file systems do not say
       struct stat status {};
-      if (::fstatat(descriptor, entry->d_name, &status, AT_SYMLINK_NOFOLLOW) != 0) {
+      if (::fstatat(::dirfd(stream), entry->d_name, &status, AT_SYMLINK_NOFOLLOW) != 0) {
         if (errno != ENOENT) refused_.push_back({joined(path, name), errno});
         continue;
       }
       type = S_ISDIR(status.st_mode) ? DT_DIR : S_ISLNK(status.st_mode) ? DT_LNK : S_ISREG(status.st_mode) ? DT_REG : DT_UNKNOWN;
     }
     if (type == DT_DIR) {
-      entries.folders.emplace_back(name);
+      folders.push_back(joined(path, name));
     } else if (type == DT_LNK) {
       links_.push_back(joined(path, name));
     } else if (type == DT_REG && ends_with(name, ending_)) {  // opening a pipe or a device may block
-      entries.files.emplace_back(name);
+      files.emplace_back(name);
     }
   }
 }

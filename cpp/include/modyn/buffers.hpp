@@ -11,7 +11,7 @@ namespace modyn {
 
 class BufferPool;
 
-// Gives a buffer back to its pool, from any thread.
+// Gives a buffer back to its pool, from any thread; without a pool, to the system.
 struct GiveBack {
   BufferPool* pool = nullptr;
   std::size_t capacity = 0;
@@ -26,7 +26,6 @@ using Buffer = std::unique_ptr<std::uint8_t, GiveBack>;
 class BufferPool {
  public:
   explicit BufferPool(std::size_t max_kept_bytes);
-  ~BufferPool();
   BufferPool(const BufferPool&) = delete;
   BufferPool& operator=(const BufferPool&) = delete;
 
@@ -39,16 +38,12 @@ class BufferPool {
 
  private:
   friend GiveBack;
-  struct FreeBuffer {
-    std::uint8_t* data;
-    std::size_t capacity;
-  };
-  void give_back(FreeBuffer buffer) noexcept;
+  void keep(Buffer buffer) noexcept;
 
   std::size_t max_kept_bytes_;
   // Only ever tried, never waited for: after a fork, the lock of a thread that no longer exists stays locked.
   mutable std::mutex mutex_;
-  std::vector<FreeBuffer> kept_;  // oldest first; never grows beyond what is reserved
+  std::vector<Buffer> kept_;  // without a pool, oldest first; never grows beyond what is reserved
   std::size_t kept_bytes_ = 0;
 };
 

@@ -90,15 +90,15 @@ class SampleIndex {
     std::size_t last = 0;  // where the key before was found: the next one is often there too
   };
 
-  // Both fill `block` for as many keys as there are, and are false if a key is unknown. The second one also fills the answers that places hold.
-  bool find_segments(const std::int64_t* keys, std::size_t count, Block& block) const;
-  bool find_places_of(const std::int64_t* keys, std::size_t count, Block& block, std::uint32_t* file_ids, std::int64_t* offsets) const;
+  // Fills `block` for as many keys as there are, and unless they are null file ids and offsets by the places. False if a key is unknown.
+  bool find(const std::int64_t* keys, std::size_t count, Block& block, std::uint32_t* file_ids, std::int64_t* offsets) const;
   template <typename T>
   void read(const std::vector<Column>& columns, const Block& block, std::size_t count, T* into) const;
 
   Slots slots_;
   std::vector<std::int64_t> end_keys_;
-  std::vector<Place> places_;  // in place of file_ids_ and offsets_, unless empty: one search then gives both, and the segment
+  std::vector<Place> places_;
+  bool places_are_even_;  // they are in place of file_ids_ and offsets_: one search gives both, and the segment. Otherwise one a segment
   Slots place_slots_;
   std::vector<Column> file_ids_, offsets_, lengths_, labels_, timestamps_;  // by slot
   std::optional<std::int64_t> common_length_;

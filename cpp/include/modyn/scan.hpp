@@ -48,15 +48,10 @@ class FolderScan {
   std::vector<Refused> take_refused() { return std::exchange(refused_, {}); }
 
  private:
-  // What one folder holds, by name.
-  struct Entries {
-    std::vector<std::string> files;  // with our ending
-    std::vector<std::string> folders;
-  };
-
-  // `flags`: for `open`, in addition.
+  // `flags`: for `open`, in addition. Adds the paths of the folders in this one to `folders`, as the next one does.
   void enter_one(const std::string& path, int flags, std::vector<std::string>& folders);
-  Entries read_entries(int descriptor, DIR* stream, const std::string& path);
+  // Names of the files with our ending.
+  std::vector<std::string> read_entries(DIR* stream, const std::string& path, std::vector<std::string>& folders);
   void look_at_files(int descriptor, const std::string& path, const std::vector<std::string>& names);
 
   std::string base_;
