@@ -103,12 +103,11 @@ class EvaluationQueue:
         with bind(run_id=self._context.run_id, trigger_id=task.trigger_id):
             try:
                 journal.evaluating(task)
-                if (failure := self._follow(task)) is None:
-                    journal.evaluated(task)
-                    return
-                journal.evaluation_failed(task, failure.message)
-                about = f"evaluation of trigger {task.trigger_id} by handler '{task.handler}' on dataset '{task.dataset}'"
-                self._failures.append(type(failure)(f"{about} failed: {failure.message}; `modyn resume` makes it again"))
+                failure = self._follow(task)
+                journal.evaluated(task, None if failure is None else failure.message)
+                if failure is not None:
+                    about = f"evaluation of trigger {task.trigger_id} by handler '{task.handler}' on dataset '{task.dataset}'"
+                    self._failures.append(type(failure)(f"{about} failed: {failure.message}; `modyn resume` makes it again"))
             except ModynError as error:
                 self._token.cancel(error)
             except Exception as error:  # noqa: BLE001 - it would end a thread unseen; the run's main thread raises it

@@ -231,16 +231,13 @@ class RunJournal:
         with self._write() as write:
             write.start_step(task.trigger_id, "evaluate", task.step_name, handler=task.handler, dataset=task.dataset)
 
-    def evaluated(self, task: EvaluationTask) -> None:
-        """Record that one evaluation has its result."""
+    def evaluated(self, task: EvaluationTask, error: str | None = None) -> None:
+        """Record that one evaluation has its result, or failed with `error`. The run goes on in both cases."""
+        state, found = ("finished", {}) if error is None else ("failed", {"error": error})
         with self._write() as write:
-            write.end_step(task.trigger_id, "evaluate", task.step_name, handler=task.handler, dataset=task.dataset)
-
-    def evaluation_failed(self, task: EvaluationTask, error: str) -> None:
-        """Record that one evaluation failed, and why. The run goes on."""
-        detail = {"handler": task.handler, "dataset": task.dataset, "error": error}
-        with self._write() as write:
-            write.end_step(task.trigger_id, "evaluate", task.step_name, "failed", **detail)
+            write.end_step(
+                task.trigger_id, "evaluate", task.step_name, state, handler=task.handler, dataset=task.dataset, **found
+            )
 
     def message(self, message: str) -> None:
         """Record a message for the run's watchers."""
