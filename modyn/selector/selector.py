@@ -211,8 +211,8 @@ class Selector:
         policy = build_selection(run.selection_strategy)
         if before is not None:
             policy.load_state(before.policy_state)
-        size = policy.shared.maximum_keys_in_memory
-        window = window_of_trigger(log, boundaries, num_samples, policy.shared.tail_triggers, size)
+        size = policy.config.maximum_keys_in_memory
+        window = window_of_trigger(log, boundaries, num_samples, policy.config.tail_triggers, size)
         selection = policy.select(window, SelectionContext(run.seed, trigger_id))
         header = write_trigger_set(self._set_path(run, trigger_id), size, selection)
         TRIGGER_SECONDS.observe(time.perf_counter() - started)

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from modyn.errors import CorruptStateError
 from modyn.records import Int64Array, Interval, KeysAndWeights, SampleBatch
 from modyn.selector.presampling import PresamplingPolicy
 from modyn.selector.selection import SelectionPolicy
-from modyn.selector.window import Selection, SelectionContext, SelectionWindow, window_of_trigger
+from modyn.selector.window import Selection, SelectionContext, SelectionWindow, StatefulPolicy, window_of_trigger
 from modyn.supervisor.evaluation.base import EvaluationStrategy, IntervalContext
 from modyn.supervisor.triggers.base import Trigger, TriggerContext
 
@@ -32,6 +32,7 @@ MAX_STATE_BYTES = 2**20
 """A state is journalled after every batch."""
 
 _DAY = 86_400
+P = TypeVar("P", bound=StatefulPolicy)
 _BOUNDARIES = (0, 40, 41, 41, 300, 700)
 """How many samples each trigger covers: none, some, one more, no more, many."""
 
@@ -197,19 +198,14 @@ def check_state_is_refused(name: str, policy: Resumable) -> None:
         raise AssertionError(f"{name}: load_state accepts {bad}; raise CorruptStateError for what this version cannot read")
 
 
-class _Policy(Resumable, Protocol):
-    def select(self, window: SelectionWindow, context: SelectionContext) -> Selection: ...
+@dataclass(frozen=True)
+class _Selecting(Generic[P]):
+    """A policy that is checked. make: a new instance. select: its selection."""
 
-
-class _Presampled:
-    """A presampling policy with the face of a strategy."""
-
-    def __init__(self, policy: PresamplingPolicy, limit: int) -> None:
-        self.policy, self.limit = policy, limit
-        self.state, self.load_state = policy.state, policy.load_state
-
-    def select(self, window: SelectionWindow, context: SelectionContext) -> Selection:
-        return self.policy.select(window, min(self.limit, len(window)), context)
+    make: Callable[[], P]
+    select: Callable[[P, SelectionWindow, SelectionContext], Selection]
+    limit: int
+    tail_triggers: int | None
 
 
 class MemoryReader:
@@ -251,7 +247,7 @@ def check_selection(policy: type[SelectionPolicy], options: Mapping[str, Any]) -
     >>> check_selection(NewDataStrategy, {"maximum_keys_in_memory": 10, "limit": 7, "limit_reset": "sampleUAR"})
     """
     config = load_section(policy.Config, options)
-    _check_policy(policy.__name__, policy.__doc__, lambda: policy(config), config.limit, config.tail_triggers)
+    _check_policy(policy, _Selecting(lambda: policy(config), policy.select, config.limit, config.tail_triggers))
 
 
 def check_presampling(policy: type[PresamplingPolicy], options: Mapping[str, Any], limit: int = 150) -> None:
@@ -261,45 +257,46 @@ def check_presampling(policy: type[PresamplingPolicy], options: Mapping[str, Any
     >>> check_presampling(RandomPresampling, {"ratio": 30})
     """
     config = load_section(policy.Config, options)
+
+    def select(made: PresamplingPolicy, window: SelectionWindow, context: SelectionContext) -> Selection:
+        return made.select(window, min(limit, len(window)), context)
+
     for tail_triggers in (None, 0, 1):
-        _check_policy(policy.__name__, policy.__doc__, lambda: _Presampled(policy(config), limit), limit, tail_triggers)
+        _check_policy(policy, _Selecting(lambda: policy(config), select, limit, tail_triggers))
 
 
-def _check_policy(name: str, doc: str | None, fresh: Callable[[], _Policy], limit: int, tail_triggers: int | None) -> None:
-    require(bool(doc), f"{name} has no docstring; its first line is the decision rule")
-    check_state_is_refused(name, fresh())
+def _check_policy(policy: type[P], selecting: _Selecting[P]) -> None:
+    name = policy.__name__
+    require(bool(policy.__doc__), f"{name} has no docstring; its first line is the decision rule")
+    check_state_is_refused(name, selecting.make())
     for stream_name, samples in example_samples().items():
         where = f"{name} on '{stream_name}'"
-        whole = _select_all(where, fresh, samples, limit, tail_triggers, piece=10_000)
-        again = _select_all(where, fresh, samples, limit, tail_triggers, piece=10_000)
+        whole = _select_all(where, selecting, samples)
+        again = _select_all(where, selecting, samples)
         require(_equal(whole, again), f"{where}: a second instance with the same seed selects otherwise")
         for piece in (1, 7, 64):
-            found = _select_all(where, fresh, samples, limit, tail_triggers, piece)
+            found = _select_all(where, selecting, samples, piece)
             require(_equal(whole, found), f"{where}: selects otherwise when its window is read {piece} samples at a time")
-        restored = _select_all(where, fresh, samples, limit, tail_triggers, piece=10_000, restore=True)
+        restored = _select_all(where, selecting, samples, restore=True)
         require(_equal(whole, restored), f"{where}: selects otherwise when its state is saved and loaded between triggers")
 
 
 def _select_all(
-    where: str,
-    fresh: Callable[[], _Policy],
-    samples: SampleBatch,
-    limit: int,
-    tail_triggers: int | None,
-    piece: int,
-    restore: bool = False,
+    where: str, selecting: _Selecting[P], samples: SampleBatch, piece: int = 10_000, restore: bool = False
 ) -> list[KeysAndWeights]:
     """The trigger sets of a whole run."""
-    policy, reader, found = fresh(), MemoryReader(samples), []
+    policy, reader, found = selecting.make(), MemoryReader(samples), []
     for trigger_id, end in enumerate(_BOUNDARIES):
-        window = replace(window_of_trigger(reader, _BOUNDARIES[:trigger_id], end, tail_triggers, 1), chunk_size=piece)
-        selection = policy.select(window, SelectionContext(11, trigger_id))
+        window = replace(window_of_trigger(reader, _BOUNDARIES[:trigger_id], end, selecting.tail_triggers, 1), chunk_size=piece)
+        selection = selecting.select(policy, window, SelectionContext(11, trigger_id))
         selected = KeysAndWeights.concatenate(list(selection.parts))
-        _check_set(f"{where}, trigger {trigger_id}", samples.keys[window.start : end], selection.num_keys, selected, limit)
+        _check_set(
+            f"{where}, trigger {trigger_id}", samples.keys[window.start : end], selection.num_keys, selected, selecting.limit
+        )
         found.append(selected)
         if restore:
             text = json.dumps(policy.state())
-            policy = fresh()
+            policy = selecting.make()
             policy.load_state(json.loads(text))
     return found
 

@@ -108,9 +108,9 @@ class FakeSelectorClient(FakeClient):
         run = self._run(run_id)
         if not 0 <= trigger_id < len(run.boundaries):
             check_next(run_id, len(run.samples), run.boundaries, trigger_id, num_samples)
-            shared = run.policy.shared
+            config = run.policy.config
             window = window_of_trigger(
-                MemoryReader(run.samples), run.boundaries, num_samples, shared.tail_triggers, shared.maximum_keys_in_memory
+                MemoryReader(run.samples), run.boundaries, num_samples, config.tail_triggers, config.maximum_keys_in_memory
             )
             selection = run.policy.select(window, SelectionContext(run.seed, trigger_id))
             run.sets.append(KeysAndWeights.concatenate(list(selection.parts)))
@@ -123,7 +123,7 @@ class FakeSelectorClient(FakeClient):
         run = self._run(run_id)
         if not 0 <= trigger_id < len(run.sets):
             raise NotFoundError(f"run '{run_id}' has no trigger {trigger_id}; trigger it first")
-        keys, size = run.sets[trigger_id].keys, run.policy.shared.maximum_keys_in_memory
+        keys, size = run.sets[trigger_id].keys, run.policy.config.maximum_keys_in_memory
         return TriggerSetInfo(run_id, trigger_id, len(keys), size, hashlib.sha256(keys.astype("<i8").tobytes()).hexdigest())
 
     def keys(self, run_id: RunId, trigger_id: int, partition: int, keys_checksum: str = "") -> KeysAndWeights:

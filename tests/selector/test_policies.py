@@ -260,7 +260,7 @@ def test_sections_of_the_published_format_are_accepted() -> None:
         "downsampling_config": {"strategy": "Loss", "sample_then_batch": False, "ratio": 50},
     }
     assert validate_selection(published) == []
-    assert build_selection(published).shared.uses_weights
+    assert build_selection(published).config.uses_weights
 
 
 GOLDEN_UAR = [[100, 101, 105, 106, 108], [103, 107, 108, 110, 116], [100, 102, 103, 118, 123], [107, 109, 111, 141, 145]]

@@ -59,7 +59,7 @@ class SelectionPolicy(StatefulPolicy, ABC):
     Config: ClassVar[type[SelectionConfig]]
 
     def __init__(self, config: SelectionConfig) -> None:
-        self.shared = config
+        self.config = config
 
     @classmethod
     def check(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
@@ -103,7 +103,7 @@ def validate_selection_section(pipeline: Mapping[str, object]) -> list[Problem]:
 def build_selection(section: Mapping[str, Any]) -> SelectionPolicy:
     """Build the policy of a `selection_strategy` section. Raises ConfigError that lists every mistake.
 
-    >>> build_selection({"name": "NewDataStrategy", "maximum_keys_in_memory": 100}).shared.limit
+    >>> build_selection({"name": "NewDataStrategy", "maximum_keys_in_memory": 100}).config.limit
     -1
     """
     policy, config = load_policy(SELECTION, section, "name", "selection_strategy", _check_options)

@@ -36,10 +36,10 @@ class CoresetStrategy(SelectionPolicy):
     """
 
     Config = CoresetConfig
+    config: CoresetConfig
 
     def __init__(self, config: CoresetConfig) -> None:
         super().__init__(config)
-        self.config = config
         policy, options = load_policy(PRESAMPLING, config.presampling_config, "strategy", "selection_strategy.presampling_config")
         self.presampling = policy(options)
 

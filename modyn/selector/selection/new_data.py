@@ -25,10 +25,7 @@ class NewDataStrategy(SelectionPolicy):
     """
 
     Config = NewDataConfig
-
-    def __init__(self, config: NewDataConfig) -> None:
-        super().__init__(config)
-        self.config = config
+    config: NewDataConfig
 
     def select(self, window: SelectionWindow, context: SelectionContext) -> Selection:
         size = self.config.capped(len(window))
