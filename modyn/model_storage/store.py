@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import IO, Final
 
 import zstandard
-from sqlalchemy import RowMapping, delete, select, update
+from sqlalchemy import Executable, RowMapping, delete, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy.orm import Session
 from structlog.typing import FilteringBoundLogger
 
 from modyn.atomic_write import sync
@@ -165,9 +166,7 @@ class ModelStore:
         Raises NotFoundError, or ConflictError while the version is promoted.
         """
         with self._database.session() as session:
-            row = session.execute(select(models).where(models.c.model_id == model_id).with_for_update()).mappings().one_or_none()
-            if row is None:
-                raise _unknown(model_id)
+            row = _one(session, select(models).where(models.c.model_id == model_id).with_for_update(), model_id)
             if row["promoted"]:
                 raise ConflictError(
                     f"model {model_id} is promoted, so it may be in use; promote another version of the run first"
@@ -178,9 +177,7 @@ class ModelStore:
     def promote(self, model_id: int) -> StoredModelInfo:
         """Mark a version as the one to use, and no other of the same run; imported ones belong to no run. Raises NotFoundError."""
         with self._database.session() as session:
-            run_id = session.scalar(select(models.c.run_id).where(models.c.model_id == model_id))
-            if run_id is None:
-                raise _unknown(model_id)
+            run_id = _one(session, select(models.c.run_id).where(models.c.model_id == model_id), model_id)["run_id"]
             if run_id:
                 # Locks the run's versions in one order, so that two promotions at once end with one promoted version.
                 session.execute(
@@ -188,10 +185,7 @@ class ModelStore:
                 )
                 session.execute(update(models).where(models.c.run_id == run_id, models.c.promoted).values(promoted=False))
             promoted = update(models).where(models.c.model_id == model_id).values(promoted=True).returning(*_WITHOUT_LAYOUT)
-            row = session.execute(promoted).mappings().one_or_none()
-            if row is None:
-                raise _unknown(model_id)
-            return _info(row)
+            return _info(_one(session, promoted, model_id))
 
     def _decode(self, row: RowMapping, path: Path, wire: Path) -> None:
         # A stored record has every field set, which the validation of user input would refuse.
@@ -215,10 +209,7 @@ class ModelStore:
 
     def _row(self, model_id: int) -> RowMapping:
         with self._database.session() as session:
-            row = session.execute(select(models).where(models.c.model_id == model_id)).mappings().one_or_none()
-        if row is None:
-            raise _unknown(model_id)
-        return row
+            return _one(session, select(models).where(models.c.model_id == model_id), model_id)
 
     @contextmanager
     def _scratch(self) -> Iterator[Path]:
@@ -275,8 +266,11 @@ def _format(strategy: FullModelStrategy) -> FullModelFormat:
     return kind(load_section(kind.Config, strategy.config, "model_storage.full_model_strategy.config"))
 
 
-def _unknown(model_id: int) -> NotFoundError:
-    return NotFoundError(f"there is no model {model_id}; `modyn models ls` lists those that exist")
+def _one(session: Session, statement: Executable, model_id: int) -> RowMapping:
+    row = session.execute(statement).mappings().one_or_none()
+    if row is None:
+        raise NotFoundError(f"there is no model {model_id}; `modyn models ls` lists those that exist")
+    return row
 
 
 def _info(row: RowMapping) -> StoredModelInfo:

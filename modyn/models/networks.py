@@ -1,4 +1,4 @@
-"""The networks of `specs`. What turns an embedding into logits is `last_layer`."""
+"""The networks of `specs`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,27 @@ from torch import Tensor, nn
 from modyn.models.specs import LogisticRegressionConfig, MLPConfig, ResNetConfig, SmallCNNConfig
 
 
-class MLPNetwork(nn.Module):
+class EmbeddingNetwork(nn.Module):
+    """A network of an `embedding` and a last linear layer, by default `output`."""
+
+    output: nn.Linear
+
+    @property
+    def last_layer(self) -> nn.Linear:
+        """The layer that turns an embedding into logits."""
+        return self.output
+
+    def embedding(self, x: Tensor) -> Tensor:
+        """x (batch, ...) → (batch, inputs of the last layer)."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x as for `embedding` → logits (batch, num_classes)."""
+        logits: Tensor = self.last_layer(self.embedding(x))
+        return logits
+
+
+class MLPNetwork(EmbeddingNetwork):
     """`hidden`: linear layers with ReLU and dropout; `output`: the last linear layer."""
 
     def __init__(self, config: MLPConfig | LogisticRegressionConfig) -> None:
@@ -23,23 +43,13 @@ class MLPNetwork(nn.Module):
         self.hidden = nn.Sequential(*layers)
         self.output = nn.Linear(width, config.num_classes)
 
-    @property
-    def last_layer(self) -> nn.Linear:
-        """The layer that turns an embedding into logits."""
-        return self.output
-
     def embedding(self, x: Tensor) -> Tensor:
         """x (batch, ...) → (batch, width of the last hidden layer)."""
         found: Tensor = self.hidden(x.flatten(1))
         return found
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x (batch, ...) with `input_size` values a sample → logits (batch, num_classes)."""
-        logits: Tensor = self.output(self.embedding(x))
-        return logits
 
-
-class SmallCNNNetwork(nn.Module):
+class SmallCNNNetwork(EmbeddingNetwork):
     """`features`: the convolutions; `hidden`: the embedding; `output`: the last layer."""
 
     def __init__(self, config: SmallCNNConfig) -> None:
@@ -58,20 +68,10 @@ class SmallCNNNetwork(nn.Module):
         )
         self.output = nn.Linear(config.embedding_size, config.num_classes)
 
-    @property
-    def last_layer(self) -> nn.Linear:
-        """The layer that turns an embedding into logits."""
-        return self.output
-
     def embedding(self, x: Tensor) -> Tensor:
         """x (batch, in_channels, image_size, image_size) → (batch, embedding_size)."""
         found: Tensor = self.hidden(self.features(x))
         return found
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x (batch, in_channels, image_size, image_size) → logits (batch, num_classes)."""
-        logits: Tensor = self.output(self.embedding(x))
-        return logits
 
 
 def _convolution(in_channels: int, out_channels: int, size: int, stride: int = 1) -> nn.Conv2d:
@@ -127,7 +127,7 @@ class Bottleneck(nn.Module):
         return torch.relu(self.bn3(self.conv3(residual)) + (x if self.downsample is None else self.downsample(x)))
 
 
-class ResNetNetwork(nn.Module):
+class ResNetNetwork(EmbeddingNetwork):
     """Stem, four stages of blocks with 64, 128, 256 and 512 channels, mean over the image, last layer `fc`.
 
     Names and shapes of parameters are the customary ones, so that weights trained elsewhere can be loaded.
@@ -163,8 +163,3 @@ class ResNetNetwork(nn.Module):
         x = self.maxpool(torch.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return x.mean(dim=(2, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x (batch, in_channels, height, width) → logits (batch, num_classes)."""
-        logits: Tensor = self.fc(self.embedding(x))
-        return logits

@@ -17,7 +17,6 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from torch.optim import Optimizer
 
 from modyn.atomic_write import replacing
 from modyn.errors import ConfigError, CorruptStateError, TrainingError
@@ -41,7 +40,8 @@ class Checkpoints(Hook):
     def on_begin(self, training: Training) -> None:
         """Raises ConfigError, before the first batch, if an optimizer or scheduler keeps state that a checkpoint cannot hold."""
         self._last = training.progress.batches
-        _check_readable({"optimizers": _states(training.components.optimizers), "schedulers": _scheduler_states(training)})
+        state = snapshot(training)
+        _check_readable({name: state[name] for name in ("optimizers", "schedulers")})
 
     def on_boundary(self, training: Training) -> None:
         if training.progress.batches - self._last < self._interval:
@@ -58,8 +58,8 @@ def snapshot(training: Training) -> dict[str, Any]:
         "epoch_loss": training.epoch_loss,
         "seconds": dict(training.clock.seconds),
         "model": training.components.model.state_dict(),
-        "optimizers": _states(training.components.optimizers),
-        "schedulers": _scheduler_states(training),
+        "optimizers": {name: optimizer.state_dict() for name, optimizer in training.components.optimizers.items()},
+        "schedulers": [scheduler.state_dict() for scheduler in training.components.schedulers],
         "scaler": training.components.scaler.state_dict(),
         "hooks": {hook.name: hook.state() for hook in training.hooks if hook.name},
         "random": random_state(),
@@ -171,14 +171,6 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
-
-
-def _states(optimizers: Mapping[str, Optimizer]) -> dict[str, Any]:
-    return {name: optimizer.state_dict() for name, optimizer in optimizers.items()}
-
-
-def _scheduler_states(training: Training) -> list[Any]:
-    return [scheduler.state_dict() for scheduler in training.components.schedulers]
 
 
 def _check_readable(state: Mapping[str, Any]) -> None:

@@ -107,7 +107,10 @@ def build_criterion(config: CriterionConfig, *, weighted: bool) -> Loss:
     if not (inspect.isclass(kind) and issubclass(kind, nn.Module) and config.name.endswith("Loss")):
         losses = [name for name in dir(nn) if name.endswith("Loss")]
         raise ConfigError(f"{path}.name: torch.nn has no loss '{config.name}'{nearest(config.name, losses)}")
-    options = {name: _as_tensor(name, value) for name, value in config.config.items()}
+    options = dict(config.config)
+    for name in ("weight", "pos_weight"):  # class weights
+        if isinstance(options.get(name), list):
+            options[name] = torch.tensor(options[name], dtype=torch.float32)
     if not weighted:
         plain: nn.Module = _constructed(kind, path, "config", **options)
 
@@ -319,8 +322,3 @@ def _describe_value(kind: Any, value: Any, parameter: inspect.Parameter | None, 
     # The message of Python about a text in place of a number does not help.
     reason = "" if isinstance(value, str) and isinstance(error, TypeError) else f"{kind.__name__} refuses its options: {error}; "
     return f"{value!r} is wrong: {reason}{expected} is expected{example}"
-
-
-def _as_tensor(name: str, value: Any) -> Any:
-    """Losses take class weights as a tensor."""
-    return torch.tensor(value, dtype=torch.float32) if name in ("weight", "pos_weight") and isinstance(value, list) else value
