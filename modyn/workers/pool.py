@@ -199,20 +199,19 @@ class WorkerPool:
     def _conclude(self, job: Job, end: tuple[Any, ...] | None, exit_code: int) -> None:
         where = f"{job.name}, worker {job.worker_pid}"
         log = f"log: {job.log_path}"
-        failed = self._failure(f"{where}: the process ended by {_exit_text(exit_code)}{self._suspicion(exit_code)} ({log})")
         match end:
             case ("result", result):
                 job.finish(JobState.FINISHED, result=result)
             case ("error", CancelledError.reason, _) if job.stop_requested:
                 job.finish(JobState.STOPPED, error=CancelledError(f"{where}: stopped on request"))
-            case ("error", str() as reason, str() as message) if reason in BY_REASON:
-                job.finish(JobState.FAILED, error=BY_REASON[reason](f"{where}: {message} ({log})"))
-            case ("error", _, message):
-                job.finish(JobState.FAILED, error=self._failure(f"{where}: {message} ({log})"))
+            case ("error", reason, message):
+                kind = BY_REASON.get(reason, self._failure)
+                job.finish(JobState.FAILED, error=kind(f"{where}: {message} ({log})"))
             case _ if job.stop_requested:
                 job.finish(JobState.STOPPED, error=CancelledError(f"{where}: stopped by {_exit_text(exit_code)}"))
             case _:
-                job.finish(JobState.FAILED, error=failed)
+                ended = f"the process ended by {_exit_text(exit_code)}{self._suspicion(exit_code)}"
+                job.finish(JobState.FAILED, error=self._failure(f"{where}: {ended} ({log})"))
 
     def _suspicion(self, exit_code: int) -> str:
         """The limit that a worker may have met that ended without an answer."""
