@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from modyn.cli import data, logs, models, pipelines, runs, services
+from modyn.cli import data, models, pipelines, runs, services
 
 app = typer.Typer(
     name="modyn",
@@ -32,7 +32,7 @@ for command in (
         services.up,
         services.down,
         services.status,
-        logs.logs,
+        services.logs,
     ),
 ):
     app.command()(command)

@@ -1,17 +1,26 @@
-"""`modyn up`, `down`, `status`: the services on this machine."""
+"""`modyn up`, `down`, `status`, `logs`: the services on this machine, and the logs of services and of the workers of runs."""
 
 from __future__ import annotations
 
+import json as json_module
+import re
+import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from modyn.cli.context import Json, client_of_this_machine, is_embedded, say, start_services, system_config
+from modyn.cli.context import Json, client_of_this_machine, connect, is_embedded, say, start_services, system_config
 from modyn.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
     from modyn.config.system import SystemConfig
+
+Logs = dict[Path, tuple[str, re.Pattern[str] | None]]
+"""Log files, each with the part that writes it and a pattern that a line must contain to be shown."""
+Find = Callable[[], Logs]
 
 
 def up() -> None:
@@ -66,3 +75,100 @@ def _rows(config: SystemConfig) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def logs(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[RUN|SERVICE]", help="A run, a service, or nothing for all services.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue as lines are written, until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Begin with this many last lines of each log.")] = 50,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, for programs.")] = False,
+) -> None:
+    """Print the log of a service, of all services, or of a run: what its workers wrote, and all lines of services about it.
+
+    It reads files of this machine. Where services run in containers, their engine keeps the logs: `docker compose logs SERVICE`.
+    """
+    from modyn.config.system import SERVICES
+    from modyn.errors import NotFoundError
+
+    config = system_config()
+    services = (*SERVICES, *config.replicas)
+    parts = ("stack", "postgres", "redis", *services)
+    run_id = name if name not in (None, *parts) else None
+    if run_id is not None:
+        _require_run(run_id, parts)
+    about = _mention(run_id) if run_id is not None else None
+    chosen = services if name in (None, run_id) else (name,)
+
+    def find() -> Logs:
+        logs: Logs = {config.log_file(part): (part, about) for part in chosen}
+        return logs if run_id is None else {**logs, **_of_workers(config, run_id)}
+
+    if not follow and not any(path.exists() for path in find()):
+        elsewhere = "those of services in containers: `docker compose logs SERVICE`"
+        advice = "nothing has run there yet" if is_embedded(config) else elsewhere
+        raise NotFoundError(f"there are no such logs in {config.log_dir}; {advice}")
+    _print_logs(find, lines, follow, json)
+
+
+def _require_run(run_id: str, parts: tuple[str, ...]) -> None:
+    from modyn.errors import NotFoundError
+    from modyn.registry import nearest
+
+    with connect() as client:
+        try:
+            client.show(run_id)
+        except NotFoundError as error:
+            raise NotFoundError(
+                f"there is no service or run '{run_id}'{nearest(run_id, list(parts))} Services: {', '.join(parts)}"
+            ) from error
+
+
+def _of_workers(config: SystemConfig, run_id: str) -> Logs:
+    """Return the worker logs of a run, with the part that wrote each, e.g. `training-3`."""
+    return {path: (path.stem, None) for path in sorted((config.log_dir / "runs" / run_id).glob("*.log"), key=_in_order)}
+
+
+def _in_order(path: Path) -> tuple[str, int]:
+    kind, _, number = path.stem.rpartition("-")
+    return kind, int(number) if number.isdecimal() else -1
+
+
+def _mention(run_id: str) -> re.Pattern[str]:
+    """Return a pattern that finds a run's name in a line, but not in a longer name.
+
+    >>> bool(_mention("digits-0001").search('{"run_id": "digits-0001"}')), bool(_mention("digits-0001").search("digits-00010"))
+    (True, False)
+    """
+    return re.compile(rf"(?<![\w.-]){re.escape(run_id)}(?![\w-])")
+
+
+def _print_logs(find: Find, lines: int, follow: bool, json: bool) -> None:
+    """Print the logs that `find` returns; it is called again while following, since new trainings have new files."""
+    from modyn.log_files import LogReader
+
+    readers: dict[Path, LogReader] = {}
+    named = len(find()) > 1
+    last: int | None = lines
+    while True:
+        for path, (part, about) in find().items():
+            lines_of = readers.setdefault(path, LogReader(path)).lines()
+            found = [line for line in lines_of if about is None or about.search(line)]
+            for line in found if last is None else found[max(0, len(found) - last) :]:
+                sys.stdout.write((_as_json(part, line) if json else f"{part}: {line}" if named else line) + "\n")
+        if not follow:
+            return
+        sys.stdout.flush()
+        time.sleep(0.3)
+        last = None
+
+
+def _as_json(part: str, line: str) -> str:
+    """Services write JSON; other lines (tracebacks, PostgreSQL) are wrapped."""
+    try:
+        if isinstance(json_module.loads(line), dict):
+            return line
+    except ValueError:
+        pass
+    return json_module.dumps({"part": part, "line": line}, ensure_ascii=False)

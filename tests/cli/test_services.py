@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from modyn.cli.logs import _mention, _of_workers, _print_logs
+from modyn.cli.services import _mention, _of_workers, _print_logs
 from modyn.config.system import load_system_config
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from modyn.cli.live import RunView, draw, line_of, progress_line
+from modyn.cli.follow import RunView, draw, line_of, progress_line
 from modyn.supervisor.client import EventKind, RunEvent
 
 DAY = 86_400
