@@ -7,11 +7,11 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import Column, Integer, MetaData, Table, create_engine, insert, select, text
+from sqlalchemy import Column, Integer, MetaData, Table, create_engine, insert, make_url, select, text
 from sqlalchemy.dialects.postgresql import JSONB
 
 from modyn.config.system import SystemConfig
-from modyn.db.engine import open_database, sqlalchemy_url
+from modyn.db.engine import open_database
 from modyn.json_codec import from_json, sanitize, to_json
 
 TEXT = st.text(st.characters())  # also NUL and lone surrogates
@@ -66,7 +66,7 @@ def test_postgres_takes_what_json_does_not(system_config: SystemConfig) -> None:
     with database.session() as session:
         assert same(session.execute(select(documents.c.document)).scalar_one(), document)
     database.close()
-    plain = create_engine(sqlalchemy_url(system_config.resolved_database_url()))
+    plain = create_engine(make_url(system_config.resolved_database_url()).set(drivername="postgresql+psycopg2"))
     with plain.connect() as connection:
         assert connection.scalar(text("SELECT document->>'loss' FROM supervisor.documents")) == "$float:nan"
     plain.dispose()

@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import Any, cast
 
 import psycopg2.extensions
-from sqlalchemy import Column, Engine, create_engine, func, select, text
+from sqlalchemy import Column, Engine, create_engine, func, make_url, select, text
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.orm import Session
@@ -88,19 +88,13 @@ def columns(kind: Any, names: str, **options: Any) -> list[Column[Any]]:
     return [Column(name, kind, **options) for name in names.split()]
 
 
-def sqlalchemy_url(url: str) -> str:
-    """Return `url` with the driver psycopg2."""
-    scheme, separator, rest = url.partition("://")
-    return f"postgresql+psycopg2{separator}{rest}" if scheme in ("postgres", "postgresql") else url
-
-
 def open_database(config: SystemConfig, schema: str, migrations_package: str) -> Database:
     """Open the schema `schema`, created and brought up to date by the Alembic migrations in `migrations_package`.
 
     Raises: UnavailableError: PostgreSQL cannot be reached. ConflictError: the schema is of another release.
     """
     engine = create_engine(
-        sqlalchemy_url(config.resolved_database_url()),
+        make_url(config.resolved_database_url()).set(drivername="postgresql+psycopg2"),
         connect_args={"connect_timeout": 10},
         json_serializer=to_json,
         json_deserializer=from_json,

@@ -40,13 +40,11 @@ def check_dataset(section: object, path: str) -> list[Problem]:
         # Problems of `metrics` are reported in detail by the metrics.
         covered = re.compile(rf"{re.escape(path)}\.metrics" + (r"(\..*)?" if in_metrics else r"\..*"))
         return [*(problem for problem in found if not covered.fullmatch(problem.path)), *in_metrics]
-    labels: list[str] = []
-    for i, metric in enumerate(metrics):
-        label = _label(metric)
-        if label in labels:
+    labels = [_label(metric) for metric in metrics]
+    for i, label in enumerate(labels):
+        if label in labels[:i]:
             message = f"two metrics would both be called '{label}'; give one of them a `label`"
             found.append(Problem(f"{path}.metrics.{i}", message))
-        labels.append(label)
     needed = missing_extras(load_section(EvaluationDatasetConfig, section, path).all_transformations)
     return found + [Problem(path, message) for message in needed]
 

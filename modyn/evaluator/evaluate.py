@@ -159,12 +159,9 @@ class IntervalMetrics:
         Args: outputs: for each metric, in order, its input for the batch. labels: (n,). inside: int64, positions in the batch.
         """
         self._seen += len(inside)
-        index = None if len(inside) == len(labels) else torch.from_numpy(inside).to(labels.device)
+        index = slice(None) if len(inside) == len(labels) else torch.from_numpy(inside).to(labels.device)
         for metric, output in zip(self._metrics, outputs, strict=True):
-            if index is None:
-                metric.update(output, labels)
-            else:
-                metric.update(output[index], labels[index])
+            metric.update(output[index], labels[index])
 
     def scores(self, num_listed: int) -> Iterator[Score]:
         """Return one score for each metric. num_listed: samples of the interval, those deleted meanwhile included."""

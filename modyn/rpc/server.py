@@ -209,23 +209,17 @@ def _end_requested(patience: EndPatience) -> threading.Event:
 
 
 def _bind(server: grpc.Server, name: str, endpoint: Endpoint) -> str:
-    credentials = server_credentials(endpoint)
+    credentials, address = server_credentials(endpoint), endpoint.address
     try:
-        port = (
-            server.add_secure_port(endpoint.address, credentials) if credentials else server.add_insecure_port(endpoint.address)
-        )
-    except RuntimeError as error:
-        raise _taken(name, endpoint) from error
+        port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
+    except RuntimeError:
+        port = 0
     if port == 0:
-        raise _taken(name, endpoint)
-    return endpoint.address if endpoint.is_unix else f"{endpoint.address.rsplit(':', 1)[0]}:{port}"
-
-
-def _taken(name: str, endpoint: Endpoint) -> UnavailableError:
-    return UnavailableError(
-        f"{name} cannot listen on {endpoint.address}: the address is taken or not one of this machine; "
-        f"stop what uses it or set {name}.address in the system file"
-    )
+        raise UnavailableError(
+            f"{name} cannot listen on {address}: the address is taken or not one of this machine; "
+            f"stop what uses it or set {name}.address in the system file"
+        )
+    return address if endpoint.is_unix else f"{address.rsplit(':', 1)[0]}:{port}"
 
 
 def _serve_metrics(context: ServiceContext) -> None:

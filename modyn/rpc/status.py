@@ -48,8 +48,6 @@ _CODES: dict[type[ModynError], grpc.StatusCode] = {
 }
 
 _BY_CODE: dict[grpc.StatusCode, type[ModynError]] = {
-    grpc.StatusCode.UNAVAILABLE: UnavailableError,
-    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineError,
     grpc.StatusCode.CANCELLED: CancelledError,
     grpc.StatusCode.NOT_FOUND: NotFoundError,
     grpc.StatusCode.INVALID_ARGUMENT: InvalidArgumentError,
