@@ -1,0 +1,379 @@
+"""Metrics, found by the `name` in `metrics`: ours, those of installed packages, and any of torchmetrics by its class name.
+
+A metric takes the outputs of the samples of one interval, batch by batch, and gives one number. Checking the configuration of one of ours
+or of torchmetrics imports no torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+
+import numpy as np
+from pydantic import Field, field_validator, model_validator
+
+from modyn.config.base import Problem, Section
+from modyn.config.policy import check_policy, load_policy
+from modyn.dataset.user_code import check_function
+from modyn.errors import ConfigError, InvalidArgumentError
+from modyn.registry import Registry
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import torch
+
+TRANSFORMER = "evaluation_transformer_function"
+
+
+class MetricConfig(Section):
+    """The options of every metric; each adds its own."""
+
+    name: str = Field(description="registered name of the metric, or a class of torchmetrics")
+    label: str | None = Field(
+        None, min_length=1, max_length=100, description="name of its results; none: what the metric calls itself"
+    )
+    evaluation_transformer_function: str | None = Field(
+        None,
+        description="source of `def evaluation_transformer_function(model_output)`, or package.module:name: from the model's output for a "
+        "batch to what the metric sees",
+    )
+
+    @field_validator(TRANSFORMER)
+    @classmethod
+    def _function(cls, value: str | None) -> str | None:
+        return value if value is None else check_function(value, TRANSFORMER, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricValue:
+    """None: undefined for these samples, `note` gives the reason. A note beside a value names what is unusual about it."""
+
+    value: float | None
+    note: str = ""
+
+
+class Metric(ABC):
+    """One metric over the samples of one interval. Made anew for each interval; one batch or ten give the same value.
+
+    A decomposable metric keeps counts; a holistic one keeps what it needs of each sample, up to a bound that its docstring states.
+    """
+
+    Config: ClassVar[type[MetricConfig]]
+
+    def __init__(self, config: Any) -> None:
+        self.config: Any = config
+
+    @property
+    def label(self) -> str:
+        """The label of its results."""
+        return self.label_of(self.config)
+
+    @classmethod
+    def label_of(cls, config: Any) -> str:
+        """The label of results of this configuration; known without making the metric."""
+        return str(config.label or config.name)
+
+    @abstractmethod
+    def update(self, outputs: torch.Tensor, labels: torch.Tensor) -> None:
+        """Add n ≥ 0 samples. outputs: (n, …), as the transformer returns them, on the model's device. labels: (n,) on the same device.
+
+        Neither is changed. Raises InvalidArgumentError if their shapes or values are not what the metric is for.
+        """
+
+    @abstractmethod
+    def value(self) -> MetricValue:
+        """The value over all samples added, of which there is at least one."""
+
+    def shape_error(self, needed: str, outputs: torch.Tensor, advice: str = "Bring") -> InvalidArgumentError:
+        """The error of outputs that lack the shape that is `needed`."""
+        return InvalidArgumentError(
+            f"{self.label} needs {needed}; the model's output has shape {list(outputs.shape)}. {advice} it into that shape with {TRANSFORMER}"
+        )
+
+
+@cache
+def torchmetrics_names() -> frozenset[str]:
+    """The classes that torchmetrics exports, read from its source: importing it would import torch."""
+    spec = find_spec("torchmetrics")
+    if spec is None or spec.origin is None:
+        return frozenset()
+    for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and any(
+            isinstance(target, ast.Name) and target.id == "__all__" for target in node.targets
+        ):
+            return frozenset(name for name in ast.literal_eval(node.value) if name[:1].isupper())
+    return frozenset()
+
+
+class _Metrics(Registry[type[Metric]]):
+    """Ours and those of installed packages, and else the class for torchmetrics if that has one of this name."""
+
+    def choices(self) -> str:
+        return f"{super().choices()}, or one of torchmetrics, for example Precision"
+
+    def get(self, id_: str) -> type[Metric]:
+        if id_ not in self and id_ in torchmetrics_names():
+            return TorchMetric
+        return super().get(id_)
+
+
+METRICS: Final[Registry[type[Metric]]] = _Metrics(
+    group="modyn.metrics",
+    kind="metric",
+    builtin={
+        "Accuracy": "modyn.evaluator.metrics:Accuracy",
+        "F1Score": "modyn.evaluator.metrics:F1Score",
+        "RocAuc": "modyn.evaluator.metrics:RocAuc",
+    },
+)
+
+
+def check_metric(section: object, path: str) -> list[Problem]:
+    """Every mistake of one entry of `metrics`, with paths below `path`; empty if there is none."""
+    if not isinstance(section, Mapping):
+        return [Problem(path, f"{section!r} is wrong: a metric is written as `name: Accuracy` and its options")]
+    return check_policy(METRICS, section, "name", path)
+
+
+def build_metric(section: Mapping[str, Any], path: str = "metrics") -> Metric:
+    """A metric that has seen nothing yet. Raises ConfigError that lists every mistake."""
+    metric, config = load_policy(METRICS, section, "name", path)
+    return metric(config)
+
+
+class AccuracyConfig(MetricConfig):
+    """Options of Accuracy."""
+
+    topn: int = Field(1, ge=1, description="a sample counts as right if its label is among so many best classes")
+
+
+class Accuracy(Metric):
+    """The share of samples whose label is among the `topn` classes with the highest scores.
+
+    Decomposable: keeps two counts. outputs: (n, classes) scores, or (n,) predicted classes if topn is 1.
+    """
+
+    Config: ClassVar[type[MetricConfig]] = AccuracyConfig
+
+    def __init__(self, config: AccuracyConfig) -> None:
+        super().__init__(config)
+        self._right: torch.Tensor | int = 0
+        self._seen = 0
+
+    @classmethod
+    def label_of(cls, config: AccuracyConfig) -> str:
+        return config.label or ("Accuracy" if config.topn == 1 else f"Top-{config.topn}-Accuracy")
+
+    def update(self, outputs: torch.Tensor, labels: torch.Tensor) -> None:
+        topn = self.config.topn
+        if outputs.ndim == 1 and topn == 1:
+            right = outputs == labels
+        elif outputs.ndim == 2 and outputs.shape[1] >= topn:
+            best = outputs.argmax(1, keepdim=True) if topn == 1 else outputs.topk(topn, 1).indices
+            right = (best == labels.unsqueeze(1)).any(1)
+        else:
+            needed = f"scores of shape (n, classes) with at least {topn} classes"
+            raise self.shape_error(needed, outputs, "Lower topn, or bring")
+        # Stays on the device: reading it for every batch would wait for the device each time.
+        self._right = self._right + right.sum()
+        self._seen += len(labels)
+
+    def value(self) -> MetricValue:
+        return MetricValue(int(self._right) / self._seen)
+
+
+class F1ScoreConfig(MetricConfig):
+    """Options of F1Score."""
+
+    num_classes: int = Field(ge=2, description="classes are 0 … num_classes - 1")
+    average: Literal["macro", "micro", "weighted", "binary"] = Field(
+        "macro",
+        description="mean over classes, over samples, over classes weighted by their samples, or the class `pos_label` alone",
+    )
+    pos_label: int = Field(1, ge=0, description="the positive class of average: binary")
+
+    @model_validator(mode="after")
+    def _binary_has_two(self) -> F1ScoreConfig:
+        if self.average == "binary" and self.num_classes != 2:
+            raise ValueError(f"average 'binary' is for num_classes 2, not {self.num_classes}; use macro, micro or weighted")
+        if self.pos_label >= self.num_classes:
+            raise ValueError(f"pos_label {self.pos_label} is none of the classes 0 … {self.num_classes - 1}")
+        return self
+
+
+class F1Score(Metric):
+    """The harmonic mean of precision and recall, 2·tp / (2·tp + fp + fn), of one class or averaged over classes.
+
+    Decomposable: keeps three counts a class. outputs: (n, num_classes) scores or (n,) predicted classes.
+
+    A class that is neither there nor predicted has F1 0, as in scikit-learn with zero_division=0; where it counts, the note says so.
+    """
+
+    Config: ClassVar[type[MetricConfig]] = F1ScoreConfig
+
+    def __init__(self, config: F1ScoreConfig) -> None:
+        super().__init__(config)
+        # Pairs (label, prediction); everything else follows from how often each occurs.
+        self._pairs: torch.Tensor | int = 0
+
+    def update(self, outputs: torch.Tensor, labels: torch.Tensor) -> None:
+        n = self.config.num_classes
+        if outputs.ndim == 2 and outputs.shape[1] == n:
+            predicted = outputs.argmax(1)
+        elif outputs.ndim == 1:
+            predicted = outputs.long()
+        else:
+            needed = f"scores of shape (n, {n}) or predicted classes of shape (n,)"
+            raise self.shape_error(needed, outputs, "Correct num_classes, or bring")
+        labels = labels.long()
+        for name, values in (("label", labels), ("prediction", predicted)):
+            if len(values) and not 0 <= int(values.min()) <= int(values.max()) < n:
+                odd = int(values.max()) if int(values.max()) >= n else int(values.min())
+                raise InvalidArgumentError(f"{self.label} with num_classes {n} found the {name} {odd}; classes are 0 … {n - 1}")
+        self._pairs = self._pairs + (labels * n + predicted).bincount(minlength=n * n)
+
+    def value(self) -> MetricValue:
+        assert not isinstance(self._pairs, int)
+        average, positive = self.config.average, self.config.pos_label
+        pairs = self._pairs.reshape(self.config.num_classes, -1).cpu().numpy()
+        right, labelled, predicted = pairs.diagonal(), pairs.sum(1), pairs.sum(0)
+        if average == "micro":
+            return MetricValue(float(right.sum() / pairs.sum()))
+        both = labelled + predicted
+        scores = 2 * right / both.clip(min=1)
+        absent = [int(c) for c in (both == 0).nonzero()[0]]
+        if average == "binary":
+            note = f"class {positive} neither occurs nor is predicted" if positive in absent else ""
+            return MetricValue(float(scores[positive]), note)
+        if average == "weighted":
+            return MetricValue(float((scores * labelled).sum() / labelled.sum()))
+        shown = ", ".join(map(str, absent[:10])) + (", …" if len(absent) > 10 else "")
+        return MetricValue(
+            float(scores.mean()), f"classes that neither occur nor are predicted count as 0: {shown}" if absent else ""
+        )
+
+
+class RocAucConfig(MetricConfig):
+    """Options of RocAuc."""
+
+    max_samples: int = Field(
+        5_000_000,
+        ge=2,
+        description="samples whose scores are kept an interval (9 bytes each); of more, so many are drawn uniformly",
+    )
+
+
+class RocAuc(Metric):
+    """The probability that a sample of class 1 scores higher than one of class 0, ties counting half (Mann-Whitney U).
+
+    Holistic: keeps the scores of at most `max_samples` samples, drawn uniformly at random (fixed seed) if there are more; the note says
+    so. outputs: (n,) or (n, 1) scores of class 1, or (n, 2) scores of both classes. labels: 0 or 1. One class alone: undefined.
+    """
+
+    Config: ClassVar[type[MetricConfig]] = RocAucConfig
+
+    def __init__(self, config: RocAucConfig) -> None:
+        super().__init__(config)
+        self._rng = np.random.default_rng(0)
+        self._seen = 0
+        self._held = 0
+        self._columns: list[tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_], npt.NDArray[np.float32]]] = []
+
+    def update(self, outputs: torch.Tensor, labels: torch.Tensor) -> None:
+        if outputs.ndim == 2 and outputs.shape[1] == 2:
+            # Increases with the probability of class 1 for logits as well as for probabilities.
+            outputs = outputs[:, 1] - outputs[:, 0]
+        elif outputs.ndim == 2 and outputs.shape[1] == 1:
+            outputs = outputs[:, 0]
+        if outputs.ndim != 1:
+            raise self.shape_error("one score a sample, or one for each of two classes", outputs)
+        positive = labels == 1
+        if not bool((positive | (labels == 0)).all()):
+            odd = labels[~(positive | (labels == 0))][0].item()
+            raise InvalidArgumentError(f"{self.label} is for the labels 0 and 1 and found {odd}; use label_transformer_function")
+        scores = outputs.detach().float().cpu().numpy().copy()
+        # A uniform sample is the samples with the smallest of random tickets, whatever the batches that they came in.
+        self._columns.append((scores, positive.cpu().numpy(), self._rng.random(len(scores), np.float32)))
+        self._seen += len(scores)
+        self._held += len(scores)
+        if self._held > 2 * self.config.max_samples:
+            self._thin()
+
+    def _thin(self) -> None:
+        scores, positive, tickets = (np.concatenate(column) for column in zip(*self._columns, strict=True))
+        limit = self.config.max_samples
+        if len(scores) > limit:
+            kept = np.sort(np.argpartition(tickets, limit - 1)[:limit])
+            scores, positive, tickets = scores[kept], positive[kept], tickets[kept]
+        self._columns, self._held = [(scores, positive, tickets)], len(scores)
+
+    def value(self) -> MetricValue:
+        self._thin()
+        scores, positive, _ = self._columns[0]
+        note = f"estimated from {self._held} of {self._seen} samples, drawn at random" if self._held < self._seen else ""
+        if np.isnan(scores).any():
+            return MetricValue(None, f"undefined: {int(np.isnan(scores).sum())} scores are not a number")
+        if positive.all() or not positive.any():
+            return MetricValue(None, f"undefined: all {self._held} samples are of class {int(positive.all())}")
+        return MetricValue(_auc(scores, positive), note)
+
+
+def _auc(scores: npt.NDArray[np.float32], positive: npt.NDArray[np.bool_]) -> float:
+    """From the sum of the positives' ranks, where equal scores share the mean of their ranks."""
+    _, group, sizes = np.unique(scores, return_inverse=True, return_counts=True)
+    mean_ranks = np.cumsum(sizes) - (sizes - 1) / 2
+    num_positive = int(positive.sum())
+    u = float(mean_ranks[group[positive]].sum()) - num_positive * (num_positive + 1) / 2
+    return u / (num_positive * (len(scores) - num_positive))
+
+
+class TorchMetricConfig(MetricConfig):
+    """Options of TorchMetric."""
+
+    config: dict[str, Any] = Field(default_factory=dict, description="arguments of the class's constructor")
+
+
+class TorchMetric(Metric):
+    """Any metric of torchmetrics that gives one number, by the name of its class: `name: Precision`, `config: {task: binary}`.
+
+    Keeps what the class keeps: counts, or all outputs for curves unless `thresholds` is given. outputs and labels: as the class wants.
+    """
+
+    Config: ClassVar[type[MetricConfig]] = TorchMetricConfig
+
+    def __init__(self, config: TorchMetricConfig) -> None:
+        super().__init__(config)
+        import torchmetrics
+
+        try:
+            self._metric = getattr(torchmetrics, config.name)(**config.config)
+        except (TypeError, ValueError, ImportError) as error:
+            raise ConfigError(f"the metric {config.name} of torchmetrics cannot be made with {config.config}: {error}") from error
+
+    def update(self, outputs: torch.Tensor, labels: torch.Tensor) -> None:
+        if not len(labels):
+            return
+        self._metric.to(labels.device)
+        try:
+            self._metric.update(outputs, labels)
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise InvalidArgumentError(
+                f"the metric {self.config.name} of torchmetrics refused outputs of shape {list(outputs.shape)} and labels of shape "
+                f"{list(labels.shape)}: {error}. Correct its config, or use evaluation_transformer_function"
+            ) from error
+
+    def value(self) -> MetricValue:
+        found = self._metric.compute()
+        if getattr(found, "numel", lambda: 0)() != 1:
+            raise ConfigError(
+                f"the metric {self.config.name} with {self.config.config} gives more than one number; choose an average"
+            )
+        number = float(found)
+        return MetricValue(None, "undefined: torchmetrics gives no number") if math.isnan(number) else MetricValue(number)
