@@ -19,9 +19,8 @@ from pathlib import Path
 from modyn.config.system import SERVICES, SystemConfig, load_system_config
 from modyn.errors import ModynError, UnavailableError
 from modyn.local.control import START_PATIENCE_S, State, check_folders, last_words, lock_file, status_file
-from modyn.local.postgres import PostgresServer
+from modyn.local.databases import PostgresServer, RedisServer
 from modyn.local.process import ChildProcess, become_subreaper, reap_orphans, running_pid, spawn
-from modyn.local.redis import RedisServer
 from modyn.log_files import is_output, rotate, write_output_to
 from modyn.state_folders import claim_state, hold_lock, is_locked, prepare_run_dir
 

@@ -27,7 +27,7 @@ import yaml
 
 from modyn.client import Client
 from modyn.config.system import DatasetConfig, SystemConfig, load_system_config
-from modyn.local.postgres import PostgresServer
+from modyn.local.databases import PostgresServer
 from modyn.supervisor.client import Run
 from modyn.testing.waiting import PATIENCE_S
 

