@@ -81,7 +81,10 @@ def render(results: RunResults) -> str:
 
 
 def matrix_figure(matrix: pd.DataFrame, active: pd.DataFrame, series: Series) -> go.Figure:
-    """Draw models × intervals as a heat map; the cells of the currently active composite model are outlined."""
+    """Draw models × intervals as a heat map; the cells of the currently active composite model are outlined.
+
+    Args: matrix: of `evaluation_matrix`. active: table of `composite_performance`, with the same intervals. series: what `matrix` shows.
+    """
     columns = [_span(start, end) for start, end in zip(active["start"], active["end"], strict=True)]
     rows = [f"trigger {trigger}" for trigger in matrix.index]
     values = matrix.to_numpy(np.float64)

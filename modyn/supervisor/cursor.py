@@ -62,6 +62,7 @@ def split(num_samples: int, cuts: Iterable[int], policy: str) -> Iterator[tuple[
 
     Lazy: the policy computes its next cut after the slice before it has been processed.
 
+    Args: cuts: what `Trigger.cuts` yields for the batch. policy: the policy's id, for messages.
     Raises: UserCodeError: the cuts do not ascend.
 
     >>> list(split(5, [0, 2], "MyTrigger"))

@@ -126,7 +126,10 @@ class EvaluationSchedule:
         return tasks
 
     def manual(self, names: Collection[str], models: Sequence[TrainedModel], stream_end: int | None) -> list[EvaluationTask]:
-        """Asked for by the user: those of the handlers `names`, or of all `manual` handlers."""
+        """Asked for by the user: those of the handlers `names`, or of all `manual` handlers.
+
+        Args: models: all of the run. stream_end: first time that no sample of the run has reached; None: it had no sample.
+        """
         return [
             task
             for handler, plan in self._plans
