@@ -255,8 +255,7 @@ class Client:
         """Return the model as a `torch.nn.Module` with its weights, in evaluation mode."""
         import tempfile
 
-        from modyn.models import build_model
-        from modyn.models.weights import load_weights
+        from modyn.models.weights import build_model, load_weights
 
         with tempfile.TemporaryDirectory() as folder:
             stored = self.export_model(model_id, Path(folder) / "model.safetensors")

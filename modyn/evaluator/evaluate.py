@@ -21,8 +21,7 @@ from modyn.evaluator.config import EvaluationDatasetConfig, load_dataset
 from modyn.evaluator.metrics import TRANSFORMER, Metric, MetricValue, build_metric
 from modyn.evaluator.outputs import EvaluationJob, KeptOutputs, Rows, Score
 from modyn.model_storage.client import ModelStorageClient
-from modyn.models import build_model
-from modyn.models.weights import load_weights
+from modyn.models.weights import build_model, load_weights
 from modyn.records import Int64Array, Interval, SampleBatch
 from modyn.storage.client import StorageClient
 from modyn.workers import Report

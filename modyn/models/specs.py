@@ -5,32 +5,19 @@ So a pipeline is checked, and its format described, without importing torch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from modyn.config.base import Section
-from modyn.registry import load_object
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 class _Spec:
-    """A model by the import path of its network, which is called with the config and the further `arguments`."""
+    """A model by the import path of its network, which is called with the config and the `arguments`."""
 
     Config: ClassVar[type[Section]]
     network: ClassVar[str]
     arguments: ClassVar[tuple[Any, ...]] = ()
-
-    def __init__(self, config: Section) -> None:
-        self.config = config
-
-    def build(self) -> nn.Module:
-        """The network, with fresh weights."""
-        network: Any = load_object(self.network)
-        built: nn.Module = network(self.config, *self.arguments)
-        return built
 
 
 class MLPConfig(Section):
@@ -43,12 +30,7 @@ class MLPConfig(Section):
 
 
 class MLP(_Spec):
-    """Linear layers with ReLU (and dropout) in between, on x flattened to (batch, input_size).
-
-    >>> import torch
-    >>> MLP(MLP.Config(input_size=64, hidden_sizes=[32, 16], num_classes=10)).build()(torch.zeros(3, 8, 8)).shape
-    torch.Size([3, 10])
-    """
+    """Linear layers with ReLU (and dropout) in between, on x flattened to (batch, input_size)."""
 
     Config = MLPConfig
     network = "modyn.models.networks:MLPNetwork"
@@ -64,12 +46,7 @@ class LogisticRegressionConfig(Section):
 
 
 class LogisticRegression(_Spec):
-    """logits = W x + b, with x flattened to (batch, input_size).
-
-    >>> import torch
-    >>> LogisticRegression(LogisticRegression.Config(input_size=64, num_classes=10)).build()(torch.zeros(3, 8, 8)).shape
-    torch.Size([3, 10])
-    """
+    """logits = W x + b, with x flattened to (batch, input_size)."""
 
     Config = LogisticRegressionConfig
     network = "modyn.models.networks:MLPNetwork"
@@ -87,12 +64,7 @@ class SmallCNNConfig(Section):
 
 
 class SmallCNN(_Spec):
-    """Two 3×3 convolutions, each with ReLU and 2×2 max pooling, a hidden linear layer, a last linear layer (after LeNet-5, 1998).
-
-    >>> import torch
-    >>> SmallCNN(SmallCNN.Config(image_size=8)).build()(torch.zeros(3, 1, 8, 8)).shape
-    torch.Size([3, 10])
-    """
+    """Two 3×3 convolutions, each with ReLU and 2×2 max pooling, a hidden linear layer, a last linear layer (after LeNet-5, 1998)."""
 
     Config = SmallCNNConfig
     network = "modyn.models.networks:SmallCNNNetwork"
@@ -120,12 +92,7 @@ class _ResNet(_Spec):
 
 
 class ResNet18(_ResNet):
-    """Basic blocks 2, 2, 2, 2; 11.7 million parameters at 1000 classes.
-
-    >>> import torch
-    >>> ResNet18(ResNet18.Config(num_classes=10, small_input=True)).build()(torch.zeros(2, 3, 8, 8)).shape
-    torch.Size([2, 10])
-    """
+    """Basic blocks 2, 2, 2, 2; 11.7 million parameters at 1000 classes."""
 
     arguments = ((2, 2, 2, 2), False)
 

@@ -1,7 +1,8 @@
-"""Weights in safetensors files: to and from modules, and without torch the files' layout, header and hash, by which two models are equal.
+"""Networks with fresh weights, weights to and from safetensors files, and the files' layout, header and hash, by which two models are equal.
 
 A file is an 8-byte little-endian header length, a JSON header {name: {dtype, shape, data_offsets}}, then the tensors' bytes.
-Reading never runs code; every number in the header is checked before it is used. Only `save_weights` and `load_weights` import torch.
+Reading never runs code; every number in the header is checked before it is used. Only
+`build_model`, `save_weights` and `load_weights` import torch.
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from modyn.errors import CorruptStateError, InvalidArgumentError
+from modyn.config.base import load_section
+from modyn.errors import ConfigError, CorruptStateError, InvalidArgumentError
+from modyn.models import MODELS, config_class
+from modyn.registry import load_object
 
 if TYPE_CHECKING:
     from torch import nn
@@ -133,6 +137,25 @@ def weights_sha256(path: Path) -> str:
             for chunk in chunks(file, spec.start, spec.num_bytes):
                 digest.update(chunk)
     return digest.hexdigest()
+
+
+def build_model(id_: str, config: Mapping[str, Any]) -> nn.Module:
+    """A network with fresh weights. Raises ConfigError for an unknown id or a wrong configuration, naming the path in the pipeline.
+
+    >>> import torch
+    >>> build_model("MLP", {"input_size": 64, "hidden_sizes": [32, 16], "num_classes": 10})(torch.zeros(3, 8, 8)).shape
+    torch.Size([3, 10])
+    """
+    from torch import nn
+
+    checked = load_section(config_class(id_), config, "model.config")
+    definition: Any = MODELS.get(id_)
+    arguments: tuple[Any, ...] = ()
+    if not issubclass(definition, nn.Module) and hasattr(definition, "network"):
+        definition, arguments = load_object(definition.network), definition.arguments
+    if not (isinstance(definition, type) and issubclass(definition, nn.Module)):
+        raise ConfigError(f"model.id: '{id_}' is no nn.Module and names none as its `network`; correct its class, {definition!r}")
+    return definition(checked, *arguments)
 
 
 def save_weights(module: nn.Module, path: Path) -> None:

@@ -15,7 +15,8 @@ from modyn.config.base import Problem, check_section
 from modyn.dataset.config import DataConfig
 from modyn.dataset.user_code import missing_extras
 from modyn.errors import ConfigError
-from modyn.models import build_model, check_model
+from modyn.models import check_model
+from modyn.models.weights import build_model
 from modyn.trainer_server.checkpoint import check_checkpoint_folder
 from modyn.trainer_server.components import build_criterion, build_optimizers, build_schedulers
 from modyn.trainer_server.config import TrainingConfig

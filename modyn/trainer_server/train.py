@@ -28,8 +28,7 @@ from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.errors import ConfigError, CorruptStateError, InvalidArgumentError, NotFoundError, TrainingError
 from modyn.json_codec import to_json
 from modyn.model_storage.client import ModelHeader, ModelStorageClient, StoredModel, StoredModelInfo
-from modyn.models import build_model
-from modyn.models.weights import load_weights, save_weights
+from modyn.models.weights import build_model, load_weights, save_weights
 from modyn.records import ModelVersion, RunId, TriggerSetInfo
 from modyn.rpc.logs import bind, configure_logs, get_logger
 from modyn.rpc.retry import Retrier, RetryPolicy

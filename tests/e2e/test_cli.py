@@ -161,8 +161,7 @@ def test_models_are_listed_shown_and_exported_as_files_that_load(stack: RunningS
     assert refused.returncode == 2
     assert "--force" in refused.stderr
 
-    from modyn.models import build_model
-    from modyn.models.weights import load_weights, weights_sha256
+    from modyn.models.weights import build_model, load_weights, weights_sha256
 
     assert weights_sha256(target) == version["weights_sha256"]
     about = json.loads(target.with_suffix(".json").read_text())["model"]

@@ -17,8 +17,7 @@ from modyn.evaluator.client import EvaluationRequest, EvaluationState, Evaluator
 from modyn.evaluator.outputs import EvaluationJob, OutputCache
 from modyn.model_storage import service as model_storage_service
 from modyn.model_storage.client import ModelHeader, ModelStorageClient
-from modyn.models import build_model
-from modyn.models.weights import save_weights
+from modyn.models.weights import build_model, save_weights
 from modyn.records import EvalInterval, Interval, RunId
 from modyn.rpc.logs import get_logger
 from modyn.rpc.server import ServiceContext, start_server

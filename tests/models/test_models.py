@@ -13,7 +13,8 @@ import torch
 
 from modyn.config.base import Problem
 from modyn.errors import ConfigError
-from modyn.models import MODELS, build_model, check_model
+from modyn.models import MODELS, check_model
+from modyn.models.weights import build_model
 
 torch.set_num_threads(1)
 
@@ -135,7 +136,8 @@ class Toy(torch.nn.Linear):
 """
 
 CHECK = """
-from modyn.models import build_model, check_model
+from modyn.models import check_model
+from modyn.models.weights import build_model
 for id_, config in (("Toy", {"width": 5}), ("Toy", {"with": 5}), ("NoConfig", {}), ("Gone", {})):
     print([str(problem) for problem in check_model(id_, config)])
 print(tuple(build_model("Toy", {"width": 5}).weight.shape))

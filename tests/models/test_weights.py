@@ -17,10 +17,10 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from modyn.errors import CorruptStateError, InvalidArgumentError
-from modyn.models import build_model
 from modyn.models.weights import (
     DTYPE_BITS,
     TensorSpec,
+    build_model,
     header_bytes,
     load_weights,
     read_tensors,

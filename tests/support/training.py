@@ -112,7 +112,7 @@ class TrainingRoom:
         return Outcome(stored, self.weights_of(stored.version.model_id, pipeline), report)
 
     def weights_of(self, model_id: int, pipeline: Mapping[str, Any]) -> dict[str, Tensor]:
-        from modyn.models import build_model
+        from modyn.models.weights import build_model
 
         path = self.folder / "read.safetensors"
         self.models.get(model_id, path)

@@ -23,8 +23,7 @@ from modyn.errors import (
     UnavailableError,
 )
 from modyn.model_storage.client import ModelHeader
-from modyn.models import build_model
-from modyn.models.weights import save_weights
+from modyn.models.weights import build_model, save_weights
 from modyn.records import ModelVersion, RunId
 from modyn.testing.fakes import FakeModelStorage
 from modyn.trainer_server.checkpoint import seed_everything
