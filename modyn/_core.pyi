@@ -161,14 +161,10 @@ class SampleIndex:
         self, first_keys: npt.NDArray[np.int64], columns: tuple[tuple[Column, Column, Column, Column, Column], ...]
     ) -> None:
         """One entry a segment, in order of key; columns: file ids, offsets, lengths, labels, timestamps. Raises InvalidArgumentError."""
-    def locate(
-        self, keys: npt.NDArray[np.int64]
-    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64], npt.NDArray[np.int64] | int] | None:
-        """File ids, offsets, lengths: one int if all samples of the dataset are equally long."""
     def entries(
         self, keys: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64], npt.NDArray[np.int64] | int, npt.NDArray[np.int64]] | None:
-        """The same, and labels."""
+        """File ids, offsets, lengths, labels. The lengths are one int if all samples of the dataset are equally long."""
     def labels_and_timestamps(
         self, keys: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None: ...

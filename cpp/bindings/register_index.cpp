@@ -85,17 +85,12 @@ class StoredIndex {
  public:
   StoredIndex(const Int64Array& first_keys, py::tuple columns) : columns_(std::move(columns)), index_(views(first_keys)) {}
 
-  py::object locate(const Int64Array& keys) const { return look_up(keys, Columns{true, false, false}); }
-  py::object entries(const Int64Array& keys) const { return look_up(keys, Columns{true, true, false}); }
-  py::object labels_and_timestamps(const Int64Array& keys) const { return look_up(keys, Columns{false, true, true}); }
+  py::object entries(const Int64Array& keys) const { return look_up(keys, true); }
+  py::object labels_and_timestamps(const Int64Array& keys) const { return look_up(keys, false); }
 
   py::array_t<bool> contains(const Int64Array& keys) const { return bindings::contains(index_, keys); }
 
  private:
-  struct Columns {
-    bool locations, labels, timestamps;
-  };
-
   std::vector<SegmentView> views(const Int64Array& first_keys) const {
     check_column(first_keys, "first_keys", static_cast<py::ssize_t>(columns_.size()));
     std::vector<SegmentView> segments;
@@ -113,24 +108,26 @@ class StoredIndex {
     return segments;
   }
 
-  py::object look_up(const Int64Array& keys, Columns wanted) const {
+  // With `locations`: file ids, offsets, lengths, labels; without: labels, timestamps.
+  py::object look_up(const Int64Array& keys, bool locations) const {
     check_column(keys, "keys");
     const py::ssize_t count = keys.size();
     const auto common_length = index_.common_length();
     Answers answers;
     py::list columns;
-    const auto add = [&](auto*& into, bool needed) {
-      if (!needed) return;
+    const auto add = [&](auto*& into) {
       auto column = new_array<std::remove_reference_t<decltype(*into)>>(count);
       into = column.mutable_data();
       columns.append(column);
     };
-    add(answers.file_ids, wanted.locations);
-    add(answers.offsets, wanted.locations);
-    add(answers.lengths, wanted.locations && !common_length);
-    if (wanted.locations && common_length) columns.append(*common_length);
-    add(answers.labels, wanted.labels);
-    add(answers.timestamps, wanted.timestamps);
+    if (locations) {
+      add(answers.file_ids);
+      add(answers.offsets);
+      if (common_length) columns.append(*common_length);
+      else add(answers.lengths);
+    }
+    add(answers.labels);
+    if (!locations) add(answers.timestamps);
     // Pages of the map may have to be read. This object holds the map.
     const bool known = without_gil([&] { return index_.look_up(keys.data(), size_of(keys), answers); });
     if (!known) return py::none();
@@ -192,7 +189,6 @@ void register_index(py::module_& module) {
       .def("slice", &StoredColumn::slice, py::arg("start"), py::arg("stop"));
   py::class_<StoredIndex>(module, "SampleIndex", py::is_final())
       .def(py::init<const Int64Array&, py::tuple>(), py::arg("first_keys"), py::arg("columns"))
-      .def("locate", &StoredIndex::locate, py::arg("keys"))
       .def("entries", &StoredIndex::entries, py::arg("keys"))
       .def("labels_and_timestamps", &StoredIndex::labels_and_timestamps, py::arg("keys"))
       .def("contains", &StoredIndex::contains, py::arg("keys"));
