@@ -100,7 +100,9 @@ def main() -> None:
             f"the SmallCNN of the demo on {SIDE}x{SIDE} images; every model scored on {TEST_SAMPLES:,} samples. One PyTorch thread on both "
             f"sides.\n\n| Modyn, s | script, s | ratio |\n|---|---|---|\n{rows}\n\nmedian ratio: {statistics.median(ratios):.2f}"
         )
-        command = f"python -m benchmark.orchestration_overhead --triggers {options.triggers} --pairs {options.pairs}"
+        command = (
+            f"python -m benchmark.orchestration_overhead --triggers {options.triggers} --epochs {epochs} --pairs {options.pairs}"
+        )
         print(f"report: {write_report('orchestration-overhead', command, body)}")
     print(f"ratio: {statistics.median(ratios):.2f}")
 
