@@ -102,7 +102,8 @@ def column_writer(
             writer.complete(kind)
     except OSError as error:
         raise UnavailableError(
-            f"cannot write the {kind.noun} {path}: {error.strerror or error}; free or repair the disk and try again"
+            f"cannot write the {kind.noun} {path}: {error.strerror or error}; make its folder writable for the service and check the space "
+            "on its disk"
         ) from error
 
 
