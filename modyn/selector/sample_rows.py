@@ -52,9 +52,12 @@ def drop_rows(session: Session, run_number: int) -> None:
 
 
 def copy_rows(session: Session, run_number: int, log: SampleLog, start: int, most: int | None = None) -> int:
-    """Copy at most `most` samples (None: all) of the log, from position `start` on, into the run's table; return the position behind them."""
+    """Copy at most `most` samples (None: all) of the log, from position `start` on, into the run's table; return the position behind them.
+
+    That is `start` if the log ends there or before, as in a folder restored from a backup.
+    """
     held = log.state()
-    end = held.num_samples if most is None else min(held.num_samples, start + most)
+    end = max(start, held.num_samples if most is None else min(held.num_samples, start + most))
     if end > start:
         names = ", ".join(f'"{name}"' for name, _ in _columns(held.float_labels))
         cursor = cast("psycopg2.extensions.cursor", session.connection().connection.cursor())
@@ -67,41 +70,55 @@ def copy_rows(session: Session, run_number: int, log: SampleLog, start: int, mos
 class RowCopier:
     """Calls `copy(run)` on a thread for each run given to `wake`, again as long as it returns that more is left; other runs in between.
 
-    A failure is logged and left: the trigger that needs the rows copies those that are missing, and fails if it cannot.
+    A failure is logged and left: the trigger that needs the rows copies those that are missing, and fails if it cannot. The thread starts
+    with the first run; an interpreter that exits without `stop` does not wait for it.
     """
 
     def __init__(self, copy: Callable[[RunId], bool]) -> None:
         self._copy = copy
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="copy-samples")
-        self._lock = threading.Lock()  # guards `_queued`
-        self._queued: set[RunId] = set()
+        self._changed = threading.Condition()  # guards the three fields below
+        self._queue: dict[RunId, None] = {}
+        self._thread: threading.Thread | None = None
+        self._stopping = False
 
     def wake(self, run_id: RunId) -> None:
         """Queue a run unless it is. Without a thread to be had, the run stays queued and the next call tries again."""
-        with self._lock:
-            if run_id not in self._queued:
+        with self._changed:
+            self._queue[run_id] = None
+            if self._thread is None and not self._stopping:
+                thread = threading.Thread(target=self._work, name="copy-samples", daemon=True)
                 try:
-                    self._thread.submit(self._work, run_id)
-                    self._queued.add(run_id)
+                    thread.start()
+                    self._thread = thread
                 except RuntimeError as error:
                     get_logger("selector").warning("copies_wait", run_id=run_id, error=str(error))
+            self._changed.notify()
 
     def stop(self) -> None:
         """End the thread after the copy in progress; queued runs are dropped. Waits for it, as it uses the database."""
-        self._thread.shutdown(cancel_futures=True)
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
 
-    def _work(self, run_id: RunId) -> None:
-        with self._lock:
-            self._queued.discard(run_id)
-        try:
-            if self._copy(run_id):
-                self.wake(run_id)
-        except NotFoundError:
-            get_logger("selector").debug("copy_of_deleted_run", run_id=run_id)
-        except ModynError as error:
-            get_logger("selector").warning("samples_not_copied", run_id=run_id, error=error.message)
-        except Exception:  # noqa: BLE001  (nobody waits for the result; the trigger that needs the rows raises it again)
-            get_logger("selector").exception("samples_not_copied", run_id=run_id)
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._stopping)
+                if self._stopping:
+                    return
+                run_id = next(iter(self._queue))
+                del self._queue[run_id]
+            try:
+                if self._copy(run_id):
+                    self.wake(run_id)
+            except NotFoundError:
+                get_logger("selector").debug("copy_of_deleted_run", run_id=run_id)
+            except ModynError as error:
+                get_logger("selector").warning("samples_not_copied", run_id=run_id, error=error.message)
+            except Exception:  # noqa: BLE001  (the thread must go on with other runs; the trigger that needs the rows raises it again)
+                get_logger("selector").exception("samples_not_copied", run_id=run_id)
 
 
 class _CopyData(io.RawIOBase):

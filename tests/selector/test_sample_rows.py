@@ -1,8 +1,10 @@
-"""Copies made behind the back of who informs, also when the system has no thread to spare."""
+"""Samples are copied by a thread in the background, also when the system has no thread to spare at first."""
 
 from __future__ import annotations
 
 import queue
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 
@@ -53,13 +55,33 @@ def test_what_found_no_thread_is_copied_with_the_next(without_a_thread: Callable
         return False
 
     copier = RowCopier(copy)
-    without_a_thread(lambda: copier.wake(A))
+    for _ in range(3):
+        without_a_thread(lambda: copier.wake(A))
     copier.wake(B)
     assert [copied.get(timeout=PATIENCE_S) for _ in range(2)] == [A, B]
     copier.stop()
+    assert copied.empty()
 
 
 def test_one_that_never_found_a_thread_stops(without_a_thread: Callable[[Callable[[], None]], None]) -> None:
     copier = RowCopier(bool)
     without_a_thread(lambda: copier.wake(A))
     copier.stop()
+
+
+def test_one_that_is_stopped_drops_further_runs_in_silence(capsys: pytest.CaptureFixture[str]) -> None:
+    copier = RowCopier(bool)
+    copier.stop()
+    copier.wake(A)
+    assert capsys.readouterr().err == ""
+
+
+def test_an_interpreter_exits_without_waiting_for_a_copy() -> None:
+    program = """
+import threading
+from modyn.selector.sample_rows import RowCopier
+begun = threading.Event()
+RowCopier(lambda run_id: begun.set() or threading.Event().wait()).wake("a")
+begun.wait()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE_S)
