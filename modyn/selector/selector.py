@@ -334,7 +334,8 @@ class Selector:
     def _copy_rows(self, session: Session, run: RunRecord, most: int | None = None) -> int:
         """Copy samples into the run's table, at most `most`; return how many. The session must hold the lock on the run's row."""
         num_rows = copy_rows(session, run.number, self._log(run), run.num_rows, most)
-        _update_run(session, run, num_rows=num_rows)
+        if num_rows != run.num_rows:
+            _update_run(session, run, num_rows=num_rows)
         return num_rows - run.num_rows
 
     def _log(self, run: RunRecord) -> SampleLog:

@@ -495,6 +495,32 @@ def test_copies_that_a_crash_cut_off_go_on_where_they_stopped(database: Database
     assert [row[1] for row in rows(database)] == stream(0, 40).keys.tolist()
 
 
+def test_a_log_restored_from_a_backup_has_no_row_copied_twice(selector: Selector, database: Database, directory: Path) -> None:
+    selector.register_run(RUN, "d", strategy("database"), 1)
+    selector.inform(RUN, 0, stream(0, 3))
+    selector.trigger(RUN, 0, 3)
+    (path,) = (directory / "runs").glob("*/samples")
+    backup = path.read_bytes()
+    selector.inform(RUN, 3, stream(3, 10))
+    selector.trigger(RUN, 1, 10)
+    path.write_bytes(backup)
+    assert not selector._copy_some_rows(RUN)
+    selector.inform(RUN, 3, stream(3, 12))
+    selector.trigger(RUN, 2, 12)
+    assert [row[1] for row in rows(database)] == stream(0, 12).keys.tolist()
+
+
+def test_a_trigger_with_nothing_to_copy_leaves_the_row_of_the_run(selector: Selector, database: Database) -> None:
+    def version() -> Any:
+        with database.session() as session:
+            return session.scalar(text("SELECT xmin FROM selector.runs"))
+
+    selector.register_run(RUN, "d", strategy("database"), 1)
+    before = version()
+    selector.trigger(RUN, 0, 0)
+    assert version() == before
+
+
 def test_a_disk_that_is_full_fails_the_call_and_counts_nothing(selector: Selector) -> None:
     selector.register_run(RUN, "d", strategy(), 1)
     selector.inform(RUN, 0, stream(0, 5))
