@@ -8,13 +8,13 @@ from importlib.resources import files
 from typing import Any, cast
 
 import psycopg2.extensions
-from sqlalchemy import Column, Engine, create_engine, func, make_url, select, text
+from sqlalchemy import URL, Column, Engine, create_engine, func, make_url, select, text
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.orm import Session
 
 from modyn.config.system import SystemConfig
-from modyn.errors import ConflictError, UnavailableError
+from modyn.errors import ConfigError, ConflictError, UnavailableError
 from modyn.json_codec import from_json, to_json
 
 
@@ -91,10 +91,11 @@ def columns(kind: Any, names: str, **options: Any) -> list[Column[Any]]:
 def open_database(config: SystemConfig, schema: str, migrations_package: str) -> Database:
     """Open the schema `schema`, created and brought up to date by the Alembic migrations in `migrations_package`.
 
-    Raises: UnavailableError: PostgreSQL cannot be reached. ConflictError: the schema is of another release.
+    Raises: ConfigError: the URL is not one of PostgreSQL. UnavailableError: PostgreSQL cannot be reached. ConflictError: the schema is of
+        another release.
     """
     engine = create_engine(
-        make_url(config.resolved_database_url()).set(drivername="postgresql+psycopg2"),
+        _postgres_url(config.resolved_database_url()),
         connect_args={"connect_timeout": 10},
         json_serializer=to_json,
         json_deserializer=from_json,
@@ -110,6 +111,17 @@ def open_database(config: SystemConfig, schema: str, migrations_package: str) ->
         connection.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{schema}"'))
         migrate(connection, schema, migrations_package)
     return database
+
+
+def _postgres_url(url: str) -> URL:
+    scheme, _, rest = url.partition("://")
+    if not rest or scheme not in ("postgres", "postgresql", "postgresql+psycopg2"):
+        # Not the URL as a whole: it may hold a password.
+        shown = f"'{scheme}://…'" if rest else "what stands there"
+        raise ConfigError(
+            f"database_url: {shown} is no URL of PostgreSQL; begin it with postgresql://, postgres:// or postgresql+psycopg2://"
+        )
+    return make_url(url).set(drivername="postgresql+psycopg2")
 
 
 def migrate(connection: Connection, schema: str, migrations_package: str) -> None:

@@ -12,7 +12,7 @@ from sqlalchemy import text
 
 from modyn.config.system import SystemConfig
 from modyn.db.engine import Database, open_database
-from modyn.errors import ConflictError, UnavailableError
+from modyn.errors import ConfigError, ConflictError, UnavailableError
 from modyn.local.databases import PostgresServer
 
 MIGRATION = """
@@ -50,6 +50,17 @@ def test_migrations_run_once_and_go_on_where_they_stopped(system_config: SystemC
     assert tables(later) == {"first", "second", "alembic_version"}
     again.close()
     later.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"), [("mysql://me:secret@host/name", "'mysql://…'"), ("me:secret@host/name", "what stands there")]
+)
+def test_a_url_of_another_database_is_refused_without_its_password(tmp_path: Path, url: str, shown: str) -> None:
+    with pytest.raises(
+        ConfigError, match=f"database_url: {shown} is no URL of PostgreSQL; begin it with postgresql://"
+    ) as caught:
+        open_database(SystemConfig(state_dir=tmp_path, database_url=url), "demo", "demo_migrations")
+    assert "secret" not in str(caught.value)
 
 
 def test_a_schema_of_another_release_is_refused_and_left_as_it_is(system_config: SystemConfig, migrations: Path) -> None:
