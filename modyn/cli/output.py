@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
+import enum
 import json
 import math
 import sys
@@ -12,10 +14,7 @@ from typing import Any
 
 def print_json(value: object, indent: int | None = 2) -> None:
     """Print `value` (records, tables and paths allowed) as JSON; numbers that JSON lacks become null."""
-    from pydantic_core import to_jsonable_python
-
-    plain = to_jsonable_python(value, inf_nan_mode="null", fallback=_plain)
-    json.dump(plain, sys.stdout, indent=indent, ensure_ascii=False)
+    json.dump(_plain(value), sys.stdout, indent=indent, ensure_ascii=False)
     sys.stdout.write("\n")
     sys.stdout.flush()
 
@@ -98,10 +97,25 @@ def _cell(value: object) -> str:
     return str(value)
 
 
-def _plain(value: Any) -> Any:
-    """Convert what neither JSON nor Pydantic knows: tables, arrays and numbers of NumPy, missing values of pandas."""
+def _plain(value: object) -> Any:
+    """Convert records, tables, arrays and missing values to what JSON knows, and what else there is to text."""
+    match value:
+        case enum.Enum():
+            return value.value
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else None
+        case Mapping():
+            return {str(key): _plain(item) for key, item in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [_plain(item) for item in value]
+    if dataclasses.is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if hasattr(value, "model_dump"):
+        return _plain(value.model_dump(mode="json"))
     if hasattr(value, "to_dict"):  # a table
-        return value.astype(object).where(value.notna(), None).to_dict("records")
+        return _plain(value.astype(object).where(value.notna(), None).to_dict("records"))  # type: ignore[attr-defined]
     if hasattr(value, "tolist"):  # an array, or a number of NumPy
-        return value.tolist()
-    return None if str(value) == "<NA>" else str(value)
+        return _plain(value.tolist())
+    return None if str(value) in ("<NA>", "NaT") else str(value)

@@ -7,6 +7,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
@@ -43,12 +44,16 @@ def test_records_become_objects(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_numbers_that_json_lacks_become_null(capsys: pytest.CaptureFixture[str]) -> None:
-    assert printed([math.inf, -math.inf, np.float32("nan"), pd.NA, None], capsys) == [None] * 5
+    assert printed([math.inf, -math.inf, np.float32("nan"), pd.NA, pd.NaT, None], capsys) == [None] * 6
 
 
 def test_numbers_of_numpy_are_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     value = {"i": np.int64(2**62), "f": np.float32(0.5), "b": np.bool_(True), "a": np.arange(3), 7: "key"}
     assert printed(value, capsys) == {"i": 2**62, "f": 0.5, "b": True, "a": [0, 1, 2], "7": "key"}
+
+
+def test_any_mapping_becomes_an_object(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed([MappingProxyType({"a": {"n": np.int64(1)}})], capsys) == [{"a": {"n": 1}}]
 
 
 def test_a_table_becomes_a_list_of_rows(capsys: pytest.CaptureFixture[str]) -> None:
