@@ -19,10 +19,13 @@ import numpy.typing as npt
 from modyn.config.system import DatasetConfig
 from modyn.errors import CancelledError, InvalidArgumentError, NotFoundError
 from modyn.records import Int64Array, Interval, LabelArray, SampleBatch
-from modyn.storage.client import DatasetInfo, NewSamples, StorageClient
+from modyn.storage.client import DatasetInfo, FileProblem, IngestProgress, NewSamples, StorageClient
 from modyn.storage.model.samples import Payloads, common_size
 from modyn.storage.payloads import OnMissing, PayloadClient, PayloadStream
+from modyn.storage.read.locality import ShortCutOffer
 from modyn.testing.fakes import FakeClient
+
+_NOT_FAKED = "the fake has no such call; make datasets with FakeStorage.add_dataset and samples with FakeStorage.add_samples"
 
 
 @dataclass
@@ -114,6 +117,21 @@ class FakeStorageClient(FakeClient, StorageClient):
 
     def __init__(self, storage: FakeStorage) -> None:
         self._storage = storage
+
+    def register_dataset(self, config: DatasetConfig) -> DatasetInfo:
+        raise NotImplementedError(_NOT_FAKED)
+
+    def delete_dataset(self, name: str) -> None:
+        raise NotImplementedError(_NOT_FAKED)
+
+    def ingest(self, name: str) -> Iterator[IngestProgress]:
+        raise NotImplementedError(_NOT_FAKED)
+
+    def problems(self, name: str) -> list[FileProblem]:
+        raise NotImplementedError(_NOT_FAKED)
+
+    def offer_short_cut(self, name: str) -> ShortCutOffer:
+        raise NotImplementedError(_NOT_FAKED)
 
     def list_datasets(self) -> list[DatasetInfo]:
         with self._storage.arrived:

@@ -22,7 +22,7 @@ from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.model.records import IngestProgress
 from modyn.storage.read.snapshot import DatasetSnapshot
 from modyn.storage.wire import spec_from_proto, spec_to_proto
-from modyn.testing.fake_storage import FakeStorage
+from modyn.testing.fake_storage import FakeStorage, FakeStorageClient
 from modyn.testing.waiting import PATIENCE_S
 from tests.support.running_storage import RunningStorage, binary_dataset, start_storage, write_records
 
@@ -63,6 +63,14 @@ class Fake:
     def add(self, timestamp: int) -> None:
         self.fake.add_samples("numbers", [timestamp], [self.count % 10], [self.count.to_bytes(8, "little")])
         self.count += 1
+
+
+def test_the_fake_inherits_no_call_that_needs_a_connection() -> None:
+    client = FakeStorage().client()
+    assert [name for name in vars(StorageClient) if name[0] != "_" and name not in vars(FakeStorageClient)] == []
+    for call in (client.delete_dataset, client.ingest, client.problems, client.offer_short_cut):
+        with pytest.raises(NotImplementedError, match=r"make datasets with FakeStorage\.add_dataset"):
+            call("numbers")
 
 
 @pytest.fixture(params=["real", "fake"])
