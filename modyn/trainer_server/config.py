@@ -133,7 +133,9 @@ class TrainingConfig(Section):
         False,
         description="draw the order of the samples anew in each epoch, within and among partitions; one partition: over all samples",
     )
-    num_prefetched_partitions: int = Field(1, ge=0, description="partitions, or parts of large ones, that are fetched ahead")
+    num_prefetched_partitions: int = Field(
+        1, ge=0, description="partitions, or fetch slices of large ones, that are fetched ahead"
+    )
     parallel_prefetch_requests: int = Field(
         1, ge=1, description="streams of payloads at the same time, where the short cut is not taken"
     )
