@@ -1,6 +1,6 @@
 """Copies of objects in temporary folders: formats index files of this machine, so an object is copied before it is indexed.
 
-The folder of a killed process is removed when the next copies are made.
+The folder of a killed process is removed when copies are made a minute later.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import ExitStack, contextmanager, suppress
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import BinaryIO, Self
 
@@ -33,12 +33,13 @@ class LocalCopies:
     def __init__(self, files: S3Files) -> None:
         """Raises: DataError: the folder cannot be made."""
         self._files = files
-        with files.reading(files.base):
-            sweep(Path(tempfile.gettempdir()))
-            self._folder = tempfile.TemporaryDirectory(prefix=PREFIX)
-            self._lock = os.open(os.path.join(self._folder.name, _LOCK), os.O_WRONLY | os.O_CREAT, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX)  # Other processes do not sweep the folder away.
-        self._copies = os.path.join(self._folder.name, "copies")
+        with files.reading(files.base), ExitStack() as opened:
+            _sweep_once(Path(tempfile.gettempdir()), int(time.monotonic() // _YOUNG_S))
+            folder = opened.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX))
+            lock = opened.enter_context(open(os.path.join(folder, _LOCK), "wb"))
+            fcntl.flock(lock, fcntl.LOCK_EX)  # Other processes do not sweep the folder away.
+            self._opened = opened.pop_all()
+        self._copies = os.path.join(folder, "copies")
         self.errors: dict[str, DataError] = {}
         """Objects that have no copy, and why."""
 
@@ -46,8 +47,7 @@ class LocalCopies:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._folder.cleanup()
-        os.close(self._lock)
+        self._opened.close()
 
     def local(self, path: str) -> str:
         """The path of the copy of `path`. Raises: DataError: it would not be in the folder."""
@@ -113,6 +113,12 @@ class LocalCopies:
     def _set_time(self, path: str) -> None:
         if (status := self._files.status(path)) is not None:
             os.utime(self.local(path), ns=(status.mtime_ns, status.mtime_ns))
+
+
+@lru_cache(maxsize=1)
+def _sweep_once(place: Path, minute: int) -> None:
+    """Once a minute, not for every object: there may be many, and much else in the place. Only later than that is a folder not young."""
+    sweep(place)
 
 
 def sweep(place: Path) -> None:

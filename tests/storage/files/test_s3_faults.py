@@ -21,8 +21,9 @@ from pyarrow import fs
 
 from modyn._core import PathTable
 from modyn.errors import DataError, UnavailableError
+from modyn.storage.files import local_copies
 from modyn.storage.files.file_system import Roots, SeenFile, UnusableNowError
-from modyn.storage.files.local_copies import sweep
+from modyn.storage.files.local_copies import LocalCopies, sweep
 from modyn.storage.files.s3 import S3Files
 from modyn.storage.formats import build_format
 from modyn.storage.formats.base import FormatResume
@@ -147,6 +148,28 @@ def test_copies_are_gone_when_they_were_indexed(files: S3Files, bucket: Path, tm
         sweep(tmp_path / "tmp")
         assert own.exists(), "another process does not sweep it while it is used"
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_the_temporary_folder_is_swept_once_a_minute(files: S3Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    swept: list[Path] = []
+    monkeypatch.setattr(local_copies, "sweep", swept.append)
+    for now, times in (0.0, 1), (59.0, 1), (60.0, 2):
+        monkeypatch.setattr("time.monotonic", lambda now=now: now)
+        with LocalCopies(files):
+            pass
+        assert swept == [tmp_path / "tmp"] * times
+
+
+def test_copies_that_cannot_be_locked_leave_nothing(files: S3Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(DataError, match="No locks available"):
+        LocalCopies(files)
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_what_a_killed_process_left_is_swept_and_nothing_else(tmp_path: Path) -> None:
