@@ -162,9 +162,9 @@ class _Ranks:
         """(timestamp, key) of the last of the next `rows` samples."""
         return self.segment.order_at(min(self.next + rows, self.end) - 1)
 
-    def take(self, bound: tuple[int, int]) -> SampleBatch:
-        """Remove the samples up to the (timestamp, key) `bound`."""
-        first, self.next = self.next, self.segment.rank_behind(*bound, self.next, self.end)
+    def take(self, bound: tuple[int, int], rows: int) -> SampleBatch:
+        """Remove the samples up to the (timestamp, key) `bound`, which are at most `rows`."""
+        first, self.next = self.next, self.segment.rank_behind(*bound, self.next, min(self.next + rows, self.end))
         return self.segment.samples_by_rank(first, self.next)
 
 
@@ -181,10 +181,13 @@ def _merged(parts: Sequence[_Ranks], max_rows: int) -> Iterator[SampleBatch]:
         while True:
             rows = max(1, max_rows // len(active))
             bound = min(part.last(rows) for part in active)
-            if not waiting or waiting[-1].last(1) > bound:
+            # In rounds that double the blocks at most: each costs a look at all of them, and more blocks than necessary are small ones.
+            count = len(active)
+            while waiting and len(active) < 2 * count and waiting[-1].last(1) <= bound:
+                active.append(waiting.pop())
+            if len(active) == count:
                 break
-            active.append(waiting.pop())
-        yield _in_time_order([part.take(bound) for part in active])
+        yield _in_time_order([part.take(bound, rows) for part in active])
         active = [part for part in active if part.next < part.end]
 
 

@@ -200,6 +200,21 @@ def test_an_interval_query_holds_few_rows_at_once(tmp_path: Path, monkeypatch: p
     assert sum(len(batch) for batch in stream) == 20_000 - 50
 
 
+def test_many_overlapping_segments_are_brought_in_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one by one, each with another look at all of them."""
+    index, _ = build_index(tmp_path, np.random.default_rng(3), [40] * 64, ["narrow"] * 64, False)
+    looks: list[int] = []
+    order_at = Segment.order_at
+
+    def counted(segment: Segment, rank: int) -> tuple[int, int]:
+        looks.append(rank)
+        return order_at(segment, rank)
+
+    monkeypatch.setattr(Segment, "order_at", counted)
+    next(index.samples_in_interval(Interval(), 1))
+    assert len(looks) < 64 * 14  # 6 of them to bisect
+
+
 def test_nothing_is_found_if_a_key_is_unknown(tmp_path: Path) -> None:
     index, _ = build_index(tmp_path, np.random.default_rng(0), [10, 10], ["narrow", "narrow"], False)
     assert index.entries(np.array([3, 20, -1, 20])) is None
