@@ -141,8 +141,9 @@ class Catalogue:
     def version(self, dataset_id: int) -> int | None:
         """The version of a dataset; None if it was deleted."""
         with self.database.raw() as connection, connection.cursor() as cursor:
-            found = _dataset_rows(cursor, "WHERE id = %s AND NOT deleting", (dataset_id,))
-        return found[0].version if found else None
+            cursor.execute("SELECT version FROM storage.datasets WHERE id = %s AND NOT deleting", (dataset_id,))
+            found = cursor.fetchone()
+        return None if found is None else int(found[0])
 
     def contents(self, name: str) -> Contents | None:
         """All rows of a dataset, from one snapshot of the database; None if there is no such dataset."""
