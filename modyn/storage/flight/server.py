@@ -125,6 +125,9 @@ class PayloadServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
         ending.join(_GRACE_S)
         self._reader.close()
 
+    def __exit__(self, *_: object) -> None:
+        self.stop()  # The inherited one waits for all calls, and leaves the reader open.
+
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.GeneratorStream:
         try:
             self._check_size(len(ticket.ticket))

@@ -107,13 +107,13 @@ def test_a_chunk_that_cannot_be_made_is_an_error(
 
 
 def test_a_sample_that_is_too_large_to_be_sent_is_named(numbers: RunningStorage, endpoint: Endpoint) -> None:
-    server = PayloadServer(endpoint, numbers.store, replace(SMALL_SERVING, max_chunk_bytes=7))
     with (
+        PayloadServer(endpoint, numbers.store, replace(SMALL_SERVING, max_chunk_bytes=7)) as server,
         PayloadClient(endpoint, limits=ONCE) as client,
         pytest.raises(DataError, match="key 5 of dataset 'numbers' has 8 bytes.*at most 7: delete it"),
     ):
         list(client.fetch("numbers", KEYS[5:6]))
-    server.stop()
+    assert server._is_stopping, "left as by `stop`"
 
 
 @pytest.mark.parametrize("num_read", [0, 2])
