@@ -39,7 +39,7 @@ class ReadOptions:
     """How a stream of partition reads becomes batches.
 
     training: whether `random_transformations` are applied. shuffled: the rows of a read are in random order. ahead: reads whose keys, and
-    (over Flight) fetches whose payloads, are prefetched beyond the one in use. requests: key requests at once. on_missing: "skip" leaves
+    (over Flight) fetch slices whose payloads, are prefetched beyond the one in use. requests: key requests at once. on_missing: "skip" leaves
     deleted samples out of their batch, "raise" makes them a NotFoundError. seed_of(epoch, index): seed of the random generators while that
     batch is decoded; None leaves them alone. pin_memory: batches are in page-locked memory.
     """

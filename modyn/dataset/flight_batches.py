@@ -45,12 +45,12 @@ class _ArrivedSamples:
     payloads: Payloads
     upto: int
 
-    def chunk(self, part: BatchSlice) -> Chunk[Payloads]:
+    def chunk(self, batch_slice: BatchSlice) -> Chunk[Payloads]:
         """The samples of a batch slice that are in this answer, perhaps none."""
-        first, last = np.searchsorted(self.where, (part.start, part.stop)).tolist()
+        first, last = np.searchsorted(self.where, (batch_slice.start, batch_slice.stop)).tolist()
         rows = slice(first, last) if self.rows is None else self.rows[first:last]
-        complete = part.last and self.upto >= part.stop
-        return Chunk(part.epoch, part.index, complete, self.payloads, rows, self.weights[first:last])
+        complete = batch_slice.last and self.upto >= batch_slice.stop
+        return Chunk(batch_slice.epoch, batch_slice.index, complete, self.payloads, rows, self.weights[first:last])
 
 
 class FlightBatches:
@@ -75,9 +75,9 @@ class FlightBatches:
     def chunks(self) -> Iterator[Chunk[Payloads]]:
         """The samples of each batch slice, in order, as soon as they arrive. Starts the threads."""
         slices: deque[BatchSlice] = deque()
-        for part, answers in self._prefetcher:
-            if part.start == 0:
-                slices.extend(part.read.slices)
+        for fetch_slice, answers in self._prefetcher:
+            if fetch_slice.start == 0:
+                slices.extend(fetch_slice.read.slices)
             for answer in answers:
                 while slices:
                     chunk = answer.chunk(slices[0])
@@ -86,7 +86,7 @@ class FlightBatches:
                     if answer.upto < slices[0].stop:
                         break
                     slices.popleft()
-                if answer.upto == part.stop:
+                if answer.upto == fetch_slice.stop:
                     break
             else:
                 return  # The prefetcher was stopped: a fetch slice is complete otherwise.
@@ -145,24 +145,26 @@ class FlightBatches:
         if done:
             self._fetch_size = max(1, min(limits.fetch_samples, limits.fetch_bytes * done // max(num_bytes, 1)))
 
-    def _load_in_order(self, part: _FetchSlice) -> Iterator[_ArrivedSamples]:
-        done, weights = part.start, part.wanted.weights
-        for payloads, where in self._fetch(part.wanted.keys):
+    def _load_in_order(self, fetch_slice: _FetchSlice) -> Iterator[_ArrivedSamples]:
+        done, weights = fetch_slice.start, fetch_slice.wanted.weights
+        for payloads, where in self._fetch(fetch_slice.wanted.keys):
             if len(where):
-                done = part.start + int(where[-1]) + 1
-                yield _ArrivedSamples(where + part.start, None, weights[where], payloads, done)
-        if done < part.stop or not len(weights):
-            yield _ArrivedSamples(np.empty(0, np.int64), None, np.empty(0, np.float32), no_payloads(), part.stop)
+                done = fetch_slice.start + int(where[-1]) + 1
+                yield _ArrivedSamples(where + fetch_slice.start, None, weights[where], payloads, done)
+        if done < fetch_slice.stop or not len(weights):
+            yield _ArrivedSamples(np.empty(0, np.int64), None, np.empty(0, np.float32), no_payloads(), fetch_slice.stop)
 
-    def _load_sorted(self, part: _FetchSlice) -> Iterator[_ArrivedSamples]:
-        order = _inverse(part.read.rows()[part.start : part.stop])[1]
+    def _load_sorted(self, fetch_slice: _FetchSlice) -> Iterator[_ArrivedSamples]:
+        order = _inverse(fetch_slice.read.rows()[fetch_slice.start : fetch_slice.stop])[1]
         collected, present = PayloadBuffer(len(order), self._options.limits.fetch_bytes), [np.empty(0, np.int64)]
-        for payloads, where in self._fetch(part.wanted.keys[order]):
+        for payloads, where in self._fetch(fetch_slice.wanted.keys[order]):
             collected.add(payloads)
             present.append(where)
         # Row k of the answer belongs to row order[present[k]] of the fetch slice.
         where, rows = _inverse(order[np.concatenate(present)])
-        yield _ArrivedSamples(where + part.start, rows, part.wanted.weights[where], collected.payloads(), part.stop)
+        yield _ArrivedSamples(
+            where + fetch_slice.start, rows, fetch_slice.wanted.weights[where], collected.payloads(), fetch_slice.stop
+        )
 
 
 def align(asked: Int64Array, start: int, arrived: Int64Array) -> Int64Array:
@@ -176,18 +178,18 @@ def align(asked: Int64Array, start: int, arrived: Int64Array) -> Int64Array:
     positions = np.empty(len(arrived), np.int64)
     done = 0
     while done < len(arrived):
-        same = _common_length(asked[start:], arrived[done:], equal=True)
+        same = _prefix_length(asked[start:], arrived[done:], equal=True)
         positions[done : done + same] = np.arange(start, start + same)
         done, start = done + same, start + same
         if done < len(arrived):
             rest = asked[start:]
-            start += _common_length(rest, np.broadcast_to(arrived[done], len(rest)), equal=False)
+            start += _prefix_length(rest, np.broadcast_to(arrived[done], len(rest)), equal=False)
             if start == len(asked):
                 raise ModynError(f"storage answered key {arrived[done]}, which was not asked for or not in this order")
     return positions
 
 
-def _common_length(a: Int64Array, b: Int64Array, *, equal: bool) -> int:
+def _prefix_length(a: Int64Array, b: Int64Array, *, equal: bool) -> int:
     """How many values at the beginning of both are equal, or all different: compared in blocks that grow."""
     start, size, num = 0, 64, min(len(a), len(b))
     while start < num:

@@ -81,7 +81,7 @@ class SegmentBuilder:
         self._count = 0
 
     def add(self, file_id: int, samples: IndexedSamples) -> None:
-        """Append the samples of one file."""
+        """Append the samples of one file, whose labels `SegmentWriter` has checked."""
         n = len(samples)
         self._append(
             SegmentColumns(

@@ -117,8 +117,7 @@ class PublishedDatasets:
 
     def _check_mounted(self, snapshot: DatasetSnapshot) -> None:
         paths, base_path = snapshot.paths, snapshot.config.base_path
-        files = some_files(len(paths))
-        if not files or is_s3(base_path):
+        if is_s3(base_path) or not (files := some_files(len(paths))):
             return
         if not any(_is_as_indexed(paths, file_id) for file_id in files):
             raise UnavailableError(
