@@ -45,6 +45,17 @@ TEST_CASE("a pool keeps no more than it may, the latest ones") {
   CHECK(pool.kept_bytes() <= 8 << 20);
 }
 
+TEST_CASE("buffers move, and an empty one is nothing") {
+  modyn::BufferPool pool(8 << 20);
+  CHECK(pool.take(0).get() == nullptr);
+  modyn::Buffer a = pool.take(10);
+  const auto* const data = a.get();
+  modyn::Buffer b = std::move(a);
+  a = pool.take(20);
+  std::swap(a, b);
+  CHECK(a.get() == data);
+}
+
 TEST_CASE("threads share a pool") {
   modyn::BufferPool pool(1 << 20);
   std::vector<std::thread> threads;

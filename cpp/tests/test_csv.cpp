@@ -63,6 +63,22 @@ TEST_CASE("line breaks that a window cuts in two") {
   for (const std::size_t shift : {0, 1, 2, 3}) CHECK(read(std::string(shift, '\n') + content, {}, 1000) == expected);
 }
 
+TEST_CASE("errors name row, byte and text") {
+  const auto failure = [](const std::string& content, const modyn::CsvOptions& options = {}) {
+    return thrown_by<modyn::CsvError>([&] { read(content, options); });
+  };
+  const auto bad_label = failure("1,a\n\n22,b\nx7,c\n");
+  CHECK(bad_label.row == 3);
+  CHECK(bad_label.offset == 10);
+  CHECK(bad_label.text == "x7");
+  modyn::CsvOptions second;
+  second.label_column = 1;
+  CHECK(failure("a,1\nb\n", second).row == 2);
+  const auto open_quote = failure("1,a\n2,\"b\n3,c\n");
+  CHECK(open_quote.row == 2);
+  CHECK(open_quote.offset == 6);
+}
+
 TEST_CASE("a file that grew") {
   CHECK(read("1,a\n2,b\n", {}, 3, 4) == Rows{{"2,b", 2}});
   CHECK(read("1,a\n2,b", {}, 3, 3) == Rows{{"2,b", 2}});       // the row had no line break then

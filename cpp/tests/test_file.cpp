@@ -61,6 +61,17 @@ TEST_CASE("a file that was written is opened anew, with a map of what is there t
   CHECK(cache.size() == 1);
 }
 
+TEST_CASE("files without a name are kept no longer") {
+  const TemporaryFolder folder;
+  modyn::FileCache cache(8);
+  for (const char* name : {"stays", "removed", "replaced"}) cache.open(folder.write(name, name));
+  CHECK(cache.forget_removed() == 0);
+  std::filesystem::remove(folder.at("removed"));
+  std::filesystem::rename(folder.write("new", "new"), folder.at("replaced"));
+  CHECK(cache.forget_removed() == 2);
+  CHECK(cache.size() == 1);
+}
+
 TEST_CASE("times beyond the years of int64 nanoseconds") {
   CHECK(modyn::nanoseconds({1, 5}) == 1'000'000'005);
   CHECK(modyn::nanoseconds({-1, 5}) == -999'999'995);

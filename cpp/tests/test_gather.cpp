@@ -295,3 +295,13 @@ TEST_CASE("rows of any length, in any order, on any number of threads") {
   }
   for (const std::size_t threads : {1, 2, 7}) CHECK(take(data, bounds, rows, threads) == expected);
 }
+
+TEST_CASE("rows and bounds that cannot be are refused, where they are asked for") {
+  using Numbers = std::vector<std::int64_t>;
+  CHECK_THROWS_AS(take("aabb", {0, 2, 4}, {2}, 1), modyn::InvalidArgument);
+  CHECK_THROWS_AS(take("aabb", {0, 2, 4}, {-1}, 1), modyn::InvalidArgument);
+  for (const Numbers& bounds : {Numbers{0, 2, 5}, Numbers{0, 3, 2}, Numbers{0, -1, 3}}) {
+    CHECK_THROWS_AS(take("aabb", bounds, {1}, 1), modyn::InvalidArgument);
+  }
+  CHECK(take("aabb", {0, 2, 5}, {0}, 1) == "aa");
+}

@@ -1,7 +1,11 @@
+#include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <vector>
 
 #include "doctest/doctest.h"
+#include "modyn/copy.hpp"
+#include "modyn/errors.hpp"
 #include "modyn/permutation.hpp"
 
 namespace {
@@ -24,6 +28,29 @@ double distance_from_even(const std::vector<std::size_t>& counts, std::size_t to
 }
 
 }  // namespace
+
+TEST_CASE("every number comes once, in one bucket and chunk and in many") {
+  for (const std::size_t count : {0, 1, 2, 3, 100, 16'384, 16'385, 40'000, 300'000, 1'000'000}) {
+    Numbers order = order_of(count, 1);
+    std::sort(order.begin(), order.end());
+    Numbers all(count);
+    std::iota(all.begin(), all.end(), 0);
+    CHECK(order == all);
+  }
+}
+
+TEST_CASE("numbers are picked in any order, and again; a row that does not exist is refused") {
+  Numbers rows = order_of(100, 3);
+  rows.push_back(7);
+  const Numbers values = order_of(100, 4);
+  Numbers found(rows.size());
+  modyn::pick(values.data(), values.size(), rows.data(), rows.size(), found.data());
+  for (std::size_t i = 0; i < rows.size(); ++i) CHECK(found[i] == values[static_cast<std::size_t>(rows[i])]);
+  for (const std::int64_t wrong : {-1, 100}) {
+    rows[50] = wrong;
+    CHECK_THROWS_AS(modyn::pick(values.data(), values.size(), rows.data(), rows.size(), found.data()), modyn::InvalidArgument);
+  }
+}
 
 TEST_CASE("the seed decides the order, which is the same for ever") {
   CHECK(order_of(50'000, 1) == order_of(50'000, 1));

@@ -44,7 +44,7 @@ struct SegmentView {
   Column timestamps;
 };
 
-// Keys [first_key, end_key), all of one segment, whose file ids and offsets rise evenly.
+// Keys [first_key, end_key), all of one segment, whose file ids and offsets rise evenly, where places are even.
 struct Place {
   std::int64_t first_key;
   std::int64_t end_key;
