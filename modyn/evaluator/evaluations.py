@@ -47,11 +47,9 @@ class _Group:
     requests: dict[str, EvaluationRequest] = field(default_factory=dict)
     known: dict[ScoreKey, Score] = field(default_factory=dict)
     """Scores that need not be computed again."""
+    names: str = ""
+    """Of the evaluations with which it began, for messages."""
     job: Job | None = None
-
-    @property
-    def names(self) -> str:
-        return " and ".join(dict.fromkeys(map(str, self.requests.values())))
 
 
 class Evaluations:
@@ -153,12 +151,11 @@ class Evaluations:
 
     def _dispatch(self) -> None:
         while group := self._take():
-            names = group.names
             try:
                 self._begin(group)
             except Exception as error:  # whatever fails here fails these evaluations, not the others
                 self._logger.exception("cannot_begin_evaluation")
-                self._concluded(group, _as_error(error, f"{names} cannot begin"))
+                self._concluded(group, _as_error(error, f"{group.names} cannot begin"))
 
     def _take(self) -> _Group | None:
         """Wait for a group that may begin, and count it as running. None: the service ends."""
@@ -166,8 +163,10 @@ class Evaluations:
             while not self._closed:
                 key, wait_s = self._ready()
                 if key is not None:
-                    self._running.append(self._waiting.pop(key))
-                    return self._running[-1]
+                    group = self._waiting.pop(key)
+                    group.names = " and ".join(dict.fromkeys(map(str, group.requests.values())))
+                    self._running.append(group)
+                    return group
                 # Until a group is old enough, a job ends or is queued, or `close` is called: the last three notify.
                 self._changed.wait(wait_s)
         return None
@@ -185,7 +184,7 @@ class Evaluations:
 
     def _begin(self, group: _Group) -> None:
         with self._changed:
-            requests, names = list(group.requests.values()), group.names
+            requests = list(group.requests.values())
         missing = self._find_known(group, requests) if requests else []
         if not missing:
             self._concluded(group, [])
@@ -205,7 +204,7 @@ class Evaluations:
         job = self._pool.submit(
             "modyn.evaluator.evaluate:run",
             evaluation,
-            name=names,
+            name=group.names,
             log_path=evaluation.config.log_dir / "runs" / requests[0].run_id / f"evaluation-{requests[0].trigger_id}.log",
             on_message=lambda message: self._set_all(group, EvaluationState.RUNNING, *message),
             on_done=ended,

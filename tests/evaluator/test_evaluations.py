@@ -371,6 +371,26 @@ def test_stopping_before_it_begins(house: House) -> None:
     assert not house.run.jobs
 
 
+def test_stopping_while_it_begins(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of the moment in which the dispatcher looks at what shares the job."""
+    one, two = request("a"), request("b")
+    stopper = threading.Thread(target=lambda: house.evaluations.stop(one.evaluation_id))
+    named = EvaluationRequest.__str__
+
+    def slow(asked: EvaluationRequest) -> str:
+        if threading.current_thread().name == "evaluations" and stopper.ident is None:
+            stopper.start()
+            stopper.join(0.3)
+        return named(asked)
+
+    monkeypatch.setattr(EvaluationRequest, "__str__", slow)
+    stopped, left = house.start_together(one, two)
+    house.run.job(0).finish()
+    stopper.join(PATIENCE_S)
+    assert house.end(left).state is EvaluationState.FINISHED
+    assert house.end(stopped).state is EvaluationState.STOPPED
+
+
 def test_after_a_restart_nothing_is_left_running(make_house: Callable[..., House]) -> None:
     killed = make_house()
     running = killed.evaluations.start(request("a"))
