@@ -1,12 +1,14 @@
 """Model definitions, tied to nothing: the registry that finds them by id, and the check of `model.id` and `model.config` of a pipeline.
 
-What is registered is an `nn.Module` class with a `Config` that takes the config as its only argument, or, as all of ours, a declaration
-without torch: a class with a `Config` and the import path of its `network`, which is called with the config and the `arguments`.
+What is registered is a class with a `Config`, of one of three kinds. An `nn.Module` takes the config as its only argument. The others need
+no torch to be checked: one takes the config too and makes the network in `build()`; one, as all of ours, declares the import path of its
+`network`, which is called with the config and the `arguments` (by default none).
 """
 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,11 +29,17 @@ def check_model(id_: str, config: Mapping[str, Any]) -> list[Problem]:
 
 
 def config_class(id_: str) -> type[Section]:
-    """The options of the model that is registered under `id_`. Raises ConfigError: it is unknown, or has none."""
+    """The options of the model that is registered under `id_`. Raises ConfigError: it is unknown, has none, or is of none of the kinds."""
     definition = MODELS.get(id_)
     found = getattr(definition, "Config", None)
     if not (inspect.isclass(definition) and inspect.isclass(found) and issubclass(found, Section)):
         raise ConfigError(
             f"model '{id_}' must be a class with a `Config` that derives from modyn.config.base.Section; it is {definition!r}"
+        )
+    torch = sys.modules.get("torch")  # without it there is no nn.Module
+    is_module = torch is not None and issubclass(definition, torch.nn.Module)
+    if not (is_module or hasattr(definition, "build") or hasattr(definition, "network")):
+        raise ConfigError(
+            f"model '{id_}' must be an nn.Module, or have `build()` or the import path of its `network`; it is {definition!r}"
         )
     return found

@@ -150,12 +150,18 @@ def build_model(id_: str, config: Mapping[str, Any]) -> nn.Module:
 
     checked = load_section(config_class(id_), config, "model.config")
     definition: Any = MODELS.get(id_)
-    arguments: tuple[Any, ...] = ()
-    if not issubclass(definition, nn.Module) and hasattr(definition, "network"):
-        definition, arguments = load_object(definition.network), definition.arguments
-    if not (isinstance(definition, type) and issubclass(definition, nn.Module)):
-        raise ConfigError(f"model.id: '{id_}' is no nn.Module and names none as its `network`; correct its class, {definition!r}")
-    return definition(checked, *arguments)
+    if issubclass(definition, nn.Module):
+        built = definition(checked)
+    elif hasattr(definition, "build"):
+        built = definition(checked).build()
+    else:
+        network: Any = load_object(definition.network)
+        built = network(checked, *getattr(definition, "arguments", ()))
+    if not isinstance(built, nn.Module):
+        raise ConfigError(
+            f"model.id: '{id_}' built a {type(built).__name__}, not an nn.Module; correct its class, {definition!r}"
+        )
+    return built
 
 
 def save_weights(module: nn.Module, path: Path) -> None:

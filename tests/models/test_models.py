@@ -133,36 +133,62 @@ class Toy(torch.nn.Linear):
 
     def __init__(self, config):
         super().__init__(config.width, 3)
+
+class Built:
+    Config = Config
+
+    def __init__(self, config):
+        self.config = config
+
+    def build(self):
+        return Toy(self.config) if self.config.width > 1 else "no network"
+
+class Declared:
+    Config = Config
+    network = "toy_models:Toy"
+
+class Neither:
+    Config = Config
 """
 
 CHECK = """
+from modyn.errors import ConfigError
 from modyn.models import check_model
 from modyn.models.weights import build_model
 for id_, config in (("Toy", {"width": 5}), ("Toy", {"with": 5}), ("NoConfig", {}), ("Gone", {})):
     print([str(problem) for problem in check_model(id_, config)])
-print(tuple(build_model("Toy", {"width": 5}).weight.shape))
+for id_ in ("Toy", "Built", "Declared"):
+    print([*check_model(id_, {"width": 5}), tuple(build_model(id_, {"width": 5}).weight.shape)])
+print([str(problem) for problem in check_model("Neither", {})])
+try:
+    build_model("Built", {"width": 1})
+except ConfigError as error:
+    print(error)
 """
 
 
-def test_a_plain_module_of_another_package_is_a_model(tmp_path: Path) -> None:
+def test_classes_of_another_package_are_models(tmp_path: Path) -> None:
     (tmp_path / "toy_models.py").write_text(PLUGIN)
     (tmp_path / "toy_rest.py").write_text("class NoConfig: pass")
     (tmp_path / "toy-1.0.dist-info").mkdir()
     (tmp_path / "toy-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
     (tmp_path / "toy-1.0.dist-info" / "entry_points.txt").write_text(
         "[modyn.models]\nToy = toy_models:Toy\nNoConfig = toy_rest:NoConfig\nGone = toy_rest:Gone\n"
+        "Built = toy_models:Built\nDeclared = toy_models:Declared\nNeither = toy_models:Neither\n"
     )
     path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
     done = subprocess.run(
         [sys.executable, "-c", CHECK], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False
     )
     assert done.returncode == 0, done.stderr
-    good, unknown, no_config, gone, shape = done.stdout.splitlines()
+    good, unknown, no_config, gone, *shapes, neither, no_module = done.stdout.splitlines()
     assert good == "[]"
     assert "model.config.with: there is no such key, did you mean 'width'?" in unknown
     assert "must be a class with a `Config`" in no_config
     assert "cannot import 'toy_rest:Gone'" in gone
-    assert shape == "(3, 5)"
+    assert shapes == 3 * ["[(3, 5)]"]
+    assert "model.id: model 'Neither' must be an nn.Module, or have `build()` or the import path of its `network`" in neither
+    assert "model.id: 'Built' built a str, not an nn.Module" in no_module
 
 
 def test_checking_our_models_does_not_import_torch() -> None:
