@@ -125,7 +125,10 @@ class ModelStorageClient(SectionClient):
         try:
             with partial.open("wb") as file:
                 replies = self._stub.Get(model_storage_pb2.ModelId(model_id=model_id))
-                info = from_message(next(replies).info, StoredModelInfo)
+                first = next(replies, None)
+                if first is None or first.WhichOneof("part") != "info":
+                    raise CorruptStateError(f"model {model_id} arrived without its description: it is incomplete; fetch it again")
+                info = from_message(first.info, StoredModelInfo)
                 if problem := weights_from_proto(replies, file):
                     raise CorruptStateError(f"model {model_id} {problem}; fetch it again")
             os.replace(partial, into)

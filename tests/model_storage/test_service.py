@@ -154,6 +154,17 @@ def test_a_corrupt_file_is_an_error_at_the_client_and_leaves_no_file(
     assert list((tmp_path / "into").iterdir()) == []
 
 
+@pytest.mark.parametrize("replies", [[], [pb.GetReply(chunk=b"abc")]])
+def test_an_answer_without_its_beginning_is_an_error(
+    replies: list[pb.GetReply], served: SystemConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ModelStorageClient(served.endpoint("model_storage")) as client:
+        monkeypatch.setattr(client._stub, "Get", lambda _: iter(replies))
+        with pytest.raises(CorruptStateError, match="model 1 arrived without its description: it is incomplete; fetch it again"):
+            client.get(1, tmp_path / "got")
+    assert not list(tmp_path.glob("got*"))
+
+
 HEADER = pb.PutRequest(header=pb.ModelHeader(run_id=RUN, model_class="MLP"))
 CHUNK = pb.PutRequest(chunk=b"abc")
 TRAILER = pb.PutRequest(trailer=pb.Trailer(num_bytes=3, sha256="0" * 64))
