@@ -16,7 +16,7 @@ from modyn.dataset.batch import Batch, Data, on_device
 from modyn.dataset.connections import DatasetSource, PayloadReader
 from modyn.dataset.functions import UserFunction, compile_function
 from modyn.dataset.key_loader import KEYS_PER_READ, load_keys
-from modyn.errors import ConfigError, UserCodeError
+from modyn.errors import ConfigError, ModynError, UserCodeError
 from modyn.evaluator.config import EvaluationDatasetConfig, load_dataset
 from modyn.evaluator.metrics import TRANSFORMER, Metric, MetricValue, build_metric
 from modyn.evaluator.outputs import EvaluationJob, KeptOutputs, Rows, Score
@@ -240,8 +240,11 @@ class _FreshSamples:
                 yield keys
 
     def take_timestamps(self, keys: Int64Array) -> Int64Array:
-        """int64 (n,). To be called once for each batch that has come back."""
-        return np.array([self._timestamps.pop(key) for key in keys.tolist()], np.int64)
+        """int64 (n,). To be called once for each batch that has come back. Raises ModynError for a key that is not in the stream."""
+        try:
+            return np.array([self._timestamps.pop(key) for key in keys.tolist()], np.int64)
+        except KeyError as error:
+            raise ModynError(f"storage answered key {error}, which was not asked for, or listed it twice") from None
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from tempfile import mkdtemp
@@ -15,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from modyn.errors import CancelledError, ConfigError, NotFoundError, UserCodeError
+from modyn.errors import CancelledError, ConfigError, ModynError, NotFoundError, UserCodeError
 from modyn.evaluator.config import EvaluationDatasetConfig, load_dataset
 from modyn.evaluator.evaluate import EvaluationInput, _evaluating, evaluate, members, union
 from modyn.evaluator.outputs import KeptOutputs, OutputCache, Score
-from modyn.records import Interval
+from modyn.records import Interval, SampleBatch
 from modyn.testing.fake_storage import FakeStorage
 
 SECTION: dict[str, Any] = {
@@ -115,6 +116,15 @@ def test_overlapping_intervals_pass_each_sample_once_and_score_as_if_alone(
         assert score.num_samples == score.num_listed == len(keys)
         assert score.value == (pytest.approx(right / len(keys)) if keys else None)
         assert bool(score.note) == (not keys)
+
+
+def test_a_key_that_is_listed_twice_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def twice(inputs: EvaluationInput) -> Iterator[SampleBatch]:
+        yield from 2 * [SampleBatch(np.array([1, 2]), np.array([1, 2]), np.array([1, 0]))]
+
+    monkeypatch.setattr(EvaluationInput, "list_samples", twice)
+    with pytest.raises(ModynError, match="storage answered key 1, which was not asked for, or listed it twice"):
+        scores(storage([0, 1, 2]), [Interval()])
 
 
 def test_infinite_bounds_and_an_empty_interval() -> None:
