@@ -160,9 +160,10 @@ def run_service(
     except (ModynError, OSError) as error:
         if isinstance(error, ModynError):
             message = error.message
+            logger.error("cannot_start", error=message, reason=error.reason)
         else:
             message = f"{error.filename or config.state_dir}: {error.strerror}; make it writable or change state_dir"
-        logger.error("cannot_start", error=message, exc_info=isinstance(error, OSError))
+            logger.exception("cannot_start", error=message)
         sys.stderr.write(f"modyn {name}: {message}\n")
         context.shut_down()
         return 1

@@ -298,7 +298,9 @@ def test_a_second_service_on_the_same_folder_is_refused_until_the_first_is_kille
     second = start()
     assert second.wait(PATIENCE_S) == 1
     assert second.stderr is not None
-    assert "another selector service works on" in second.stderr.read()
+    told = second.stderr.read()
+    assert "another selector service works on" in told
+    assert '"reason": "CONFLICT"' in told
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
     third = start()
