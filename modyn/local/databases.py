@@ -20,7 +20,7 @@ from pathlib import Path
 from modyn.atomic_write import sync
 from modyn.config.system import socket_folder
 from modyn.errors import CorruptStateError, UnavailableError
-from modyn.local.process import ChildProcess, log_tail, packaged_program, running_pid, spawn
+from modyn.local.process import ChildProcess, log_tail, packaged_program, running_pid, runs_with, spawn
 
 _START_PATIENCE_S = 30.0
 _USER = "pgserver"
@@ -96,12 +96,12 @@ class PostgresServer(ChildProcess):
 
     def _end_leftover(self) -> None:
         """End a server whose parent was killed: its death signal was sent. PostgreSQL itself recognises a stale pid file."""
+        pid = running_pid(self._data / "postmaster.pid", str(self._data))
+        if pid is None:
+            return
+        os.kill(pid, signal.SIGINT)
         deadline = time.monotonic() + self.stop_patience_s
-        asked = False
-        while (pid := running_pid(self._data / "postmaster.pid", str(self._data))) is not None:
-            if not asked:
-                os.kill(pid, signal.SIGINT)
-                asked = True
+        while runs_with(pid, str(self._data)):  # it removes its pid file before it ends
             if time.monotonic() > deadline:
                 raise UnavailableError(
                     f"an old PostgreSQL (process {pid}) still runs on {self._data}; end it with `kill {pid}` and try again"

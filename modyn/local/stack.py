@@ -25,7 +25,6 @@ from modyn.log_files import is_output, rotate, write_output_to
 from modyn.state_folders import claim_state, hold_lock, is_locked, prepare_run_dir
 
 _LOOK_EVERY_S = 0.05
-_LEFTOVER_PATIENCE_S = 10.0
 _PAUSES_S = (0.0, 0.2, 1.0, 3.0, 10.0)
 """Before the first, second, … restart of a part that keeps dying; one that has lived for a minute starts over at the first."""
 _LONGEST_PAUSE_WHEN_HEALTHY = 1
@@ -69,12 +68,13 @@ class ServiceProcess(ChildProcess):
         while is_locked(lock):
             pid = running_pid(lock, *self._program)
             waited = time.monotonic() - asked_at
-            if pid is not None and (first or waited > _LEFTOVER_PATIENCE_S):
+            if pid is not None and (first or waited > self.stop_patience_s):
                 os.kill(pid, signal.SIGTERM if first else signal.SIGKILL)
                 first = False
-            if waited > 2 * _LEFTOVER_PATIENCE_S:
+            if waited > 2 * self.stop_patience_s:
+                owner = lock.read_text()  # also one that is not ours to end: another version has another command line
                 raise UnavailableError(
-                    f"an old {self._name} service (process {pid}) still works on {lock.parent}; end it and try again"
+                    f"an old {self._name} service (process {owner}) still works on {lock.parent}; end it and try again"
                 )
             time.sleep(0.02)
 

@@ -69,6 +69,24 @@ def test_postgres_ends_with_its_parent(folder: Path) -> None:
     eventually(lambda: not is_alive(pid))
 
 
+def test_a_leftover_postgres_is_gone_before_the_next_starts(folder: Path) -> None:
+    """Also where it has removed its pid file already and still holds its memory."""
+    pid_file = folder / "data" / "postmaster.pid"
+    pid_file.parent.mkdir()
+    program = (
+        "import pathlib, signal, sys, time\n"
+        "def end(*_): pathlib.Path(sys.argv[1], 'postmaster.pid').unlink(); time.sleep(0.5); sys.exit()\n"
+        "signal.signal(signal.SIGINT, end); print(flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, str(pid_file.parent)], stdout=subprocess.PIPE) as old:
+        assert old.stdout is not None
+        old.stdout.readline()
+        pid_file.write_text(f"{old.pid}\n{pid_file.parent}\n")
+        PostgresServer(folder)._end_leftover()
+        assert not pid_file.exists()
+        assert not is_alive(old.pid)
+
+
 def test_a_first_start_that_was_killed_leaves_nothing_half_made(folder: Path) -> None:
     program = (
         "from pathlib import Path; from modyn.local.databases import PostgresServer\n"

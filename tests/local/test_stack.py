@@ -21,6 +21,7 @@ from modyn.errors import ConfigError, UnavailableError
 from modyn.local.control import StackStatus, start_stack
 from modyn.local.process import ChildProcess, is_alive
 from modyn.local.stack import Part, ServiceProcess
+from modyn.state_folders import hold_lock
 from modyn.testing.stack import RunningStack, clean_environment, stack_on
 from modyn.testing.waiting import PATIENCE_S, eventually
 
@@ -223,6 +224,19 @@ def test_a_service_folder_that_cannot_be_written_is_named(tmp_path: Path) -> Non
         rf"modyn selector: {tmp_path}/selector\S*: .+; make it writable or change state_dir",
         config.log_file("selector").read_text(),
     )
+
+
+def test_a_service_of_another_command_line_that_holds_the_folder_is_named(tmp_path: Path) -> None:
+    """As one of another version does, which is not ended."""
+    config = SystemConfig(state_dir=tmp_path)
+    config.service_dir("storage").mkdir()
+    service = ServiceProcess("storage", config, None)
+    service.stop_patience_s = 0.05
+    with (
+        hold_lock(config.service_dir("storage") / "lock", "no"),
+        pytest.raises(UnavailableError, match=rf"an old storage service \(process {os.getpid()}\) still works on {tmp_path}"),
+    ):
+        service.start()
 
 
 def test_a_mistake_in_the_system_file_is_told_before_anything_starts(tmp_path: Path) -> None:
