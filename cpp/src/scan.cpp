@@ -174,6 +174,11 @@ std::vector<std::string> FolderScan::take_links() {
   return std::exchange(links_, {});
 }
 
+std::vector<Refused> FolderScan::take_refused() {
+  std::sort(refused_.begin(), refused_.end(), [](const Refused& a, const Refused& b) { return a.path < b.path; });
+  return std::exchange(refused_, {});
+}
+
 SmallFiles stat_and_read_numbers(const std::vector<std::string>& paths, std::size_t ending_size, const std::string& number_ending, bool floats,
                                  std::size_t threads) {
   for (const auto& path : paths) {

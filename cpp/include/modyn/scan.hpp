@@ -45,7 +45,8 @@ class FolderScan {
   // Paths of the symbolic links that were met since the last call, sorted: of two that lead to one folder, the first that is entered names
   // its files, which must not depend on the order in which the file system lists them.
   std::vector<std::string> take_links();
-  std::vector<Refused> take_refused() { return std::exchange(refused_, {}); }
+  // What was refused since the last call, sorted by path.
+  std::vector<Refused> take_refused();
 
  private:
   // `flags`: for `open`, in addition. Adds the paths of the folders in this one to `folders`, as the next one does.
