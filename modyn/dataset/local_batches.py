@@ -47,7 +47,7 @@ class LocalBatches:
     def gather(self, chunks: Sequence[Chunk[PartitionKeys]]) -> tuple[Payloads, Float32Array]:
         """Read the samples of a batch into one buffer, whose offsets begin with 0; and their weights, float32 (n,). From any thread.
 
-        An encoded tier of a cache would stand here: keys that it holds are not located, and are put in place by `Located.where`.
+        An encoded tier of a cache would stand here: keys that it holds are not located, and are put in place by `LocatedSamples.where`.
         """
         found = [chunk.source.look_up(np.asarray(chunk.rows)) for chunk in chunks if len(chunk)]
         if not found:

@@ -268,7 +268,7 @@ class RunQueue:
                 self._start_next()
 
     def _drive_locked(self, entry: _Entry) -> None:
-        """Execute the run and write how it ended: the only way on which a run ends.
+        """Execute the run and write how it ended: the only way on which a run that began ends.
 
         Holds the lock that keeps other supervisors on this database away. Called again when PostgreSQL could not be reached.
         """
