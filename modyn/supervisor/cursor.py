@@ -1,4 +1,4 @@
-"""Where a run stands in its stream, and where a batch is split by the triggering policy. Pure functions and records."""
+"""Where a run stands in its stream, and where a batch is split by the trigger policy. Pure functions and records."""
 
 from __future__ import annotations
 

@@ -286,7 +286,7 @@ class RunExecutor:
         return CorruptStateError(
             f"run {self._run_id} fired trigger {trigger.trigger_id} after {trigger.position} samples, but not when it continues "
             f"from its journal (now after {self._cursor.position}): samples were added to or deleted from the past of dataset "
-            f"'{self._pipeline.dataset_id}', or the triggering policy is another one; submit the pipeline again"
+            f"'{self._pipeline.dataset_id}', or the trigger policy is another one; submit the pipeline again"
         )
 
     def _explain_no_trigger(self) -> str:

@@ -13,7 +13,7 @@ class RunState(StrEnum):
     SUBMITTED = "submitted"
     """Accepted (again, when resumed); waits for its turn."""
     STREAMING = "streaming"
-    """Reads samples, asks the triggering policy, informs the selector."""
+    """Reads samples, asks the trigger policy, informs the selector."""
     WAITING_FOR_DATA = "waiting_for_data"
     """Production mode: everything that arrived is processed."""
     SELECTING = "selecting"

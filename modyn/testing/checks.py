@@ -66,7 +66,7 @@ def check_trigger(
     streams: Mapping[str, SampleBatch] | None = None,
     context: TriggerContext | None = None,
 ) -> None:
-    """That a triggering policy is repeatable, leaves its input alone, does not depend on how the stream is cut into batches, takes
+    """That a trigger policy is repeatable, leaves its input alone, does not depend on how the stream is cut into batches, takes
     empty batches, goes on from a saved state, and fires only where it may.
 
     >>> from modyn.supervisor.triggers.amount import DataAmountTrigger

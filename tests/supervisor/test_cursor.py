@@ -1,4 +1,4 @@
-"""Where a run stands in its stream, and the split of a batch by the triggering policy."""
+"""Where a run stands in its stream, and the split of a batch by the trigger policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Triggering policies, one a file, found by the `id` of the `trigger` section."""
+"""Trigger policies, one a file, found by the `id` of the `trigger` section."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a triggering policy is: it looks at the stream and says between which two samples to train.
+"""What a trigger policy is: it looks at the stream and says between which two samples to train.
 
 Semantics are per sample, evaluation is per batch: however a stream is cut into batches, a policy fires at the same samples.
 """
@@ -24,7 +24,7 @@ class TriggerContext:
 
 
 class Trigger(ABC):
-    """A triggering policy, built from its `Config` once per run.
+    """A trigger policy, built from its `Config` once per run.
 
     Decisions depend on the configuration, the context, the samples and the models that it was informed of, and on nothing else: no clock, no global
     generator. That is what makes a run resumable and an experiment the same as production.

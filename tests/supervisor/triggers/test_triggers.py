@@ -1,4 +1,4 @@
-"""Triggering policies: the registry, the checks that all of them pass, and golden decisions on fixed streams."""
+"""Trigger policies: the registry, the checks that all of them pass, and golden decisions on fixed streams."""
 
 from __future__ import annotations
 
