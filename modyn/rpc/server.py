@@ -39,7 +39,7 @@ _ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True, slots=True)
-class EndPatience:
+class ShutdownLimits:
     """Seconds after SIGTERM at which a service that has not ended writes the stacks of its threads to its log, again and again, and at
     which it exits by itself with code 1."""
 
@@ -136,11 +136,11 @@ def run_service(
     name: str,
     config: SystemConfig,
     build: Callable[[ServiceContext], Sequence[Registration]],
-    patience: EndPatience = EndPatience(),
+    limits: ShutdownLimits = ShutdownLimits(),
 ) -> int:
     """Serve until SIGTERM or SIGINT: the main function of a service's process. `build` makes its servicers.
 
-    Returns: the exit code; 1 when the service could not start, or when its end took longer than `patience`.
+    Returns: the exit code; 1 when the service could not start, or when its end took longer than `limits` allow.
     """
     settings = config.service(name)
     if is_output(log := config.log_file(name)):  # in a container or at a terminal, output is kept elsewhere
@@ -148,7 +148,7 @@ def run_service(
     configure_logs(name, settings.log_level)
     logger = get_logger(name)
     context = ServiceContext(name, config, logger)
-    stop = _end_requested(patience)
+    stop = _end_requested(limits)
     try:
         check_exposure(name, config.endpoint(name))
         claim_state(config.service_dir(name))
@@ -182,7 +182,7 @@ def run_service(
     os._exit(0)
 
 
-def _end_requested(patience: EndPatience) -> threading.Event:
+def _end_requested(limits: ShutdownLimits) -> threading.Event:
     """An event that is set by SIGTERM or SIGINT.
 
     Handlers in Python run in the main thread only: not while that is stuck, not when the kernel chose another thread for the signal and
@@ -201,8 +201,8 @@ def _end_requested(patience: EndPatience) -> threading.Event:
             continue
         asked.set()
         with suppress(RuntimeError):  # without a standard error there is no place to write to
-            faulthandler.dump_traceback_later(patience.report_s, repeat=True)
-        time.sleep(patience.exit_s)
+            faulthandler.dump_traceback_later(limits.report_s, repeat=True)
+        time.sleep(limits.exit_s)
         os._exit(1)
 
     threading.Thread(target=wait, name="signals", daemon=True).start()
@@ -250,7 +250,7 @@ def _serve_metrics(context: ServiceContext) -> None:
 
 
 class _Translation(grpc.ServerInterceptor):
-    """Around every call: the token is checked, the time is taken, and an error becomes a status."""
+    """Check the token of every call, measure its time, and turn an error into a status."""
 
     def __init__(self, logger: FilteringBoundLogger, token: str | None) -> None:
         self._logger = logger
@@ -287,7 +287,7 @@ class _Translation(grpc.ServerInterceptor):
 
     @contextmanager
     def _call(self, context: grpc.ServicerContext, method: str, allowed: bool) -> Iterator[None]:
-        """Around one call, which ends in the status that stands for what was raised in it."""
+        """Surround one call, which ends in the status that stands for what was raised in it."""
         if not allowed:
             abort(context, SecurityError("the call carries no valid token; set security.token as in the service's system file"))
         started, outcome = time.perf_counter(), "ok"

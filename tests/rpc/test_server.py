@@ -25,7 +25,7 @@ from modyn.proto import selector_pb2 as pb
 from modyn.proto import selector_pb2_grpc as pb_grpc
 from modyn.rpc.channel import Channel, ResponseStream, is_serving
 from modyn.rpc.logs import get_logger
-from modyn.rpc.server import EndPatience, Registration, RunningServer, ServiceContext, start_server
+from modyn.rpc.server import Registration, RunningServer, ServiceContext, ShutdownLimits, start_server
 from modyn.testing.waiting import PATIENCE_S, eventually
 
 TOKEN = "correct horse battery"
@@ -187,7 +187,7 @@ import signal, sys, threading, time
 from pathlib import Path
 from modyn.config.system import SystemConfig
 from modyn.proto import selector_pb2_grpc as pb_grpc
-from modyn.rpc.server import EndPatience, Registration, run_service
+from modyn.rpc.server import Registration, ShutdownLimits, run_service
 
 def build(context):
     context.on_shutdown(lambda: print("closed", flush=True))
@@ -204,9 +204,9 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts `PROGRAM` as a process; its argument runs while it builds the service."""
     running: list[subprocess.Popen[str]] = []
 
-    def launch(more: str = "", patience: EndPatience = EndPatience()) -> subprocess.Popen[str]:  # noqa: B008  (frozen)
+    def launch(more: str = "", limits: ShutdownLimits = ShutdownLimits()) -> subprocess.Popen[str]:  # noqa: B008  (frozen)
         process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(tmp_path), more, repr(patience)],
+            [sys.executable, "-c", PROGRAM, str(tmp_path), more, repr(limits)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -251,7 +251,7 @@ STUCK = pytest.mark.parametrize("stuck", ["on_shutdown(lambda", "when_healthy.ap
 @STUCK
 def test_a_service_that_is_stuck_says_where(start: Callable[..., subprocess.Popen[str]], stuck: str) -> None:
     """Again and again: it may be elsewhere, and only slow, when it first tells."""
-    process = start(f"context.{stuck}: threading.Event().wait())", EndPatience(report_s=0.2, exit_s=PATIENCE_S))
+    process = start(f"context.{stuck}: threading.Event().wait())", ShutdownLimits(report_s=0.2, exit_s=PATIENCE_S))
     assert process.stdout is not None
     assert process.stderr is not None
     assert process.stdout.readline() == "healthy\n"
@@ -263,7 +263,7 @@ def test_a_service_that_is_stuck_says_where(start: Callable[..., subprocess.Pope
 
 @STUCK
 def test_a_service_that_is_stuck_ends_by_itself(start: Callable[..., subprocess.Popen[str]], stuck: str) -> None:
-    process = start(f"context.{stuck}: threading.Event().wait())", EndPatience(exit_s=1.0))
+    process = start(f"context.{stuck}: threading.Event().wait())", ShutdownLimits(exit_s=1.0))
     assert process.stdout is not None
     assert process.stdout.readline() == "healthy\n"
     process.send_signal(signal.SIGTERM)
