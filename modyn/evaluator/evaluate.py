@@ -24,7 +24,7 @@ from modyn.model_storage.client import ModelStorageClient
 from modyn.models.weights import build_model, load_weights
 from modyn.records import Int64Array, Interval, SampleBatch
 from modyn.storage.client import StorageClient
-from modyn.workers import Report
+from modyn.workers import JobConnection
 
 PROGRESS_EVERY_S: Final = 0.3
 
@@ -52,7 +52,7 @@ class EvaluationInput:
             yield from self.storage.samples_in_interval(self.dataset.dataset_id, interval, self.keys_per_listing)
 
 
-def run(job: EvaluationJob, report: Report) -> list[Score]:
+def run(job: EvaluationJob, connection: JobConnection) -> list[Score]:
     """Task of a worker process: fetch the model, evaluate it, return the scores.
 
     Progress messages are (samples seen, samples in all). Raises CancelledError when the job is asked to stop.
@@ -61,10 +61,10 @@ def run(job: EvaluationJob, report: Report) -> list[Score]:
 
     def progress(seen: int, total: int) -> None:
         nonlocal last
-        report.check()
+        connection.check()
         if time.monotonic() - last >= PROGRESS_EVERY_S or seen == total:
             last = time.monotonic()
-            report.send((seen, total))
+            connection.send((seen, total))
 
     request, config = job.request, job.config
     dataset = load_dataset(request.dataset)
@@ -74,7 +74,7 @@ def run(job: EvaluationJob, report: Report) -> list[Score]:
     load_weights(model, stored.path)
     kept = job.kept_outputs(stored.version.weights_sha256)
     source = DatasetSource(config, dataset.dataset_id, dataset.dataloader_workers)
-    report.check()
+    connection.check()
     with StorageClient(config.endpoint("storage")) as storage, source.open_payloads() as payloads:
         return evaluate(model, EvaluationInput(dataset, job.intervals, storage, payloads, request.device, progress, kept))
 

@@ -21,11 +21,11 @@ from modyn.trainer_server.checkpoint import check_checkpoint_folder
 from modyn.trainer_server.components import build_criterion, build_optimizers, build_schedulers
 from modyn.trainer_server.config import TrainingConfig
 from modyn.trainer_server.downsampling import check_downsampling
-from modyn.workers import Report
+from modyn.workers import JobConnection
 from modyn.workers.devices import missing_device
 
 
-def check(pipeline: Mapping[str, Any], _: Report) -> list[Problem]:
+def check(pipeline: Mapping[str, Any], _: JobConnection) -> list[Problem]:
     """Task of a worker process: every mistake that can be found without data, with its path."""
     model, training, selection = (_section(pipeline, name) for name in ("model", "training", "selection_strategy"))
     found = [Problem(name, "is required") for name in ("model", "training", "data") if name not in pipeline]

@@ -19,7 +19,7 @@ from modyn.errors import DataError, ModynError, TrainingError
 from modyn.trainer_server.components import TrainingComponents
 from modyn.trainer_server.config import EarlyStoppingConfig
 from modyn.trainer_server.plan import TrainingPlan
-from modyn.workers import Report
+from modyn.workers import JobConnection
 
 MAX_LOSSES: Final = 10_000
 """Entries in a loss log. Beyond, every second one is dropped and the distance doubled: the log is bounded, whatever the data."""
@@ -284,13 +284,13 @@ class EarlyStopping(Hook):
 
 
 class ProgressReports(Hook):
-    """Raises CancelledError once the service asks to stop, and sends progress every `interval_s` seconds.
+    """Sends progress every `interval_s` seconds, and raises CancelledError once the service asks to stop.
 
     Only then is the loss read, which waits for the device.
     """
 
-    def __init__(self, report: Report, interval_s: float) -> None:
-        self._report = report
+    def __init__(self, connection: JobConnection, interval_s: float) -> None:
+        self._connection = connection
         self._interval_s = interval_s
         self._last = 0.0
         self._last_samples = 0
@@ -302,14 +302,14 @@ class ProgressReports(Hook):
 
     def on_batch(self, training: Training) -> None:
         """Send progress if `interval_s` seconds have passed since the last message. Raises CancelledError."""
-        self._report.check()
+        self._connection.check()
         now = perf_counter()
         if now - self._last >= self._interval_s:
             self._send(training, (training.progress.samples - self._last_samples) / (now - self._last))
             self._last, self._last_samples = now, training.progress.samples
 
     def _send(self, training: Training, samples_per_s: float) -> None:
-        self._report.send(
+        self._connection.send(
             {
                 "samples_seen": training.progress.samples,
                 "samples_total": training.plan.num_samples,

@@ -48,7 +48,7 @@ from modyn.trainer_server.config import TrainingConfig
 from modyn.trainer_server.files import checkpoint_path, optimizers_path, remove, remove_outlived, scratch_dir
 from modyn.trainer_server.loop import Clock, EarlyStopping, Hook, Losses, ProgressReports, Training
 from modyn.trainer_server.plan import TrainingPlan
-from modyn.workers import Report
+from modyn.workers import JobConnection
 from modyn.workers.devices import missing_device
 
 _WEIGHTS, _TRAINING = 1, 2
@@ -104,7 +104,7 @@ class TrainingInputs:
         }
 
 
-def train(job: TrainingJob, report: Report) -> StoredModelInfo:
+def train(job: TrainingJob, connection: JobConnection) -> StoredModelInfo:
     """Task of a worker process: connect to the services and train."""
     config, request = job.config, job.request
     configure_logs("trainer_worker", config.trainer_server.log_level)
@@ -117,10 +117,10 @@ def train(job: TrainingJob, report: Report) -> StoredModelInfo:
         source = DatasetSource(config, request.pipeline["data"]["dataset_id"], training.parallel_prefetch_requests)
         folder = config.service_dir("trainer_server")
         context = TrainingContext(selector.trigger_set, models.get, models.put, source.connect, folder)
-        return run_training(request, context, report)
+        return run_training(request, context, connection)
 
 
-def run_training(request: TrainingRequest, context: TrainingContext, report: Report) -> StoredModelInfo:
+def run_training(request: TrainingRequest, context: TrainingContext, connection: JobConnection) -> StoredModelInfo:
     """Train what `request` asks for and store it. Goes on from a checkpoint of the same training if there is one."""
     config = load_section(TrainingConfig, request.pipeline["training"], "training")
     if config.checkpointing.activated:
@@ -141,7 +141,7 @@ def run_training(request: TrainingRequest, context: TrainingContext, report: Rep
         configure_torch(config, deterministic=requested is not None)
         seed_everything(derived_seed(seed, request.trigger_id, _WEIGHTS))
         parent = fetched_parent()
-        training = build(inputs, parent, seed, report)
+        training = build(inputs, parent, seed, connection)
     fit(inputs, training, seed, checkpoint)
     return store(inputs, training, parent)
 
@@ -177,7 +177,7 @@ def fetch_parent(
             remove(into)
 
 
-def build(inputs: TrainingInputs, parent: StoredModel | None, seed: int, report: Report) -> Training:
+def build(inputs: TrainingInputs, parent: StoredModel | None, seed: int, connection: JobConnection) -> Training:
     """The network on its device, with the weights of the parent if there is one, and all that trains it.
 
     The hooks stand in the order of their calls: checkpoints last, so that they hold what the others have changed.
@@ -194,7 +194,7 @@ def build(inputs: TrainingInputs, parent: StoredModel | None, seed: int, report:
     hooks: list[Hook] = [Losses(config.record_loss_every)]
     if config.early_stopping:
         hooks.append(EarlyStopping(config.early_stopping))
-    hooks.append(ProgressReports(report, inputs.context.report_interval_s))
+    hooks.append(ProgressReports(connection, inputs.context.report_interval_s))
     if config.checkpointing.activated:
         path = checkpoint_path(inputs.context.folder, request)
         hooks.append(Checkpoints(path, config.checkpointing.interval, inputs.identity(), seed))

@@ -9,6 +9,6 @@ from __future__ import annotations
 from modyn.records import JobState
 from modyn.workers.limits import WorkerLimits
 from modyn.workers.pool import JobTable, WorkerPool
-from modyn.workers.process import Job, Report, die_with_parent
+from modyn.workers.process import Job, JobConnection, die_with_parent
 
-__all__ = ["Job", "JobState", "JobTable", "Report", "WorkerLimits", "WorkerPool", "die_with_parent"]
+__all__ = ["Job", "JobConnection", "JobState", "JobTable", "WorkerLimits", "WorkerPool", "die_with_parent"]

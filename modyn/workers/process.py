@@ -70,6 +70,7 @@ class Job:
         self.worker_pid: int | None = None
         self._result: Any = None
         self._leave_queue = leave_queue
+        # Set only after state, result and error are written, under `_wake_lock`: a waiter that it wakes finds the final ones.
         self._done = threading.Event()
         self._stop_at: float | None = None
         # Between `stop`, which writes to the pipe, and the end of the job, which closes it. The pipe wakes the thread that watches the worker.
@@ -162,7 +163,7 @@ def watch_worker(
             return end
 
 
-class Report:
+class JobConnection:
     """The connection of a job to its service. Safe to use from several threads."""
 
     def __init__(self, connection: Connection[Any, Any], name: str) -> None:
@@ -199,6 +200,7 @@ class Report:
 
     def _listen(self, sentinel: int) -> None:
         while True:
+            # Until the service asks to stop, closes the pipe, or ends: a worker must not outlive its service, however that ends.
             ready = wait([self._connection, sentinel])
             try:
                 if sentinel in ready or self._connection.recv() is None:
@@ -230,16 +232,16 @@ def run_worker(spec: JobSpec, connection: Connection[Any, Any]) -> None:
     _die_with_fork_server()
     parent = parent_process()
     assert parent is not None
-    report = Report(connection, spec.name)
-    threading.Thread(target=report._listen, args=(parent.sentinel,), name="listener", daemon=True).start()
+    job_connection = JobConnection(connection, spec.name)
+    threading.Thread(target=job_connection._listen, args=(parent.sentinel,), name="listener", daemon=True).start()
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(spec.num_threads)
     if limits is not None:
-        impose(limits, report.give_up)
+        impose(limits, job_connection.give_up)
     end: tuple[Any, ...]
     try:
         function: Any = load_object(spec.task)
-        end = ("result", function(spec.request, report))
+        end = ("result", function(spec.request, job_connection))
     except Exception as error:  # noqa: BLE001  (the service gets every error)
         traceback.print_exc()
         reason, message = (
@@ -248,7 +250,7 @@ def run_worker(spec: JobSpec, connection: Connection[Any, Any]) -> None:
         end = ("error", reason, message + (limits.out_of_memory(error) if limits else ""))
     sys.stdout.flush()
     sys.stderr.flush()
-    report._sending.acquire()  # never released: this is the last message
+    job_connection._sending.acquire()  # never released: this is the last message
     try:
         connection.send(end)
     except OSError:
@@ -278,4 +280,4 @@ def _die_with_fork_server() -> None:
 
 
 def _nothing_to_do() -> None:
-    """In place of `ensure_running`: the fork server of this process runs."""
+    """Replace `ensure_running` in a worker: the fork server of this process runs."""

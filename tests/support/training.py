@@ -21,13 +21,13 @@ from modyn.records import Int64Array, ModelVersion, RunId, TriggerSetInfo
 from modyn.testing.fakes import FakeModelStorage
 from modyn.trainer_server.client import TrainingRequest
 from modyn.trainer_server.train import TrainingContext, run_training
-from modyn.workers import Report
+from modyn.workers import JobConnection
 from tests.support.fake_dataset import FakeTriggerSet
 
 NUM_FEATURES, NUM_CLASSES = 6, 10
 
 
-class RecordedReport(Report):
+class RecordedReport(JobConnection):
     """Keeps what a job sends in `messages`. With `stop_after`, the job is asked to stop at that many looks for a request."""
 
     def __init__(self, stop_after: int | None = None) -> None:

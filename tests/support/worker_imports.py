@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from modyn.registry import load_object
-from modyn.workers import Report, WorkerPool
+from modyn.workers import JobConnection, WorkerPool
 
 PRELOADED: Final = frozenset(sys.modules)
 """What was imported before this module. In a worker: by the fork server, which imports this module last."""
@@ -31,9 +31,9 @@ def imports_after_fork(preload: Sequence[str], task: str, request: object, log_p
         sys.modules["__main__"] = main
 
 
-def run_and_list_imports(request: tuple[str, object], report: Report) -> list[str]:
+def run_and_list_imports(request: tuple[str, object], connection: JobConnection) -> list[str]:
     """Task of a worker process."""
     task, inner = request
     function: Any = load_object(task)
-    function(inner, report)
+    function(inner, connection)
     return sorted(set(sys.modules) - PRELOADED - {__name__})
