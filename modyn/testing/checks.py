@@ -66,7 +66,7 @@ def check_trigger(
     streams: Mapping[str, SampleBatch] | None = None,
     context: TriggerContext | None = None,
 ) -> None:
-    """That a trigger policy is repeatable, leaves its input alone, does not depend on how the stream is cut into batches, takes
+    """Check that a trigger policy is repeatable, leaves its input alone, does not depend on how the stream is cut into batches, takes
     empty batches, goes on from a saved state, and fires only where it may.
 
     >>> from modyn.supervisor.triggers.amount import DataAmountTrigger
@@ -101,7 +101,7 @@ def check_trigger(
 def check_evaluation_strategy(
     strategy: type[EvaluationStrategy], config: Mapping[str, Any], contexts: Sequence[IntervalContext] | None = None
 ) -> None:
-    """That an evaluation strategy is repeatable and gives intervals that hold time, in the order of their anchors.
+    """Check that an evaluation strategy is repeatable and gives intervals that hold time, in the order of their anchors.
 
     >>> from modyn.supervisor.evaluation.slicing import SlicingEvalStrategy
     >>> check_evaluation_strategy(SlicingEvalStrategy, {"eval_every": "1d", "eval_start_from": 0, "eval_end_at": "1970-02-01"})
@@ -187,7 +187,7 @@ class Resumable(Protocol):
 
 
 def check_state_is_refused(name: str, policy: Resumable) -> None:
-    """That the policy takes no state but one that it has saved."""
+    """Check that `load_state` refuses every state that the policy has not saved."""
     good = policy.state()
     require("version" in good, f"{name}: its state has no `version`")
     for bad in ({**good, "version": -1}, {}, {**good, "unknown": 1}):
@@ -239,8 +239,8 @@ def example_samples(num_samples: int = 700) -> dict[str, SampleBatch]:
 
 
 def check_selection(policy: type[SelectionPolicy], options: Mapping[str, Any]) -> None:
-    """That a strategy with these options (the section without `name`) is repeatable for a seed, does not depend on the pieces in which
-    its window is read, leaves its input alone, takes empty windows, keeps `limit` and the order of the stream, and goes on from a saved
+    """Check that a strategy with these options (the section without `name`) is repeatable for a seed, does not depend on the chunks in
+    which its window is read, leaves its input alone, takes empty windows, keeps `limit` and the order of the stream, and goes on from a saved
     state.
 
     >>> from modyn.selector.selection.new_data import NewDataStrategy
@@ -251,7 +251,7 @@ def check_selection(policy: type[SelectionPolicy], options: Mapping[str, Any]) -
 
 
 def check_presampling(policy: type[PresamplingPolicy], options: Mapping[str, Any], limit: int = 150) -> None:
-    """The same of a presampling policy; `options` is `presampling_config` without `strategy`.
+    """Check the same of a presampling policy; `options` is `presampling_config` without `strategy`.
 
     >>> from modyn.selector.presampling.random_sampling import RandomPresampling
     >>> check_presampling(RandomPresampling, {"ratio": 30})
@@ -274,20 +274,21 @@ def _check_policy(policy: type[P], selecting: _Selecting[P]) -> None:
         whole = _select_all(where, selecting, samples)
         again = _select_all(where, selecting, samples)
         require(_equal(whole, again), f"{where}: a second instance with the same seed selects otherwise")
-        for piece in (1, 7, 64):
-            found = _select_all(where, selecting, samples, piece)
-            require(_equal(whole, found), f"{where}: selects otherwise when its window is read {piece} samples at a time")
+        for chunk_size in (1, 7, 64):
+            found = _select_all(where, selecting, samples, chunk_size)
+            require(_equal(whole, found), f"{where}: selects otherwise when its window is read {chunk_size} samples at a time")
         restored = _select_all(where, selecting, samples, restore=True)
         require(_equal(whole, restored), f"{where}: selects otherwise when its state is saved and loaded between triggers")
 
 
 def _select_all(
-    where: str, selecting: _Selecting[P], samples: SampleBatch, piece: int = 10_000, restore: bool = False
+    where: str, selecting: _Selecting[P], samples: SampleBatch, chunk_size: int = 10_000, restore: bool = False
 ) -> list[KeysAndWeights]:
     """The trigger sets of a whole run."""
     policy, reader, found = selecting.make(), MemoryReader(samples), []
     for trigger_id, end in enumerate(_BOUNDARIES):
-        window = replace(window_of_trigger(reader, _BOUNDARIES[:trigger_id], end, selecting.tail_triggers, 1), chunk_size=piece)
+        window = window_of_trigger(reader, _BOUNDARIES[:trigger_id], end, selecting.tail_triggers, 1)
+        window = replace(window, chunk_size=chunk_size)
         selection = selecting.select(policy, window, SelectionContext(11, trigger_id))
         selected = KeysAndWeights.concatenate(list(selection.parts))
         _check_set(

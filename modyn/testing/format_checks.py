@@ -82,7 +82,7 @@ def check_file_format(
     timestamp_source: str = "",
     appended: tuple[bytes, Sequence[Sample]] | None = None,
 ) -> None:
-    """That a format finds the `expected` samples of `path` in its order, again when asked again, with columns as they are declared; that it
+    """Check that a format finds the `expected` samples of `path` in its order, again when asked again, with columns as they are declared; that it
     gives no wrong samples for a file that is cut, changed or gone but an error with its name; and, if it says that its files may grow,
     that it goes on with the bytes `appended` and finds their samples alone. The file is changed and written back.
     """

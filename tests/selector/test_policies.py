@@ -55,11 +55,11 @@ def test_presampling_policies_keep_the_rules(name: str) -> None:
         check_presampling(PRESAMPLING.get(name), options)
 
 
-def test_the_checks_find_a_policy_that_depends_on_pieces() -> None:
+def test_the_checks_find_a_policy_that_depends_on_chunks() -> None:
     base = SELECTION.get("NewDataStrategy")
 
-    class FirstPiece(base):  # type: ignore[misc, valid-type]
-        """Selects the first piece."""
+    class FirstChunk(base):  # type: ignore[misc, valid-type]
+        """Selects from the first chunk only."""
 
         def select(self, window: SelectionWindow, context: SelectionContext) -> Selection:
             return uniform(
@@ -69,7 +69,7 @@ def test_the_checks_find_a_policy_that_depends_on_pieces() -> None:
             )
 
     with pytest.raises(AssertionError, match="read 1 samples at a time"):
-        check_selection(FirstPiece, {"maximum_keys_in_memory": 100})
+        check_selection(FirstChunk, {"maximum_keys_in_memory": 100})
 
 
 def run(strategy: dict[str, Any], boundaries: tuple[int, ...] = (10, 25, 30, 50), seed: int = 3) -> list[list[int]]:
