@@ -20,6 +20,8 @@ from modyn.storage.flight.protocol import location
 WINDOW_BYTES = 2 * 2**20
 """Most bytes of a call that gRPC receives ahead of the reader. Fixed, not estimated: it is part of the bound on a client's memory."""
 
+# The first pause hardly delays a fetch when one connection breaks; the last one bounds the wait after an endpoint is back, while
+# thousands of workers do not overrun a server that starts. Both are far below `retry_s`, so every endpoint is tried many times.
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 1.0
 
 _CHANNEL = [

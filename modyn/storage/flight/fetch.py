@@ -72,7 +72,7 @@ class _Request:
 
 
 class Fetch:
-    """What the consumer and the threads of one fetch share. `_changed` protects all of it; every wait of either side is on it."""
+    """What the consumer and the threads of one fetch share."""
 
     def __init__(
         self, asked: PayloadRequest, pool: EndpointPool, streams: int, limits: FetchLimits, deadline_s: float | None
@@ -83,6 +83,8 @@ class Fetch:
         self._streams = streams
         self._keys = asked.keys
         self._deadline_s = deadline_s
+        # Protects the fields below and those of all requests, and is notified at each change of them. Each of the four waits gives it up, so
+        # the other side always proceeds. Network calls are made outside of it: an endpoint that stalls blocks its own thread only.
         self._changed = threading.Condition()
         turn = pool.next_turn()
         self._threads = [RequestThread(self, (turn + number) % len(pool)) for number in range(streams * REQUESTS_PER_STREAM)]
@@ -123,6 +125,7 @@ class Fetch:
                 else:
                     self._start()
                     wait_s = self._replace_stalled()
+                    # 1. The consumer: until samples or an error of the first request, the deadline, or the time at which a thread stalls.
                     self._changed.wait(wait_s if give_up is None else min(wait_s, max(0.0, give_up - time.monotonic())))
             if self._end_error is not None:
                 raise self._end_error
@@ -198,6 +201,7 @@ class Fetch:
                 thread.request = None
             if thread.request is None:
                 max_open = _OPEN_PER_STREAM * self._streams
+                # 2. A thread without a request: until the consumer has taken one, so that the open requests stay bounded.
                 self._changed.wait_for(
                     lambda: self._ended or thread.is_abandoned or self._cut_to == len(self._keys) or len(self._open) < max_open
                 )
@@ -243,6 +247,7 @@ class Fetch:
                 raise NotFoundError(f"dataset '{self.asked.dataset}' was deleted, and another was registered under its name")
             self._failing_since = None
             self._failing.clear()
+            # 3. A thread with samples: until the buffer has room, or at once for the first request, which the consumer waits for.
             self._changed.wait_for(
                 lambda: (
                     self._ended
@@ -273,11 +278,11 @@ class Fetch:
             all_failed = len(self._failing) == len(self.pool)
             if all_failed and now + pause_s > self._failing_since + self.limits.retry_s:
                 self._fail(thread, error)
-            else:
+            else:  # 4. A thread whose endpoint failed: the back-off, which the end of the fetch cuts short.
                 self._changed.wait_for(lambda: self._ended, pause_s)
 
     def fail(self, thread: RequestThread, error: ModynError) -> None:
-        """No endpoint can answer the thread's request: the consumer gets `error` behind what comes before it."""
+        """Give up the thread's request, which no endpoint can answer: the consumer gets `error` behind what comes before it."""
         with self._changed:
             self._fail(thread, error)
 

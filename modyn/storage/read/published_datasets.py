@@ -32,7 +32,7 @@ class PublishedNames:
         return PublishedNames(config.service_dir("storage") / "names")
 
     def add(self, name: str, target: Path) -> None:
-        """Raises UnavailableError."""
+        """Link the name of a dataset to its folder, in place of an older link. Raises UnavailableError if that fails."""
         temporary = self._folder / f".{name}.{os.getpid()}-{threading.get_ident()}{TEMPORARY_SUFFIX}"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ class PublishedNames:
                 path.unlink(missing_ok=True)
 
     def names(self) -> list[str]:
-        """All of them, sorted."""
+        """Return the names of all datasets that have a link, sorted."""
         return sorted(path.name for path in self._folder.glob("*") if re.fullmatch(DATASET_NAME, path.name))
 
     def target(self, name: str) -> Path:
@@ -85,7 +85,8 @@ class PublishedDatasets:
         """process: name of this one, for errors."""
         self._names, self._readers, self._process = names, readers, process
         self._lock = threading.Lock()
-        """Protects the two fields below."""
+        # Two threads that ask for a dataset at once must not open it twice, nor may one drop deleted datasets while another one adds.
+        # It protects the two fields below. Reading the publication and looking at files happen outside: a dead mount blocks one dataset only.
         self._open: dict[str, PublishedDataset] = {}
         self._found: set[str] = set()
         """Identities of the datasets whose files are here."""
