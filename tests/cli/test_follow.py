@@ -100,7 +100,7 @@ def test_what_cannot_be_understood_ends_looking_on_with_advice(client: Client) -
 
 
 class Interrupts:
-    """Ctrl-C as often as given, each time somebody looks at the events; then patience until the run ends."""
+    """Ctrl-C as often as given, each time the events are read; then the run goes on to its end."""
 
     def __init__(self, number: int) -> None:
         self.number = number

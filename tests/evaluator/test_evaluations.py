@@ -356,7 +356,7 @@ def test_stopping_one_of_two_that_share_a_job(house: House) -> None:
     assert not job.stopped
     house.evaluations.stop(two.evaluation_id)
     assert house.end(two).state is EvaluationState.STOPPED
-    eventually(lambda: job.stopped)  # By whoever starts it, if that has not heard of it yet.
+    eventually(lambda: job.stopped)  # By the thread that starts the job, if it has not seen the stop yet.
     house.evaluations.stop(two.evaluation_id)
     with pytest.raises(NotFoundError):
         house.evaluations.stop("nothing")

@@ -1,4 +1,4 @@
-"""What nobody may take more of than his share: threads of a service, bytes of a message, bytes of an error."""
+"""Limits of what one client can occupy: threads of a service, bytes of a message, bytes of an error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOKEN = "correct horse battery"
 
 
 class Servicer(pb_grpc.SelectorServicer):
-    """Finds nothing, in the words that it is asked with, as often as the trigger says."""
+    """Raises NotFoundError with the run id, repeated as often as the trigger id says."""
 
     def Trigger(self, request: Any, context: grpc.ServicerContext) -> pb.TriggerSet:
         raise NotFoundError(request.run_id * request.trigger_id)
@@ -53,7 +53,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
 
 def test_only_checks_of_health_need_no_token(serve: Serve) -> None:
-    """A watch keeps a thread, of which there are few."""
+    """A health watch without a token is refused: it occupies a thread for as long as it lasts."""
     endpoint = serve(security=SecurityConfig(token=TOKEN))
     stranger = Endpoint(address=endpoint.address)
     eventually(lambda: is_serving(stranger))

@@ -1,4 +1,4 @@
-"""A run that is deleted and begun anew under its name while somebody reads its keys: he is told, and gets no others."""
+"""A run is deleted and registered again under its name while a reader reads its keys: the reader gets an error, not the new keys."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def client(system_config: SystemConfig, tmp_path: Path) -> Iterator[SelectorClie
 
 
 def begin(client: SelectorClient, first_key: int) -> TriggerSetInfo:
-    """The run anew, with as many samples, but other keys."""
+    """Register the run again, with as many samples but other keys."""
     keys = np.arange(first_key, first_key + 20)
     client.delete_run(RUN)
     client.register_run(RUN, "d", {"name": "NewDataStrategy", "maximum_keys_in_memory": 10}, 1)

@@ -85,7 +85,7 @@ def test_a_replica_lets_go_of_datasets_that_are_deleted(storage: RunningStorage,
     storage.client.delete_dataset("others")
     datasets.snapshot("letters")
     gc.collect()
-    assert others() is None, "nobody asks for it again, but for others"
+    assert others() is None, "it was dropped when another dataset was asked for"
 
 
 def test_a_replica_serves_without_storage(quick_config: SystemConfig, stack: ExitStack, tmp_path: Path) -> None:

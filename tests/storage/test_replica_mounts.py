@@ -1,4 +1,4 @@
-"""Replicas that do not see what storage sees: they say so, and leave the dataset to those who do."""
+"""Replicas whose mounts differ from storage's: they raise an error that names the mount, and clients ask another endpoint."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ def test_files_that_are_gone_or_altered_do_not_make_it_another_mount(datasets: P
     (mount / "3.bin").write_bytes(b"else")
     view = datasets.snapshot("numbers")
     (mount / "9.bin").unlink()
-    assert datasets.snapshot("numbers") is view, "what was seen once is looked at by its stamps when it is read"
+    assert datasets.snapshot("numbers") is view, (
+        "a dataset that was accepted once is not checked again; stamps are compared when files are read"
+    )
 
 
 def test_what_has_no_files_yet_is_served(numbers: RunningStorage, datasets: PublishedDatasets, tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_memory_that_runs_out_names_the_limit_and_its_field(tmp_path: Path) -> N
 
 
 class Clock:
-    """Time that passes when the test says so. Whoever sleeps, which must be one thread, has looked around as often as time came for it
+    """Time that passes when the test says so. The only thread that sleeps has checked as often as time came for it
     before `pass_time` returns."""
 
     def __init__(self) -> None:

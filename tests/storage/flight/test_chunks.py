@@ -1,4 +1,4 @@
-"""Requests are cut into chunks of bounded size; the rest of the way from keys to bytes is tested with those who go it."""
+"""Requests are cut into chunks of bounded size. Serving them is tested in `test_serving.py`, fetching them in `test_client.py`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check(ranges: list[tuple[int, int]], lengths: list[int], max_bytes: int, max
 
 
 @given(st.lists(st.integers(0, 50), max_size=60), st.integers(1, 100), st.integers(1, 20))
-def test_cut_covers_all_in_pieces_of_bounded_size(lengths: list[int], max_bytes: int, max_rows: int) -> None:
+def test_cut_covers_all_in_chunks_of_bounded_size(lengths: list[int], max_bytes: int, max_rows: int) -> None:
     check(cut(np.asarray(lengths, np.int64), len(lengths), max_bytes, max_rows), lengths, max_bytes, max_rows)
 
 
@@ -30,5 +30,5 @@ def test_samples_of_one_length_are_cut_alike(length: int, num_samples: int, max_
 
 
 @pytest.mark.parametrize("lengths", [7, np.empty(0, np.int64)])
-def test_no_samples_are_one_empty_piece(lengths: int) -> None:
+def test_no_samples_are_one_empty_chunk(lengths: int) -> None:
     assert cut(lengths, 0, 10, 10) == [(0, 0)]

@@ -1,4 +1,4 @@
-"""What storage publishes: complete at any moment, never older than what anybody was told, and mended after a crash."""
+"""What storage publishes: complete at any moment, never older than what a client was notified of, and repaired after a crash."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def folder_of(storage: RunningStorage, name: str = "numbers") -> Path:
 
 
 def read(view: DatasetSnapshot, keys: list[int]) -> list[int]:
-    """The data of the records with these keys, gathered as a reader does."""
+    """Return the data of the records with these keys, gathered as a reader does."""
     locations = view.index.entries(np.asarray(keys, np.int64))
     assert locations is not None
     data, bounds = view.reader.gather(locations.file_ids, locations.offsets, locations.lengths)
@@ -55,7 +55,7 @@ def publish(
 
 
 def table(paths: list[str], altered: frozenset[int] = frozenset(), stamps: dict[int, int] | None = None) -> FileTable:
-    """Files of one byte, written at second 0 or at that of `stamps`."""
+    """Make a table of files of one byte, written at second 0 or at that of `stamps`."""
     seconds = stamps or {}
     return FileTable(
         FileRow(i, path, 1, seconds.get(i, 0) * 10**9, 1, 1, "", altered=i in altered) for i, path in enumerate(paths)
@@ -74,7 +74,7 @@ def table(paths: list[str], altered: frozenset[int] = frozenset(), stamps: dict[
 def test_readers_that_look_now_and_then_see_every_stamp(
     tmp_path_factory: pytest.TempPathFactory, sources: RecordReaders, steps: list[tuple[int, list[int], bool, bool]]
 ) -> None:
-    """A step: files that are new, files that have another stamp, whether storage was started again, whether the old reader looks."""
+    """Each step: number of new files, files that get another stamp, whether storage is restarted, whether the old reader reads."""
     folder = tmp_path_factory.mktemp("published")
     config, publisher, files = binary_dataset(folder / "data"), Publisher(folder), FileTable()
     old = PublishedDataset(folder, sources)
@@ -99,7 +99,7 @@ def test_readers_that_look_now_and_then_see_every_stamp(
 def test_readers_that_look_now_and_then_see_every_name(
     tmp_path_factory: pytest.TempPathFactory, sources: RecordReaders, steps: list[tuple[int, bool]], names: list[bytes]
 ) -> None:
-    """Whichever publications a reader misses, and however blocks were joined meanwhile."""
+    """A reader sees all names, whichever publications it misses, and however blocks were merged meanwhile."""
     folder = tmp_path_factory.mktemp("published")
     config, publisher, paths = binary_dataset(folder / "data"), Publisher(folder), list[str]()
     publish(publisher, config, paths)
@@ -167,7 +167,7 @@ def test_a_view_is_the_same_until_something_changes(storage: RunningStorage, tmp
 
 
 def test_keys_that_were_told_are_published(storage: RunningStorage, tmp_path: Path, sources: RecordReaders) -> None:
-    """A reader that looks at the very moment at which somebody hears of new samples finds them."""
+    """A reader finds new samples from the moment at which a client is notified of them."""
     storage.client.register_dataset(binary_dataset(tmp_path / "d"))
     reader = PublishedDataset(folder_of(storage), sources)
     told = storage.client.new_samples("numbers", 0, 7)
@@ -190,13 +190,13 @@ def test_keys_that_were_told_are_published(storage: RunningStorage, tmp_path: Pa
 
 
 def write_next(folder: Path) -> None:
-    """The next file of five records."""
+    """Write the next file of five records."""
     number = len(list(folder.iterdir()))
     write_records(folder / f"{number:02}.bin", range(5 * number, 5 * number + 5), 1000 + number)
 
 
 def test_a_reader_never_sees_half_a_change(storage: RunningStorage, tmp_path: Path, sources: RecordReaders) -> None:
-    """Segments are merged, names joined and samples deleted while threads read: what a view promises it can read."""
+    """Segments and blocks of names are merged and samples deleted while threads read: each snapshot can read all that it lists."""
     storage.client.register_dataset(binary_dataset(tmp_path / "d"))
     reader, ended = PublishedDataset(folder_of(storage), sources), threading.Event()
     failures: list[BaseException] = []
@@ -226,7 +226,7 @@ def test_a_reader_never_sees_half_a_change(storage: RunningStorage, tmp_path: Pa
             write_next(tmp_path / "d")
             storage.ingest()
             storage.client.delete_samples("numbers", np.asarray([5 * number]))
-            # Somebody looks between changes too, however starved the readers are.
+            # At least one reader reads between two changes, however little CPU time the readers get.
             assert looks.acquire(timeout=PATIENCE_S)
             assert not failures
     finally:
@@ -240,7 +240,7 @@ def test_a_reader_never_sees_half_a_change(storage: RunningStorage, tmp_path: Pa
 
 
 def test_a_change_between_two_looks_is_seen_whatever_the_file_system_reuses(tmp_path: Path, sources: RecordReaders) -> None:
-    """Numbers and times of files repeat; the reader holds on to what it compares with."""
+    """Inodes and times of files repeat; the reader keeps the file open that it compares with."""
     config, publisher = binary_dataset(tmp_path / "data"), Publisher(tmp_path)
     publish(publisher, config, [])
     reader = PublishedDataset(tmp_path, sources)
@@ -306,7 +306,7 @@ def test_datasets_are_found_by_name_and_only_by_name(storage: RunningStorage, tm
 def test_a_dataset_is_withdrawn_before_its_files_go(
     storage: RunningStorage, tmp_path: Path, sources: RecordReaders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reader must not find the folder without its deletions: deleted samples would come back."""
+    """A reader must not find the folder without its tombstones: deleted samples would be read again."""
     write_records(tmp_path / "d" / "a.bin", range(3), 1000)
     storage.client.register_dataset(binary_dataset(tmp_path / "d"))
     storage.ingest()
@@ -329,7 +329,7 @@ def test_a_dataset_is_withdrawn_before_its_files_go(
 def test_a_deletion_that_counted_when_its_writer_was_killed_is_seen_after_the_next_start(
     quick_config: SystemConfig, stack: ExitStack, tmp_path: Path, sources: RecordReaders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reader looks after the new block is written and before the head counts it; then the file does not change its size any more."""
+    """A reader reads after the new block is written and before the head counts it; after that the size of the file stays the same."""
     write_records(tmp_path / "d" / "a.bin", range(10), 1000)
     store = DatasetStore(quick_config, Catalogue.open(quick_config))
     store.start()
@@ -411,7 +411,7 @@ def test_what_a_crash_left_is_removed(tmp_path: Path) -> None:
 
 
 def test_an_index_of_segments_is_opened_once(tmp_path: Path, sources: RecordReaders) -> None:
-    """A reader of a growing dataset opens what is new."""
+    """A reader of a growing dataset opens only new segments."""
     config, publisher, names = binary_dataset(tmp_path / "data"), Publisher(tmp_path), list[str]()
     reader = PublishedDataset(tmp_path, sources)
 
