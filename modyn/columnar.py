@@ -55,7 +55,7 @@ class FileKind:
     advice: str
 
     def check(self, path: Path, start: bytes) -> None:
-        """Raises CorruptStateError unless `start` is the beginning of a file of this kind and version."""
+        """Check that a file is of this kind and version. Raises CorruptStateError unless `start` is the beginning of one."""
         if len(start) < _START.size or start[:8] != self.magic:
             raise CorruptStateError(f"{path} is not a {self.noun}; {self.advice}")
         if (version := _START.unpack_from(start)[1]) != self.version:

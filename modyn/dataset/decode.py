@@ -208,7 +208,7 @@ def _stack(samples: Sequence[Any], last: bool) -> torch.Tensor:
 
 
 def _shared_room(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """In a worker process: memory that the training process sees, as torch's own collation takes it. A batch is copied there otherwise."""
+    """Allocate shared memory in a worker process, as torch's own collation does: a batch elsewhere is copied there once more."""
     storage = torch.UntypedStorage._new_shared(math.prod(shape) * dtype.itemsize)  # type: ignore[no-untyped-call]
     return torch.empty(0, dtype=dtype).set_(storage, 0, shape)  # type: ignore[call-overload, no-any-return]
 

@@ -200,7 +200,7 @@ def keys_of_partition(selector: SelectorClient, trigger_set: TriggerSetInfo, pla
 
 
 def _check_state(state: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """Raises: CorruptStateError: a field is not of the type that it has `here`, or negative."""
+    """Check a saved state. Raises CorruptStateError if a field is negative or not of the type that it has `here`."""
     if state.get("version") != STATE_VERSION:
         raise CorruptStateError(
             f"the state that was saved has version {state.get('version')!r}, this Modyn reads version {STATE_VERSION}; start the training anew"

@@ -100,7 +100,7 @@ class EvaluatorClient(SectionClient):
         return from_message(self._stub.Start(to_message(request, evaluator_pb2.EvaluationRequest)), EvaluationStatus)
 
     def watch(self, evaluation_id: str) -> Iterator[EvaluationStatus]:
-        """Its status now and on every change, at most a few times a second, up to a final one. NotFoundError if it is unknown."""
+        """Yield its status now and on every change, at most a few times a second, up to a final one. Raises NotFoundError if it is unknown."""
         for status in self._stub.Watch(evaluator_pb2.EvaluationId(evaluation_id=evaluation_id)):
             yield from_message(status, EvaluationStatus)
 

@@ -70,7 +70,7 @@ def _check_device(device: object) -> list[Problem]:
 
 
 def load_dataset(section: Mapping[str, Any], path: str = "evaluation.datasets") -> EvaluationDatasetConfig:
-    """Raises ConfigError that lists every mistake."""
+    """Check and load an entry of `evaluation.datasets`. Raises ConfigError that lists every mistake."""
     refuse(check_dataset(section, path))
     return load_section(EvaluationDatasetConfig, section, path)
 

@@ -43,12 +43,12 @@ class _Group:
     samples: str
     """The pass over samples: one model and one way of decoding a dataset."""
     digests: dict[str, str]
-    """Of the metrics, by label."""
+    """The digest of each metric, by its label."""
     requests: dict[str, EvaluationRequest] = field(default_factory=dict)
     known: dict[ScoreKey, Score] = field(default_factory=dict)
     """Scores that need not be computed again."""
     names: str = ""
-    """Of the evaluations with which it began, for messages."""
+    """Names of the evaluations with which the group began, for messages."""
     job: Job | None = None
 
 

@@ -113,7 +113,7 @@ def torchmetrics_names() -> frozenset[str]:
 
 
 class _Metrics(Registry[type[Metric]]):
-    """Ours and those of installed packages, and else the class for torchmetrics if that has one of this name."""
+    """Metrics by name: those of Modyn and of installed packages, or else `TorchMetric` if torchmetrics has a class of this name."""
 
     def choices(self) -> str:
         return f"{super().choices()}, or one of torchmetrics, for example Precision"
@@ -326,7 +326,7 @@ class RocAuc(Metric):
 
 
 def _auc(scores: npt.NDArray[np.float32], positive: npt.NDArray[np.bool_]) -> float:
-    """From the sum of the positives' ranks, where equal scores share the mean of their ranks."""
+    """Compute the area under the ROC curve from the sum of the positives' ranks, where equal scores share the mean of their ranks."""
     _, group, sizes = np.unique(scores, return_inverse=True, return_counts=True)
     mean_ranks = np.cumsum(sizes) - (sizes - 1) / 2
     num_positive = int(positive.sum())

@@ -61,12 +61,15 @@ class Rows(NamedTuple):
 
 
 def write_rows(path: Path, rows: Rows) -> None:
-    """Raises UnavailableError."""
+    """Write `rows`, ordered by key, as the columnar file `path`. Raises UnavailableError if that fails."""
     write_columns(path, KIND, rows.take(np.argsort(rows.keys, kind="stable"))._asdict())
 
 
 def read_rows(path: Path) -> Rows:
-    """Memory-mapped, read only. Raises CorruptStateError; NotFoundError and UnavailableError for a file that cannot be read."""
+    """Map the file `path` into memory, read only, and verify its checksums.
+
+    Raises: CorruptStateError: it is damaged. NotFoundError, UnavailableError: it cannot be read.
+    """
     file = ColumnFile.open(path, KIND)
     file.verify()
     return Rows(*(file.column(name) for name in Rows._fields))
@@ -150,7 +153,7 @@ class KeptOutputs:
                 self._logger.info("outputs_not_read", path=str(path), error=str(error))
 
     def __bool__(self) -> bool:
-        """Whether there was anything."""
+        """Return whether any output was there."""
         return bool(self._segments)
 
     def has(self, keys: Int64Array, timestamps: Int64Array) -> NDArray[np.bool_]:
@@ -161,7 +164,7 @@ class KeptOutputs:
         return found
 
     def rows(self, keys: Int64Array, timestamps: Int64Array, at_most: int) -> Iterator[Rows]:
-        """Those of the samples that were there, each once, at most `at_most` at a time."""
+        """Yield the rows of the samples that were there, each once, at most `at_most` at a time."""
         left = np.ones(len(keys), np.bool_)
         for segment in self._segments:
             positions, here = _where(segment, keys, timestamps)

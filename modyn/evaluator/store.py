@@ -51,7 +51,7 @@ ScoreKey = tuple[Interval, str]
 
 
 def metric_digests(section: Mapping[str, Any]) -> dict[str, str]:
-    """By label, for each metric of a dataset's section, a digest that is equal for metrics that give equal values."""
+    """Return by label, for each metric of a dataset's section, a digest that is equal for metrics that give equal values."""
     dataset = load_dataset(section)
     options = [{name: value for name, value in metric.items() if name != "label"} for metric in dataset.metrics]
     return dict(zip(dataset.metric_labels(), map(json_digest, options), strict=True))

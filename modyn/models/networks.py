@@ -75,7 +75,7 @@ class SmallCNNNetwork(EmbeddingNetwork):
 
 
 def _convolution(in_channels: int, out_channels: int, size: int, stride: int = 1) -> nn.Conv2d:
-    """Without bias: batch normalisation follows and has its own."""
+    """Make a convolution without bias: batch normalisation follows and has its own."""
     return nn.Conv2d(in_channels, out_channels, size, stride=stride, padding=size // 2, bias=False)
 
 

@@ -26,7 +26,7 @@ class ServiceClient:
         self._channel = Channel(endpoint, wait_s=wait_s, not_repeatable=self._not_repeatable)
         self._stub = self._Stub(self._channel)
         self._retrier = self._channel.retrier
-        """For what the channel does not repeat by itself: streams, and calls that are only repeatable in a certain way."""
+        """Repeats what the channel does not repeat by itself: streams, and calls that are only repeatable in a certain way."""
 
     def __enter__(self) -> Self:
         return self

@@ -109,7 +109,7 @@ class DatasetStore:
             return self.dataset(config.name).info()
 
     def dataset(self, name: str) -> OpenDataset:
-        """Raises NotFoundError if there is none of this name."""
+        """Return the dataset `name`, opened if it was not. Raises NotFoundError if there is none of this name."""
         if (found := self._open.get(name)) is not None:
             return found
         with self._lock:
@@ -148,7 +148,7 @@ class DatasetStore:
         return dataset.proof.offer(base_path, dataset.snapshot().paths)
 
     def infos(self) -> list[DatasetInfo]:
-        """In order of name; datasets that cannot be opened are logged and left out."""
+        """Describe all datasets, in order of name; those that cannot be opened are logged and left out."""
         infos = []
         for row in self._catalogue.datasets():
             try:

@@ -73,7 +73,7 @@ class Write:
         self.session.execute(update(TRIGGERS).where(*is_trigger).values(**to_row(trigger, TRIGGERS)))
 
     def start_step(self, trigger_id: int, step: str, name: str = "", **detail: Any) -> None:
-        """Record that a step starts, unless it is finished. Args: name: tells the evaluations of a trigger apart."""
+        """Record that a step starts, unless it is finished. Args: name: distinguishes the evaluations of a trigger."""
         # A repeated step starts anew: the time before it, in which the run was interrupted, is not counted.
         values = {"state": "started", "started_at": time.time(), "finished_at": None, "detail": detail}
         statement = upsert(STEPS).values(run_id=self.run_id, trigger_id=trigger_id, step=step, name=name, **values)
@@ -174,7 +174,7 @@ class RunJournal:
         self.run_id = run_id
         self._attempt = attempt
         self._state: RunState | None = None
-        """As last written from here. A request to stop changes the row from outside, which the next write that is not skipped finds."""
+        """The state last written from here. A request to stop changes the row from outside; the next write that is not skipped finds it."""
 
     def enter(self, state: RunState) -> None:
         """Record that the run is in `state`; nothing is written if this attempt wrote that state last."""

@@ -58,7 +58,7 @@ class JournalQueries:
             return from_row(_run_row(session, run_id), Run)
 
     def snapshot(self, run_id: str) -> RunSnapshot:
-        """Raises CorruptStateError when the cursor was written by a release that this one cannot read."""
+        """Return all of a run that survives a restart. Raises CorruptStateError when this release cannot read its cursor."""
         with self.database.session() as session:
             row = _run_row(session, run_id)
             cursor = session.execute(select(CURSORS).where(CURSORS.c.run_id == run_id)).mappings().one_or_none()

@@ -245,7 +245,7 @@ class RunQueue:
         return run
 
     def _mark_interrupted(self, run_id: RunId, cause: UnavailableError) -> None:
-        """For a queued run that will not begin."""
+        """Write the end of a queued run that will not begin."""
         try:
             self.journal.become(run_id, RunState.INTERRUPTED, error=cause.message, error_reason=cause.reason)
         except ModynError as error:
@@ -317,7 +317,7 @@ class RunQueue:
             self._until_closed.call(journal.end, state, error=plain, error_reason=ModynError.reason)
 
     def _interrupt_left_behind(self, run_id: str) -> bool:
-        """As `_interrupt_if_abandoned`, for a run whose supervisor may just have been killed."""
+        """Call `_interrupt_if_abandoned` for a run whose supervisor may just have been killed."""
         give_up = time.monotonic() + OWNER_GONE_S
         # Polled, because nothing reports it: PostgreSQL gives the lock back once it notices that the session's process is gone.
         while not (interrupted := self._interrupt_if_abandoned(run_id)) and time.monotonic() < give_up:

@@ -45,7 +45,7 @@ class RunOptions:
         )
 
     def check(self) -> None:
-        """Raises InvalidArgumentError for options that contradict each other."""
+        """Check the options against each other. Raises InvalidArgumentError for options that contradict each other."""
         if self.mode is RunMode.PRODUCTION and self.to_timestamp is not None:
             raise InvalidArgumentError(
                 "a production run follows live data and has no end time; stop it, or set a number of triggers"

@@ -57,7 +57,7 @@ RESUMABLE = frozenset({RunState.STOPPED, RunState.FAILED, RunState.INTERRUPTED})
 
 
 def check_transition(run_id: str, state: RunState, to: RunState) -> None:
-    """Raises ConflictError unless a run may go from `state` to `to`."""
+    """Check a change of state by the table of transitions. Raises ConflictError unless a run may go from `state` to `to`."""
     if to not in TRANSITIONS[state]:
         allowed = ", ".join(sorted(TRANSITIONS[state]))
         raise ConflictError(f"run {run_id} is {state} and cannot become {to}; from here it may become: {allowed}")

@@ -38,7 +38,8 @@ class Checkpoints(Hook):
         self._last = 0
 
     def on_begin(self, training: Training) -> None:
-        """Raises ConfigError, before the first batch, if an optimizer or scheduler keeps state that a checkpoint cannot hold."""
+        """Check before the first batch that a checkpoint can be taken. Raises ConfigError if an optimizer or scheduler keeps state that
+        a checkpoint cannot hold."""
         self._last = training.progress.batches
         state = snapshot(training)
         _check_readable({name: state[name] for name in ("optimizers", "schedulers")})
@@ -114,7 +115,10 @@ def write_state_file(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def check_checkpoint_folder(folder: Path, *, keep: bool = True) -> None:
-    """Raises ConfigError unless a file can be written to `folder`. keep: leave the folder if it was made here."""
+    """Check that a file can be written to `folder`, which is made if it is missing. Raises ConfigError otherwise.
+
+    keep: leave the folder if it was made here.
+    """
     missing = [folder, *folder.parents]
     missing = missing[: next((i for i, at in enumerate(missing) if os.path.lexists(at)), 0)]
     try:

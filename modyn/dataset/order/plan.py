@@ -126,7 +126,7 @@ class Plan:
         return position.epoch * self.num_batches + position.batch
 
     def check_position(self, position: Position, epochs: int) -> None:
-        """Raises: InvalidArgumentError: a stream of `epochs` epochs has no such position."""
+        """Check that a stream of `epochs` epochs has this position. Raises InvalidArgumentError if it has not."""
         inside = position.epoch >= 0 and 0 <= position.batch <= self.num_batches
         if not inside or position > Position(epochs):
             raise InvalidArgumentError(

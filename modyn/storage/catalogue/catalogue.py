@@ -101,7 +101,7 @@ class Catalogue:
         self.database.close()
 
     def datasets(self, *, deleting: bool = False) -> list[DatasetRow]:
-        """By name: all datasets, or (`deleting`) those whose deletion has begun and not ended."""
+        """Return by name all datasets, or (`deleting`) those whose deletion has begun and not ended."""
         with self.database.raw() as connection, connection.cursor() as cursor:
             return _dataset_rows(cursor, "WHERE deleting = %s ORDER BY name", (deleting,))
 

@@ -101,7 +101,7 @@ class SeenFiles:
         return self.paths, self.sizes, self.mtimes_ns
 
     def merged_with(self, others: SeenFiles) -> SeenFiles:
-        """Both together, in order."""
+        """Merge both, in the order in which files are to be indexed."""
         mine, theirs = ((files.sizes, files.mtimes_ns, files.changed_ns) for files in (self, others))
         return SeenFiles(self.paths + others.paths, *map(np.concatenate, zip(mine, theirs, strict=True)))._in_order()
 
@@ -134,7 +134,7 @@ class Roots:
         return Roots(folders, tuple(text for text in texts if text.startswith("s3:/")))
 
     def check(self, path: str) -> None:
-        """Raises: SecurityError: `path`, with symbolic links followed, lies in none of the roots."""
+        """Check a path of this machine. Raises SecurityError if `path`, with symbolic links followed, lies in none of the roots."""
         real = os.path.realpath(path)
         if (self.folders or self.buckets) and not any(os.path.commonpath([real, root]) == root for root in self.folders):
             raise SecurityError(
@@ -166,11 +166,11 @@ class FileSystem(ABC):
 
     @abstractmethod
     def check_roots(self, roots: Roots) -> None:
-        """Raises: SecurityError: the folder lies outside the roots, whether it exists or not."""
+        """Check where the folder lies, whether it exists or not. Raises SecurityError if that is outside the roots."""
 
     @abstractmethod
     def check(self, roots: Roots) -> None:
-        """Raises: NotFoundError: there is no such folder. SecurityError: it lies outside the roots."""
+        """Check that the folder can be read. Raises: NotFoundError: there is none. SecurityError: it lies outside the roots."""
 
     @abstractmethod
     def list_files(self, names: Names, roots: Roots, indexed: Sequence[str] = ()) -> Listing:

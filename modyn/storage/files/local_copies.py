@@ -31,7 +31,7 @@ class LocalCopies:
     """A folder in `TMPDIR` with copies of objects under their own names; it is removed on exit."""
 
     def __init__(self, files: S3Files) -> None:
-        """Raises: DataError: the folder cannot be made."""
+        """Make the folder, and remove those that killed processes left. Raises DataError if it cannot be made."""
         self._files = files
         with files.reading(files.base), ExitStack() as opened:
             _sweep_once(Path(tempfile.gettempdir()), int(time.monotonic() // _YOUNG_S))
@@ -117,7 +117,7 @@ class LocalCopies:
 
 @lru_cache(maxsize=1)
 def _sweep_once(place: Path, minute: int) -> None:
-    """Once a minute, not for every object: there may be many, and much else in the place. Only later than that is a folder not young."""
+    """Sweep once a minute, not for every object: there may be many, and much else in the place. No folder is left over before that."""
     sweep(place)
 
 
@@ -130,7 +130,7 @@ def sweep(place: Path) -> None:
 
 
 def _is_left_over(folder: Path) -> bool:
-    """Raises: OSError: it is not known, as for folders of other users."""
+    """Return whether the process that made the folder has ended. Raises OSError if that cannot be known, as for other users' folders."""
     if time.time() - folder.stat().st_mtime < _YOUNG_S:
         return False
     try:

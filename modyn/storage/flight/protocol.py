@@ -45,7 +45,7 @@ class PayloadRequest:
 
     @staticmethod
     def from_ticket(ticket: bytes) -> PayloadRequest:
-        """Raises InvalidArgumentError if the ticket is not one of this version."""
+        """Decode the ticket of a request. Raises InvalidArgumentError if it is not one of this version."""
         try:
             line = ticket.index(b"\n")
             head = json.loads(ticket[:line])
@@ -78,7 +78,7 @@ class AnswerHead:
 
     @staticmethod
     def from_bytes(head: bytes) -> AnswerHead:
-        """Raises ModynError if these bytes are no head of this version."""
+        """Decode the head of an answer. Raises ModynError if these bytes are no head of this version."""
         try:
             done, record_size = _HEAD.unpack_from(head)
             return AnswerHead(done, None if record_size < 0 else record_size, head[_HEAD.size :].decode())
@@ -156,7 +156,7 @@ def error_to_flight(error: ModynError) -> flight.FlightServerError:
 
 
 def error_to_text(error: ModynError) -> str:
-    """For `AnswerHead.error`."""
+    """Encode `error` as the text of `AnswerHead.error`: its reason and its message, shortened to a bounded size."""
     return bounded(f"{error.reason}|{error.message}", _MAX_ERROR)
 
 

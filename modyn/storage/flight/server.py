@@ -73,7 +73,7 @@ class Snapshots(Protocol):
     """Datasets by name, as they are now: those of a store, or published ones."""
 
     def snapshot(self, name: str) -> DatasetSnapshot:
-        """Raises NotFoundError if there is no dataset of this name."""
+        """Return the newest snapshot of the dataset `name`. Raises NotFoundError if there is no dataset of this name."""
 
 
 class PayloadServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types

@@ -69,7 +69,7 @@ class FileFormat(ABC):
     """Most samples of one chunk."""
 
     def __init__(self, config: FormatConfig, timestamp_source: str = "") -> None:
-        """Raises: ConfigError: the timestamp_source is not known, or belongs to other formats."""
+        """Parse the timestamp_source. Raises ConfigError if it is not known or belongs to other formats."""
         self.config = config
         self.name_pattern = name_pattern(timestamp_source)
         """What finds the time in the name of a file, if it stands there."""

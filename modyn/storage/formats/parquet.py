@@ -90,7 +90,7 @@ class ParquetFormat(FileFormat):
         return [self.time_place[1]] if self.time_place else []
 
     def _check_schema(self, path: str, schema: pa.Schema) -> None:
-        """Raises: DataError: a column is missing, or its type cannot be used."""
+        """Check the columns of a file. Raises DataError if one is missing or has a type that cannot be used."""
         payload = self.config.payload_columns
         for name in [*payload, self.config.label_column, *self._time_column()]:
             found = schema.get_all_field_indices(name)

@@ -185,7 +185,7 @@ class _Archive:
         self._refuse_more(offset + _BLOCK)
 
     def _refuse_kind(self, offset: int, kind: int, name: bytes, records: dict[bytes, bytes]) -> None:
-        """Raises: DataError: a member that may be a sample does not have its bytes here in one range."""
+        """Refuse a member without its bytes in one range here. Raises DataError if it may be a sample."""
         if kind == b"S"[0] or any(record.startswith(b"GNU.sparse") for record in records):
             how = "a sparse file; pack the archive without --sparse"
         elif kind == b"1"[0] and _SAMPLE_NAME.fullmatch(name):
@@ -195,7 +195,7 @@ class _Archive:
         raise self.error(offset, f"'{name.decode(errors='backslashreplace')}' is stored as {how}")
 
     def _refuse_more(self, offset: int) -> None:
-        """Raises: DataError: there are bytes behind the end, as in two archives that were written one behind the other."""
+        """Check that only zeros follow the end. Raises DataError otherwise, as for two archives that were written one behind the other."""
         self._file.seek(offset)
         while part := self._file.read(_MAX_EXTENSION_BYTES):
             if rest := part.lstrip(b"\0"):

@@ -205,7 +205,7 @@ class Segment:
             raise _KIND.corrupt(self.path, f"its columns cannot be: {error}") from error
 
     def _column(self, name: str) -> _core.Column:
-        """Raises InvalidArgumentError if the stored bytes are not a column of so many rows."""
+        """Return a column of the file. Raises InvalidArgumentError if the stored bytes are not a column of so many rows."""
         stored = self._file.column(name)
         return _core.Column(stored.view(np.uint8), self._file.meta["encodings"][name], stored.itemsize, self.info.num_samples)
 

@@ -206,7 +206,7 @@ def fingerprint(folder: FileSystem, path: str, num_bytes: int) -> str:
 
 
 def fingerprint_of(file: pa.NativeFile, num_bytes: int) -> str:
-    """As `fingerprint`, of an open file. Raises: OSError."""
+    """Compute the `fingerprint` of an open file. Raises: OSError."""
     digest = hashlib.sha256(num_bytes.to_bytes(8, "little"))
     ends, blocks = 2 * _FINGERPRINT_BYTES, _FINGERPRINT_BLOCKS * _FINGERPRINT_BLOCK_BYTES
     parts = [(0, num_bytes)]
@@ -222,7 +222,7 @@ def fingerprint_of(file: pa.NativeFile, num_bytes: int) -> str:
 
 
 def check_unchanged(folder: FileSystem, path: str, indexed: FormatResume) -> None:
-    """Raises: DataError: the bytes of `path` that are indexed are missing, different or not readable."""
+    """Compare the indexed bytes of `path` with their fingerprint. Raises DataError if they are missing, different or not readable."""
     with folder.reading(path), folder.open(path) as file:
         size = file.size()
         same = size >= indexed.end and fingerprint_of(file, indexed.end) == indexed.fingerprint

@@ -37,7 +37,7 @@ class FileIdentity:
 
     @staticmethod
     def of(path: str) -> FileIdentity:
-        """Raises OSError."""
+        """Return the identity of the file `path` on this machine. Raises OSError if there is none."""
         status = os.stat(path)
         return FileIdentity(os.fsencode(path), status.st_dev, status.st_ino)
 

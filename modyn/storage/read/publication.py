@@ -77,7 +77,11 @@ class Publication:
 
     @staticmethod
     def read(folder: Path) -> Publication:
-        """Raises NotFoundError if nothing is published in `folder`, CorruptStateError, UnavailableError."""
+        """Read what storage has published in the folder of a dataset.
+
+        Raises: NotFoundError: nothing is published there. CorruptStateError: it is damaged or of another format. UnavailableError: it cannot
+        be read.
+        """
         path = folder / INDEX
         try:
             content: dict[str, Any] = json.loads(path.read_bytes())
@@ -122,7 +126,7 @@ def write_names(path: Path, files: FileTable, first: int) -> None:
 
 
 def map_names(folder: Path, block: NameBlock) -> NameColumns:
-    """Raises CorruptStateError, UnavailableError."""
+    """Map the columns of a block of names into memory. Raises CorruptStateError, UnavailableError."""
     file = _open(folder / block.file, _NAMES_KIND)
     columns = NameColumns(file.column("ends"), file.column("sizes"), file.column("mtimes_ns"), file.column("text"))
     if len(columns.ends) != block.count:
@@ -136,7 +140,7 @@ def write_stamps(path: Path, files: FileTable, ids: Int64Array) -> None:
 
 
 def map_stamps(path: Path) -> Int64Array:
-    """Ids, sizes and times: int64 (3, n), mapped. Raises CorruptStateError, UnavailableError."""
+    """Map ids, sizes and times of files into memory: int64 (3, n). Raises CorruptStateError, UnavailableError."""
     return _open(path, _STAMPS_KIND).column("stamps")
 
 

@@ -101,7 +101,7 @@ class S3RangeReader:
         )
 
     def _opened(self, asked: _ObjectRange) -> pa.NativeFile:
-        """Raises FileChangedError if the object is not the one that was indexed. One that is replaced later is not noticed here."""
+        """Open the object of a range. Raises FileChangedError if it is not the one that was indexed; a later replacement is not noticed."""
         path = self._paths[asked.file_id]
         opened = self._open(path)
         stamp = self._paths.stamp(asked.file_id)
