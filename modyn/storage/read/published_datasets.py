@@ -85,8 +85,8 @@ class PublishedDatasets:
         """process: name of this one, for errors."""
         self._names, self._readers, self._process = names, readers, process
         self._lock = threading.Lock()
-        # Two threads that ask for a dataset at once must not open it twice, nor may one drop deleted datasets while another one adds.
-        # It protects the two fields below. Reading the publication and looking at files happen outside: a dead mount blocks one dataset only.
+        # Protects changes of the two fields below: two threads that ask for a dataset must not open it twice, and none may be lost while deleted
+        # ones are dropped. Publications are read and users' files looked at outside: a dead mount blocks requests of its own dataset only.
         self._open: dict[str, PublishedDataset] = {}
         self._found: set[str] = set()
         """Identities of the datasets whose files are here."""
