@@ -210,6 +210,21 @@ def test_no_module_outgrows_a_few_screens() -> None:
     assert long == {}
 
 
+def test_every_public_name_has_a_docstring() -> None:
+    """Modules, and what they name without a leading underscore: functions, classes and their methods."""
+    missing = []
+    for path in modules():
+        tree = ast.parse(path.read_text())
+        classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+        for holder in (tree, *classes):
+            kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+            named = [node for node in holder.body if isinstance(node, kinds) and not node.name.startswith("_")]
+            missing += [f"{path.relative_to(ROOT)}:{node.lineno} {node.name}" for node in named if not ast.get_docstring(node)]
+        if not ast.get_docstring(tree):
+            missing.append(str(path.relative_to(ROOT)))
+    assert missing == []
+
+
 def test_no_room_whose_name_says_nothing() -> None:
     vague = {"utils", "common", "helpers", "internal", "misc"}
     assert [

@@ -63,6 +63,7 @@ def root(
         bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=print_version)
     ] = False,
 ) -> None:
+    """Set the options that every command shares, before the command runs."""
     # Services are separate processes; the environment carries the options to them.
     for name, path in (("MODYN_CONFIG", config), ("MODYN_STATE_DIR", state_dir)):
         if path is not None:

@@ -169,9 +169,11 @@ class Accuracy(Metric):
 
     @classmethod
     def label_of(cls, config: AccuracyConfig) -> str:
+        """`Accuracy`, or `Top-N-Accuracy` where `topn` is more than 1."""
         return config.label or ("Accuracy" if config.topn == 1 else f"Top-{config.topn}-Accuracy")
 
     def update(self, outputs: torch.Tensor, labels: torch.Tensor) -> None:
+        """Add to the two counts, which stay on the device."""
         topn = self.config.topn
         if outputs.ndim == 1 and topn == 1:
             right = outputs == labels
@@ -186,6 +188,7 @@ class Accuracy(Metric):
         self._seen += len(labels)
 
     def value(self) -> MetricValue:
+        """A share in [0, 1]. Waits for the device."""
         return MetricValue(int(self._right) / self._seen)
 
 
@@ -224,6 +227,7 @@ class F1Score(Metric):
         self._pairs: torch.Tensor | int = 0
 
     def update(self, outputs: torch.Tensor, labels: torch.Tensor) -> None:
+        """Count pairs of label and predicted class. Raises InvalidArgumentError for a class outside 0 … num_classes - 1."""
         n = self.config.num_classes
         if outputs.ndim == 2 and outputs.shape[1] == n:
             predicted = outputs.argmax(1)
@@ -240,6 +244,7 @@ class F1Score(Metric):
         self._pairs = self._pairs + (labels * n + predicted).bincount(minlength=n * n)
 
     def value(self) -> MetricValue:
+        """A value in [0, 1]; its note lists classes that neither occur nor are predicted, where these count."""
         assert not isinstance(self._pairs, int)
         average, positive = self.config.average, self.config.pos_label
         pairs = self._pairs.reshape(self.config.num_classes, -1).cpu().numpy()
@@ -287,6 +292,7 @@ class RocAuc(Metric):
         self._columns: list[tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_], npt.NDArray[np.float32]]] = []
 
     def update(self, outputs: torch.Tensor, labels: torch.Tensor) -> None:
+        """Copy the scores to the host as float32. Raises InvalidArgumentError for labels other than 0 and 1."""
         if outputs.ndim == 2 and outputs.shape[1] == 2:
             # Increases with the probability of class 1 for logits as well as for probabilities.
             outputs = outputs[:, 1] - outputs[:, 0]
@@ -315,6 +321,7 @@ class RocAuc(Metric):
         self._columns, self._held = [(scores, positive, tickets)], len(scores)
 
     def value(self) -> MetricValue:
+        """A value in [0, 1]; None if a score is NaN or only one class occurs."""
         self._thin()
         scores, positive, _ = self._columns[0]
         note = f"estimated from {self._held} of {self._seen} samples, drawn at random" if self._held < self._seen else ""
@@ -358,6 +365,7 @@ class TorchMetric(Metric):
             raise ConfigError(f"the metric {config.name} of torchmetrics cannot be made with {config.config}: {error}") from error
 
     def update(self, outputs: torch.Tensor, labels: torch.Tensor) -> None:
+        """Update the metric on the device of the labels. Raises InvalidArgumentError with the reason that torchmetrics gives."""
         if not len(labels):
             return
         self._metric.to(labels.device)
@@ -370,6 +378,7 @@ class TorchMetric(Metric):
             ) from error
 
     def value(self) -> MetricValue:
+        """What the class computes; None where that is NaN. Raises ConfigError if it is more than one number."""
         found = self._metric.compute()
         if getattr(found, "numel", lambda: 0)() != 1:
             raise ConfigError(

@@ -41,29 +41,35 @@ class EvaluatorServicer(evaluator_pb2_grpc.EvaluatorServicer):
         self._store = store
 
     def ValidateSection(self, request: common_pb2.SectionRequest, context: grpc.ServicerContext) -> common_pb2.SectionReply:
+        """Problems of the `evaluation` section of a whole pipeline; empty if it is valid."""
         return problems_to_proto(check_evaluation(from_struct(request.pipeline)))
 
     def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> common_pb2.PluginList:
+        """The metrics that are registered here; those of torchmetrics are not listed."""
         return plugins_to_proto(METRICS)
 
     def Start(self, request: evaluator_pb2.EvaluationRequest, context: grpc.ServicerContext) -> evaluator_pb2.EvaluationStatus:
+        """Start an evaluation, or return the status of the one with the same id that runs or has finished."""
         status = self._evaluations.start(from_message(request, EvaluationRequest))
         return to_message(status, evaluator_pb2.EvaluationStatus)
 
     def Watch(
         self, request: evaluator_pb2.EvaluationId, context: grpc.ServicerContext
     ) -> Iterator[evaluator_pb2.EvaluationStatus]:
+        """Stream the status on every change up to a final one; NOT_FOUND for an unknown id."""
         context.add_callback(self._evaluations.table.wake)
         for status in self._evaluations.table.watch(request.evaluation_id, context.is_active):
             yield to_message(status, evaluator_pb2.EvaluationStatus)
 
     def Stop(self, request: evaluator_pb2.EvaluationId, context: grpc.ServicerContext) -> common_pb2.Empty:
+        """Stop one evaluation; without effect if it has ended, NOT_FOUND for an unknown id."""
         self._evaluations.stop(request.evaluation_id)
         return common_pb2.Empty()
 
     def Results(
         self, request: evaluator_pb2.ResultsRequest, context: grpc.ServicerContext
     ) -> Iterator[evaluator_pb2.EvaluationResult]:
+        """Stream all results of a run, read from the database as they are sent; none for an unknown run."""
         for result in self._store.results(RunId(request.run_id)):
             yield to_message(result, evaluator_pb2.EvaluationResult)
 

@@ -44,6 +44,7 @@ class ServiceProcess(ChildProcess):
         self.url = config.replicas.get(name, config.endpoint(name)).address
 
     def start(self) -> None:
+        """End what an earlier process left, then start. Raises UnavailableError if an old process keeps the service's folder."""
         if self._process is not None:
             _end_group(self._process.pid)
         self._end_leftover()
@@ -52,6 +53,7 @@ class ServiceProcess(ChildProcess):
         self._process = spawn(self._command, self._config.log_file(self._name), environment=environment)
 
     def stop(self) -> int | None:
+        """End the service and its workers; report one that had to be killed. Returns the exit code; None: it was not started."""
         group = self._process.pid if self._process is not None else None
         code = super().stop()
         if code == -signal.SIGKILL:

@@ -43,14 +43,20 @@ class ModelStorageServicer(model_storage_pb2_grpc.ModelStorageServicer):
         self._logger = get_logger("model_storage")
 
     def ValidateSection(self, request: common_pb2.SectionRequest, context: grpc.ServicerContext) -> common_pb2.SectionReply:
+        """Problems of the `model_storage` section of a whole pipeline; empty if it is valid."""
         return problems_to_proto(validate_section(from_struct(request.pipeline)))
 
     def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> common_pb2.PluginList:
+        """The file formats of models that are registered here."""
         return plugins_to_proto(MODEL_FORMATS)
 
     def Put(
         self, request_iterator: Iterator[model_storage_pb2.PutRequest], context: grpc.ServicerContext
     ) -> model_storage_pb2.StoredModelInfo:
+        """Store a version, visible once it is complete; or return the one of this (run, trigger) without reading what is sent.
+
+        INVALID_ARGUMENT: the stream has no header, is cut, or does not match its checksum.
+        """
         first = next(request_iterator, None)
         if first is None or first.WhichOneof("part") != "header":
             raise InvalidArgumentError("a put begins with a header")
@@ -71,6 +77,7 @@ class ModelStorageServicer(model_storage_pb2_grpc.ModelStorageServicer):
             return to_message(info, model_storage_pb2.StoredModelInfo)
 
     def Get(self, request: model_storage_pb2.ModelId, context: grpc.ServicerContext) -> Iterator[model_storage_pb2.GetReply]:
+        """Stream a version as safetensors, whatever its format on disk. NOT_FOUND; CORRUPT_STATE for a damaged file."""
         with self._store.fetch(request.model_id) as (info, path), path.open("rb") as file:
             yield model_storage_pb2.GetReply(info=to_message(info, model_storage_pb2.StoredModelInfo))
             for reply in weights_to_proto(model_storage_pb2.GetReply, file):
@@ -78,25 +85,30 @@ class ModelStorageServicer(model_storage_pb2_grpc.ModelStorageServicer):
                 yield reply
 
     def Describe(self, request: model_storage_pb2.ModelId, context: grpc.ServicerContext) -> model_storage_pb2.StoredModelInfo:
+        """A version without its weights; NOT_FOUND if there is none."""
         return to_message(self._store.describe(request.model_id), model_storage_pb2.StoredModelInfo)
 
     def Find(self, request: model_storage_pb2.ModelOfTrigger, context: grpc.ServicerContext) -> model_storage_pb2.StoredModelInfo:
+        """The version of a trigger of a run; NOT_FOUND if it has none."""
         found = self._store.find(RunId(request.run_id), request.trigger_id)
         if found is None:
             raise NotFoundError(f"run '{request.run_id}' has no model of trigger {request.trigger_id}")
         return to_message(found, model_storage_pb2.StoredModelInfo)
 
     def List(self, request: model_storage_pb2.ListModelsRequest, context: grpc.ServicerContext) -> model_storage_pb2.ModelList:
+        """The versions of a run, or all, in the order in which they were stored."""
         return model_storage_pb2.ModelList(
             models=[to_message(info, model_storage_pb2.StoredModelInfo) for info in self._store.list(RunId(request.run_id))]
         )
 
     def Delete(self, request: model_storage_pb2.ModelId, context: grpc.ServicerContext) -> common_pb2.Empty:
+        """Delete a version and its file; CONFLICT while it is promoted, NOT_FOUND if there is none."""
         self._store.delete(request.model_id)
         self._logger.info("model_deleted", model_id=request.model_id)
         return common_pb2.Empty()
 
     def Promote(self, request: model_storage_pb2.ModelId, context: grpc.ServicerContext) -> model_storage_pb2.StoredModelInfo:
+        """Mark a version as the promoted one of its run in place of any other; repeating it changes nothing."""
         info = self._store.promote(request.model_id)
         self._logger.info("model_promoted", model_id=request.model_id)
         return to_message(info, model_storage_pb2.StoredModelInfo)

@@ -44,12 +44,15 @@ class SelectorServicer(selector_pb2_grpc.SelectorServicer):
         self._keys_per_message = min(KEYS_PER_CHUNK, items_per_message(endpoint, _KEY_BYTES))
 
     def ValidateSection(self, request: common_pb2.SectionRequest, context: grpc.ServicerContext) -> common_pb2.SectionReply:
+        """Problems of the `selection_strategy` section of a whole pipeline; empty if it is valid."""
         return problems_to_proto(validate_selection_section(from_struct(request.pipeline)))
 
     def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> common_pb2.PluginList:
+        """The selection and presampling policies that are registered here."""
         return plugins_to_proto(SELECTION, PRESAMPLING)
 
     def RegisterRun(self, request: selector_pb2.SelectorRun, context: grpc.ServicerContext) -> common_pb2.Empty:
+        """Register a run; repeating it with equal arguments is a no-op, with others ALREADY_EXISTS."""
         strategy = from_struct(request.selection_strategy)
         data = from_struct(request.data) if request.HasField("data") else None
         with bind(run_id=request.run_id):
@@ -57,29 +60,35 @@ class SelectorServicer(selector_pb2_grpc.SelectorServicer):
         return common_pb2.Empty()
 
     def GetRun(self, request: selector_pb2.SelectorRunId, context: grpc.ServicerContext) -> selector_pb2.SelectorRun:
+        """What a run was registered with; NOT_FOUND if it is unknown."""
         return to_message(self._selector.run(RunId(request.run_id)), selector_pb2.SelectorRun)
 
     def Inform(self, request: selector_pb2.InformRequest, context: grpc.ServicerContext) -> selector_pb2.InformReply:
+        """Append the samples not held already; return the number held. CONFLICT if samples before `position` are missing."""
         with bind(run_id=request.run_id):
             num_held = self._selector.inform(RunId(request.run_id), request.position, batch_from_proto(request.samples))
         return selector_pb2.InformReply(num_samples=num_held)
 
     def Trigger(self, request: selector_pb2.TriggerRequest, context: grpc.ServicerContext) -> selector_pb2.TriggerSet:
+        """Select a trigger set, or return the existing one. CONFLICT for another number of samples, or a trigger out of turn."""
         with bind(run_id=request.run_id, trigger_id=request.trigger_id):
             return to_message(
                 self._selector.trigger(RunId(request.run_id), request.trigger_id, request.num_samples), selector_pb2.TriggerSet
             )
 
     def GetTriggerSet(self, request: selector_pb2.TriggerId, context: grpc.ServicerContext) -> selector_pb2.TriggerSet:
+        """Describe a trigger set without its keys; NOT_FOUND if there is none."""
         return to_message(self._selector.trigger_set(RunId(request.run_id), request.trigger_id), selector_pb2.TriggerSet)
 
     def GetKeys(self, request: selector_pb2.PartitionRequest, context: grpc.ServicerContext) -> Iterator[common_pb2.KeyColumns]:
+        """Stream a partition in chunks that fit into a message. CONFLICT if the trigger set has another checksum."""
         chunks = self._selector.keys(
             RunId(request.run_id), request.trigger_id, request.partition, request.keys_checksum, self._keys_per_message
         )
         yield from map(share_to_proto, chunks)
 
     def DeleteRun(self, request: selector_pb2.SelectorRunId, context: grpc.ServicerContext) -> common_pb2.Empty:
+        """Delete a run with its samples and trigger sets; a no-op for an unknown run."""
         with bind(run_id=request.run_id):
             self._selector.delete_run(RunId(request.run_id))
         return common_pb2.Empty()

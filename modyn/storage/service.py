@@ -44,36 +44,45 @@ class StorageService(storage_pb2_grpc.StorageServicer):
         self._samples_per_message = items_per_message(endpoint, _SAMPLE_BYTES)
 
     def RegisterDataset(self, request: storage_pb2.DatasetSpec, context: Context) -> storage_pb2.Dataset:
+        """Register a dataset; repeating it with equal options is a no-op, with others ALREADY_EXISTS. The folder must exist."""
         return info_to_proto(self._store.register(spec_from_proto(request)))
 
     def ListDatasets(self, request: common_pb2.Empty, context: Context) -> storage_pb2.DatasetList:
+        """All datasets by name, without those that cannot be opened, which are logged."""
         return storage_pb2.DatasetList(datasets=[info_to_proto(info) for info in self._store.infos()])
 
     def GetDataset(self, request: storage_pb2.DatasetName, context: Context) -> storage_pb2.Dataset:
+        """A dataset with its counts; NOT_FOUND if there is none."""
         return info_to_proto(self._store.dataset(request.name).info())
 
     def DeleteDataset(self, request: storage_pb2.DatasetName, context: Context) -> common_pb2.Empty:
+        """Delete the index of a dataset, not the user's files; NOT_FOUND if there is none."""
         self._store.delete(request.name)
         return common_pb2.Empty()
 
     def Ingest(self, request: storage_pb2.DatasetName, context: Context) -> Iterator[storage_pb2.IngestProgress]:
+        """Index new files now and stream progress; the work goes on when the client leaves."""
         for progress in self._store.ingest(request.name, context.is_active):
             yield to_message(progress, storage_pb2.IngestProgress)
 
     def ListProblems(self, request: storage_pb2.DatasetName, context: Context) -> storage_pb2.ProblemList:
+        """Files that were set aside, the newest problem first."""
         problems = self._store.problems(request.name)
         return storage_pb2.ProblemList(problems=[to_message(problem, storage_pb2.Problem) for problem in problems])
 
     def CountSamples(self, request: storage_pb2.IntervalRequest, context: Context) -> storage_pb2.SampleCount:
+        """Number of samples in [start, end), without deleted ones."""
         snapshot = self._store.snapshot(request.dataset)
         return storage_pb2.SampleCount(num_samples=snapshot.count(from_message(request.interval, Interval)))
 
     def SamplesInInterval(self, request: storage_pb2.IntervalRequest, context: Context) -> Columns:
+        """Stream one snapshot of [start, end) by (timestamp, key); with `resume`, what is after that pair."""
         after = (request.after_timestamp, request.after_key) if request.resume else None
         interval, snapshot = from_message(request.interval, Interval), self._store.snapshot(request.dataset)
         yield from self._columns(snapshot.samples_in_interval(interval, _batch_size(request), after))
 
     def NewSamples(self, request: storage_pb2.NewSamplesRequest, context: Context) -> Columns:
+        """Stream samples by key from `first_key` on, then new ones as they are published, until the client cancels."""
         dataset = self._store.dataset(request.dataset)
         ended = threading.Event()
 
@@ -85,16 +94,19 @@ class StorageService(storage_pb2_grpc.StorageServicer):
             yield from self._columns(dataset.new_samples(request.first_key, _batch_size(request), lambda: not ended.is_set()))
 
     def SamplesByKey(self, request: storage_pb2.KeysRequest, context: Context) -> Columns:
+        """Labels and timestamps in the order asked; NOT_FOUND, before the first message, if a key is unknown or deleted."""
         snapshot, keys = self._store.snapshot(request.dataset), keys_from_bytes(request.keys)
         snapshot.refuse_missing(keys)
         parts = (keys[first : first + _KEYS_AT_ONCE] for first in range(0, len(keys), _KEYS_AT_ONCE))
         yield from self._columns(map(snapshot.samples_by_key, parts))
 
     def DeleteSamples(self, request: storage_pb2.KeysRequest, context: Context) -> storage_pb2.DeleteReply:
+        """Delete samples for good; keys that are unknown or deleted already are not counted."""
         deleted = self._store.dataset(request.dataset).delete_samples(keys_from_bytes(request.keys))
         return storage_pb2.DeleteReply(num_deleted=deleted)
 
     def OfferShortCut(self, request: storage_pb2.DatasetName, context: Context) -> storage_pb2.ShortCutOffer:
+        """What a reader on this machine needs to read without the service, or the reason why it may not."""
         return to_message(self._store.offer_short_cut(request.name), storage_pb2.ShortCutOffer)
 
     def _columns(self, batches: Iterable[SampleBatch]) -> Columns:
@@ -105,6 +117,7 @@ class StorageService(storage_pb2_grpc.StorageServicer):
                 yield batch_to_proto(batch.slice(first, first + size))
 
     def ListPlugins(self, request: common_pb2.Empty, context: Context) -> common_pb2.PluginList:
+        """The file formats that are registered here."""
         return plugins_to_proto(REGISTRY)
 
 

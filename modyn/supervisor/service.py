@@ -28,19 +28,24 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
         self._hub = hub
 
     def Validate(self, request: supervisor_pb2.PipelineText, context: grpc.ServicerContext) -> common_pb2.SectionReply:
+        """Problems that the services find in a pipeline file; empty if it can be submitted."""
         return problems_to_proto(self._runs.validate(request.yaml, request.file_name))
 
     def Submit(self, request: supervisor_pb2.SubmitRequest, context: grpc.ServicerContext) -> supervisor_pb2.Run:
+        """Check a pipeline and queue a run of it. Each call makes a new run."""
         pipeline, options = request.pipeline, from_message(request, RunOptions)
         return to_message(self._runs.submit(pipeline.yaml, pipeline.file_name, options), supervisor_pb2.Run)
 
     def ListRuns(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> supervisor_pb2.RunList:
+        """All runs, oldest first."""
         return supervisor_pb2.RunList(runs=[to_message(run, supervisor_pb2.Run) for run in self._journal.runs()])
 
     def GetRun(self, request: supervisor_pb2.RunName, context: grpc.ServicerContext) -> supervisor_pb2.Run:
+        """A run as it is journalled; NOT_FOUND if there is none."""
         return to_message(self._journal.run(request.run_id), supervisor_pb2.Run)
 
     def Watch(self, request: supervisor_pb2.WatchRequest, context: grpc.ServicerContext) -> Iterator[supervisor_pb2.RunEvent]:
+        """Stream the events after `after_seq`, kept ones first, until the run is terminal or the client leaves."""
         with self._hub.watching(request.run_id) as watcher:
             if not context.add_callback(watcher.close):
                 return  # The call has ended already.
@@ -48,19 +53,24 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
                 yield to_message(event, supervisor_pb2.RunEvent)
 
     def StopRun(self, request: supervisor_pb2.RunName, context: grpc.ServicerContext) -> supervisor_pb2.Run:
+        """Ask a run to stop, without waiting for it; a terminal one is left as it is."""
         return to_message(self._runs.stop(request.run_id), supervisor_pb2.Run)
 
     def ResumeRun(self, request: supervisor_pb2.RunName, context: grpc.ServicerContext) -> supervisor_pb2.Run:
+        """Queue a stopped, failed or interrupted run again; an active one is left alone, a finished one is CONFLICT."""
         return to_message(self._runs.resume(request.run_id), supervisor_pb2.Run)
 
     def EvaluateRun(self, request: supervisor_pb2.EvaluateRunRequest, context: grpc.ServicerContext) -> supervisor_pb2.Run:
+        """Queue the manual evaluations of a run, or those of the named handlers; INVALID_ARGUMENT for an unknown one."""
         return to_message(self._runs.evaluate(request.run_id, list(request.handlers)), supervisor_pb2.Run)
 
     def ListTriggers(self, request: supervisor_pb2.RunName, context: grpc.ServicerContext) -> supervisor_pb2.TriggerList:
+        """The triggers of a run in order; NOT_FOUND if there is no such run."""
         triggers = self._journal.triggers(request.run_id)
         return supervisor_pb2.TriggerList(triggers=[to_message(trigger, supervisor_pb2.TriggerRecord) for trigger in triggers])
 
     def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> common_pb2.PluginList:
+        """The trigger policies and evaluation strategies that are registered here."""
         return plugins_to_proto(TRIGGERS, EVALUATION_STRATEGIES)
 
 

@@ -119,25 +119,32 @@ class FakeStorageClient(FakeClient, StorageClient):
         self._storage = storage
 
     def register_dataset(self, config: DatasetConfig) -> DatasetInfo:
+        """Raises NotImplementedError."""
         raise NotImplementedError(_NOT_FAKED)
 
     def delete_dataset(self, name: str) -> None:
+        """Raises NotImplementedError."""
         raise NotImplementedError(_NOT_FAKED)
 
     def ingest(self, name: str) -> Iterator[IngestProgress]:
+        """Raises NotImplementedError."""
         raise NotImplementedError(_NOT_FAKED)
 
     def problems(self, name: str) -> list[FileProblem]:
+        """Raises NotImplementedError."""
         raise NotImplementedError(_NOT_FAKED)
 
     def offer_short_cut(self, name: str) -> ShortCutOffer:
+        """Raises NotImplementedError: a reader of the fake gets payloads from `FakePayloadClient`."""
         raise NotImplementedError(_NOT_FAKED)
 
     def list_datasets(self) -> list[DatasetInfo]:
+        """All datasets by name."""
         with self._storage.arrived:
             return [self.dataset(name) for name in sorted(self._storage.datasets)]
 
     def dataset(self, name: str) -> DatasetInfo:
+        """A dataset without deleted samples in its counts. Raises NotFoundError."""
         with self._storage.arrived:
             found = self._storage.find(name)
             return DatasetInfo(
@@ -153,11 +160,13 @@ class FakeStorageClient(FakeClient, StorageClient):
             )
 
     def count_samples(self, name: str, interval: Interval) -> int:
+        """Samples in the interval, deleted ones left out. Raises NotFoundError."""
         return len(self._in_interval(name, interval, None))
 
     def samples_in_interval(
         self, name: str, interval: Interval, batch_size: int, after: tuple[int, int] | None = None
     ) -> Iterator[SampleBatch]:
+        """Batches by (timestamp, key) of what is there at the first `next`."""
         keys = self._in_interval(name, interval, after)
         for first in range(0, len(keys), batch_size):
             yield self._storage.find(name).batch(keys[first : first + batch_size])
@@ -169,16 +178,19 @@ class FakeStorageClient(FakeClient, StorageClient):
         return np.asarray([key for t, key in sorted(found) if after is None or (t, key) > after], np.int64)
 
     def new_samples(self, name: str, first_key: int, batch_size: int) -> FakeNewSamples:
+        """The samples from `first_key` on, then those that `FakeStorage.add_samples` adds. Raises NotFoundError."""
         self._storage.find(name)
         return FakeNewSamples(self._storage, name, first_key, batch_size)
 
     def samples_by_key(self, name: str, keys: Int64Array) -> SampleBatch:
+        """In the order asked. Raises NotFoundError if a key is unknown or deleted."""
         with self._storage.arrived:
             dataset = self._storage.find(name)
             _refuse_missing(name, dataset, keys)
             return dataset.batch(np.asarray(keys, np.int64))
 
     def delete_samples(self, name: str, keys: Int64Array) -> int:
+        """Delete those of `keys` that there are; return how many."""
         with self._storage.arrived:
             dataset = self._storage.find(name)
             existing = {int(key) for key in keys if dataset.has(int(key))}
@@ -207,6 +219,7 @@ class FakeNewSamples(NewSamples):
         raise StopIteration
 
     def cancel(self) -> None:
+        """End the stream, also for a thread that waits for its next batch."""
         with self._storage.arrived:
             self._stopped = True
             self._storage.arrived.notify_all()
@@ -220,11 +233,12 @@ class FakePayloadClient(PayloadClient):
         self._batch_size = batch_size
 
     def close(self) -> None:
-        pass
+        """Without effect: there is no connection."""
 
     def fetch(
         self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise", deadline_s: float | None = None
     ) -> FakeFetch:
+        """Errors, also those of `before_fetch`, are raised by the answers and not here; `deadline_s` has no effect."""
         if on_missing not in ("raise", "skip"):
             raise InvalidArgumentError(f"on_missing is 'raise' or 'skip', not {on_missing!r}")
         return FakeFetch(self._answers(dataset, np.asarray(keys, np.int64), on_missing))
@@ -252,9 +266,11 @@ class FakeFetch(PayloadStream):
         return next(self._answers)
 
     def cancel(self) -> None:
+        """Make the next answer raise CancelledError."""
         self._cancelled = True
 
     def close(self) -> None:
+        """The same as `cancel`."""
         self.cancel()
 
     def __del__(self) -> None:

@@ -78,6 +78,7 @@ class FakeSelectorClient(FakeClient):
         self.runs: dict[RunId, _RegisteredRun] = {}
 
     def validate(self, pipeline: Mapping[str, Any]) -> list[Problem]:
+        """The problems that the service would find."""
         return validate_selection_section(pipeline)
 
     def register_run(
@@ -88,6 +89,7 @@ class FakeSelectorClient(FakeClient):
         seed: int,
         data: Mapping[str, Any] | None = None,
     ) -> None:
+        """A no-op for equal arguments. Raises AlreadyExistsError for others, ConfigError for a wrong section."""
         section = dict(selection_strategy)
         new = _RegisteredRun(dataset, section, seed, build_selection(section), None if data is None else dict(data))
         run = self.runs.setdefault(run_id, new)
@@ -95,9 +97,11 @@ class FakeSelectorClient(FakeClient):
             raise AlreadyExistsError(f"run '{run_id}' is registered with other arguments; choose another run id")
 
     def data_section(self, run_id: RunId) -> dict[str, Any] | None:
+        """`data` as it was registered. Raises NotFoundError."""
         return self._run(run_id).data
 
     def inform(self, run_id: RunId, position: int, samples: SampleBatch) -> int:
+        """Append what is new of `samples`; return the number held. Raises ConflictError for a gap."""
         run = self._run(run_id)
         new = unseen(run_id, len(run.samples), position, samples)
         if len(new):
@@ -105,6 +109,7 @@ class FakeSelectorClient(FakeClient):
         return len(run.samples)
 
     def trigger(self, run_id: RunId, trigger_id: int, num_samples: int) -> TriggerSetInfo:
+        """Select as the service, or return the existing set. Raises ConflictError. A policy's state is not carried over."""
         run = self._run(run_id)
         if not 0 <= trigger_id < len(run.boundaries):
             check_next(run_id, len(run.samples), run.boundaries, trigger_id, num_samples)
@@ -120,6 +125,7 @@ class FakeSelectorClient(FakeClient):
         return self.trigger_set(run_id, trigger_id)
 
     def trigger_set(self, run_id: RunId, trigger_id: int) -> TriggerSetInfo:
+        """Describe a trigger set. Raises NotFoundError."""
         run = self._run(run_id)
         if not 0 <= trigger_id < len(run.sets):
             raise NotFoundError(f"run '{run_id}' has no trigger {trigger_id}; trigger it first")
@@ -127,6 +133,7 @@ class FakeSelectorClient(FakeClient):
         return TriggerSetInfo(run_id, trigger_id, len(keys), size, hashlib.sha256(keys.astype("<i8").tobytes()).hexdigest())
 
     def keys(self, run_id: RunId, trigger_id: int, partition: int, keys_checksum: str = "") -> KeysAndWeights:
+        """A partition in one piece. Raises ConflictError if the set has another checksum."""
         info = self.trigger_set(run_id, trigger_id)
         check_checksum(info, keys_checksum)
         start, stop = partition_bounds(info.num_keys, info.partition_size, partition)
@@ -134,6 +141,7 @@ class FakeSelectorClient(FakeClient):
         return KeysAndWeights(found.keys[start:stop], found.weights[start:stop])
 
     def delete_run(self, run_id: RunId) -> None:
+        """Forget a run; a no-op for an unknown one."""
         self.runs.pop(run_id, None)
 
     def _run(self, run_id: RunId) -> _RegisteredRun:
@@ -150,6 +158,7 @@ class FakeModelStorage(FakeSectionClient):
         self._lock = threading.Lock()
 
     def put(self, header: ModelHeader, safetensors_path: Path) -> ModelVersion:
+        """Keep the file's bytes and return the version; the one that exists for this (run, trigger), if any."""
         digest, content = weights_sha256(safetensors_path), safetensors_path.read_bytes()
         with self._lock:
             existing = self.find(header.run_id, header.trigger_id)
@@ -171,19 +180,23 @@ class FakeModelStorage(FakeSectionClient):
             return version
 
     def get(self, model_id: int, into: Path) -> StoredModel:
+        """Write the kept bytes to `into`. Raises NotFoundError."""
         info = self.describe(model_id)
         into.write_bytes(self._models[model_id - 1][1])
         return StoredModel(info.version, info.model_class, info.model_config, info.training_result, into)
 
     def describe(self, model_id: int) -> StoredModelInfo:
+        """A version without its weights. Raises NotFoundError."""
         if not 1 <= model_id <= len(self._models):
             raise NotFoundError(f"there is no model {model_id}; `modyn models ls` lists those that exist")
         return self._models[model_id - 1][0]
 
     def find(self, run_id: RunId, trigger_id: int) -> StoredModelInfo | None:
+        """The version of a trigger; None if there is none."""
         return next((info for info in self.list(run_id) if run_id and info.version.trigger_id == trigger_id), None)
 
     def list(self, run_id: RunId | None = None) -> list[StoredModelInfo]:
+        """The versions of a run, or all, in the order in which they were put."""
         return [info for info, _ in self._models if not run_id or info.version.run_id == run_id]
 
 
@@ -207,6 +220,7 @@ class FakeTrainerServer(FakeSectionClient):
         self._waiting: dict[tuple[str, int], TrainingRequest] = {}
 
     def start(self, request: TrainingRequest) -> TrainingStatus:
+        """Carry the training out at once unless it is held; again for one that runs or has finished returns its status."""
         key = (str(request.run_id), request.trigger_id)
         known = self._statuses.get(key)
         if known is not None and known.state in (TrainingState.RUNNING, TrainingState.FINISHED):
@@ -218,6 +232,7 @@ class FakeTrainerServer(FakeSectionClient):
         return self._statuses[key]
 
     def watch(self, run_id: str, trigger_id: int) -> Iterator[TrainingStatus]:
+        """The status; of a held training then also its final one, for which it is carried out. Raises NotFoundError."""
         status = self._status(run_id, trigger_id)
         yield status
         if not status.state.is_final:
@@ -226,6 +241,7 @@ class FakeTrainerServer(FakeSectionClient):
             yield self._status(run_id, trigger_id)
 
     def stop(self, run_id: str, trigger_id: int) -> None:
+        """Mark a held training as stopped; without effect on one that has ended. Raises NotFoundError."""
         status = self._status(run_id, trigger_id)
         if self._waiting.pop((run_id, trigger_id), None) is not None:
             stopped = replace(status, state=TrainingState.STOPPED, error="stopped on request", error_reason="CANCELLED")
@@ -274,6 +290,7 @@ class FakeEvaluator(FakeSectionClient):
         self._lock = threading.Lock()
 
     def start(self, request: EvaluationRequest) -> EvaluationStatus:
+        """Carry the evaluation out at once; again for one that finished returns its status, one that failed is tried again."""
         with self._lock:
             id_ = request.evaluation_id
             if id_ not in self._results:
@@ -288,14 +305,17 @@ class FakeEvaluator(FakeSectionClient):
             return self._statuses[id_]
 
     def watch(self, evaluation_id: str) -> Iterator[EvaluationStatus]:
+        """The one status, which is final. Raises NotFoundError."""
         if evaluation_id not in self._statuses:
             raise NotFoundError(f"there is no evaluation '{evaluation_id}'; start it first")
         yield self._statuses[evaluation_id]
 
     def stop(self, evaluation_id: str) -> None:
+        """Without effect, as every evaluation has ended. Raises NotFoundError."""
         next(self.watch(evaluation_id))
 
     def results(self, run_id: RunId) -> list[EvaluationResult]:
+        """All results of a run in the order in which they were made."""
         with self._lock:
             return [result for results in self._results.values() for result in results if result.run_id == run_id]
 

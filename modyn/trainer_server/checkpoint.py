@@ -45,6 +45,7 @@ class Checkpoints(Hook):
         _check_readable({name: state[name] for name in ("optimizers", "schedulers")})
 
     def on_boundary(self, training: Training) -> None:
+        """Write a checkpoint once `interval` batches have passed. Raises TrainingError if the file cannot be written."""
         if training.progress.batches - self._last < self._interval:
             return
         self._last = training.progress.batches

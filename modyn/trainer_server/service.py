@@ -34,25 +34,30 @@ class TrainerServicer(trainer_server_pb2_grpc.TrainerServerServicer):
         self._trainings = trainings
 
     def ValidateSection(self, request: common_pb2.SectionRequest, context: grpc.ServicerContext) -> common_pb2.SectionReply:
+        """Problems of the trainer's sections, found by a worker, which loads user code; DEADLINE if that takes too long."""
         return problems_to_proto(self._trainings.validate(from_struct(request.pipeline)))
 
     def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> common_pb2.PluginList:
+        """The models, optimizers, schedulers and downsampling policies that are registered here."""
         return plugins_to_proto(MODELS, OPTIMIZERS, SCHEDULERS, DOWNSAMPLING)
 
     def Start(
         self, request: trainer_server_pb2.TrainingRequest, context: grpc.ServicerContext
     ) -> trainer_server_pb2.TrainingStatus:
+        """Queue a training, or return the one of this (run, trigger) that runs or has stored its model."""
         status = self._trainings.start(from_message(request, TrainingRequest))
         return to_message(status, trainer_server_pb2.TrainingStatus)
 
     def Watch(
         self, request: trainer_server_pb2.TrainingId, context: grpc.ServicerContext
     ) -> Iterator[trainer_server_pb2.TrainingStatus]:
+        """Stream the status on every change up to a final one; NOT_FOUND for an unknown training."""
         context.add_callback(self._trainings.table.wake)
         for status in self._trainings.table.watch((request.run_id, request.trigger_id), context.is_active):
             yield to_message(status, trainer_server_pb2.TrainingStatus)
 
     def Stop(self, request: trainer_server_pb2.TrainingId, context: grpc.ServicerContext) -> common_pb2.Empty:
+        """Ask the worker to stop, without waiting; without effect on an ended training, NOT_FOUND for an unknown one."""
         self._trainings.table.stop((request.run_id, request.trigger_id))
         return common_pb2.Empty()
 

@@ -20,6 +20,7 @@ class BinaryFullModel(FullModelFormat):
     """Tensors one after the other in `wire_order`, little-endian, without gaps."""
 
     def encode(self, safetensors: Path, encoded: Path) -> None:
+        """Write header and tensors in pieces; any dtype is kept, as its bytes."""
         layout = wire_order(read_tensors(safetensors))
         with safetensors.open("rb") as source, encoded.open("xb") as target:
             target.write(_HEADER.pack(_MAGIC, _VERSION, len(layout), sum(spec.num_bytes for spec in layout)))
@@ -28,6 +29,7 @@ class BinaryFullModel(FullModelFormat):
                     target.write(chunk)
 
     def decode(self, encoded: Path, layout: Layout, safetensors: Path) -> None:
+        """Write a safetensors header from `layout`, then the bytes. Raises CorruptStateError for another header or size."""
         num_bytes = sum(spec.num_bytes for spec in layout)
         with encoded.open("rb") as source, safetensors.open("xb") as target:
             header = source.read(_HEADER.size)

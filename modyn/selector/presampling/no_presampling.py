@@ -27,4 +27,5 @@ class NoPresampling(PresamplingPolicy):
     Config = NoPresamplingConfig
 
     def select(self, window: SelectionWindow, limit: int, context: SelectionContext) -> Selection:
+        """The window, or `limit` of its samples drawn by the generator of the trigger."""
         return uniform(window, limit, context.generator())

@@ -12,4 +12,5 @@ class RandomPresampling(PresamplingPolicy):
     Config = PresamplingConfig
 
     def select(self, window: SelectionWindow, limit: int, context: SelectionContext) -> Selection:
+        """`target_size` samples of the window, at most `limit`, drawn by the generator of the trigger."""
         return uniform(window, min(self.config.target_size(len(window)), limit), context.generator())

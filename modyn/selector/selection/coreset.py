@@ -45,6 +45,7 @@ class CoresetStrategy(SelectionPolicy):
 
     @classmethod
     def check(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
+        """Also the problems of `presampling_config`; those of `downsampling_config` are found by the trainer server."""
         section = options.get("presampling_config", {"strategy": "No"})
         problems = super().check(options, path)
         if isinstance(section, Mapping):
@@ -52,13 +53,16 @@ class CoresetStrategy(SelectionPolicy):
         return problems
 
     def select(self, window: SelectionWindow, context: SelectionContext) -> Selection:
+        """The window during warm-up, else what the presampling policy picks; at most `limit` keys."""
         if context.trigger_id < self.config.warmup_triggers:
             return uniform(window, self.config.capped(len(window)), context.generator())
         return self.presampling.select(window, self.config.capped(len(window)), context)
 
     def state(self) -> dict[str, Any]:
+        """The state of the presampling policy."""
         return {"version": 1, "presampling": self.presampling.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the presampling policy. Raises CorruptStateError if its part is missing or unknown."""
         super().load_state({name: value for name, value in state.items() if name != "presampling"})
         self.presampling.load_state(state.get("presampling", {}))

@@ -28,6 +28,7 @@ class NewDataStrategy(SelectionPolicy):
     config: NewDataConfig
 
     def select(self, window: SelectionWindow, context: SelectionContext) -> Selection:
+        """At most `limit` keys with weight 1; repeatable, as the generator is seeded by run and trigger."""
         size = self.config.capped(len(window))
         if self.config.limit_reset == "lastX":
             return whole(window.last(size))

@@ -38,9 +38,11 @@ class LocalFiles(FileSystem):
     """A folder that this machine mounts."""
 
     def check_roots(self, roots: Roots) -> None:
+        """Raise SecurityError if the folder, with symbolic links followed, lies outside the roots."""
         roots.check(self.base)
 
     def check(self, roots: Roots) -> None:
+        """As `FileSystem.check`; NotFoundError also for a path that is not a folder."""
         self.check_roots(roots)
         try:
             status = os.stat(self.base)
@@ -90,12 +92,14 @@ class LocalFiles(FileSystem):
         return Listing(files.merged_with(SeenFiles.of(linked)) if linked else files, refused)
 
     def status(self, path: str) -> FileStatus | None:
+        """Size and time by `stat`; None also for a file that cannot be looked at."""
         with suppress(OSError):
             status = os.stat(path)
             return FileStatus(status.st_size, status.st_mtime_ns)
         return None
 
     def version(self, seen: SeenFile) -> FileStatus | None:
+        """The version is named by device and inode: a file put in its place has another one, even of equal size and time."""
         path = self.full_path(seen.path)
         with self.reading(path), suppress(FileNotFoundError):
             status = os.stat(path)
@@ -103,15 +107,18 @@ class LocalFiles(FileSystem):
         return None
 
     def read_error(self, path: str, error: OSError) -> DataError:
+        """An UnusableNowError: the file is tried again later, though its size and time are the same."""
         reason = os.strerror(error.errno) if error.errno else error
         return UnusableNowError(f"cannot read {path} at byte 0: {reason}; make the file readable for the storage service")
 
     def open(self, path: str) -> pa.NativeFile:
+        """Open the file for random access by Arrow. Raises: OSError."""
         import pyarrow as pa  # Heavy, and only row groups and indexing need it: a training worker may do without.
 
         return pa.OSFile(os.fsencode(path))
 
     def stamp(self, path: str) -> FileStatus | None:
+        """The status now: a look at a local file needs no request."""
         return self.status(path)
 
 

@@ -80,6 +80,7 @@ class S3Files(FileSystem):
         return ThreadPoolExecutor(_REQUESTS_AT_ONCE, thread_name_prefix="s3")
 
     def check_roots(self, roots: Roots) -> None:
+        """Raise SecurityError unless a configured root holds the prefix, with the same options. Asks no server."""
         # A root is kept as a path, which makes one slash of two.
         allowed = [S3Url.parse(f"s3://{root[4:]}") for root in roots.buckets]
         if (roots.folders or roots.buckets) and not any(root.holds(self.url) for root in allowed):
@@ -89,6 +90,7 @@ class S3Files(FileSystem):
             )
 
     def check(self, roots: Roots) -> None:
+        """As `FileSystem.check`, with one request. Raises UnavailableError if the server does not answer or refuses."""
         self.check_roots(roots)
         with _reachable(self.base):
             found = self.client.get_file_info(self.url.folder)
@@ -96,6 +98,7 @@ class S3Files(FileSystem):
             raise NotFoundError(f"there are no objects below {self.base}; check bucket and prefix, or put the first object there")
 
     def list_files(self, names: Names, roots: Roots, indexed: Sequence[str] = ()) -> Listing:
+        """List the prefix, for `status` too; `indexed` has no effect. Raises: NotFoundError, SecurityError, UnavailableError."""
         self.check_roots(roots)
         files: list[SeenFile] = []
         listed: dict[str, FileStatus] = {}
@@ -125,6 +128,7 @@ class S3Files(FileSystem):
         return FileStatus(info.size, info.mtime_ns) if info.type == fs.FileType.File else None
 
     def version(self, seen: SeenFile) -> FileStatus | None:
+        """The version is named by the ETag, and the version id in buckets that have them: one request."""
         path = self.full_path(seen.path)
         with self.reading(path), suppress(FileNotFoundError), self.open(path) as file:
             tags = {str(name): str(value) for name, value in file.metadata().items()}
@@ -133,9 +137,11 @@ class S3Files(FileSystem):
         return None
 
     def read_error(self, path: str, error: OSError) -> ModynError:
+        """As `unreadable_object`: UnavailableError where the server is at fault, else DataError of the object."""
         return unreadable_object(path, 0, error)
 
     def open(self, path: str) -> pa.NativeFile:
+        """Open an object for reads of ranges; asks the server for its size. Raises: OSError."""
         return self.client.open_input_file(path.removeprefix("s3://"))
 
     def read(self, path: str) -> bytes:

@@ -325,6 +325,7 @@ class RequestThread(threading.Thread):
             reader.cancel()
 
     def run(self) -> None:
+        """Answer requests of the fetch until none are left or the thread is abandoned. Errors go to the fetch."""
         limits = self._fetch.limits
         if self._is_replacement:
             self._pool.mark_failed(self.endpoint, max(limits.avoid_s, limits.stall_s))

@@ -129,6 +129,7 @@ class PayloadServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
         self.stop()  # The inherited one waits for all calls, and leaves the reader open.
 
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.GeneratorStream:
+        """Stream the payloads of a ticket. Errors of ticket and dataset fail the call; later ones are the last message."""
         try:
             self._check_size(len(ticket.ticket))
             request = PayloadRequest.from_ticket(ticket.ticket)

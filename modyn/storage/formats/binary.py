@@ -70,9 +70,11 @@ class BinaryFormat(FileFormat):
             )
 
     def row_begin(self, offset: int) -> int:
+        """The first byte of the label, which stands before the payload."""
         return offset - self.config.label_size
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
+        """As `FileFormat.index`; DataError if the size is no multiple of `record_size`, before anything is yielded."""
         size = self.config.record_size
         with reading(path):
             status = os.stat(path)

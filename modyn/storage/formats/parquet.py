@@ -54,9 +54,11 @@ class ParquetFormat(FileFormat):
     """About so many bytes of rows are in memory at once."""
 
     def payload_reader(self) -> RowGroups:
+        """Rows of the row groups, of `payload_columns`."""
         return RowGroups(tuple(self.config.payload_columns))
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
+        """As `FileFormat.index`, without reading payloads where lengths are fixed and the metadata exclude nulls."""
         with _readable(path):
             status = os.stat(path)
             shared = self.file_time(path, status.st_mtime_ns)

@@ -49,9 +49,11 @@ class SingleSampleFormat(WholeFileFormat):
     row_times = (r"(?!)", "a file of one sample has no rows: a SingleSampleFileWrapper allows '' and 'name:REGEX'")
 
     def endings(self) -> NameEndings:
+        """Samples end in `file_extension`; each needs the label file beside it."""
         return NameEndings(self.config.file_extension, self.config.label_file_extension)
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
+        """Yield the file as its one sample. Raises DataError if it or its label file is empty, missing or not readable."""
         found = self.index_files([path])
         if found.problems:
             raise found.problems[0]
@@ -59,6 +61,7 @@ class SingleSampleFormat(WholeFileFormat):
         yield IndexedSamples(np.zeros(1, np.int64), length, found.labels, int(found.timestamps[0]), length)
 
     def index_files(self, paths: Sequence[str]) -> IndexedFiles:
+        """Look at sample and label files with a few threads; payloads are not read."""
         endings = self.endings()
         sizes, mtimes_ns, labels, failed = _core.stat_and_read_numbers(
             paths, len(os.fsencode(endings.samples)), endings.companions, self.float_labels, _THREADS

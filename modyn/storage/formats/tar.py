@@ -75,6 +75,7 @@ class TarFormat(FileFormat):
             raise ConfigError(f"timestamp_source '{timestamp_source}' needs labels in JSON objects: give label_field too")
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
+        """As `FileFormat.index`; reads headers and labels, not payloads."""
         with reading(path), open(path, "rb", buffering=_READ_AHEAD) as file:
             status = os.fstat(file.fileno())
             shared = self.file_time(path, status.st_mtime_ns)

@@ -25,6 +25,7 @@ class LocalRecordReader:
         self._paths = paths
 
     def gather(self, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int) -> tuple[UInt8Array, Int64Array]:
+        """As `RecordReader.gather`, in C++, in parallel for large requests."""
         return self._gatherer.gather(self._paths, file_ids, offsets, lengths)
 
 

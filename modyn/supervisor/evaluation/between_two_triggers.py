@@ -32,6 +32,7 @@ class BetweenTwoTriggersEvalStrategy(EvaluationStrategy):
     depends_on_run: ClassVar[bool] = True
 
     def intervals(self, context: IntervalContext) -> Iterator[EvalInterval]:
+        """None before the first trigger; the last one, to `stream_end`, only once the stream has ended."""
         if not context.training_intervals:
             return
         ends = list(accumulate((interval.end for interval in context.training_intervals), max))

@@ -47,6 +47,7 @@ class OffsetEvalStrategy(EvaluationStrategy):
     config: OffsetConfig
 
     def intervals(self, context: IntervalContext) -> Iterator[EvalInterval]:
+        """Per trigger in the order of `offsets`, each once; clipped to 64 bits of seconds, empty ones left out."""
         seen: set[EvalInterval] = set()
         anchor = MIN_TIMESTAMP
         for data in context.training_intervals:

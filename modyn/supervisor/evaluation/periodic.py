@@ -88,6 +88,7 @@ class PeriodicEvalStrategy(EvaluationStrategy):
     config: PeriodicConfig
 
     def intervals(self, context: IntervalContext) -> Iterator[EvalInterval]:
+        """One window for each anchor, clipped to 64 bits of seconds; independent of the run."""
         window = self.config.interval
         for anchor in range(self.config.start_timestamp, self.config.end_timestamp + 1, self.config.every):
             start, end = max(anchor + window.left, MIN_TIMESTAMP), min(anchor + window.right, MAX_TIMESTAMP)

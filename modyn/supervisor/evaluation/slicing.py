@@ -44,6 +44,7 @@ class SlicingEvalStrategy(EvaluationStrategy):
     config: SlicingConfig
 
     def intervals(self, context: IntervalContext) -> Iterator[EvalInterval]:
+        """The windows from `eval_start_from` on; independent of the run."""
         every, end = self.config.eval_every, self.config.eval_end_at
         for start in range(self.config.eval_start_from, end, every):
             yield EvalInterval(start, min(start + every, end), anchor=start)

@@ -44,6 +44,7 @@ class StaticEvalStrategy(EvaluationStrategy):
     config: StaticConfig
 
     def intervals(self, context: IntervalContext) -> Iterator[EvalInterval]:
+        """The list sorted, without duplicates; independent of the run."""
         bounds = {(start, MAX_TIMESTAMP if end is None else end) for start, end in self.config.intervals}
         for start, end in sorted(bounds):
             yield EvalInterval(start, end, anchor=start)

@@ -40,12 +40,15 @@ class DataAmountTrigger(Trigger):
         self._pending = 0
 
     def cuts(self, batch: SampleBatch) -> Iterator[int]:
+        """Every `num_samples`-th position, counted over all batches."""
         first = self._num_samples - self._pending
         self._pending = (self._pending + len(batch)) % self._num_samples
         yield from range(first, len(batch) + 1, self._num_samples)
 
     def state(self) -> dict[str, Any]:
+        """`pending`: samples since the last firing."""
         return {"version": 1, "pending": self._pending}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore `pending`. Raises: CorruptStateError."""
         self._pending = read_state("DataAmountTrigger", state, 1, {"pending": (int,)})["pending"]

@@ -48,6 +48,7 @@ class TimeTrigger(Trigger):
         """Number of the newest period seen, from 0; none before the first sample."""
 
     def cuts(self, batch: SampleBatch) -> Iterator[int]:
+        """The positions at which a newer period begins. The whole batch counts as seen with the first position."""
         if len(batch) == 0:
             return
         if self._start is None:
@@ -63,8 +64,10 @@ class TimeTrigger(Trigger):
         yield from fired.tolist()
 
     def state(self) -> dict[str, Any]:
+        """`start` of the first period, seconds since 1970, and number of the newest `period`; None before the first sample."""
         return {"version": 1, "start": self._start, "period": self._period}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore both. Raises: CorruptStateError."""
         values = read_state("TimeTrigger", state, 1, {"start": (int, NoneType), "period": (int, NoneType)})
         self._start, self._period = values["start"], values["period"]

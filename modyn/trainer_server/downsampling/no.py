@@ -30,4 +30,5 @@ class NoDownsampling(Downsampling):
     Config: ClassVar[type[Section]] = NoDownsamplingConfig
 
     def select(self, model: nn.Module, batch: Batch) -> Batch:
+        """Return the batch itself."""
         return batch

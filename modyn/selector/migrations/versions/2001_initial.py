@@ -10,6 +10,7 @@ down_revision = None
 
 
 def upgrade() -> None:
+    """Tables `runs` and `triggers`."""
     op.create_table(
         "runs",
         sa.Column("number", sa.Integer, sa.Identity(), primary_key=True),

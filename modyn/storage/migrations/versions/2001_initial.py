@@ -9,6 +9,7 @@ down_revision = None
 
 
 def upgrade() -> None:
+    """Tables of datasets, files, segments and problems."""
     op.execute(
         """
         CREATE TABLE storage.datasets (

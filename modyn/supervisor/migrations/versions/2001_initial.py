@@ -15,6 +15,7 @@ down_revision = None
 
 
 def upgrade() -> None:
+    """Tables of runs, cursors, triggers, steps and events."""
     _create(
         "runs",
         *columns(sa.Text, "run_id", primary_key=True),
