@@ -16,7 +16,10 @@ TEMPORARY_SUFFIX = ".tmp"
 
 
 def write_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Write `parts` one after the other as the whole content of `path`; durable on return. Raises UnavailableError."""
+    """Write `parts` one after the other as the whole content of `path`; durable on return.
+
+    Raises: UnavailableError: the disk cannot be written to.
+    """
     try:
         with replacing(path) as file:
             for part in parts:
@@ -32,6 +35,7 @@ def replacing(path: Path, temporary: Path | None = None) -> Iterator[BinaryIO]:
     """Open a new file `temporary` beside `path`. At the end it durably replaces `path`; on an error it is removed.
 
     Args: temporary: by default a name of this thread, which ends in TEMPORARY_SUFFIX.
+    Raises: OSError: it cannot be written; `path` is as before, unless the last sync of its folder failed.
     """
     temporary = temporary or path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}{TEMPORARY_SUFFIX}")
     try:
@@ -48,7 +52,7 @@ def replacing(path: Path, temporary: Path | None = None) -> Iterator[BinaryIO]:
 
 
 def sync(path: Path) -> None:
-    """Sync a file's content, or a folder's names, to the disk, so that they survive a crash of the machine."""
+    """Sync a file's content, or a folder's names, to the disk, so that they survive a crash of the machine. Raises: OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -128,7 +128,11 @@ class Client:
         return self.supervisor.submit(read_pipeline(path), str(path), options)
 
     def watch(self, run_id: str, after_seq: int = 0) -> Iterator[RunEvent]:
-        """Yield the events of a run until it ends; reconnects if the supervisor restarts."""
+        """Yield the events of a run until it is terminal; reconnects if the supervisor restarts.
+
+        Args: after_seq: leave out events up to this `seq`; 0: none.
+        Raises: NotFoundError. UnavailableError: the supervisor stays away.
+        """
         newest = after_seq
 
         def position_after(event: RunEvent) -> int:
@@ -139,7 +143,7 @@ class Client:
         return ResumingStream(lambda seq: self.supervisor.watch(run_id, seq), after_seq, position_after, Retrier(_WATCH_POLICY))
 
     def wait(self, run_id: str) -> Run:
-        """Wait until the run has ended, and return it."""
+        """Wait until the run is terminal, and return it: also one that failed or was stopped, see `state`. Raises as `watch`."""
         for _ in self.watch(run_id):
             continue
         return self.supervisor.run(run_id)
@@ -153,11 +157,11 @@ class Client:
         return self.supervisor.run(run_id)
 
     def stop(self, run_id: str) -> Run:
-        """Stop a run cleanly; `resume` continues it."""
+        """Ask a run to stop, and return at once; `wait` waits for the end, `resume` continues it. Raises: NotFoundError."""
         return self.supervisor.stop(run_id)
 
     def resume(self, run_id: str) -> Run:
-        """Continue a run that was stopped, failed or was interrupted. Finished steps are not repeated."""
+        """Continue a run that was stopped, failed or was interrupted. Finished steps are not repeated. Raises: ConflictError: it finished."""
         return self.supervisor.resume(run_id)
 
     def evaluate(self, run_id: str, handlers: Sequence[str] = ()) -> Run:
@@ -196,11 +200,11 @@ class Client:
     # --- Data -------------------------------------------------------------------------------------------------------------------
 
     def register_dataset(self, dataset: DatasetConfig) -> DatasetInfo:
-        """Register a folder of files as a dataset. Repeating it changes nothing."""
+        """Register a folder of files as a dataset. Repeating it changes nothing. Raises: AlreadyExistsError: with other options."""
         return self.storage.register_dataset(dataset)
 
     def ingest(self, name: str, progress: Callable[[IngestProgress], None] | None = None) -> DatasetInfo:
-        """Index the new files of a dataset now. Returns the dataset afterwards."""
+        """Index the new files of a dataset now. Returns the dataset afterwards. progress: called in this thread, a few times a second."""
         for step in self.storage.ingest(name):
             if progress is not None:
                 progress(step)
@@ -223,7 +227,7 @@ class Client:
         self.storage.delete_dataset(name)
 
     def delete_samples(self, name: str, keys: Sequence[int]) -> int:
-        """Delete samples from the index, permanently. Returns how many existed."""
+        """Delete the samples with these `keys` from the index, permanently. Returns how many existed."""
         import numpy as np
 
         return self.storage.delete_samples(name, np.asarray(keys, np.int64))
@@ -247,7 +251,7 @@ class Client:
         return self.model_storage.describe(model_id)
 
     def export_model(self, model_id: int, path: Path | str) -> StoredModel:
-        """Write a model's weights as a safetensors file."""
+        """Write a model's weights to `path` as a safetensors file, which is complete or as before. Raises: NotFoundError."""
         with _writing(Path(path)):
             return self.model_storage.get(model_id, Path(path))
 

@@ -55,7 +55,7 @@ class FileKind:
     advice: str
 
     def check(self, path: Path, start: bytes) -> None:
-        """Check that a file is of this kind and version. Raises CorruptStateError unless `start` is the beginning of one."""
+        """Check that `start`, the first 12 bytes or more of the file `path`, is of this kind and version. Raises: CorruptStateError."""
         if len(start) < _START.size or start[:8] != self.magic:
             raise CorruptStateError(f"{path} is not a {self.noun}; {self.advice}")
         if (version := _START.unpack_from(start)[1]) != self.version:
@@ -65,7 +65,7 @@ class FileKind:
             )
 
     def corrupt(self, path: Path, what: str) -> CorruptStateError:
-        """The error of a damaged file; `what` is wrong with it."""
+        """Make, not raise, the error of a damaged file; `what` is wrong with it."""
         return CorruptStateError(f"the {self.noun} {path} is damaged: {what}; {self.advice}")
 
 
@@ -78,7 +78,11 @@ class WrittenFile:
 
 
 def write_columns(path: Path, kind: FileKind, columns: Mapping[str, Array], meta: Mapping[str, Any] | None = None) -> WrittenFile:
-    """Write `columns`, numeric arrays of any shape, and `meta`; the file is complete and durable on return. Raises UnavailableError."""
+    """Write `columns`, numeric arrays of any shape, and `meta`; the file is complete and durable on return.
+
+    Args: meta: values that JSON can express; goes into the header.
+    Raises: UnavailableError: the disk cannot be written to. ValueError: a column holds no numbers.
+    """
     with column_writer(path, kind, {name: (values.dtype, values.shape) for name, values in columns.items()}) as writer:
         writer.meta.update(meta or {})
         for name, values in columns.items():
@@ -92,7 +96,7 @@ def column_writer(
 ) -> Iterator[ColumnWriter]:
     """A writer of the file `path`, which is complete and durable after the block, and as before if the block raises.
 
-    Args: columns: dtype and shape, or number of values, by name.
+    Args: columns: dtype (boolean, integer or float) and shape, or number of values, by name.
     Raises: UnavailableError: the disk cannot be written to. ValueError: a column has fewer or more values than announced.
     """
     try:
@@ -129,7 +133,7 @@ class ColumnWriter:
         """Set when the file is complete."""
 
     def append(self, name: str, values: Array) -> None:
-        """Write the next values of a column, cast to its dtype. Raises ValueError if they are more than announced."""
+        """Write the next `values`, of any shape, of column `name`, cast to its dtype. Raises: ValueError: more than announced. OSError."""
         column, done = self._columns[name], self._written[name]
         stored = np.ascontiguousarray(values, column["dtype"]).reshape(-1).view(np.uint8).data
         self._written[name] += len(stored)
@@ -139,7 +143,7 @@ class ColumnWriter:
         write_at(self._descriptor, stored, column["offset"] + done)
 
     def complete(self, kind: FileKind) -> None:
-        """Write the header. Raises ValueError if values are missing."""
+        """Write the header of a file of `kind` and set `written`. Raises: ValueError: values are missing. OSError."""
         for name, column in self._columns.items():
             if self._written[name] < _num_bytes(column):
                 raise ValueError(f"column {name} has fewer values than the {column['shape']} that were announced")
@@ -177,9 +181,10 @@ class ColumnFile:
 
     @classmethod
     def open(cls, path: Path, kind: FileKind) -> ColumnFile:
-        """Map a file; verifies its header and its size, not its columns.
+        """Map the file `path`; verifies its header and its size, not its columns (see `verify`).
 
-        Raises: NotFoundError: there is no file. CorruptStateError. UnavailableError: it cannot be read now.
+        Raises: NotFoundError: there is no file. CorruptStateError: it is damaged or not of `kind`. UnavailableError: it cannot be
+            read now.
         """
         try:
             content = _core.map_file(path)
@@ -193,7 +198,7 @@ class ColumnFile:
         return name in self._columns
 
     def column(self, name: str) -> Array:
-        """A read-only view of the map. Raises CorruptStateError if there is no such column."""
+        """Column `name` as a read-only view of the map, with the dtype (little-endian) and shape written. Raises: CorruptStateError."""
         try:
             column = self._columns[name]
         except KeyError as error:
@@ -264,7 +269,7 @@ class LogHead:
         return bytes(head)
 
     def parse(self, path: Path, content: bytes) -> LogState:
-        """The last state that was committed, from the beginning of a file. Raises CorruptStateError if there is none any more."""
+        """The last state that was committed, from `content`, the first `size` bytes of a file. Raises: CorruptStateError: it is lost."""
         self._kind.check(path, content)
         if len(content) < self.size:
             raise self._kind.corrupt(path, "it was cut in its head")
@@ -281,7 +286,10 @@ class LogHead:
         return found
 
     def commit(self, descriptor: int, before: LogState, *fields: int) -> LogState:
-        """Make a new state count, durably; what it counts must be durable already. Raises OSError: the state is `before` then."""
+        """Replace the state `before` by one with `fields`, durably; what it counts must be durable already.
+
+        Raises: OSError: the state is still `before`.
+        """
         after = LogState(before.number + 1, fields)
         slot = self._slots[after.number % len(self._slots)]
         replaced = os.pread(descriptor, self._slot.size, slot)

@@ -138,7 +138,10 @@ def pipeline_score(performance: pd.DataFrame) -> float:
 
 
 def scores(triggers: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame:
-    """Return the pipeline scores of all series: columns handler, dataset, metric, active, trained, intervals (how many have an active model)."""
+    """Return the pipeline scores of all series, one row each: columns handler, dataset, metric, active, trained, scored_intervals, intervals.
+
+    scored_intervals: those of `intervals` for which the active model has a score. Args: tables of `read_results`.
+    """
     rows = []
     for series in series_of(evaluations):
         matrix = evaluation_matrix(evaluations, series)

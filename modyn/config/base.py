@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def not_available_yet(value: T) -> T:
-    """Validator of an option of the pipeline format that has no effect here: it may be absent, null or false."""
+    """Validate an option that has no effect here: return `value` if it is null, false or empty. Raises: ValueError."""
     if value:
         raise ValueError("this option is not available yet; remove the key")
     return value
@@ -43,7 +43,10 @@ class Problem:
 
 
 def problems(error: ValidationError, prefix: str, model: type[BaseModel]) -> list[Problem]:
-    """Convert a ValidationError of `model` into problems, each with path, value and the nearest valid name."""
+    """Convert a ValidationError into problems, each with path, value and the nearest valid name.
+
+    Args: prefix: path of the section in its file. model: what was validated, for the names that it allows.
+    """
     return [_problem(dict(item), prefix, model) for item in error.errors(include_url=False)]
 
 
@@ -56,7 +59,7 @@ def load_section(model: type[S], data: Mapping[str, Any], path: str = "") -> S:
 
 
 def check_section(model: type[BaseModel], data: object, path: str) -> list[Problem]:
-    """Return every problem of `data` as a `model`."""
+    """Return every problem of `data` as a `model`, with paths below `path`; empty if it is valid."""
     try:
         model.model_validate(data)
     except ValidationError as error:

@@ -20,6 +20,8 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 def parse_duration(value: object) -> int:
     """Return the seconds of `<int><unit>`, unit one of s m h d w y (y = 365 days); an int is taken as seconds.
 
+    Raises: ValueError: other text or another type; pydantic makes a problem of it, with the path of the value.
+
     >>> parse_duration("2d")
     172800
     """
@@ -33,6 +35,8 @@ def parse_duration(value: object) -> int:
 
 def parse_timestamp(value: object) -> int:
     """Return the seconds since 1970 of an int or an ISO 8601 date (UTC unless it says otherwise); may be negative.
+
+    Raises: ValueError: `value` is neither, or beyond 64 bits.
 
     >>> parse_timestamp("1970-01-02")
     86400

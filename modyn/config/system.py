@@ -78,7 +78,10 @@ class SecurityConfig(Section):
         return self
 
     def secret(self) -> str | None:
-        """Return the token, from the file or the field. Raises ConfigError if the file cannot be read or its token is too short."""
+        """Return the token, read anew from the file, or from the field; None: none is set.
+
+        Raises: ConfigError: the file cannot be read or its token has fewer than 16 characters.
+        """
         if self.token_file is None:
             return self.token
         try:
@@ -367,7 +370,10 @@ class SystemConfig(BaseSettings):
 
 
 def load_system_config(path: Path | None = None) -> SystemConfig:
-    """Load the configuration from `path`, else from `MODYN_CONFIG`, else the defaults. Raises ConfigError naming file and field."""
+    """Load the configuration from `path`, else from the file `MODYN_CONFIG`, else the defaults; the environment wins over each.
+
+    Raises: ConfigError: the file cannot be read or is no mapping, or fields are wrong: all of them, with file and path.
+    """
     if path is None and os.environ.get("MODYN_CONFIG"):
         path = Path(os.environ["MODYN_CONFIG"])
     values: Any = {}

@@ -41,7 +41,7 @@ class YamlSource:
     """Line, from 1, of each dotted path: of the key where there is one, of the item in a list."""
 
     def locate(self, path: str) -> int:
-        """Return the line of `path`, or of its nearest parent in the file."""
+        """Return the line, from 1, of the dotted `path` or of its nearest parent in the file; 1 if there is neither."""
         while path and path not in self.lines:
             path = path.rpartition(".")[0]
         return self.lines.get(path, 1)
@@ -49,6 +49,8 @@ class YamlSource:
 
 def load_yaml(text: str, file_name: str) -> YamlSource:
     """Parse the mapping in `text`. Raises ConfigError that lists every problem as `file:line: path: what`.
+
+    Args: file_name: only for messages; nothing is read from it.
 
     >>> source = load_yaml("training:\\n  batch_size: 64", "pipeline.yaml")
     >>> source.data["training"]["batch_size"], source.locate("training.batch_size")
@@ -70,7 +72,7 @@ def load_yaml(text: str, file_name: str) -> YamlSource:
 
 
 def with_lines(problems: Iterable[Problem], source: YamlSource) -> list[str]:
-    """Return `file:line: path: message` for each problem, ordered by line, without duplicates."""
+    """Return `file:line: path: message` for each of `problems`, ordered by line in `source`, without duplicates."""
     located = {(source.locate(problem.path), str(problem)): None for problem in problems}
     return [f"{source.file_name}:{line}: {text}" for line, text in sorted(located, key=lambda item: item[0])]
 

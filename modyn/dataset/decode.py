@@ -86,16 +86,22 @@ class BatchPipeline:
         )
 
     def decode(self, samples: Iterable[Any], keys: Int64Array) -> list[Any]:
-        """Payloads, or rows of `decode_batch`, to parsed samples: the same for the same payload, always."""
+        """Parse `samples`, payloads or rows of `decode_batch`: the same for the same payload, always.
+
+        Args: keys: int64 (n,), of the samples, for messages. Raises: UserCodeError: names the sample.
+        """
         return self._apply(self._decoding, samples, keys)
 
     def augment(self, samples: list[Any], keys: Int64Array) -> list[Any]:
-        """Parsed samples to model inputs, drawn anew for each use."""
+        """Turn parsed `samples` into model inputs, drawn anew for each use. Args and errors as for `decode`."""
         return self._apply(self._augmenting, samples, keys)
 
     def decode_batch(self, payloads: Payloads) -> Data:
-        """The step before `decode` where a whole batch is parsed at once: by layout or by the batch parser. A cache of whole batches would
-        be of no use, since each epoch has others."""
+        """Parse a whole batch at once, before `decode`: by layout or by the batch parser. Not cached: each epoch has other batches.
+
+        Returns: a tensor (n, …), or a tuple or dict of such.
+        Raises: DataError: a payload is too short for the layout. UserCodeError: the parser fails or returns other shapes.
+        """
         if self._layout:
             return from_layout(self._layout, payloads, self._dataset)
         assert self._parse_batch
@@ -171,7 +177,8 @@ def from_layout(layout: RecordLayout, payloads: Payloads, dataset: str) -> torch
     """The array that `layout` declares, of each sample: (n, *shape), contiguous and in native byte order. A view of `payloads.data` where
     that is writable and holds these arrays and nothing else, copied once otherwise.
 
-    Raises DataError for a payload that is too short.
+    Args: dataset: its name, for messages.
+    Raises: DataError: a payload is too short.
     """
     stop, num = layout.offset + layout.num_bytes, len(payloads)
     size = payloads.common_size

@@ -170,6 +170,7 @@ class FlightBatches:
 def align(asked: Int64Array, start: int, arrived: Int64Array) -> Int64Array:
     """Positions in `asked`, from `start` on, of the keys `arrived`: those asked for, in order, some perhaps left out.
 
+    Args: asked, arrived: int64, (n,) and (m,). Returns: int64 (m,), ascending.
     Raises: ModynError: a key was not asked for, or not in this order.
 
     >>> align(np.array([5, 3, 9, 3, 4]), 1, np.array([9, 4])).tolist()
@@ -185,7 +186,10 @@ def align(asked: Int64Array, start: int, arrived: Int64Array) -> Int64Array:
             rest = asked[start:]
             start += _prefix_length(rest, np.broadcast_to(arrived[done], len(rest)), equal=False)
             if start == len(asked):
-                raise ModynError(f"storage answered key {arrived[done]}, which was not asked for or not in this order")
+                raise ModynError(
+                    f"storage answered key {arrived[done]}, which was not asked for or not in this order; use workers, storage and its "
+                    "replicas of one version of Modyn, and report it if they are"
+                )
     return positions
 
 

@@ -51,7 +51,7 @@ class UserFunction:
                 raise UserCodeError(f"{self.name} failed for {describe()}: {describe_error(error, self._file)}") from error
 
     def each(self, describe: Callable[[int], str], values: Iterable[Any]) -> list[Any]:
-        """The function of each of `values`. describe(i): what value i belongs to."""
+        """Call the function with each of `values`. describe(i): what value i belongs to. Raises UserCodeError that names it."""
         function = self._call
         with Call(self.name, describe) as call:
             try:

@@ -157,14 +157,14 @@ class KeptOutputs:
         return bool(self._segments)
 
     def has(self, keys: Int64Array, timestamps: Int64Array) -> NDArray[np.bool_]:
-        """For each sample, whether its output was there: bool (n,). A key with another timestamp is another sample."""
+        """For each sample, whether its output was there: bool (n,) for int64 (n,) `keys` and `timestamps`, which both must be equal."""
         found = np.zeros(len(keys), np.bool_)
         for segment in self._segments:
             found |= _where(segment, keys, timestamps)[1]
         return found
 
     def rows(self, keys: Int64Array, timestamps: Int64Array, at_most: int) -> Iterator[Rows]:
-        """Yield the rows of the samples that were there, each once, at most `at_most` at a time."""
+        """Yield the rows of the samples that were there, each once, by segment and not as asked, at most `at_most` at a time."""
         left = np.ones(len(keys), np.bool_)
         for segment in self._segments:
             positions, here = _where(segment, keys, timestamps)

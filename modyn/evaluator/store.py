@@ -122,7 +122,7 @@ class EvaluationStore:
                 session.execute(insert(results), rows)
 
     def known(self, model_id: int, digest: str) -> dict[ScoreKey, Score]:
-        """All scores of this model on samples decoded in this way."""
+        """All scores of the model `model_id` on samples that were decoded as `digest` says (`decoding_digest`)."""
         statement = select(results).where(results.c.model_id == model_id, results.c.dataset_digest == digest)
         with self._database.session() as session:
             rows = session.execute(statement).all()

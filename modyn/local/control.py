@@ -118,7 +118,7 @@ def _launch(config: SystemConfig, config_file: Path | None) -> subprocess.Popen[
 
 
 def stop_stack(config: SystemConfig, patience_s: float = 40.0) -> bool:
-    """Stop the stack and wait for its end. Returns whether one was running."""
+    """Stop the stack and wait for its end. Returns whether one was running. Raises: UnavailableError: not within `patience_s`."""
     status = stack_status(config)
     if status.pid is None:
         return False

@@ -141,7 +141,7 @@ class ModelStorageClient(SectionClient):
         return from_message(self._stub.Describe(model_storage_pb2.ModelId(model_id=model_id)), StoredModelInfo)
 
     def find(self, run_id: RunId, trigger_id: int) -> StoredModelInfo | None:
-        """Return the version that a trigger of a run produced, if it is stored."""
+        """Return the version of trigger `trigger_id` of a run; None if none is stored."""
         try:
             found = self._stub.Find(model_storage_pb2.ModelOfTrigger(run_id=run_id, trigger_id=trigger_id))
         except NotFoundError:

@@ -144,7 +144,7 @@ class ModelStore:
         return _info(self._row(model_id))
 
     def find(self, run_id: RunId, trigger_id: int) -> StoredModelInfo | None:
-        """Return the version of a trigger of a run, if there is one."""
+        """Return the version of a trigger of a run; None if there is none, or `run_id` is empty (an imported version)."""
         if not run_id:
             return None
         wanted = select(*_WITHOUT_LAYOUT).where(models.c.run_id == run_id, models.c.trigger_id == trigger_id)

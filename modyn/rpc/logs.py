@@ -16,7 +16,10 @@ if not structlog.is_configured():
 
 
 def configure_logs(service: str, level: str = "info") -> None:
-    """Set up logging, once in a process and before it logs. Standard library loggers write the same form."""
+    """Make structlog and standard loggers write JSON lines to stderr, with the name `service`, from `level` on (libraries: from warning).
+
+    Call it once in a process, before it logs.
+    """
 
     def add_service(_: object, __: str, event: EventDict) -> EventDict:
         # Not bound as a context variable: threads that libraries start, such as those of gRPC, do not inherit these.

@@ -28,7 +28,7 @@ R = TypeVar("R")
 
 
 def to_message(record: Any, kind: type[M]) -> M:
-    """Make a message with the fields of a dataclass that have the same names.
+    """Make a message of class `kind` with the fields of the dataclass `record` that have the same names.
 
     None leaves a field unset. An enum travels as a value of the proto enum or as text, a dictionary as a map or a Struct.
     """

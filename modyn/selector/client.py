@@ -78,7 +78,7 @@ class SelectorClient(SectionClient):
         return from_message(self._stub.Trigger(request, timeout=TRIGGER_DEADLINE_S), TriggerSetInfo)
 
     def trigger_set(self, run_id: RunId, trigger_id: int) -> TriggerSetInfo:
-        """Describe an existing trigger set."""
+        """Describe an existing trigger set without its keys. Raises: NotFoundError."""
         return from_message(
             self._stub.GetTriggerSet(selector_pb2.TriggerId(run_id=run_id, trigger_id=trigger_id)), TriggerSetInfo
         )

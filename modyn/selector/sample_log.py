@@ -73,7 +73,7 @@ class SampleLog:
         return self.path.exists()
 
     def create(self) -> None:
-        """Create an empty log, durably. Called once, when the run is registered."""
+        """Create an empty log, durably; called once, when the run is registered. Raises: UnavailableError: the disk cannot be written to."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self._open(os.O_RDWR | os.O_CREAT) as descriptor:

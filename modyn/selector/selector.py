@@ -166,7 +166,10 @@ class Selector:
             return _get_run(session, run_id)
 
     def inform(self, run_id: RunId, position: int, samples: SampleBatch) -> int:
-        """Append `samples` at `position` of the run's stream, without those already held; return the number held now."""
+        """Append `samples` at `position` of the run's stream, without those already held; return the number held now.
+
+        Raises: NotFoundError: the run is unknown. ConflictError: samples before `position` are missing.
+        """
         run = self._informed.get(run_id)
         if run is None or not self._log(run).exists():
             run = self._informed[run_id] = self.run(run_id)

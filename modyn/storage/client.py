@@ -71,7 +71,7 @@ class StorageClient(ServiceClient):
         self._retrier.call(delete)
 
     def ingest(self, name: str) -> Iterator[IngestProgress]:
-        """Index what is new in the dataset's folder, now. The last message has `finished`."""
+        """Index what is new in the dataset's folder, now; the last record has `finished`. A broken stream is not opened again."""
         for progress in self._stub.Ingest(storage_pb2.DatasetName(name=name)):
             yield from_message(progress, IngestProgress)
 
@@ -81,7 +81,7 @@ class StorageClient(ServiceClient):
         return [from_message(problem, FileProblem) for problem in reply.problems]
 
     def count_samples(self, name: str, interval: Interval) -> int:
-        """Samples with a timestamp in [start, end), without deleted ones."""
+        """Number of samples of dataset `name` with a timestamp in [start, end), without deleted ones. Raises: NotFoundError."""
         request = storage_pb2.IntervalRequest(dataset=name, interval=to_message(interval, common_pb2.Interval))
         return int(self._stub.CountSamples(request).num_samples)
 
@@ -89,6 +89,8 @@ class StorageClient(ServiceClient):
         self, name: str, interval: Interval, batch_size: int, after: tuple[int, int] | None = None
     ) -> Iterator[SampleBatch]:
         """Samples of [start, end) in the order (timestamp, key), only those after the (timestamp, key) `after`.
+
+        Args: batch_size: most samples of a batch, 1 to 1,000,000.
 
         A stream that breaks is opened again behind the last sample received, for at most `retry_s` without progress.
         """
@@ -124,7 +126,7 @@ class StorageClient(ServiceClient):
         return from_message(self._stub.OfferShortCut(storage_pb2.DatasetName(name=name)), ShortCutOffer)
 
     def delete_samples(self, name: str, keys: Int64Array) -> int:
-        """Delete these samples for good; return how many existed. Their keys are never used again."""
+        """Delete the samples `keys`, int64 (n,), for good; return how many existed. Their keys are never used again."""
         return sum(int(self._stub.DeleteSamples(request).num_deleted) for request in self._key_requests(name, keys))
 
     def _key_requests(self, name: str, keys: Int64Array) -> Iterator[storage_pb2.KeysRequest]:

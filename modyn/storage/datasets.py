@@ -85,7 +85,11 @@ class DatasetStore:
         self._readers.close()
 
     def register(self, config: DatasetConfig, *, may_be_absent: bool = False) -> DatasetInfo:
-        """Make a dataset known, and watch its folder if configured. may_be_absent: the folder may appear later."""
+        """Make a dataset known, and watch its folder if configured; a no-op with equal options. may_be_absent: it may appear later.
+
+        Raises: AlreadyExistsError: it has other options. ConfigError, InvalidArgumentError: an option is wrong.
+            NotFoundError, SecurityError: the folder is absent, or outside `storage.dataset_roots`.
+        """
         config = config.model_copy(update={"base_path": _normal(config)})
         base = config.base_path
         try:
@@ -138,7 +142,7 @@ class DatasetStore:
         return self.dataset(name).snapshot()
 
     def offer_short_cut(self, name: str) -> ShortCutOffer:
-        """What a reader on this machine needs to read the dataset by itself."""
+        """What a reader on this machine needs to read the dataset by itself, or `refused` with the reason. Raises: NotFoundError."""
         dataset = self.dataset(name)
         if self._settings.short_cut == "off":
             return ShortCutOffer("storage.short_cut is off where storage runs")
@@ -158,7 +162,7 @@ class DatasetStore:
         return infos
 
     def delete(self, name: str) -> None:
-        """Delete the dataset and its index. The user's files stay."""
+        """Delete the dataset and its index. The user's files stay. Raises: NotFoundError."""
         with self._lock:
             row = self._catalogue.dataset(name)
             if row is None:
@@ -181,7 +185,10 @@ class DatasetStore:
         return self._catalogue.problems(dataset.row.id, lambda path: sanitize(dataset.filesystem.full_path(path)))
 
     def ingest(self, name: str, is_active: Callable[[], bool] = lambda: True) -> Iterator[IngestProgress]:
-        """Ingest now. The work continues when the listener leaves (`is_active` is false), and does not wait for a slow one."""
+        """Ingest now. The work continues when the listener leaves (`is_active` is false), and does not wait for a slow one.
+
+        Returns: the newest progress a few times a second; the last one has `finished`. Raises, at the end, what ingestion raised.
+        """
         dataset = self.dataset(name)
         newest: deque[IngestProgress] = deque(maxlen=1)  # The listener may be slow or gone.
         ended: Future[IngestProgress] = Future()

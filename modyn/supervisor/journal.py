@@ -115,7 +115,7 @@ class Journal(JournalQueries):
         return self.run(run_id)
 
     def claim(self, run_id: str) -> RunJournal:
-        """Begin a new attempt to execute the run and return its journal; the attempts before it can no longer write."""
+        """Begin a new attempt to execute the run; return its journal. Attempts before it can no longer write. Raises: NotFoundError."""
         with self.database.session() as session:
             claim = update(RUNS).where(RUNS.c.run_id == run_id).values(attempt=RUNS.c.attempt + 1).returning(RUNS.c.attempt)
             attempt = session.execute(claim).scalar()
@@ -124,13 +124,16 @@ class Journal(JournalQueries):
         return RunJournal(self, RunId(run_id), attempt)
 
     def become(self, run_id: str, to: RunState, **detail: str) -> Run:
-        """Change the state from outside the run's executor."""
+        """Change the state of a run from outside its executor. Raises: ConflictError: this transition is not allowed. NotFoundError."""
         with self.write(run_id) as write:
             write.become(to, **detail)
         return self.run(run_id)
 
     def submit_again(self, run_id: str, manual_handlers: Sequence[str] | None = None) -> Run:
-        """Queue a terminal run once more: to go on, or to evaluate `manual_handlers` when it is finished."""
+        """Queue a terminal run once more: to go on, or to evaluate `manual_handlers` (empty: all manual ones) when it is finished.
+
+        Raises: ConflictError: the state of the run does not fit. NotFoundError.
+        """
         with self.write(run_id) as write:
             if (write.state is RunState.FINISHED) != (manual_handlers is not None):
                 wanted = "nothing to resume" if write.state is RunState.FINISHED else "resume it first"

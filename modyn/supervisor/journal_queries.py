@@ -90,7 +90,10 @@ class JournalQueries:
             return _triggers(session, run_id)
 
     def events(self, run_id: str, after_seq: int, limit: int = EVENTS_PER_PAGE) -> tuple[list[RunEvent], bool]:
-        """Return the next events after `after_seq`, and whether these are the last: the run is terminal and has no more."""
+        """Return at most `limit` events after `after_seq`, and whether these are the last: the run is terminal and has no more.
+
+        Raises: NotFoundError.
+        """
         with self.database.session() as session:
             # The state first: the events up to it, whichever it is, are visible to the second query.
             state = session.scalar(select(RUNS.c.state).where(RUNS.c.run_id == run_id))

@@ -97,7 +97,10 @@ class RunQueue:
                 self.resume(run.run_id)
 
     def validate(self, yaml: str, file_name: str) -> list[Problem]:
-        """Check a pipeline file with the services it names, and return its problems; none if it can be submitted."""
+        """Check the text of a pipeline file with the services that act on it; return its problems, none if it can be submitted.
+
+        Args: file_name: for messages.
+        """
         return check_pipeline(yaml, file_name, self._section_checks)
 
     def submit(self, yaml: str, file_name: str, options: RunOptions) -> Run:
@@ -118,7 +121,10 @@ class RunQueue:
         return run
 
     def stop(self, run_id: str) -> Run:
-        """Ask a run to end; it does so within moments. A terminal one is left as it is."""
+        """Ask a run to end; it does so within moments. A terminal one is left as it is.
+
+        Raises: NotFoundError. ConflictError: another supervisor executes it.
+        """
         run = self.journal.run(run_id)
         entry = self._entry(run_id)
         if entry is not None and entry.thread is None:
@@ -142,7 +148,10 @@ class RunQueue:
         return self.journal.run(run_id)
 
     def resume(self, run_id: str) -> Run:
-        """Queue a terminal run once more, to go on. An active one is left alone."""
+        """Queue a terminal run once more, to go on. An active one is left alone.
+
+        Raises: NotFoundError. ConflictError: another supervisor executes it, or it has finished.
+        """
         run = self.journal.run(run_id)
         if not run.is_terminal and self._entry(run_id) is None and not self._interrupt_if_abandoned(run_id):
             raise _elsewhere(run_id)
@@ -156,7 +165,10 @@ class RunQueue:
         return run
 
     def evaluate(self, run_id: str, handlers: Sequence[str]) -> Run:
-        """Make manual evaluations of a finished run. Raises InvalidArgumentError for handlers that its pipeline does not have."""
+        """Queue evaluations of a finished run by `handlers`; empty: by all manual ones.
+
+        Raises: NotFoundError. InvalidArgumentError: the pipeline does not have such a handler. ConflictError: the run is not finished.
+        """
         run = self.journal.run(run_id)
         known = load_handlers(run.pipeline.get("evaluation"))
         names = [handler.name for handler in known]

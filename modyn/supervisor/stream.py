@@ -56,7 +56,10 @@ class SampleStream:
         self._unregister = self._token.on_cancel(lambda _: self._end())
 
     def read(self, idle: Callable[[], None]) -> SampleBatch | None:
-        """Return the next batch, never empty; None at the end. Calls `idle` once when it has to wait for data to arrive."""
+        """Return the next batch, never empty; None at the end. Calls `idle` once when it has to wait for data to arrive.
+
+        Raises the cause of a cancelled token, and what reading failed with, behind the batches before it.
+        """
         while True:
             try:
                 batch = self._ahead.get(timeout=IDLE_AFTER_S)

@@ -81,7 +81,10 @@ def build_components(
 
 
 def build_optimizers(model: nn.Module, configs: Sequence[OptimizerConfig]) -> dict[str, Optimizer]:
-    """The optimizers by name, in order. Raises ConfigError, naming the path, for a class, module or option that does not exist."""
+    """The optimizers over parameters of `model`, by name, in the order of `configs`.
+
+    Raises: ConfigError, naming the path: a class, module or option does not exist, or two groups share parameters.
+    """
     owner: dict[int, str] = {}
     found: dict[str, Optimizer] = {}
     for i, config in enumerate(configs):
@@ -101,7 +104,11 @@ def build_optimizers(model: nn.Module, configs: Sequence[OptimizerConfig]) -> di
 
 def build_criterion(config: CriterionConfig, *, weighted: bool) -> Loss:
     """The loss of a batch. Weighted: the mean of the samples' losses with their weights, as ∑ wᵢ·lᵢ / ∑ wᵢ (or ∑ wᵢ·lᵢ with reduction
-    `sum`), so that equal weights, whatever their size, are no weights. Not weighted: what the class does by itself."""
+    `sum`), so that equal weights, whatever their size, are no weights. Not weighted: what the class does by itself.
+
+    Returns: loss(output, labels (n,), weights float32 (n,)), a scalar tensor on the device of the labels.
+    Raises: ConfigError: torch has no such loss or option; from the call, if the loss of single samples is needed and there is none.
+    """
     path = "training.optimization_criterion"
     kind = getattr(nn, config.name, None)
     if not (inspect.isclass(kind) and issubclass(kind, nn.Module) and config.name.endswith("Loss")):
@@ -146,7 +153,10 @@ def build_schedulers(
     run_user_code: bool = True,
 ) -> list[Any]:
     """A scheduler for each optimizer that the configuration names. `num_batches`: steps of the optimizers in this training.
-    Without `run_user_code`, functions written in the pipeline are only parsed, and schedulers that would call them are left out."""
+
+    Without `run_user_code`, functions written in the pipeline are only parsed, and schedulers that would call them are left out.
+    Raises: ConfigError, naming the path: the class or an option does not exist, or arithmetic in `config` is wrong.
+    """
     if config is None:
         return []
     path = "training.lr_scheduler"
@@ -176,6 +186,8 @@ def build_scaler(config: TrainingConfig) -> torch.amp.GradScaler:
 
 def resolve(value: Any, numbers: Mapping[str, int], path: str) -> Any:
     """Return `value` with arithmetic on the names in `numbers` computed, at any depth. Text without these names stays as it is.
+
+    Args: path: of the value, for messages. Raises: ConfigError: it cannot be computed.
 
     >>> resolve({"T_max": "MODYN_NUM_BATCHES * 2", "mode": "min"}, {"MODYN_NUM_BATCHES": 50}, "config")
     {'T_max': 100, 'mode': 'min'}

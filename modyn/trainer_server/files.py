@@ -16,7 +16,7 @@ def scratch_dir(folder: Path, request: TrainingRequest) -> Path:
 
 
 def checkpoint_path(folder: Path, request: TrainingRequest) -> Path:
-    """The checkpoint of a training; needed until its model is stored."""
+    """The checkpoint of a training, in `folder` of the trainer server unless the pipeline names another; needed until its model is stored."""
     section = request.pipeline["training"].get("checkpointing") or {}
     return Path(section.get("path") or folder / "checkpoints") / f"{request.run_id}.{request.trigger_id}.checkpoint"
 
@@ -37,7 +37,7 @@ def clean_up(folder: Path, request: TrainingRequest, *, stored: bool) -> None:
 
 
 def remove_outlived(folder: Path, request: TrainingRequest) -> None:
-    """Remove what is not needed any more once the model of a training is stored."""
+    """Remove the checkpoint of a training whose model is stored, and optimizers' states of earlier triggers of its run."""
     remove(checkpoint_path(folder, request))
     for path in folder.glob(f"optimizers/{escape(request.run_id)}.*.pt"):
         trigger_id = path.name.removeprefix(f"{request.run_id}.").removesuffix(".pt")

@@ -81,7 +81,7 @@ class TrainingPlan:
         return index + 1 >= self.batches_in(epoch)
 
     def steps_after(self, epoch: int, index: int) -> bool:
-        """Whether the optimizers step after this batch."""
+        """Whether the optimizers step after batch `index`, from 0, of `epoch`."""
         return (index + 1) % self.accumulation == 0 or self.ends_epoch(epoch, index)
 
     def steps_between(self, last: int, index: int) -> bool:
@@ -89,6 +89,6 @@ class TrainingPlan:
         return last // self.accumulation != index // self.accumulation
 
     def group_size(self, epoch: int, index: int) -> int:
-        """Over how many batches the gradients that this batch adds to are averaged."""
+        """Number of batches whose gradients are averaged with those of batch `index` of `epoch`; at least 1."""
         first = index - index % self.accumulation
         return max(1, min(self.accumulation, self.batches_in(epoch) - first))

@@ -121,7 +121,10 @@ def train(job: TrainingJob, connection: JobConnection) -> StoredModelInfo:
 
 
 def run_training(request: TrainingRequest, context: TrainingContext, connection: JobConnection) -> StoredModelInfo:
-    """Train what `request` asks for and store it. Goes on from a checkpoint of the same training if there is one."""
+    """Train what `request` asks for and store it. Goes on from a checkpoint of the same training if there is one.
+
+    Raises: InvalidArgumentError: the trigger set is empty. ConfigError, UserCodeError, DataError, TrainingError: it cannot train.
+    """
     config = load_section(TrainingConfig, request.pipeline["training"], "training")
     if config.checkpointing.activated:
         check_checkpoint_folder(checkpoint_path(context.folder, request).parent)
@@ -204,7 +207,10 @@ def build(inputs: TrainingInputs, parent: StoredModel | None, seed: int, connect
 
 def take_over_optimizers(inputs: TrainingInputs, components: TrainingComponents, parent: ModelVersion) -> None:
     """Load moments and counters of the parent's optimizers. Learning rates and other options stay as configured, since schedulers
-    start anew. A parent of another run (a pretrained model) has none."""
+    start anew. A parent of another run (a pretrained model) has none.
+
+    Raises: TrainingError: they were not kept. CorruptStateError: they do not fit the configured optimizers.
+    """
     if parent.run_id != inputs.request.run_id:
         return
     path = optimizers_path(inputs.context.folder, parent.run_id, parent.trigger_id)

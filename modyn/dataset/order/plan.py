@@ -26,7 +26,7 @@ _CORES = len(os.sched_getaffinity(0))
 
 
 def num_batches(num_keys: int, batch_size: int, drop_last: bool) -> int:
-    """Batches of one epoch over `num_keys` samples, whatever the number of partitions and workers.
+    """Batches of one epoch over `num_keys` samples, whatever the partitions and workers; `drop_last`: without one of fewer samples.
 
     >>> num_batches(10, 4, drop_last=False), num_batches(10, 4, drop_last=True)
     (3, 2)
@@ -35,7 +35,7 @@ def num_batches(num_keys: int, batch_size: int, drop_last: bool) -> int:
 
 
 def samples_per_epoch(num_keys: int, batch_size: int, drop_last: bool) -> int:
-    """Samples in the batches of one epoch.
+    """Samples in the batches of one epoch: fewer than `num_keys` only with `drop_last`.
 
     >>> samples_per_epoch(10, 4, drop_last=True)
     8
@@ -44,7 +44,7 @@ def samples_per_epoch(num_keys: int, batch_size: int, drop_last: bool) -> int:
 
 
 def augmentation_seed(seed: int, trigger_id: int, epoch: int, batch: int) -> int:
-    """Seed of the random transformations of a batch: 63 bits that depend on nothing but the arguments."""
+    """Seed of the random transformations of a batch: 63 bits that depend on nothing but the arguments. batch: number in its epoch."""
     words = np.random.SeedSequence([seed, trigger_id, epoch, batch, _AUGMENTATION]).generate_state(2, np.uint32)
     return (int(words[0]) << 31) | (int(words[1]) >> 1)
 

@@ -121,7 +121,7 @@ class EndpointPool:
         return flight.FlightClient(location(peer.endpoint), **settings), options
 
     def give_back(self, index: int, client: flight.FlightClient) -> None:
-        """Keep a connection whose call ended well for the next one."""
+        """Keep `client`, a connection to endpoint `index` whose call ended well, for the next call."""
         with self._lock:
             if not self._closed:
                 self._peers[index].idle.append(client)

@@ -102,7 +102,7 @@ class Fetch:
     # The consumer's side
 
     def next(self) -> Payloads | None:
-        """The next samples, or None at the end. While it waits, it replaces threads whose endpoint stalls."""
+        """The next samples, or None at the end; raises what the fetch ended with. While it waits, it replaces threads that stall."""
         give_up = None if self._deadline_s is None else time.monotonic() + self._deadline_s
         with self._changed:
             while not self._ended:

@@ -93,7 +93,7 @@ def answer_schema(float_labels: bool, identity: str) -> pa.Schema:
 
 
 def to_record_batch(payloads: Payloads, schema: pa.Schema) -> pa.RecordBatch:
-    """The samples as one record batch over the same memory."""
+    """The samples as one record batch of `answer_schema`, over the memory of `payloads`."""
     buffers = [None, pa.py_buffer(payloads.offsets), pa.py_buffer(payloads.data)]
     column = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(payloads), buffers)
     return pa.record_batch([_column(payloads.keys), _column(payloads.labels), column], schema=schema)

@@ -86,7 +86,10 @@ class FileFormat(ABC):
         return self.config.label_type == "float"
 
     def file_time(self, path: str, mtime_ns: int) -> int | None:
-        """The time that all samples of a file share, in seconds since 1970; None if each row has its own. Raises: DataError."""
+        """The time that all samples of a file share, in seconds since 1970: of its name, else `mtime_ns`; None if each row has its own.
+
+        Raises: DataError: the name holds no time.
+        """
         if self.time_place is not None:
             return None
         return mtime_ns // 10**9 if self.name_pattern is None else time_in_name(path, self.name_pattern)

@@ -45,7 +45,7 @@ def name_pattern(source: str) -> re.Pattern[str] | None:
 
 
 def time_in_name(path: str, pattern: re.Pattern[str]) -> int:
-    """The time in the name of a file, in seconds since 1970. Raises: DataError."""
+    """The time that `pattern` finds in the name of a file, in seconds since 1970. Raises: DataError: there is none."""
     name = os.path.basename(path)
     match = pattern.search(name)
     if match is None:

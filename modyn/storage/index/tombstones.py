@@ -82,7 +82,10 @@ class Tombstones:
         )
 
     def add(self, keys: Int64Array) -> int:
-        """Delete `keys` (any order, duplicates allowed, all >= 0); return how many were not deleted before. Durable on return."""
+        """Delete `keys` (int64 (n,), any order, duplicates allowed); return how many were not deleted before. Durable on return.
+
+        Raises: InvalidArgumentError: a key is negative. UnavailableError: the disk cannot be written to.
+        """
         if len(keys) and int(keys.min()) < 0:
             raise InvalidArgumentError(f"keys are not negative, but {int(keys.min())} was given")
         with self._writing:

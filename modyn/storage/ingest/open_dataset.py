@@ -142,7 +142,10 @@ class OpenDataset:
         )
 
     def new_samples(self, first_key: int, batch_size: int, is_active: Callable[[], bool]) -> Iterator[SampleBatch]:
-        """Samples from `first_key` on in order of key; waits for new ones while `is_active`, which is asked again after each `wake`."""
+        """Samples from `first_key` on in order of key; waits for new ones while `is_active`, which is asked again after each `wake`.
+
+        Raises: InvalidArgumentError: `first_key` is negative. NotFoundError: the dataset is deleted meanwhile.
+        """
         if first_key < 0:
             raise InvalidArgumentError(f"first_key is {first_key}; keys begin with 0")
         while is_active():

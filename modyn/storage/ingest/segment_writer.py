@@ -44,7 +44,7 @@ class SegmentWriter:
         return len(self._builder) + self._next_key - self._dataset.row.next_key
 
     def add(self, file_id: int, chunks: Sequence[IndexedSamples]) -> None:
-        """Add samples of a file; `complete` follows after the last ones.
+        """Add `chunks` of samples of the file `file_id`, in order; `complete` follows after the last ones.
 
         Raises: DataError: labels are of the wrong type; nothing is added.
         """

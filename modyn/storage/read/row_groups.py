@@ -38,7 +38,7 @@ class RowGroupReader:
         self._groups = LRUCache[pa.Array](cache_bytes, lambda group: int(group.nbytes))
 
     def gather(self, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int) -> tuple[UInt8Array, Int64Array]:
-        """As `RecordReader.gather`, which names `file_ids` and `lengths`; `offsets` are rows of the files."""
+        """As `RecordReader.gather`; `offsets` are rows of the files. Raises DataError for a row that is absent or of another length."""
         if not len(file_ids):
             return np.zeros(0, np.uint8), np.zeros(1, np.int64)
         order = np.lexsort((offsets, file_ids))

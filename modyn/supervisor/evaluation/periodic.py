@@ -31,6 +31,8 @@ class AnchorWindow:
 def parse_window(value: object) -> AnchorWindow:
     """`[-2d; +0d]`: two offsets with a unit (or -inf, +inf); `[ ]` include their end, `( )` leave it out. Time counts in whole seconds.
 
+    Raises: ValueError: it is no such text, or holds no second.
+
     >>> parse_window("[-2d; +0d]")
     AnchorWindow(left=-172800, right=1)
     >>> parse_window("(-inf; 1h)")
