@@ -215,13 +215,13 @@ def test_every_public_name_has_a_docstring() -> None:
     missing = []
     for path in modules():
         tree = ast.parse(path.read_text())
-        classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
-        for holder in (tree, *classes):
-            kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-            named = [node for node in holder.body if isinstance(node, kinds) and not node.name.startswith("_")]
-            missing += [f"{path.relative_to(ROOT)}:{node.lineno} {node.name}" for node in named if not ast.get_docstring(node)]
         if not ast.get_docstring(tree):
             missing.append(str(path.relative_to(ROOT)))
+        classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+        inside = [*tree.body, *(child for found in classes for child in found.body)]
+        named = [node for node in inside if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
+        public = [node for node in named if not node.name.startswith("_")]
+        missing += [f"{path.relative_to(ROOT)}:{node.lineno} {node.name}" for node in public if not ast.get_docstring(node)]
     assert missing == []
 
 

@@ -35,7 +35,7 @@ def test_answers_are_aligned_with_what_was_asked(keys: list[int], deleted: set[i
 
 
 def test_an_answer_that_was_not_asked_for_is_refused() -> None:
-    with pytest.raises(ModynError, match="key 4, which was not asked for or not in this order"):
+    with pytest.raises(ModynError, match="key 4, which was not asked for or not in this order; use workers, storage"):
         align(np.array([4, 5, 6]), 1, np.array([5, 4]))
 
 
