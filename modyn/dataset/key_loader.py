@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
@@ -56,44 +56,51 @@ def load_keys(
         seed_of=(lambda _, index: index) if config.may_draw else None,
         pin_memory=pin_memory,
     )
-    reads = _reads(iter([keys]) if isinstance(keys, np.ndarray) else iter(keys), batch_size, max(batch_size, KEYS_PER_READ))
+    given = _GivenKeys(iter([keys]) if isinstance(keys, np.ndarray) else iter(keys))
+    reads = given.reads(batch_size, max(batch_size, KEYS_PER_READ))
     with ExitStack() as stack:
         if payloads is None:
             payloads = DatasetSource(system or load_system_config(), config.dataset_id, num_threads).open_payloads()
             stack.callback(payloads.close)
-        reader = BatchReader(reads, _keys_of, payloads, config, options)
+        reader = BatchReader(reads, given.keys_of, payloads, config, options)
         with closing(reader.batches(0 if config.may_draw else 1 if config.runs_per_sample else num_threads)) as batches:
             for batch in batches:
                 if len(batch):
                     yield batch
 
 
-class _GivenRead(PartitionRead):
-    """Some of the given keys, as a partition of their own."""
+class _GivenKeys:
+    """The given keys in parts, each served as a partition of its own, numbered from 0."""
 
-    def __init__(self, keys: Int64Array, slices: tuple[BatchSlice, ...]) -> None:
-        super().__init__(0, np.arange(len(keys)), slices)
-        self.keys = keys
+    def __init__(self, arrays: Iterator[Int64Array]) -> None:
+        self._arrays = arrays
+        # Entered by the thread that pulls the reads, taken out by the one that looks up the keys: single operations.
+        self._parts: dict[int, Int64Array] = {}
+        self._num_reads = 0
 
+    def keys_of(self, read: PartitionRead) -> KeysAndWeights:
+        """The keys of a read, with weights 1. To be called once for each read."""
+        keys = self._parts.pop(read.partition)
+        return KeysAndWeights(keys, np.ones(len(keys), np.float32))
 
-def _keys_of(read: PartitionRead) -> KeysAndWeights:
-    assert isinstance(read, _GivenRead)
-    return KeysAndWeights(read.keys, np.ones(len(read.keys), np.float32))
+    def reads(self, batch_size: int, limit: int) -> Iterator[PartitionRead]:
+        """Reads of at most `limit` keys, with batches that are full across them; the last read is empty and completes the last batch."""
+        index, held = 0, 0
+        for array in self._arrays:
+            for first in range(0, len(array), limit):
+                keys = array[first : first + limit]
+                slices, start = [], 0
+                while start < len(keys):
+                    stop = min(start + batch_size - held, len(keys))
+                    complete = held + stop - start == batch_size
+                    slices.append(BatchSlice(0, index, start, stop, complete))
+                    index, held = (index + 1, 0) if complete else (index, held + stop - start)
+                    start = stop
+                yield self._read(keys, slices)
+        if held:
+            yield self._read(np.empty(0, np.int64), [BatchSlice(0, index, 0, 0, True)])
 
-
-def _reads(arrays: Iterator[Int64Array], batch_size: int, limit: int) -> Iterator[PartitionRead]:
-    """Reads of at most `limit` keys, with batches that are full across them; the last read is empty and completes the last batch."""
-    index, held = 0, 0
-    for array in arrays:
-        for first in range(0, len(array), limit):
-            keys = array[first : first + limit]
-            slices, start = [], 0
-            while start < len(keys):
-                stop = min(start + batch_size - held, len(keys))
-                complete = held + stop - start == batch_size
-                slices.append(BatchSlice(0, index, start, stop, complete))
-                index, held = (index + 1, 0) if complete else (index, held + stop - start)
-                start = stop
-            yield _GivenRead(keys, tuple(slices))
-    if held:
-        yield _GivenRead(np.empty(0, np.int64), (BatchSlice(0, index, 0, 0, True),))
+    def _read(self, keys: Int64Array, slices: Sequence[BatchSlice]) -> PartitionRead:
+        number, self._num_reads = self._num_reads, self._num_reads + 1
+        self._parts[number] = keys
+        return PartitionRead(number, np.arange(len(keys)), tuple(slices))

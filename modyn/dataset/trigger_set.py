@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from modyn.selector.client import SelectorClient
 
 STATE_VERSION = 4
 
-_PLACE = ("epoch", "batch", "one_epoch")
+_PLACE = tuple(field.name for field in fields(Position))
 """Fields of a state that are the position; on all others the batches depend."""
 _LEAST = {"batch_size": 1, "seed": 0, "epochs": 0, "num_prefetched_partitions": 0, "parallel_prefetch_requests": 1}
 
@@ -82,7 +82,7 @@ class TriggerSetDataset(IterableDataset[Batch]):
             trigger_id=trigger_set.trigger_id,
         )
         self._connect = connect
-        self._move(position, one_epoch=False)
+        self.seek(position)
 
     @property
     def num_batches(self) -> int:
@@ -98,40 +98,34 @@ class TriggerSetDataset(IterableDataset[Batch]):
         """Where the next iteration begins. Iterating does not move it: see `state`."""
         return self._position
 
-    def set_epoch(self, epoch: int) -> None:
-        """Make iterations serve exactly epoch `epoch`, in its own order, whatever `epochs` is, until `seek` or `resume`.
+    def seek(self, to: Position | Mapping[str, Any]) -> None:
+        """Make iterations begin at a position: what comes before is not read. `Position(epoch, one_epoch=True)` serves exactly that epoch, in
+        its own order.
 
-        Raises: InvalidArgumentError: it is negative.
+        Args: to: also a state that `state` returned here or in another process. Without a seed of its own the dataset takes that of the
+            state; workers and `epochs` may be others.
+        Raises: InvalidArgumentError: the position is behind the end, or none that an epoch has. Of states: ConflictError: the trigger set
+            or the options would give other batches; names what differs. CorruptStateError: this is no state of this version.
         """
-        self._move(Position(epoch), one_epoch=True)
-
-    def seek(self, position: Position) -> None:
-        """Make iterations start at `position` and end with the last of `epochs` epochs; what comes before is not read.
-
-        Raises: InvalidArgumentError: the position is behind the end, or none that an epoch has.
-        """
-        self._move(position, one_epoch=False)
+        position, plan = (to, self.plan) if isinstance(to, Position) else self._saved(to)
+        end = position.epoch + 1 if position.one_epoch else self.options.epochs
+        plan.check_position(position, end)
+        self._position, self._end, self.plan = position, end, plan
 
     def state(self, after: Batch | None = None) -> dict[str, Any]:
-        """What to keep once the batch `after` has been consumed, so that another process goes on behind it with `resume`: numbers and text,
+        """What to keep once the batch `after` has been consumed, so that another process goes on behind it with `seek`: numbers and text,
         fit for JSON and for `torch.save`. Without a batch: the beginning of the next iteration."""
-        position = self._position if after is None else Position(after.epoch, after.index + 1)
+        position = self._position if after is None else replace(self._position, epoch=after.epoch, batch=after.index + 1)
         return {
             "version": STATE_VERSION,
             **asdict(position),
-            "one_epoch": self._one_epoch,
             "run_id": str(self.trigger_set.run_id),
             "keys_checksum": self.trigger_set.keys_checksum,
             **asdict(self.plan),
         }
 
-    def resume(self, state: Mapping[str, Any]) -> None:
-        """Make iterations serve what is missing behind `state`, which `state` returned here or in another process. Without a seed of its own
-        the dataset takes that of the state; workers and `epochs` may be others.
-
-        Raises: ConflictError: the trigger set or the options would give other batches; names what differs. CorruptStateError: this is no
-        state of this version. InvalidArgumentError: `epochs` is now too small for it.
-        """
+    def _saved(self, state: Mapping[str, Any]) -> tuple[Position, Plan]:
+        """The position of a saved state, and the plan with its seed."""
         here = self.state()
         _check_state(state, here)
         plan = self.plan if self.options.seed is not None else replace(self.plan, seed=state["seed"])
@@ -143,14 +137,7 @@ class TriggerSetDataset(IterableDataset[Batch]):
         ]
         if differences:
             raise ConflictError(f"the state does not fit this dataset: {'; '.join(differences)}")
-        self._move(Position(state["epoch"], state["batch"]), state["one_epoch"])
-        self.plan = plan
-
-    def _move(self, position: Position, one_epoch: bool) -> None:
-        """The one place that sets where an iteration begins and ends."""
-        end = position.epoch + 1 if one_epoch else self.options.epochs
-        self.plan.check_position(position, end)
-        self._position, self._one_epoch, self._end = position, one_epoch, end
+        return Position(**{name: state[name] for name in _PLACE}), plan
 
     def __iter__(self) -> Iterator[Batch]:
         info = get_worker_info()

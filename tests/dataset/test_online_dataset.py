@@ -81,7 +81,7 @@ def test_resuming_and_epochs_by_name(config: SystemConfig) -> None:
     for workers, num_batches in ((1, 3), (3, 4), (2, 100)):
         dataset = OnlineDataset("known", 0, batch_size=16, shuffle=True, epochs=3, workers=workers)
         if state is not None:
-            dataset.resume(state)
+            dataset.seek(state)
         assert len(dataset) == 12 - len(seen)
         with closing(iter(dataset)) as batches:  # type: ignore[type-var]  # a generator
             for batch in on_device(islice(batches, num_batches), "cpu"):
@@ -97,10 +97,10 @@ def test_resuming_and_epochs_by_name(config: SystemConfig) -> None:
     assert state is not None
     again = OnlineDataset("known", 0, batch_size=16, shuffle=True, seed=state["seed"])
     for epoch in range(3):
-        again.set_epoch(epoch)
+        again.seek(Position(epoch, one_epoch=True))
         assert torch.cat([batch.keys for batch in again]).tolist() == orders[epoch]
     with pytest.raises(ConflictError, match="batch_size is 17 here and 16 in the state"):
-        OnlineDataset("known", 0, batch_size=17, shuffle=True).resume(state)
+        OnlineDataset("known", 0, batch_size=17, shuffle=True).seek(state)
     with pytest.raises(InvalidArgumentError, match="no position of 0 batches in epoch 2"):
         again.seek(Position(2))
 

@@ -151,7 +151,7 @@ def test_resuming_skips_exactly_what_was_consumed(
     keys.short_cut = short_cut
     second = TriggerSetDataset(keys.info, LAYOUT, keys, options)
     assert second.plan.seed != first.plan.seed
-    second.resume(state)
+    second.seek(state)
     assert len(second) == len(whole) - consumed
     assert content(served(second, num_workers)) == content(whole[consumed:])
 
@@ -179,7 +179,7 @@ def test_an_epoch_that_is_set_is_served_alone_and_resumed_alone(
     one = dataset(num_epochs, 5)
     each: list[Batch] = []
     for epoch in range(3):
-        one.set_epoch(epoch)
+        one.seek(Position(epoch, one_epoch=True))
         assert len(one) == one.num_batches
         each += served(one, num_workers)
     assert content(each) == content(whole)
@@ -187,7 +187,7 @@ def test_an_epoch_that_is_set_is_served_alone_and_resumed_alone(
     consumed = min(consumed, one.num_batches)
     state = one.state(each[2 * one.num_batches + consumed - 1] if consumed else None)
     other = dataset(1, None)
-    other.resume(state)
+    other.seek(state)
     assert content(served(other)) == content(whole[2 * one.num_batches + consumed :])
     one.seek(Position())
     assert content(served(one)) == content(whole[: num_epochs * one.num_batches])
@@ -243,7 +243,7 @@ def test_several_worker_processes_yield_the_same_batches() -> None:
         shared = served(TriggerSetDataset(keys.info, config, keys, options, position), num_workers=2)
         assert content(shared) == content(alone)
     one = TriggerSetDataset(keys.info, config, keys, replace(options, epochs=1))
-    one.set_epoch(1)
+    one.seek(Position(1, one_epoch=True))
     assert content(served(one, num_workers=2)) == [batch for batch in content(alone) if batch[0] == 1]
 
 
@@ -394,12 +394,12 @@ def test_positions_that_do_not_exist_are_refused() -> None:
         with pytest.raises(InvalidArgumentError, match=rf"no position of {position.batch} batches in epoch {position.epoch}"):
             dataset.seek(position)
     with pytest.raises(InvalidArgumentError):
-        dataset.set_epoch(-1)
+        dataset.seek(Position(-1, one_epoch=True))
     assert dataset.position == Position()
     for end in (Position(2), Position(1, 4)):
         dataset.seek(end)
         assert (len(dataset), served(dataset)) == (0, [])
-    dataset.set_epoch(7)
+    dataset.seek(Position(7, one_epoch=True))
     assert len(dataset) == 4
 
 
@@ -412,7 +412,7 @@ def test_a_state_of_other_samples_or_options_is_refused_by_name() -> None:
         dataset = TriggerSetDataset(info, LAYOUT, keys, options)
         before = dataset.state()
         with pytest.raises(ConflictError) as caught:
-            dataset.resume(state)
+            dataset.seek(state)
         assert dataset.state() == before
         return caught.value.message.removeprefix("the state does not fit this dataset: ")
 
@@ -443,9 +443,9 @@ def test_states_that_cannot_be_read_are_refused(change: dict[str, Any], message:
     keys = trigger_set(20, 10)
     dataset = TriggerSetDataset(keys.info, LAYOUT, keys, LoadOptions(5))
     with pytest.raises(CorruptStateError, match=message):
-        dataset.resume(dataset.state() | change)
+        dataset.seek(dataset.state() | change)
     with pytest.raises(CorruptStateError, match="version None, this Modyn reads"):
-        dataset.resume({})
+        dataset.seek({})
 
 
 @pytest.mark.parametrize(

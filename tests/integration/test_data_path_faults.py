@@ -186,7 +186,7 @@ if __name__ == "__main__":
     data = keyed_data("numbers", per_sample=per_sample)
     dataset = OnlineDataset("read", 0, data, batch_size=256, shuffle=True, workers=workers, system=config)
     if state is not None:
-        dataset.resume(state)
+        dataset.seek(state)
     for batch in dataset:
         keys = checked(batch).tolist()
         print(json.dumps([dataset.state(batch), keys]), flush=True)
@@ -221,7 +221,7 @@ def test_a_killed_training_goes_on_with_what_is_missing(
     dataset = OnlineDataset("read", 0, data, batch_size=BATCH, shuffle=True, seed=state["seed"], workers=1, system=system)
     whole = read(dataset)[0]
     assert np.array_equal(np.concatenate(seen), whole[: 110 * BATCH])
-    dataset.resume(state)
+    dataset.seek(state)
     assert np.array_equal(np.concatenate([*seen, *read(dataset)]), whole)
     assert joined([whole]) == keys.tolist()
 

@@ -3,7 +3,8 @@
 The plan of an epoch is one sequence of samples, cut into batches; batch g of the whole stream goes to worker (g - first) mod n. So the
 batches are the same for any number of workers, all are full but the last of an epoch, and a resumed stream is the tail of the whole one.
 
-An order yields `PartitionRead`s, each with its `BatchSlice`s, and names no key, weight or payload: its readers look those up.
+Three types: a `Plan` yields `PartitionRead`s, each with its `BatchSlice`s. They name no key, weight or payload: readers look those up. A
+`Position` is where a stream of batches begins.
 """
 
 from __future__ import annotations
@@ -51,10 +52,14 @@ def augmentation_seed(seed: int, trigger_id: int, epoch: int, batch: int) -> int
 
 @dataclass(frozen=True, slots=True, order=True)
 class Position:
-    """A position in the stream of batches: `batch` batches of epoch `epoch` have been consumed, and all epochs before it."""
+    """A position in the stream of batches: `batch` batches of epoch `epoch` have been consumed, and all epochs before it.
+
+    one_epoch: the stream ends with this epoch, whatever the number of epochs is; otherwise with the last of them.
+    """
 
     epoch: int = 0
     batch: int = 0
+    one_epoch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
