@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import ConfigDict
 
 from modyn.config.base import Section
 from modyn.errors import ConfigError
-from modyn.storage.files.file_system import FileSystem, NameEndings, Names
+from modyn.storage.files.file_system import NameEndings, Names
 from modyn.storage.formats.timestamps import name_pattern, time_in_name
-from modyn.storage.model.samples import IndexedFiles, IndexedSamples, RecordReader
-
-if TYPE_CHECKING:
-    from modyn._core import PathTable
+from modyn.storage.model.samples import IndexedFiles, IndexedSamples
 
 CHUNK_ROWS = 1 << 18
 """A format yields at most this many samples at once."""
@@ -39,8 +36,15 @@ class RowGroups:
     columns: tuple[str, ...]
 
 
-OpenReader = Callable[["PathTable", "FileSystem", int], RecordReader]
-"""Opens a reader of payloads: full paths of the files by id, their file system, bytes that the reader may keep for the next request."""
+@dataclass(frozen=True, slots=True)
+class OwnReader:
+    """Payloads are read by a class of the format's own: `name` is `package.module:Class`.
+
+    It is a `RecordReader`, built with (paths: PathTable, folder: FileSystem, cache_bytes: int): the full paths of the files by id, their
+    file system, and bytes that the reader may keep for the next request.
+    """
+
+    name: str
 
 
 class FormatConfig(Section):
@@ -134,8 +138,8 @@ class FileFormat(ABC):
         """
         return None
 
-    def payload_reader(self) -> RowGroups | OpenReader | None:
-        """The kind of reader that the payloads need; None: payloads are ranges of the files' bytes."""
+    def payload_reader(self) -> RowGroups | OwnReader | None:
+        """Which reader the payloads need, as a declaration: `RecordReaders` opens it. None: payloads are ranges of the files' bytes."""
         return None
 
 

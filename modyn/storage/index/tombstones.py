@@ -3,6 +3,10 @@
 Layout: a `LogHead` (bytes that count, number of deleted keys), then blocks (size, CRC-32, decompressed size, keys in the form of
 `_core.KeySet`, compressed). A block counts once the head counts it, and the head changes when the block is on the disk: bytes behind those
 that count were never acknowledged, and are overwritten. When the log has doubled, one block takes the place of all in a new file.
+
+Of the two formats of `modyn.columnar` this is the log, not the file of columns: that ends with a header that describes all of it, so it is
+written once, and a deletion of ten keys would write all keys again. A block has its size and checksum because blocks differ in length: a set
+of keys is compressed, and has no dtype that would make it a column.
 """
 
 from __future__ import annotations
@@ -27,7 +31,6 @@ _KIND = FileKind(b"MODYNDEL", 3, "file of deleted keys", "restore it from a back
 _HEAD = LogHead(_KIND, num_fields=2)
 _NO_LOG = LogState(0, (0, 0))
 _BLOCK = struct.Struct("<III")
-"""Not columns of `modyn.columnar`: blocks are compressed, and are added to a file, where a file of columns is written once and mapped."""
 _MIN_LOG_BYTES = 1 << 16
 """A log that grew by less is not rewritten as one block."""
 

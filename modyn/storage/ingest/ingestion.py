@@ -39,6 +39,8 @@ from modyn.storage.model.samples import IndexedFiles, IndexedSamples
 SAMPLES_INGESTED = Counter("modyn_storage_samples_ingested_total", "Samples that were indexed", ["dataset"])
 
 _ATTEMPTS = 3
+"""Not a policy of `rpc/retry.py`, which waits for a service that does not answer. A ConflictError is the answer of a database that can be
+used: there is nothing to wait for but the locks, and each attempt begins with the state that the other process committed."""
 
 OnProgress = Callable[[IngestProgress], None]
 Item = TypeVar("Item")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 from modyn._core import Gatherer, PathTable
 from modyn.config.system import ROW_GROUP_CACHE_BYTES, DatasetConfig
 from modyn.records import Int64Array
+from modyn.registry import load_object
 from modyn.rpc.logs import get_logger
 from modyn.storage.files.file_system import FileSystem
 from modyn.storage.files.local import LocalFiles, open_filesystem
@@ -56,7 +58,9 @@ class RecordReaders:
 
             return RowGroupReader(paths, folder, declared.columns, self._row_group_cache_bytes)
         if declared is not None:
-            return declared(paths, folder, self._row_group_cache_bytes)
+            own: Any = load_object(declared.name)
+            reader: RecordReader = own(paths, folder, self._row_group_cache_bytes)
+            return reader
         if isinstance(folder, LocalFiles):
             return LocalRecordReader(self._gatherer, paths)
         from modyn.storage.files.s3 import S3Files  # Loads pyarrow.fs.

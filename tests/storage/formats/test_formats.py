@@ -15,9 +15,9 @@ from modyn.records import Int64Array
 from modyn.storage.files.file_system import FileSystem, Roots
 from modyn.storage.files.local import LocalFiles
 from modyn.storage.formats import FILE_FORMATS, REGISTRY, build_format
-from modyn.storage.formats.base import FileFormat, OpenReader
+from modyn.storage.formats.base import FileFormat, OwnReader
 from modyn.storage.ingest.file_indexer import fingerprint
-from modyn.storage.model.samples import IndexedSamples, RecordReader, UInt8Array
+from modyn.storage.model.samples import IndexedSamples, UInt8Array
 from modyn.storage.read.record_readers import RecordReaders
 from modyn.testing.format_checks import check_file_format
 from tests.support.format_examples import EXAMPLES, SAMPLES, as_lines, csv_rows
@@ -60,12 +60,15 @@ def test_the_check_finds_a_format_that_does_not_go_on_where_it_was(tmp_path: Pat
 class Zeros(REGISTRY.get("CsvFileWrapper")):  # type: ignore[misc]  # the base is found when the program runs
     """Rows that are read by a reader of the format's own."""
 
-    def payload_reader(self) -> OpenReader:
-        def open_reader(paths: PathTable, folder: FileSystem, cache_bytes: int) -> RecordReader:
-            assert (folder.base, cache_bytes) == ("/d", 5)
-            return self
+    def payload_reader(self) -> OwnReader:
+        return OwnReader(f"{__name__}:ZerosReader")
 
-        return open_reader
+
+class ZerosReader:
+    """A payload of one byte, 0, for each sample."""
+
+    def __init__(self, paths: PathTable, folder: FileSystem, cache_bytes: int) -> None:
+        assert (folder.base, cache_bytes) == ("/d", 5)
 
     def gather(self, file_ids: object, offsets: Int64Array, lengths: object) -> tuple[UInt8Array, Int64Array]:
         return np.zeros(len(offsets), np.uint8), np.arange(len(offsets) + 1)

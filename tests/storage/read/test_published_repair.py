@@ -7,7 +7,6 @@ import os
 import threading
 from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from modyn.storage.read.publication import TOMBSTONES, Publication
 from modyn.storage.read.published_datasets import PublishedNames
 from modyn.storage.read.record_readers import RecordReaders
 from modyn.storage.read.snapshot import PublishedDataset
-from modyn.testing.waiting import PATIENCE_S, eventually
+from modyn.testing.waiting import eventually
 from tests.support.running_storage import RunningStorage, binary_dataset, start_storage, write_records
 
 
@@ -188,11 +187,22 @@ def test_what_another_process_committed_is_taken_over_as_a_whole(
     assert len(next(new)) == 10
 
 
+def open_files(folder: Path) -> set[str]:
+    """Names of the files in `folder` that this process holds open, those of removed files with what the kernel adds."""
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    targets = [os.readlink(link) for link in links if os.path.lexists(link)]
+    return {os.path.basename(target) for target in targets if target.startswith(str(folder))}
+
+
 def test_removed_files_are_let_go_of_although_a_thread_could_not_be_started(
-    sources: RecordReaders, monkeypatch: pytest.MonkeyPatch
+    sources: RecordReaders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forgotten = threading.Event()
-    monkeypatch.setattr(sources, "_gatherer", SimpleNamespace(num_open_files=1, forget_removed=forgotten.set))
+    for name in ("0.bin", "1.bin"):
+        (tmp_path / name).write_bytes(bytes(4))
+    paths, reader = sources.open(binary_dataset(tmp_path))
+    paths.append(["0.bin", "1.bin"])
+    reader.gather(np.arange(2, dtype=np.uint32), np.zeros(2, np.int64), 4)
+    (tmp_path / "1.bin").unlink()
 
     def no_threads(*_: object) -> None:
         raise RuntimeError("can't start new thread")
@@ -200,9 +210,9 @@ def test_removed_files_are_let_go_of_although_a_thread_could_not_be_started(
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", no_threads)
         sources.forget_removed()
-    assert not forgotten.is_set()
+    assert open_files(tmp_path) == {"0.bin", "1.bin (deleted)"}
     sources.forget_removed()
-    assert forgotten.wait(PATIENCE_S)
+    eventually(lambda: open_files(tmp_path) == {"0.bin"})
 
 
 def test_space_of_removed_files_is_free_once_the_dataset_is_looked_at_again(storage: RunningStorage, tmp_path: Path) -> None:
@@ -210,16 +220,10 @@ def test_space_of_removed_files_is_free_once_the_dataset_is_looked_at_again(stor
     storage.client.register_dataset(binary_dataset(folder))
     for number in range(3):
         fill(storage, folder, f"{number}.bin", 10 * number)
-
-    def held() -> list[str]:
-        links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
-        targets = [os.readlink(link) for link in links if os.path.lexists(link)]
-        return [target for target in targets if target.startswith(str(folder))]
-
     assert storage.data_of(range(30)) == list(range(30))
-    assert len(held()) == 3
+    assert len(open_files(folder)) == 3
     (folder / "1.bin").unlink()
     fill(storage, folder, "3.bin", 30)
     assert storage.data_of([30]) == [30]
-    eventually(lambda: not any("1.bin" in target for target in held()))
+    eventually(lambda: not any("1.bin" in name for name in open_files(folder)))
     assert storage.data_of([0, 20, 30]) == [0, 20, 30]
