@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -188,21 +190,61 @@ def test_what_a_training_worker_imports_to_read() -> None:
     assert not with_flight & {"sqlalchemy", "alembic", "psycopg2", "torch", "pandas"}
 
 
-def test_training_workers_load_no_database() -> None:
-    """The fork server of the trainer preloads all that its workers import; see `imports_after_fork`."""
-    loaded = _third_party("modyn.trainer_server.preload")
-    assert "torch" in loaded
-    assert not loaded & {"sqlalchemy", "alembic", "psycopg2", "pandas", "plotly", "sklearn"}
+TRAINING_WORKER = {
+    "": "_core atomic_write columnar errors json_codec log_files records registry",
+    "config": "base policy system",
+    "dataset": "batch chunks config connections decode flight_batches functions loader local_batches prefetch reader trigger_set user_code",
+    "dataset.order": "plan",
+    "model_storage": "client",
+    "models": "networks specs weights",
+    "rpc": "channel client columns logs retry security status wire",
+    "selector": "client",
+    "storage": "client payloads wire",
+    "storage.files": "file_system local",
+    "storage.flight": "client endpoints fetch protocol",
+    "storage.formats": "base binary csv json_fields json_lines parquet single_sample tar timestamps",
+    "storage.index": "segment_file segment_index tombstones",
+    "storage.model": "file_table records samples",
+    "storage.read": "locality payload_reader publication record_readers snapshot",
+    "trainer_server": "check checkpoint client components config files loop plan preload train",
+    "trainer_server.downsampling": "no",
+    "workers": "devices limits pool process",
+}
+"""All modules of Modyn in a training worker, without generated ones, by package. Imported before the fork, by the fork server."""
+
+WITH_TORCH = LIGHT_READER | {
+    "PIL", "cffi", "cloudpickle", "google", "grpc", "grpc_health", "grpc_reflection", "grpc_tools", "mpmath", "pyarrow", "safetensors",
+    "sympy", "torch", "torchgen",
+}  # fmt: skip
+
+
+def test_what_a_training_worker_imports() -> None:
+    """Before the fork exactly this, so that no module comes in unnoticed; after it nothing, see `imports_after_fork`."""
+    packages = {".".join(["modyn", *package.split(".")[:depth]]) for package in TRAINING_WORKER if package for depth in (0, 1, 2)}
+    modules = {
+        ".".join(filter(None, ["modyn", package, name])) for package, names in TRAINING_WORKER.items() for name in names.split()
+    }
+    loaded = _loaded("modyn.trainer_server.preload")
+    ours = {name for name in loaded if name.split(".")[0] == "modyn" and not name.startswith("modyn.proto")}
+    assert ours == packages | modules
+    third_party = _third_party("modyn.trainer_server.preload")
+    assert "torch" in third_party
+    assert third_party <= WITH_TORCH
 
 
 def _third_party(module: str) -> set[str]:
     """Top-level packages outside the standard library that importing `module` loads."""
-    program = (
-        f"import sys, {module}; "
-        "print(*{name.split('.')[0] for name, m in sys.modules.items() if 'site-packages' in (getattr(m, '__file__', None) or '')})"
-    )
+    names = {name.split(".")[0] for name, file in _loaded(module).items() if "site-packages" in file}
+    return {name for name in names if not name.startswith("_")}
+
+
+@cache
+def _loaded(module: str) -> dict[str, str]:
+    """File by name of every module that importing `module` loads in a new interpreter; empty where there is none."""
+    program = f"import sys, json, {module}; print(json.dumps({{n: getattr(m, '__file__', None) or '' for n, m in sys.modules.items()}}))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    return {name for name in done.stdout.split() if not name.startswith("_")}
+    loaded: dict[str, str] = json.loads(done.stdout)
+    return loaded
 
 
 def test_no_module_outgrows_a_few_screens() -> None:

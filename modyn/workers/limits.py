@@ -91,24 +91,40 @@ def impose(limits: WorkerLimits, give_up: Callable[[str], None]) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         soft = limits.memory_bytes if hard == resource.RLIM_INFINITY else min(limits.memory_bytes, hard)
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-    threading.Thread(target=_watch, args=(limits, give_up), name="watchdog", daemon=True).start()
+    threading.Thread(target=_watch, args=(limits, Watchdog(limits, give_up)), name="watchdog", daemon=True).start()
 
 
-def _watch(limits: WorkerLimits, give_up: Callable[[str], None]) -> None:
-    timeout_s = limits.user_function_timeout_s
-    seen: dict[Call, tuple[int, float]] = {}
-    while True:
-        time.sleep(min(LOOK_S, timeout_s / 4))
-        _arm(limits)
-        now = time.monotonic()
+class Watchdog:
+    """Looks for calls that take too long.
+
+    Args: give_up: called with a message, see `impose`.
+    """
+
+    def __init__(self, limits: WorkerLimits, give_up: Callable[[str], None]) -> None:
+        self._limits = limits
+        self._give_up = give_up
+        self._seen: dict[Call, tuple[int, float]] = {}
+        """Of each call that runs: its number, and when this was first seen."""
+
+    def look(self, now: float) -> None:
+        """Look at the calls that run, at `now` in seconds of a clock that never jumps."""
+        timeout_s = self._limits.user_function_timeout_s
         running = {call: call.at for call in list(_running)}
-        seen = {call: seen[call] if call in seen and seen[call][0] == at else (at, now) for call, at in running.items()}
-        for call, (at, since) in seen.items():
+        seen = self._seen
+        self._seen = {call: seen[call] if call in seen and seen[call][0] == at else (at, now) for call, at in running.items()}
+        for call, (at, since) in self._seen.items():
             if now - since >= timeout_s and call in _running and call.at == at:
-                give_up(
+                self._give_up(
                     f"{call.name} did not return for {call.describe(at)} within {timeout_s:g} s; make it faster, or raise "
-                    f"{limits.service}.user_function_timeout_s in the system file"
+                    f"{self._limits.service}.user_function_timeout_s in the system file"
                 )
+
+
+def _watch(limits: WorkerLimits, watchdog: Watchdog) -> None:
+    while True:
+        time.sleep(min(LOOK_S, limits.user_function_timeout_s / 4))
+        _arm(limits)
+        watchdog.look(time.monotonic())
 
 
 def _arm(limits: WorkerLimits) -> None:

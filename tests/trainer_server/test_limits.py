@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import faulthandler
-import threading
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -12,13 +11,13 @@ from typing import Any
 
 import pytest
 
-import modyn.workers.limits
 from modyn.dataset.functions import compile_function
 from modyn.errors import ModynError, TrainingError, UserCodeError
 from modyn.records import JobState
 from modyn.testing.waiting import PATIENCE_S
 from modyn.trainer_server.service import PRELOAD
 from modyn.workers import Job, WorkerLimits, WorkerPool
+from modyn.workers.limits import Watchdog
 from tests.support.training import NUM_FEATURES, MemoryData, small_pipeline
 
 HERE = Path(__file__).parent
@@ -84,47 +83,23 @@ def test_memory_that_runs_out_names_the_limit_and_its_field(tmp_path: Path) -> N
     assert "trainer_server.worker_memory_bytes" in caught.value.message
 
 
-class Clock:
-    """Time that passes when the test says so. The only thread that sleeps has checked as often as time came for it
-    before `pass_time` returns."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self._wakes_at: float | None = None
-        self._changed = threading.Condition()
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        with self._changed:
-            self._wakes_at = self.now + seconds
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._wakes_at is None)
-
-    def pass_time(self, seconds: float) -> None:
-        end = self.now + seconds
-        with self._changed:
-            while True:
-                assert self._changed.wait_for(lambda: self._wakes_at is not None, PATIENCE_S)
-                if self._wakes_at is None or self._wakes_at > end:
-                    break
-                self.now, self._wakes_at = self._wakes_at, None
-                self._changed.notify_all()
-            self.now = end
-
-
-def test_what_ends_in_time_is_left_alone_and_calls_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_ends_in_time_is_left_alone_and_calls_are_told_apart() -> None:
     """Many short calls of one function, longer than the limit together, are no long one."""
-    clock = Clock()
-    monkeypatch.setattr(modyn.workers.limits, "time", clock)
-    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, **__: None)
-    monkeypatch.setattr(modyn.workers.limits, "_running", set())
-    monkeypatch.setattr(modyn.workers.limits, "_active", [])
     given_up: list[str] = []
-    modyn.workers.limits.impose(WorkerLimits("trainer_server", 4.0), given_up.append)
+    watchdog = Watchdog(WorkerLimits("trainer_server", 4.0), given_up.append)
+    times = itertools.count()
+
+    def lasting(seconds: int) -> Callable[[], None]:
+        """A call during which the watchdog looks once a second."""
+
+        def look() -> None:
+            for _ in range(seconds + 1):
+                watchdog.look(next(times))
+
+        return look
+
     function = compile_function("def f(pass_time):\n    pass_time()", "f")
-    short, long = partial(clock.pass_time, 0.5), partial(clock.pass_time, 6.0)
+    short, long = lasting(1), lasting(6)
     for i in range(30):
         function(partial("sample {}".format, i), short)
     function.each("sample {}".format, [short] * 30)
@@ -134,9 +109,11 @@ def test_what_ends_in_time_is_left_alone_and_calls_are_told_apart(monkeypatch: p
     given_up.clear()
     function.each("sample {}".format, [short, short, long])
     assert "f did not return for sample 2 within 4 s" in given_up[0]
+    given_up.clear()
     with pytest.raises(UserCodeError):
         function(lambda: "sample 31", "no callable")
-    assert not modyn.workers.limits._running
+    lasting(10)()
+    assert given_up == []
 
 
 def test_only_what_memory_is_to_blame_for_is_told_so() -> None:
