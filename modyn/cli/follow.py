@@ -35,7 +35,7 @@ Events: TypeAlias = "queue.SimpleQueue[RunEvent | ModynError | None]"
 
 
 def follow(client: Client, run_id: str) -> bool:
-    """Follow a run. Returns True once the run has ended, False if the user detaches."""
+    """Show the events of a run until it is terminal. Returns True then, False if the user detaches by Ctrl-C."""
     events: Events = queue.SimpleQueue()
 
     def receive() -> None:

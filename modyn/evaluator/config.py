@@ -30,7 +30,7 @@ class EvaluationDatasetConfig(DataConfig):
 
 
 def check_dataset(section: object, path: str) -> list[Problem]:
-    """Every mistake of one entry of `evaluation.datasets`; empty if there is none."""
+    """Every mistake of one entry of `evaluation.datasets`, with paths below `path`; empty if there is none."""
     found = check_section(EvaluationDatasetConfig, section, path)
     if not isinstance(section, Mapping) or not isinstance(section.get("metrics"), list | tuple):
         return found

@@ -21,7 +21,7 @@ MODELS: Registry[type] = Registry(group="modyn.models", kind="model", builtin={i
 
 
 def check_model(id_: str, config: Mapping[str, Any]) -> list[Problem]:
-    """What is wrong with a pipeline's model section; empty: nothing. Imports the model's package, but torch for none of ours."""
+    """What is wrong with a pipeline's `model.id` and `model.config`; empty: nothing. Imports torch only for plug-ins."""
     try:
         return check_section(config_class(id_), dict(config), "model.config")
     except ConfigError as error:

@@ -79,7 +79,10 @@ def walk(schema: JsonSchema, path: str = "", variant: str = "") -> Iterator[Fiel
 
 
 def tables(schema: JsonSchema, heading: str, path: str) -> Iterator[str]:
-    """Yield the lines of a Markdown table of one mapping's fields; policies and nested mappings as headings below."""
+    """Yield the lines of a Markdown table of one mapping's fields; policies and nested mappings as headings below.
+
+    Args: heading: `#` signs of the headings. path: of the mapping in the file.
+    """
     variants = variants_of(schema)
     deeper = heading + "#" if variants else heading
     for mapping in variants or [m for m in _alternatives(schema) if m.get("properties")]:

@@ -23,7 +23,7 @@ def check_exposure(name: str, endpoint: Endpoint) -> None:
 
 
 def read_pem(path: Path, field: str) -> bytes:
-    """Read the file that `security.FIELD` names. Raises: ConfigError: it cannot be read."""
+    """Read the file `path`, which `security.FIELD` names. Raises: ConfigError: it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:

@@ -71,7 +71,7 @@ def bounded(text: str, max_bytes: int) -> str:
 
 
 def abort(context: grpc.ServicerContext, error: ModynError) -> NoReturn:
-    """Ends a call with the status that stands for `error`."""
+    """End the call of `context` with the status that stands for `error`, its reason as metadata. Never returns: gRPC raises."""
     code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
     context.set_trailing_metadata(((REASON_KEY, error.reason),))
     context.abort(code, bounded(error.message, _MAX_DETAILS))

@@ -41,13 +41,13 @@ def _samples_table(run_number: int) -> str:
 
 
 def create_rows(session: Session, run_number: int) -> None:
-    """Create the run's table, empty."""
+    """Create the table of the run, empty, in the transaction of `session`; it must not exist."""
     columns = 'position bigint NOT NULL, key bigint NOT NULL, "timestamp" bigint NOT NULL, int_label bigint, float_label double precision'
     session.execute(text(f"CREATE TABLE {_samples_table(run_number)} ({columns})"))
 
 
 def drop_rows(session: Session, run_number: int) -> None:
-    """Drop the run's table if it exists."""
+    """Drop the table of the run, if it exists, in the transaction of `session`."""
     session.execute(text(f"DROP TABLE IF EXISTS {_samples_table(run_number)}"))
 
 

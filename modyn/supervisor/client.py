@@ -49,7 +49,7 @@ class SupervisorClient(ServiceClient):
     _not_repeatable = frozenset({"Submit"})
 
     def validate(self, yaml: str, file_name: str) -> list[Problem]:
-        """List every mistake in the pipeline file; empty if it can be submitted. Runs nothing."""
+        """List every mistake in `yaml`, the text of a pipeline file; empty if it can be submitted. Runs nothing."""
         reply = self._stub.Validate(supervisor_pb2.PipelineText(yaml=yaml, file_name=file_name), timeout=SUBMIT_DEADLINE_S)
         return [from_message(problem, Problem) for problem in reply.problems]
 

@@ -186,7 +186,7 @@ class RunJournal:
                 write.become(state)
 
     def advance(self, cursor: Cursor, policy_state: Mapping[str, Any]) -> None:
-        """A whole batch has been processed, or the stream ended."""
+        """Replace cursor and state of the policy: a whole batch has been processed, or the stream ended."""
         values = {**to_row(cursor, CURSORS), "version": CURSOR_VERSION, "policy_state": dict(policy_state)}
         with self._write() as write:
             statement = upsert(CURSORS).values(run_id=self.run_id, **values)

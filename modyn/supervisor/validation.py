@@ -43,7 +43,7 @@ def checked_pipeline(yaml: str, file_name: str, section_checks: Iterable[Check])
 
 
 def find_problems(source: YamlSource, section_checks: Iterable[Check]) -> list[Problem]:
-    """List every mistake in a pipeline once, in the order of the file."""
+    """List every mistake in a pipeline once, in the order of the file; also those that `section_checks` find."""
     data = dict(source.data)
     found = check_frame(data)
     if isinstance(trigger := data.get("trigger"), Mapping):

@@ -187,7 +187,7 @@ class Resumable(Protocol):
 
 
 def check_state_is_refused(name: str, policy: Resumable) -> None:
-    """Check that `load_state` refuses every state that the policy has not saved."""
+    """Check that `load_state` refuses a state without version or fields, or with others. Raises AssertionError, with `name`."""
     good = policy.state()
     require("version" in good, f"{name}: its state has no `version`")
     for bad in ({**good, "version": -1}, {}, {**good, "unknown": 1}):

@@ -75,7 +75,10 @@ class FakeStorage:
         labels: Sequence[float] | LabelArray | None = None,
         payloads: Sequence[bytes] | None = None,
     ) -> Int64Array:
-        """New samples, with labels 0 and payloads `<key>` unless given; they are pushed to open streams. Returns their keys."""
+        """Add samples, with labels 0 and payloads `<key>` unless given, and push them to open streams. Returns their keys.
+
+        Raises: NotFoundError: there is no such dataset. ValueError: labels or payloads differ in number from `timestamps`.
+        """
         with self.arrived:
             dataset = self.find(name)
             first = len(dataset.timestamps)
@@ -103,7 +106,7 @@ class FakeStorage:
             return np.flatnonzero(np.asarray([dataset.has(int(key)) for key in keys], bool))
 
     def payloads(self, name: str, keys: Int64Array) -> Payloads:
-        """Payloads and labels of samples that there are."""
+        """Payloads and labels of `keys`, which must exist (see `present`), in that order."""
         with self.arrived:
             dataset = self.find(name)
             payloads, labels = [dataset.payloads[key] for key in keys], dataset.batch(keys).labels

@@ -118,7 +118,7 @@ def write_tiny_files(folder: Path, num_samples: int = 100, num_files: int = 2, f
 
 
 def tiny_dataset_config(name: str, folder: Path, **options: object) -> DatasetConfig:
-    """The dataset of `write_tiny_files`; not watched unless `options` say so."""
+    """The dataset `name` over what `write_tiny_files` wrote to `folder`; not watched unless `options` say so."""
     layout = {"record_size": RECORD.itemsize, "label_size": 8, "byteorder": "little"}
     fields: dict[str, Any] = {"file_wrapper_config": layout, "watch": False, **options}
     return DatasetConfig(name=name, base_path=folder, file_wrapper="BinaryFileWrapper", **fields)

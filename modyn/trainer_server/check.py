@@ -26,7 +26,7 @@ from modyn.workers.devices import missing_device
 
 
 def check(pipeline: Mapping[str, Any], _: JobConnection) -> list[Problem]:
-    """Task of a worker process: every mistake that can be found without data, with its path."""
+    """Task of a worker process: every mistake that can be found without data, with its path. Builds the model."""
     model, training, selection = (_section(pipeline, name) for name in ("model", "training", "selection_strategy"))
     found = [Problem(name, "is required") for name in ("model", "training", "data") if name not in pipeline]
     found += check_model(str(model.get("id", "")), model.get("config") or {}) if "model" in pipeline else []

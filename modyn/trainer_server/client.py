@@ -92,5 +92,5 @@ class TrainerServerClient(SectionClient):
             yield from_message(status, TrainingStatus)
 
     def stop(self, run_id: str, trigger_id: int) -> None:
-        """Ask a training to stop, and return at once; its final status is STOPPED. Its last checkpoint stays."""
+        """Ask a training to stop, and return at once; it ends as STOPPED and keeps its last checkpoint. Raises: NotFoundError."""
         self._stub.Stop(trainer_server_pb2.TrainingId(run_id=run_id, trigger_id=trigger_id))

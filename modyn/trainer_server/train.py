@@ -327,7 +327,10 @@ def _weights_path(request: TrainingRequest, context: TrainingContext, kind: str)
 
 
 def configure_torch(config: TrainingConfig, *, deterministic: bool) -> None:
-    """Choose the device and the determinism of this process. Raises ConfigError: the device does not exist."""
+    """Choose the device of this process, and operations that give equal results each time if `deterministic`.
+
+    Raises: ConfigError: the device does not exist.
+    """
     if config.on_gpu:
         missing = missing_device(config.device)
         if missing:

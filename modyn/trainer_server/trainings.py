@@ -81,7 +81,7 @@ class Trainings:
         return self.table.start(key, lambda: self._find_stored(key, request), lambda: self._begin(key, request))
 
     def log_path(self, run_id: str, trigger_id: int) -> Path:
-        """The file that the worker of this training writes its log to."""
+        """The file that the worker of this training writes its log to; it may not exist."""
         return self._log_dir / run_id / f"training-{trigger_id}.log"
 
     def _find_stored(self, key: Key, request: TrainingRequest) -> TrainingStatus | None:

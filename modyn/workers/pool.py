@@ -299,7 +299,7 @@ class JobTable(Generic[K, S]):
         return status
 
     def update(self, key: K, change: Callable[[S], S]) -> None:
-        """Replace the status of a live job; does nothing if it has ended."""
+        """Replace the status of a live job by `change(status)`; does nothing if it has ended or is unknown."""
         with self.changed:
             status = self._statuses.get(key)
             if status is not None and not status.state.is_final:
@@ -311,7 +311,7 @@ class JobTable(Generic[K, S]):
             self._jobs[key] = submit()
 
     def settle(self, key: K, end: Callable[[S], S]) -> None:
-        """Replace the status by the final one and forget the worker's job."""
+        """Replace the status by the final one, `end(status)`, wake the watchers and forget the worker's job."""
         with self.changed:
             self._jobs.pop(key, None)
             self.set(key, end(self._statuses[key]))

@@ -161,7 +161,7 @@ class Catalogue:
         return Contents(rows[0], files, segments, problems)
 
     def file(self, dataset_id: int, file_id: int) -> FileRow:
-        """One indexed file. Raises: ConflictError: it is no longer in the catalogue."""
+        """The row of one indexed file. Raises: ConflictError: `file_id` is no longer in the catalogue."""
         with self.database.raw() as connection, connection.cursor() as cursor:
             rows = _file_rows(cursor, "WHERE dataset_id = %s AND file_id = %s", (dataset_id, file_id))
         if not rows:

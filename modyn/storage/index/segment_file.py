@@ -255,7 +255,10 @@ class Segment:
 
 
 def merge_segments(path: Path, segments: Sequence[Segment]) -> SegmentInfo:
-    """Write one segment with the entries of neighbouring ones, given in order of key. The old files stay. Raises ValueError on a gap."""
+    """Write one segment to `path` with the entries of neighbouring `segments`, given in order of key. The old files stay.
+
+    Raises: ValueError: keys are missing between two. UnavailableError: the disk cannot be written to.
+    """
     for before, after in pairwise(segments):
         if before.info.end_key != after.info.first_key:
             raise ValueError(

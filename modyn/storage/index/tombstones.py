@@ -69,8 +69,9 @@ class Tombstones:
         return cls(path, *_decode(path, content, log))
 
     def announce(self) -> None:
-        """Make readers in other processes look again. Call when the writing process starts: the one before it may have been killed after
-        its last keys counted and before the file changed its size."""
+        """Make readers in other processes look again; call when the writing process starts. The one before it may have been killed
+        after its last keys counted and before the file grew. Raises: UnavailableError: the file cannot be written to.
+        """
         if not self._log.number:
             return  # There is no log yet.
         try:

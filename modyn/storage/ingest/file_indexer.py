@@ -188,7 +188,10 @@ def beginning(file_format: FileFormat, chunk: IndexedSamples, num_bytes: int) ->
 
 
 def refused_samples(labels: LabelArray, timestamps: Int64Array | int) -> dict[int, str]:
-    """Position → why the sample is refused: its label is not finite, or its time lies in no interval [start, end)."""
+    """Position → why the sample is refused: its label is not finite, or its time lies in no interval [start, end).
+
+    Args: labels: int64 or float64 (n,). timestamps: int64 (n,), or one for all; seconds since 1970.
+    """
     timeless = np.flatnonzero(np.broadcast_to(np.asarray(timestamps) == MAX_TIMESTAMP, len(labels)))
     found = dict.fromkeys(timeless.tolist(), f"the time {MAX_TIMESTAMP} lies in no interval; times are smaller")
     for at in np.flatnonzero(~np.isfinite(labels)).tolist() if labels.dtype.kind == "f" else ():
