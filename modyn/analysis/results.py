@@ -92,7 +92,7 @@ def series_of(evaluations: pd.DataFrame) -> list[Series]:
 def evaluation_matrix(evaluations: pd.DataFrame, series: Series) -> pd.DataFrame:
     """Return models (rows, trigger id) × intervals (columns: start, end, anchor). NaN where a model has no score.
 
-    Source: SIGMOD'25, section 3.1.
+    Args: evaluations: table of `read_results`. Source: SIGMOD'25, section 3.1.
     """
     chosen = evaluations[(evaluations[["handler", "dataset", "metric"]] == list(astuple(series))).all(axis=1)]
     cells = chosen.set_index(["trigger_id", "start", "end", "anchor"])["value"]

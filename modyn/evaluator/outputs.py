@@ -56,7 +56,7 @@ class Rows(NamedTuple):
         return sum(column.nbytes for column in self)
 
     def take(self, positions: Int64Array) -> Rows:
-        """Copies of these rows."""
+        """Copies of the rows at `positions`, int64 (m,), in that order."""
         return Rows(*(column[positions] for column in self))
 
 

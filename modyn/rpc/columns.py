@@ -29,7 +29,7 @@ def keys_to_bytes(keys: Int64Array) -> bytes:
 
 
 def keys_from_bytes(data: bytes) -> Int64Array:
-    """A read-only view of `data` as keys. Raises InvalidArgumentError when it is no whole number of keys."""
+    """A read-only view of `data`, little-endian int64, as keys (n,). Raises InvalidArgumentError when it is no whole number of keys."""
     if len(data) % 8:
         raise InvalidArgumentError(f"a column of {len(data)} bytes is no whole number of int64 values")
     return np.frombuffer(data, "<i8")

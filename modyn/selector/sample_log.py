@@ -148,7 +148,7 @@ class SampleLog:
             return SampleBatch(keys, timestamps, labels)
 
     def read_keys(self, start: int, end: int) -> Int64Array:
-        """Return the keys of samples [start, end), which must exist."""
+        """Return the keys of samples [start, end), which must exist: int64 (end - start,)."""
         with self._open(os.O_RDONLY) as descriptor:
             return self._column(descriptor, _held(self._read_head(descriptor)), _KEYS, start, end)
 

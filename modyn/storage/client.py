@@ -117,7 +117,7 @@ class StorageClient(ServiceClient):
         return ResumingStream(open_at, first_key, lambda batch: int(batch.keys[-1]) + 1, self._stream_retrier, batch_from_proto)
 
     def samples_by_key(self, name: str, keys: Int64Array) -> SampleBatch:
-        """Labels and timestamps of the keys, in the order asked. NotFoundError if one does not exist or was deleted."""
+        """Labels and timestamps of `keys`, int64 (n,), in the order asked. Raises NotFoundError if one does not exist or was deleted."""
         requests = self._key_requests(name, keys)
         return SampleBatch.concatenate([batch_from_proto(c) for request in requests for c in self._stub.SamplesByKey(request)])
 

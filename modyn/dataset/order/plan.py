@@ -144,14 +144,14 @@ class Plan:
         return min(self.partition_size, self.num_keys - partition * self.partition_size)
 
     def partition_order(self, epoch: int) -> Int64Array:
-        """The partitions in the order in which an epoch visits them."""
+        """Numbers of the partitions in the order in which an epoch visits them: int64 (num_partitions,)."""
         if not self.shuffle:
             return np.arange(self.num_partitions, dtype=np.int64)
         rng = np.random.default_rng([self.seed, self.trigger_id, epoch, _ORDER_OF_PARTITIONS])
         return rng.permutation(self.num_partitions).astype(np.int64)
 
     def sample_order(self, epoch: int, partition: int, threads: int = 1) -> Int64Array:
-        """The positions within a partition in the order in which an epoch visits them; the same for any number of `threads`."""
+        """The positions within a partition, int64 (n,), in the order in which an epoch visits them; the same for any number of `threads`."""
         length = self.partition_length(partition)
         if not self.shuffle:
             return np.arange(length, dtype=np.int64)

@@ -20,10 +20,10 @@ class SampleReader(Protocol):
     """Random access to the samples of one run by position in its stream: SampleLog, or arrays in tests."""
 
     def read(self, start: int, end: int) -> SampleBatch:
-        """Return samples [start, end)."""
+        """Return samples [start, end), positions from 0 in the stream, all of which must exist."""
 
     def read_keys(self, start: int, end: int) -> Int64Array:
-        """Return the keys of samples [start, end), which is what most policies need."""
+        """Return the keys of samples [start, end), int64 (end - start,), which is what most policies need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +65,17 @@ class SelectionWindow:
         return replace(self, start=max(self.start, self.end - size))
 
     def samples(self) -> Iterator[SampleBatch]:
-        """Yield all samples in stream order, chunk by chunk."""
+        """Yield all samples in stream order, at most `chunk_size` at once."""
         for first in range(self.start, self.end, self.chunk_size):
             yield self.reader.read(first, min(first + self.chunk_size, self.end))
 
     def all_keys(self) -> Iterator[Int64Array]:
-        """Yield all keys in stream order, chunk by chunk."""
+        """Yield all keys in stream order, int64, at most `chunk_size` at once."""
         for first in range(self.start, self.end, self.chunk_size):
             yield self.reader.read_keys(first, min(first + self.chunk_size, self.end))
 
     def keys_at(self, blocks: Iterator[Int64Array]) -> Iterator[Int64Array]:
-        """Yield the keys at ascending positions, counted from the window's start, one or more arrays for each block."""
+        """Yield the keys at the positions in `blocks`, int64, ascending, counted from the window's start: one or more arrays a block."""
         for block in blocks:
             done = 0
             while done < len(block):

@@ -254,7 +254,7 @@ class ChunkReader:
     ) -> Iterator[tuple[Payloads, int] | None]:
         """Yield chunks in the order asked, each with the number of `keys` that are answered after it; at least one chunk.
 
-        All keys are looked up first. None is yielded whenever a chunk takes longer than `ServerLimits.poll_s`.
+        All of `keys`, int64 (n,), are looked up first. None is yielded whenever a chunk takes longer than `ServerLimits.poll_s`.
         Raises: as `locate` and `LocatedSamples.take`.
         """
         located = locate(snapshot, keys, on_missing)

@@ -83,7 +83,7 @@ class SegmentIndex:
         return self._columns.contains(keys)
 
     def entries(self, keys: Int64Array) -> Entries | None:
-        """Entries of `keys`, any order, duplicates allowed, deleted ones included; None if a key is unknown."""
+        """Entries of `keys`, int64 (n,), any order, duplicates allowed, deleted ones included; None if a key is unknown."""
         found = self._columns.entries(keys)
         return None if found is None else Entries(*found[:3], self._typed(found[3]))
 

@@ -144,7 +144,7 @@ class OpenDataset:
     def new_samples(self, first_key: int, batch_size: int, is_active: Callable[[], bool]) -> Iterator[SampleBatch]:
         """Samples from `first_key` on in order of key; waits for new ones while `is_active`, which is asked again after each `wake`.
 
-        Raises: InvalidArgumentError: `first_key` is negative. NotFoundError: the dataset is deleted meanwhile.
+        Raises: InvalidArgumentError: `first_key` is negative. NotFoundError: the dataset was deleted. UnavailableError: storage stops.
         """
         if first_key < 0:
             raise InvalidArgumentError(f"first_key is {first_key}; keys begin with 0")
@@ -175,7 +175,7 @@ class OpenDataset:
     # Changing
 
     def delete_samples(self, keys: Int64Array) -> int:
-        """Delete those of `keys` that exist, for good; return how many there were. Durable on return."""
+        """Delete those of `keys`, int64 (n,), that exist, for good; return how many were not deleted before. Durable on return."""
         with self._deleting:
             return self._tombstones.add(keys[self.snapshot().index.contains(keys)])
 

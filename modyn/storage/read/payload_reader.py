@@ -49,7 +49,7 @@ class LocatedSamples:
         return len(self.keys)
 
     def take(self, rows: Int64Array | slice) -> Payloads:
-        """Reads these rows now, in this order, duplicates allowed. From any thread; the GIL is released while it reads.
+        """Read `rows`, a slice or int64 (m,), now, in this order, duplicates allowed. From any thread; the GIL is released while it reads.
 
         Raises DataError naming file and offset of what cannot be read, NotFoundError if the dataset was deleted.
         """
@@ -77,7 +77,7 @@ class LocatedSamples:
 
 
 def locate(snapshot: Callable[[], DatasetSnapshot], keys: Int64Array, on_missing: OnMissing) -> LocatedSamples:
-    """Where the samples of `keys` are, in the order asked, duplicates included. Reads no data file.
+    """Where the samples of `keys`, int64 (n,), are, in the order asked, duplicates included. Reads no data file.
 
     Keys that do not exist or were deleted raise NotFoundError that names the first of them, or are left out with on_missing="skip".
     """

@@ -135,7 +135,7 @@ def map_names(folder: Path, block: NameBlock) -> NameColumns:
 
 
 def write_stamps(path: Path, files: FileTable, ids: Int64Array) -> None:
-    """Write sizes and times of the files `ids`, ascending. Raises UnavailableError."""
+    """Write sizes (bytes) and times (ns) of the files `ids`, int64 (n,), ascending. Raises UnavailableError."""
     write_columns(path, _STAMPS_KIND, {"stamps": np.stack([ids, *files.stamps(ids)])})
 
 

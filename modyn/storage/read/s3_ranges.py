@@ -113,7 +113,7 @@ class S3RangeReader:
 
 
 def plan(file_ids: UInt32Array, begins: Int64Array, ends: Int64Array, limits: RangeLimits = _LIMITS) -> list[_ObjectRange]:
-    """The requests for ranges that are sorted by file and begin: neighbours share one as far as `limits` allow."""
+    """The requests for n byte ranges [begin, end), sorted by file and begin: neighbours share one as far as `limits` allow."""
     requests: list[_ObjectRange] = []
     ranges = zip(file_ids.tolist(), begins.tolist(), ends.tolist(), strict=True)
     first = start = stop = 0

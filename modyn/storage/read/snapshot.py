@@ -60,7 +60,7 @@ class DatasetSnapshot:
         return ~self.index.contains(keys) | self.tombstones.keys.contains(keys)
 
     def refuse_missing(self, keys: Int64Array) -> None:
-        """Raise NotFoundError naming the first keys that are unknown or deleted."""
+        """Raise NotFoundError, naming the first of them, if any of `keys`, int64 (n,), is unknown or deleted."""
         missing = keys[self.missing(keys)]
         if len(missing):
             named = ", ".join(str(key) for key in missing[:_NAMED_KEYS])
@@ -71,7 +71,7 @@ class DatasetSnapshot:
             )
 
     def samples_by_key(self, keys: Int64Array) -> SampleBatch:
-        """Labels and timestamps in the order asked. Raises NotFoundError if a key is unknown or deleted."""
+        """Labels and timestamps of `keys`, int64 (n,), in the order asked. Raises NotFoundError if one is unknown or deleted."""
         self.refuse_missing(keys)
         found = self.index.samples_by_key(keys)
         assert found is not None, "unknown keys are refused"
