@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -245,6 +246,24 @@ def _loaded(module: str) -> dict[str, str]:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     loaded: dict[str, str] = json.loads(done.stdout)
     return loaded
+
+
+def test_the_documented_flows_name_files_that_exist_and_count_them() -> None:
+    section = (ROOT / "docs" / "architecture.md").read_text().split("## The flows and the files they pass")[1].split("\n## ")[0]
+    local, flight, *others = re.findall(r"\*\*(.+?): (\d+) files\.\*\*(.+?)(?=\n\*\*|$)", section, re.DOTALL)
+    files = {flow: _files_of_tables(text) for flow, _, text in (local, flight, *others)}
+    files[flight[0]] |= files[local[0]] - {"dataset/local_batches.py"}
+    assert {flow: len(found) for flow, found in files.items()} == {
+        flow: int(number) for flow, number, _ in (local, flight, *others)
+    }
+    assert [name for found in files.values() for name in found if name != "C++" and not (PACKAGE / name).exists()] == []
+
+
+def _files_of_tables(text: str) -> set[str]:
+    """What the rows `| where | folder | files |` name, as paths below `modyn/`, and C++."""
+    rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| ") and not line.endswith("| files |")]
+    cells = [(folder.strip(" `"), name.strip(" `\\*")) for _, folder, names in rows for name in names.split(",")]
+    return {name if name == "C++" else folder + name for folder, name in cells}
 
 
 def test_no_module_outgrows_a_few_screens() -> None:

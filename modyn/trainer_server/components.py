@@ -52,7 +52,8 @@ class TrainingComponents:
     """When schedulers step: after each "batch" on which the optimizers do, or each "epoch"."""
     scaler: torch.amp.GradScaler
     criterion: Loss
-    downsampling: Downsampling
+    downsampling: Downsampling | None
+    """None: all samples of each batch are trained on."""
     device: torch.device
     amp: bool = False
     clip_norm: float | None = None

@@ -160,7 +160,8 @@ class Training:
 
     def _forward(self, batch: Batch) -> Tensor:
         components = self.components
-        batch = components.downsampling.select(components.model, batch)
+        if components.downsampling is not None:
+            batch = components.downsampling.select(components.model, batch)
         if not components.amp:
             return components.criterion(self._network(batch.data), batch.labels, batch.weights)
         with torch.autocast(components.device.type, self._autocast_dtype):

@@ -61,9 +61,11 @@ def check_downsampling(selection_strategy: Mapping[str, Any]) -> list[Problem]:
     return check_policy(DOWNSAMPLING, {"strategy": "No", **options}, "strategy", _PATH)
 
 
-def build_downsampling(selection_strategy: Mapping[str, Any]) -> Downsampling:
-    """The policy that the selection strategy names; `No` if it names none. Raises ConfigError."""
+def build_downsampling(selection_strategy: Mapping[str, Any]) -> Downsampling | None:
+    """The policy of the section `downsampling_config`; None without one. Raises ConfigError."""
     refuse(check_downsampling(selection_strategy))
-    options = selection_strategy.get("downsampling_config") or {}
+    options = selection_strategy.get("downsampling_config")
+    if options is None:
+        return None
     policy, config = load_policy(DOWNSAMPLING, {"strategy": "No", **options}, "strategy", _PATH)
     return policy(config)
