@@ -1,18 +1,22 @@
 """The stream of a run in one append-only file, which counts its own samples: informing needs no database.
 
-Layout, little-endian: a head of `columnar.LogHead`, whose two slots count the rows, and behind it blocks of BLOCK rows, each three columns
-one behind the other: keys and timestamps as int64, labels as int64 or float64. An append writes rows behind those that count, syncs them,
-and only then commits the new count.
+Layout, little-endian: a head of `columnar.LogHead`, whose two slots count the rows, and behind it blocks of BLOCK rows. A block is a page with
+an entry for each of its groups of GROUP rows (checksums of the columns, range of the timestamps), and three columns one behind the other:
+keys and timestamps as int64, labels as int64 or float64. An append writes rows behind those that count and the entries of the groups that it
+fills, syncs them, and only then commits the new count, with the entry of the group that is not full. All that is read is verified.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,24 +24,66 @@ import numpy.typing as npt
 from modyn.atomic_write import sync
 from modyn.columnar import FileKind, LogHead, LogState, write_at
 from modyn.errors import ConflictError, CorruptStateError, InvalidArgumentError, UnavailableError
-from modyn.records import Int64Array, LabelArray, RunId, SampleBatch
+from modyn.records import Int64Array, Interval, LabelArray, RunId, SampleBatch
 
 BLOCK = 65_536
 """Rows whose columns lie together: 1.5 MiB."""
+GROUP = 4_096
+"""Rows with checksums of their own: reads are made, and verified, by whole groups."""
 
 _ADVICE = "restore it from a backup, or delete the run and start it anew"
-_KIND = FileKind(b"MODYNLOG", 3, "log of samples", _ADVICE)
-_HEAD = LogHead(_KIND, num_fields=2, slots=(4096, 8192))
-"""Fields: number of samples; 1 if labels are float64, else 0."""
+_KIND = FileKind(b"MODYNLOG", 4, "log of samples", _ADVICE)
+_HEAD = LogHead(_KIND, num_fields=7, slots=(4096, 8192))
+"""Fields: number of samples; 1 if labels are float64, else 0; the entry of the group that is not full."""
+_ENTRIES_BYTES = 4096
+"""What the entries of a block take, a page."""
+_BLOCK_BYTES = _ENTRIES_BYTES + 3 * 8 * BLOCK
+_ENTRY = struct.Struct("<qqIII")
+_CHECKSUM = struct.Struct("<I")
+_ENTRY_BYTES = _ENTRY.size + _CHECKSUM.size
 _KEYS, _TIMESTAMPS, _LABEL = range(3)
+_COLUMN_NAMES = ("keys", "timestamps", "labels")
+
+Columns = Sequence[npt.NDArray[np.generic]]
+
+
+class GroupEntry(NamedTuple):
+    """The range of the timestamps of a group's rows, and the CRC-32 of each of its columns."""
+
+    min_time: int = 2**63 - 1
+    max_time: int = -(2**63)
+    keys: int = 0
+    timestamps: int = 0
+    labels: int = 0
+
+    def plus(self, columns: Columns) -> GroupEntry:
+        """The entry once these rows follow, which are not none."""
+        times = columns[_TIMESTAMPS]
+        checksums = (zlib.crc32(values.data.cast("B"), before) for values, before in zip(columns, self[2:], strict=True))
+        return GroupEntry(min(self.min_time, int(times.min())), max(self.max_time, int(times.max())), *checksums)
+
+    def packed(self) -> bytes:
+        """The entry as it stands in the file, with a checksum of its own."""
+        content = _ENTRY.pack(*self)
+        return content + _CHECKSUM.pack(zlib.crc32(content))
+
+    @classmethod
+    def unpacked(cls, content: bytes | bytearray) -> Self | None:
+        """The entry that was packed; None if the content is damaged."""
+        checksum = _CHECKSUM.unpack_from(content, _ENTRY.size)[0]
+        return cls(*_ENTRY.unpack_from(content)) if zlib.crc32(content[: _ENTRY.size]) == checksum else None
 
 
 @dataclass(frozen=True, slots=True)
 class HeldSamples:
-    """How many samples a log holds. float_labels: whether labels are float64; None before the first sample."""
+    """How many samples a log holds. float_labels: whether labels are float64; None before the first sample.
+
+    tail: the entry of the last group, as far as it is filled; empty if the last group is full.
+    """
 
     num_samples: int
     float_labels: bool | None
+    tail: GroupEntry
 
 
 def unseen(run_id: RunId, held: int, position: int, batch: SampleBatch) -> SampleBatch:
@@ -130,12 +176,20 @@ class SampleLog:
             np.ascontiguousarray(batch.timestamps, "<i8"),
             np.ascontiguousarray(batch.labels, "<f8" if are_float else "<i8"),
         ]
-        for first, last in _by_block(position, position + len(batch)):
+        tail = held.tail
+        for first, last in _cut(position, position + len(batch), BLOCK):
             for column, values in enumerate(columns):
                 part = values[first - position : last - position]
                 write_at(descriptor, part.data.cast("B"), _offset(column, first))
+            full = []
+            for start, stop in _cut(first, last, GROUP):
+                tail = tail.plus([values[start - position : stop - position] for values in columns])
+                if stop % GROUP == 0:
+                    full.append(tail.packed())
+                    tail = GroupEntry()
+            write_at(descriptor, b"".join(full), _entry_offset(first))
         os.fdatasync(descriptor)
-        _HEAD.commit(descriptor, before, position + len(batch), int(are_float))
+        _HEAD.commit(descriptor, before, position + len(batch), int(are_float), *tail)
 
     def read(self, start: int, end: int) -> SampleBatch:
         """Return samples [start, end), which must exist."""
@@ -151,6 +205,38 @@ class SampleLog:
         """Return the keys of samples [start, end), which must exist: int64 (end - start,)."""
         with self._open(os.O_RDONLY) as descriptor:
             return self._column(descriptor, _held(self._read_head(descriptor)), _KEYS, start, end)
+
+    def ranges_in(self, interval: Interval) -> Iterator[tuple[int, int]]:
+        """Yield the positions [start, end) of the samples with timestamps in the interval, in order, neighbours as one range.
+
+        Reads the entries of all groups, and timestamps only of groups that are neither inside nor outside.
+        """
+        begin = end = 0
+        with self._open(os.O_RDONLY) as descriptor:
+            held = _held(self._read_head(descriptor))
+            for first, last in _cut(0, held.num_samples, BLOCK):
+                for (start, stop), entry in zip(
+                    _cut(first, last, GROUP), self._entries(descriptor, held, first, last), strict=True
+                ):
+                    for found in self._ranges_in_group(descriptor, held, interval, start, stop, entry):
+                        if found[0] != end and begin != end:
+                            yield begin, end
+                        begin, end = (begin if found[0] == end else found[0]), found[1]
+        if begin != end:
+            yield begin, end
+
+    def _ranges_in_group(
+        self, descriptor: int, held: HeldSamples, interval: Interval, start: int, stop: int, entry: GroupEntry
+    ) -> list[tuple[int, int]]:
+        if entry.max_time < interval.start or entry.min_time >= interval.end:
+            return []
+        if entry.min_time >= interval.start and entry.max_time < interval.end:
+            return [(start, stop)]
+        times = self._column(descriptor, held, _TIMESTAMPS, start, stop)
+        inside = np.zeros(len(times) + 2, np.int8)
+        inside[1:-1] = (times >= interval.start) & (times < interval.end)
+        edges = start + np.flatnonzero(np.diff(inside))
+        return [(int(first), int(last)) for first, last in edges.reshape(-1, 2)]
 
     def repair(self) -> None:
         """Cut off what a crash has left behind the last sample, and sync what it may have left unsynced."""
@@ -179,17 +265,47 @@ class SampleLog:
         return _HEAD.parse(self.path, os.pread(descriptor, _HEAD.size, 0))
 
     def _column(self, descriptor: int, held: HeldSamples, column: int, start: int, end: int) -> Int64Array:
-        """Rows [start, end) of one column. Read, not mapped: samples that were selected from must not count as memory of the service."""
-        values = np.empty(max(end - start, 0), "<i8")
-        for first, last in _by_block(start, end):
-            target = values[first - start : last - start].data.cast("B")
-            done = 0
-            while done < len(target):
-                got = os.preadv(descriptor, [target[done:]], _offset(column, first) + done)
-                if not got:
-                    raise self._too_short(held.num_samples)
-                done += got
-        return values
+        """Rows [start, end) of one column, verified by whole groups.
+
+        Read, not mapped: samples that were selected from must not count as memory of the service.
+        """
+        if end > held.num_samples:
+            raise self._too_short(end)
+        low = start // GROUP * GROUP
+        high = min(-(-end // GROUP) * GROUP, held.num_samples) if end > start else low
+        values = np.empty(high - low, "<i8")
+        for first, last in _cut(low, high, BLOCK):
+            target = values[first - low : last - low]
+            self._read_into(descriptor, target.data.cast("B"), _offset(column, first), held)
+            entries = self._entries(descriptor, held, first, last)
+            for (begin, stop), entry in zip(_cut(first, last, GROUP), entries, strict=True):
+                if zlib.crc32(target[begin - first : stop - first].data.cast("B")) != entry[2 + column]:
+                    raise self._damaged(_COLUMN_NAMES[column], begin, stop)
+        return values[start - low : end - low] if end > start else values
+
+    def _entries(self, descriptor: int, held: HeldSamples, first: int, last: int) -> Iterator[GroupEntry]:
+        """The entries of the groups of rows [first, last), which lie in one block; `first` begins a group, `last` ends one or the log."""
+        num_full = last // GROUP - first // GROUP
+        content = bytearray(num_full * _ENTRY_BYTES)
+        self._read_into(descriptor, memoryview(content), _entry_offset(first), held)
+        for group in range(num_full):
+            entry = GroupEntry.unpacked(content[group * _ENTRY_BYTES : (group + 1) * _ENTRY_BYTES])
+            if entry is None:
+                raise self._damaged("checksums", first + group * GROUP, first + (group + 1) * GROUP)
+            yield entry
+        if last % GROUP:
+            yield held.tail
+
+    def _read_into(self, descriptor: int, target: memoryview, offset: int, held: HeldSamples) -> None:
+        done = 0
+        while done < len(target):
+            got = os.preadv(descriptor, [target[done:]], offset + done)
+            if not got:
+                raise self._too_short(held.num_samples)
+            done += got
+
+    def _damaged(self, what: str, start: int, end: int) -> CorruptStateError:
+        return _KIND.corrupt(self.path, f"the {what} of samples {start} to {end - 1} do not match their checksum")
 
     def _too_short(self, num_samples: int) -> CorruptStateError:
         return CorruptStateError(
@@ -203,12 +319,21 @@ class SampleLog:
 
 
 def _held(state: LogState) -> HeldSamples:
-    return HeldSamples(state.fields[0], bool(state.fields[1]) if state.number else None)
+    num_samples, float_labels, *tail = state.fields
+    return HeldSamples(
+        num_samples, bool(float_labels) if state.number else None, GroupEntry(*tail) if num_samples % GROUP else GroupEntry()
+    )
 
 
 def _offset(column: int, row: int) -> int:
     block, within = divmod(row, BLOCK)
-    return _HEAD.size + 8 * ((3 * block + column) * BLOCK + within)
+    return _HEAD.size + block * _BLOCK_BYTES + _ENTRIES_BYTES + 8 * (column * BLOCK + within)
+
+
+def _entry_offset(row: int) -> int:
+    """Where the entry of the group lies that holds the row."""
+    block, within = divmod(row, BLOCK)
+    return _HEAD.size + block * _BLOCK_BYTES + within // GROUP * _ENTRY_BYTES
 
 
 def _end_offset(num_rows: int) -> int:
@@ -216,13 +341,13 @@ def _end_offset(num_rows: int) -> int:
     return _offset(_LABEL, num_rows - 1) + 8 if num_rows else _HEAD.size
 
 
-def _by_block(start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Split rows [start, end) into ranges that lie in one block each.
+def _cut(start: int, end: int, size: int) -> Iterator[tuple[int, int]]:
+    """Split rows [start, end) into ranges that lie in one block or group of `size` rows each.
 
-    >>> list(_by_block(65_530, 131_080))
+    >>> list(_cut(65_530, 131_080, 65_536))
     [(65530, 65536), (65536, 131072), (131072, 131080)]
     """
     while start < end:
-        stop = min(end, (start // BLOCK + 1) * BLOCK)
+        stop = min(end, (start // size + 1) * size)
         yield start, stop
         start = stop

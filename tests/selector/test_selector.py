@@ -408,7 +408,7 @@ def test_a_log_that_lost_its_tail_is_corrupt_and_not_filled_with_zeros(selector:
         selector.trigger(RUN, 0, 20)
     for other, says in (
         (b"something else", "not a log of samples"),
-        (b"MODYNLOG\x02".ljust(12288, b"\0"), "version 2, this Modyn reads version 3"),
+        (b"MODYNLOG\x02".ljust(12288, b"\0"), "version 2, this Modyn reads version 4"),
     ):
         path.write_bytes(other)
         with pytest.raises(CorruptStateError, match=says):
@@ -525,7 +525,7 @@ def test_a_disk_that_is_full_fails_the_call_and_counts_nothing(selector: Selecto
     selector.register_run(RUN, "d", strategy(), 1)
     selector.inform(RUN, 0, stream(0, 5))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (12288 + 5 * 8 + 60, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (12288 + 4096 + 5 * 8 + 60, before[1]))
     try:
         with pytest.raises(UnavailableError, match="free or repair the disk"):
             selector.inform(RUN, 5, stream(5, 15))
