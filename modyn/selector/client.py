@@ -9,7 +9,7 @@ from modyn.config.system import Endpoint
 from modyn.proto import selector_pb2, selector_pb2_grpc
 from modyn.records import KeysAndWeights, RunId, SampleBatch, TriggerSetInfo
 from modyn.rpc.client import SectionClient
-from modyn.rpc.columns import batch_to_proto, items_per_message, share_from_proto
+from modyn.rpc.columns import batch_from_proto, batch_to_proto, items_per_message, share_from_proto
 from modyn.rpc.retry import Retrier, RetryPolicy
 from modyn.rpc.wire import from_message, from_struct, to_struct
 
@@ -68,6 +68,14 @@ class SelectorClient(SectionClient):
             request = selector_pb2.InformRequest(run_id=run_id, position=position + first, samples=batch_to_proto(part))
             num_held = int(self._stub.Inform(request).num_samples)
         return num_held
+
+    def samples(self, run_id: RunId, position: int, limit: int) -> SampleBatch:
+        """Return samples as they were informed, from `position` on: `limit` or fewer, and none only behind the last that is held.
+
+        Raises: ConflictError: the run holds fewer samples than `position`.
+        """
+        request = selector_pb2.SamplesRequest(run_id=run_id, position=position, limit=min(limit, self._samples_per_call))
+        return batch_from_proto(self._stub.GetSamples(request))
 
     def trigger(self, run_id: RunId, trigger_id: int, num_samples: int) -> TriggerSetInfo:
         """Select the trigger set over the first `num_samples` samples, or return the one that exists.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
@@ -42,6 +43,7 @@ _ENTRY = struct.Struct("<qqIII")
 _CHECKSUM = struct.Struct("<I")
 _ENTRY_BYTES = _ENTRY.size + _CHECKSUM.size
 _KEYS, _TIMESTAMPS, _LABEL = range(3)
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,199}")
 _COLUMN_NAMES = ("keys", "timestamps", "labels")
 
 Columns = Sequence[npt.NDArray[np.generic]]
@@ -86,6 +88,14 @@ class HeldSamples:
     tail: GroupEntry
 
 
+def check_run_id(run_id: RunId) -> None:
+    """Raise InvalidArgumentError unless the id can name a folder."""
+    if not _RUN_ID.fullmatch(run_id):
+        raise InvalidArgumentError(
+            f"'{run_id}' cannot name a run: use letters, digits, '.', '_' and '-', at most 200, no dot first"
+        )
+
+
 def unseen(run_id: RunId, held: int, position: int, batch: SampleBatch) -> SampleBatch:
     """Return the part of `batch`, sent for `position`, behind the `held` samples. Raises ConflictError if it leaves a gap.
 
@@ -101,6 +111,36 @@ def unseen(run_id: RunId, held: int, position: int, batch: SampleBatch) -> Sampl
             f"run '{run_id}' holds {held} samples, so samples for position {position} would leave a gap; send those from {held} on first"
         )
     return batch.slice(min(held - position, len(batch)), len(batch))
+
+
+def check_range(run_id: RunId, held: int, position: int, limit: int) -> None:
+    """Raise an error unless at most `limit` samples from `position` on can be read of the `held` ones."""
+    if position < 0 or limit < 1:
+        raise InvalidArgumentError(f"{limit} samples of run '{run_id}' from position {position} on: ask for 1 or more, from 0 on")
+    if position > held:
+        raise ConflictError(
+            f"run '{run_id}' holds {held} samples, so none from position {position} on: the selector's files are older than its callers' "
+            "state; restore them from the same backup, or submit the pipeline again"
+        )
+
+
+def refuse_others(run_id: RunId, position: int, held: Int64Array, sent: Int64Array) -> None:
+    """Raise ConflictError unless the keys that were sent again for `position` are those held there."""
+    if not np.array_equal(held, sent):
+        raise ConflictError(
+            f"run '{run_id}' holds other samples at positions {position} to {position + len(sent)} than were sent again; "
+            "a stream must be repeated as it was"
+        )
+
+
+def refuse_other_labels(run_id: RunId, position: int, float_labels: bool | None, sent_floats: bool) -> None:
+    """Raise InvalidArgumentError if labels of samples from `position` on have another type than those held (None: none are)."""
+    if float_labels not in (None, sent_floats):
+        names = {True: "float64", False: "int64"}
+        raise InvalidArgumentError(
+            f"run '{run_id}' has {names[not sent_floats]} labels, but samples from position {position} on bring "
+            f"{names[sent_floats]} labels; a dataset has labels of one type"
+        )
 
 
 class SampleLog:
@@ -145,11 +185,7 @@ class SampleLog:
             held = _held(head)
             new = unseen(self.run_id, held.num_samples, position, batch)
             known = batch.keys[: len(batch) - len(new)]
-            if not np.array_equal(self._column(descriptor, held, _KEYS, position, position + len(known)), known):
-                raise ConflictError(
-                    f"run '{self.run_id}' holds other samples at positions {position} to {position + len(known)} than were sent again; "
-                    "a stream must be repeated as it was"
-                )
+            refuse_others(self.run_id, position, self._column(descriptor, held, _KEYS, position, position + len(known)), known)
             if len(new):
                 self._write(descriptor, head, new)
             return held.num_samples + len(new), len(new)
@@ -162,12 +198,7 @@ class SampleLog:
     def _write(self, descriptor: int, before: LogState, batch: SampleBatch) -> None:
         held, are_float = _held(before), batch.labels.dtype.kind == "f"
         position = held.num_samples
-        if held.float_labels not in (None, are_float):
-            names = {True: "float64", False: "int64"}
-            raise InvalidArgumentError(
-                f"run '{self.run_id}' has {names[not are_float]} labels, but samples from position {position} on bring "
-                f"{names[are_float]} labels; a dataset has labels of one type"
-            )
+        refuse_other_labels(self.run_id, position, held.float_labels, are_float)
         # Writing behind the end of a file that lost its tail would fill the hole with zeros, which are valid keys.
         if os.fstat(descriptor).st_size < _end_offset(position):
             raise self._too_short(position)

@@ -7,7 +7,6 @@ promises data that does not exist. With `storage_backend: database` a thread cop
 
 from __future__ import annotations
 
-import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -25,14 +24,13 @@ from modyn.errors import (
     AlreadyExistsError,
     ConflictError,
     CorruptStateError,
-    InvalidArgumentError,
     ModynError,
     NotFoundError,
     UnavailableError,
 )
 from modyn.records import KeysAndWeights, RunId, SampleBatch, TriggerSetInfo
 from modyn.rpc.logs import get_logger
-from modyn.selector.sample_log import SampleLog
+from modyn.selector.sample_log import SampleLog, check_range, check_run_id
 from modyn.selector.sample_rows import RowCopier, copy_rows, create_rows, drop_rows
 from modyn.selector.selection import build_selection
 from modyn.selector.trigger_set import TriggerSet, check_checksum, check_next, write_trigger_set
@@ -50,7 +48,6 @@ ROWS_PER_COPY = 1_048_576
 
 SCHEMA = "selector"
 _JSON_COLUMNS = ("selection_strategy", "data", "policy_state")
-_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,199}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +133,7 @@ class Selector:
         Raises: AlreadyExistsError: it is registered with other arguments. InvalidArgumentError: the name is no file name.
             ConfigError: the section is wrong.
         """
-        if not _RUN_ID.fullmatch(run_id):
-            raise InvalidArgumentError(
-                f"'{run_id}' cannot name a run: use letters, digits, '.', '_' and '-', at most 200, no dot first"
-            )
+        check_run_id(run_id)
         build_selection(selection_strategy)
         row = {"run_id": run_id, "dataset": dataset, "selection_strategy": dict(selection_strategy), "seed": seed}
         with self._database.session() as session:
@@ -178,6 +172,16 @@ class Selector:
             self._copier.wake(run_id)
         SAMPLES_INFORMED.inc(added)
         return num_held
+
+    def samples(self, run_id: RunId, position: int, limit: int) -> SampleBatch:
+        """Return at most `limit` samples from `position` on, as they were informed; none behind the last that is held.
+
+        Raises: ConflictError: the run holds fewer samples. InvalidArgumentError: position or limit make no sense.
+        """
+        log = self._log(self.run(run_id))
+        held = log.state().num_samples
+        check_range(run_id, held, position, limit)
+        return log.read(position, min(position + limit, held))
 
     def trigger(self, run_id: RunId, trigger_id: int, num_samples: int) -> TriggerSetInfo:
         """Select the trigger set over the first `num_samples` samples, or return the one that exists.

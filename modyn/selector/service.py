@@ -10,7 +10,7 @@ from modyn.config.system import Endpoint
 from modyn.db.engine import open_database
 from modyn.proto import common_pb2, selector_pb2, selector_pb2_grpc
 from modyn.records import RunId
-from modyn.rpc.columns import batch_from_proto, items_per_message, share_to_proto
+from modyn.rpc.columns import batch_from_proto, batch_to_proto, items_per_message, share_to_proto
 from modyn.rpc.logs import bind
 from modyn.rpc.server import Registration, ServiceContext
 from modyn.rpc.wire import from_struct, plugins_to_proto, problems_to_proto, to_message
@@ -20,6 +20,8 @@ from modyn.selector.selector import KEYS_PER_CHUNK, SCHEMA, Selector
 
 _KEY_BYTES = 12
 """Size of a key with its weight, where they cannot be packed."""
+_SAMPLE_BYTES = 24
+"""Size of a key, a timestamp and a label, where they cannot be packed."""
 
 
 def build(context: ServiceContext) -> list[Registration]:
@@ -42,6 +44,7 @@ class SelectorServicer(selector_pb2_grpc.SelectorServicer):
     def __init__(self, selector: Selector, endpoint: Endpoint) -> None:
         self._selector = selector
         self._keys_per_message = min(KEYS_PER_CHUNK, items_per_message(endpoint, _KEY_BYTES))
+        self._samples_per_message = items_per_message(endpoint, _SAMPLE_BYTES)
 
     def ValidateSection(self, request: common_pb2.SectionRequest, context: grpc.ServicerContext) -> common_pb2.SectionReply:
         """Problems of the `selection_strategy` section of a whole pipeline; empty if it is valid."""
@@ -68,6 +71,11 @@ class SelectorServicer(selector_pb2_grpc.SelectorServicer):
         with bind(run_id=request.run_id):
             num_held = self._selector.inform(RunId(request.run_id), request.position, batch_from_proto(request.samples))
         return selector_pb2.InformReply(num_samples=num_held)
+
+    def GetSamples(self, request: selector_pb2.SamplesRequest, context: grpc.ServicerContext) -> common_pb2.SampleColumns:
+        """Samples as informed; fewer than the request's limit if they would not fit into a message."""
+        limit = min(request.limit, self._samples_per_message)
+        return batch_to_proto(self._selector.samples(RunId(request.run_id), request.position, limit))
 
     def Trigger(self, request: selector_pb2.TriggerRequest, context: grpc.ServicerContext) -> selector_pb2.TriggerSet:
         """Select a trigger set, or return the existing one. CONFLICT for another number of samples, or a trigger out of turn."""

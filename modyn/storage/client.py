@@ -80,17 +80,26 @@ class StorageClient(ServiceClient):
         reply = self._stub.ListProblems(storage_pb2.DatasetName(name=name))
         return [from_message(problem, FileProblem) for problem in reply.problems]
 
-    def count_samples(self, name: str, interval: Interval) -> int:
-        """Number of samples of dataset `name` with a timestamp in [start, end), without deleted ones. Raises: NotFoundError."""
-        request = storage_pb2.IntervalRequest(dataset=name, interval=to_message(interval, common_pb2.Interval))
+    def count_samples(self, name: str, interval: Interval, end_key: int | None = None) -> int:
+        """Number of samples of dataset `name` with a timestamp in [start, end), without deleted ones. Raises: NotFoundError.
+
+        Args: end_key: only samples with smaller keys.
+        """
+        request = storage_pb2.IntervalRequest(dataset=name, interval=to_message(interval, common_pb2.Interval), end_key=end_key)
         return int(self._stub.CountSamples(request).num_samples)
 
     def samples_in_interval(
-        self, name: str, interval: Interval, batch_size: int, after: tuple[int, int] | None = None
+        self,
+        name: str,
+        interval: Interval,
+        batch_size: int,
+        after: tuple[int, int] | None = None,
+        end_key: int | None = None,
     ) -> Iterator[SampleBatch]:
         """Samples of [start, end) in the order (timestamp, key), only those after the (timestamp, key) `after`.
 
-        Args: batch_size: most samples of a batch, 1 to 1,000,000.
+        Args: batch_size: most samples of a batch, 1 to 1,000,000. end_key: only samples with smaller keys, that is, those that the dataset held
+        when this was its next key.
 
         A stream that breaks is opened again behind the last sample received, for at most `retry_s` without progress.
         """
@@ -98,7 +107,7 @@ class StorageClient(ServiceClient):
         wanted = to_message(interval, common_pb2.Interval)
 
         def open_after(last: tuple[int, int] | None) -> Any:
-            request = storage_pb2.IntervalRequest(dataset=name, interval=wanted, batch_size=batch_size)
+            request = storage_pb2.IntervalRequest(dataset=name, interval=wanted, batch_size=batch_size, end_key=end_key)
             if last is not None:
                 request.resume, request.after_timestamp, request.after_key = True, *last
             return self._stub.SamplesInInterval(request)

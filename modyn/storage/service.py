@@ -73,13 +73,13 @@ class StorageService(storage_pb2_grpc.StorageServicer):
     def CountSamples(self, request: storage_pb2.IntervalRequest, context: Context) -> storage_pb2.SampleCount:
         """Number of samples in [start, end), without deleted ones."""
         snapshot = self._store.snapshot(request.dataset)
-        return storage_pb2.SampleCount(num_samples=snapshot.count(from_message(request.interval, Interval)))
+        return storage_pb2.SampleCount(num_samples=snapshot.count(from_message(request.interval, Interval), _end_key(request)))
 
     def SamplesInInterval(self, request: storage_pb2.IntervalRequest, context: Context) -> Columns:
         """Stream one snapshot of [start, end) by (timestamp, key); with `resume`, what is after that pair."""
         after = (request.after_timestamp, request.after_key) if request.resume else None
         interval, snapshot = from_message(request.interval, Interval), self._store.snapshot(request.dataset)
-        yield from self._columns(snapshot.samples_in_interval(interval, _batch_size(request), after))
+        yield from self._columns(snapshot.samples_in_interval(interval, _batch_size(request), after, _end_key(request)))
 
     def NewSamples(self, request: storage_pb2.NewSamplesRequest, context: Context) -> Columns:
         """Stream samples by key from `first_key` on, then new ones as they are published, until the client cancels."""
@@ -145,6 +145,10 @@ def _check_roots(config: SystemConfig) -> None:
             f"storage will not listen on {reachable[0]}, which other machines can reach, without limits to what it reads; "
             "set storage.dataset_roots in the system file to the folders that datasets lie in"
         )
+
+
+def _end_key(request: storage_pb2.IntervalRequest) -> int | None:
+    return request.end_key if request.HasField("end_key") else None
 
 
 def _batch_size(request: storage_pb2.IntervalRequest | storage_pb2.NewSamplesRequest) -> int:

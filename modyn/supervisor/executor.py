@@ -133,7 +133,9 @@ class RunExecutor:
 
     def _follow_stream(self) -> None:
         self._journal.enter(RunState.STREAMING)
-        source = StreamSource(self._pipeline.dataset_id, self._run.mode, self._run.options.interval, self._batch_size)
+        self._repeat_held_samples()
+        interval, end_key = self._run.options.interval, self._snapshot.end_key
+        source = StreamSource(self._pipeline.dataset_id, self._run.mode, interval, self._batch_size, end_key)
         wait_for_data = partial(self._journal.enter, RunState.WAITING_FOR_DATA)
         stream = SampleStream(self._storage, source, self._cursor.last, self._retrier)
         try:
@@ -147,12 +149,25 @@ class RunExecutor:
         self._cursor = replace(self._cursor, stream_ended=True)
         self._commit()
 
+    def _repeat_held_samples(self) -> None:
+        """Process what the selector was informed of behind the cursor, before the run was interrupted.
+
+        From the selector, not once more from storage: what was decided on was these samples, whatever has come or was deleted since.
+        """
+        while not self._has_enough():
+            batch = self._selector.samples(self._run_id, self._cursor.position, self._batch_size)
+            if not len(batch):
+                return
+            self._process(batch)
+            self._commit()
+
     def _process(self, batch: SampleBatch) -> None:
         """Bring a batch to the selector, and train wherever the policy fires in it."""
+        # All of it first: a policy may look at samples behind the position at which it fires, and decides so again when the run is resumed.
+        self._selector.inform(self._run_id, self._cursor.position, batch)
         for start, stop, fires in split(len(batch), self._policy.cuts(batch), self._pipeline.trigger["id"]):
             samples = batch.slice(start, stop)
             if len(samples):
-                self._selector.inform(self._run_id, self._cursor.position, samples)
                 self._cursor = self._cursor.plus(samples)
                 SAMPLES_SEEN.inc(len(samples))
             if fires and self._cursor.num_pending:
@@ -254,7 +269,8 @@ class RunExecutor:
         """Move the journal's cursor behind the batch that was processed."""
         cursor = self._cursor
         missed = self._known.get(cursor.num_triggers)
-        if missed is not None and missed.position <= cursor.position and not cursor.stream_ended:
+        # At its very position it may still fire, before the first sample of the next batch.
+        if missed is not None and (missed.position < cursor.position or cursor.stream_ended):
             raise self._diverged(missed)
         self._journal.advance(cursor, self._policy.state())
 
@@ -285,8 +301,8 @@ class RunExecutor:
     def _diverged(self, trigger: TriggerRecord) -> CorruptStateError:
         return CorruptStateError(
             f"run {self._run_id} fired trigger {trigger.trigger_id} after {trigger.position} samples, but not when it continues "
-            f"from its journal (now after {self._cursor.position}): samples were added to or deleted from the past of dataset "
-            f"'{self._pipeline.dataset_id}', or the trigger policy is another one; submit the pipeline again"
+            f"from its journal (now after {self._cursor.position}), on the same samples: the trigger policy is another one than it was; "
+            "install that one again, or submit the pipeline again"
         )
 
     def _explain_no_trigger(self) -> str:

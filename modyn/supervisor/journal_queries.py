@@ -31,6 +31,8 @@ class RunSnapshot:
     run: Run
     file_name: str
     selection_seed: int
+    end_key: int | None
+    """As in `NewRun`."""
     manual_handlers: Sequence[str] | None
     """Set: the run is finished and these handlers are to be evaluated; empty: all manual ones."""
     cursor: Cursor
@@ -76,6 +78,7 @@ class JournalQueries:
             run=from_row(row, Run),
             file_name=row["file_name"],
             selection_seed=row["selection_seed"],
+            end_key=row["end_key"],
             manual_handlers=row["manual_handlers"],
             cursor=Cursor() if cursor is None else from_row(cursor, Cursor),
             policy_state=None if cursor is None else dict(cursor["policy_state"]),

@@ -24,7 +24,7 @@ from modyn.supervisor.executor import RunClients, RunExecutor, retry_policy
 from modyn.supervisor.journal import Journal, RunJournal
 from modyn.supervisor.records import NewRun, Run, RunOptions
 from modyn.supervisor.states import RESUMABLE, TERMINAL, RunState
-from modyn.supervisor.validation import check_pipeline, checked_pipeline, count_stream
+from modyn.supervisor.validation import check_pipeline, checked_pipeline, measure_stream
 
 SHUTDOWN_S = 5.0
 """The time that executing runs get to become terminal when the supervisor stops."""
@@ -107,14 +107,14 @@ class RunQueue:
         """Check everything that can be checked, and queue the run.
 
         Args: yaml: the text of the pipeline file. file_name: its name in messages.
-        Raises: ConfigError, NotFoundError, InvalidArgumentError: what `checked_pipeline`, `count_stream` and `options.check` find.
+        Raises: ConfigError, NotFoundError, InvalidArgumentError: what `checked_pipeline`, `measure_stream` and `options.check` find.
         """
         options.check()
         pipeline = checked_pipeline(yaml, file_name, self._section_checks)
-        total_samples = count_stream(pipeline, options, self._clients.storage, self._clients.model_storage)
+        extent = measure_stream(pipeline, options, self._clients.storage, self._clients.model_storage)
         seed = random.getrandbits(31) if pipeline.training.seed is None else pipeline.training.seed
         run = self.journal.create(
-            NewRun(options, pipeline.name, yaml, file_name, pipeline.as_dict(), selection_seed=seed, total_samples=total_samples)
+            NewRun(options, pipeline.name, yaml, file_name, pipeline.as_dict(), seed, extent.num_samples, extent.end_key)
         )
         _LOG.info("submitted", run_id=run.run_id, mode=str(run.mode))
         self._enqueue(run.run_id)

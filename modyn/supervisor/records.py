@@ -174,6 +174,8 @@ class NewRun:
     pipeline: Mapping[str, Any]
     selection_seed: int
     total_samples: int | None = None
+    end_key: int | None = None
+    """The dataset's next key at submission: a replay reads only samples with smaller keys. None in production mode."""
 
 
 def data_ends(last_timestamps: Iterable[int]) -> list[int]:

@@ -30,6 +30,8 @@ class StreamSource:
     mode: RunMode
     interval: Interval
     batch_size: int
+    end_key: int | None = None
+    """The dataset's next key when the run was submitted, which bounds a replay; None: not bounded."""
 
 
 class SampleStream:
@@ -40,7 +42,9 @@ class SampleStream:
 
         def open_after(last: tuple[int, int] | None) -> Iterator[SampleBatch]:
             if source.mode is RunMode.EXPERIMENT:
-                return storage.samples_in_interval(source.dataset, source.interval, source.batch_size, last)
+                return storage.samples_in_interval(
+                    source.dataset, source.interval, source.batch_size, last, end_key=source.end_key
+                )
             return storage.new_samples(source.dataset, 0 if last is None else last[1] + 1, source.batch_size)
 
         def last_of(batch: SampleBatch) -> tuple[int, int] | None:

@@ -14,7 +14,7 @@ RUNS = Table(
     METADATA,
     *columns(Text, "run_id", primary_key=True),
     *columns(Text, "pipeline_name mode state error error_reason message yaml file_name"),
-    *columns(BigInteger, "number from_timestamp to_timestamp max_triggers total_samples last_seq"),
+    *columns(BigInteger, "number from_timestamp to_timestamp max_triggers total_samples end_key last_seq"),
     *columns(Float, "submitted_at finished_at"),
     Column("pipeline", JSONB),
     # What selection draws from: training.seed, or a number drawn at submission, which a resumed run needs again.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from modyn.config.base import Problem
@@ -55,10 +56,18 @@ def find_problems(source: YamlSource, section_checks: Iterable[Check]) -> list[P
     return sorted(set(found), key=lambda problem: (source.locate(problem.path), problem))
 
 
-def count_stream(
+@dataclass(frozen=True, slots=True)
+class StreamExtent:
+    """The samples that a run will see: how many, all with keys below `end_key`. Both None: live data, not known."""
+
+    num_samples: int | None = None
+    end_key: int | None = None
+
+
+def measure_stream(
     pipeline: Pipeline, options: RunOptions, storage: StorageClient, model_storage: ModelStorageClient
-) -> int | None:
-    """Count the samples that a run of the pipeline will see; None if that is not known (production mode).
+) -> StreamExtent:
+    """Return which samples a run of the pipeline will see. A replay sees those that the dataset holds now, and none that come later.
 
     Raises: NotFoundError: a dataset or the initial model does not exist. InvalidArgumentError: there is nothing to replay.
     """
@@ -72,8 +81,8 @@ def count_stream(
         except NotFoundError as error:
             raise NotFoundError(f"training.initial_model_id: {error.message}") from error
     if options.mode is RunMode.PRODUCTION:
-        return None
-    num_samples = storage.count_samples(dataset, options.interval)
+        return StreamExtent()
+    num_samples = storage.count_samples(dataset, options.interval, info.next_key)
     if num_samples == 0:
         advice = f"`modyn data ingest {dataset}` indexes its files, `modyn data problems {dataset}` lists those set aside"
         if info.num_samples:
@@ -82,7 +91,7 @@ def count_stream(
             )
         where = "" if options.interval == Interval() else f" in [{options.interval.start}, {options.interval.end})"
         raise InvalidArgumentError(f"dataset '{dataset}' holds no samples{where}, so there is nothing to replay; {advice}")
-    return num_samples
+    return StreamExtent(num_samples, info.next_key)
 
 
 def _dataset(storage: StorageClient, name: str, path: str) -> DatasetInfo:

@@ -162,22 +162,28 @@ class FakeStorageClient(FakeClient, StorageClient):
                 float_labels=found.float_labels,
             )
 
-    def count_samples(self, name: str, interval: Interval) -> int:
+    def count_samples(self, name: str, interval: Interval, end_key: int | None = None) -> int:
         """Samples in the interval, deleted ones left out. Raises NotFoundError."""
-        return len(self._in_interval(name, interval, None))
+        return len(self._in_interval(name, interval, None, end_key))
 
     def samples_in_interval(
-        self, name: str, interval: Interval, batch_size: int, after: tuple[int, int] | None = None
+        self,
+        name: str,
+        interval: Interval,
+        batch_size: int,
+        after: tuple[int, int] | None = None,
+        end_key: int | None = None,
     ) -> Iterator[SampleBatch]:
         """Batches by (timestamp, key) of what is there at the first `next`."""
-        keys = self._in_interval(name, interval, after)
+        keys = self._in_interval(name, interval, after, end_key)
         for first in range(0, len(keys), batch_size):
             yield self._storage.find(name).batch(keys[first : first + batch_size])
 
-    def _in_interval(self, name: str, interval: Interval, after: tuple[int, int] | None) -> Int64Array:
+    def _in_interval(self, name: str, interval: Interval, after: tuple[int, int] | None, end_key: int | None) -> Int64Array:
         with self._storage.arrived:
             dataset = self._storage.find(name)
-            found = [(t, key) for key, t in enumerate(dataset.timestamps) if t in interval and key not in dataset.deleted]
+            times = enumerate(dataset.timestamps[:end_key])
+            found = [(t, key) for key, t in times if t in interval and key not in dataset.deleted]
         return np.asarray([key for t, key in sorted(found) if after is None or (t, key) > after], np.int64)
 
     def new_samples(self, name: str, first_key: int, batch_size: int) -> FakeNewSamples:

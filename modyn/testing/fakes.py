@@ -21,7 +21,7 @@ from modyn.model_storage.client import ModelHeader, StoredModel, StoredModelInfo
 from modyn.models.weights import weights_sha256
 from modyn.records import EvalInterval, KeysAndWeights, ModelVersion, RunId, SampleBatch, TriggerSetInfo
 from modyn.registry import Plugin
-from modyn.selector.sample_log import unseen
+from modyn.selector.sample_log import check_range, check_run_id, refuse_other_labels, refuse_others, unseen
 from modyn.selector.selection import SelectionPolicy, build_selection, validate_selection_section
 from modyn.selector.trigger_set import check_checksum, check_next, partition_bounds
 from modyn.selector.window import SelectionContext, window_of_trigger
@@ -90,6 +90,7 @@ class FakeSelectorClient(FakeClient):
         data: Mapping[str, Any] | None = None,
     ) -> None:
         """A no-op for equal arguments. Raises AlreadyExistsError for others, ConfigError for a wrong section."""
+        check_run_id(run_id)
         section = dict(selection_strategy)
         new = _RegisteredRun(dataset, section, seed, build_selection(section), None if data is None else dict(data))
         run = self.runs.setdefault(run_id, new)
@@ -101,12 +102,23 @@ class FakeSelectorClient(FakeClient):
         return self._run(run_id).data
 
     def inform(self, run_id: RunId, position: int, samples: SampleBatch) -> int:
-        """Append what is new of `samples`; return the number held. Raises ConflictError for a gap."""
+        """Append what is new of `samples`; return the number held. Raises ConflictError for a gap, or for others than those held."""
         run = self._run(run_id)
-        new = unseen(run_id, len(run.samples), position, samples)
+        held = len(run.samples)
+        new = unseen(run_id, held, position, samples)
+        known = samples.keys[: len(samples) - len(new)]
+        refuse_others(run_id, position, run.samples.keys[position : position + len(known)], known)
         if len(new):
-            run.samples = SampleBatch.concatenate([run.samples, new]) if len(run.samples) else new
+            floats = run.samples.labels.dtype.kind == "f" if held else None
+            refuse_other_labels(run_id, held, floats, new.labels.dtype.kind == "f")
+            run.samples = SampleBatch.concatenate([run.samples, new]) if held else new
         return len(run.samples)
+
+    def samples(self, run_id: RunId, position: int, limit: int) -> SampleBatch:
+        """At most `limit` samples from `position` on, as they were informed. Raises ConflictError if fewer are held."""
+        run = self._run(run_id)
+        check_range(run_id, len(run.samples), position, limit)
+        return run.samples.slice(position, min(position + limit, len(run.samples)))
 
     def trigger(self, run_id: RunId, trigger_id: int, num_samples: int) -> TriggerSetInfo:
         """Select as the service, or return the existing set. Raises ConflictError. A policy's state is not carried over."""
@@ -121,7 +133,9 @@ class FakeSelectorClient(FakeClient):
             run.sets.append(KeysAndWeights.concatenate(list(selection.parts)))
             run.boundaries.append(num_samples)
         if run.boundaries[trigger_id] != num_samples:
-            raise ConflictError(f"trigger {trigger_id} of run '{run_id}' covers the first {run.boundaries[trigger_id]} samples")
+            raise ConflictError(
+                f"trigger {trigger_id} of run '{run_id}' covers the first {run.boundaries[trigger_id]} samples; it does not change"
+            )
         return self.trigger_set(run_id, trigger_id)
 
     def trigger_set(self, run_id: RunId, trigger_id: int) -> TriggerSetInfo:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,24 +12,16 @@ from modyn.dataset.order.plan import Plan
 from modyn.dataset.trigger_set import keys_of_partition
 from modyn.errors import ConflictError
 from modyn.records import RunId, SampleBatch, TriggerSetInfo
-from modyn.rpc.logs import get_logger
-from modyn.rpc.server import ServiceContext, start_server
 from modyn.selector.client import SelectorClient
-from modyn.selector.service import build
-from modyn.state_folders import prepare_run_dir
+from tests.support.selecting import serving
 
 RUN = RunId("run-1")
 
 
 @pytest.fixture
-def client(system_config: SystemConfig, tmp_path: Path) -> Iterator[SelectorClient]:
-    context = ServiceContext("selector", system_config, get_logger("selector"))
-    prepare_run_dir(system_config.run_dir)
-    server = start_server("selector", system_config.endpoint("selector"), build(context))
-    with SelectorClient(system_config.endpoint("selector")) as opened:
+def client(system_config: SystemConfig) -> Iterator[SelectorClient]:
+    with serving(system_config) as opened:
         yield opened
-    server.stop()
-    context.shut_down()
 
 
 def begin(client: SelectorClient, first_key: int) -> TriggerSetInfo:

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,11 @@ from modyn.config.base import Problem
 from modyn.config.system import SystemConfig
 from modyn.errors import AlreadyExistsError, ConflictError, InvalidArgumentError, NotFoundError
 from modyn.records import RunId, SampleBatch
-from modyn.rpc.logs import get_logger
-from modyn.rpc.server import ServiceContext, start_server
 from modyn.selector.client import SelectorClient
-from modyn.selector.service import build
-from modyn.state_folders import prepare_run_dir
 from modyn.testing.fakes import FakeSelectorClient
 from modyn.testing.waiting import PATIENCE_S
 from tests.support.processes import ServiceProcess
+from tests.support.selecting import serving
 
 RUN = RunId("run-1")
 SECTION: dict[str, Any] = {"name": "NewDataStrategy", "maximum_keys_in_memory": 300_000}
@@ -40,19 +36,6 @@ def stream(start: int, end: int) -> SampleBatch:
 def client(system_config: SystemConfig) -> Iterator[SelectorClient]:
     with serving(system_config) as client:
         yield client
-
-
-@contextmanager
-def serving(config: SystemConfig) -> Iterator[SelectorClient]:
-    context = ServiceContext("selector", config, get_logger("selector"))
-    prepare_run_dir(config.run_dir)
-    server = start_server("selector", config.endpoint("selector"), build(context))
-    try:
-        with SelectorClient(config.endpoint("selector")) as opened:
-            yield opened
-    finally:
-        server.stop()
-        context.shut_down()
 
 
 def test_a_run_over_the_wire(client: SelectorClient) -> None:

@@ -113,6 +113,18 @@ def test_a_replay_goes_on_after_any_sample(service: Real | Fake) -> None:
         assert keys_of(list(rest)) == BY_TIME[i + 1 :]
 
 
+def test_a_replay_is_bounded_by_the_next_key_of_an_earlier_time(service: Real | Fake) -> None:
+    end_key = service.client.dataset("numbers").next_key
+    service.add(0)
+    service.add(15)
+    assert keys_of(list(service.client.samples_in_interval("numbers", Interval(), 3, end_key=end_key))) == BY_TIME
+    rest = service.client.samples_in_interval("numbers", Interval(), 3, after=(TIMES[4], 4), end_key=6)
+    assert keys_of(list(rest)) == [key for key in BY_TIME[3:] if key < 6]
+    for bound in (0, 3, end_key, end_key + 1, None):
+        expected = len(TIMES) + 2 if bound is None else bound
+        assert service.client.count_samples("numbers", Interval(), bound) == expected
+
+
 def test_samples_and_payloads_by_key(service: Real | Fake) -> None:
     keys = np.asarray([7, 0, 7, 3])
     batch = service.client.samples_by_key("numbers", keys)

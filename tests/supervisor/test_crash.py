@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from modyn.config.system import SupervisorConfig, SystemConfig
 from modyn.db.engine import Database, open_database
 from modyn.errors import ConflictError
+from modyn.records import SampleBatch
 from modyn.rpc.retry import CancellationToken
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.executor import RunClients, RunExecutor
 from modyn.supervisor.journal import Journal, Write
 from modyn.supervisor.records import EventKind, NewRun, RunMode, RunOptions
 from modyn.supervisor.states import TERMINAL, RunState
+from modyn.supervisor.triggers import TriggerContext, build_trigger
 from modyn.testing.services import InMemoryServices, pipeline_yaml
 
 CONFIG = SupervisorConfig(stream_batch_size=12)
@@ -92,8 +98,8 @@ class WiredJournal(Journal):
         self._bomb.tick()
 
 
-def new_run() -> NewRun:
-    return NewRun(RunOptions(RunMode.EXPERIMENT), "Test", YAML, "p.yaml", {}, selection_seed=7, total_samples=35)
+def new_run(yaml: str = YAML) -> NewRun:
+    return NewRun(RunOptions(RunMode.EXPERIMENT), "Test", yaml, "p.yaml", {}, selection_seed=7, total_samples=35, end_key=35)
 
 
 def drive(journal: Journal, services: InMemoryServices, run_id: Any, bomb: Bomb) -> None:
@@ -182,6 +188,47 @@ def test_killed_at_every_boundary(database: Database, tmp_path: Path, first: int
         assert complete
         assert [event.seq for event in events] == list(range(1, len(events) + 1))
         assert [event.trigger_id for event in events if event.kind is EventKind.TRIGGER_FIRED] == [0, 1, 2]
+
+
+@settings(max_examples=40)
+@given(
+    policy=st.sampled_from([{"id": "DataAmountTrigger", "num_samples": 10}, {"id": "TimeTrigger", "every": "10s"}]),
+    at=st.integers(1, 60),
+    late=st.lists(st.integers(-5, 40), max_size=4),
+    deleted=st.sets(st.integers(0, 34), max_size=12),
+)
+def test_what_comes_or_is_deleted_while_a_run_is_down_changes_nothing_that_was_decided(
+    database: Database,
+    tmp_path_factory: pytest.TempPathFactory,
+    policy: dict[str, Any],
+    at: int,
+    late: list[int],
+    deleted: set[int],
+) -> None:
+    """The stream is what the selector held, then what is left of the dataset as it was at submission."""
+    services = make_services(tmp_path_factory.mktemp("services") / "x")
+    journal = Journal(database)
+    run_id = journal.create(new_run(pipeline_yaml(trigger=policy))).run_id
+    bomb = Bomb(at)
+    with suppress(Crash):
+        drive(WiredJournal(database, bomb), services, run_id, bomb)
+    run = services.selector.runs.get(run_id)
+    held = [] if run is None else run.samples.keys.tolist()
+    services.storage.add_samples("train", timestamps=late)
+    services.storage.client().delete_samples("train", np.array(sorted(deleted), np.int64))
+    if journal.run(run_id).state not in TERMINAL:
+        journal.become(run_id, RunState.INTERRUPTED)
+    if journal.run(run_id).state is not RunState.FINISHED:
+        journal.submit_again(run_id)
+        drive(journal, services, run_id, Bomb())
+
+    stream = np.array(held + [key for key in range(len(held), 35) if key not in deleted], np.int64)
+    batch = SampleBatch(stream, stream, np.zeros_like(stream))
+    positions = list(build_trigger(policy, TriggerContext(7)).cuts(batch))
+    assert services.selector.runs[run_id].samples.keys.tolist() == stream.tolist()
+    assert [trigger.position for trigger in journal.triggers(run_id)] == positions
+    sets = [trigger_set.keys.tolist() for trigger_set in services.selector.runs[run_id].sets]
+    assert sets == [stream[start:end].tolist() for start, end in pairwise([0, *positions])]
 
 
 def test_an_attempt_that_was_replaced_can_no_longer_write(database: Database) -> None:

@@ -30,10 +30,15 @@ class Flaky(FakeStorageClient):
         self.error = error or UnavailableError("storage cannot be reached at unix:x")
 
     def samples_in_interval(
-        self, name: str, interval: Interval, batch_size: int, after: tuple[int, int] | None = None
+        self,
+        name: str,
+        interval: Interval,
+        batch_size: int,
+        after: tuple[int, int] | None = None,
+        end_key: int | None = None,
     ) -> Iterator[SampleBatch]:
         left = self.breaks.pop(0) if self.breaks else None
-        for batch in super().samples_in_interval(name, interval, batch_size, after):
+        for batch in super().samples_in_interval(name, interval, batch_size, after, end_key):
             if left == 0:
                 raise self.error
             left = None if left is None else left - 1

@@ -111,29 +111,37 @@ class SegmentIndex:
         batch_size: int,
         after: tuple[int, int] | None = None,
         tombstones: Tombstones | None = None,
+        end_key: int | None = None,
         merged_rows: int = MERGED_ROWS,
     ) -> Iterator[SampleBatch]:
         """Samples of the interval in the order (timestamp, key), deleted ones left out, at most batch_size at once.
 
-        `after`: only samples behind this (timestamp, key). Memory is bounded by batch_size and `merged_rows`, not by the dataset.
+        `after`: only samples behind this (timestamp, key). `end_key`: only samples with smaller keys. Memory is bounded by batch_size and
+        `merged_rows`, not by the dataset.
         """
-        parts = [_Ranks(segment, *_ranks(segment, interval, after)) for segment in self.segments if _touches(segment, interval)]
+        segments = self._touched(interval, end_key)
+        parts = [_Ranks(segment, *_ranks(segment, interval, after)) for segment in segments]
         merged = _merged([part for part in parts if part.next < part.end], merged_rows)
-        return _rebatched(_without_deleted(merged, tombstones), batch_size)
+        return _rebatched(_without_deleted(_before(merged, end_key), tombstones), batch_size)
 
-    def count_in_interval(self, interval: Interval, tombstones: Tombstones | None = None) -> int:
-        """Number of samples of the interval that are not deleted."""
+    def count_in_interval(self, interval: Interval, tombstones: Tombstones | None = None, end_key: int | None = None) -> int:
+        """Number of samples of the interval that are not deleted; with `end_key` only of those with smaller keys."""
         count = 0
-        for segment in self.segments:
-            if not _touches(segment, interval):
-                continue
+        for segment in self._touched(interval, end_key):
             first, end = _ranks(segment, interval, None)
             count += end - first
-            if tombstones is not None:
-                deleted = tombstones.keys.between(segment.info.first_key, segment.info.end_key) - segment.info.first_key
-                times = segment.timestamps.take(deleted)
+            info = segment.info
+            last_key = info.end_key if end_key is None else min(info.end_key, end_key)
+            left_out = [] if tombstones is None else [tombstones.keys.between(info.first_key, last_key)]
+            for keys in (*left_out, np.arange(last_key, info.end_key)):
+                times = segment.timestamps.take(keys - info.first_key)
                 count -= int(np.count_nonzero((times >= interval.start) & (times < interval.end)))
         return count
+
+    def _touched(self, interval: Interval, end_key: int | None) -> list[Segment]:
+        """The segments that may hold samples of the interval with keys below `end_key`."""
+        before = self.segments if end_key is None else self.segments[: int(np.searchsorted(self._first_keys, end_key))]
+        return [segment for segment in before if _touches(segment, interval)]
 
 
 def _touches(segment: Segment, interval: Interval) -> bool:
@@ -206,6 +214,14 @@ def _without_deleted(batches: Iterable[SampleBatch], tombstones: Tombstones | No
             yield batch
         else:
             kept = ~deleted
+            yield SampleBatch(batch.keys[kept], batch.timestamps[kept], batch.labels[kept])
+
+
+def _before(batches: Iterable[SampleBatch], end_key: int | None) -> Iterator[SampleBatch]:
+    for batch in batches:
+        if end_key is None or (kept := batch.keys < end_key).all():
+            yield batch
+        else:
             yield SampleBatch(batch.keys[kept], batch.timestamps[kept], batch.labels[kept])
 
 

@@ -77,15 +77,15 @@ class DatasetSnapshot:
         assert found is not None, "unknown keys are refused"
         return found
 
-    def count(self, interval: Interval) -> int:
-        """Number of samples in [start, end)."""
-        return self.index.count_in_interval(interval, self.tombstones)
+    def count(self, interval: Interval, end_key: int | None = None) -> int:
+        """Number of samples in [start, end); with `end_key` only of those with smaller keys."""
+        return self.index.count_in_interval(interval, self.tombstones, end_key)
 
     def samples_in_interval(
-        self, interval: Interval, batch_size: int, after: tuple[int, int] | None = None
+        self, interval: Interval, batch_size: int, after: tuple[int, int] | None = None, end_key: int | None = None
     ) -> Iterator[SampleBatch]:
-        """Samples of [start, end) in the order (timestamp, key), only those after the (timestamp, key) `after`."""
-        return self.index.samples_in_interval(interval, batch_size, after, self.tombstones)
+        """Samples of [start, end) in the order (timestamp, key), only those after the (timestamp, key) `after` and with keys below `end_key`."""
+        return self.index.samples_in_interval(interval, batch_size, after, self.tombstones, end_key)
 
     def samples_from(self, first_key: int, batch_size: int) -> Iterator[SampleBatch]:
         """Samples from `first_key` on in the order of keys."""

@@ -122,6 +122,7 @@ def test_lookups_give_what_was_written_in_the_order_asked(
     batch_size=st.sampled_from([1, 13, 1000]),
     merge_rows=st.sampled_from([1, 10, 1 << 18]),
     deleted_share=st.sampled_from([0.0, 0.3, 1.0]),
+    key_share=st.sampled_from([None, 0.0, 0.4, 0.9, 1.1]),
 )
 def test_interval_queries_equal_sorting_everything(
     tmp_path_factory: pytest.TempPathFactory,
@@ -130,6 +131,7 @@ def test_interval_queries_equal_sorting_everything(
     batch_size: int,
     merge_rows: int,
     deleted_share: float,
+    key_share: float | None,
 ) -> None:
     seed, sizes, kinds, float_labels = shape
     rng = np.random.default_rng(seed)
@@ -142,17 +144,19 @@ def test_interval_queries_equal_sorting_everything(
     order = np.lexsort((np.arange(len(everything)), everything.timestamps))
     times = everything.timestamps[order]
     expected = order[(times >= bounds[0]) & (times < bounds[1]) & ~np.isin(order, deleted)]
+    end_key = None if key_share is None else int(key_share * len(everything))
+    expected = expected if end_key is None else expected[expected < end_key]
     interval = Interval(*bounds)
-    batches = list(index.samples_in_interval(interval, batch_size, tombstones=deletions, merged_rows=merge_rows))
+    batches = list(index.samples_in_interval(interval, batch_size, None, deletions, end_key, merge_rows))
     assert all(len(batch) == batch_size for batch in batches[:-1])
-    assert index.count_in_interval(interval, deletions) == len(expected)
+    assert index.count_in_interval(interval, deletions, end_key) == len(expected)
     if not len(expected):
         assert batches == []
         return
     check_equal(SampleBatch.concatenate(batches), expected, everything)
     cut = int(rng.integers(len(expected)))
     after = (int(everything.timestamps[expected[cut]]), int(expected[cut]))
-    rest = [batch.keys for batch in index.samples_in_interval(interval, batch_size, after, deletions, merge_rows)]
+    rest = [batch.keys for batch in index.samples_in_interval(interval, batch_size, after, deletions, end_key, merge_rows)]
     assert np.array_equal(np.concatenate([np.empty(0, np.int64), *rest]), expected[cut + 1 :])
 
 

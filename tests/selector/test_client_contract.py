@@ -1,0 +1,152 @@
+"""What every client of the selector holds to: the real one with its service, and the fake that tests of what stands above use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from modyn.config.system import SystemConfig
+from modyn.errors import (
+    AlreadyExistsError,
+    ConfigError,
+    ConflictError,
+    InvalidArgumentError,
+    ModynError,
+    NotFoundError,
+)
+from modyn.records import RunId, SampleBatch
+from modyn.selector.client import SelectorClient
+from modyn.testing.fakes import FakeSelectorClient
+from tests.support.selecting import serving
+
+RUN = RunId("run-1")
+SECTION: dict[str, Any] = {"name": "NewDataStrategy", "maximum_keys_in_memory": 10}
+
+
+def stream(start: int, end: int, dtype: type[np.generic] = np.int64) -> SampleBatch:
+    positions = np.arange(start, end)
+    labels: Any = (positions % 10).astype(dtype)
+    return SampleBatch(positions * 3 + 1, positions - 50, labels)
+
+
+@pytest.fixture(params=["service", "fake"])
+def client(request: pytest.FixtureRequest, system_config: SystemConfig) -> Iterator[SelectorClient]:
+    if request.param == "fake":
+        yield cast("SelectorClient", FakeSelectorClient())
+        return
+    with serving(system_config) as real:
+        yield real
+
+
+def keys_of(client: SelectorClient, trigger_id: int) -> list[int]:
+    info = client.trigger_set(RUN, trigger_id)
+    parts = [client.keys(RUN, trigger_id, partition).keys.tolist() for partition in range(info.num_partitions)]
+    return [key for part in parts for key in part]
+
+
+def test_the_fake_lacks_no_call() -> None:
+    assert [name for name in vars(SelectorClient) if name[0] != "_" and name not in vars(FakeSelectorClient)] == []
+
+
+def test_what_is_informed_again_is_skipped_and_nothing_is_lost_in_silence(client: SelectorClient) -> None:
+    client.register_run(RUN, "d", SECTION, 1)
+    assert client.inform(RUN, 0, SampleBatch.empty()) == 0
+    assert client.inform(RUN, 0, stream(0, 10)) == 10
+    assert client.inform(RUN, 4, stream(4, 20)) == 20
+    assert client.inform(RUN, 2, stream(2, 5)) == 20
+    with pytest.raises(ConflictError, match="leave a gap; send those from 20"):
+        client.inform(RUN, 21, stream(21, 30))
+    with pytest.raises(ConflictError, match="other samples at positions 10 to 20"):
+        client.inform(RUN, 10, stream(11, 25))  # one sample of the past is missing in it
+    with pytest.raises(ConflictError, match="other samples at positions 0 to 5"):
+        client.inform(RUN, 0, stream(1, 6))
+    with pytest.raises(InvalidArgumentError, match="int64 labels"):
+        client.inform(RUN, 20, stream(20, 25, np.float64))
+    with pytest.raises(InvalidArgumentError, match="negative"):
+        client.inform(RUN, -1, stream(0, 5))
+    assert client.samples(RUN, 0, 100).keys.tolist() == stream(0, 20).keys.tolist()
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.float64])
+def test_samples_come_back_as_they_were_informed(client: SelectorClient, dtype: type[np.generic]) -> None:
+    client.register_run(RUN, "d", SECTION, 1)
+    assert len(client.samples(RUN, 0, 5)) == 0
+    client.inform(RUN, 0, stream(0, 30, dtype))
+    for position, limit in ((0, 30), (0, 7), (25, 7), (29, 1), (30, 1)):
+        found, expected = client.samples(RUN, position, limit), stream(position, min(position + limit, 30), dtype)
+        assert (found.keys.tolist(), found.timestamps.tolist()) == (expected.keys.tolist(), expected.timestamps.tolist())
+        assert found.labels.tolist() == expected.labels.tolist()
+        assert found.labels.dtype == dtype or not len(found)
+    with pytest.raises(ConflictError, match="holds 30 samples, so none from position 31 on"):
+        client.samples(RUN, 31, 5)
+    for position, limit in ((-1, 5), (0, 0)):
+        with pytest.raises(InvalidArgumentError, match="ask for 1 or more, from 0 on"):
+            client.samples(RUN, position, limit)
+
+
+def test_a_trigger_is_fixed_once_and_comes_in_order(client: SelectorClient) -> None:
+    client.register_run(RUN, "d", {**SECTION, "tail_triggers": 0}, 1)
+    client.inform(RUN, 0, stream(0, 40))
+    first = client.trigger(RUN, 0, 15)
+    assert (first.num_keys, first.partition_size, first.num_partitions) == (15, 10, 2)
+    assert client.trigger(RUN, 0, 15) == first == client.trigger_set(RUN, 0)
+    assert client.trigger(RUN, 1, 15).num_keys == 0
+    assert client.trigger(RUN, 2, 40).num_keys == 25
+    refused: list[tuple[int, int, type[ModynError], str]] = [
+        (0, 16, ConflictError, "does not change"),
+        (4, 40, ConflictError, "next trigger of run 'run-1' is 3"),
+        (3, 41, ConflictError, "but 40 are held"),
+        (3, 39, ConflictError, "fewer than the 40"),
+        (-1, 5, InvalidArgumentError, "neither may be negative"),
+        (3, -5, InvalidArgumentError, "neither may be negative"),
+    ]
+    for trigger_id, num_samples, error, says in refused:
+        with pytest.raises(error, match=says):
+            client.trigger(RUN, trigger_id, num_samples)
+    assert keys_of(client, 0) == stream(0, 15).keys.tolist()
+    assert keys_of(client, 2) == stream(15, 40).keys.tolist()
+    with pytest.raises(InvalidArgumentError, match="no partition 2"):
+        client.keys(RUN, 0, 2)
+    with pytest.raises(NotFoundError, match="no trigger 3"):
+        client.keys(RUN, 3, 0)
+
+
+def test_runs_are_registered_once_and_with_names_that_files_can_have(client: SelectorClient) -> None:
+    data = {"dataset_id": "d"}
+    client.register_run(RUN, "d", SECTION, 1, data)
+    client.register_run(RUN, "d", SECTION, 1)
+    assert client.data_section(RUN) == data
+    for dataset, section, seed in (("e", SECTION, 1), ("d", {**SECTION, "limit": 3}, 1), ("d", SECTION, 2)):
+        with pytest.raises(AlreadyExistsError, match="choose another run id"):
+            client.register_run(RUN, dataset, section, seed)
+    with pytest.raises(ConfigError, match="limt"):
+        client.register_run(RunId("other"), "d", {**SECTION, "limt": 3}, 1)
+    for name in ("", "../up", ".hidden", "a/b"):
+        with pytest.raises(InvalidArgumentError, match="cannot name a run"):
+            client.register_run(RunId(name), "d", SECTION, 1)
+
+
+def test_an_unknown_run_and_one_that_was_deleted_are_refused_by_every_call(client: SelectorClient) -> None:
+    client.register_run(RUN, "d", SECTION, 1)
+    client.inform(RUN, 0, stream(0, 20))
+    before = client.trigger(RUN, 0, 20)
+    client.delete_run(RUN)
+    client.delete_run(RUN)
+    for call in (
+        lambda: client.inform(RUN, 0, stream(0, 5)),
+        lambda: client.samples(RUN, 0, 5),
+        lambda: client.trigger(RUN, 0, 0),
+        lambda: client.trigger_set(RUN, 0),
+        lambda: client.keys(RUN, 0, 0),
+        lambda: client.data_section(RUN),
+    ):
+        with pytest.raises(NotFoundError, match="no run 'run-1'"):
+            call()
+    client.register_run(RUN, "d", SECTION, 1)
+    assert client.inform(RUN, 0, stream(100, 120)) == 20
+    client.trigger(RUN, 0, 20)
+    with pytest.raises(ConflictError, match="was deleted and begun anew"):
+        client.keys(RUN, 0, 0, before.keys_checksum)
