@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import shutil
+import sys
 import threading
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +54,88 @@ def rotate(path: Path, limits: LogLimits, *, copy: bool = False) -> bool:
     return True
 
 
+_dropping = threading.Lock()  # Protects the count below and those of outputs: each dropped line is counted and reported once.
+_num_dropped = 0
+
+
+def dropped_lines() -> int:
+    """Return how many lines of its log this process has dropped."""
+    return _num_dropped
+
+
+def count_dropped(number: int = 1) -> None:
+    """Count lines of the log that this process could not make or write."""
+    global _num_dropped  # noqa: PLW0603 - one count for all outputs and loggers of the process
+    with _dropping:
+        _num_dropped += number
+
+
+class LossyOutput(io.RawIOBase):
+    """The end of a file descriptor at which no write fails.
+
+    What cannot be written (full disk, limit of the file size) is dropped and its lines are counted. One line with their number precedes
+    what is written next.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._unreported = 0
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self._descriptor
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def write(self, data: Any, /) -> int:
+        """Write all of `data`, or drop what is left of it. Returns the number of bytes in `data`."""
+        content = bytes(data)
+        with _dropping:
+            number, self._unreported = self._unreported, 0
+        if number:
+            moment = datetime.now(UTC).isoformat()
+            report = {"number": number, "event": "log_lines_dropped", "level": "warning", "timestamp": moment}
+            # A line that was cut off by the failure may stand before it.
+            if self._write(f"\n{json.dumps(report)}\n".encode()):
+                with _dropping:
+                    self._unreported += number
+        if rest := self._write(content):
+            lines = max(1, rest.count(b"\n"))
+            count_dropped(lines)
+            with _dropping:
+                self._unreported += lines
+        return len(content)
+
+    def _write(self, content: bytes) -> bytes:
+        """Write `content`; return what could not be written."""
+        while content:
+            try:
+                content = content[os.write(self._descriptor, content) :]
+            except OSError:
+                return content
+        return b""
+
+
+def protect_output() -> None:
+    """Let no `print`, no log line and no traceback of this process fail because standard output or error cannot be written.
+
+    Both become `LossyOutput`: a full disk must not change what the program does.
+    """
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        raw = LossyOutput(descriptor)
+        setattr(sys, name, io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True))
+
+
 def write_output_to(path: Path, limits: LogLimits) -> None:
     """Send standard output and error of this process to the end of `path`, and begin a new file whenever it has outgrown `limits`.
 
     Loses no line: both descriptors are exchanged while the old file stays open to threads in the middle of a write. Child processes
-    go on with the file that they inherited.
+    go on with the file that they inherited. While `path` cannot be opened, output stays where it was.
     """
-    _redirect(path)
+    with suppress(OSError):  # the first look below tries again
+        _redirect(path)
 
     def watch() -> None:
         while True:

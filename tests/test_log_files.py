@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -95,3 +96,43 @@ def test_a_process_that_rotates_its_output_loses_no_line(tmp_path: Path) -> None
         assert numbers == list(range(len(numbers)))
     assert lines.count("child") == 1
     assert sorted(seen) == sorted(lines)
+
+
+FULL = """
+import json, logging, resource, sys
+from modyn.log_files import dropped_lines, protect_output
+from modyn.rpc.logs import configure_logs, get_logger
+
+class Odd:
+    def __repr__(self):
+        raise ValueError("no text")
+
+protect_output()
+configure_logs("storage")
+logger = get_logger("files")
+logger.info("before")
+unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, unlimited[1]))
+logger.info("lost")
+logging.getLogger("library").warning("lost too")
+print("and this", file=sys.stderr)
+resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+logger.info("odd", value=Odd())
+logger.info("after")
+sys.stdout.write(str(dropped_lines()))
+"""
+
+
+def test_lines_that_cannot_be_written_are_counted_and_raise_nothing(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    with log.open("ab") as file:
+        done = subprocess.run([sys.executable, "-c", FULL], check=False, stdout=subprocess.PIPE, stderr=file, text=True)
+    assert (done.returncode, done.stdout) == (0, "4"), log.read_text()
+    lines = [json.loads(line) for line in log.read_text().split("\n") if line]
+    assert [(line["event"], line.get("number")) for line in lines] == [
+        ("before", None),
+        ("log_lines_dropped", 3),
+        ("log_line_dropped", None),
+        ("after", None),
+    ]
+    assert (lines[2]["line"], lines[2]["error"]) == ("odd", "ValueError")

@@ -194,11 +194,16 @@ class Evaluations:
 
         def ended(job: Job) -> None:
             # Not in the worker, which may have been killed.
-            rmtree(evaluation.scratch, ignore_errors=True)
-            JOBS.labels(job.state.value).inc()
-            outcome: list[Score] | ModynError = job.error or job.result()
-            if not isinstance(outcome, ModynError):
-                SCORES.inc(len(outcome))
+            outcome: list[Score] | ModynError
+            try:
+                rmtree(evaluation.scratch, ignore_errors=True)
+                JOBS.labels(job.state.value).inc()
+                outcome = job.error or job.result()
+                if not isinstance(outcome, ModynError):
+                    SCORES.inc(len(outcome))
+            except Exception as error:  # of any class: the evaluations must end
+                self._logger.exception("cannot_read_scores", job=job.name)
+                outcome = _as_error(error, f"the answer of {job.name} cannot be read")
             self._concluded(group, outcome)
 
         job = self._pool.submit(

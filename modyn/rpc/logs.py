@@ -4,15 +4,33 @@ from __future__ import annotations
 
 import logging
 import sys
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, cast
 
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger
 
+from modyn.log_files import count_dropped
+
+
+def _never_raising(min_level: int) -> type[Any]:
+    """The class of loggers: a line that cannot be rendered or written is counted, and nothing is raised into the program."""
+    base: Any = structlog.make_filtering_bound_logger(min_level)
+
+    def proxy(self: Any, level: str, event: str, /, **values: Any) -> Any:
+        try:
+            return base._proxy_to_logger(self, level, event, **values)
+        except Exception as error:  # noqa: BLE001 - of any class: a value's own `repr`, a full disk
+            count_dropped()
+            with suppress(Exception):  # then the count is all that can be kept
+                base._proxy_to_logger(self, "warning", "log_line_dropped", line=str(event), error=type(error).__name__)
+
+    return type("NeverRaisingLogger", (base,), {"_proxy_to_logger": proxy})
+
+
 if not structlog.is_configured():
     # Scripts and notebooks configure nothing, and their standard output is their own.
-    structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
+    structlog.configure(wrapper_class=_never_raising(logging.NOTSET), logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
 
 
 def configure_logs(service: str, level: str = "info") -> None:
@@ -35,7 +53,7 @@ def configure_logs(service: str, level: str = "info") -> None:
     ]
     structlog.configure(
         processors=[*shared, structlog.processors.JSONRenderer()],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())),
+        wrapper_class=_never_raising(logging.getLevelName(level.upper())),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
@@ -48,7 +66,7 @@ def configure_logs(service: str, level: str = "info") -> None:
 
 
 def get_logger(name: str) -> FilteringBoundLogger:
-    """A logger; `logger.info("event", key=value)`."""
+    """A logger; `logger.info("event", key=value)`. No call raises."""
     return cast("FilteringBoundLogger", structlog.get_logger(component=name))
 
 

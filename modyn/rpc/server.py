@@ -19,18 +19,20 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import Histogram, start_http_server
+from prometheus_client import Gauge, Histogram, start_http_server
 from structlog.typing import FilteringBoundLogger
 
 from modyn.config.system import Endpoint, SystemConfig
 from modyn.errors import ModynError, SecurityError, UnavailableError
-from modyn.log_files import is_output, write_output_to
+from modyn.log_files import dropped_lines, is_output, protect_output, write_output_to
 from modyn.rpc.logs import configure_logs, get_logger
 from modyn.rpc.security import check_exposure, server_credentials, token_matches
 from modyn.rpc.status import TOKEN_KEY, abort
 from modyn.state_folders import claim_state, hold_lock, prepare_run_dir
 
 CALL_SECONDS = Histogram("modyn_call_seconds", "Seconds that calls took, streams until they ended", ["method", "outcome"])
+LOG_LINES_DROPPED = Gauge("modyn_log_lines_dropped", "Lines of the log that could not be written since the service started")
+LOG_LINES_DROPPED.set_function(dropped_lines)
 
 _HEALTH_CHECK = f"/{health.SERVICE_NAME}/Check"
 _GRACE_S = 1.0
@@ -143,6 +145,7 @@ def run_service(
     Returns: the exit code; 1 when the service could not start, or when its end took longer than `limits` allow.
     """
     settings = config.service(name)
+    protect_output()
     if is_output(log := config.log_file(name)):  # in a container or at a terminal, output is kept elsewhere
         write_output_to(log, config.logs.limits)
     configure_logs(name, settings.log_level)

@@ -123,6 +123,8 @@ class RunQueue:
     def stop(self, run_id: str) -> Run:
         """Ask a run to end; it does so within moments. A terminal one is left as it is.
 
+        A run that is stopping already waits for a service that does not end its work: its calls are broken off.
+
         Raises: NotFoundError. ConflictError: another supervisor executes it.
         """
         run = self.journal.run(run_id)
@@ -138,6 +140,9 @@ class RunQueue:
         if run.state is RunState.INTERRUPTED:
             return self.journal.become(run_id, RunState.STOPPED)
         if run.is_terminal or entry is None:
+            return run
+        if run.state is RunState.STOPPING and entry.token.cause is not None and entry.clients is not None:
+            entry.clients.close()
             return run
         try:
             self.journal.become(run_id, RunState.STOPPING)

@@ -121,26 +121,31 @@ class Trainings:
             raise TrainingError(message) from error
 
     def _done(self, key: Key, request: TrainingRequest, job: Job) -> None:
+        """The worker has ended. Whatever fails here, the status becomes final, else watchers would wait for ever."""
+        RUNNING.dec()
+        TRAININGS.labels(job.state).inc()
         try:
             self._clean_up(request, stored=job.state is JobState.FINISHED)
-        finally:  # else watchers would wait for ever
-            RUNNING.dec()
-            TRAININGS.labels(job.state).inc()
-            self._settle(key, job)
+            self._report(key, job)
+        except Exception:  # of any class
+            _logger.exception("training_not_cleaned_up", run_id=key[0], trigger_id=key[1])
+        try:
+            self.table.settle(key, lambda status: _ended(status, job))
+        except Exception as error:
+            _logger.exception("training_not_concluded", run_id=key[0], trigger_id=key[1])
+            failure = TrainingError(f"{job.name} has ended, but its answer cannot be read: {type(error).__name__}: {error}")
+            self.table.settle(key, lambda status: _with_error(status, TrainingState.FAILED, failure))
 
     def _clean_up(self, request: TrainingRequest, *, stored: bool) -> None:
         clean_up(self._config.service_dir("trainer_server"), request, stored=stored)
 
-    def _settle(self, key: Key, job: Job) -> None:
-        error = job.error
-        if error is not None:
-            _logger.warning("training_ended", run_id=key[0], trigger_id=key[1], state=job.state.name, error=error.message)
-            self.table.settle(key, lambda status: _with_error(status, job.state, error))
+    def _report(self, key: Key, job: Job) -> None:
+        if job.error is not None:
+            _logger.warning("training_ended", run_id=key[0], trigger_id=key[1], state=job.state.name, error=job.error.message)
             return
-        stored: StoredModelInfo = job.result()
-        self.table.settle(key, lambda status: _finished(status, stored))
-        SAMPLES.inc(stored.training_result.get("num_samples", 0))
-        for stage, seconds in stored.training_result.get("seconds", {}).items():
+        result = job.result().training_result
+        SAMPLES.inc(result.get("num_samples", 0))
+        for stage, seconds in result.get("seconds", {}).items():
             STAGE_SECONDS.labels(stage).inc(seconds)
 
 
@@ -156,6 +161,11 @@ def _check_request(request: TrainingRequest) -> None:
     missing = [name for name in ("model", "training", "data") if not isinstance(request.pipeline.get(name), Mapping)]
     if missing:
         raise ConfigError(f"the pipeline has no section {' and no section '.join(missing)}, which a training needs")
+
+
+def _ended(status: TrainingStatus, job: Job) -> TrainingStatus:
+    """The final status of a training whose worker's job has ended."""
+    return _finished(status, job.result()) if job.error is None else _with_error(status, job.state, job.error)
 
 
 def _finished(status: TrainingStatus, stored: StoredModelInfo) -> TrainingStatus:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from modyn.errors import CancelledError, ModynError, UserCodeError
-from modyn.log_files import LogLimits, write_output_to
+from modyn.log_files import LogLimits, protect_output, write_output_to
 from modyn.records import JobState
 from modyn.registry import load_object
 from modyn.workers.limits import WorkerLimits, impose
@@ -226,6 +226,7 @@ def _exit_after(sentinel: int) -> None:
 def run_worker(spec: JobSpec, connection: Connection[Any, Any]) -> None:
     """Main function of a worker process. connection: the worker's end of the pipe."""
     limits = spec.limits
+    protect_output()
     write_output_to(spec.log_path, limits.logs if limits else LogLimits())
     # Ctrl-C reaches the whole process group; the service decides when its workers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

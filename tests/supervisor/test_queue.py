@@ -32,9 +32,10 @@ from modyn.supervisor.journal import Journal, RunJournal
 from modyn.supervisor.queue import RunQueue
 from modyn.supervisor.records import RunOptions
 from modyn.supervisor.states import RunState, TriggerState
+from modyn.testing.fakes import FakeTrainerServer
 from modyn.testing.services import InMemoryServices, pipeline_yaml, wait_until_terminal
 from modyn.testing.waiting import PATIENCE_S, at_rest, eventually
-from modyn.trainer_server.client import TrainingRequest
+from modyn.trainer_server.client import TrainingRequest, TrainingStatus
 
 EXPERIMENT = RunOptions(RunMode.EXPERIMENT)
 SLICES = {"type": "SlicingEvalStrategy", "eval_every": "10s", "eval_start_from": 0, "eval_end_at": 40}
@@ -471,6 +472,39 @@ def test_stop_during_a_training_and_resume(runs: RunQueue, services: InMemorySer
     runs.resume(run.run_id)
     run = wait_until_terminal(runs, run.run_id)
     assert (run.state, run.num_triggers) == (RunState.FINISHED, 3)
+
+
+def test_a_second_stop_ends_a_run_whose_trainer_never_ends_the_training(
+    make_config: Callable[..., SystemConfig], services: InMemoryServices
+) -> None:
+    class NeverEnding(FakeTrainerServer):
+        """Its trainings neither end nor stop; a watching call ends when the client is closed."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.watched, self.ended = threading.Event(), threading.Event()
+
+        def watch(self, run_id: str, trigger_id: int) -> Iterator[TrainingStatus]:
+            yield self._status(run_id, trigger_id)
+            self.watched.set()
+            assert self.ended.wait(PATIENCE_S)
+            raise UnavailableError("the channel was closed")
+
+        def stop(self, run_id: str, trigger_id: int) -> None:
+            self._status(run_id, trigger_id)
+
+        def close(self) -> None:
+            self.ended.set()
+
+    trainer = services.trainer_server = NeverEnding()
+    trainer.held = {("test-0001", 0)}
+    with services.supervise(make_config(supervisor={"patience_s": PATIENCE_S})) as runs:
+        run = runs.submit(pipeline_yaml(), "p.yaml", EXPERIMENT)
+        assert trainer.watched.wait(PATIENCE_S)
+        assert runs.stop(run.run_id).state is RunState.STOPPING
+        assert not trainer.ended.is_set()
+        runs.stop(run.run_id)
+        assert wait_until_terminal(runs, run.run_id).state is RunState.STOPPED
 
 
 def test_runs_wait_in_line(make_runs: Callable[..., RunQueue], services: InMemoryServices) -> None:
