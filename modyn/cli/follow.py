@@ -34,8 +34,11 @@ Events: TypeAlias = "queue.SimpleQueue[RunEvent | ModynError | None]"
 """What the stream of a run's events gives: an event, the error that ended the stream, or None at its end."""
 
 
-def follow(client: Client, run_id: str) -> bool:
-    """Show the events of a run until it is terminal. Returns True then, False if the user detaches by Ctrl-C."""
+def follow(client: Client, run_id: str, *, may_stop: bool = True) -> bool:
+    """Show the events of a run until it is terminal. Returns True then, False if the user detaches by Ctrl-C.
+
+    Args: may_stop: whether Ctrl-C asks, and can stop the run; False: it only ends the following.
+    """
     events: Events = queue.SimpleQueue()
 
     def receive() -> None:
@@ -58,7 +61,7 @@ def follow(client: Client, run_id: str) -> bool:
             show(view, events)
             return True
         except KeyboardInterrupt:
-            answer = ask()
+            answer = ask() if may_stop else "detach"
         if answer == "detach":
             return False
         if answer == "stop":

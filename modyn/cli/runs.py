@@ -68,14 +68,14 @@ def ps(json: Json = False) -> None:
 
 
 def watch(run: RunArgument, json: Json = False) -> None:
-    """Watch a run until it ends. Ctrl-C detaches. With --json, one event a line, from the run's start."""
+    """Watch a run until it ends. Ctrl-C ends the watching, never the run. With --json, one event a line, from the run's start."""
     with connect() as client:
         client.show(run)
         if json:
             for event in client.watch(run):
                 print_json(event, indent=None)
             return
-        _follow_to_the_end(client, run)
+        _follow_to_the_end(client, run, may_stop=False)
 
 
 def show(run: RunArgument, json: Json = False) -> None:
@@ -121,7 +121,7 @@ def evaluate(
     """Run the manual evaluations of a finished run."""
     with connect(start=True) as client:
         client.evaluate(run, handler or [])
-        _follow_to_the_end(client, run)
+        _follow_to_the_end(client, run, may_stop=False)
 
 
 def report(
@@ -135,12 +135,12 @@ def report(
         typer.echo(client.report(run, output))
 
 
-def _follow_to_the_end(client: Client, run_id: str, report_file: Path | None = None) -> None:
+def _follow_to_the_end(client: Client, run_id: str, report_file: Path | None = None, *, may_stop: bool = True) -> None:
     """Watch a run, then print its results. Exits with 1 if the run failed or was interrupted, with 3 if it was stopped."""
     from modyn.cli.follow import follow
     from modyn.supervisor.client import RunState
 
-    if not follow(client, run_id):
+    if not follow(client, run_id, may_stop=may_stop):
         say(f"detached; the run continues. `modyn watch {run_id}` follows it again, `modyn stop {run_id}` stops it")
         return
     results = client.results(run_id)

@@ -125,6 +125,16 @@ def test_ctrl_c(client: Client, monkeypatch: pytest.MonkeyPatch, answers: list[s
     eventually(lambda: client.show(run_id).state is state)
 
 
+def test_watching_stops_nothing(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often Ctrl-C is pressed, and without a question that a second one could answer."""
+    run_id = submit(client, RunMode.PRODUCTION)
+    monkeypatch.setattr(follow_module, "_drain", Interrupts(1))
+    monkeypatch.setattr(sys, "stdin", Terminal(None))
+    assert follow(client, run_id, may_stop=False) is False
+    at_rest = client.show(run_id).state
+    assert at_rest not in (RunState.STOPPING, RunState.STOPPED)
+
+
 class Terminal:
     """Standard input of a person who types `line`, or Ctrl-C."""
 
