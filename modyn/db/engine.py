@@ -8,12 +8,14 @@ from importlib.resources import files
 from typing import Any, cast
 
 import psycopg2.extensions
-from sqlalchemy import URL, Column, Engine, create_engine, func, make_url, select, text
+from sqlalchemy import URL, Column, Engine, create_engine, make_url, text
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session
 
 from modyn.config.system import SystemConfig
+from modyn.db.locks import AdvisoryLocks
 from modyn.errors import ConfigError, ConflictError, UnavailableError
 from modyn.json_codec import from_json, to_json
 
@@ -24,6 +26,7 @@ class Database:
     def __init__(self, engine: Engine, schema: str) -> None:
         self.engine = engine
         self.schema = schema
+        self._locks = AdvisoryLocks(engine, schema)
 
     @contextmanager
     def session(self) -> Iterator[Session]:
@@ -48,26 +51,29 @@ class Database:
 
     @contextmanager
     def advisory_lock(self, name: str) -> Iterator[bool]:
-        """Hold a lock among all processes on this database; yields at once, False if another process holds it."""
-        key = func.hashtextextended(f"{self.schema}/{name}", 0)
-        with self._reachable(), self.engine.connect() as connection:
-            held = bool(connection.scalar(select(func.pg_try_advisory_lock(key))))
-            connection.commit()
-            try:
-                yield held
-            finally:
-                if held and not connection.invalidated:
-                    connection.execute(select(func.pg_advisory_unlock(key)))
-                    connection.commit()
+        """Hold a lock among all processes on this database; yields at once, False if it is held already, by this process or another."""
+        with self._reachable():
+            held = self._locks.acquire(name)
+        try:
+            yield held
+        finally:
+            if held:
+                with self._reachable():
+                    self._locks.release(name)
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections. Advisory locks that are still held are given back."""
+        self._locks.close()
         self.engine.dispose()
 
     @contextmanager
     def _reachable(self) -> Iterator[None]:
         try:
             yield
+        except PoolTimeoutError as error:
+            raise UnavailableError(
+                f"all connections to PostgreSQL of the service '{self.schema}' are in use ({error}); try again when it has less to do"
+            ) from error
         except (OperationalError, InterfaceError, psycopg2.OperationalError, psycopg2.InterfaceError) as error:
             raise self._unavailable(error) from error
         except DBAPIError as error:

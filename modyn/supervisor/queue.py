@@ -91,8 +91,11 @@ class RunQueue:
 
     def recover(self) -> None:
         """Mark runs as interrupted that an earlier supervisor left behind; resume them if so configured."""
+        give_up = time.monotonic() + OWNER_GONE_S  # for all of them: one supervisor left them behind
         for run in self.journal.runs():
-            interrupted = run.state is RunState.INTERRUPTED if run.is_terminal else self._interrupt_left_behind(run.run_id)
+            interrupted = (
+                run.state is RunState.INTERRUPTED if run.is_terminal else self._interrupt_left_behind(run.run_id, give_up)
+            )
             if interrupted and self._config.resume_on_start:
                 self.resume(run.run_id)
 
@@ -333,9 +336,8 @@ class RunQueue:
             plain = f"run {journal.run_id} is {state}; {unwritten}"
             self._until_closed.call(journal.end, state, error=plain, error_reason=ModynError.reason)
 
-    def _interrupt_left_behind(self, run_id: str) -> bool:
-        """Call `_interrupt_if_abandoned` for a run whose supervisor may just have been killed."""
-        give_up = time.monotonic() + OWNER_GONE_S
+    def _interrupt_left_behind(self, run_id: str, give_up: float) -> bool:
+        """Call `_interrupt_if_abandoned` for a run whose supervisor may just have been killed, until the monotonic time `give_up`."""
         # Polled, because nothing reports it: PostgreSQL gives the lock back once it notices that the session's process is gone.
         while not (interrupted := self._interrupt_if_abandoned(run_id)) and time.monotonic() < give_up:
             time.sleep(0.05)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
 
 from modyn.config.system import SystemConfig
 from modyn.db.engine import Database, open_database
@@ -114,6 +115,53 @@ def test_one_holder_of_an_advisory_lock(system_config: SystemConfig, migrations:
         assert (first, second, other) == (True, False, True)
     with database.advisory_lock("a") as later:
         assert later
+    database.close()
+
+
+ADVISORY = (
+    "FROM pg_locks WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+)
+
+
+def test_a_hundred_locks_take_one_connection(system_config: SystemConfig, migrations: Path) -> None:
+    """More than the pool has connections, and sessions still find one."""
+    database = open_database(system_config, "demo", "demo_migrations")
+    with ExitStack() as locks:
+        assert all(locks.enter_context(database.advisory_lock(f"run/{number}")) for number in range(100))
+        with database.session() as session:
+            assert session.scalar(text(f"SELECT count(DISTINCT pid) {ADVISORY}")) == 1
+            assert session.scalar(text(f"SELECT count(*) {ADVISORY}")) == 100
+    with database.session() as session:
+        assert session.scalar(text(f"SELECT count(*) {ADVISORY}")) == 0
+    database.close()
+
+
+def test_locks_are_taken_again_after_their_connection_was_cut(system_config: SystemConfig, migrations: Path) -> None:
+    ours, theirs = (open_database(system_config, "demo", "demo_migrations") for _ in range(2))
+    with ours.advisory_lock("a") as held:
+        assert held
+        with theirs.session() as session:
+            assert list(session.scalars(text(f"SELECT pg_terminate_backend(pid, 10000) {ADVISORY}"))) == [True]
+        with ours.advisory_lock("b") as other, theirs.advisory_lock("a") as again:
+            assert (other, again) == (True, False)
+    with theirs.advisory_lock("a") as later:
+        assert later
+    ours.close()
+    theirs.close()
+
+
+def test_a_pool_without_a_free_connection_is_named(system_config: SystemConfig, migrations: Path) -> None:
+    database = open_database(system_config, "demo", "demo_migrations")
+    engine = create_engine(database.engine.url, pool_size=1, max_overflow=0, pool_timeout=0.01)
+    narrow = Database(engine, "demo")
+    with narrow.session() as session:
+        session.execute(text("SELECT 1"))
+        with (
+            pytest.raises(UnavailableError, match="all connections to PostgreSQL of the service 'demo' are in use"),
+            narrow.session() as second,
+        ):
+            second.execute(text("SELECT 1"))
+    narrow.close()
     database.close()
 
 

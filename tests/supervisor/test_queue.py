@@ -521,6 +521,21 @@ def test_runs_wait_in_line(make_runs: Callable[..., RunQueue], services: InMemor
     assert [run.run_id for run in runs.journal.runs()] == ["test-0001", "test-0002", "test-0003"]
 
 
+def test_a_hundred_runs_at_once(make_runs: Callable[..., RunQueue], services: InMemoryServices) -> None:
+    """More than the pool has connections. Each holds its lock; all of them, and calls beside them, find a connection."""
+    runs = make_runs(max_runs=100)
+    production = RunOptions(RunMode.PRODUCTION)
+    submitted = [runs.submit(pipeline_yaml(), "p.yaml", production).run_id for _ in range(100)]
+
+    def waiting() -> int:
+        return sum(run.state is RunState.WAITING_FOR_DATA for run in runs.journal.runs())
+
+    eventually(lambda: waiting() == 100, lambda: f"only {waiting()} of 100 runs wait for data")
+    other = make_runs()
+    with pytest.raises(ConflictError, match="executed by another supervisor"):
+        other.stop(submitted[99])
+
+
 def test_a_waiting_run_that_cannot_be_stopped_keeps_its_place(
     make_runs: Callable[..., RunQueue], monkeypatch: pytest.MonkeyPatch
 ) -> None:

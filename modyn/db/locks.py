@@ -1,0 +1,79 @@
+"""Advisory locks of PostgreSQL: all those of a process on one connection beside the pool, so that many locks need no more connections."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from typing import Any
+
+from sqlalchemy import Engine, func, select
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import DBAPIError
+
+from modyn.rpc.logs import get_logger
+
+_LOG = get_logger("db")
+
+
+class AdvisoryLocks:
+    """Named locks among all processes on a database. Safe to use from any thread.
+
+    When the connection breaks, PostgreSQL gives all its locks back. The next call connects again and takes those that are still in use;
+    one that another process has taken meanwhile is logged as lost. Who writes under a lock has its own fence against that: the attempt
+    in a run's row, the rows of a dataset's segments.
+    """
+
+    def __init__(self, engine: Engine, schema: str) -> None:
+        self._engine = engine
+        self._schema = schema
+        # Protects the fields below and the use of the connection: held for one statement, not while a lock is held.
+        self._mutex = threading.Lock()
+        self._connection: Connection | None = None
+        self._held: set[str] = set()
+
+    def acquire(self, name: str) -> bool:
+        """Take the lock; False at once if it is held, by another thread or another process. Raises the errors of SQLAlchemy."""
+        with self._mutex:
+            # The session of PostgreSQL would grant a lock that it has to itself again.
+            if name in self._held or not self._call(func.pg_try_advisory_lock, name):
+                return False
+            self._held.add(name)
+            return True
+
+    def release(self, name: str) -> None:
+        """Give the lock back. Raises the errors of SQLAlchemy; the lock is not held then either."""
+        with self._mutex:
+            self._held.remove(name)
+            self._call(func.pg_advisory_unlock, name)
+
+    def close(self) -> None:
+        """Close the connection, and with it give all locks back."""
+        with self._mutex:
+            self._disconnect()
+
+    def _call(self, function: Any, name: str) -> bool:
+        """Call `function` with the key of `name`; once more on a new connection if the present one turns out to be broken."""
+        statement = select(function(func.hashtextextended(f"{self._schema}/{name}", 0)))
+        if self._connection is not None:
+            try:
+                return bool(self._connection.scalar(statement))
+            except DBAPIError as error:
+                self._disconnect()
+                if not error.connection_invalidated:
+                    raise
+        return bool(self._connect().scalar(statement))
+
+    def _connect(self) -> Connection:
+        connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        connection.detach()  # from the pool, which is for short transactions
+        self._connection = connection
+        for name in self._held:
+            if not self._call(func.pg_try_advisory_lock, name):
+                _LOG.error("advisory_lock_lost", name=f"{self._schema}/{name}")
+        return connection
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(DBAPIError):  # it is broken
+                connection.close()
