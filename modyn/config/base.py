@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, get_args
+from enum import StrEnum
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from modyn.errors import ConfigError
 from modyn.registry import nearest
 
 
 class Section(BaseModel):
-    """A section of a configuration file: frozen, unknown keys refused, defaults validated."""
+    """A section of a configuration file: frozen, unknown keys refused, defaults validated, true and false are no numbers."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", validate_default=True, protected_namespaces=(), ser_json_inf_nan="constants"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_booleans_as_numbers(cls, data: Any) -> Any:
+        """Turn true and false in fields of numbers into words, which are refused there; pydantic would read them as 1 and 0."""
+        if not isinstance(data, Mapping):
+            return data
+        numbers = {key for key, annotation in _by_alias(cls).items() if _takes_numbers_only(annotation)}
+        return {key: _boolean_as_word(value) if key in numbers else value for key, value in data.items()}
 
 
 S = TypeVar("S", bound=BaseModel)
@@ -31,15 +41,28 @@ def not_available_yet(value: T) -> T:
     return value
 
 
+class Severity(StrEnum):
+    """How much a problem matters to `check` and to `run`."""
+
+    ERROR = "error"
+    """The file is wrong: `check` fails, `run` refuses it."""
+    UNAVAILABLE = "unavailable"
+    """The machine that was asked lacks something that another may have, such as a GPU: `check` warns, `run` refuses the file."""
+    WARNING = "warning"
+    """It runs, but probably not as it is meant."""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Problem:
     """One wrong place: `path` is dotted from the root of the file; `message` says what is wrong and what is allowed."""
 
     path: str
     message: str
+    severity: Severity = Severity.ERROR
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.message}" if self.path else self.message
+        prefix = "" if self.severity is Severity.ERROR else "warning: "
+        return prefix + (f"{self.path}: {self.message}" if self.path else self.message)
 
 
 def problems(error: ValidationError, prefix: str, model: type[BaseModel]) -> list[Problem]:
@@ -68,9 +91,9 @@ def check_section(model: type[BaseModel], data: object, path: str) -> list[Probl
 
 
 def refuse(found: Sequence[Problem]) -> None:
-    """Raise ConfigError that lists the problems, if there are any."""
-    if found:
-        raise ConfigError("\n".join(map(str, found)))
+    """Raise ConfigError that lists the errors among the problems, if there are any."""
+    if errors := [problem for problem in found if problem.severity is Severity.ERROR]:
+        raise ConfigError("\n".join(map(str, errors)))
 
 
 def _problem(item: dict[str, Any], prefix: str, model: type[BaseModel]) -> Problem:
@@ -104,6 +127,28 @@ def _field_names(model: type[BaseModel], location: tuple[str | int, ...]) -> lis
 
 def _by_alias(model: type[BaseModel]) -> dict[str, Any]:
     return {field.alias or name: field.annotation for name, field in model.model_fields.items()}
+
+
+def _takes_numbers_only(annotation: Any) -> bool:
+    """Return whether a field of this type holds numbers, somewhere within, and no booleans."""
+    parts = list(_leaves(annotation))
+    return bool({int, float} & set(parts)) and not any(part in (bool, Any, object) for part in parts)
+
+
+def _leaves(annotation: Any) -> Iterator[Any]:
+    if get_origin(annotation) is Literal:
+        yield from map(type, get_args(annotation))
+    elif isinstance(annotation, type) and not get_args(annotation):
+        yield annotation
+    else:
+        for argument in get_args(annotation):
+            yield from _leaves(argument)
+
+
+def _boolean_as_word(value: Any) -> Any:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return [_boolean_as_word(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

@@ -13,7 +13,6 @@ import tempfile
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
@@ -372,22 +371,29 @@ class SystemConfig(BaseSettings):
 def load_system_config(path: Path | None = None) -> SystemConfig:
     """Load the configuration from `path`, else from the file `MODYN_CONFIG`, else the defaults; the environment wins over each.
 
-    Raises: ConfigError: the file cannot be read or is no mapping, or fields are wrong: all of them, with file and path.
+    Raises: ConfigError: the file cannot be read or is no mapping, or fields are wrong: all of them, with file, line and path; a variable
+        `MODYN_…` is no setting.
     """
     if path is None and os.environ.get("MODYN_CONFIG"):
         path = Path(os.environ["MODYN_CONFIG"])
-    values: Any = {}
+    # Not for workers, which import this module and read no file.
+    from modyn.config.environment import misspelt_variables
+    from modyn.config.yaml_source import load_yaml, with_lines
+
+    found, values = misspelt_variables(SystemConfig), {}
+    source = None
     if path is not None:
         try:
-            values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        except OSError as error:
-            raise ConfigError(f"cannot read the system configuration {path}: {error.strerror}") from error
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} is not valid YAML: {error}") from error
-        if not isinstance(values, dict):
-            raise ConfigError(f"{path}: a system configuration is a mapping of sections, this is a {type(values).__name__}")
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read the system configuration {path}: {error}") from error
+        source = load_yaml(text, str(path), empty={})
+        values = dict(source.data)
     try:
-        return SystemConfig(**values)
+        config = SystemConfig(**values)
     except ValidationError as error:
-        where = str(path) if path else "system configuration"
-        raise ConfigError("\n".join(f"{where}: {problem}" for problem in problems(error, "", SystemConfig))) from error
+        wrong = problems(error, "", SystemConfig)
+        found += with_lines(wrong, source) if source else [f"system configuration: {problem}" for problem in wrong]
+    if found:
+        raise ConfigError("\n".join(found))
+    return config

@@ -47,10 +47,10 @@ class YamlSource:
         return self.lines.get(path, 1)
 
 
-def load_yaml(text: str, file_name: str) -> YamlSource:
+def load_yaml(text: str, file_name: str, empty: Mapping[str, Any] | None = None) -> YamlSource:
     """Parse the mapping in `text`. Raises ConfigError that lists every problem as `file:line: path: what`.
 
-    Args: file_name: only for messages; nothing is read from it.
+    Args: file_name: only for messages; nothing is read from it. empty: the data of a file without any; None: that is a problem.
 
     >>> source = load_yaml("training:\\n  batch_size: 64", "pipeline.yaml")
     >>> source.data["training"]["batch_size"], source.locate("training.batch_size")
@@ -59,6 +59,8 @@ def load_yaml(text: str, file_name: str) -> YamlSource:
     if len(text) > MAX_CHARACTERS:
         raise ConfigError(f"{file_name}: has {len(text)} characters; at most {MAX_CHARACTERS} are read")
     root = _compose(text, file_name)
+    if root is None and empty is not None:
+        return YamlSource(file_name, empty, {})
     if root is None:
         raise ConfigError(f"{file_name}: is empty; a pipeline is a mapping of sections")
     reader = _Reader()

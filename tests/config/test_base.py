@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field, ValidationError, field_validator
 
-from modyn.config.base import Problem, Section, check_section, load_section
+from modyn.config.base import Problem, Section, Severity, check_section, load_section, refuse
 from modyn.errors import ConfigError
 
 
@@ -112,3 +112,41 @@ def test_without_a_prefix_the_path_starts_at_the_root() -> None:
 
 def test_what_is_no_mapping_is_a_problem_too() -> None:
     assert problem(7).path == "drawing"
+
+
+class Counted(Section):
+    flag: bool = False
+    number: int = 1
+    maybe: float | None = None
+    either: int | bool = 1
+    many: list[int] = Field(default_factory=list)
+    anything: dict[str, object] = Field(default_factory=dict)
+    inner: Square | None = None
+
+
+@pytest.mark.parametrize(
+    ("data", "path"),
+    [
+        ({"number": True}, "counts.number"),
+        ({"maybe": False}, "counts.maybe"),
+        ({"many": [1, True]}, "counts.many.1"),
+        ({"inner": {"kind": "square", "side_length": True}}, "counts.inner.side_length"),
+    ],
+)
+def test_true_and_false_are_no_numbers(data: object, path: str) -> None:
+    (found,) = check_section(Counted, data, "counts")
+    assert found.path == path
+    assert "is wrong: input should be a valid" in found.message
+
+
+def test_true_and_false_stay_where_they_may_stand() -> None:
+    assert check_section(Counted, {"flag": True, "either": True, "anything": {"deep": [True]}}, "counts") == []
+
+
+def test_a_warning_is_listed_and_refuses_nothing() -> None:
+    warning = Problem("a.b", "is odd", Severity.WARNING)
+    assert str(warning) == "warning: a.b: is odd"
+    refuse([warning])
+    with pytest.raises(ConfigError) as caught:
+        refuse([warning, Problem("a.c", "is wrong")])
+    assert caught.value.message == "a.c: is wrong"

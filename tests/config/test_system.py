@@ -72,8 +72,11 @@ def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
         ("security: {token: short}", r"security\.token"),
         ("security: {tls_cert: /c}", r"security: tls_cert and tls_key belong together"),
         ("security: {token: 0123456789abcdef, token_file: /t}", r"security: set token or token_file, not both"),
-        ("[1, 2]", r"a system configuration is a mapping of sections, this is a list"),
-        ("a: [1", r"is not valid YAML"),
+        ("[1, 2]", r":1: is not a mapping of sections"),
+        ("a: [1", r":1: .*not valid YAML"),
+        ("storage: {num_threads: true}", r"storage\.num_threads: 'true' is wrong"),
+        ("storage: {num_threads: 1}\nselector: {}\nstorage: {}\n", r"storage: is given twice, on lines 1 and 3; remove one"),
+        ("storage: {num_threads: 1, num_threads: 2}", r"storage\.num_threads: is given twice, on lines 1 and 1"),
     ],
 )
 def test_a_mistake_names_file_place_and_what_is_allowed(tmp_path: Path, text: str, message: str) -> None:
@@ -94,6 +97,42 @@ def test_a_mistake_in_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("MODYN_STORAGE__NUM_THREADS", "0")
     with pytest.raises(ConfigError, match=r"storage\.num_threads: '0' is wrong"):
         load_system_config()
+
+
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [
+        ("MODYN_STORGE__ADDRESS", "MODYN_STORAGE__ADDRESS"),
+        ("MODYN_STORAGE__ADRESS", "MODYN_STORAGE__ADDRESS"),
+        ("MODYN_DATABSE_URL", "MODYN_DATABASE_URL"),
+        ("MODYN_LOGS_MAX_BYTES", "MODYN_LOGS__MAX_BYTES"),
+        ("MODYN_CONFG", "MODYN_CONFIG"),
+    ],
+)
+def test_a_misspelt_variable_is_refused_with_the_nearest_name(monkeypatch: pytest.MonkeyPatch, name: str, right: str) -> None:
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(ConfigError, match=rf"environment: {name} .*did you mean '{right}'"):
+        load_system_config()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "MODYN_SERVICE_HOST", "MODYN_STORAGE_SERVICE_PORT_GRPC", "MODYN_PORT", "MODYN_STORAGE_PORT_50051_TCP_ADDR",
+        "MODYN_DATA_DIR", "MODYN_MEMORY_STORAGE", "MODYN_TESTS_NO_SKIP",
+    ],
+)  # fmt: skip
+def test_variables_of_kubernetes_and_of_the_compose_file_are_left_alone(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "1")
+    load_system_config()
+
+
+def test_words_of_yaml_stay_words(tmp_path: Path) -> None:
+    config = load_system_config(
+        written(tmp_path, "storage: {short_cut: on, datasets: [{name: a, base_path: /x, file_wrapper: F, watch: no}]}")
+    )
+    assert config.storage.short_cut == "on"
+    assert not config.storage.datasets[0].watch
 
 
 @pytest.mark.parametrize("name", ["missing.yaml", "folder"])
