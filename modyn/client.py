@@ -105,7 +105,7 @@ class Client:
     # --- Runs -------------------------------------------------------------------------------------------------------------------
 
     def check(self, pipeline: Path | str) -> list[Problem]:
-        """Return every mistake in a pipeline file, found by the services that act on it. Runs nothing in it."""
+        """Return every mistake in a pipeline file, found by the services that act on it; also warnings, see `severity`. Runs nothing in it."""
         path = Path(pipeline)
         return self.supervisor.validate(read_pipeline(path), str(path))
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def check(file: Annotated[Path, typer.Argument(help="Pipeline file.", show_default=False)], json: Json = False) -> None:
-    """Validate a pipeline file without running anything in it. Exit code 1 if it has mistakes, each with its line."""
+    """Validate a pipeline file without running anything in it. Exit code 1 if it has mistakes, each with its line; 0 if warnings only."""
     from modyn.client import read_pipeline
-    from modyn.config.base import Problem
+    from modyn.config.base import Severity
     from modyn.config.pipeline import check_frame
     from modyn.config.yaml_source import load_yaml, with_lines
 
@@ -36,17 +37,27 @@ def check(file: Annotated[Path, typer.Argument(help="Pipeline file.", show_defau
     elif not found:
         found = check_here(source)
     # The supervisor puts lines into its messages; here they are printed in front.
-    found = [Problem(p.path, p.message.removesuffix(f" (line {source.locate(p.path)})")) for p in found]
+    found = [replace(p, message=p.message.removesuffix(f" (line {source.locate(p.path)})")) for p in found]
+    errors = [problem for problem in found if problem.severity is Severity.ERROR]
     if json:
-        print_json([{"path": p.path, "line": source.locate(p.path), "message": p.message} for p in found])
+        print_json([{"path": p.path, "line": source.locate(p.path), "message": p.message, "severity": p.severity} for p in found])
     else:
         for line in with_lines(found, source):
             typer.echo(line)
-    if found:
-        say(f"{len(found)} problem{'s' if len(found) != 1 else ''}")
+    if errors:
+        say(_counted(len(errors), "problem"))
         raise typer.Exit(1)
     if not json:
-        say(f"{file} is valid" if asked_services else f"{file} is valid here; no services run, so no dataset was looked for")
+        warned = f", with {_counted(len(found), 'warning')}" if found else ""
+        say(
+            f"{file} is valid{warned}"
+            if asked_services
+            else f"{file} is valid here{warned}; no services run, so no dataset was looked for"
+        )
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}"
 
 
 def schema(json: Json = True) -> None:

@@ -78,7 +78,7 @@ class EvaluationFrame(Section):
         description="datasets to evaluate on: a `data` section each, with `batch_size`, `dataloader_workers`, `metrics`",
     )
     handlers: list[dict[str, Any]] = Field(
-        default_factory=list, description="when to evaluate which models on which datasets and intervals"
+        min_length=1, description="when to evaluate which models on which datasets and intervals; at least one"
     )
     after_training_evaluation_workers: int = Field(5, ge=1, le=1000, description="evaluations at once while the run goes on")
     after_pipeline_evaluation_workers: int = Field(5, ge=1, le=1000, description="evaluations at once after the run")

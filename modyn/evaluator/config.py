@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from modyn.config.base import Problem, check_section, load_section, refuse
+from modyn.config.base import Problem, Severity, check_section, load_section, refuse
 from modyn.dataset.config import DataConfig
 from modyn.dataset.user_code import missing_extras
 from modyn.evaluator.metrics import METRICS, check_metric
@@ -64,9 +64,11 @@ def check_evaluation(pipeline: Mapping[str, Any]) -> list[Problem]:
 
 
 def _check_device(device: object) -> list[Problem]:
-    known = isinstance(device, str) and _DEVICE.fullmatch(device)
-    wrong = missing_device(str(device)) if known else f"{device!r} is not a device; write cpu, cuda or cuda:N"
-    return [Problem("evaluation.device", wrong)] if wrong else []
+    path = "evaluation.device"
+    if not isinstance(device, str) or not _DEVICE.fullmatch(device):
+        return [Problem(path, f"{device!r} is not a device; write cpu, cuda or cuda:N")]
+    missing = missing_device(device)
+    return [Problem(path, missing, Severity.UNAVAILABLE)] if missing else []
 
 
 def load_dataset(section: Mapping[str, Any], path: str = "evaluation.datasets") -> EvaluationDatasetConfig:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from modyn.config.base import Problem
+from modyn.config.base import Problem, Severity
 from modyn.config.pipeline import Pipeline, check_frame, load_pipeline
 from modyn.config.policy import check_policy
 from modyn.config.yaml_source import YamlSource, load_yaml, with_lines
@@ -24,7 +24,7 @@ Check = Callable[[Mapping[str, Any]], list[Problem]]
 
 
 def check_pipeline(yaml: str, file_name: str, section_checks: Iterable[Check]) -> list[Problem]:
-    """List every mistake in a pipeline file once, in the order of the file, each with its line. Runs nothing of it.
+    """List every mistake in a pipeline file once, in the order of the file, each with its line, warnings too. Runs nothing of it.
 
     Args: yaml: the text of the file. file_name: its name in messages. section_checks: those of the services.
     """
@@ -32,14 +32,19 @@ def check_pipeline(yaml: str, file_name: str, section_checks: Iterable[Check]) -
         source = load_yaml(yaml, file_name)
     except ConfigError as error:
         return [Problem("", error.message)]
-    return [Problem(p.path, f"{p.message} (line {source.locate(p.path)})") for p in find_problems(source, section_checks)]
+    found = find_problems(source, section_checks)
+    return [replace(problem, message=f"{problem.message} (line {source.locate(problem.path)})") for problem in found]
 
 
 def checked_pipeline(yaml: str, file_name: str, section_checks: Iterable[Check]) -> Pipeline:
-    """Return the pipeline, valid in all its parts. Args as for `check_pipeline`. Raises ConfigError that lists every mistake."""
+    """Return the pipeline, which can run as it is. Args as for `check_pipeline`.
+
+    Raises: ConfigError: lists every mistake, and what this machine lacks; warnings are left out.
+    """
     source = load_yaml(yaml, file_name)
-    if found := find_problems(source, section_checks):
-        raise ConfigError("\n".join(with_lines(found, source)))
+    found = find_problems(source, section_checks)
+    if refused := [replace(problem, severity=Severity.ERROR) for problem in found if problem.severity is not Severity.WARNING]:
+        raise ConfigError("\n".join(with_lines(refused, source)))
     return load_pipeline(yaml, file_name)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from modyn.config.base import Problem, check_section
+from modyn.config.base import Problem, Severity, check_section
 from modyn.dataset.config import DataConfig
 from modyn.dataset.user_code import missing_extras
 from modyn.errors import ConfigError
@@ -38,9 +38,8 @@ def check(pipeline: Mapping[str, Any], _: JobConnection) -> list[Problem]:
         found += [Problem("data", message) for message in needed]
     if "training" not in wrong:
         config = TrainingConfig.model_validate(training)
-        on_machine = check_machine(config)
-        found += on_machine
-        if "model" not in wrong and not on_machine:
+        found += check_machine(config)
+        if "model" not in wrong:
             found += check_components(model, config, selection)
     return sorted({*found, *check_downsampling(selection)})
 
@@ -49,7 +48,7 @@ def check_machine(config: TrainingConfig) -> list[Problem]:
     """What the machine of the trainer server lacks: a device, a folder that can be written to."""
     found = []
     if missing := missing_device(config.device):
-        found.append(Problem("training.device", missing))
+        found.append(Problem("training.device", missing, Severity.UNAVAILABLE))
     if config.checkpointing.activated and config.checkpointing.path is not None:
         try:
             check_checkpoint_folder(config.checkpointing.path, keep=False)

@@ -69,7 +69,7 @@ class Trainings:
         except TimeoutError as error:
             job.stop(0.0)
             raise DeadlineError(f"the check of a pipeline was not done after {CHECK_S:.0f} s; its log is {log_path}") from error
-        return [Problem(sanitize(problem.path), sanitize(problem.message)) for problem in problems]
+        return [replace(problem, path=sanitize(problem.path), message=sanitize(problem.message)) for problem in problems]
 
     def start(self, request: TrainingRequest) -> TrainingStatus:
         """The training as it runs already, as it has ended with a stored model, or newly queued.

@@ -13,6 +13,7 @@ import pytest
 
 from modyn.cli.context import connect
 from modyn.cli.pipelines import check_here, plugins_here
+from modyn.config.base import Severity
 from modyn.config.yaml_source import load_yaml
 from modyn.errors import UnavailableError
 from modyn.testing.stack import clean_environment, tiny_evaluation, tiny_pipeline, tiny_training
@@ -34,6 +35,22 @@ def modyn(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_sound_pipeline() -> None:
     assert check_here(load_yaml(tiny_pipeline("d", evaluation=tiny_evaluation("d")), "p.yaml")) == []
+
+
+def test_a_device_that_this_machine_lacks_is_a_warning(tmp_path: Path) -> None:
+    evaluation = {**tiny_evaluation("d"), "device": "cuda:999"}
+    text = tiny_pipeline("d", training=tiny_training(device="cuda:999"), evaluation=evaluation)
+    found = check_here(load_yaml(text, "p.yaml"))
+    assert [(problem.path, problem.severity) for problem in found] == [
+        ("training.device", Severity.UNAVAILABLE), ("evaluation.device", Severity.UNAVAILABLE)
+    ]  # fmt: skip
+    (tmp_path / "p.yaml").write_text(text)
+    done = modyn(tmp_path, "check", "p.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "warning: training.device: 'cuda:999' does not exist" in done.stdout
+    assert "p.yaml is valid here, with 2 warnings" in done.stderr
+    (found_json, _) = json.loads(modyn(tmp_path, "check", "p.yaml", "--json").stdout)
+    assert found_json["severity"] == "unavailable"
 
 
 @pytest.mark.parametrize(

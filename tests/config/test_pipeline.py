@@ -55,7 +55,7 @@ evaluation:
 EVALUATION: dict[str, Any] = {
     "device": "cpu",
     "datasets": [{"dataset_id": "mnist_test", "batch_size": 64, "dataloader_workers": 1, "metrics": [{"name": "Accuracy"}]}],
-    "handlers": [],
+    "handlers": [{"name": "all"}],
 }
 
 
@@ -136,6 +136,8 @@ def test_a_version_may_look_like_a_number() -> None:
         ("  batch_size: 1234", "  seed: -1", "p.yaml:18: training.seed: -1 is wrong: input should be greater than or equal to 0"),
         ("  batch_size: 1234", "  num_samples_to_pass: [5, 0]", "p.yaml:18: training.num_samples_to_pass.1: 0 is wrong"),
         ("trigger:\n  id: DataAmountTrigger\n  num_samples: 100", "trigger: daily", "p.yaml:13: trigger: 'daily' is wrong"),
+        ("evaluation:", "evaluation: {datasets: [{dataset_id: a}]}", "p.yaml:37: evaluation.handlers: is required"),
+        ("evaluation:", "evaluation: {datasets: [{dataset_id: a}], handlers: []}", "p.yaml:37: evaluation.handlers: [] is wrong"),
         ("evaluation:", "evaluation: {datasets: []}", "p.yaml:37: evaluation.datasets: [] is wrong"),
         (
             "evaluation:",

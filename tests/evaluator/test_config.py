@@ -31,7 +31,7 @@ def test_valid_sections() -> None:
     ("evaluation", "path", "message"),
     [
         ({"device": "gpu", "datasets": [DATASET]}, "evaluation.device", "cpu, cuda or cuda:N"),
-        ({"device": "cuda:999", "datasets": [DATASET]}, "evaluation.device", "'cuda:999' does not exist"),
+        ({"device": "cuda:999", "datasets": [DATASET]}, "warning: evaluation.device", "'cuda:999' does not exist"),
         ({"datasets": []}, "evaluation.datasets", "at least one"),
         ({}, "", ""),
         ([], "", ""),

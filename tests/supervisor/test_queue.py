@@ -654,6 +654,18 @@ def test_mistakes_of_all_services_are_listed_with_their_lines(runs: RunQueue, se
     assert [problem.path for problem in runs.validate("a: [", "p.yaml")] == [""]
 
 
+def test_a_run_is_refused_for_what_the_machine_lacks_and_not_for_a_warning(runs: RunQueue, services: InMemoryServices) -> None:
+    from modyn.config.base import Problem, Severity
+
+    warning = Problem("training.batch_size", "is odd", Severity.WARNING)
+    services.trainer_server.problems = [Problem("training.device", "there is none", Severity.UNAVAILABLE), warning]
+    assert {problem.severity for problem in runs.validate(pipeline_yaml(), "p.yaml")} == {Severity.WARNING, Severity.UNAVAILABLE}
+    with pytest.raises(ConfigError, match=r"^p.yaml:\d+: training.device: there is none$"):
+        runs.submit(pipeline_yaml(), "p.yaml", EXPERIMENT)
+    services.trainer_server.problems = [warning]
+    assert finish(runs, pipeline_yaml()).state is RunState.FINISHED
+
+
 def test_a_trigger_that_raises_fails_the_run(runs: RunQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     from modyn.supervisor.triggers.amount import DataAmountTrigger
 

@@ -246,6 +246,8 @@ def test_no_downsampling_changes_nothing(tmp_path: Path, config: dict[str, Any] 
         ),
         ({"downsampling_config": {"strategy": "Lost"}}, "there is no downsampling strategy 'Lost'"),
         ({"downsampling_config": {"strategy": "No", "ratio": 50}}, "selection_strategy.downsampling_config.ratio"),
+        ({"downsampling_config": {"sample_then_batch": True}}, "downsampling_config.sample_then_batch: .* not available yet"),
+        ({"downsampling_config": {"period": 0}}, "downsampling_config.period: .* not available yet"),
         ({"downsampling_config": "No"}, "this is a mapping with the key `strategy`"),
     ],
 )

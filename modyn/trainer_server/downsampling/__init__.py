@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from modyn.config.base import Problem, Section, refuse
+from modyn.config.base import Problem, Section, not_available_yet, refuse
 from modyn.config.policy import check_policy, load_policy
 from modyn.registry import Registry
 
@@ -22,10 +22,25 @@ class DownsamplingConfig(Section):
     """The options of every strategy."""
 
     strategy: str = Field(description="registered id of the strategy")
-    sample_then_batch: bool = Field(False, description="select from the whole trigger set before batches are made")
+    sample_then_batch: bool = Field(
+        False, description="select from the whole trigger set before batches are made; not available yet"
+    )
     ratio: int = Field(100, ge=1, description="share of samples to keep, in `ratio_max`-ths")
     ratio_max: int = Field(100, ge=1, description="what `ratio` is a share of")
-    period: int = Field(1, ge=0, description="epochs between two selections in sample-then-batch; 0: once a trigger")
+    period: int = Field(
+        1, ge=0, description="epochs between two selections in sample-then-batch; 0: once a trigger; not available yet"
+    )
+
+    @field_validator("sample_then_batch")
+    @classmethod
+    def _from_batches(cls, value: bool) -> bool:
+        return not_available_yet(value)
+
+    @field_validator("period")
+    @classmethod
+    def _in_each_batch(cls, value: int) -> int:
+        not_available_yet(value != 1)
+        return value
 
 
 class Downsampling(ABC):

@@ -19,7 +19,6 @@ class NoDownsamplingConfig(DownsamplingConfig):
     """Options of NoDownsampling."""
 
     strategy: Literal["No"] = Field("No", description="chooses this strategy")
-    sample_then_batch: Literal[False] = Field(False, description="without effect")
     ratio: Literal[100] = Field(100, description="everything is kept")
     ratio_max: Literal[100] = Field(100, description="what `ratio` is a part of")
 
