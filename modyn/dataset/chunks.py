@@ -40,8 +40,9 @@ class ReadOptions:
 
     training: whether `random_transformations` are applied. shuffled: the rows of a read are in random order. ahead: reads whose keys, and
     (over Flight) fetch slices whose payloads, are prefetched beyond the one in use. requests: key requests at once. on_missing: "skip" leaves
-    deleted samples out of their batch, "raise" makes them a NotFoundError. seed_of(epoch, index): seed of the random generators while that
-    batch is decoded; None leaves them alone. pin_memory: batches are in page-locked memory.
+    deleted samples out of their batch, "raise" makes them a NotFoundError. identity: of the dataset that the keys are of; empty: any.
+    seed_of(epoch, index): seed of the random generators while that batch is decoded; None leaves them alone. pin_memory: batches are in
+    page-locked memory.
     """
 
     training: bool
@@ -49,6 +50,7 @@ class ReadOptions:
     ahead: int = 1
     requests: int = 1
     on_missing: OnMissing = "skip"
+    identity: str = ""
     seed_of: Callable[[int, int], int] | None = None
     pin_memory: bool = False
     limits: ReadLimits = ReadLimits()

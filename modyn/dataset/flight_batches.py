@@ -129,7 +129,7 @@ class FlightBatches:
         """Answers, each with the positions in `asked` of its samples. An encoded tier of a cache would stand here: keys that it holds are
         not asked for."""
         done, num_bytes, limits = 0, 0, self._options.limits
-        fetched = self._payloads.fetch(self._dataset, asked, self._options.on_missing)
+        fetched = self._payloads.fetch(self._dataset, asked, self._options.on_missing, identity=self._options.identity)
         # Adding, discarding and copying a set are single operations under the interpreter's lock: see `stop`.
         self._fetches.add(fetched)
         if self._stopped:

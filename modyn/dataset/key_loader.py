@@ -31,6 +31,7 @@ def load_keys(
     *,
     num_threads: int = 1,
     on_missing: OnMissing = "skip",
+    identity: str = "",
     training: bool = False,
     pin_memory: bool = False,
     payloads: PayloadReader | None = None,
@@ -40,6 +41,7 @@ def load_keys(
 
     Args: keys: int64 (n,), or a stream of such arrays, which a thread pulls ahead of use. data: the `data` section of a pipeline, with the
     dataset's name. num_threads: batches made in parallel. on_missing: "skip" leaves deleted samples out, "raise" raises NotFoundError.
+    identity: of the dataset that the keys are of (`DatasetInfo.identity`); NotFoundError if another is registered under its name; empty: any.
     training: whether random transformations are applied; others that draw random numbers do so from a fixed seed, in the caller's thread.
     pin_memory: batches are in page-locked memory. payloads: where they come from; by default the services of `system`, which by default is
     the system file that MODYN_CONFIG names.
@@ -53,6 +55,7 @@ def load_keys(
         ahead=num_threads,
         requests=num_threads,
         on_missing=on_missing,
+        identity=identity,
         seed_of=(lambda _, index: index) if config.may_draw else None,
         pin_memory=pin_memory,
     )

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from modyn.dataset.chunks import Chunk, KeyStream, PartitionKeys, join, no_payloads
+from modyn.dataset.chunks import Chunk, KeyStream, PartitionKeys, ReadOptions, join, no_payloads
 from modyn.records import Float32Array
-from modyn.storage.payloads import OnMissing, Payloads
+from modyn.storage.payloads import Payloads
 
 if TYPE_CHECKING:
     from modyn.storage.payloads import LocalPayloads
@@ -28,11 +28,11 @@ class LocalBatches:
     first batch would have to wait for it.
     """
 
-    def __init__(self, keys: KeyStream, payloads: LocalPayloads, dataset: str, on_missing: OnMissing) -> None:
+    def __init__(self, keys: KeyStream, payloads: LocalPayloads, dataset: str, options: ReadOptions) -> None:
         self._keys = keys
         self._payloads = payloads
         self._dataset = dataset
-        self._on_missing = on_missing
+        self._options = options
 
     def chunks(self) -> Iterator[Chunk[PartitionKeys]]:
         """One chunk for each batch slice, in order. Starts the threads that prefetch keys."""
@@ -53,7 +53,7 @@ class LocalBatches:
         if not found:
             return no_payloads(), np.empty(0, np.float32)
         keys, weights = join([part.keys for part in found]), join([part.weights for part in found])
-        located = self._payloads.locate(self._dataset, keys, self._on_missing)
+        located = self._payloads.locate(self._dataset, keys, self._options.on_missing, self._options.identity)
         payloads = located.take(slice(None))
         return payloads, weights if len(located) == len(keys) else weights[located.where]
 

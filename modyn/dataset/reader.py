@@ -47,7 +47,7 @@ class BatchReader:
         self._flow: FlightBatches | LocalBatches = (
             FlightBatches(keys, payloads, data.dataset_id, options)
             if isinstance(payloads, PayloadClient)
-            else LocalBatches(keys, payloads, data.dataset_id, options.on_missing)
+            else LocalBatches(keys, payloads, data.dataset_id, options)
         )
         self._serving: Prefetcher[list[Chunk[Any]], Any] | None = None
 

@@ -30,7 +30,10 @@ NewSamples = ResumingStream[SampleBatch, int]
 
 class StorageClient(ServiceClient):
     """Calls of the storage service. Every method raises from `modyn.errors`: NotFoundError for an unknown dataset or key,
-    UnavailableError when the service cannot be reached."""
+    UnavailableError when the service cannot be reached.
+
+    `identity`, where it is an argument: of the registration that is meant, as in `DatasetInfo`; NotFoundError if the dataset of this name is
+    another one now; empty: any."""
 
     _Stub = storage_pb2_grpc.StorageStub
     _not_repeatable = frozenset({"DeleteDataset"})
@@ -80,12 +83,13 @@ class StorageClient(ServiceClient):
         reply = self._stub.ListProblems(storage_pb2.DatasetName(name=name))
         return [from_message(problem, FileProblem) for problem in reply.problems]
 
-    def count_samples(self, name: str, interval: Interval, end_key: int | None = None) -> int:
+    def count_samples(self, name: str, interval: Interval, end_key: int | None = None, identity: str = "") -> int:
         """Number of samples of dataset `name` with a timestamp in [start, end), without deleted ones. Raises: NotFoundError.
 
         Args: end_key: only samples with smaller keys.
         """
-        request = storage_pb2.IntervalRequest(dataset=name, interval=to_message(interval, common_pb2.Interval), end_key=end_key)
+        wanted = to_message(interval, common_pb2.Interval)
+        request = storage_pb2.IntervalRequest(dataset=name, identity=identity, interval=wanted, end_key=end_key)
         return int(self._stub.CountSamples(request).num_samples)
 
     def samples_in_interval(
@@ -95,6 +99,7 @@ class StorageClient(ServiceClient):
         batch_size: int,
         after: tuple[int, int] | None = None,
         end_key: int | None = None,
+        identity: str = "",
     ) -> Iterator[SampleBatch]:
         """Samples of [start, end) in the order (timestamp, key), only those after the (timestamp, key) `after`.
 
@@ -107,7 +112,9 @@ class StorageClient(ServiceClient):
         wanted = to_message(interval, common_pb2.Interval)
 
         def open_after(last: tuple[int, int] | None) -> Any:
-            request = storage_pb2.IntervalRequest(dataset=name, interval=wanted, batch_size=batch_size, end_key=end_key)
+            request = storage_pb2.IntervalRequest(
+                dataset=name, identity=identity, interval=wanted, batch_size=batch_size, end_key=end_key
+            )
             if last is not None:
                 request.resume, request.after_timestamp, request.after_key = True, *last
             return self._stub.SamplesInInterval(request)
@@ -117,27 +124,30 @@ class StorageClient(ServiceClient):
 
         return ResumingStream(open_after, after, last_of, self._stream_retrier, batch_from_proto)
 
-    def new_samples(self, name: str, first_key: int, batch_size: int) -> NewSamples:
+    def new_samples(self, name: str, first_key: int, batch_size: int, identity: str = "") -> NewSamples:
         """Samples from key `first_key` on in the order of arrival; waits for new ones until cancelled."""
 
         def open_at(key: int) -> Any:
-            return self._stub.NewSamples(storage_pb2.NewSamplesRequest(dataset=name, first_key=key, batch_size=batch_size))
+            return self._stub.NewSamples(
+                storage_pb2.NewSamplesRequest(dataset=name, identity=identity, first_key=key, batch_size=batch_size)
+            )
 
         return ResumingStream(open_at, first_key, lambda batch: int(batch.keys[-1]) + 1, self._stream_retrier, batch_from_proto)
 
-    def samples_by_key(self, name: str, keys: Int64Array) -> SampleBatch:
+    def samples_by_key(self, name: str, keys: Int64Array, identity: str = "") -> SampleBatch:
         """Labels and timestamps of `keys`, int64 (n,), in the order asked. Raises NotFoundError if one does not exist or was deleted."""
-        requests = self._key_requests(name, keys)
+        requests = self._key_requests(name, keys, identity)
         return SampleBatch.concatenate([batch_from_proto(c) for request in requests for c in self._stub.SamplesByKey(request)])
 
     def offer_short_cut(self, name: str) -> ShortCutOffer:
         """What a reader on storage's machine needs to read the dataset by itself; see `modyn.storage.read.locality`."""
         return from_message(self._stub.OfferShortCut(storage_pb2.DatasetName(name=name)), ShortCutOffer)
 
-    def delete_samples(self, name: str, keys: Int64Array) -> int:
+    def delete_samples(self, name: str, keys: Int64Array, identity: str = "") -> int:
         """Delete the samples `keys`, int64 (n,), for good; return how many existed. Their keys are never used again."""
-        return sum(int(self._stub.DeleteSamples(request).num_deleted) for request in self._key_requests(name, keys))
+        return sum(int(self._stub.DeleteSamples(request).num_deleted) for request in self._key_requests(name, keys, identity))
 
-    def _key_requests(self, name: str, keys: Int64Array) -> Iterator[storage_pb2.KeysRequest]:
+    def _key_requests(self, name: str, keys: Int64Array, identity: str) -> Iterator[storage_pb2.KeysRequest]:
         for first in range(0, len(keys), self._keys_per_call):
-            yield storage_pb2.KeysRequest(dataset=name, keys=keys_to_bytes(keys[first : first + self._keys_per_call]))
+            packed = keys_to_bytes(keys[first : first + self._keys_per_call])
+            yield storage_pb2.KeysRequest(dataset=name, identity=identity, keys=packed)

@@ -124,7 +124,7 @@ class DatasetStore:
             contents = self._catalogue.contents(name)
             if contents is None:
                 raise NotFoundError(f"there is no dataset '{name}'; `modyn data ls` lists them, `modyn data register` adds one")
-            folder = self._folder / contents.row.folder
+            folder = self._folder / contents.row.identity
             found = OpenDataset(self._catalogue, folder, contents, self._settings.settle_s, self._readers)
             # Removes what a crash left in the folder. An ingestion that holds the lock does it itself.
             with self._catalogue.database.advisory_lock(f"dataset/{found.row.id}") as held:
@@ -215,11 +215,11 @@ class DatasetStore:
     def _withdraw(self, row: DatasetRow) -> None:
         """End all reading of the dataset."""
         self._names.remove(row.config.name)
-        withdraw(self._folder / row.folder)
+        withdraw(self._folder / row.identity)
 
     def _forget(self, row: DatasetRow) -> None:
         self._withdraw(row)  # First, and again: the folder must not be read while it loses its files, deletions among them.
-        shutil.rmtree(self._folder / row.folder, ignore_errors=True)
+        shutil.rmtree(self._folder / row.identity, ignore_errors=True)
         self._catalogue.end_delete(row.id)
 
 

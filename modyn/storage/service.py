@@ -19,11 +19,14 @@ from modyn.storage.catalogue.catalogue import Catalogue
 from modyn.storage.datasets import DatasetStore
 from modyn.storage.flight.server import PayloadServer, ServerLimits
 from modyn.storage.formats import REGISTRY
+from modyn.storage.ingest.open_dataset import OpenDataset
+from modyn.storage.read.snapshot import DatasetSnapshot
 from modyn.storage.wire import info_to_proto, spec_from_proto
 
 FULL_NAME = "modyn.Storage"
 Context = grpc.ServicerContext
 Columns = Iterator[common_pb2.SampleColumns]
+_ReadRequest = storage_pb2.IntervalRequest | storage_pb2.NewSamplesRequest | storage_pb2.KeysRequest
 
 _KEYS_AT_ONCE = 65_536
 """Most keys that are looked up at once."""
@@ -72,18 +75,18 @@ class StorageService(storage_pb2_grpc.StorageServicer):
 
     def CountSamples(self, request: storage_pb2.IntervalRequest, context: Context) -> storage_pb2.SampleCount:
         """Number of samples in [start, end), without deleted ones."""
-        snapshot = self._store.snapshot(request.dataset)
+        snapshot = self._snapshot(request)
         return storage_pb2.SampleCount(num_samples=snapshot.count(from_message(request.interval, Interval), _end_key(request)))
 
     def SamplesInInterval(self, request: storage_pb2.IntervalRequest, context: Context) -> Columns:
         """Stream one snapshot of [start, end) by (timestamp, key); with `resume`, what is after that pair."""
         after = (request.after_timestamp, request.after_key) if request.resume else None
-        interval, snapshot = from_message(request.interval, Interval), self._store.snapshot(request.dataset)
+        interval, snapshot = from_message(request.interval, Interval), self._snapshot(request)
         yield from self._columns(snapshot.samples_in_interval(interval, _batch_size(request), after, _end_key(request)))
 
     def NewSamples(self, request: storage_pb2.NewSamplesRequest, context: Context) -> Columns:
         """Stream samples by key from `first_key` on, then new ones as they are published, until the client cancels."""
-        dataset = self._store.dataset(request.dataset)
+        dataset = self._dataset(request)
         ended = threading.Event()
 
         def end() -> None:
@@ -95,19 +98,27 @@ class StorageService(storage_pb2_grpc.StorageServicer):
 
     def SamplesByKey(self, request: storage_pb2.KeysRequest, context: Context) -> Columns:
         """Labels and timestamps in the order asked; NOT_FOUND, before the first message, if a key is unknown or deleted."""
-        snapshot, keys = self._store.snapshot(request.dataset), keys_from_bytes(request.keys)
+        snapshot, keys = self._snapshot(request), keys_from_bytes(request.keys)
         snapshot.refuse_missing(keys)
         parts = (keys[first : first + _KEYS_AT_ONCE] for first in range(0, len(keys), _KEYS_AT_ONCE))
         yield from self._columns(map(snapshot.samples_by_key, parts))
 
     def DeleteSamples(self, request: storage_pb2.KeysRequest, context: Context) -> storage_pb2.DeleteReply:
         """Delete samples for good; keys that are unknown or deleted already are not counted."""
-        deleted = self._store.dataset(request.dataset).delete_samples(keys_from_bytes(request.keys))
+        deleted = self._dataset(request).delete_samples(keys_from_bytes(request.keys))
         return storage_pb2.DeleteReply(num_deleted=deleted)
 
     def OfferShortCut(self, request: storage_pb2.DatasetName, context: Context) -> storage_pb2.ShortCutOffer:
         """What a reader on this machine needs to read without the service, or the reason why it may not."""
         return to_message(self._store.offer_short_cut(request.name), storage_pb2.ShortCutOffer)
+
+    def _dataset(self, request: _ReadRequest) -> OpenDataset:
+        dataset = self._store.dataset(request.dataset)
+        dataset.snapshot().refuse_other(request.identity)
+        return dataset
+
+    def _snapshot(self, request: _ReadRequest) -> DatasetSnapshot:
+        return self._dataset(request).snapshot()
 
     def _columns(self, batches: Iterable[SampleBatch]) -> Columns:
         """Messages with what is in `batches`, none of them empty or too large."""

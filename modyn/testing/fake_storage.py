@@ -9,6 +9,7 @@ client, payloads = storage.client(), storage.payload_client()
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,7 @@ _NOT_FAKED = "the fake has no such call; make datasets with FakeStorage.add_data
 class _Dataset:
     config: DatasetConfig
     float_labels: bool
+    identity: str = field(default_factory=lambda: uuid.uuid4().hex)
     timestamps: list[int] = field(default_factory=list)
     labels: list[float] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
@@ -63,7 +65,7 @@ class FakeStorage:
         return FakePayloadClient(self)
 
     def add_dataset(self, name: str, float_labels: bool = False) -> None:
-        """Register a dataset without samples, in place of any of that name."""
+        """Register a dataset without samples, in place of any of that name, whose identity is another one."""
         with self.arrived:
             config = DatasetConfig(name=name, base_path=Path("/fake") / name, file_wrapper="BinaryFileWrapper")
             self.datasets[name] = _Dataset(config, float_labels)
@@ -91,16 +93,20 @@ class FakeStorage:
             self.arrived.notify_all()
             return keys
 
-    def find(self, name: str) -> _Dataset:
-        """Return what is held of a dataset. Raises NotFoundError."""
+    def find(self, name: str, identity: str = "") -> _Dataset:
+        """Return what is held of a dataset. Raises NotFoundError, also if its identity is another one."""
         if name not in self.datasets:
             raise NotFoundError(f"there is no dataset '{name}'; register it with `modyn data register`")
+        if identity not in ("", found := self.datasets[name].identity):
+            raise NotFoundError(
+                f"dataset '{name}' was deleted, and another was registered under its name: {identity} is now {found}"
+            )
         return self.datasets[name]
 
-    def present(self, name: str, keys: Int64Array, on_missing: OnMissing) -> Int64Array:
+    def present(self, name: str, keys: Int64Array, on_missing: OnMissing, identity: str = "") -> Int64Array:
         """Positions of the keys that there are samples for: int64 (n,)."""
         with self.arrived:
-            dataset = self.find(name)
+            dataset = self.find(name, identity)
             if on_missing == "raise":
                 _refuse_missing(name, dataset, keys)
             return np.flatnonzero(np.asarray([dataset.has(int(key)) for key in keys], bool))
@@ -152,6 +158,7 @@ class FakeStorageClient(FakeClient, StorageClient):
             found = self._storage.find(name)
             return DatasetInfo(
                 config=found.config,
+                identity=found.identity,
                 num_samples=len(found.timestamps) - len(found.deleted),
                 num_files=1 if found.timestamps else 0,
                 num_problems=0,
@@ -162,9 +169,9 @@ class FakeStorageClient(FakeClient, StorageClient):
                 float_labels=found.float_labels,
             )
 
-    def count_samples(self, name: str, interval: Interval, end_key: int | None = None) -> int:
+    def count_samples(self, name: str, interval: Interval, end_key: int | None = None, identity: str = "") -> int:
         """Samples in the interval, deleted ones left out. Raises NotFoundError."""
-        return len(self._in_interval(name, interval, None, end_key))
+        return len(self._in_interval(name, interval, None, end_key, identity))
 
     def samples_in_interval(
         self,
@@ -173,35 +180,38 @@ class FakeStorageClient(FakeClient, StorageClient):
         batch_size: int,
         after: tuple[int, int] | None = None,
         end_key: int | None = None,
+        identity: str = "",
     ) -> Iterator[SampleBatch]:
         """Batches by (timestamp, key) of what is there at the first `next`."""
-        keys = self._in_interval(name, interval, after, end_key)
+        keys = self._in_interval(name, interval, after, end_key, identity)
         for first in range(0, len(keys), batch_size):
             yield self._storage.find(name).batch(keys[first : first + batch_size])
 
-    def _in_interval(self, name: str, interval: Interval, after: tuple[int, int] | None, end_key: int | None) -> Int64Array:
+    def _in_interval(
+        self, name: str, interval: Interval, after: tuple[int, int] | None, end_key: int | None, identity: str
+    ) -> Int64Array:
         with self._storage.arrived:
-            dataset = self._storage.find(name)
+            dataset = self._storage.find(name, identity)
             times = enumerate(dataset.timestamps[:end_key])
             found = [(t, key) for key, t in times if t in interval and key not in dataset.deleted]
         return np.asarray([key for t, key in sorted(found) if after is None or (t, key) > after], np.int64)
 
-    def new_samples(self, name: str, first_key: int, batch_size: int) -> FakeNewSamples:
+    def new_samples(self, name: str, first_key: int, batch_size: int, identity: str = "") -> FakeNewSamples:
         """The samples from `first_key` on, then those that `FakeStorage.add_samples` adds. Raises NotFoundError."""
-        self._storage.find(name)
+        self._storage.find(name, identity)
         return FakeNewSamples(self._storage, name, first_key, batch_size)
 
-    def samples_by_key(self, name: str, keys: Int64Array) -> SampleBatch:
+    def samples_by_key(self, name: str, keys: Int64Array, identity: str = "") -> SampleBatch:
         """In the order asked. Raises NotFoundError if a key is unknown or deleted."""
         with self._storage.arrived:
-            dataset = self._storage.find(name)
+            dataset = self._storage.find(name, identity)
             _refuse_missing(name, dataset, keys)
             return dataset.batch(np.asarray(keys, np.int64))
 
-    def delete_samples(self, name: str, keys: Int64Array) -> int:
+    def delete_samples(self, name: str, keys: Int64Array, identity: str = "") -> int:
         """Delete those of `keys` that there are; return how many."""
         with self._storage.arrived:
-            dataset = self._storage.find(name)
+            dataset = self._storage.find(name, identity)
             existing = {int(key) for key in keys if dataset.has(int(key))}
             dataset.deleted |= existing
             return len(existing)
@@ -245,19 +255,24 @@ class FakePayloadClient(PayloadClient):
         """Without effect: there is no connection."""
 
     def fetch(
-        self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise", deadline_s: float | None = None
+        self,
+        dataset: str,
+        keys: Int64Array,
+        on_missing: OnMissing = "raise",
+        deadline_s: float | None = None,
+        identity: str = "",
     ) -> FakeFetch:
         """Errors, also those of `before_fetch`, are raised by the answers and not here; `deadline_s` has no effect."""
         if on_missing not in ("raise", "skip"):
             raise InvalidArgumentError(f"on_missing is 'raise' or 'skip', not {on_missing!r}")
-        return FakeFetch(self._answers(dataset, np.asarray(keys, np.int64), on_missing))
+        return FakeFetch(self._answers(dataset, np.asarray(keys, np.int64), on_missing, identity))
 
-    def _answers(self, dataset: str, keys: Int64Array, on_missing: OnMissing) -> Iterator[Payloads]:
+    def _answers(self, dataset: str, keys: Int64Array, on_missing: OnMissing, identity: str) -> Iterator[Payloads]:
         if self._storage.before_fetch is not None:
             self._storage.before_fetch(keys)
         for first in range(0, len(keys), self._batch_size):
             part = keys[first : first + self._batch_size]
-            found = part[self._storage.present(dataset, part, on_missing)]
+            found = part[self._storage.present(dataset, part, on_missing, identity)]
             if len(found):
                 yield self._storage.payloads(dataset, found)
 

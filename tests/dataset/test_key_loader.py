@@ -61,6 +61,13 @@ def test_deleted_samples() -> None:
         list(load_keys(np.arange(8), DATA, 3, on_missing="raise", payloads=client))
 
 
+@pytest.mark.parametrize("local", [True, False])
+def test_keys_of_another_dataset_of_the_name_are_refused(local: bool) -> None:
+    fake = FakeTriggerSet(np.arange(60), 60, short_cut=local)
+    with pytest.raises(NotFoundError, match="was deleted, and another was registered"):
+        next(load_keys(np.arange(8), DATA, 3, identity="of the one before", payloads=fake().payloads))
+
+
 def test_an_error_in_the_stream_of_keys_surfaces() -> None:
     def broken() -> Iterator[Int64Array]:
         yield np.arange(3)

@@ -47,6 +47,11 @@ class Real:
         self.count += 1
         self.storage.ingest()
 
+    def register_anew(self) -> None:
+        self.client.delete_dataset("numbers")
+        self.client.register_dataset(binary_dataset(self.folder))
+        self.storage.ingest()
+
 
 class Fake:
     """The fake with the same samples."""
@@ -63,6 +68,10 @@ class Fake:
     def add(self, timestamp: int) -> None:
         self.fake.add_samples("numbers", [timestamp], [self.count % 10], [self.count.to_bytes(8, "little")])
         self.count += 1
+
+    def register_anew(self) -> None:
+        self.fake.add_dataset("numbers")
+        self.fake.add_samples("numbers", TIMES)
 
 
 def test_the_fake_inherits_no_call_that_needs_a_connection() -> None:
@@ -143,6 +152,31 @@ def test_samples_and_payloads_by_key(service: Real | Fake) -> None:
             list(service.payloads.fetch("numbers", np.asarray([1, missing])))
         (kept,) = service.payloads.fetch("numbers", np.asarray([1, missing]), on_missing="skip")
         assert kept.keys.tolist() == [1]
+
+
+def test_what_was_made_for_a_dataset_is_refused_by_another_of_its_name(service: Real | Fake) -> None:
+    client, keys, interval = service.client, np.asarray([1, 2]), Interval()
+    first = client.dataset("numbers").identity
+    requests: list[Callable[[str], object]] = [
+        lambda identity: client.count_samples("numbers", interval, identity=identity),
+        lambda identity: next(iter(client.samples_in_interval("numbers", interval, 10, identity=identity))),
+        lambda identity: next(client.new_samples("numbers", 0, 10, identity)),
+        lambda identity: client.samples_by_key("numbers", keys, identity),
+        lambda identity: next(service.payloads.fetch("numbers", keys, identity=identity)),
+        lambda identity: client.delete_samples("numbers", keys, identity),
+    ]
+    for request in requests:
+        assert request(first) is not None
+    service.register_anew()
+    second = client.dataset("numbers").identity
+    assert client.list_datasets()[0].identity == second != first
+    for request in requests:
+        with pytest.raises(NotFoundError, match=f"'numbers' was deleted, and another.*{first}.*{second}"):
+            request(first)
+    assert client.dataset("numbers").num_deleted == 0
+    for request in requests:
+        assert request(second) is not None
+        assert request("") is not None  # any
 
 
 def test_deleted_samples_leave_every_answer(service: Real | Fake) -> None:

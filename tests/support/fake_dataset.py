@@ -87,9 +87,14 @@ class StuckPayloadClient(FakePayloadClient):
         self.started, self.called_off = threading.Event(), threading.Event()
 
     def fetch(
-        self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise", deadline_s: float | None = None
+        self,
+        dataset: str,
+        keys: Int64Array,
+        on_missing: OnMissing = "raise",
+        deadline_s: float | None = None,
+        identity: str = "",
     ) -> FakeFetch:
-        return _StuckFetch(self) if self._stuck_key in keys else super().fetch(dataset, keys, on_missing)
+        return _StuckFetch(self) if self._stuck_key in keys else super().fetch(dataset, keys, on_missing, identity=identity)
 
 
 class _StuckFetch(FakeFetch):
@@ -115,9 +120,9 @@ class FakeLocalPayloads(LocalPayloads):
     def close(self) -> None:
         pass
 
-    def locate(self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise") -> LocatedSamples:
+    def locate(self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise", identity: str = "") -> LocatedSamples:
         keys = np.asarray(keys, np.int64)
-        where = self._fake.present(dataset, keys, on_missing)
+        where = self._fake.present(dataset, keys, on_missing, identity)
         return _FakeLocatedSamples(self._fake, dataset, keys[where], where)
 
 

@@ -14,7 +14,7 @@ from modyn.config.system import DatasetConfig, SystemConfig
 from modyn.proto.storage_pb2_grpc import add_StorageServicer_to_server
 from modyn.rpc.server import Registration, start_server
 from modyn.state_folders import prepare_run_dir
-from modyn.storage.catalogue.catalogue import Catalogue
+from modyn.storage.catalogue.catalogue import Catalogue, DatasetRow
 from modyn.storage.client import IngestProgress, StorageClient
 from modyn.storage.datasets import DatasetStore
 from modyn.storage.flight.client import FetchLimits
@@ -51,6 +51,11 @@ def binary_dataset(folder: Path, name: str = "numbers", **options: object) -> Da
     fields: dict[str, object] = {"watch": False, **options}
     config = {"record_size": 16, "label_size": 8, "byteorder": "little"}
     return DatasetConfig(name=name, base_path=folder, file_wrapper="BinaryFileWrapper", file_wrapper_config=config, **fields)
+
+
+def row_of(config: DatasetConfig, version: int = 0) -> DatasetRow:
+    """The catalogue's row of an empty dataset."""
+    return DatasetRow(1, config, "5eed", float_labels=False, next_key=0, version=version)
 
 
 def image_dataset(folder: Path, name: str = "images", **options: object) -> DatasetConfig:

@@ -32,11 +32,11 @@ _SEGMENT_COLUMNS = "first_key, num_samples, min_timestamp, max_timestamp, num_by
 
 @dataclass(frozen=True, slots=True)
 class DatasetRow:
-    """A registered dataset. `folder`: name of the folder of its segments. `version` grows with each change."""
+    """A registered dataset. `identity`: of this registration, and name of the folder of its segments. `version` grows with each change."""
 
     id: int
     config: DatasetConfig
-    folder: str
+    identity: str
     float_labels: bool
     next_key: int
     version: int
@@ -118,7 +118,7 @@ class Catalogue:
         spec = json.dumps(config.model_dump(mode="json"))
         with self.database.raw() as connection, connection.cursor() as cursor:
             cursor.execute(
-                "INSERT INTO storage.datasets (name, spec, folder, float_labels) VALUES (%s, %s, %s, %s) "
+                "INSERT INTO storage.datasets (name, spec, identity, float_labels) VALUES (%s, %s, %s, %s) "
                 "ON CONFLICT (name) DO NOTHING",
                 (config.name, spec, uuid.uuid4().hex, float_labels),
             )
@@ -210,7 +210,7 @@ class Catalogue:
 
 
 def _dataset_rows(cursor: extensions.cursor, condition: str, values: tuple[object, ...]) -> list[DatasetRow]:
-    cursor.execute(f"SELECT id, spec, folder, float_labels, next_key, version FROM storage.datasets {condition}", values)
+    cursor.execute(f"SELECT id, spec, identity, float_labels, next_key, version FROM storage.datasets {condition}", values)
     return [DatasetRow(row[0], DatasetConfig.model_validate(row[1]), *row[2:]) for row in cursor]
 
 

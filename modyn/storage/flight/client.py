@@ -63,7 +63,12 @@ class PayloadClient:
         self._pool.close()
 
     def fetch(
-        self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise", deadline_s: float | None = None
+        self,
+        dataset: str,
+        keys: Int64Array,
+        on_missing: OnMissing = "raise",
+        deadline_s: float | None = None,
+        identity: str = "",
     ) -> PayloadStream:
         """Fetch the samples of `keys` in the order asked, duplicates included, as they arrive.
 
@@ -71,15 +76,16 @@ class PayloadClient:
             keys: int64 (n,).
             on_missing: "skip" leaves out keys that do not exist or were deleted.
             deadline_s: seconds that `next` may wait for one batch of samples.
+            identity: of the registration that the keys are of, as in `DatasetInfo`; empty: any.
 
         Raises, from `next` and once what comes before the error is consumed:
-            NotFoundError: there is no such dataset, or no such key; it names the first missing ones.
+            NotFoundError: there is no such dataset, or it has another identity, or no such key; it names the first missing ones.
             DataError: a file cannot be read, or a sample is too large to be sent; it names file and offset, or the key.
             UnavailableError: no endpoint answered for `FetchLimits.retry_s`.
             DeadlineError: `deadline_s` has passed; it names the sample and the endpoints that owe it.
             CancelledError: the fetch was cancelled or the client closed.
         """
-        asked = PayloadRequest(dataset, on_missing, np.ascontiguousarray(keys, np.int64))
+        asked = PayloadRequest(dataset, on_missing, np.ascontiguousarray(keys, np.int64), identity)
         fetch = Fetch(asked, self._pool, self._streams, self._limits, deadline_s)
         with self._lock:
             if self._closed:

@@ -1,8 +1,9 @@
 """What travels over Arrow Flight when payloads are fetched by key.
 
-A request is one `DoGet`. Its ticket is a line of JSON (version, dataset, on_missing) and behind it the keys, int64, little-endian. The answer is a
-stream of record batches `key, label, payload` in the order asked. Beside each stands an `AnswerHead` with the number of keys that are answered
-so far: a request that breaks off is continued from there at another endpoint. A batch that adds none reports that the server is alive.
+A request is one `DoGet`. Its ticket is a line of JSON (version, dataset, identity, on_missing) and behind it the keys, int64,
+little-endian. The answer is a stream of record batches `key, label, payload` in the order asked. Beside each stands an `AnswerHead` with
+the number of keys that are answered so far: a request that breaks off is continued from there at another endpoint. A batch that adds none
+reports that the server is alive.
 
 An error is a message too, the last of its answer: as the status of the call it could arrive before batches that the client has not read yet,
 and gRPC drops those.
@@ -25,22 +26,23 @@ from modyn.records import Int64Array, LabelArray
 from modyn.rpc.status import bounded
 from modyn.storage.model.samples import OnMissing, Payloads
 
-VERSION = 2
+VERSION = 3
 REQUESTS_PER_STREAM = 2
 """Requests of one stream of a client at once: while one answer is on its way, the server reads the next one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PayloadRequest:
-    """The keys that one `DoGet` asks for. keys: int64 (n,)."""
+    """The keys that one `DoGet` asks for. keys: int64 (n,). identity: of the registration that they are of; empty: any."""
 
     dataset: str
     on_missing: OnMissing
     keys: Int64Array
+    identity: str = ""
 
     def to_ticket(self) -> flight.Ticket:
         """Encode the request as a Flight ticket: one line of JSON, then the keys as little-endian int64."""
-        head = json.dumps({"version": VERSION, "dataset": self.dataset, "on_missing": self.on_missing})
+        head = json.dumps({"version": VERSION, "dataset": self.dataset, "identity": self.identity, "on_missing": self.on_missing})
         return flight.Ticket(head.encode() + b"\n" + np.ascontiguousarray(self.keys, "<i8").tobytes())
 
     @staticmethod
@@ -51,7 +53,8 @@ class PayloadRequest:
             head = json.loads(ticket[:line])
             if head["version"] != VERSION or head["on_missing"] not in ("raise", "skip"):
                 raise ValueError("wrong version or option")
-            return PayloadRequest(str(head["dataset"]), head["on_missing"], np.frombuffer(ticket, "<i8", offset=line + 1))
+            keys = np.frombuffer(ticket, "<i8", offset=line + 1)
+            return PayloadRequest(str(head["dataset"]), head["on_missing"], keys, str(head["identity"]))
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidArgumentError(
                 f"a payload request cannot be read ({error}); use PayloadClient of the same version as the storage service"

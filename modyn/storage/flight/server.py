@@ -134,6 +134,7 @@ class PayloadServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
             self._check_size(len(ticket.ticket))
             request = PayloadRequest.from_ticket(ticket.ticket)
             dataset = self._snapshots.snapshot(request.dataset)
+            dataset.refuse_other(request.identity)
         except Exception as error:
             raise error_to_flight(self._describe_error(error)) from error
         schema = answer_schema(dataset.float_labels, dataset.identity)

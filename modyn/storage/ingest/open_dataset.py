@@ -131,6 +131,7 @@ class OpenDataset:
         index, num_deleted = self.snapshot().index, len(self._tombstones.keys)
         return DatasetInfo(
             config=self.row.config,
+            identity=self.row.identity,
             num_samples=index.num_samples - num_deleted,
             num_files=len(self.files),
             num_problems=len(self.problems),
@@ -230,4 +231,4 @@ class OpenDataset:
 
     def _publish(self, row: DatasetRow, changed: Sequence[int] = ()) -> None:
         names = [self._segment_names[first] for first in sorted(self._segment_names)]
-        self._publisher.publish(row.config, row.version, row.float_labels, names, self.files, changed)
+        self._publisher.publish(row, names, self.files, changed)

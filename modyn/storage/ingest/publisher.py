@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from modyn.atomic_write import TEMPORARY_SUFFIX, write_atomically
-from modyn.config.system import DatasetConfig
 from modyn.errors import CorruptStateError, NotFoundError
 from modyn.records import Int64Array
+from modyn.storage.catalogue.catalogue import DatasetRow
 from modyn.storage.model.file_table import FileTable
 from modyn.storage.read.publication import (
     INDEX,
@@ -35,23 +35,15 @@ class Publisher:
         self._folder = folder
         self._published: Publication | None = None
 
-    def publish(
-        self,
-        config: DatasetConfig,
-        version: int,
-        float_labels: bool,
-        segments: Sequence[str],
-        files: FileTable,
-        changed: Iterable[int] = (),
-    ) -> None:
+    def publish(self, row: DatasetRow, segments: Sequence[str], files: FileTable, changed: Iterable[int] = ()) -> None:
         """Make readers see this state at their next request.
 
-        Args: segments: file names. files: all of the dataset. changed: ids of files whose stamps may differ from the published ones; the
-        first call compares all.
+        Args: row: of the catalogue. segments: file names. files: all of the dataset. changed: ids of files whose stamps may differ from
+        the published ones; the first call compares all.
         Raises: UnavailableError: readers see the state before.
         """
         is_first = self._published is None
-        before = self._last(version)
+        before = self._last(row.version)
         kept = before if before is not None and before.num_files <= len(files) else None
         names, stamps, num_known = (kept.names, kept.stamps, kept.num_files) if kept is not None else ((), None, 0)
         known = np.arange(num_known) if is_first else np.array(sorted(i for i in set(changed) if i < num_known), np.int64)
@@ -62,7 +54,9 @@ class Publisher:
             names, stamps, stale = (), None, np.arange(num_known)
         if len(stale):
             stamps = self._write_stamps(stamps, files, stale)
-        now = Publication(config, version, float_labels, tuple(segments), names, tuple(sorted(files.altered)), stamps)
+        now = Publication(
+            row.config, row.identity, row.version, row.float_labels, tuple(segments), names, tuple(sorted(files.altered)), stamps
+        )
         if now != before or now.num_files < len(files):
             now = replace(now, names=self._with_names(now, files))
             write_atomically(self._folder / INDEX, [now.to_json()])

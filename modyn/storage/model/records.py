@@ -12,6 +12,8 @@ class DatasetInfo:
     """A registered dataset and the extent of its index."""
 
     config: DatasetConfig
+    identity: str
+    """UUID of this registration. Keys have a meaning only together with it: a dataset registered later under the same name has another."""
     num_samples: int
     """Without deleted samples."""
     num_files: int

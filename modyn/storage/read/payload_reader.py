@@ -76,12 +76,17 @@ class LocatedSamples:
         return Payloads(keys, self.entries.labels[rows], data, bounds, size)
 
 
-def locate(snapshot: Callable[[], DatasetSnapshot], keys: Int64Array, on_missing: OnMissing) -> LocatedSamples:
-    """Where the samples of `keys`, int64 (n,), are, in the order asked, duplicates included. Reads no data file.
+def locate(
+    snapshot: Callable[[], DatasetSnapshot], keys: Int64Array, on_missing: OnMissing, identity: str = ""
+) -> LocatedSamples:
+    """Where the samples of `keys` are, in the order asked, duplicates included. Reads no data file.
 
+    Args: identity: of the registration that the keys are of; empty: any.
     Keys that do not exist or were deleted raise NotFoundError that names the first of them, or are left out with on_missing="skip".
+    Raises: NotFoundError: the dataset is another registration.
     """
     now = snapshot()
+    now.refuse_other(identity)
     where, entries, deleted = np.arange(len(keys)), now.index.entries(keys), now.tombstones.keys
     # One pass over the keys where none is missing, which is the rule.
     if entries is None or (len(deleted) and deleted.contains(keys).any()):
@@ -114,6 +119,7 @@ class LocalPayloads:
         self._renewing = threading.Lock()
         """One thread asks storage again, the others wait for its answer."""
         self._published = self._open()
+        self._identity = self._published.snapshot().identity
 
     def __enter__(self) -> Self:
         return self
@@ -125,13 +131,13 @@ class LocalPayloads:
         """Close the threads and files that reading uses."""
         self._readers.close()
 
-    def locate(self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise") -> LocatedSamples:
+    def locate(self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise", identity: str = "") -> LocatedSamples:
         """As `locate`. Raises also: InvalidArgumentError: these are the payloads of another dataset."""
         if dataset != self._dataset:
             raise InvalidArgumentError(
                 f"these are the payloads of dataset '{self._dataset}', not of '{dataset}'; open others for it"
             )
-        return locate(self.snapshot, np.ascontiguousarray(keys, np.int64), on_missing)
+        return locate(self.snapshot, np.ascontiguousarray(keys, np.int64), on_missing, identity)
 
     def snapshot(self) -> DatasetSnapshot:
         """The dataset as it is now. Raises NotFoundError if it was deleted."""
@@ -146,7 +152,7 @@ class LocalPayloads:
         with self._renewing:
             if self._published is old:
                 fresh = self._open()
-                fresh.snapshot().refuse_other(old.folder.name)
+                fresh.snapshot().refuse_other(self._identity)
                 self._published = fresh
             return self._published
 

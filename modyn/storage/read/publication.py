@@ -29,7 +29,7 @@ NAMES = ".names"
 """Ending of the blocks of file names."""
 STAMPS = ".stamps"
 """Ending of the sizes and times that are not those in the blocks any more."""
-_FORMAT = 3
+_FORMAT = 4
 _ADVICE = "restart storage, which writes it anew"
 _NAMES_KIND = FileKind(b"MODYNNAM", 1, "file of names of data files", _ADVICE)
 _STAMPS_KIND = FileKind(b"MODYNSTA", 1, "file of stamps of data files", _ADVICE)
@@ -45,10 +45,11 @@ class NameBlock:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """The content of `index.json`. segments: names of files. altered: ids of files that may not be read, ascending.
+    """The content of `index.json`. identity: of the registration. segments: names of files. altered: ids of files that may not be read, ascending.
     stamps: name of the file of newer stamps; None if all are those in the blocks."""
 
     config: DatasetConfig
+    identity: str
     version: int
     float_labels: bool
     segments: tuple[str, ...]
@@ -66,6 +67,7 @@ class Publication:
         content = {
             "format": _FORMAT,
             "dataset": self.config.model_dump(mode="json"),
+            "identity": self.identity,
             "version": self.version,
             "float_labels": self.float_labels,
             "segments": self.segments,
@@ -91,6 +93,7 @@ class Publication:
                 )
             return Publication(
                 DatasetConfig.model_validate(content["dataset"]),
+                str(content["identity"]),
                 int(content["version"]),
                 bool(content["float_labels"]),
                 tuple(content["segments"]),

@@ -49,10 +49,11 @@ class DatasetSnapshot:
         return self.config.name
 
     def refuse_other(self, identity: str) -> None:
-        """Raise NotFoundError unless this is the registration with this identity."""
-        if self.identity != identity:
+        """Raise NotFoundError unless this is the registration with this identity; empty: any."""
+        if identity not in ("", self.identity):
             raise NotFoundError(
-                f"dataset '{self.name}' was deleted, and another was registered under its name: its keys mean other samples now"
+                f"dataset '{self.name}' was deleted, and another was registered under its name: its keys mean other samples now. Asked for "
+                f"was the one with the identity {identity}, that of the present one is {self.identity}; submit anew what was made for the old one"
             )
 
     def missing(self, keys: Int64Array) -> npt.NDArray[np.bool_]:
@@ -175,7 +176,7 @@ class PublishedDataset:
         paths, reader = self._files(published)
         snapshot = DatasetSnapshot(
             published.config,
-            self.folder.name,
+            published.identity,
             published.version,
             published.float_labels,
             index,

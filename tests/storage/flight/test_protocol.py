@@ -45,10 +45,12 @@ def test_the_common_size_is_that_of_every_sample(sizes: list[int], first: int) -
     assert common_size(offsets) == (sizes[0] if len(set(sizes)) == 1 else None)
 
 
-@given(st.lists(st.integers(-(2**63), 2**63 - 1)), st.text(max_size=20), st.sampled_from(["raise", "skip"]))
-def test_tickets_keep_what_is_asked(keys: list[int], dataset: str, on_missing: OnMissing) -> None:
-    request = PayloadRequest.from_ticket(PayloadRequest(dataset, on_missing, np.asarray(keys, np.int64)).to_ticket().ticket)
-    assert (request.dataset, request.on_missing, request.keys.tolist()) == (dataset, on_missing, keys)
+@given(st.lists(st.integers(-(2**63), 2**63 - 1)), st.text(max_size=20), st.text(max_size=9), st.sampled_from(["raise", "skip"]))
+def test_tickets_keep_what_is_asked(keys: list[int], dataset: str, identity: str, on_missing: OnMissing) -> None:
+    ticket = PayloadRequest(dataset, on_missing, np.asarray(keys, np.int64), identity).to_ticket().ticket
+    request = PayloadRequest.from_ticket(ticket)
+    assert (request.dataset, request.identity, request.on_missing) == (dataset, identity, on_missing)
+    assert request.keys.tolist() == keys
 
 
 @given(st.integers(0, 2**40), st.none() | st.integers(0, 2**40))
@@ -67,7 +69,7 @@ def test_heads_bring_errors(message: str) -> None:
 
 
 def test_what_is_not_ours_is_refused() -> None:
-    good = {"version": VERSION, "dataset": "d", "on_missing": "skip"}
+    good = {"version": VERSION, "dataset": "d", "identity": "", "on_missing": "skip"}
     for head in (
         {},
         {**good, "version": 1},

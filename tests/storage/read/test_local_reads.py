@@ -218,6 +218,7 @@ def test_storage_that_was_moved_is_found_again_by_a_new_proof(
 
 def test_a_deleted_dataset_is_not_read_any_more(numbers: RunningStorage, local: LocalPayloads, tmp_path: Path) -> None:
     located = local.locate("numbers", np.arange(10))
+    identity = numbers.client.dataset("numbers").identity
     numbers.client.delete_dataset("numbers")
     for read in (lambda: local.locate("numbers", np.arange(3)), lambda: located.take(slice(0, 3))):
         with pytest.raises(NotFoundError, match="no dataset 'numbers'"):
@@ -228,6 +229,8 @@ def test_a_deleted_dataset_is_not_read_any_more(numbers: RunningStorage, local: 
         samples(local, np.arange(3))
     with numbers.short_cut() as anew:
         assert samples(anew, [3]) == [record(3)]
+        with pytest.raises(NotFoundError, match=f"identity {identity}, that of the present one is {anew.snapshot().identity}"):
+            anew.locate("numbers", np.arange(3), "skip", identity)
 
 
 # Which way is taken

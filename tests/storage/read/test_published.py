@@ -28,7 +28,7 @@ from modyn.storage.read.published_datasets import PublishedDatasets, PublishedNa
 from modyn.storage.read.record_readers import RecordReaders
 from modyn.storage.read.snapshot import DatasetSnapshot, PublishedDataset
 from modyn.testing.waiting import PATIENCE_S
-from tests.support.running_storage import RunningStorage, binary_dataset, start_storage, write_records
+from tests.support.running_storage import RunningStorage, binary_dataset, row_of, start_storage, write_records
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def read(view: DatasetSnapshot, keys: list[int]) -> list[int]:
 def publish(
     publisher: Publisher, config: DatasetConfig, paths: list[str], version: int = 1, altered: frozenset[int] = frozenset()
 ) -> None:
-    publisher.publish(config, version, False, [], table(paths, altered))
+    publisher.publish(row_of(config, version), [], table(paths, altered))
 
 
 def table(paths: list[str], altered: frozenset[int] = frozenset(), stamps: dict[int, int] | None = None) -> FileTable:
@@ -84,7 +84,7 @@ def test_readers_that_look_now_and_then_see_every_stamp(
         files.add(FileRow(i, f"{i}", 1, -i, 1, 1, "") for i in range(len(files), len(files) + num_new))
         if restarted:
             publisher = Publisher(folder)
-        publisher.publish(config, version, False, [], files, changed)
+        publisher.publish(row_of(config, version), [], files, changed)
         for reader in [PublishedDataset(folder, sources), *([old] if looks else [])]:
             paths = reader.snapshot().paths
             sizes, times = files.stamps(slice(None))
@@ -422,7 +422,7 @@ def test_an_index_of_segments_is_opened_once(tmp_path: Path, sources: RecordRead
         columns = SegmentColumns(np.zeros(2, np.uint32), column([0, 8]), column([8, 8]), column([1, 2]), column([5, 5]))
         names.append(f"{number}.segment")
         write_segment(tmp_path / names[-1], 2 * number, columns)
-        publisher.publish(config, number, False, names, table(["a"]))
+        publisher.publish(row_of(config, number), names, table(["a"]))
         view = reader.snapshot()
         assert view.index.next_key == 2 * number + 2
         for name in names:  # what is open needs its name no more

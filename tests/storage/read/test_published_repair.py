@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from modyn import _core
-from modyn.config.system import DatasetConfig, SystemConfig
+from modyn.config.system import SystemConfig
 from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
+from modyn.storage.catalogue.catalogue import DatasetRow
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.ingest.publisher import Publisher
 from modyn.storage.model.file_table import FileRow, FileTable
@@ -22,8 +23,8 @@ from modyn.storage.read.publication import TOMBSTONES, Publication
 from modyn.storage.read.published_datasets import PublishedNames
 from modyn.storage.read.record_readers import RecordReaders
 from modyn.storage.read.snapshot import PublishedDataset
-from modyn.testing.waiting import eventually
-from tests.support.running_storage import RunningStorage, binary_dataset, start_storage, write_records
+from modyn.testing.waiting import PATIENCE_S, eventually
+from tests.support.running_storage import RunningStorage, binary_dataset, row_of, start_storage, write_records
 
 
 @pytest.fixture
@@ -68,8 +69,8 @@ def test_a_look_that_failed_is_repeated_as_a_whole(
 @pytest.mark.parametrize("ending", ["names", "stamps"])
 def test_a_damaged_file_is_written_anew_by_the_next_start(tmp_path: Path, sources: RecordReaders, ending: str) -> None:
     config, publisher = binary_dataset(tmp_path / "data"), Publisher(tmp_path)
-    publisher.publish(config, 1, False, [], table({"a": 1, "b": 2}))
-    publisher.publish(config, 2, False, [], table({"a": 1, "b": 7}), changed=[1])
+    publisher.publish(row_of(config, 1), [], table({"a": 1, "b": 2}))
+    publisher.publish(row_of(config, 2), [], table({"a": 1, "b": 7}), changed=[1])
     old = PublishedDataset(tmp_path, sources)
     assert old.snapshot().paths.stamp(1) == (1, 7)
     (damaged,) = tmp_path.glob(f"*.{ending}")
@@ -78,7 +79,7 @@ def test_a_damaged_file_is_written_anew_by_the_next_start(tmp_path: Path, source
     replaced.rename(damaged)  # Who has mapped the old one keeps it.
     with pytest.raises(CorruptStateError, match="restart storage, which writes it anew"):
         PublishedDataset(tmp_path, sources).snapshot()
-    Publisher(tmp_path).publish(config, 2, False, [], table({"a": 3, "b": 2}))
+    Publisher(tmp_path).publish(row_of(config, 2), [], table({"a": 3, "b": 2}))
     for reader in (old, PublishedDataset(tmp_path, sources)):
         paths = reader.snapshot().paths
         assert [paths[i] for i in range(2)] == [str(tmp_path / "data" / name) for name in "ab"]
@@ -99,7 +100,7 @@ def test_storage_that_starts_mends_what_it_published(quick_config: SystemConfig,
 
 def test_all_stamps_are_looked_at_until_the_first_publication_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = binary_dataset(tmp_path / "data")
-    Publisher(tmp_path).publish(config, 1, False, [], table({"a": 1}))
+    Publisher(tmp_path).publish(row_of(config, 1), [], table({"a": 1}))
     publisher = Publisher(tmp_path)
 
     def full(path: Path, parts: object) -> None:
@@ -107,15 +108,15 @@ def test_all_stamps_are_looked_at_until_the_first_publication_succeeds(tmp_path:
 
     with monkeypatch.context() as patch, pytest.raises(UnavailableError, match="no space left"):
         patch.setattr("modyn.storage.ingest.publisher.write_atomically", full)
-        publisher.publish(config, 1, False, [], table({"a": 5}))
-    publisher.publish(config, 1, False, [], table({"a": 5}))
+        publisher.publish(row_of(config, 1), [], table({"a": 5}))
+    publisher.publish(row_of(config, 1), [], table({"a": 5}))
     assert PublishedDataset(tmp_path, RecordReaders(1)).snapshot().paths.stamp(0) == (1, 5)
 
 
 def test_what_cannot_be_read_now_is_neither_damaged_nor_gone(
     tmp_path: Path, sources: RecordReaders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Publisher(tmp_path).publish(binary_dataset(tmp_path / "data"), 1, False, [], table({"a": 1}))
+    Publisher(tmp_path).publish(row_of(binary_dataset(tmp_path / "data"), 1), [], table({"a": 1}))
 
     def no_descriptors(path: Path) -> None:
         raise _core.FileAccessError(f"{path} cannot be opened: too many open files")
@@ -168,9 +169,9 @@ def test_what_another_process_committed_is_taken_over_as_a_whole(
     published: list[int] = []
     publish = Publisher.publish
 
-    def noted(publisher: Publisher, config: DatasetConfig, version: int, *others: Any) -> None:
-        publish(publisher, config, version, *others)
-        published.append(version)
+    def noted(publisher: Publisher, row: DatasetRow, *others: Any) -> None:
+        publish(publisher, row, *others)
+        published.append(row.version)
 
     def full(*_: object) -> None:
         raise UnavailableError("no space left")

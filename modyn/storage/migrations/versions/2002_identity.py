@@ -1,0 +1,12 @@
+"""The name of a dataset's folder, which was drawn when it was registered, is its identity."""
+
+from __future__ import annotations
+
+from alembic import op
+
+revision = "2002"
+down_revision = "2001"
+
+
+def upgrade() -> None:
+    op.execute("ALTER TABLE storage.datasets RENAME COLUMN folder TO identity")
