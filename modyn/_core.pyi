@@ -38,7 +38,6 @@ class CsvError(DataError):
     row: int
     """Counted from 1, from the start of the file, without the skipped first line and empty lines."""
     offset: int
-    text: str
     """The field at fault, at most 100 bytes of it."""
 
 @final
@@ -76,7 +75,8 @@ class Gatherer:
     pages count as the process's shared memory, RssFile; they are the page cache's own and cost nothing). A kept file that was replaced or
     written is opened anew when it is asked for again."""
 
-    def __init__(self, max_open_files: int = 256, num_threads: int = 1) -> None: ...
+    def __init__(self, max_open_files: int = 256, num_threads: int = 1, roots: Sequence[str] = ()) -> None:
+        """`roots`: as for `open_file`."""
     def gather(
         self,
         paths: PathTable,
@@ -111,6 +111,7 @@ class CsvIndexer:
         self,
         path: PathLike,
         *,
+        roots: Sequence[str] = (),
         start: int = 0,
         first_row: int = 0,
         separator: str = ",",
@@ -211,7 +212,7 @@ class FolderScan:
         """Paths that could not be looked at since the last call, with the errno."""
 
 def stat_and_read_numbers(
-    paths: Sequence[PathLike], ending_size: int, number_ending: str, floats: bool, num_threads: int = 1
+    paths: Sequence[PathLike], ending_size: int, number_ending: str, floats: bool, roots: Sequence[str] = (), num_threads: int = 1
 ) -> tuple[
     npt.NDArray[np.int64],
     npt.NDArray[np.int64],
@@ -219,7 +220,12 @@ def stat_and_read_numbers(
     dict[int, tuple[str, str]],
 ]:
     """Sizes (bytes), modification times (ns) of `paths`, the one number that the file beside each holds, whose name has `number_ending` in
-    place of the last `ending_size` bytes, and, by position, those that failed: (path at fault, reason)."""
+    place of the last `ending_size` bytes and which lies in `roots` (see `open_file`), and, by position, those that failed: (path at fault,
+    reason)."""
+
+def open_file(path: PathLike, roots: Sequence[str]) -> int:
+    """A descriptor of a file that lies below one of the folders `roots`, which hold no symbolic links in their paths; none: anywhere. It is the
+    opened file that is asked where it lies, so that no link in `path` can be exchanged in between. Raises FileAccessError."""
 
 def map_file(path: PathLike) -> npt.NDArray[np.uint8]:
     """A read-only map of a whole regular file, without keeping a file descriptor. For files that Modyn wrote only. Raises FileAccessError."""

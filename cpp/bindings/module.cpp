@@ -34,7 +34,6 @@ void translate(std::exception_ptr thrown) {
     raised.attr("path") = from_path(error.path);
     raised.attr("row") = error.row;
     raised.attr("offset") = error.offset;
-    raised.attr("text") = from_text(error.text);
     raise(raised);
   } catch (const InvalidArgument& error) {
     raise(error_class("modyn.errors", "InvalidArgumentError")(from_text(error.what())));

@@ -10,16 +10,24 @@ namespace modyn::bindings {
 namespace {
 
 py::tuple stat_and_read(const py::sequence& path_objects, std::size_t ending_size, const py::object& number_ending, bool floats,
-                        std::size_t num_threads) {
-  const auto paths = to_paths(path_objects);
+                        const py::sequence& roots, std::size_t num_threads) {
+  const auto paths = to_paths(path_objects), folders = to_paths(roots);
   const std::string ending = to_path(number_ending);
-  SmallFiles found = without_gil([&] { return stat_and_read_numbers(paths, ending_size, ending, floats, num_threads); });
+  SmallFiles found = without_gil([&] { return stat_and_read_numbers(paths, ending_size, ending, floats, folders, num_threads); });
   py::dict problems;
   for (const auto& problem : found.problems) {
     problems[py::int_(problem.position)] = py::make_tuple(from_path(problem.path), from_text(problem.reason));
   }
   return py::make_tuple(to_array(std::move(found.sizes)), to_array(std::move(found.modification_times)),
                         to_labels(std::move(found.numbers), floats), problems);
+}
+
+int open_file(const py::object& path, const py::sequence& roots) {
+  const std::string name = to_path(path);
+  const Roots folders = to_paths(roots);
+  const int descriptor = without_gil([&] { return open_to_read(name, folders); });
+  if (descriptor < 0) throw file_error(errno, name, 0, 0);
+  return descriptor;
 }
 
 py::array_t<std::uint8_t> map_file(const py::object& path) {
@@ -79,15 +87,16 @@ char one_byte(const std::string& text, const char* name) {
   return text[0];
 }
 
-std::unique_ptr<CsvIndexer> make_indexer(const py::object& path, std::int64_t start, std::int64_t first_row, const std::string& separator,
+std::unique_ptr<CsvIndexer> make_indexer(const py::object& path, const py::sequence& roots, std::int64_t start, std::int64_t first_row, const std::string& separator,
                                          const std::string& quote, std::size_t label_column, bool float_labels, std::int64_t timestamp_column,
                                          bool skip_first_line) {
   CsvOptions options{one_byte(separator, "separator"), std::nullopt, label_column, float_labels, std::nullopt, skip_first_line};
   if (!quote.empty()) options.quote = one_byte(quote, "quote");
   if (timestamp_column >= 0) options.timestamp_column = static_cast<std::size_t>(timestamp_column);
   std::string file = to_path(path);
+  const Roots folders = to_paths(roots);
   const py::gil_scoped_release release;  // opens and reads a file
-  return std::make_unique<CsvIndexer>(std::move(file), start, first_row, options);
+  return std::make_unique<CsvIndexer>(std::move(file), folders, start, first_row, options);
 }
 
 py::object next_rows(CsvIndexer& indexer, std::size_t max_rows) {
@@ -103,7 +112,7 @@ py::object next_rows(CsvIndexer& indexer, std::size_t max_rows) {
 
 void register_files(py::module_& module) {
   module.def("stat_and_read_numbers", &stat_and_read, py::arg("paths"), py::arg("ending_size"), py::arg("number_ending"),
-             py::arg("floats"), py::arg("num_threads") = 1);
+             py::arg("floats"), py::arg("roots") = py::tuple(), py::arg("num_threads") = 1);
   py::class_<FolderScan>(module, "FolderScan", py::is_final())
       .def(py::init(&make_scan), py::arg("base"), py::arg("ending"), py::arg("companion_ending"), py::arg("num_threads") = 1)
       .def("enter", &enter, py::arg("path"))
@@ -111,11 +120,12 @@ void register_files(py::module_& module) {
       .def("take_links", &take_links)
       .def("take_refused", &take_refused);
   py::class_<CsvIndexer>(module, "CsvIndexer", py::is_final())
-      .def(py::init(&make_indexer), py::arg("path"), py::kw_only(), py::arg("start") = 0, py::arg("first_row") = 0,
+      .def(py::init(&make_indexer), py::arg("path"), py::kw_only(), py::arg("roots") = py::tuple(), py::arg("start") = 0, py::arg("first_row") = 0,
            py::arg("separator") = ",", py::arg("quote") = "\"", py::arg("label_column") = 0, py::arg("float_labels") = false,
            py::arg("timestamp_column") = -1, py::arg("skip_first_line") = false)
       .def("next", &next_rows, py::arg("max_rows"))
       .def_property_readonly("position", &CsvIndexer::position);
+  module.def("open_file", &open_file, py::arg("path"), py::arg("roots"));
   module.def("map_file", &map_file, py::arg("path"));
 }
 

@@ -85,7 +85,8 @@ py::tuple records(py::ssize_t count, const FillBounds& fill_bounds, const FillDa
 
 class Gatherer {
  public:
-  Gatherer(std::size_t max_open_files, std::size_t num_threads) : files_(max_open_files), num_threads_(num_threads) {
+  Gatherer(std::size_t max_open_files, std::size_t num_threads, const py::sequence& roots)
+      : files_(max_open_files, to_paths(roots)), num_threads_(num_threads) {
     if (num_threads == 0) throw InvalidArgument("num_threads must be at least 1");
   }
 
@@ -155,7 +156,8 @@ void register_gather(py::module_& module) {
       .def("__len__", &PathTable::size)
       .def("__getitem__", &path_at, py::arg("file_id"));
   py::class_<Gatherer>(module, "Gatherer", py::is_final())
-      .def(py::init<std::size_t, std::size_t>(), py::arg("max_open_files") = 256, py::arg("num_threads") = 1)
+      .def(py::init<std::size_t, std::size_t, const py::sequence&>(), py::arg("max_open_files") = 256, py::arg("num_threads") = 1,
+           py::arg("roots") = py::tuple())
       .def("gather", &Gatherer::gather, py::arg("paths"), py::arg("file_ids"), py::arg("offsets"), py::arg("lengths"))
       .def_property_readonly("num_open_files", &Gatherer::num_open_files)
       .def("forget_removed", &Gatherer::forget_removed)

@@ -16,8 +16,8 @@ constexpr std::size_t max_row = 256U << 20;
 
 }  // namespace
 
-CsvIndexer::CsvIndexer(std::string path, std::int64_t start, std::int64_t rows_before, CsvOptions options)
-    : options_(options), file_(std::move(path)), window_(first_window), window_offset_(start), row_(rows_before) {
+CsvIndexer::CsvIndexer(std::string path, const Roots& roots, std::int64_t start, std::int64_t rows_before, CsvOptions options)
+    : options_(options), file_(std::move(path), roots), window_(first_window), window_offset_(start), row_(rows_before) {
   if (start < 0) throw InvalidArgument("a file cannot be read from byte " + std::to_string(start));
   skip_start();
 }
@@ -30,8 +30,8 @@ void CsvIndexer::skip_start() {
       throw FileError(FileFault::truncated, file_.path(), window_offset_ - 1, 1, 0, 0);
     }
     const bool complete = before == '\n' || filled_ == 0 || window_[0] == '\n' || window_[0] == '\r';
-    if (!complete) fail(0, "", "the row before it was indexed when it had no line break yet, and was continued since; restore the file, or "
-                               "delete its samples and add the data under a new name");
+    if (!complete) fail(0, "the row before it was indexed when it had no line break yet, and was continued since; restore the file, or "
+                           "delete its samples and add the data under a new name");
     return;
   }
   if (filled_ >= 3 && std::memcmp(window_.data(), "\xEF\xBB\xBF", 3) == 0) cursor_ = 3;  // UTF-8's byte order mark
@@ -77,7 +77,7 @@ bool CsvIndexer::read_more() {
   filled_ -= cursor_;
   window_offset_ += static_cast<std::int64_t>(cursor_);
   cursor_ = 0;
-  if (filled_ >= max_row) fail(0, "", "the row is longer than 256 MiB; most likely a quote in it is never closed");
+  if (filled_ >= max_row) fail(0, "the row is longer than 256 MiB; most likely a quote in it is never closed");
   if (filled_ > window_.size() / 2) window_.resize(window_.size() * 2);
   const std::size_t wanted = window_.size() - filled_;
   const std::size_t got = file_.read_some(window_.data() + filled_, wanted, window_offset_ + static_cast<std::int64_t>(filled_));
@@ -121,7 +121,7 @@ bool CsvIndexer::scan_quoted(std::size_t& at) const {
     const void* found = std::memchr(window_.data() + at, *options_.quote, filled_ - at);
     if (found == nullptr) {
       if (!at_end_) return false;
-      fail(opening, "", "the quote that opens here is never closed; close it, or set `quote` to another character");
+      fail(opening, "the quote that opens here is never closed; close it, or set `quote` to another character");
     }
     at = static_cast<std::size_t>(static_cast<const char*>(found) - window_.data()) + 1;
     if (at == filled_ && !at_end_) return false;
@@ -140,19 +140,19 @@ std::size_t CsvIndexer::line_break(std::size_t at) const {
 
 void CsvIndexer::append(const Row& row, CsvRows& rows) const {
   if (!row.label) {
-    fail(row.begin, "", "there is no column " + std::to_string(options_.label_column) + " for the label, only " +
-                            std::to_string(row.fields) + " column(s); columns count from 0: check separator and label_index");
+    fail(row.begin, "there is no column " + std::to_string(options_.label_column) + " for the label, only " +
+                        std::to_string(row.fields) + " column(s); columns count from 0: check separator and label_index");
   }
   const auto read = [&](const Field& field, std::vector<std::int64_t>& column, const auto& parse, const char* advice) {
     const std::string text = text_of(field);
     const std::string problem = parse(text, column.emplace_back());
-    if (!problem.empty()) fail(field.begin, text.substr(0, 100), problem + advice);
+    if (!problem.empty()) fail(field.begin, "the field " + problem + advice);
   };
   const auto parse = [&](const std::string& text, std::int64_t& label) { return parse_label(text, options_.float_labels, label); };
   read(*row.label, rows.labels, parse, "; check label_index, label_type and ignore_first_line");
   if (options_.timestamp_column) {
     if (!row.timestamp) {
-      fail(row.begin, "", "there is no column " + std::to_string(*options_.timestamp_column) + " for the time; check timestamp_source");
+      fail(row.begin, "there is no column " + std::to_string(*options_.timestamp_column) + " for the time; check timestamp_source");
     }
     read(*row.timestamp, rows.timestamps, parse_timestamp, "; check timestamp_source");
   }
@@ -174,8 +174,8 @@ std::string CsvIndexer::text_of(const Field& field) const {
   return text;
 }
 
-void CsvIndexer::fail(std::size_t at, const std::string& text, const std::string& problem) const {
-  throw CsvError(file_.path(), std::max<std::int64_t>(row_, 1), window_offset_ + static_cast<std::int64_t>(at), text, problem);
+void CsvIndexer::fail(std::size_t at, const std::string& problem) const {
+  throw CsvError(file_.path(), std::max<std::int64_t>(row_, 1), window_offset_ + static_cast<std::int64_t>(at), problem);
 }
 
 }  // namespace modyn

@@ -27,6 +27,8 @@ std::string message(FileFault fault, const std::string& path, std::int64_t offse
              "ingest its dataset, which looks at it again";
     case FileFault::permission:
       return "no permission to read " + place + "; let the user of the service read it";
+    case FileFault::outside:
+      return place + " lies outside the folders that storage may read; move it there or add its folder to storage.dataset_roots";
     case FileFault::unreadable:
       break;
   }
@@ -49,14 +51,14 @@ FileError file_error(int error_number, const std::string& path, std::int64_t off
   FileFault fault = FileFault::unreadable;
   if (error_number == ENOENT || error_number == ENOTDIR) fault = FileFault::vanished;
   if (error_number == EACCES || error_number == EPERM) fault = FileFault::permission;
+  if (error_number == EXDEV) fault = FileFault::outside;  // see `open_to_read`
   return {fault, path, offset, wanted, -1, error_number};
 }
 
-CsvError::CsvError(std::string path_, std::int64_t row_, std::int64_t offset_, std::string text_, const std::string& problem)
+CsvError::CsvError(std::string path_, std::int64_t row_, std::int64_t offset_, const std::string& problem)
     : std::runtime_error(path_ + ", row " + std::to_string(row_) + " at byte " + std::to_string(offset_) + ": " + problem),
       path(std::move(path_)),
       row(row_),
-      offset(offset_),
-      text(std::move(text_)) {}
+      offset(offset_) {}
 
 }  // namespace modyn

@@ -6,7 +6,9 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <iterator>
 #include <utility>
 
@@ -24,13 +26,40 @@ int look_at(int descriptor, struct stat& status) {
   return S_ISREG(status.st_mode) ? 0 : EINVAL;
 }
 
+bool lies_in(const std::string& path, const std::string& folder) {
+  const std::string start = folder == "/" ? folder : folder + "/";
+  return path.compare(0, start.size(), start) == 0;
+}
+
+// open(2), again while it is interrupted. O_NONBLOCK: opening a named pipe must not wait for a writer. It means nothing for regular files.
+int open_now(const char* path, int flags) {
+  int descriptor;
+  do {
+    descriptor = ::open(path, flags | O_CLOEXEC | O_NONBLOCK);
+  } while (descriptor < 0 && errno == EINTR);
+  return descriptor;
+}
+
 }  // namespace
 
-File::File(std::string path) : path_(std::move(path)), descriptor_(-1), device_(0), inode_(0), stamp_at_opening_{} {
-  do {
-    // O_NONBLOCK: opening a named pipe must not wait for a writer. It means nothing for regular files.
-    descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  } while (descriptor_ < 0 && errno == EINTR);
+int open_to_read(const std::string& path, const Roots& roots) {
+  if (roots.empty()) return open_now(path.c_str(), O_RDONLY);
+  const int handle = open_now(path.c_str(), O_PATH);
+  if (handle < 0) return -1;
+  const std::string name = "/proc/self/fd/" + std::to_string(handle);
+  std::string place(PATH_MAX, '\0');
+  const ssize_t size = ::readlink(name.c_str(), place.data(), place.size());
+  place.resize(static_cast<std::size_t>(std::max<ssize_t>(size, 0)));
+  const bool inside = std::any_of(roots.begin(), roots.end(), [&](const std::string& root) { return lies_in(place, root); });
+  const int descriptor = inside ? open_now(name.c_str(), O_RDONLY) : -1;
+  const int error_number = inside ? errno : size < 0 ? errno : EXDEV;
+  ::close(handle);
+  errno = error_number;
+  return descriptor;
+}
+
+File::File(std::string path, const Roots& roots) : path_(std::move(path)), descriptor_(-1), device_(0), inode_(0), stamp_at_opening_{} {
+  descriptor_ = open_to_read(path_, roots);
   if (descriptor_ < 0) throw file_error(errno, path_, 0, 0);
   struct stat status {};
   if (const int error_number = look_at(descriptor_, status); error_number != 0) {
@@ -115,12 +144,12 @@ std::shared_ptr<const File> FileCache::open(const std::string& path) {
 // Without the lock: a slow disk must not stop readers of other files. Two threads may open one file; the last one is kept.
 std::shared_ptr<const File> FileCache::open_anew(const std::string& path) {
   try {
-    return std::make_shared<const File>(path);
+    return std::make_shared<const File>(path, roots_);
   } catch (const FileError& error) {
     if (error.error_number != EMFILE && error.error_number != ENFILE) throw;
   }
   forget_older_half();  // no more open files to be had, of which some are only kept
-  return std::make_shared<const File>(path);
+  return std::make_shared<const File>(path, roots_);
 }
 
 std::shared_ptr<const File> FileCache::find(const std::string& path) {

@@ -39,11 +39,8 @@ struct CloseFolder {
 };
 
 // Reads up to `size` bytes from the start of a file. Returns how many there were, or -1 with errno set.
-ssize_t read_start(const char* path, char* into, std::size_t size) {
-  int descriptor;
-  do {
-    descriptor = ::open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a named pipe must not wait for its writer
-  } while (descriptor < 0 && errno == EINTR);
+ssize_t read_start(const std::string& path, const Roots& roots, char* into, std::size_t size) {
+  const int descriptor = open_to_read(path, roots);
   if (descriptor < 0) return -1;
   ssize_t got;
   do {
@@ -56,9 +53,10 @@ ssize_t read_start(const char* path, char* into, std::size_t size) {
 }
 
 // Empty, or why the label cannot be read.
-std::string read_label(const std::string& path, bool floats, std::int64_t& label) {
+std::string read_label(const std::string& path, const Roots& roots, bool floats, std::int64_t& label) {
   char text[longest_number + 1];
-  const ssize_t got = read_start(path.c_str(), text, sizeof(text));
+  const ssize_t got = read_start(path, roots, text, sizeof(text));
+  if (got < 0 && errno == EXDEV) return "it lies outside the folders that storage may read; see storage.dataset_roots";
   if (got < 0) return std::generic_category().message(errno);
   std::string problem = parse_label({text, static_cast<std::size_t>(got)}, floats, label);
   if (problem.empty() && got > longest_number) problem = "is longer than any number";
@@ -180,7 +178,7 @@ std::vector<Refused> FolderScan::take_refused() {
 }
 
 SmallFiles stat_and_read_numbers(const std::vector<std::string>& paths, std::size_t ending_size, const std::string& number_ending, bool floats,
-                                 std::size_t threads) {
+                                 const Roots& roots, std::size_t threads) {
   for (const auto& path : paths) {
     if (path.size() < ending_size) throw InvalidArgument(path + " is shorter than the ending that its name should have");
   }
@@ -199,7 +197,7 @@ SmallFiles stat_and_read_numbers(const std::vector<std::string>& paths, std::siz
     found.sizes[i] = status.st_size;
     found.modification_times[i] = nanoseconds(status.st_mtim);
     const std::string number_path = paths[i].substr(0, paths[i].size() - ending_size) + number_ending;
-    std::string problem = read_label(number_path, floats, found.numbers[i]);
+    std::string problem = read_label(number_path, roots, floats, found.numbers[i]);
     if (!problem.empty()) add_problem(i, number_path, std::move(problem));
   };
   for_blocks(paths.size(), threads, [&](std::size_t first, std::size_t last) {

@@ -85,7 +85,7 @@ TEST_CASE("sizes and labels, and problems that stay with their file") {
     if (i % 7 != 3) folder.write(std::to_string(i) + ".label", " " + std::to_string(i * 3) + "\n");
   }
   folder.write("1.label", "seven");
-  const auto found = modyn::stat_and_read_numbers(paths, 2, ".label", false, 4);
+  const auto found = modyn::stat_and_read_numbers(paths, 2, ".label", false, {}, 4);
   auto problem = found.problems.begin();
   for (std::size_t i = 0; i < 1000; ++i) {
     const bool bad = i % 5 == 0 || i % 7 == 3 || i == 1;
@@ -106,8 +106,8 @@ TEST_CASE("sizes and labels, and problems that stay with their file") {
 TEST_CASE("decimal labels") {
   const TemporaryFolder folder;
   folder.write("a.label", "0.25");
-  const auto found = modyn::stat_and_read_numbers({folder.write("a", "x")}, 0, ".label", true, 1);
+  const auto found = modyn::stat_and_read_numbers({folder.write("a", "x")}, 0, ".label", true, {}, 1);
   CHECK(found.problems.empty());
   CHECK(found.numbers[0] == 0x3fd0000000000000);  // the bits of 0.25
-  CHECK_THROWS_AS(modyn::stat_and_read_numbers({"a"}, 2, "", true, 1), modyn::InvalidArgument);
+  CHECK_THROWS_AS(modyn::stat_and_read_numbers({"a"}, 2, "", true, {}, 1), modyn::InvalidArgument);
 }

@@ -42,8 +42,8 @@ class DatasetStore:
         self._settings = config.storage
         self._folder = config.service_dir("storage") / "datasets"
         self._names = PublishedNames.of(config)
-        self._readers = RecordReaders(config.storage.num_threads, config.storage.row_group_cache_bytes)
         self._roots = Roots.of(config.storage.dataset_roots)
+        self._readers = RecordReaders(config.storage.num_threads, config.storage.row_group_cache_bytes, self._roots)
         self._catalogue = catalogue
         # Protects the three fields below, and lets one thread at a time register, open or begin to delete. Reentrant: `register` opens the
         # dataset under it. `dataset` looks into `_open` without it first, a single operation under the interpreter's lock.

@@ -14,6 +14,7 @@ from pathlib import Path
 from modyn.config.system import load_system_config
 from modyn.errors import ConfigError, ModynError
 from modyn.rpc.server import Registration, ServiceContext, run_service
+from modyn.storage.files.file_system import Roots
 from modyn.storage.flight.server import PayloadServer, ServerLimits
 from modyn.storage.read.published_datasets import PublishedDatasets, PublishedNames
 from modyn.storage.read.record_readers import RecordReaders
@@ -22,7 +23,8 @@ from modyn.storage.read.record_readers import RecordReaders
 def build(context: ServiceContext) -> Sequence[Registration]:
     """The payload server of this replica. Nothing but its health is asked over the service's own socket."""
     config = context.config
-    sources = RecordReaders(config.storage.num_threads, config.storage.row_group_cache_bytes)
+    roots = Roots.of(config.storage.dataset_roots)
+    sources = RecordReaders(config.storage.num_threads, config.storage.row_group_cache_bytes, roots)
     context.on_shutdown(sources.close)
     names = PublishedNames.of(config)
     datasets = PublishedDatasets(names, sources, context.name)

@@ -36,7 +36,7 @@ class CsvIndexer {
  public:
   // `start` is where an earlier reader stood at the end of the file; `rows_before` is how many rows it had seen. Throws FileError, and
   // CsvError if the row before `start` had no line break and was continued since.
-  CsvIndexer(std::string path, std::int64_t start, std::int64_t rows_before, CsvOptions options);
+  CsvIndexer(std::string path, const Roots& roots, std::int64_t start, std::int64_t rows_before, CsvOptions options);
 
   // Up to `max_rows` rows; none at the end of the file. Throws FileError, CsvError.
   CsvRows next(std::size_t max_rows);
@@ -70,7 +70,7 @@ class CsvIndexer {
   bool read_more();
   void append(const Row& row, CsvRows& rows) const;
   std::string text_of(const Field& field) const;
-  [[noreturn]] void fail(std::size_t at, const std::string& text, const std::string& problem) const;
+  [[noreturn]] void fail(std::size_t at, const std::string& problem) const;
 
   CsvOptions options_;
   File file_;

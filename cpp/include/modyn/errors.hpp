@@ -13,7 +13,7 @@ class InvalidArgument : public std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-enum class FileFault { vanished, truncated, changed, permission, unreadable };
+enum class FileFault { vanished, truncated, changed, permission, outside, unreadable };
 
 // Bytes of a file that were asked for cannot be read. `available` counts the bytes from `offset` on; -1 if unknown.
 class FileError : public std::runtime_error {
@@ -35,12 +35,11 @@ FileError file_error(int error_number, const std::string& path, std::int64_t off
 // A row of a CSV file is not what was declared. Rows are counted from 1, without the skipped first line and empty lines.
 class CsvError : public std::runtime_error {
  public:
-  CsvError(std::string path, std::int64_t row, std::int64_t offset, std::string text, const std::string& problem);
+  CsvError(std::string path, std::int64_t row, std::int64_t offset, const std::string& problem);
 
   std::string path;
   std::int64_t row;
   std::int64_t offset;
-  std::string text;
 };
 
 }  // namespace modyn

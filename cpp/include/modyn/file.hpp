@@ -10,6 +10,8 @@
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 namespace modyn {
 
@@ -30,11 +32,19 @@ struct FileStamp {
   bool operator==(const FileStamp& other) const { return size == other.size && mtime_ns == other.mtime_ns; }
 };
 
+// Folders, without symbolic links in their paths, that files may be opened in; none: anywhere.
+using Roots = std::vector<std::string>;
+
+// Opens a file for reading without waiting for anything; -1 with errno set if that fails, EXDEV if the file lies in none of `roots`. Where it
+// lies is asked of the file itself once it cannot become another one: links in its path may change at any time. What lies outside is not
+// opened, which could have an effect (devices).
+int open_to_read(const std::string& path, const Roots& roots);
+
 // An open file. Safe to read from many threads.
 class File {
  public:
   // Throws FileError.
-  explicit File(std::string path);
+  explicit File(std::string path, const Roots& roots = {});
   ~File();
   File(const File&) = delete;
   File& operator=(const File&) = delete;
@@ -70,7 +80,7 @@ class File {
 // share between threads.
 class FileCache {
  public:
-  explicit FileCache(std::size_t capacity) : capacity_(capacity) {}
+  explicit FileCache(std::size_t capacity, Roots roots = {}) : capacity_(capacity), roots_(std::move(roots)) {}
 
   // The file that `path` names, as it is now: a kept one that was removed, replaced or written since is not kept any longer. Throws
   // FileError.
@@ -94,6 +104,7 @@ class FileCache {
   void drop(Files::const_iterator file, Files& closing);
 
   std::size_t capacity_;
+  Roots roots_;
   mutable std::mutex mutex_;
   Files files_;  // most recent first
   std::unordered_map<std::string, Files::iterator> by_path_;

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from modyn._core import FileAccessError
-from modyn.errors import DataError, ModynError, SecurityError
+from modyn.errors import ConfigError, DataError, ModynError, SecurityError
 from modyn.records import Int64Array
 
 if TYPE_CHECKING:
@@ -38,6 +38,14 @@ class NameEndings:
 
     samples: str
     companions: str = ""
+
+    def __post_init__(self) -> None:
+        for ending in (self.samples, self.companions):
+            if "/" in ending or ".." in ending or "\0" in ending:
+                raise ConfigError(
+                    f"{ending!r} is no ending of a file's name: it holds a '/', a '..' or a NUL, and could lead into another folder; write "
+                    "the end of the name alone, such as '.label'"
+                )
 
     def __call__(self, path: str) -> bool:
         """Whether a file of this name holds samples."""

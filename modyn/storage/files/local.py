@@ -37,6 +37,11 @@ _SCAN_THREADS = 4
 class LocalFiles(FileSystem):
     """A folder that this machine mounts."""
 
+    def __init__(self, base: str, roots: Roots = Roots()) -> None:  # noqa: B008  (frozen)
+        """roots: what `open` may open."""
+        super().__init__(base)
+        self._roots = roots
+
     def check_roots(self, roots: Roots) -> None:
         """Raise SecurityError if the folder, with symbolic links followed, lies outside the roots."""
         roots.check(self.base)
@@ -112,23 +117,35 @@ class LocalFiles(FileSystem):
         return UnusableNowError(f"cannot read {path} at byte 0: {reason}; make the file readable for the storage service")
 
     def open(self, path: str) -> pa.NativeFile:
-        """Open the file for random access by Arrow. Raises: OSError."""
-        import pyarrow as pa  # Heavy, and only row groups and indexing need it: a training worker may do without.
-
-        return pa.OSFile(os.fsencode(path))
+        """Open the file for random access by Arrow, if it lies below the roots. Raises: OSError, DataError: it does not."""
+        return open_native(path, self._roots.folders)
 
     def stamp(self, path: str) -> FileStatus | None:
         """The status now: a look at a local file needs no request."""
         return self.status(path)
 
 
-def open_filesystem(base_path: str) -> FileSystem:
-    """The file system that a `base_path` names. Raises: ConfigError: it is a URL that cannot be used."""
+def open_native(path: str, roots: Sequence[str]) -> pa.NativeFile:
+    """Open a file that lies below one of the folders `roots` (none: anywhere) for Arrow. Raises: OSError, DataError: it lies elsewhere."""
+    import pyarrow as pa  # Heavy, and only row groups and indexing need it: a training worker may do without.
+
+    if not roots:
+        return pa.OSFile(os.fsencode(path))
+    descriptor = _core.open_file(path, roots)
+    try:
+        return pa.OSFile(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
+
+
+def open_filesystem(base_path: str, roots: Roots = Roots()) -> FileSystem:  # noqa: B008  (frozen)
+    """The file system that a `base_path` names, in which only files below `roots` are opened. Raises: ConfigError: it is a URL that cannot be
+    used."""
     if is_s3(base_path):
         from modyn.storage.files.s3 import S3Files  # Loads pyarrow.fs, which most processes do not need.
 
         return S3Files(base_path)
-    return LocalFiles(base_path)
+    return LocalFiles(base_path, roots)
 
 
 reading = LocalFiles("").reading

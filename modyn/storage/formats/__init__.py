@@ -23,4 +23,6 @@ REGISTRY: Registry[type[FileFormat]] = Registry("modyn.file_formats", "file form
 def build_format(id_: str, config: Mapping[str, object], timestamp_source: str = "") -> FileFormat:
     """Build the format `id_` from the `file_wrapper_config` and `timestamp_source` of a dataset. Raises: ConfigError."""
     found = REGISTRY.get(id_)
-    return found(load_section(found.Config, config, "file_wrapper_config"), timestamp_source)
+    built = found(load_section(found.Config, config, "file_wrapper_config"), timestamp_source)
+    built.names()  # Raises the error of an ending that is none, also of a plug-in's.
+    return built

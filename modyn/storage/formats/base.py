@@ -6,10 +6,11 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import BinaryIO, ClassVar, Literal
 
 from pydantic import ConfigDict
 
+from modyn import _core
 from modyn.config.base import Section
 from modyn.errors import ConfigError
 from modyn.storage.files.file_system import NameEndings, Names
@@ -71,6 +72,8 @@ class FileFormat(ABC):
     """Regular expression of a timestamp_source that names a place in a row, and the error message's list of all that are allowed."""
     chunk_rows = CHUNK_ROWS
     """Most samples of one chunk."""
+    roots: Sequence[str] = ()
+    """Folders that files may be opened in, without symbolic links in their paths; none: anywhere. Set by storage (storage.dataset_roots)."""
 
     def __init__(self, config: FormatConfig, timestamp_source: str = "") -> None:
         """Parse the timestamp_source. Raises ConfigError if it is not known or belongs to other formats."""
@@ -97,6 +100,10 @@ class FileFormat(ABC):
         if self.time_place is not None:
             return None
         return mtime_ns // 10**9 if self.name_pattern is None else time_in_name(path, self.name_pattern)
+
+    def open(self, path: str, buffering: int = -1) -> BinaryIO:
+        """Open a data file for reading, only if it lies in `roots`, whatever links its path holds. Raises: DataError, OSError."""
+        return open(_core.open_file(path, self.roots), "rb", buffering=buffering)
 
     @abstractmethod
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:

@@ -93,7 +93,7 @@ class BinaryFormat(FileFormat):
         """Records [start, stop) of a file."""
         size, label_size = self.config.record_size, self.config.label_size
         begins = np.arange(start, stop, dtype=np.int64) * size
-        gatherer, table, first_file = _core.Gatherer(max_open_files=1), _core.PathTable(""), np.zeros(len(begins), np.uint32)
+        gatherer, table, first_file = _core.Gatherer(1, 1, self.roots), _core.PathTable(""), np.zeros(len(begins), np.uint32)
         table.append([path])
         if size < _SPARSE_RECORD_BYTES:
             records = gatherer.gather(table, first_file[:1], begins[:1], len(begins) * size)[0].reshape(-1, size)
@@ -119,7 +119,7 @@ class BinaryFormat(FileFormat):
         if not config.label_signed and len(too_large := np.flatnonzero(integers > np.uint64(2**63 - 1))):
             record = first_record + int(too_large[0])
             raise DataError(
-                f"{path}, record {record} at byte {record * config.record_size}: the label {int(integers[too_large[0]])} is out of the "
+                f"{path}, record {record} at byte {record * config.record_size}: the label is out of the "
                 f"range of int64; check label_size, byteorder and label_signed"
             )
         return integers.view(np.int64)

@@ -71,6 +71,7 @@ class CsvFormat(FileFormat):
         config = self.config
         indexer = _core.CsvIndexer(
             path,
+            roots=self.roots,
             start=resume.end if resume else 0,
             first_row=resume.num_samples if resume else 0,
             separator=config.separator,

@@ -39,7 +39,7 @@ def parse_object(text: bytes) -> dict[str, object]:
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     if not isinstance(found, dict):
-        raise ValueError(f"it is not a JSON object but {_named(found)}")
+        raise ValueError(f"it is not a JSON object but {_kind(found)}")
     return found
 
 
@@ -47,14 +47,12 @@ def label_in(found: dict[str, object], path: FieldPath, *, floats: bool) -> int 
     """The label at `path`. Raises: ValueError."""
     value = _at(found, path)
     if isinstance(value, bool) or not isinstance(value, int | float if floats else int):
-        raise ValueError(f"the label '{'.'.join(path)}' is {_named(value)}, not {'a number' if floats else 'a whole number'}")
+        raise ValueError(f"the label '{'.'.join(path)}' is {_kind(value)}, not {'a number' if floats else 'a whole number'}")
     if floats:
         with suppress(OverflowError):
             value = float(value)
     if not (isinstance(value, float) and math.isfinite(value) if floats else value in _INT64):
-        raise ValueError(
-            f"the label '{'.'.join(path)}' is out of the range of {'float64' if floats else 'int64'}: {_named(value)}"
-        )
+        raise ValueError(f"the label '{'.'.join(path)}' is out of the range of {'float64' if floats else 'int64'}")
     return value
 
 
@@ -66,7 +64,7 @@ def seconds_in(found: dict[str, object], path: FieldPath) -> int:
             return iso_seconds(value)
     elif isinstance(value, int) and not isinstance(value, bool) and value in _INT64:
         return value
-    raise ValueError(f"the time '{'.'.join(path)}' is {_named(value)}, neither whole seconds nor ISO 8601")
+    raise ValueError(f"the time '{'.'.join(path)}' is {_kind(value)}, neither whole seconds nor ISO 8601")
 
 
 def _at(found: dict[str, object], path: FieldPath) -> object:
@@ -78,9 +76,20 @@ def _at(found: dict[str, object], path: FieldPath) -> object:
     return value
 
 
-def _named(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 80 else text[:77] + "..."
+_KINDS: dict[type, str] = {
+    str: "a text",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a fraction",
+    list: "a list",
+    dict: "an object",
+    type(None): "null",
+}
+
+
+def _kind(value: object) -> str:
+    """What kind of value it is. Never the value itself: the file may be one that only storage may read."""
+    return _KINDS[type(value)]
 
 
 def _refuse_constant(name: str) -> float:

@@ -75,12 +75,12 @@ class JsonLinesFormat(FileFormat):
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
         """As `FileFormat.index`, in blocks of about `block_bytes`; a DataError names the line and the byte."""
         start = resume.end if resume else 0
-        with reading(path), open(path, "rb") as file:
+        with reading(path), self.open(path) as file:
             shared = self.file_time(path, os.fstat(file.fileno()).st_mtime_ns)
             if start:
                 _check_line_ended(path, file, start)
             for offset, block in self._blocks(path, file, start):
-                for chunk in self._index_block(path, offset, block):
+                for chunk in self._index_block(path, file, offset, block):
                     yield chunk if shared is None else replace(chunk, timestamps=shared)
 
     def _blocks(self, path: str, file: BinaryIO, offset: int) -> Iterator[tuple[int, bytes]]:
@@ -94,19 +94,19 @@ class JsonLinesFormat(FileFormat):
             cut = len(block) if not new else block.rfind(b"\n") + 1
             if not cut and len(block) > self.max_line_bytes:
                 raise DataError(
-                    f"{path}, line {_lines_before(path, offset) + 1} at byte {offset}: it is longer than {self.max_line_bytes} bytes; "
+                    f"{path}, line {_lines_before(file, offset) + 1} at byte {offset}: it is longer than {self.max_line_bytes} bytes; "
                     f"split it, or give the data as files of one sample each"
                 )
             if cut:
                 yield offset, block[:cut]
             offset, rest = offset + cut, block[cut:]
 
-    def _index_block(self, path: str, offset: int, block: bytes) -> Iterator[IndexedSamples]:
+    def _index_block(self, path: str, file: BinaryIO, offset: int, block: bytes) -> Iterator[IndexedSamples]:
         """Yield the samples of a block of whole lines at `offset`; their times are 0 if the lines hold none."""
         lines = _lines(block)
         columns = self._parse_block(block, lines)
         if columns is None:
-            lines, columns = self._parse_lines(path, offset, block, lines)
+            lines, columns = self._parse_lines(path, file, offset, block, lines)
         labels, timestamps = columns
         for first in range(0, len(labels), self.chunk_rows):
             rows = slice(first, first + self.chunk_rows)
@@ -149,7 +149,9 @@ class JsonLinesFormat(FileFormat):
             return labels, np.array([iso_seconds(text) for text in time.to_pylist()], np.int64)
         return labels, None if time is None else time.to_numpy()
 
-    def _parse_lines(self, path: str, offset: int, block: bytes, lines: Int64Array) -> tuple[Int64Array, _Columns]:
+    def _parse_lines(
+        self, path: str, file: BinaryIO, offset: int, block: bytes, lines: Int64Array
+    ) -> tuple[Int64Array, _Columns]:
         """Parse the lines that hold more than spaces one by one. Raises: DataError: a line is not as declared."""
         rows, labels, times = [], [], []
         for row, (begin, end, _) in enumerate(lines.T.tolist()):
@@ -160,7 +162,7 @@ class JsonLinesFormat(FileFormat):
                 labels.append(label_in(found, self._label, floats=self.float_labels))
                 times.append(0 if self._time is None else seconds_in(found, self._time))
             except ValueError as error:
-                number = _lines_before(path, offset + begin) + 1
+                number = _lines_before(file, offset + begin) + 1
                 raise DataError(f"{path}, line {number} at byte {offset + begin}: {error}; correct the line") from error
             rows.append(row)
         label_column: LabelArray = np.array(labels, np.float64) if self.float_labels else np.array(labels, np.int64)
@@ -212,11 +214,11 @@ def _check_line_ended(path: str, file: BinaryIO, end: int) -> None:
         )
 
 
-def _lines_before(path: str, offset: int) -> int:
-    """Line breaks in the first `offset` bytes, for an error message."""
+def _lines_before(file: BinaryIO, offset: int) -> int:
+    """Line breaks in the first `offset` bytes, for an error message: the position in the file is lost."""
     count = 0
-    with open(path, "rb") as file:
-        while offset > 0 and (part := file.read(min(offset, 1 << 20))):
-            count += part.count(b"\n")
-            offset -= len(part)
+    file.seek(0)
+    while offset > 0 and (part := file.read(min(offset, 1 << 20))):
+        count += part.count(b"\n")
+        offset -= len(part)
     return count

@@ -17,7 +17,7 @@ from pydantic import Field, field_validator
 
 from modyn.errors import DataError
 from modyn.records import Int64Array, LabelArray
-from modyn.storage.files.local import LocalFiles
+from modyn.storage.files.local import LocalFiles, open_native
 from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume, RowGroups
 from modyn.storage.formats.timestamps import iso_seconds
 from modyn.storage.model.samples import IndexedSamples, UInt8Array
@@ -62,7 +62,7 @@ class ParquetFormat(FileFormat):
         with _readable(path):
             status = os.stat(path)
             shared = self.file_time(path, status.st_mtime_ns)
-            with pq.ParquetFile(path) as file:
+            with open_native(path, self.roots) as source, pq.ParquetFile(source) as file:
                 payload = self.config.payload_columns
                 self._check_schema(path, file.schema_arrow)
                 fixed = lengths_of(file.schema_arrow, payload)
@@ -117,7 +117,8 @@ class ParquetFormat(FileFormat):
             labels: LabelArray = column.cast(kind, safe=not self.float_labels).to_numpy()
         except pa.ArrowInvalid as error:
             raise DataError(
-                f"{path}, rows {first} to {first + len(column) - 1}: a label in column '{self.config.label_column}' is out of range: {error}"
+                f"{path}, rows {first} to {first + len(column) - 1}: a label in column '{self.config.label_column}' is out of the "
+                f"range of {kind}; correct it"
             ) from error
         return labels
 
@@ -145,9 +146,7 @@ def _iso_times(path: str, first: int, name: str, texts: list[str]) -> Int64Array
         try:
             times[i] = iso_seconds(text)
         except ValueError as error:
-            raise DataError(
-                f"{path}, row {first + i}: '{text[:80]}' in column '{name}' is not ISO 8601; correct the row"
-            ) from error
+            raise DataError(f"{path}, row {first + i}: the time in column '{name}' is not ISO 8601; correct the row") from error
     return times
 
 

@@ -64,7 +64,7 @@ class SingleSampleFormat(WholeFileFormat):
         """Look at sample and label files with a few threads; payloads are not read."""
         endings = self.endings()
         sizes, mtimes_ns, labels, failed = _core.stat_and_read_numbers(
-            paths, len(os.fsencode(endings.samples)), endings.companions, self.float_labels, _THREADS
+            paths, len(os.fsencode(endings.samples)), endings.companions, self.float_labels, self.roots, _THREADS
         )
         problems = {i: _problem(paths[i], at_fault, reason) for i, (at_fault, reason) in failed.items()}
         timestamps = mtimes_ns // 1_000_000_000

@@ -76,7 +76,7 @@ class TarFormat(FileFormat):
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
         """As `FileFormat.index`; reads headers and labels, not payloads."""
-        with reading(path), open(path, "rb", buffering=_READ_AHEAD) as file:
+        with reading(path), self.open(path, _READ_AHEAD) as file:
             status = os.fstat(file.fileno())
             shared = self.file_time(path, status.st_mtime_ns)
             archive = _Archive(path, file, status.st_size)
@@ -169,7 +169,7 @@ class _Archive:
             else:
                 if b"size" in records:
                     if not re.fullmatch(rb"[0-9]{1,20}", text := records[b"size"]):
-                        raise self.error(offset, f"the size in its pax header is no number: {text[:80]!r}")
+                        raise self.error(offset, "the size in its pax header is no number")
                     size = int(text)
                 name = records.get(b"path") or _short_name(header)
                 self._refuse_kind(offset, kind, name, records)
@@ -232,7 +232,7 @@ class _Archive:
             return int.from_bytes(bytes([text[0] & 0x7F]) + text[1:], "big")
         digits = text.split(b"\0")[0].strip() or b"0"
         if not re.fullmatch(rb"[0-7]+", digits):
-            raise self.error(offset, f"this is no header of a tar archive: {text!r} is no number in it")
+            raise self.error(offset, "this is no header of a tar archive: a field of it is no number")
         return int(digits, 8)
 
     def _pax_records(self, offset: int, text: bytes) -> dict[bytes, bytes]:
@@ -278,10 +278,9 @@ def _short_name(header: bytes) -> bytes:
 
 def _number(text: bytes, *, floats: bool) -> int | float:
     """Parse the number in a label member. Raises: ValueError."""
-    shown = repr(text[:80].decode(errors="backslashreplace"))
     if not (_DECIMAL if floats else _WHOLE).fullmatch(text.strip()):
-        raise ValueError(f"{shown} is not {'a float64' if floats else 'an int64'} label")
+        raise ValueError(f"it is not {'a float64' if floats else 'an int64'} label")
     number = float(text) if floats else int(text)
     if not (math.isfinite(number) if floats else -(2**63) <= number < 2**63):
-        raise ValueError(f"{shown} is out of the range of {'float64' if floats else 'int64'}")
+        raise ValueError(f"it is out of the range of {'float64' if floats else 'int64'}")
     return number

@@ -98,7 +98,7 @@ class FileJob:
             get_logger("storage").exception("format_failed", path=self._path)
             # The next version of the format, or more memory, may do: the content is not at fault.
             raise UnusableNowError(
-                f"{type(self._format).__name__} failed on {self._path}: {type(error).__name__}: {error}; the log of storage has the details"
+                f"{type(self._format).__name__} failed on {self._path}: {type(error).__name__}; the log of storage has the details"
             ) from error
 
 

@@ -14,7 +14,7 @@ from modyn.atomic_write import TEMPORARY_SUFFIX
 from modyn.errors import InvalidArgumentError, ModynError, NotFoundError
 from modyn.records import Int64Array, SampleBatch
 from modyn.storage.catalogue.catalogue import Catalogue, Change, Contents, DatasetRow
-from modyn.storage.files.local import open_filesystem
+from modyn.storage.files.local import LocalFiles, open_filesystem
 from modyn.storage.files.stability import StabilityTracker
 from modyn.storage.formats import build_format
 from modyn.storage.formats.base import CHUNK_ROWS
@@ -81,8 +81,10 @@ class OpenDataset:
         self.catalogue = catalogue
         self.folder = folder
         config = contents.row.config
-        self.filesystem = open_filesystem(config.base_path)
+        self.filesystem = open_filesystem(config.base_path, readers.roots)
         self.format = build_format(config.file_wrapper, config.file_wrapper_config, config.timestamp_source)
+        if isinstance(self.filesystem, LocalFiles):  # Objects are indexed by way of copies, which lie elsewhere.
+            self.format.roots = readers.roots.folders
         self.stability = StabilityTracker(settle_s)
         self.retries = RetrySchedule()
         self.limits = IngestLimits()

@@ -10,7 +10,7 @@ from modyn.config.system import ROW_GROUP_CACHE_BYTES, DatasetConfig
 from modyn.records import Int64Array
 from modyn.registry import load_object
 from modyn.rpc.logs import get_logger
-from modyn.storage.files.file_system import FileSystem
+from modyn.storage.files.file_system import FileSystem, Roots
 from modyn.storage.files.local import LocalFiles, open_filesystem
 from modyn.storage.formats import build_format
 from modyn.storage.formats.base import FileFormat, RowGroups
@@ -34,18 +34,25 @@ class LocalRecordReader:
 class RecordReaders:
     """Opens the record readers of datasets, over one set of threads and open files.
 
-    num_threads: for one request. row_group_cache_bytes: of row groups that are kept for each dataset whose rows lie in groups.
+    num_threads: for one request. row_group_cache_bytes: of row groups that are kept for each dataset whose rows lie in groups. roots: in
+    which files are opened.
     """
 
-    def __init__(self, num_threads: int, row_group_cache_bytes: int = ROW_GROUP_CACHE_BYTES) -> None:
-        self._gatherer = Gatherer(_OPEN_FILES, num_threads)
+    def __init__(
+        self,
+        num_threads: int,
+        row_group_cache_bytes: int = ROW_GROUP_CACHE_BYTES,
+        roots: Roots = Roots(),  # noqa: B008  (frozen)
+    ) -> None:
+        self.roots = roots
+        self._gatherer = Gatherer(_OPEN_FILES, num_threads, roots.folders)
         self._row_group_cache_bytes = row_group_cache_bytes
         self._forgetting = threading.Lock()
         """Held by the one thread that looks for removed files."""
 
     def open(self, dataset: DatasetConfig) -> tuple[PathTable, RecordReader]:
         """An empty table for the paths of a dataset's files, and the reader of the files in it, by its file system and its format."""
-        folder = open_filesystem(dataset.base_path)
+        folder = open_filesystem(dataset.base_path, self.roots)
         file_format = build_format(dataset.file_wrapper, dataset.file_wrapper_config, dataset.timestamp_source)
         paths = PathTable(folder.base, file_format.can_grow)
         return paths, self.open_format(file_format, folder, paths)

@@ -254,8 +254,18 @@ X, Y = pa.array([b"a", b"b"]), pa.array([1, 2])
             "",
             "labels are numbers, but column 'y' is of type string",
         ),
-        ({"x": X, "y": pa.array([1, 2**64 - 1], pa.uint64())}, {}, "", "rows 0 to 1: a label in column 'y' is out of range"),
-        ({"x": X, "y": Y, "t": pa.array(["1970-01-01", "soon"])}, {}, "column:t", "row 1: 'soon' in column 't' is not ISO 8601"),
+        (
+            {"x": X, "y": pa.array([1, 2**64 - 1], pa.uint64())},
+            {},
+            "",
+            "rows 0 to 1: a label in column 'y' is out of the range of int64",
+        ),
+        (
+            {"x": X, "y": Y, "t": pa.array(["1970-01-01", "soon"])},
+            {},
+            "column:t",
+            "row 1: the time in column 't' is not ISO 8601",
+        ),
         ({"x": X, "y": Y, "t": pa.array([0.5, 1])}, {}, "column:t", "column 't' is of type double; times are"),
     ],
 )

@@ -60,7 +60,7 @@ def test_bad_files_do_not_disturb_the_others(tmp_path: Path) -> None:
     assert "No such file" in messages[1]
     assert "it is empty" in messages[2]
     assert "gone.png" in messages[3]
-    assert "'cat' is not an int64 label" in messages[4]
+    assert "its content is not an int64 label" in messages[4]
     assert "out of the range" in messages[5]
     assert sorted(messages) == [1, 2, 3, 4, 5, 6]
 

@@ -170,7 +170,7 @@ def test_samples_that_would_be_missing_are_told(tmp_path: Path) -> None:
     [
         (b"10 path=a\n0 a=b\n", "this pax header is damaged"),
         (b"6 a=b\n4 a=\n" + b"9" * 5000 + b" a=b\n", "this pax header is damaged"),
-        (b"14 size=-1024\n", "the size in its pax header is no number: b'-1024'"),
+        (b"14 size=-1024\n", "the size in its pax header is no number"),
     ],
 )
 def test_a_damaged_pax_header_is_told(tmp_path: Path, records: bytes, message: str) -> None:
@@ -191,7 +191,7 @@ def test_a_negative_size_is_no_number(tmp_path: Path) -> None:
     content[1024 + 148 : 1024 + 156] = b" " * 8
     content[1024 + 148 : 1024 + 156] = b"%06o\0 " % sum(content[1024:1536])
     path.write_bytes(content)
-    with pytest.raises(DataError, match="is no number in it"):
+    with pytest.raises(DataError, match="a field of it is no number"):
         read_file(shards(), path)
 
 
@@ -216,10 +216,10 @@ def test_a_damaged_header_in_the_middle_is_no_end(tmp_path: Path) -> None:
         ([("a.cls", b"1"), ("a.txt", b"p")], "has no member '.jpg', only '.cls', '.txt'"),
         (
             [("a.jpg", b"p"), ("a.cls", b"cat")],
-            "byte 1536: the label of the sample 'a' cannot be read: 'cat' is not an int64 label",
+            "byte 1536: the label of the sample 'a' cannot be read: it is not an int64 label",
         ),
         ([("a.jpg", b"p"), ("a.cls", b"9223372036854775808")], "out of the range of int64"),
-        ([("a.jpg", b"p"), ("a.cls", b"1_0")], "'1_0' is not an int64 label"),
+        ([("a.jpg", b"p"), ("a.cls", b"1_0")], "it is not an int64 label"),
         ([("a.jpg", b"p"), ("a.cls", b"1" * (2**20 + 1))], "at most 1048576 may"),
     ],
 )

@@ -23,7 +23,7 @@ from modyn.storage.read.publication import TOMBSTONES, Publication
 from modyn.storage.read.published_datasets import PublishedNames
 from modyn.storage.read.record_readers import RecordReaders
 from modyn.storage.read.snapshot import PublishedDataset
-from modyn.testing.waiting import PATIENCE_S, eventually
+from modyn.testing.waiting import eventually
 from tests.support.running_storage import RunningStorage, binary_dataset, row_of, start_storage, write_records
 
 
