@@ -36,9 +36,10 @@ class Flaky(FakeStorageClient):
         batch_size: int,
         after: tuple[int, int] | None = None,
         end_key: int | None = None,
+        identity: str = "",
     ) -> Iterator[SampleBatch]:
         left = self.breaks.pop(0) if self.breaks else None
-        for batch in super().samples_in_interval(name, interval, batch_size, after, end_key):
+        for batch in super().samples_in_interval(name, interval, batch_size, after, end_key, identity):
             if left == 0:
                 raise self.error
             left = None if left is None else left - 1
