@@ -9,4 +9,5 @@ down_revision = "2001"
 
 
 def upgrade() -> None:
+    """Rename the column."""
     op.execute("ALTER TABLE storage.datasets RENAME COLUMN folder TO identity")
