@@ -1,11 +1,9 @@
-"""Where a run stands in its stream, and where a batch is split by the trigger policy. Pure functions and records."""
+"""Where a run stands in its stream. Pure functions and records."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from modyn.errors import UserCodeError
 from modyn.records import SampleBatch
 
 
@@ -29,6 +27,8 @@ class Cursor:
     last_pending: int | None = None
     """Largest timestamp of the pending samples."""
     num_triggers: int = 0
+    last_check: int = 0
+    """The newest position that the trigger policy has decided on. Nothing is decided before the first sample."""
     stream_ended: bool = False
 
     @property
@@ -55,27 +55,3 @@ class Cursor:
     def after_trigger(self) -> Cursor:
         """The cursor once a trigger has taken all pending samples."""
         return replace(self, num_pending=0, first_pending=None, last_pending=None, num_triggers=self.num_triggers + 1)
-
-
-def split(num_samples: int, cuts: Iterable[int], policy: str) -> Iterator[tuple[int, int, bool]]:
-    """Yield (start, stop, fires) of the slices of a batch, in order; a trigger fires after each slice but the last.
-
-    Lazy: the policy computes its next cut after the slice before it has been processed.
-
-    Args: cuts: what `Trigger.cuts` yields for the batch. policy: the policy's id, for messages.
-    Raises: UserCodeError: the cuts do not ascend.
-
-    >>> list(split(5, [0, 2], "MyTrigger"))
-    [(0, 0, True), (0, 2, True), (2, 5, False)]
-    """
-    start = 0
-    previous = -1
-    for cut in cuts:
-        if not previous < cut <= num_samples:
-            raise UserCodeError(
-                f"trigger {policy} fired at position {cut} of a batch of {num_samples} samples, after {previous}: "
-                "positions must ascend within [0, length]; correct its `cuts`"
-            )
-        yield start, cut, True
-        start = previous = cut
-    yield start, num_samples, False

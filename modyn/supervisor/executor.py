@@ -7,8 +7,9 @@ are found in the journal: their decisions must be the same, their steps are fini
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 from prometheus_client import Counter
@@ -24,7 +25,6 @@ from modyn.rpc.logs import bind, get_logger
 from modyn.rpc.retry import CancellationToken, Retrier, RetryPolicy
 from modyn.selector.client import SelectorClient
 from modyn.storage.client import StorageClient
-from modyn.supervisor.cursor import split
 from modyn.supervisor.evaluation_plan import EvaluationSchedule, trained_models
 from modyn.supervisor.evaluation_queue import EvaluationQueue, RunContext
 from modyn.supervisor.events import EventHub
@@ -33,7 +33,8 @@ from modyn.supervisor.journal_queries import RunSnapshot
 from modyn.supervisor.records import EventKind, TriggerRecord
 from modyn.supervisor.states import RunState, TriggerState
 from modyn.supervisor.stream import SampleStream, StreamSource
-from modyn.supervisor.triggers import TriggerContext, build_trigger
+from modyn.supervisor.triggers import CheckContext, TriggerContext, build_trigger
+from modyn.supervisor.triggers.base import CheckRecord, TriggerOutcome, next_position
 from modyn.trainer_server.client import TrainerServerClient, TrainingRequest, TrainingStatus
 
 MODELS_TRAINED = Counter("modyn_supervisor_models_trained", "Trainings that ended with a stored model")
@@ -106,6 +107,8 @@ class RunExecutor:
         self._evaluations = EvaluationQueue(context, self._pipeline.evaluation, snapshot.evaluated)
         self._cursor = snapshot.cursor
         self._known = {trigger.trigger_id: trigger for trigger in snapshot.triggers}
+        self._verdicts = deque(snapshot.checks)
+        """Journalled checks that the policy has not come to again."""
         self._triggers: list[TriggerRecord] = []
 
     def execute(self) -> str:
@@ -165,20 +168,48 @@ class RunExecutor:
         """Bring a batch to the selector, and train wherever the policy fires in it."""
         # All of it first: a policy may look at samples behind the position at which it fires, and decides so again when the run is resumed.
         self._selector.inform(self._run_id, self._cursor.position, batch)
-        for start, stop, fires in split(len(batch), self._policy.cuts(batch), self._pipeline.trigger["id"]):
-            samples = batch.slice(start, stop)
-            if len(samples):
-                self._cursor = self._cursor.plus(samples)
-                SAMPLES_SEEN.inc(len(samples))
-            if fires and self._cursor.num_pending:
+        decided, received = max(self._cursor.last_check - self._cursor.position, -1), 0
+        while True:
+            at = next_position(self._policy, batch, decided)
+            self._receive(batch.slice(received, len(batch) if at is None else at))
+            if at is None:
+                return
+            received = decided = at
+            if self._check():
                 self._trigger()
                 if self._has_enough():
                     return
+
+    def _receive(self, samples: SampleBatch) -> None:
+        """Go on behind the next samples."""
+        if len(samples):
+            self._policy.observe(samples)
+            self._cursor = self._cursor.plus(samples)
+            SAMPLES_SEEN.inc(len(samples))
             self._report_stream_progress()
+
+    def _check(self) -> bool:
+        """Ask the policy whether it fires here, unless the journal holds its verdict."""
+        position = self._cursor.position
+        if self._verdicts and self._verdicts[0].position == position:
+            record = self._verdicts.popleft()
+        else:
+            started = time.monotonic()
+            check = self._policy.check(CheckContext(position, self._cursor.num_pending))
+            record = CheckRecord(position, check.fires, check.evidence, time.monotonic() - started)
+            if self._verdicts and (check.evidence or self._verdicts[0].position < position):
+                raise self._diverged(f"checked after {self._verdicts[0].position} samples")
+            if check.evidence:
+                self._journal.checked(record)
+        self._cursor = replace(self._cursor, last_check=position)
+        self._policy.checked(record)
+        return record.fires
 
     def _trigger(self) -> None:
         """Select, train and start to evaluate; what the journal holds already is not done again."""
-        trigger = self._fired_trigger()
+        fired = self._fired_trigger()
+        self._policy.triggered(_outcome(fired))
+        trigger = self._known.get(fired.trigger_id, fired)
         if trigger.state not in (TriggerState.TRAINED, TriggerState.EMPTY):
             with bind(trigger_id=trigger.trigger_id):
                 trigger = self._select(trigger)
@@ -187,20 +218,18 @@ class RunExecutor:
         self._cursor = self._cursor.after_trigger()
         self._triggers.append(trigger)
         if trigger.model_id is not None:
-            self._policy.inform_model(trigger.trigger_id, trigger.model_id)
+            self._policy.trained(_outcome(trigger))
             self._start_evaluations()
 
     def _fired_trigger(self) -> TriggerRecord:
-        """The record of the trigger that fires here: the journal's if it has fired before."""
+        """The trigger that fires here, as it is known at this moment, also if the journal knows more of it."""
         cursor = self._cursor
         assert cursor.first_pending is not None
         assert cursor.last_pending is not None
         assert cursor.max_timestamp is not None
         known = self._known.get(cursor.num_triggers)
-        if known is not None:
-            if known.position != cursor.position:
-                raise self._diverged(known)
-            return known
+        if known is not None and known.position != cursor.position:
+            raise self._diverged(f"fired trigger {known.trigger_id} after {known.position} samples")
         return TriggerRecord(
             trigger_id=cursor.num_triggers,
             position=cursor.position,
@@ -208,7 +237,7 @@ class RunExecutor:
             last_timestamp=cursor.last_pending,
             fired_at_timestamp=cursor.max_timestamp,
             state=TriggerState.FIRED,
-            started_at=time.time(),
+            started_at=time.time() if known is None else known.started_at,
         )
 
     def _select(self, trigger: TriggerRecord) -> TriggerRecord:
@@ -271,7 +300,9 @@ class RunExecutor:
         missed = self._known.get(cursor.num_triggers)
         # At its very position it may still fire, before the first sample of the next batch.
         if missed is not None and (missed.position < cursor.position or cursor.stream_ended):
-            raise self._diverged(missed)
+            raise self._diverged(f"fired trigger {missed.trigger_id} after {missed.position} samples")
+        if self._verdicts and (self._verdicts[0].position < cursor.position or cursor.stream_ended):
+            raise self._diverged(f"checked after {self._verdicts[0].position} samples")
         self._journal.advance(cursor, self._policy.state())
 
     def _finish(self) -> str:
@@ -298,9 +329,9 @@ class RunExecutor:
     def _stream_end(self) -> int | None:
         return None if self._cursor.max_timestamp is None else self._cursor.max_timestamp + 1
 
-    def _diverged(self, trigger: TriggerRecord) -> CorruptStateError:
+    def _diverged(self, before: str) -> CorruptStateError:
         return CorruptStateError(
-            f"run {self._run_id} fired trigger {trigger.trigger_id} after {trigger.position} samples, but not when it continues "
+            f"run {self._run_id} {before}, but not when it continues "
             f"from its journal (now after {self._cursor.position}), on the same samples: the trigger policy is another one than it was; "
             "install that one again, or submit the pipeline again"
         )
@@ -350,3 +381,7 @@ def parent_model(earlier_models: Sequence[int], use_previous_model: bool, initia
     if use_previous_model and earlier_models:
         return earlier_models[-1]
     return initial_model_id
+
+
+def _outcome(trigger: TriggerRecord) -> TriggerOutcome:
+    return TriggerOutcome(**{field.name: getattr(trigger, field.name) for field in fields(TriggerOutcome)})

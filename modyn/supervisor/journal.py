@@ -28,7 +28,8 @@ from modyn.supervisor.evaluation_plan import EvaluationTask
 from modyn.supervisor.journal_queries import CURSOR_VERSION, JournalQueries, unknown_run
 from modyn.supervisor.records import EventKind, NewRun, Run, RunEvent, TriggerRecord
 from modyn.supervisor.states import TERMINAL, TRIGGER_TRANSITIONS, RunState, TriggerState, check_transition
-from modyn.supervisor.tables import CURSORS, EVENTS, RUNS, STEPS, TRIGGERS
+from modyn.supervisor.tables import CHECKS, CURSORS, EVENTS, RUNS, STEPS, TRIGGERS
+from modyn.supervisor.triggers.base import CheckRecord
 
 
 @dataclass
@@ -191,6 +192,12 @@ class RunJournal:
         with self._write() as write:
             statement = upsert(CURSORS).values(run_id=self.run_id, **values)
             write.session.execute(statement.on_conflict_do_update(index_elements=["run_id"], set_=values))
+
+    def checked(self, record: CheckRecord) -> None:
+        """The policy has looked at data and decided: a resumed run takes this verdict."""
+        with self._write() as write:
+            statement = upsert(CHECKS).values(run_id=self.run_id, **to_row(record, CHECKS))
+            write.session.execute(statement.on_conflict_do_nothing())
 
     def selecting(self, trigger: TriggerRecord, num_samples: int) -> None:
         """The policy fired, `num_samples` samples after the last time; the trigger set is fixed next."""

@@ -16,7 +16,8 @@ from modyn.errors import CorruptStateError, NotFoundError
 from modyn.supervisor.cursor import Cursor
 from modyn.supervisor.records import Run, RunEvent, TriggerRecord
 from modyn.supervisor.states import TERMINAL, RunState, TriggerState
-from modyn.supervisor.tables import CURSORS, EVENTS, RUNS, STEPS, TRIGGERS
+from modyn.supervisor.tables import CHECKS, CURSORS, EVENTS, RUNS, STEPS, TRIGGERS
+from modyn.supervisor.triggers.base import CheckRecord
 
 CURSOR_VERSION = 1
 EVENTS_PER_PAGE = 500
@@ -39,6 +40,8 @@ class RunSnapshot:
     policy_state: dict[str, Any] | None
     """None: the run has not seen a batch."""
     triggers: tuple[TriggerRecord, ...]
+    checks: tuple[CheckRecord, ...]
+    """Those behind the cursor, in order: verdicts to be replayed."""
     evaluated: frozenset[tuple[int, str]]
     """(trigger, name) of the evaluations that are finished."""
 
@@ -65,6 +68,7 @@ class JournalQueries:
             row = _run_row(session, run_id)
             cursor = session.execute(select(CURSORS).where(CURSORS.c.run_id == run_id)).mappings().one_or_none()
             triggers = _triggers(session, run_id)
+            checks = _checks(session, run_id, -1 if cursor is None else cursor["last_check"])
             query = select(STEPS.c.trigger_id, STEPS.c.name).where(
                 STEPS.c.run_id == run_id, STEPS.c.step == "evaluate", STEPS.c.state == "finished"
             )
@@ -83,6 +87,7 @@ class JournalQueries:
             cursor=Cursor() if cursor is None else from_row(cursor, Cursor),
             policy_state=None if cursor is None else dict(cursor["policy_state"]),
             triggers=triggers,
+            checks=checks,
             evaluated=evaluated,
         )
 
@@ -91,6 +96,12 @@ class JournalQueries:
         with self.database.session() as session:
             _run_row(session, run_id)
             return _triggers(session, run_id)
+
+    def checks(self, run_id: str) -> tuple[CheckRecord, ...]:
+        """Return the run's journalled checks in order. Raises: NotFoundError: there is no such run."""
+        with self.database.session() as session:
+            _run_row(session, run_id)
+            return _checks(session, run_id)
 
     def events(self, run_id: str, after_seq: int, limit: int = EVENTS_PER_PAGE) -> tuple[list[RunEvent], bool]:
         """Return at most `limit` events after `after_seq`, and whether these are the last: the run is terminal and has no more.
@@ -151,6 +162,11 @@ def _run_row(session: Session, run_id: str) -> RowMapping:
     if row is None:
         raise unknown_run(run_id)
     return row
+
+
+def _checks(session: Session, run_id: str, after: int = -1) -> tuple[CheckRecord, ...]:
+    query = select(CHECKS).where(CHECKS.c.run_id == run_id, CHECKS.c.position > after).order_by(CHECKS.c.position)
+    return tuple(from_row(row, CheckRecord) for row in session.execute(query).mappings())
 
 
 def _triggers(session: Session, run_id: str) -> tuple[TriggerRecord, ...]:

@@ -30,7 +30,7 @@ CURSORS = Table(
     METADATA,
     *columns(Text, "run_id", primary_key=True),
     *columns(Integer, "version"),
-    *columns(BigInteger, "position last_timestamp last_key max_timestamp num_triggers"),
+    *columns(BigInteger, "position last_timestamp last_key max_timestamp num_triggers last_check"),
     # The samples since the last trigger: how many, and the range of their timestamps.
     *columns(BigInteger, "num_pending first_pending last_pending"),
     *columns(JSONB, "policy_state"),
@@ -46,6 +46,16 @@ TRIGGERS = Table(
     *columns(Text, "state keys_checksum weights_sha256"),
     *columns(Float, "started_at finished_at"),
     *columns(JSONB, "training_result"),
+)
+
+CHECKS = Table(
+    "checks",
+    METADATA,
+    *columns(Text, "run_id", primary_key=True),
+    *columns(BigInteger, "position", primary_key=True),
+    *columns(Boolean, "fires"),
+    *columns(JSONB, "evidence"),
+    *columns(Float, "seconds"),
 )
 
 STEPS = Table(

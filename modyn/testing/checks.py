@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -26,12 +27,13 @@ from modyn.selector.presampling import PresamplingPolicy
 from modyn.selector.selection import SelectionPolicy
 from modyn.selector.window import Selection, SelectionContext, SelectionWindow, StatefulPolicy, window_of_trigger
 from modyn.supervisor.evaluation.base import EvaluationStrategy, IntervalContext
-from modyn.supervisor.triggers.base import Trigger, TriggerContext
+from modyn.supervisor.triggers.base import CheckContext, CheckRecord, Trigger, TriggerContext, TriggerOutcome, next_position
 
 MAX_STATE_BYTES = 2**20
 """A state is journalled after every batch."""
 
 _DAY = 86_400
+T = TypeVar("T")
 P = TypeVar("P", bound=StatefulPolicy)
 _BOUNDARIES = (0, 40, 41, 41, 300, 700)
 """How many samples each trigger covers: none, some, one more, no more, many."""
@@ -67,7 +69,7 @@ def check_trigger(
     context: TriggerContext | None = None,
 ) -> None:
     """Check that a trigger policy is repeatable, leaves its input alone, does not depend on how the stream is cut into batches, takes
-    empty batches, goes on from a saved state, and fires only where it may.
+    empty batches, goes on from a saved state and from journalled verdicts, changes nothing when it is asked, and checks only where it may.
 
     >>> from modyn.supervisor.triggers.amount import DataAmountTrigger
     >>> check_trigger(DataAmountTrigger, {"num_samples": 10})
@@ -82,20 +84,20 @@ def check_trigger(
     check_state_is_refused(policy.__name__, fresh())
     for name, stream in (example_streams() if streams is None else streams).items():
         where = f"{policy.__name__} on '{name}'"
-        whole = _decide(fresh(), [stream], where)
-        require(_decide(fresh(), [stream], where) == whole, f"{where}: a second instance decides otherwise")
+        whole = decide(fresh(), [stream], where)
+        require(decide(fresh(), [stream], where) == whole, f"{where}: a second instance decides otherwise")
+        replayed = decide(fresh(), [stream], where, verdicts=whole)
+        require(replayed == whole, f"{where}: decides {whole}, but {replayed} when its verdicts are replayed")
         for split in _splits(stream):
-            found = _decide(fresh(), split, where)
+            found = decide(fresh(), split, where)
             sizes = [len(batch) for batch in split]
-            require(found == whole, f"{where}: fires at {whole} in one batch, but at {found} in batches of {sizes}")
+            require(found == whole, f"{where}: decides {whole} in one batch, but {found} in batches of {sizes}")
         for at in {0, 1, len(stream) // 3, len(stream) // 2, len(stream)}:
             first = fresh()
-            before = _decide(first, [stream.slice(0, at)], where)
+            before = decide(first, [stream.slice(0, at)], where)
             second = _restored(first, fresh(), where)
-            after = _decide(second, [stream.slice(at, len(stream))], where, start=at, last=before[-1] if before else 0)
-            require(
-                before + after == whole, f"{where}: fires at {whole}, but at {before + after} when restored after {at} samples"
-            )
+            after = decide(second, [stream.slice(at, len(stream))], where, before, position=at)
+            require(after == whole, f"{where}: decides {whole}, but {after} when restored after {at} samples")
 
 
 def check_evaluation_strategy(
@@ -130,22 +132,63 @@ def require(holds: bool, message: str) -> None:
         raise AssertionError(message)
 
 
-def _decide(trigger: Trigger, batches: Sequence[SampleBatch], where: str, start: int = 0, last: int = 0) -> list[int]:
-    """Positions in the stream at which `trigger` fires, checking each batch's answer. `start`, `last`: samples and firing before them."""
-    fired: list[int] = []
+def decide(
+    trigger: Trigger,
+    batches: Sequence[SampleBatch],
+    where: str = "a policy",
+    before: Sequence[CheckRecord] = (),
+    *,
+    position: int = 0,
+    verdicts: Sequence[CheckRecord] = (),
+) -> list[CheckRecord]:
+    """Return all checks of a stream, asked for as a run does.
+
+    Args: where: name of policy and stream in messages. before: checks before `position`, where the batches begin; the result begins with
+        them. verdicts: taken in place of asking for them, where they have evidence.
+    """
+    records, journalled = list(before), {record.position: record for record in verdicts if record.evidence}
+    fired = [record.position for record in before if record.fires]
     for batch in batches:
         copies = [column.copy() for column in (batch.keys, batch.timestamps, batch.labels)]
-        cuts = list(trigger.cuts(batch))
+        decided, observed = max((records[-1].position if records else 0) - position, -1), 0
+        while (at := _unchanged(trigger, where, "next_check", partial(next_position, trigger, batch, decided))) is not None:
+            require(position + at > 0, f"{where}: checks before the first sample")
+            trigger.observe(batch.slice(observed, at))
+            observed = decided = at
+            context = CheckContext(position + at, position + at - (fired[-1] if fired else 0))
+            record = journalled.get(context.position) or _checked(trigger, where, context)
+            trigger.checked(record)
+            records.append(record)
+            if record.fires:
+                _train(trigger, len(fired), record.position)
+                fired.append(record.position)
+        trigger.observe(batch.slice(observed, len(batch)))
+        position += len(batch)
         for column, copy in zip((batch.keys, batch.timestamps, batch.labels), copies, strict=True):
             require(np.array_equal(column, copy), f"{where}: changes the samples that it is given")
-        require(all(type(cut) is int for cut in cuts), f"{where}: positions must be int, found {cuts}")
-        require(all(0 <= cut <= len(batch) for cut in cuts), f"{where}: fires at {cuts} in a batch of {len(batch)}")
-        for cut in cuts:
-            require(start + cut > last, f"{where}: fires at {start + cut} although no sample came since {last}")
-            last = start + cut
-            fired.append(last)
-        start += len(batch)
-    return fired
+    return records
+
+
+def _checked(trigger: Trigger, where: str, context: CheckContext) -> CheckRecord:
+    check = _unchanged(trigger, where, "check", partial(trigger.check, context))
+    return CheckRecord(context.position, check.fires, dict(check.evidence))
+
+
+def _train(trigger: Trigger, number: int, position: int) -> None:
+    """Report a trigger and its model to the policy, as a run does."""
+    fired = TriggerOutcome(number, position, first_timestamp=0, last_timestamp=position)
+    trigger.triggered(fired)
+    seconds = {"select": 0.5, "train": 1.0, "store": 0.25, "total": 1.5}
+    trigger.trained(replace(fired, model_id=number + 1, num_keys=position, seconds=seconds))
+
+
+def _unchanged(trigger: Trigger, where: str, name: str, ask: Callable[[], T]) -> T:
+    """The answer of a question that may change nothing."""
+    state = json.dumps(trigger.state())
+    answer = ask()
+    require(json.dumps(trigger.state()) == state, f"{where}: {name} changes its state")
+    require(ask() == answer, f"{where}: {name}, asked again, answers otherwise")
+    return answer
 
 
 def _splits(stream: SampleBatch) -> Iterator[list[SampleBatch]]:
@@ -172,7 +215,8 @@ def _restored(old: Trigger, new: Trigger, where: str) -> Trigger:
 
 def _check_empty_batch(asked: Trigger, untouched: Trigger) -> None:
     name = type(asked).__name__
-    require(list(asked.cuts(SampleBatch.empty())) == [], f"{name}: fires on an empty batch")
+    asked.observe(SampleBatch.empty())
+    require(next_position(asked, SampleBatch.empty(), 0) is None, f"{name}: checks in an empty batch")
     require(asked.state() == untouched.state(), f"{name}: an empty batch changes its state")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from modyn.config.system import SupervisorConfig, SystemConfig
 from modyn.db.engine import Database, open_database
-from modyn.errors import ConflictError
+from modyn.errors import ConflictError, CorruptStateError, TrainingError
 from modyn.records import SampleBatch
 from modyn.rpc.retry import CancellationToken
 from modyn.supervisor.events import EventHub
@@ -24,7 +25,9 @@ from modyn.supervisor.executor import RunClients, RunExecutor
 from modyn.supervisor.journal import Journal, Write
 from modyn.supervisor.records import EventKind, NewRun, RunMode, RunOptions
 from modyn.supervisor.states import TERMINAL, RunState
-from modyn.supervisor.triggers import TriggerContext, build_trigger
+from modyn.supervisor.triggers import Check, CheckContext, Trigger, TriggerContext, build_trigger
+from modyn.supervisor.triggers.time import TimeTrigger
+from modyn.testing.checks import decide
 from modyn.testing.services import InMemoryServices, pipeline_yaml
 
 CONFIG = SupervisorConfig(stream_batch_size=12)
@@ -102,12 +105,12 @@ def new_run(yaml: str = YAML) -> NewRun:
     return NewRun(RunOptions(RunMode.EXPERIMENT), "Test", yaml, "p.yaml", {}, selection_seed=7, total_samples=35, end_key=35)
 
 
-def drive(journal: Journal, services: InMemoryServices, run_id: Any, bomb: Bomb) -> None:
+def drive(journal: Journal, services: InMemoryServices, run_id: Any, bomb: Bomb, config: SupervisorConfig = CONFIG) -> None:
     """What the supervisor does with a run, in this thread."""
     run_journal = journal.claim(run_id)
     clients = services.clients()
     wired = RunClients(**{field.name: bomb.around(getattr(clients, field.name)) for field in dataclasses.fields(RunClients)})
-    message = RunExecutor(journal.snapshot(run_id), run_journal, wired, EventHub(), CONFIG, CancellationToken()).execute()
+    message = RunExecutor(journal.snapshot(run_id), run_journal, wired, EventHub(), config, CancellationToken()).execute()
     run_journal.end(RunState.FINISHED, message=message)
 
 
@@ -224,7 +227,7 @@ def test_what_comes_or_is_deleted_while_a_run_is_down_changes_nothing_that_was_d
 
     stream = np.array(held + [key for key in range(len(held), 35) if key not in deleted], np.int64)
     batch = SampleBatch(stream, stream, np.zeros_like(stream))
-    positions = list(build_trigger(policy, TriggerContext(7)).cuts(batch))
+    positions = [check.position for check in decide(build_trigger(policy, TriggerContext(7)), [batch]) if check.fires]
     assert services.selector.runs[run_id].samples.keys.tolist() == stream.tolist()
     assert [trigger.position for trigger in journal.triggers(run_id)] == positions
     sets = [trigger_set.keys.tolist() for trigger_set in services.selector.runs[run_id].sets]
@@ -243,13 +246,84 @@ def test_an_attempt_that_was_replaced_can_no_longer_write(database: Database) ->
     assert journal.run(run_id).state is RunState.EVALUATING
 
 
+@pytest.mark.parametrize("batch_size", [1, 3, 10, 20, 35])
+def test_a_run_goes_on_in_batches_of_another_size(database: Database, tmp_path: Path, batch_size: int) -> None:
+    """The time trigger decides between two samples: also where now one batch ends there."""
+    services = make_services(tmp_path / "x")
+    journal = Journal(database)
+    run_id = journal.create(new_run()).run_id
+    train = services.trainer_server.train
+
+    def fails_at_the_last(request: Any) -> Any:
+        if request.trigger_id == 2:
+            raise TrainingError("x")
+        return train(request)
+
+    services.trainer_server.train = fails_at_the_last
+    with pytest.raises(TrainingError):
+        drive(journal, services, run_id, Bomb(), SupervisorConfig(stream_batch_size=35))
+    services.trainer_server.train = train
+    journal.become(run_id, RunState.FAILED)
+    journal.submit_again(run_id)
+    drive(journal, services, run_id, Bomb(), SupervisorConfig(stream_batch_size=batch_size))
+    assert [trigger.position for trigger in journal.triggers(run_id)] == [10, 20, 30]
+    assert journal.run(run_id).state is RunState.FINISHED
+
+
+def test_verdicts_are_replayed_not_asked_again(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check that never answers twice alike, as a distance measured on a GPU: killed anywhere, the run keeps what was journalled."""
+    generator, asked = random.Random(3), list[int]()
+
+    def check(self: Trigger, context: CheckContext) -> Check:
+        asked.append(context.position)
+        drawn = generator.random()
+        return Check(drawn < 0.6, {"drawn": drawn})
+
+    monkeypatch.setattr(TimeTrigger, "check", check)
+    journal = Journal(database)
+    for at in range(1, 70, 4):
+        services = make_services(tmp_path / str(at))
+        run_id = journal.create(new_run()).run_id
+        bomb = Bomb(at)
+        with suppress(Crash):
+            drive(WiredJournal(database, bomb), services, run_id, bomb)
+        journalled = journal.checks(run_id)
+        if journal.run(run_id).state not in TERMINAL:
+            journal.become(run_id, RunState.INTERRUPTED)
+        if journal.run(run_id).state is not RunState.FINISHED:
+            journal.submit_again(run_id)
+            asked.clear()
+            drive(journal, services, run_id, Bomb())
+            assert not set(asked) & {record.position for record in journalled}, f"killed at boundary {at}: asked {asked}"
+        checks = journal.checks(run_id)
+        assert checks[: len(journalled)] == journalled
+        assert [record.position for record in checks] == [10, 20, 30]
+        assert all(record.fires == (record.evidence["drawn"] < 0.6) and record.seconds >= 0 for record in checks)
+        fired = [record.position for record in checks if record.fires]
+        assert [trigger.position for trigger in journal.triggers(run_id)] == fired, f"killed at boundary {at}"
+
+
+def test_a_journalled_check_that_is_not_come_to_again_is_found_out(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services = make_services(tmp_path / "x")
+    journal = Journal(database)
+    run_id = journal.create(new_run()).run_id
+    monkeypatch.setattr(TimeTrigger, "check", lambda self, context: Check(context.position > 10, {"age": 0.5}))
+    services.trainer_server.train = lambda request: (_ for _ in ()).throw(TrainingError("x"))
+    with pytest.raises(TrainingError):
+        drive(journal, services, run_id, Bomb(), SupervisorConfig(stream_batch_size=35))
+    journal.become(run_id, RunState.FAILED)
+    journal.submit_again(run_id)
+    monkeypatch.setattr(TimeTrigger, "next_check", lambda self, batch, start: None)
+    with pytest.raises(CorruptStateError, match="checked after 10 samples, but not when it continues"):
+        drive(journal, services, run_id, Bomb())
+
+
 @pytest.mark.parametrize("change", ["earlier", "later", "never"])
 def test_a_policy_that_decides_otherwise_when_it_goes_on_is_found_out(
     database: Database, tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from modyn.errors import CorruptStateError
-    from modyn.supervisor.triggers.time import TimeTrigger
-
     services = make_services(tmp_path / "x")
     journal = Journal(database)
     run_id = journal.create(new_run()).run_id
@@ -266,11 +340,11 @@ def test_a_policy_that_decides_otherwise_when_it_goes_on_is_found_out(
     broken = False
     journal.become(run_id, RunState.FAILED)
     journal.submit_again(run_id)
-    cuts: dict[str, Callable[..., Iterator[int]]] = {
-        "earlier": lambda self, batch: iter([2]),
-        "later": lambda self, batch: iter([len(batch)]),
-        "never": lambda self, batch: iter([]),
+    next_checks: dict[str, Callable[..., int | None]] = {
+        "earlier": lambda self, batch, start: 2 if start < 2 else None,
+        "later": lambda self, batch, start: len(batch) if start < len(batch) else None,
+        "never": lambda self, batch, start: None,
     }
-    monkeypatch.setattr(TimeTrigger, "cuts", cuts[change])
+    monkeypatch.setattr(TimeTrigger, "next_check", next_checks[change])
     with pytest.raises(CorruptStateError, match="fired trigger 1 after 20 samples, but not when it continues"):
         drive(journal, services, run_id, Bomb())

@@ -17,13 +17,14 @@ from modyn.config.system import SystemConfig
 from modyn.db.engine import Database, open_database
 from modyn.errors import ConflictError, CorruptStateError, NotFoundError
 from modyn.records import EvalInterval, RunId, SampleBatch
-from modyn.supervisor.cursor import Cursor, split
+from modyn.supervisor.cursor import Cursor
 from modyn.supervisor.evaluation_plan import EvaluationTask
 from modyn.supervisor.journal import Journal, RunJournal, slug
 from modyn.supervisor.records import EventKind, NewRun, RunMode, RunOptions, TriggerRecord
 from modyn.supervisor.states import RunState, TriggerState, check_transition
 from modyn.supervisor.tables import CURSORS, METADATA
 from modyn.supervisor.triggers import build_trigger
+from modyn.testing.checks import decide
 from modyn.testing.services import InMemoryServices, pipeline_yaml, wait_until_terminal
 
 NEW = NewRun(RunOptions(RunMode.PRODUCTION), "My Pipeline", "yaml: text", "p.yaml", {"a": 2**60}, selection_seed=3)
@@ -210,8 +211,8 @@ def test_a_recorded_journal_replays_to_the_same_decisions(
 
     batch = SampleBatch(np.arange(60), times, np.zeros(60, np.int64))
     policy = build_trigger(journal.run(run_id).pipeline["trigger"])
-    cuts = [stop for _, stop, fires in split(60, policy.cuts(batch), "T") if fires]
-    assert [fired[number]["position"] for number in sorted(fired)] == cuts == [t.position for t in journal.triggers(run_id)]
+    positions = [check.position for check in decide(policy, [batch]) if check.fires]
+    assert [fired[number]["position"] for number in sorted(fired)] == positions == [t.position for t in journal.triggers(run_id)]
     snapshot = journal.snapshot(run_id)
     assert snapshot.policy_state == policy.state()
     assert snapshot.cursor.position == 60

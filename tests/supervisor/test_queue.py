@@ -669,15 +669,15 @@ def test_a_run_is_refused_for_what_the_machine_lacks_and_not_for_a_warning(runs:
 def test_a_trigger_that_raises_fails_the_run(runs: RunQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     from modyn.supervisor.triggers.amount import DataAmountTrigger
 
-    monkeypatch.setattr(DataAmountTrigger, "cuts", lambda self, batch: iter([5, 3]))
+    monkeypatch.setattr(DataAmountTrigger, "next_check", lambda self, batch, start: 3)
     run = finish(runs, pipeline_yaml())
     assert (run.state, run.error_reason) == (RunState.FAILED, "USER_CODE")
-    assert "DataAmountTrigger fired at position 3" in run.error
+    assert "DataAmountTrigger wants to check at position 3" in run.error
 
-    def broken(self: object, batch: object) -> Any:
+    def broken(self: object, batch: object, start: int) -> Any:
         raise ZeroDivisionError("oh")
 
-    monkeypatch.setattr(DataAmountTrigger, "cuts", broken)
+    monkeypatch.setattr(DataAmountTrigger, "next_check", broken)
     run = finish(runs, pipeline_yaml())
     assert (run.state, run.error_reason) == (RunState.FAILED, "INTERNAL")
     assert "ZeroDivisionError: oh" in run.error

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pydantic import Field
 
 from modyn.config.base import Section
 from modyn.records import SampleBatch
-from modyn.supervisor.triggers.base import Trigger, TriggerContext, read_state
+from modyn.supervisor.triggers.base import Check, CheckContext, CheckRecord, Trigger, TriggerContext, read_state
 
 
 class LabelShiftConfig(Section):
@@ -27,31 +27,39 @@ class LabelShiftTrigger(Trigger):
     first window of the stream always fires, for there is no model before it.
 
     >>> import numpy as np
-    >>> labels = np.array([0, 0, 0, 0, 1, 1])
+    >>> window = SampleBatch(np.arange(2), np.arange(2), np.array([0, 0]))
     >>> trigger = LabelShiftTrigger(LabelShiftConfig(window=2, distance=0.5))
-    >>> list(trigger.cuts(SampleBatch(np.arange(6), np.arange(6), labels)))
-    [2, 6]
+    >>> trigger.next_check(window, 0)
+    2
+    >>> trigger.observe(window)
+    >>> trigger.check(CheckContext(position=2, num_pending=2))
+    Check(fires=True, evidence={'distance': 1.0, 'threshold': 0.5})
     """
 
     Config: ClassVar[type[Section]] = LabelShiftConfig
 
     def __init__(self, config: LabelShiftConfig, context: TriggerContext | None = None) -> None:
         super().__init__(config, context)
-        self._window, self._distance = config.window, config.distance
+        self._window, self._threshold = config.window, config.distance
         self._reference: dict[str, int] = {}
         self._current: Counter[str] = Counter()
 
-    def cuts(self, batch: SampleBatch) -> Iterator[int]:
-        start = 0
-        while start < len(batch):
-            stop = min(start + self._window - self._current.total(), len(batch))
-            self._current.update(str(label) for label in batch.labels[start:stop].tolist())
-            start = stop
-            if self._current.total() == self._window:
-                window, self._current = dict(self._current), Counter()
-                if not self._reference or self._far_from_reference(window):
-                    self._reference = window
-                    yield stop
+    def next_check(self, batch: SampleBatch, start: int) -> int | None:
+        at = max(start, 0) + self._window - self._current.total()
+        return at if at <= len(batch) else None
+
+    def observe(self, samples: SampleBatch) -> None:
+        self._current.update(str(label) for label in samples.labels.tolist())
+
+    def check(self, context: CheckContext) -> Check:
+        distance = self._distance_to_reference()
+        fires = not self._reference or distance > self._threshold
+        return Check(fires, {"distance": distance, "threshold": self._threshold})
+
+    def checked(self, record: CheckRecord) -> None:
+        if record.fires:
+            self._reference = dict(self._current)
+        self._current = Counter()
 
     def state(self) -> dict[str, Any]:
         return {"version": 1, "reference": self._reference, "current": dict(self._current)}
@@ -60,7 +68,7 @@ class LabelShiftTrigger(Trigger):
         values = read_state("LabelShiftTrigger", state, 1, {"reference": (dict,), "current": (dict,)})
         self._reference, self._current = dict(values["reference"]), Counter(values["current"])
 
-    def _far_from_reference(self, window: Mapping[str, int]) -> bool:
-        labels = window.keys() | self._reference.keys()
-        difference = sum(abs(window.get(label, 0) - self._reference.get(label, 0)) for label in labels)
-        return difference / (2 * self._window) > self._distance
+    def _distance_to_reference(self) -> float:
+        labels = self._current.keys() | self._reference.keys()
+        difference = sum(abs(self._current[label] - self._reference.get(label, 0)) for label in labels)
+        return difference / (2 * self._window) if self._reference else 1.0

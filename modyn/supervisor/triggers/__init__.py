@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from modyn.config.policy import load_policy
 from modyn.registry import Registry
-from modyn.supervisor.triggers.base import Trigger, TriggerContext
+from modyn.supervisor.triggers.base import Check, CheckContext, Trigger, TriggerContext
 
-__all__ = ["TRIGGERS", "Trigger", "TriggerContext", "build_trigger"]
+__all__ = ["TRIGGERS", "Check", "CheckContext", "Trigger", "TriggerContext", "build_trigger"]
 
 TRIGGERS: Final[Registry[type[Trigger]]] = Registry(
     group="modyn.triggers",

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pydantic import Field
 
 from modyn.config.base import Section
 from modyn.records import SampleBatch
-from modyn.supervisor.triggers.base import Trigger, TriggerContext, read_state
+from modyn.supervisor.triggers.base import CheckRecord, Trigger, TriggerContext, read_state
 
 
 class DataAmountConfig(Section):
@@ -25,11 +25,10 @@ class DataAmountTrigger(Trigger):
 
     >>> import numpy as np
     >>> keys = np.arange(7)
+    >>> batch = SampleBatch(keys, keys, keys)
     >>> trigger = DataAmountTrigger(DataAmountConfig(num_samples=3))
-    >>> list(trigger.cuts(SampleBatch(keys, keys, keys)))
-    [3, 6]
-    >>> list(trigger.cuts(SampleBatch(keys, keys, keys)))
-    [2, 5]
+    >>> trigger.next_check(batch, -1)
+    3
     """
 
     Config: ClassVar[type[Section]] = DataAmountConfig
@@ -39,11 +38,18 @@ class DataAmountTrigger(Trigger):
         self._num_samples = config.num_samples
         self._pending = 0
 
-    def cuts(self, batch: SampleBatch) -> Iterator[int]:
+    def next_check(self, batch: SampleBatch, start: int) -> int | None:
         """Every `num_samples`-th position, counted over all batches."""
-        first = self._num_samples - self._pending
-        self._pending = (self._pending + len(batch)) % self._num_samples
-        yield from range(first, len(batch) + 1, self._num_samples)
+        at = max(start, 0) + self._num_samples - self._pending
+        return at if at <= len(batch) else None
+
+    def observe(self, samples: SampleBatch) -> None:
+        """Count them."""
+        self._pending += len(samples)
+
+    def checked(self, record: CheckRecord) -> None:
+        """Count from 0 again."""
+        self._pending = 0
 
     def state(self) -> dict[str, Any]:
         """`pending`: samples since the last firing."""

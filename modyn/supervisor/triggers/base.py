@@ -1,17 +1,17 @@
 """What a trigger policy is: it looks at the stream and says between which two samples to train.
 
-Semantics are per sample, evaluation is per batch: however a stream is cut into batches, a policy fires at the same samples.
+Semantics are per sample, evaluation is per batch: however a stream is cut into batches, a policy decides at the same positions.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from modyn.config.base import Section
-from modyn.errors import CorruptStateError
+from modyn.errors import CorruptStateError, UserCodeError
 from modyn.records import SampleBatch
 
 
@@ -23,11 +23,71 @@ class TriggerContext:
     """`training.seed`. A policy that draws at random derives its generator from it; none = not repeatable."""
 
 
+@dataclass(frozen=True, slots=True)
+class CheckContext:
+    """What a policy may know when it checks."""
+
+    position: int
+    """Samples of the stream before the check, at least 1."""
+    num_pending: int
+    """Samples since the last trigger: what it would train on if nothing but new samples were selected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A verdict, and the numbers that it was made from."""
+
+    fires: bool
+    evidence: Mapping[str, float] = field(default_factory=dict)
+    """Named numbers (distance, threshold, votes), journalled with the verdict. Empty: the verdict is arithmetic of positions, timestamps and
+    labels, needs no record and is repeated when a run is resumed."""
+
+    def __post_init__(self) -> None:
+        if type(self.fires) is not bool or not all(
+            isinstance(name, str) and isinstance(value, int | float) for name, value in self.evidence.items()
+        ):
+            raise UserCodeError(f"{self} is no verdict: `fires` must be a bool, `evidence` a mapping from names to numbers")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRecord:
+    """A check that was made. Those with evidence are journalled, and replayed when the run is resumed."""
+
+    position: int
+    """Samples of the stream before it."""
+    fires: bool
+    evidence: Mapping[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    """How long the policy took."""
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerOutcome:
+    """A trigger of the run, as far as it has come: `model_id` and what follows it is known once the model is stored, as journalled."""
+
+    trigger_id: int
+    position: int
+    """Samples of the stream before it."""
+    first_timestamp: int
+    last_timestamp: int
+    """Smallest and largest timestamp of the samples since the last trigger."""
+    model_id: int | None = None
+    num_keys: int | None = None
+    """Samples of the trigger set."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """By stage: select, train, store, total."""
+
+
 class Trigger(ABC):
     """A trigger policy, built from its `Config` once per run.
 
-    Decisions depend on the configuration, the context, the samples and the models that it was informed of, and on nothing else: no clock, no global
-    generator. That is what makes a run resumable and an experiment the same as production.
+    Two questions, `next_check` and `check`, change nothing; what happened arrives by `observe`, `checked`, `triggered` and `trained`, and may
+    change the policy's state. In the order of the stream, for each position at which the policy decides: `next_check`, `observe` of the
+    samples before it, `check`, `checked`, and if it fires `triggered` and, where a model was made, `trained`.
+
+    Decisions depend on the configuration, the context, the samples and these events, and on nothing else: no clock, no global generator.
+    That is what makes an experiment the same as production. A resumed run takes journalled verdicts (those with evidence) from the journal
+    instead of asking `check`, so that also a verdict that does not repeat exactly is repeated.
     """
 
     Config: ClassVar[type[Section]]
@@ -37,23 +97,52 @@ class Trigger(ABC):
         self.context = context or TriggerContext()
 
     @abstractmethod
-    def cuts(self, batch: SampleBatch) -> Iterator[int]:
-        """Strictly ascending positions c in [0, len(batch)]: fire after c samples of this batch (c = 0: before its first).
+    def next_check(self, batch: SampleBatch, start: int) -> int | None:
+        """The first position behind `start` at which to decide; None: none in this batch. Pure arithmetic: no calls, no changes.
 
-        A policy never fires twice without a sample in between, and never before the first sample of the stream. It may be informed
-        of the new model before the next position is asked for. The batch has been seen once the iterator is exhausted; it is not changed.
+        Position c of a batch is between samples: after c of its samples, 0 <= c <= len(batch).
+
+        Args: batch: observed up to `start`. start: the newest position that was decided on; -1: before the batch, so that 0 may be
+            returned. Nothing is decided before the first sample of a stream: its first batch starts at 0.
         """
+
+    def check(self, context: CheckContext) -> Check:
+        """Decide at the position that `next_check` returned, whose samples have been observed. Changes nothing.
+
+        By default it fires: then `next_check` is the whole policy.
+        """
+        return Check(fires=True)
+
+    def observe(self, samples: SampleBatch) -> None:  # noqa: B027 - for policies that count
+        """These are the next samples of the stream; they may be none."""
+
+    def checked(self, record: CheckRecord) -> None:  # noqa: B027
+        """The verdict at this position, just made or replayed from the journal."""
+
+    def triggered(self, outcome: TriggerOutcome) -> None:  # noqa: B027
+        """The check before has fired this trigger; its trigger set is fixed next."""
+
+    def trained(self, outcome: TriggerOutcome) -> None:  # noqa: B027
+        """The trigger has produced a model. Called once per model, in order."""
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """What survives a restart, as JSON, after a whole batch: small, with a `version`."""
+        """What survives a restart, as JSON, between batches: small, with a `version`."""
 
     @abstractmethod
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from `state()`. Raises CorruptStateError if it is not a state of this policy that this version can read."""
 
-    def inform_model(self, trigger_id: int, model_id: int) -> None:  # noqa: B027 - most policies do not care
-        """Trigger `trigger_id` of this run has produced model `model_id`. Called once per model, in order."""
+
+def next_position(policy: Trigger, batch: SampleBatch, start: int) -> int | None:
+    """What `policy.next_check` returns. Raises UserCodeError if it is not a position behind `start` within the batch."""
+    at = policy.next_check(batch, start)
+    if at is not None and not (type(at) is int and start < at <= len(batch)):
+        raise UserCodeError(
+            f"trigger {type(policy).__name__} wants to check at position {at!r} of a batch of {len(batch)} samples, after {start}: "
+            "positions are int, ascend, and lie within the batch; correct its `next_check`"
+        )
+    return at
 
 
 def read_state(policy: str, state: Mapping[str, Any], version: int, fields: Mapping[str, tuple[type, ...]]) -> dict[str, Any]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import NoneType
 from typing import Any, ClassVar
 
-import numpy as np
 from pydantic import Field
 
 from modyn.config.base import Section
 from modyn.config.durations import Duration, Timestamp
-from modyn.records import SampleBatch
+from modyn.records import MAX_TIMESTAMP, SampleBatch
 from modyn.supervisor.triggers.base import Trigger, TriggerContext, read_state
 
 
@@ -31,37 +30,36 @@ class TimeTrigger(Trigger):
     (for the samples before it), and a late sample (older than the current period) never fires: it belongs to the period in which it
     arrived. A timestamp from the future ends the current period and starts its own. (Modyn, SIGMOD'25, section 5.1: time trigger.)
 
+    >>> import numpy as np
     >>> times = np.array([100, 104, 110, 119, 141, 108])
+    >>> batch = SampleBatch(times, times, times)
     >>> trigger = TimeTrigger(TimeConfig(every="10s"))
-    >>> list(trigger.cuts(SampleBatch(times, times, times)))
-    [2, 4]
+    >>> trigger.next_check(batch, 0)
+    2
     """
 
     Config: ClassVar[type[Section]] = TimeConfig
 
     def __init__(self, config: TimeConfig, context: TriggerContext | None = None) -> None:
         super().__init__(config, context)
-        # No two timestamps are further apart than 2^64 - 1 seconds.
-        self._every = min(config.every, 2**64 - 1)
+        self._every = config.every
         self._start = config.start_timestamp
         self._period: int | None = None
         """Number of the newest period seen, from 0; none before the first sample."""
 
-    def cuts(self, batch: SampleBatch) -> Iterator[int]:
-        """The positions at which a newer period begins. The whole batch counts as seen with the first position."""
-        if len(batch) == 0:
-            return
-        if self._start is None:
-            self._start = int(batch.timestamps[0])
-        newest = np.maximum.accumulate(batch.timestamps)
-        # Differences of int64 may need 64 bits without a sign; modulo 2^64 they are right wherever newest >= start.
-        since_start = newest.astype(np.uint64) - np.array(self._start, np.int64).astype(np.uint64)
-        periods = np.where(newest >= self._start, since_start // np.uint64(self._every), np.uint64(0))
-        previous = np.uint64(periods[0] if self._period is None else self._period)
-        periods = np.maximum(periods, previous)
-        fired = np.flatnonzero(np.diff(periods, prepend=previous))
-        self._period = int(periods[-1])
-        yield from fired.tolist()
+    def next_check(self, batch: SampleBatch, start: int) -> int | None:
+        """The position before the first sample of a newer period."""
+        decided = max(start + 1, 0)
+        # The sample behind a position that was decided on belongs to the period that it began.
+        origin, period = self._after(batch.slice(max(start, 0), decided))
+        if origin is None or period is None or (end := origin + (period + 1) * self._every) > MAX_TIMESTAMP:
+            return None
+        past_end = batch.timestamps[decided:] >= end
+        return decided + int(past_end.argmax()) if past_end.any() else None
+
+    def observe(self, samples: SampleBatch) -> None:
+        """Move on to the newest period among them."""
+        self._start, self._period = self._after(samples)
 
     def state(self) -> dict[str, Any]:
         """`start` of the first period, seconds since 1970, and number of the newest `period`; None before the first sample."""
@@ -71,3 +69,10 @@ class TimeTrigger(Trigger):
         """Restore both. Raises: CorruptStateError."""
         values = read_state("TimeTrigger", state, 1, {"start": (int, NoneType), "period": (int, NoneType)})
         self._start, self._period = values["start"], values["period"]
+
+    def _after(self, samples: SampleBatch) -> tuple[int | None, int | None]:
+        """Start of the first period and number of the newest one, once `samples` have been seen. Python's integers do not overflow."""
+        if len(samples) == 0:
+            return self._start, self._period
+        origin = int(samples.timestamps[0]) if self._start is None else self._start
+        return origin, max(self._period or 0, (int(samples.timestamps.max()) - origin) // self._every)

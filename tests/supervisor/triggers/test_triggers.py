@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from random import random
 from typing import Any
 
 import numpy as np
@@ -11,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.config.policy import check_policy
-from modyn.errors import ConfigError, CorruptStateError
+from modyn.errors import ConfigError, CorruptStateError, UserCodeError
 from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, SampleBatch
-from modyn.supervisor.triggers import TRIGGERS, Trigger, TriggerContext, build_trigger
-from modyn.supervisor.triggers.amount import DataAmountTrigger
-from modyn.testing.checks import check_trigger
+from modyn.supervisor.triggers import TRIGGERS, Check, CheckContext, Trigger, TriggerContext, build_trigger
+from modyn.supervisor.triggers.amount import DataAmountConfig, DataAmountTrigger
+from modyn.supervisor.triggers.base import CheckRecord, next_position
+from modyn.testing.checks import check_trigger, decide
 
 CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("DataAmountTrigger", {"num_samples": 1}),
@@ -35,8 +39,12 @@ def _batch(*timestamps: int) -> SampleBatch:
     return SampleBatch(np.arange(len(times)), times, np.zeros(len(times), np.int64))
 
 
-def _cuts(section: Mapping[str, Any], *timestamps: int) -> list[int]:
-    return list(build_trigger(section).cuts(_batch(*timestamps)))
+def _positions(records: Sequence[CheckRecord]) -> list[int]:
+    return [record.position for record in records if record.fires]
+
+
+def _fired(section: Mapping[str, Any], *timestamps: int) -> list[int]:
+    return _positions(decide(build_trigger(section), [_batch(*timestamps)]))
 
 
 def test_the_registry_holds_what_we_mean_it_to() -> None:
@@ -55,7 +63,7 @@ def test_every_policy_passes_the_checks(id_: str, config: dict[str, Any]) -> Non
     [(1, 3, [1, 2, 3]), (3, 7, [3, 6]), (3, 3, [3]), (4, 3, []), (5, 0, [])],
 )
 def test_amount(num_samples: int, count: int, expected: list[int]) -> None:
-    assert _cuts({"id": "DataAmountTrigger", "num_samples": num_samples}, *range(count)) == expected
+    assert _fired({"id": "DataAmountTrigger", "num_samples": num_samples}, *range(count)) == expected
 
 
 @pytest.mark.parametrize(
@@ -73,7 +81,7 @@ def test_amount(num_samples: int, count: int, expected: list[int]) -> None:
     ],
 )
 def test_time_from_the_first_sample(timestamps: list[int], expected: list[int]) -> None:
-    assert _cuts({"id": "TimeTrigger", "every": "10s"}, *timestamps) == expected
+    assert _fired({"id": "TimeTrigger", "every": "10s"}, *timestamps) == expected
 
 
 @pytest.mark.parametrize(
@@ -86,14 +94,14 @@ def test_time_from_the_first_sample(timestamps: list[int], expected: list[int]) 
     ],
 )
 def test_time_from_a_given_start(start: int | str, timestamps: list[int], expected: list[int]) -> None:
-    assert _cuts({"id": "TimeTrigger", "every": "10s", "start_timestamp": start}, *timestamps) == expected
+    assert _fired({"id": "TimeTrigger", "every": "10s", "start_timestamp": start}, *timestamps) == expected
 
 
 def test_time_at_the_ends_of_int64() -> None:
     section = {"id": "TimeTrigger", "every": 1}
-    assert _cuts(section, MIN_TIMESTAMP, 0, MAX_TIMESTAMP) == [1, 2]
-    assert _cuts({**section, "start_timestamp": MAX_TIMESTAMP}, MIN_TIMESTAMP, 0, MAX_TIMESTAMP) == []
-    assert _cuts({**section, "every": "99999999999999y"}, MIN_TIMESTAMP, 0, MAX_TIMESTAMP) == [2]
+    assert _fired(section, MIN_TIMESTAMP, 0, MAX_TIMESTAMP) == [1, 2]
+    assert _fired({**section, "start_timestamp": MAX_TIMESTAMP}, MIN_TIMESTAMP, 0, MAX_TIMESTAMP) == []
+    assert _fired({**section, "every": "99999999999999y"}, MIN_TIMESTAMP, 0, MAX_TIMESTAMP) == [], "longer than all of int64"
 
 
 def _time_oracle(timestamps: list[int], every: int, start: int | None) -> Iterator[int]:
@@ -112,10 +120,37 @@ def _time_oracle(timestamps: list[int], every: int, start: int | None) -> Iterat
             yield position
 
 
-@given(st.lists(st.integers(-50, 200), max_size=40), st.integers(1, 30), st.none() | st.integers(-60, 210))
-def test_time_decides_as_the_rule_says(timestamps: list[int], every: int, start: int | None) -> None:
+_TIMES = st.lists(st.integers(-50, 200), max_size=40)
+_EDGES = st.lists(st.integers(0, 40), max_size=6)
+
+
+def _in_batches(timestamps: list[int], edges: list[int]) -> list[SampleBatch]:
+    whole, bounds = _batch(*timestamps), [0, *sorted(min(edge, len(timestamps)) for edge in edges), len(timestamps)]
+    return [whole.slice(start, stop) for start, stop in pairwise(bounds)]
+
+
+@given(_TIMES, _EDGES, st.integers(1, 30), st.none() | st.integers(-60, 210))
+def test_time_decides_as_the_rule_says(timestamps: list[int], edges: list[int], every: int, start: int | None) -> None:
     section = {"id": "TimeTrigger", "every": every, "start_timestamp": start}
-    assert _cuts(section, *timestamps) == list(_time_oracle(timestamps, every, start))
+    fired = _positions(decide(build_trigger(section), _in_batches(timestamps, edges)))
+    assert fired == list(_time_oracle(timestamps, every, start))
+
+
+@given(_TIMES, _EDGES, st.integers(1, 30))
+def test_amount_decides_as_the_rule_says(timestamps: list[int], edges: list[int], num_samples: int) -> None:
+    section = {"id": "DataAmountTrigger", "num_samples": num_samples}
+    fired = _positions(decide(build_trigger(section), _in_batches(timestamps, edges)))
+    assert fired == list(range(num_samples, len(timestamps) + 1, num_samples))
+
+
+@pytest.mark.parametrize("section", [{"id": "TimeTrigger", "every": 7}, {"id": "DataAmountTrigger", "num_samples": 3}], ids=str)
+@given(timestamps=_TIMES, at=st.integers(0, 40))
+def test_a_policy_that_is_resumed_anywhere_decides_as_before(section: dict[str, Any], timestamps: list[int], at: int) -> None:
+    whole, at = decide(build_trigger(section), [_batch(*timestamps)]), min(at, len(timestamps))
+    old, new = build_trigger(section), build_trigger(section)
+    before = decide(old, [_batch(*timestamps[:at])])
+    new.load_state(json.loads(json.dumps(old.state())))
+    assert decide(new, [_batch(*timestamps).slice(at, len(timestamps))], before=before, position=at) == whole
 
 
 @pytest.mark.parametrize(
@@ -168,28 +203,25 @@ class _Wrong(DataAmountTrigger):
 
 
 class _CountsBatches(_Wrong):
-    """Fires once per batch."""
+    """Checks at the end of each batch."""
 
-    def cuts(self, batch: SampleBatch) -> Iterator[int]:
-        if len(batch):
-            yield len(batch)
+    def next_check(self, batch: SampleBatch, start: int) -> int | None:
+        return len(batch) if start < len(batch) else None
 
 
 class _ChangesItsInput(_Wrong):
     """Writes into the batch."""
 
-    def cuts(self, batch: SampleBatch) -> Iterator[int]:
-        batch.labels[:] = 0
-        yield from super().cuts(batch)
+    def observe(self, samples: SampleBatch) -> None:
+        samples.labels[:] = 0
+        super().observe(samples)
 
 
-class _FiresBeforeAnything(_Wrong):
-    """Fires before the first sample."""
+class _ChecksWhereItHasChecked(_Wrong):
+    """Returns the position that was decided on."""
 
-    def cuts(self, batch: SampleBatch) -> Iterator[int]:
-        if len(batch):
-            yield 0
-        yield from super().cuts(batch)
+    def next_check(self, batch: SampleBatch, start: int) -> int | None:
+        return max(start, 0)
 
 
 class _Forgets(_Wrong):
@@ -211,10 +243,36 @@ class _Remembers(_Wrong):
 
     shared = 0
 
-    def cuts(self, batch: SampleBatch) -> Iterator[int]:
+    def observe(self, samples: SampleBatch) -> None:
         self._pending = self._pending or type(self).shared
-        yield from super().cuts(batch)
+        super().observe(samples)
         type(self).shared = self._pending
+
+
+class _CountsWhenAsked(_Wrong):
+    """Changes its state in a question."""
+
+    def check(self, context: CheckContext) -> Check:
+        self._pending = 0
+        return Check(fires=True)
+
+
+class _Draws(_Wrong):
+    """Draws from a generator that no seed reaches."""
+
+    def check(self, context: CheckContext) -> Check:
+        return Check(fires=True, evidence={"drawn": random()})
+
+
+class _MissesReplayedVerdicts(_Wrong):
+    """Goes on only from verdicts that it has made itself."""
+
+    def check(self, context: CheckContext) -> Check:
+        self.made = context.position
+        return Check(fires=True, evidence={"position": float(context.position)})
+
+    def checked(self, record: CheckRecord) -> None:
+        self._pending = 0 if getattr(self, "made", 0) == record.position else 1
 
 
 @pytest.mark.parametrize(
@@ -222,15 +280,30 @@ class _Remembers(_Wrong):
     [
         (_CountsBatches, "in batches of"),
         (_ChangesItsInput, "changes the samples"),
-        (_FiresBeforeAnything, "although no sample came"),
         (_Forgets, "after load_state"),
         (_ReadsAnything, "load_state accepts"),
-        (_Remembers, "in batches of"),
+        (_Remembers, "in batches of|a second instance"),
+        (_CountsWhenAsked, "check changes its state"),
+        (_Draws, "asked again, answers otherwise"),
+        (_MissesReplayedVerdicts, "when its verdicts are replayed"),
     ],
 )
 def test_the_checks_can_fail(policy: type[Trigger], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         check_trigger(policy, {"num_samples": 7})
+
+
+def test_a_position_that_does_not_ascend_is_refused() -> None:
+    with pytest.raises(
+        UserCodeError, match="_ChecksWhereItHasChecked wants to check at position 0 of a batch of 3 samples, after 0"
+    ):
+        next_position(_ChecksWhereItHasChecked(DataAmountConfig(num_samples=3)), _batch(1, 2, 3), 0)
+
+
+@pytest.mark.parametrize("arguments", [(1, {}), (True, {"distance": "far"}), (True, {3: 1.0})], ids=str)
+def test_a_verdict_holds_named_numbers(arguments: tuple[Any, Any]) -> None:
+    with pytest.raises(UserCodeError, match="is no verdict"):
+        Check(*arguments)
 
 
 def test_context_reaches_the_policy() -> None:
