@@ -21,12 +21,13 @@ FLOORS = {
     "registry": 1, "json_codec": 1, "atomic_write": 1, "columnar": 1, "log_files": 1,
     "config": 2, "state_folders": 2,
     "rpc": 3, "db": 3, "local": 3, "workers": 3, "models": 3,
-    "storage": 4, "selector": 4, "model_storage": 4,
-    "dataset": 5,
-    "trainer_server": 6, "evaluator": 6,
-    "supervisor": 7,
-    "analysis": 8,
-    "reference": 9, "client": 10, "cli": 11, "testing": 11, "__init__": 11,
+    "storage": 4, "model_storage": 4,
+    "selector": 5,
+    "dataset": 6,
+    "trainer_server": 7, "evaluator": 7,
+    "supervisor": 8,
+    "analysis": 9,
+    "reference": 10, "client": 11, "cli": 12, "testing": 12, "__init__": 12,
 }  # fmt: skip
 STORAGE_ROOMS = ("model", "files", "formats", "index", "read", "catalogue", "ingest", "flight")
 """Bottom up; modules beside the rooms are above all of them."""
@@ -71,7 +72,7 @@ def test_a_room_imports_only_what_is_below_it(path: Path) -> None:
         if there == here:
             continue
         assert FLOORS[there] <= FLOORS[here], f"{here} (floor {FLOORS[here]}) imports {name} (floor {FLOORS[there]})"
-        assert FLOORS[there] < FLOORS[here] or FLOORS[here] in (0, 1, 3, 11), f"{here} imports {name}, a room of its own floor"
+        assert FLOORS[there] < FLOORS[here] or FLOORS[here] in (0, 1, 3, 12), f"{here} imports {name}, a room of its own floor"
 
 
 def test_rooms_inside_storage_import_only_what_is_below_them() -> None:

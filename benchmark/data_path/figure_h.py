@@ -69,7 +69,7 @@ def prepare(setting: Setting) -> Iterator[list[Case]]:
         cases = []
         for order in orders:
             samples = stream(setting.samples, order)
-            ours = selector_side(services.config, samples, "local")
+            ours = selector_side(services, samples, "local")
             for durable in (False, True):
                 theirs = numpy_side(setting.folder / "numpy", samples, durable=durable)
                 name = f"keys {order}, NumPy {'waits for the disk as we do' if durable else 'does not wait for the disk'}"

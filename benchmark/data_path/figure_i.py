@@ -116,7 +116,7 @@ def copy_side(url: str, samples: SampleBatch, way: str) -> Side:
 def prepare(setting: Setting) -> Iterator[list[Case]]:
     samples = stream(setting.samples, "random")
     with installation(setting.folder) as services:
-        ours = selector_side(services.config, samples, "database")
+        ours = selector_side(services, samples, "database")
         url = services.config.resolved_database_url()
         # Not cold: both sides write.
         yield [Case(f"keys random, COPY of {way}", 0.7, ours, copy_side(url, samples, way), cold=False) for way in WAYS]

@@ -38,6 +38,17 @@ class Installation:
                 f"{dataset.name} holds {info.num_samples:,} samples, {expected:,} were written; {info.num_problems} problems"
             )
 
+    def empty_dataset(self) -> str:
+        """Registers a dataset without samples, for runs that are informed of made-up ones; returns its name."""
+        folder = self.config_file.parent / "empty"
+        folder.mkdir(exist_ok=True)
+        config = {"record_size": 2, "label_size": 1}
+        dataset = DatasetConfig(
+            name="empty", base_path=str(folder), file_wrapper="BinaryFileWrapper", file_wrapper_config=config, watch=False
+        )
+        self.client.register_dataset(dataset)
+        return dataset.name
+
     def restart(self, service: str) -> None:
         """Ends a service; the stack starts it again. Returns once it serves."""
         old = self.pid(service)

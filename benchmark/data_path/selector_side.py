@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from benchmark.data_path.figure import Measured, Side
-from modyn.config.system import SystemConfig
+from benchmark.data_path.installation import Installation
 from modyn.records import RunId, SampleBatch
 from modyn.selector.client import SelectorClient
 
@@ -37,14 +37,16 @@ def parts(samples: SampleBatch) -> Iterator[tuple[int, SampleBatch]]:
         yield first, samples.slice(first, first + STEP)
 
 
-def selector_side(config: SystemConfig, samples: SampleBatch, backend: Literal["local", "database"]) -> Side:
+def selector_side(services: Installation, samples: SampleBatch, backend: Literal["local", "database"]) -> Side:
     """Informs, triggers, and reads every partition. The value is keys a second of all three together."""
+
+    config, dataset = services.config, services.empty_dataset()
 
     def run(ready: Callable[[], None]) -> Measured:
         run_id = RunId(f"run-{next(_numbers)}")
         strategy = {"name": "NewDataStrategy", "maximum_keys_in_memory": PARTITION, "storage_backend": backend}
         with SelectorClient(config.endpoint("selector")) as selector:
-            selector.register_run(run_id, "numbers", strategy, seed=0)
+            selector.register_run(run_id, dataset, strategy, seed=0)
             ready()
             began = perf_counter()
             for position, part in parts(samples):

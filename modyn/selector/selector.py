@@ -30,6 +30,7 @@ from modyn.errors import (
 )
 from modyn.records import KeysAndWeights, RunId, SampleBatch, TriggerSetInfo
 from modyn.rpc.logs import get_logger
+from modyn.selector.deletions import DeletedKeys
 from modyn.selector.sample_log import SampleLog, check_range, check_run_id
 from modyn.selector.sample_rows import RowCopier, copy_rows, create_rows, drop_rows
 from modyn.selector.selection import build_selection
@@ -83,6 +84,8 @@ class TriggerSetRecord:
     partition_size: int
     keys_checksum: str
     policy_state: dict[str, Any]
+    num_deleted: int
+    """Deleted samples of the dataset when it was selected: the version of the deletions that it heeds."""
 
     def info(self, run_id: RunId) -> TriggerSetInfo:
         """What other services see of this trigger set, as one of run `run_id`."""
@@ -105,8 +108,9 @@ class Selector:
     Every method raises UnavailableError when PostgreSQL or the disk cannot be used.
     """
 
-    def __init__(self, database: Database, directory: Path) -> None:
+    def __init__(self, database: Database, directory: Path, deleted_keys: DeletedKeys) -> None:
         self._database = database
+        self._deleted_keys = deleted_keys
         self._runs = directory / "runs"
         self._runs.mkdir(parents=True, exist_ok=True)
         self._orphans = directory / "orphans"
@@ -219,11 +223,14 @@ class Selector:
         if before is not None:
             policy.load_state(before.policy_state)
         size = policy.config.maximum_keys_in_memory
-        window = window_of_trigger(log, boundaries, num_samples, policy.config.tail_triggers, size)
+        deleted = self._deleted_keys(run.dataset)
+        window = window_of_trigger(log, boundaries, num_samples, policy.config.tail_triggers, size, deleted)
         selection = policy.select(window, SelectionContext(run.seed, trigger_id))
         header = write_trigger_set(self._set_path(run, trigger_id), size, selection)
         TRIGGER_SECONDS.observe(time.perf_counter() - started)
-        return TriggerSetRecord(trigger_id, num_samples, header.num_keys, size, header.keys_sha256, policy.state())
+        return TriggerSetRecord(
+            trigger_id, num_samples, header.num_keys, size, header.keys_sha256, policy.state(), num_deleted=len(deleted)
+        )
 
     def trigger_set(self, run_id: RunId, trigger_id: int) -> TriggerSetInfo:
         """Describe an existing trigger set. Raises NotFoundError if there is none."""

@@ -14,9 +14,11 @@ from modyn.rpc.columns import batch_from_proto, batch_to_proto, items_per_messag
 from modyn.rpc.logs import bind
 from modyn.rpc.server import Registration, ServiceContext
 from modyn.rpc.wire import from_struct, plugins_to_proto, problems_to_proto, to_message
+from modyn.selector.deletions import StorageDeletions
 from modyn.selector.presampling import PRESAMPLING
 from modyn.selector.selection import SELECTION, validate_selection_section
 from modyn.selector.selector import KEYS_PER_CHUNK, SCHEMA, Selector
+from modyn.storage.client import StorageClient
 
 _KEY_BYTES = 12
 """Size of a key with its weight, where they cannot be packed."""
@@ -28,7 +30,9 @@ def build(context: ServiceContext) -> list[Registration]:
     """Open the schema, repair what a crash has left, and return the servicer."""
     database = open_database(context.config, SCHEMA, "modyn.selector.migrations")
     context.on_shutdown(database.close)
-    selector = Selector(database, context.directory)
+    storage = StorageClient(context.config.endpoint("storage"))
+    context.on_shutdown(storage.close)
+    selector = Selector(database, context.directory, StorageDeletions(storage))
     context.on_shutdown(selector.close)
     selector.recover()
     servicer = SelectorServicer(selector, context.config.endpoint("selector"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from modyn._core import KeySet
 from modyn.config.system import DatasetConfig, Endpoint
 from modyn.errors import NotFoundError, UnavailableError
 from modyn.proto import common_pb2, storage_pb2, storage_pb2_grpc
@@ -146,6 +147,11 @@ class StorageClient(ServiceClient):
     def delete_samples(self, name: str, keys: Int64Array, identity: str = "") -> int:
         """Delete the samples `keys`, int64 (n,), for good; return how many existed. Their keys are never used again."""
         return sum(int(self._stub.DeleteSamples(request).num_deleted) for request in self._key_requests(name, keys, identity))
+
+    def deleted_keys(self, name: str) -> KeySet:
+        """Return all keys that are deleted. Their number is the version of the set: keys are deleted once and for good."""
+        request = storage_pb2.DatasetName(name=name)
+        return KeySet.parsed(self._retrier.call(lambda: b"".join(part.content for part in self._stub.DeletedKeys(request))))
 
     def _key_requests(self, name: str, keys: Int64Array, identity: str) -> Iterator[storage_pb2.KeysRequest]:
         for first in range(0, len(keys), self._keys_per_call):

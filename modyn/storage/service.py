@@ -108,6 +108,13 @@ class StorageService(storage_pb2_grpc.StorageServicer):
         deleted = self._dataset(request).delete_samples(keys_from_bytes(request.keys))
         return storage_pb2.DeleteReply(num_deleted=deleted)
 
+    def DeletedKeys(self, request: storage_pb2.DatasetName, context: Context) -> Iterator[storage_pb2.KeySetPart]:
+        """All deleted keys of a dataset, in parts that fit into messages."""
+        content = self._store.snapshot(request.name).tombstones.keys.serialized()
+        size = self._samples_per_message * _SAMPLE_BYTES
+        for first in range(0, len(content), size):
+            yield storage_pb2.KeySetPart(content=content[first : first + size])
+
     def OfferShortCut(self, request: storage_pb2.DatasetName, context: Context) -> storage_pb2.ShortCutOffer:
         """What a reader on this machine needs to read without the service, or the reason why it may not."""
         return to_message(self._store.offer_short_cut(request.name), storage_pb2.ShortCutOffer)

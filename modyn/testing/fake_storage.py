@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from modyn._core import KeySet
 from modyn.config.system import DatasetConfig
 from modyn.errors import CancelledError, InvalidArgumentError, NotFoundError
 from modyn.records import Int64Array, Interval, LabelArray, SampleBatch
@@ -215,6 +216,11 @@ class FakeStorageClient(FakeClient, StorageClient):
             existing = {int(key) for key in keys if dataset.has(int(key))}
             dataset.deleted |= existing
             return len(existing)
+
+    def deleted_keys(self, name: str) -> KeySet:
+        """All deleted keys of a dataset. Raises NotFoundError."""
+        with self._storage.arrived:
+            return KeySet(np.asarray(sorted(self._storage.find(name).deleted), np.int64))
 
 
 class FakeNewSamples(NewSamples):

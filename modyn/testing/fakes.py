@@ -21,10 +21,12 @@ from modyn.model_storage.client import ModelHeader, StoredModel, StoredModelInfo
 from modyn.models.weights import weights_sha256
 from modyn.records import EvalInterval, KeysAndWeights, ModelVersion, RunId, SampleBatch, TriggerSetInfo
 from modyn.registry import Plugin
+from modyn.selector.deletions import DeletedKeys
 from modyn.selector.sample_log import check_range, check_run_id, refuse_other_labels, refuse_others, unseen
 from modyn.selector.selection import SelectionPolicy, build_selection, validate_selection_section
 from modyn.selector.trigger_set import check_checksum, check_next, partition_bounds
 from modyn.selector.window import SelectionContext, window_of_trigger
+from modyn.selector.window.live import NO_KEYS
 from modyn.testing.checks import MemoryReader
 from modyn.trainer_server.client import TrainingRequest, TrainingState, TrainingStatus
 
@@ -72,9 +74,13 @@ class _RegisteredRun:
 
 
 class FakeSelectorClient(FakeClient):
-    """Makes the same trigger sets as the service. `runs[run_id].samples` is the stream as informed, `.sets` are the trigger sets."""
+    """Makes the same trigger sets as the service. `runs[run_id].samples` is the stream as informed, `.sets` are the trigger sets.
 
-    def __init__(self) -> None:
+    deleted_keys: which keys of a dataset are deleted; by default none.
+    """
+
+    def __init__(self, deleted_keys: DeletedKeys = lambda dataset: NO_KEYS) -> None:
+        self._deleted_keys = deleted_keys
         self.runs: dict[RunId, _RegisteredRun] = {}
 
     def validate(self, pipeline: Mapping[str, Any]) -> list[Problem]:
@@ -126,8 +132,9 @@ class FakeSelectorClient(FakeClient):
         if not 0 <= trigger_id < len(run.boundaries):
             check_next(run_id, len(run.samples), run.boundaries, trigger_id, num_samples)
             config = run.policy.config
+            reader, deleted = MemoryReader(run.samples), self._deleted_keys(run.dataset)
             window = window_of_trigger(
-                MemoryReader(run.samples), run.boundaries, num_samples, config.tail_triggers, config.maximum_keys_in_memory
+                reader, run.boundaries, num_samples, config.tail_triggers, config.maximum_keys_in_memory, deleted
             )
             selection = run.policy.select(window, SelectionContext(run.seed, trigger_id))
             run.sets.append(KeysAndWeights.concatenate(list(selection.parts)))

@@ -41,7 +41,7 @@ class InMemoryServices:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.storage = FakeStorage()
-        self.selector = FakeSelectorClient()
+        self.selector = FakeSelectorClient(self.storage.client().deleted_keys)
         self.model_storage = FakeModelStorage()
         self.trainer_server = FakeTrainerServer(self._train)
         self.evaluator = FakeEvaluator()

@@ -19,6 +19,7 @@ from modyn.errors import (
 )
 from modyn.records import RunId, SampleBatch
 from modyn.selector.client import SelectorClient
+from modyn.testing.fake_storage import FakeStorage
 from modyn.testing.fakes import FakeSelectorClient
 from tests.support.selecting import serving
 
@@ -32,12 +33,21 @@ def stream(start: int, end: int, dtype: type[np.generic] = np.int64) -> SampleBa
     return SampleBatch(positions * 3 + 1, positions - 50, labels)
 
 
+@pytest.fixture
+def storage() -> FakeStorage:
+    """A dataset `d`, from which samples can be deleted."""
+    storage = FakeStorage()
+    storage.add_dataset("d")
+    storage.add_samples("d", timestamps=range(1000))
+    return storage
+
+
 @pytest.fixture(params=["service", "fake"])
-def client(request: pytest.FixtureRequest, system_config: SystemConfig) -> Iterator[SelectorClient]:
+def client(request: pytest.FixtureRequest, system_config: SystemConfig, storage: FakeStorage) -> Iterator[SelectorClient]:
     if request.param == "fake":
-        yield cast("SelectorClient", FakeSelectorClient())
+        yield cast("SelectorClient", FakeSelectorClient(storage.client().deleted_keys))
         return
-    with serving(system_config) as real:
+    with serving(system_config, storage) as real:
         yield real
 
 
@@ -112,6 +122,49 @@ def test_a_trigger_is_fixed_once_and_comes_in_order(client: SelectorClient) -> N
         client.keys(RUN, 0, 2)
     with pytest.raises(NotFoundError, match="no trigger 3"):
         client.keys(RUN, 3, 0)
+
+
+RANDOM = {"name": "CoresetStrategy", "maximum_keys_in_memory": 10, "presampling_config": {"strategy": "Random", "ratio": 40}}
+
+
+@pytest.mark.parametrize(
+    ("section", "sizes"),
+    [
+        (SECTION, [15, 35, 0]),
+        ({**SECTION, "limit": 10}, [10, 10, 0]),
+        ({**SECTION, "limit": 10, "limit_reset": "sampleUAR"}, [10, 10, 0]),
+        ({**SECTION, "tail_triggers": 0}, [15, 20, 0]),
+        (RANDOM, [6, 14, 0]),
+    ],
+)
+def test_deleted_samples_leave_windows_ratios_and_limits(
+    client: SelectorClient, storage: FakeStorage, section: dict[str, Any], sizes: list[int]
+) -> None:
+    """25 of 40 are deleted before the first trigger, none of the next 20, and all before the last."""
+    client.register_run(RUN, "d", section, 1)
+    client.inform(RUN, 0, stream(0, 40))
+    deleted = stream(3, 28).keys
+    storage.client().delete_samples("d", deleted)
+    first = client.trigger(RUN, 0, 40)
+    kept = keys_of(client, 0)
+    client.inform(RUN, 40, stream(40, 60))
+    second = client.trigger(RUN, 1, 60)
+    storage.client().delete_samples("d", np.arange(1000))
+    third = client.trigger(RUN, 2, 60)
+    assert [first.num_keys, second.num_keys, third.num_keys] == sizes
+    assert not np.isin(deleted, [*kept, *keys_of(client, 1)]).any()
+    if section.get("limit_reset") is None and "limit" in section:
+        assert kept == stream(30, 40).keys.tolist()
+    # A trigger set is fixed: deletions since then change none.
+    assert client.trigger(RUN, 0, 40) == first
+    assert keys_of(client, 0) == kept
+
+
+def test_a_dataset_that_storage_does_not_know_is_named(client: SelectorClient) -> None:
+    client.register_run(RUN, "unknown", SECTION, 1)
+    client.inform(RUN, 0, stream(0, 40))
+    with pytest.raises(NotFoundError, match="no dataset 'unknown'"):
+        client.trigger(RUN, 0, 40)
 
 
 def test_runs_are_registered_once_and_with_names_that_files_can_have(client: SelectorClient) -> None:

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from sqlalchemy import event, text
 from sqlalchemy.engine import Connection
 
+from modyn._core import KeySet
 from modyn.config.system import SystemConfig
 from modyn.db.engine import Database, open_database
 from modyn.errors import (
@@ -37,6 +38,7 @@ from modyn.selector.sample_log import unseen
 from modyn.selector.selector import Selector
 from modyn.selector.trigger_set import TriggerSetHeader, write_trigger_set
 from modyn.selector.window import Selection
+from modyn.selector.window.live import NO_KEYS
 from modyn.testing.fakes import FakeSelectorClient
 from modyn.testing.waiting import PATIENCE_S
 
@@ -48,6 +50,10 @@ def stream(start: int, end: int, dtype: type[np.generic] = np.int64) -> SampleBa
     """Positions [start, end) of a stream with keys, times and labels that tell which position they belong to."""
     positions = np.arange(start, end)
     return SampleBatch(positions * 3 + 1, positions - 50, (positions * 7 % 1000).astype(dtype) + np.array(0.5).astype(dtype))
+
+
+def nothing_deleted(dataset: str) -> KeySet:
+    return NO_KEYS
 
 
 def strategy(backend: str = "local", **options: Any) -> dict[str, Any]:
@@ -79,7 +85,7 @@ def directory(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def selector(database: Database, directory: Path) -> Iterator[Selector]:
-    made = Selector(database, directory)
+    made = Selector(database, directory, nothing_deleted)
     made.recover()
     yield made
     made.close()
@@ -241,7 +247,7 @@ def test_what_a_crash_leaves_is_repaired(selector: Selector, database: Database,
     (directory / "runs" / "never-committed.99").mkdir()
     (folder / "triggers" / "000000.set.tmp").write_bytes(b"half")
     (folder / "triggers" / "000001.set").write_bytes(b"written, but its row was not")
-    again = Selector(database, directory)
+    again = Selector(database, directory, nothing_deleted)
     again.recover()
     assert size <= (folder / "samples").stat().st_size < size + 1_000_000
     assert list((directory / "runs").iterdir()) == [folder]
@@ -263,7 +269,7 @@ def test_with_another_database_no_samples_are_deleted_and_none_mistaken_for_othe
     with database.session() as session:
         session.execute(text("TRUNCATE selector.runs RESTART IDENTITY CASCADE"))
     for restart in (1, 2):
-        again = Selector(database, directory)
+        again = Selector(database, directory, nothing_deleted)
         again.recover()
         again.register_run(RUN, "d", strategy(), 1)  # of the same name and number
         assert again.inform(RUN, 0, SampleBatch.empty()) == 0, restart
@@ -286,7 +292,7 @@ def test_one_damaged_run_keeps_no_other_from_being_used(
         path.mkdir()
     else:
         path.write_bytes(b"other bytes" if damage == "other bytes" else content[:4096] + b"x" * 8192 + content[12288:])
-    again = Selector(database, directory)
+    again = Selector(database, directory, nothing_deleted)
     again.recover()
     assert again.trigger(other, 0, 20).num_keys == 20
     for call in (lambda: again.inform(RUN, 20, stream(20, 30)), lambda: again.trigger(RUN, 0, 20)):
@@ -312,7 +318,7 @@ def test_a_deletion_that_fails_is_told_and_keeps_no_other_run_from_being_used(
         failing.setattr(shutil, "rmtree", refuses)
         with pytest.raises(UnavailableError, match=f"cannot delete .* of run '{RUN}': Read-only file system"):
             selector.delete_run(RUN)
-        again = Selector(database, directory)
+        again = Selector(database, directory, nothing_deleted)
         again.recover()
         assert again.trigger(other, 0, 20).num_keys == 20
     again.delete_run(RUN)
@@ -392,7 +398,7 @@ def test_what_was_counted_when_the_process_was_killed_is_synced_by_the_next(
     (path,) = (directory / "runs").glob("*/samples")
     synced: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
-    Selector(database, directory).recover()
+    Selector(database, directory, nothing_deleted).recover()
     assert str(path) in synced
 
 
@@ -482,13 +488,13 @@ def test_a_failed_insert_fails_the_trigger_and_is_made_good(selector: Selector, 
 
 
 def test_copies_that_a_crash_cut_off_go_on_where_they_stopped(database: Database, directory: Path) -> None:
-    first = Selector(database, directory)
+    first = Selector(database, directory, nothing_deleted)
     first.register_run(RUN, "d", strategy("database"), 1)
     first.inform(RUN, 0, stream(0, 10))
     first.trigger(RUN, 0, 10)
     first.close()  # Nothing is copied any more.
     first.inform(RUN, 10, stream(10, 40))
-    second = Selector(database, directory)
+    second = Selector(database, directory, nothing_deleted)
     second.recover()
     second.trigger(RUN, 1, 40)
     second.close()
@@ -641,7 +647,7 @@ def test_a_deletion_that_was_cut_off_is_finished(selector: Selector, database: D
     selector.trigger(RUN, 0, 20)
     with database.session() as session:
         session.execute(text("UPDATE selector.runs SET deleting = true"))
-    selector = Selector(database, directory)
+    selector = Selector(database, directory, nothing_deleted)
     with pytest.raises(NotFoundError):
         selector.inform(RUN, 20, stream(20, 21))
     if by == "recover":

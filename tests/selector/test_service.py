@@ -21,7 +21,7 @@ from modyn.selector.client import SelectorClient
 from modyn.testing.fakes import FakeSelectorClient
 from modyn.testing.waiting import PATIENCE_S
 from tests.support.processes import ServiceProcess
-from tests.support.selecting import serving
+from tests.support.selecting import serving, serving_storage
 
 RUN = RunId("run-1")
 SECTION: dict[str, Any] = {"name": "NewDataStrategy", "maximum_keys_in_memory": 300_000}
@@ -150,7 +150,7 @@ def test_killed_at_any_moment_it_goes_on_with_the_same_result(system_config: Sys
             answers.release()
 
     drivers = [threading.Thread(target=keep_driving, args=(parity,), daemon=True) for parity in (0, 1)]
-    with ServiceProcess("selector", system_config, tmp_path) as process:
+    with serving_storage(system_config), ServiceProcess("selector", system_config, tmp_path) as process:
         for driver in drivers:
             driver.start()
         try:
@@ -182,6 +182,7 @@ def test_killed_at_any_moment_it_goes_on_with_the_same_result(system_config: Sys
 
 def test_keys_are_waited_for_while_the_selector_starts_again(system_config: SystemConfig, tmp_path: Path) -> None:
     with (
+        serving_storage(system_config),
         ServiceProcess("selector", system_config, tmp_path) as process,
         SelectorClient(system_config.endpoint("selector"), wait_s=PATIENCE_S) as client,
         ThreadPoolExecutor(1) as pool,

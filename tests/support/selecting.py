@@ -1,27 +1,58 @@
-"""The selector's service in the test's own process, with a client."""
+"""The selector's service in the test's own process, with a client; and what it asks of storage, answered from a FakeStorage."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import grpc
+
 from modyn.config.system import SystemConfig
+from modyn.proto import storage_pb2, storage_pb2_grpc
 from modyn.rpc.logs import get_logger
-from modyn.rpc.server import ServiceContext, start_server
+from modyn.rpc.server import Registration, ServiceContext, start_server
 from modyn.selector.client import SelectorClient
 from modyn.selector.service import build
 from modyn.state_folders import prepare_run_dir
+from modyn.storage.wire import info_to_proto
+from modyn.testing.fake_storage import FakeStorage
+
+
+class _StorageOfFake(storage_pb2_grpc.StorageServicer):
+    def __init__(self, storage: FakeStorage) -> None:
+        self._client = storage.client()
+
+    def GetDataset(self, request: storage_pb2.DatasetName, context: grpc.ServicerContext) -> storage_pb2.Dataset:
+        return info_to_proto(self._client.dataset(request.name))
+
+    def DeletedKeys(self, request: storage_pb2.DatasetName, context: grpc.ServicerContext) -> Iterator[storage_pb2.KeySetPart]:
+        yield storage_pb2.KeySetPart(content=self._client.deleted_keys(request.name).serialized())
 
 
 @contextmanager
-def serving(config: SystemConfig) -> Iterator[SelectorClient]:
-    """A client of a selector that serves as long as the block."""
-    context = ServiceContext("selector", config, get_logger("selector"))
+def serving_storage(config: SystemConfig, storage: FakeStorage | None = None) -> Iterator[FakeStorage]:
+    """What the selector asks storage for, answered from `storage`; by default from one with an empty dataset `d`."""
+    if storage is None:
+        storage = FakeStorage()
+        storage.add_dataset("d")
     prepare_run_dir(config.run_dir)
-    server = start_server("selector", config.endpoint("selector"), build(context))
+    registration = Registration(storage_pb2_grpc.add_StorageServicer_to_server, _StorageOfFake(storage), "modyn.Storage")
+    server = start_server("storage", config.endpoint("storage"), [registration])
     try:
-        with SelectorClient(config.endpoint("selector")) as opened:
-            yield opened
+        yield storage
     finally:
-        server.stop()
-        context.shut_down()
+        server.stop(0.1)
+
+
+@contextmanager
+def serving(config: SystemConfig, storage: FakeStorage | None = None) -> Iterator[SelectorClient]:
+    """A client of a selector that serves as long as the block, beside a storage that answers from `storage`."""
+    context = ServiceContext("selector", config, get_logger("selector"))
+    with serving_storage(config, storage):
+        server = start_server("selector", config.endpoint("selector"), build(context))
+        try:
+            with SelectorClient(config.endpoint("selector")) as opened:
+                yield opened
+        finally:
+            server.stop()
+            context.shut_down()

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from modyn._core import KeySet
 from modyn.errors import CorruptStateError
 from modyn.records import Int64Array, KeysAndWeights, SampleBatch
+from modyn.selector.window.live import NO_KEYS, LiveReader
+from modyn.selector.window.reader import BLOCK, SampleReader
 
-BLOCK = 65_536
-"""Positions that a sampler decides on at once. Fixed, because a seed means the same sample only as long as this stays."""
 _MAX_CHUNK_SIZE = 1_048_576
-
-
-class SampleReader(Protocol):
-    """Random access to the samples of one run by position in its stream: SampleLog, or arrays in tests."""
-
-    def read(self, start: int, end: int) -> SampleBatch:
-        """Return samples [start, end), positions from 0 in the stream, all of which must exist."""
-
-    def read_keys(self, start: int, end: int) -> Int64Array:
-        """Return the keys of samples [start, end), int64 (end - start,), which is what most policies need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,19 +78,30 @@ class SelectionWindow:
 
 
 def window_of_trigger(
-    reader: SampleReader, boundaries: Sequence[int], num_samples: int, tail_triggers: int | None, maximum_keys_in_memory: int
+    reader: SampleReader,
+    boundaries: Sequence[int],
+    num_samples: int,
+    tail_triggers: int | None,
+    maximum_keys_in_memory: int,
+    deleted: KeySet = NO_KEYS,
 ) -> SelectionWindow:
     """Return the window of the next trigger: the newest of the first `num_samples` samples, and those of `tail_triggers` triggers before.
 
     Args: boundaries: how many samples each trigger before it covered. tail_triggers: None: all of them. maximum_keys_in_memory: samples
-    to read at once, but at least a block of the sampler (2 MB) and at most 2^20.
+    to read at once, but at least a block of the sampler (2 MB) and at most 2^20. deleted: keys of samples that the window is to leave out;
+    its positions count those that exist.
 
     >>> [window_of_trigger(None, [10, 25, 30], 40, tail, 1).trigger_starts for tail in (None, 0, 1, 3)]
     [(0, 10, 25, 30), (30,), (25, 30), (0, 10, 25, 30)]
     """
     oldest = 0 if tail_triggers is None else max(len(boundaries) - tail_triggers, 0)
     starts = (0, *boundaries)[oldest:]
-    return SelectionWindow(reader, starts[0], num_samples, min(max(maximum_keys_in_memory, BLOCK), _MAX_CHUNK_SIZE), starts)
+    chunk_size = min(max(maximum_keys_in_memory, BLOCK), _MAX_CHUNK_SIZE)
+    if len(deleted):
+        live = LiveReader(reader, starts[0], num_samples, deleted, starts)
+        if len(live) < num_samples - starts[0]:
+            return SelectionWindow(live, 0, len(live), chunk_size, tuple(map(live.number_of, starts)))
+    return SelectionWindow(reader, starts[0], num_samples, chunk_size, starts)
 
 
 def whole(window: SelectionWindow) -> Selection:
