@@ -7,6 +7,7 @@ Every value has a default that works on one machine without any file. Environmen
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import os
 import re
 import tempfile
@@ -17,6 +18,7 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator, mo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from modyn.config.base import Section, problems
+from modyn.config.security import SecurityConfig
 from modyn.errors import ConfigError, UnavailableError
 from modyn.log_files import LogLimits
 
@@ -49,47 +51,6 @@ def _check_address(value: str) -> str:
 
 
 Address = Annotated[str, AfterValidator(_check_address)]
-
-
-class SecurityConfig(Section):
-    """Access to the services. Beyond loopback, TLS and a token are required."""
-
-    tls_cert: Path | None = Field(None, description="PEM file with the certificate that servers show")
-    tls_key: Path | None = Field(None, description="PEM file with the private key of `tls_cert`")
-    tls_ca: Path | None = Field(None, description="PEM file with the authority that clients trust; default: `tls_cert`")
-    token: str | None = Field(None, description="secret that clients send with each call, at least 16 characters", repr=False)
-    token_file: Path | None = Field(None, description="file that holds the token, in place of `token`")
-
-    @field_validator("token")
-    @classmethod
-    def _long_enough(cls, value: str | None) -> str | None:
-        # Not by `min_length`: its message would show the secret.
-        if value is not None and len(value) < 16:
-            raise ValueError("the token has fewer than 16 characters; choose a longer secret")
-        return value
-
-    @model_validator(mode="after")
-    def _pairs(self) -> SecurityConfig:
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("tls_cert and tls_key belong together: set both or none")
-        if self.token is not None and self.token_file is not None:
-            raise ValueError("set token or token_file, not both")
-        return self
-
-    def secret(self) -> str | None:
-        """Return the token, read anew from the file, or from the field; None: none is set.
-
-        Raises: ConfigError: the file cannot be read or its token has fewer than 16 characters.
-        """
-        if self.token_file is None:
-            return self.token
-        try:
-            text = self.token_file.read_text().strip()
-        except OSError as error:
-            raise ConfigError(f"security.token_file: cannot read {self.token_file}: {error.strerror}") from error
-        if len(text) < 16:
-            raise ConfigError(f"security.token_file: {self.token_file} holds fewer than 16 characters; put a longer secret there")
-        return text
 
 
 def is_s3(base_path: str) -> bool:
@@ -201,6 +162,11 @@ class WorkerServiceConfig(ServiceConfig):
         le=86_400,
         description="seconds that one call of a parser, transformation or other function of the user may take",
     )
+    worker_environment: list[str] = Field(
+        default_factory=list,
+        description="names of environment variables that user code may see, beside those that PyTorch, CUDA and Python read; HF_* stands for "
+        "all that begin with HF_",
+    )
     worker_memory_bytes: int | None = Field(
         None,
         ge=2**28,
@@ -258,7 +224,12 @@ class Endpoint(Section):
     def is_local(self) -> bool:
         """Whether only this machine can reach it: a Unix socket or loopback."""
         host = self.address.rsplit(":", 1)[0].strip("[]")
-        return self.is_unix or host in ("localhost", "::1") or host.startswith("127.")
+        if self.is_unix or host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(host).is_loopback
+        except ValueError:  # a name, which may lead anywhere: 127.example.org
+            return False
 
 
 class SystemConfig(BaseSettings):
@@ -357,6 +328,10 @@ class SystemConfig(BaseSettings):
     def flight_endpoints(self) -> list[Endpoint]:
         """The payload servers: storage itself first, then its replicas."""
         return [self.endpoint("flight"), *self.replicas.values()]
+
+    def for_workers(self) -> SystemConfig:
+        """Return what worker processes get: they run user code and need no database, whose URL may hold a password."""
+        return self.model_copy(update={"database_url": None, "redis_url": None})
 
     def resolved_database_url(self) -> str:
         """Return the URL of the configured PostgreSQL, or of the embedded one, which records it at start. Raises UnavailableError."""

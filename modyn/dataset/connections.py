@@ -41,9 +41,7 @@ class DatasetSource:
     streams: int = 1
 
     def __reduce__(self) -> tuple[type[DatasetSource], tuple[SystemConfig, str, int]]:
-        # Worker processes run users' functions and need no database, whose URL may hold a password.
-        config = self.config.model_copy(update={"database_url": None, "redis_url": None})
-        return DatasetSource, (config, self.dataset, self.streams)
+        return DatasetSource, (self.config.for_workers(), self.dataset, self.streams)
 
     def open_payloads(self) -> PayloadReader:
         """Connect to what has the payloads. Raises: ConfigError: the short cut is required and not proven. NotFoundError: there is no such

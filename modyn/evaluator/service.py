@@ -93,7 +93,7 @@ def build(context: ServiceContext) -> Sequence[Registration]:
 
     def make_job(request: EvaluationRequest, intervals: Sequence[Interval]) -> EvaluationJob:
         folder = Path(mkdtemp(dir=scratch, prefix=f"model-{request.model_id}-"))
-        return EvaluationJob(request, intervals, config, folder, outputs)
+        return EvaluationJob(request, intervals, config.for_workers(), folder, outputs)
 
     evaluations = Evaluations(store, pool, make_job, storage.count_samples, settings.max_workers)
     # Called in the reverse order: no job starts any more, then workers end, then what they report can still be stored.

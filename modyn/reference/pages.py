@@ -10,7 +10,8 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from modyn.config.system import SERVICES, DatasetConfig, LogsConfig, SecurityConfig, ServiceConfig, SystemConfig
+from modyn.config.security import SecurityConfig
+from modyn.config.system import SERVICES, DatasetConfig, LogsConfig, ServiceConfig, SystemConfig
 from modyn.reference.explain import sentence, tables
 from modyn.reference.schema import JsonSchema, of_model, one_of, pipeline_json_schema, policies
 from modyn.storage.formats import REGISTRY

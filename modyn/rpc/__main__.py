@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from modyn.config.system import SERVICES, load_system_config
+from modyn.config.system import SERVICES, WorkerServiceConfig, load_system_config
 from modyn.errors import ModynError
 from modyn.registry import load_object
+from modyn.rpc.environment import keep_allowed
 
 
 def main() -> int:
@@ -27,6 +29,9 @@ def main() -> int:
     except ModynError as error:
         sys.stderr.write(f"modyn {name}: {error.message}\n")
         return 1
+    if isinstance(settings := config.service(name), WorkerServiceConfig):
+        # What this process starts runs user code, which must not inherit passwords. The configuration has been read.
+        keep_allowed(os.environ, settings.worker_environment)
     # Imported late, so that a wrong configuration is reported at once.
     from modyn.rpc.server import run_service
 

@@ -19,13 +19,14 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import Gauge, Histogram, start_http_server
+from prometheus_client import Gauge, Histogram
 from structlog.typing import FilteringBoundLogger
 
 from modyn.config.system import Endpoint, SystemConfig
 from modyn.errors import ModynError, SecurityError, UnavailableError
 from modyn.log_files import dropped_lines, is_output, protect_output, write_output_to
 from modyn.rpc.logs import configure_logs, get_logger
+from modyn.rpc.metrics import MetricsServer
 from modyn.rpc.security import check_exposure, server_credentials, token_matches
 from modyn.rpc.status import TOKEN_KEY, abort
 from modyn.state_folders import claim_state, hold_lock, prepare_run_dir
@@ -228,28 +229,11 @@ def _bind(server: grpc.Server, name: str, endpoint: Endpoint) -> str:
 
 def _serve_metrics(context: ServiceContext) -> None:
     """Serve Prometheus metrics, by default on a free port of loopback; the address is written to `metrics_url`."""
-    settings, security = context.config.service(context.name), context.config.security
-    endpoint = Endpoint(address=f"{settings.metrics_host}:{settings.metrics_port}", security=security)
-    if not endpoint.is_local and security.tls_cert is None:
-        raise SecurityError(
-            f"{context.name} will not serve metrics on {endpoint.address} without TLS; set security.tls_cert and tls_key"
-        )
-    certificate, key = (None, None) if endpoint.is_local else (security.tls_cert, security.tls_key)
-    try:
-        server, _ = start_http_server(
-            settings.metrics_port,
-            settings.metrics_host,
-            certfile=str(certificate) if certificate else None,
-            keyfile=str(key) if key else None,
-        )
-    except OSError as error:
-        raise UnavailableError(
-            f"{context.name} cannot serve metrics on {endpoint.address}: {error.strerror}; "
-            f"set {context.name}.metrics_port in the system file"
-        ) from error
-    scheme = "https" if certificate else "http"
-    (context.directory / "metrics_url").write_text(f"{scheme}://{settings.metrics_host}:{server.server_port}/metrics\n")
-    context.on_shutdown(server.shutdown)
+    settings = context.config.service(context.name)
+    endpoint = Endpoint(address=f"{settings.metrics_host}:{settings.metrics_port}", security=context.config.security)
+    metrics = MetricsServer(context.name, endpoint)
+    (context.directory / "metrics_url").write_text(f"{metrics.url}\n")
+    context.on_shutdown(metrics.stop)
 
 
 class _Translation(grpc.ServerInterceptor):

@@ -107,7 +107,7 @@ class Trainings:
         try:
             return self._pool.submit(
                 self.task,
-                TrainingJob(request, self._config),
+                TrainingJob(request, self._config.for_workers()),
                 name=name,
                 log_path=self.log_path(*key),
                 on_message=lambda message: self.table.update(key, lambda s: replace(s, state=TrainingState.RUNNING, **message)),

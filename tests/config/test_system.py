@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modyn.config.system import SERVICES, DatasetConfig, Endpoint, SecurityConfig, SystemConfig, load_system_config
+from modyn.config.security import SecurityConfig
+from modyn.config.system import SERVICES, DatasetConfig, Endpoint, SystemConfig, load_system_config
 from modyn.errors import ConfigError, UnavailableError
 
 
@@ -187,9 +188,11 @@ def test_loopback_is_this_machine(address: str) -> None:
     assert Endpoint(address=address).is_local
 
 
-@pytest.mark.parametrize("address", ["0.0.0.0:1", "10.0.0.1:1", "[::]:1", "example.org:1", "localhost.example.org:1"])
-def test_anything_else_is_not(address: str) -> None:
-    assert not Endpoint(address=address).is_local
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "10.0.0.1", "[::]", "example.org", "localhost.example.org", "127.evil.example", "127.1"]
+)
+def test_anything_else_is_not(host: str) -> None:
+    assert not Endpoint(address=f"{host}:1").is_local
 
 
 def test_dataset_names_are_safe_as_file_names() -> None:

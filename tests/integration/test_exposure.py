@@ -17,7 +17,8 @@ import pytest
 import trustme
 import yaml
 
-from modyn.config.system import SERVICES, Endpoint, SecurityConfig
+from modyn.config.security import SecurityConfig
+from modyn.config.system import SERVICES, Endpoint
 from modyn.errors import SecurityError, UnavailableError
 from modyn.evaluator.client import EvaluatorClient
 from modyn.model_storage.client import ModelStorageClient

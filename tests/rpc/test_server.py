@@ -19,7 +19,8 @@ import trustme
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
-from modyn.config.system import Endpoint, SecurityConfig, SystemConfig
+from modyn.config.security import SecurityConfig
+from modyn.config.system import Endpoint, SystemConfig
 from modyn.errors import BY_REASON, CancelledError, ModynError, SecurityError, UnavailableError
 from modyn.proto import selector_pb2 as pb
 from modyn.proto import selector_pb2_grpc as pb_grpc

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from importlib import import_module
@@ -10,16 +12,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
-from modyn.config.system import DatasetConfig, SystemConfig
+from modyn.config.system import DatasetConfig, SystemConfig, load_system_config
 from modyn.errors import DataError, UserCodeError
 from modyn.model_storage.client import ModelStorageClient
 from modyn.records import Interval, RunId
+from modyn.rpc.channel import is_serving
 from modyn.rpc.logs import get_logger
 from modyn.rpc.server import ServiceContext, start_server
 from modyn.selector.client import SelectorClient
 from modyn.state_folders import prepare_run_dir
 from modyn.storage.client import StorageClient
+from modyn.testing.stack import clean_environment
+from modyn.testing.waiting import eventually
 from modyn.trainer_server.client import TrainerServerClient, TrainingJob, TrainingRequest, TrainingState, TrainingStatus
 from modyn.trainer_server.service import PRELOAD
 from tests.support.running_storage import start_storage
@@ -119,6 +125,47 @@ def test_a_parser_that_raises_fails_the_training_and_is_named(config: SystemConf
     assert type(status.to_error()) is UserCodeError
     for told in ("run numbers-0001, trigger 0, worker", "bytes_parser_function", "no such thing", "training-0.log"):
         assert told in status.error
+
+
+SECRETS = {
+    "MODYN_DATABASE_URL": "postgresql://modyn:SECRET-of-database@localhost/modyn",
+    "MODYN_REDIS_URL": "redis://:SECRET-of-redis@localhost/0",
+    "POSTGRES_PASSWORD": "SECRET-of-postgres",
+    "AWS_SECRET_ACCESS_KEY": "SECRET-of-bucket",
+}
+CURIOUS_PARSER = """
+def bytes_parser_function(data):
+    import gc, os
+    from pathlib import Path
+    from modyn.config.system import SystemConfig
+    seen = [*os.environ.items(), Path("/proc/self/environ").read_text()]
+    seen += [held.model_dump_json() for held in gc.get_objects() if isinstance(held, SystemConfig)]
+    raise ValueError(f"OMP {os.environ['OMP_NUM_THREADS']}, HF {os.environ['HF_HOME']}, secret {'SECRET' in repr(seen)}")
+"""
+
+
+@pytest.fixture
+def own_process(config: SystemConfig, tmp_path: Path) -> Iterator[SystemConfig]:
+    """The trainer server as a process with passwords in its environment; the other services are those of `config`."""
+    named = {name: config.endpoint(name).address for name in ("storage", "selector", "model_storage")}
+    sections: dict[str, Any] = {name: {"address": address} for name, address in named.items()}
+    sections["storage"]["flight_address"] = config.endpoint("flight").address
+    sections["trainer_server"] = {"worker_environment": ["HF_*"]}
+    file = tmp_path / "modyn.yaml"
+    file.write_text(yaml.safe_dump({"state_dir": str(tmp_path / "trainer"), **sections}))
+    other = load_system_config(file)
+    command = [sys.executable, "-m", "modyn.rpc", "trainer_server", "--config", str(file)]
+    environment = clean_environment({**SECRETS, "OMP_NUM_THREADS": "1", "HF_HOME": "/models"})
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        eventually(lambda: is_serving(other.endpoint("trainer_server")))
+        yield other
+        process.terminate()
+
+
+def test_user_code_sees_no_password_of_its_service(own_process: SystemConfig) -> None:
+    data = {"dataset_id": "numbers", "bytes_parser_function": CURIOUS_PARSER}
+    status = trained(own_process, pipeline(data=data))
+    assert "OMP 1, HF /models, secret False" in status.error
 
 
 def test_a_label_out_of_range_fails_the_training_and_is_named(config: SystemConfig) -> None:

@@ -15,7 +15,8 @@ import trustme
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modyn.config.system import DatasetConfig, Endpoint, SecurityConfig
+from modyn.config.security import SecurityConfig
+from modyn.config.system import DatasetConfig, Endpoint
 from modyn.errors import (
     DataError,
     InvalidArgumentError,

@@ -1,0 +1,28 @@
+"""Environment variables that processes which run user code may see: those that libraries read, none that hold a secret."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, MutableMapping
+from fnmatch import fnmatchcase
+from typing import Final
+
+ALLOWED: Final = (
+    # Where programs and files are, and how text is written.
+    *("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "TZ", "TERM", "LANG", "LANGUAGE", "LC_*", "LD_LIBRARY_PATH", "XDG_CACHE_HOME"),
+    *("PYTHON*", "VIRTUAL_ENV", "SSL_CERT_FILE", "SSL_CERT_DIR"),
+    # Threads, memory and devices of numerical libraries.
+    *("OMP_*", "KMP_*", "MKL_*", "OPENBLAS_*", "MALLOC_*", "GLIBC_TUNABLES", "JE_ARROW_*", "ARROW_*", "GRPC_*"),
+    *("CUDA_*", "CUDNN_*", "CUBLAS_*", "NCCL_*", "NVIDIA_*", "TORCH*", "PYTORCH_*", "TRITON_*"),
+)
+"""Names of variables; `*` stands for any end."""
+
+
+def keep_allowed(environment: MutableMapping[str, str], more: Iterable[str] = ()) -> None:
+    """Remove all variables from `environment` that neither `ALLOWED` nor `more`, patterns of the same kind, name.
+
+    For `os.environ` of a service that runs user code, once its configuration is read and before any thread runs: the fork server and its
+    workers inherit what is left.
+    """
+    allowed = (*ALLOWED, *more)
+    for name in [name for name in environment if not any(fnmatchcase(name, pattern) for pattern in allowed)]:
+        del environment[name]
