@@ -26,7 +26,7 @@ class Batch:
     """n samples. keys: int64 (n,). data: n rows. labels: n rows. weights: float32 (n,).
 
     epoch and index (from 0, within the epoch) say which batch of the plan it is. n is the batch size, except for the last batch of an
-    epoch and where samples were deleted after they had been selected.
+    epoch and where samples were deleted after they had been selected; num_skipped: how many that were.
     """
 
     keys: torch.Tensor
@@ -35,6 +35,7 @@ class Batch:
     weights: torch.Tensor
     epoch: int = 0
     index: int = 0
+    num_skipped: int = 0
 
     def __len__(self) -> int:
         return len(self.keys)

@@ -33,6 +33,8 @@ class BatchLoader:
     Workers are threads of this process where no Python code runs for each sample: reading and copying release the GIL. Otherwise one worker
     is a thread, and several are processes of their own (forkserver) with equal shares. The batches are the same for any number of workers,
     which live as long as an iteration, over all epochs. pin_memory: batches are in page-locked memory.
+
+    num_skipped: samples that the present iteration, or the last one, left out because they were deleted after they had been selected.
     """
 
     def __init__(self, dataset: TriggerSetDataset, num_workers: int = 1, pin_memory: bool = False) -> None:
@@ -40,6 +42,7 @@ class BatchLoader:
         self._num_workers = num_workers
         self._pin_memory = pin_memory
         self._running: Generator[Batch, None, None] | None = None
+        self.num_skipped = 0
 
     def __enter__(self) -> Self:
         return self
@@ -50,6 +53,7 @@ class BatchLoader:
     def __iter__(self) -> Iterator[Batch]:
         """Start the workers, from the dataset's position on; an iteration that still runs is closed."""
         self.close()
+        self.num_skipped = 0
         processes = self._num_workers > 1 and self._dataset.data.runs_per_sample
         self._running = self._in_processes() if processes else self._in_threads()
         return self._running
@@ -67,6 +71,7 @@ class BatchLoader:
     def _in_threads(self) -> Generator[Batch, None, None]:
         with closing(self._dataset.serve(max(1, self._num_workers), pin_memory=self._pin_memory)) as batches:
             for batch in batches:
+                self.num_skipped += batch.num_skipped
                 if len(batch):
                     yield batch
 
@@ -88,6 +93,7 @@ class BatchLoader:
             while (batch := _next(batches, reasons)) is not None:
                 if isinstance(batch, ModynError):
                     raise batch
+                self.num_skipped += batch.num_skipped
                 if len(batch):
                     yield batch
         finally:
@@ -107,7 +113,8 @@ class OnlineDataset(TriggerSetDataset):
     data: how bytes become tensors; by default the `data` section of the run's pipeline, whose code then runs here. workers: threads, or
     processes where that code runs for each sample. system: the services; by default those of the system file that MODYN_CONFIG names, or of
     the state folder `.modyn`. The other arguments are as in the `training` section, except that no sample is left out by default.
-    A batch whose samples were all deleted is left out; with a DataLoader of your own (batch_size=None) it comes, empty.
+    Samples that were deleted since are left out, and counted: `num_skipped` of a batch, and of the dataset over the present iteration. A batch
+    whose samples were all deleted is left out; with a DataLoader of your own (batch_size=None) it comes, empty.
     Raises NotFoundError for an unknown run or trigger, InvalidArgumentError for options out of range.
 
     `seek(Position(e, one_epoch=True))` makes it serve exactly epoch e; `seek(state)` goes on where `state(batch)` was taken, in any process.
@@ -142,13 +149,18 @@ class OnlineDataset(TriggerSetDataset):
         source = DatasetSource(system, config.dataset_id, parallel_prefetch_requests)
         super().__init__(trigger_set, config, source.connect, options)
         self._workers = workers
+        self.num_skipped = 0
 
     def __iter__(self) -> Iterator[Batch]:
         if get_worker_info() is not None:
             yield from super().__iter__()
         else:
+            self.num_skipped = 0
             with BatchLoader(self, self._workers) as loader:
-                yield from loader
+                for batch in loader:
+                    self.num_skipped = loader.num_skipped
+                    yield batch
+            self.num_skipped = loader.num_skipped
 
 
 def _next(batches: Any, reasons: Connection[Any, Any]) -> Batch | ModynError | None:

@@ -41,6 +41,8 @@ class BatchReader:
         self._keys_of = keys_of
         self._pipeline = BatchPipeline(data, training=options.training)
         self._num_planned: int | None = None
+        self._batch_sizes: dict[tuple[int, int], int] = {}
+        """Samples that are planned for a batch (epoch, index), from its first read until it is made: one thread adds, another removes."""
         keys: KeyStream = Prefetcher(
             self._counted(reads), self._load_keys, ahead=options.ahead, threads=options.requests, name="prefetch-keys"
         )
@@ -80,7 +82,10 @@ class BatchReader:
         """The reads; counts the batches, whose number is known once the reads have come to their end, and not if they break off."""
         num_planned = 0
         for read in reads:
-            num_planned += sum(part.last for part in read.slices)
+            for part in read.slices:
+                num_planned += part.last
+                batch = (part.epoch, part.index)
+                self._batch_sizes[batch] = self._batch_sizes.get(batch, 0) + part.stop - part.start
             yield read
         self._num_planned = num_planned
 
@@ -122,5 +127,6 @@ class BatchReader:
         chunk, payloads, weights = gathered
         seed_of = self._options.seed_of
         data, labels = self._pipeline.run(payloads, None if seed_of is None else seed_of(chunk.epoch, chunk.index))
-        batch = Batch(as_tensor(payloads.keys), data, labels, as_tensor(weights), chunk.epoch, chunk.index)
+        num_skipped = self._batch_sizes.pop((chunk.epoch, chunk.index)) - len(payloads)
+        batch = Batch(as_tensor(payloads.keys), data, labels, as_tensor(weights), chunk.epoch, chunk.index, num_skipped)
         return batch.pin_memory() if self._options.pin_memory else batch

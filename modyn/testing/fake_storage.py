@@ -108,6 +108,7 @@ class FakeStorage:
         """Positions of the keys that there are samples for: int64 (n,)."""
         with self.arrived:
             dataset = self.find(name, identity)
+            _refuse_unknown(name, dataset, keys)
             if on_missing == "raise":
                 _refuse_missing(name, dataset, keys)
             return np.flatnonzero(np.asarray([dataset.has(int(key)) for key in keys], bool))
@@ -206,6 +207,7 @@ class FakeStorageClient(FakeClient, StorageClient):
         """In the order asked. Raises NotFoundError if a key is unknown or deleted."""
         with self._storage.arrived:
             dataset = self._storage.find(name, identity)
+            _refuse_unknown(name, dataset, keys)
             _refuse_missing(name, dataset, keys)
             return dataset.batch(np.asarray(keys, np.int64))
 
@@ -305,6 +307,12 @@ class FakeFetch(PayloadStream):
 
     def __del__(self) -> None:
         """There are no threads to end."""
+
+
+def _refuse_unknown(name: str, dataset: _Dataset, keys: Int64Array) -> None:
+    unknown = [int(key) for key in keys if not 0 <= key < len(dataset.timestamps)]
+    if unknown:
+        raise NotFoundError(f"dataset '{name}' never had samples with {len(unknown)} of the keys asked for: {unknown[:5]}")
 
 
 def _refuse_missing(name: str, dataset: _Dataset, keys: Int64Array) -> None:

@@ -27,13 +27,15 @@ MAX_LOSSES: Final = 10_000
 
 @dataclass(slots=True)
 class TrainingProgress:
-    """How far a training is: `batches` in all, of them `batches_in_epoch` in `epoch`; `steps` of the optimizers; `samples` seen."""
+    """How far a training is: `batches` in all, of them `batches_in_epoch` in `epoch`; `steps` of the optimizers; `samples` seen;
+    `skipped` samples that were deleted after the selection."""
 
     epoch: int = 0
     batches_in_epoch: int = 0
     batches: int = 0
     samples: int = 0
     steps: int = 0
+    skipped: int = 0
 
 
 class Clock:

@@ -251,6 +251,9 @@ def fit(inputs: TrainingInputs, training: Training, seed: int, checkpoint: Mappi
             logger.info("resumed", batches=training.progress.batches)
         training.clock.lap("load")
         training.run(chain(first, batches))
+        training.progress.skipped += loader.num_skipped
+    if skipped := training.progress.skipped:
+        logger.warning("samples_skipped", num_samples=skipped, why="they were deleted after the trigger set had been selected")
 
 
 def build_dataset(inputs: TrainingInputs, seed: int, position: Position) -> TriggerSetDataset:
@@ -308,6 +311,7 @@ def _result(inputs: TrainingInputs, training: Training) -> dict[str, Any]:
     progress, losses = training.progress, next(hook for hook in training.hooks if isinstance(hook, Losses))
     return {
         "num_samples": progress.samples,
+        "num_skipped": progress.skipped,
         "num_batches": progress.batches,
         "num_steps": progress.steps,
         "num_epochs": progress.epoch,

@@ -62,6 +62,16 @@ def test_deleted_samples() -> None:
 
 
 @pytest.mark.parametrize("local", [True, False])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_skipped_samples_are_counted_and_unknown_ones_are_not_skipped(local: bool, threads: int) -> None:
+    fake = FakeTriggerSet(np.arange(60), 60, frozenset([3, 4, 5, 7]), short_cut=local)
+    batches = list(load_keys(np.arange(10), DATA, 4, num_threads=threads, payloads=fake().payloads))
+    assert [(batch.keys.tolist(), batch.num_skipped) for batch in batches] == [([0, 1, 2], 1), ([6], 3), ([8, 9], 0)]
+    with pytest.raises(NotFoundError, match="never had samples .*60"):
+        list(load_keys(np.asarray([1, 60]), DATA, 4, payloads=fake().payloads))
+
+
+@pytest.mark.parametrize("local", [True, False])
 def test_keys_of_another_dataset_of_the_name_are_refused(local: bool) -> None:
     fake = FakeTriggerSet(np.arange(60), 60, short_cut=local)
     with pytest.raises(NotFoundError, match="was deleted, and another was registered"):

@@ -212,7 +212,9 @@ def test_deleted_samples_leave_their_batch_and_no_other(
     whole = served(TriggerSetDataset(keys.info, data, keys, options))
     missing = frozenset(deleted & set(keys.keys.tolist()))
     fewer = trigger_set(num_keys, partition, answer_size=3, deleted=missing, short_cut=short_cut)
-    left = served(TriggerSetDataset(fewer.info, data, fewer, options))
+    with BatchLoader(TriggerSetDataset(fewer.info, data, fewer, options)) as loader:
+        left = list(loader)
+    assert loader.num_skipped == len(missing)
     expected = [(e, i, [k for k in ks if k not in missing]) for e, i, ks in content(whole)]
     assert content(left) == [batch for batch in expected if batch[2]]
 

@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 
 from modyn.config.system import SystemConfig
-from modyn.errors import ConfigError, DataError, NotFoundError
+from modyn.errors import ConfigError, DataError, NotFoundError, UnavailableError
 from modyn.rpc.probe import main as probe
-from modyn.storage.flight.client import PayloadClient
+from modyn.storage.flight.client import FetchLimits, PayloadClient
 from modyn.storage.flight.server import PayloadServer
 from modyn.storage.read.published_datasets import PublishedDatasets, PublishedNames
 from modyn.storage.read.record_readers import RecordReaders
+from modyn.storage.read.snapshot import DatasetSnapshot
 from modyn.testing.waiting import PATIENCE_S
 from tests.support.processes import ServiceProcess, write_config
 from tests.support.running_storage import RunningStorage, binary_dataset, start_storage, write_records
@@ -54,7 +55,7 @@ def test_a_replica_sees_every_change_at_the_next_request(storage: RunningStorage
         keys = np.random.default_rng(number).integers(0, 100 * number + 100, 500).tolist()
         assert data_of(replica, keys) == keys == storage.data_of(keys)
     storage.client.delete_samples("numbers", np.asarray([7]))
-    with pytest.raises(NotFoundError, match="the keys 7:"):
+    with pytest.raises(NotFoundError, match="the keys 7 any more:"):
         data_of(replica, [6, 7, 8])
     write_records(tmp_path / "d" / "2.bin", range(100), 5000)
     storage.ingest()
@@ -67,6 +68,40 @@ def test_a_replica_sees_every_change_at_the_next_request(storage: RunningStorage
     storage.client.register_dataset(binary_dataset(tmp_path / "e"))
     storage.ingest()
     assert data_of(replica, [3]) == [503]
+
+
+class _FromThePast:
+    """The datasets of a replica on whose machine the folder of storage is seen as it was: its index lacks the newest samples."""
+
+    def __init__(self, datasets: PublishedDatasets) -> None:
+        self._seen = datasets.snapshot("numbers")
+
+    def snapshot(self, name: str) -> DatasetSnapshot:
+        return self._seen
+
+
+def test_keys_that_a_replica_does_not_know_yet_are_asked_for_elsewhere(
+    storage: RunningStorage, stack: ExitStack, tmp_path: Path
+) -> None:
+    storage.client.register_dataset(binary_dataset(tmp_path / "d"))
+    write_records(tmp_path / "d" / "0.bin", range(5), 1000)
+    storage.ingest()
+    past = _FromThePast(PublishedDatasets(PublishedNames.of(storage.config), RecordReaders(1), "replica-1"))
+    write_records(tmp_path / "d" / "1.bin", range(5, 10), 1001)
+    storage.ingest()
+    endpoint = with_replicas(storage.config, 1).replicas["replica-1"]
+    server = PayloadServer(endpoint, past)
+    stack.callback(server.stop)
+    keys = np.asarray([3, 9, 4, 6])
+    both = stack.enter_context(PayloadClient([endpoint, storage.config.endpoint("flight")], limits=FetchLimits(first_keys=2)))
+    for _ in range(2):  # Fetches begin with different endpoints.
+        batches = list(both.fetch("numbers", keys, on_missing="skip"))
+        assert [key for batch in batches for key in batch.keys.tolist()] == keys.tolist()
+    alone = stack.enter_context(PayloadClient(endpoint, limits=FetchLimits(retry_s=0)))
+    with pytest.raises(UnavailableError, match=r"is read here up to key 4 and not 9, 6: it is behind"):
+        list(alone.fetch("numbers", keys, on_missing="skip"))
+    with pytest.raises(NotFoundError, match="never had samples with the keys -1"):
+        list(alone.fetch("numbers", np.asarray([3, -1]), on_missing="skip"))
 
 
 def test_a_replica_lets_go_of_datasets_that_are_deleted(storage: RunningStorage, tmp_path: Path) -> None:

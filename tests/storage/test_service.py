@@ -150,8 +150,8 @@ def test_samples_and_payloads_by_key(service: Real | Fake) -> None:
             service.client.samples_by_key("numbers", np.asarray([1, missing]))
         with pytest.raises(NotFoundError, match=str(missing)):
             list(service.payloads.fetch("numbers", np.asarray([1, missing])))
-        (kept,) = service.payloads.fetch("numbers", np.asarray([1, missing]), on_missing="skip")
-        assert kept.keys.tolist() == [1]
+        with pytest.raises(NotFoundError, match=f"never had samples with .*{missing}"):
+            list(service.payloads.fetch("numbers", np.asarray([1, missing]), on_missing="skip"))
 
 
 def test_what_was_made_for_a_dataset_is_refused_by_another_of_its_name(service: Real | Fake) -> None:
@@ -177,6 +177,14 @@ def test_what_was_made_for_a_dataset_is_refused_by_another_of_its_name(service: 
     for request in requests:
         assert request(second) is not None
         assert request("") is not None  # any
+
+
+def test_only_deleted_samples_are_skipped(service: Real | Fake) -> None:
+    service.client.delete_samples("numbers", np.asarray([3]))
+    (kept,) = service.payloads.fetch("numbers", np.asarray([1, 3, 2, 3]), on_missing="skip")
+    assert kept.keys.tolist() == [1, 2]
+    with pytest.raises(NotFoundError, match=r"never had samples with .*5000000"):
+        list(service.payloads.fetch("numbers", np.asarray([1, 3, 5_000_000, 2]), on_missing="skip"))
 
 
 def test_deleted_samples_leave_every_answer(service: Real | Fake) -> None:

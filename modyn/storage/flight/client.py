@@ -74,14 +74,14 @@ class PayloadClient:
 
         Args:
             keys: int64 (n,).
-            on_missing: "skip" leaves out keys that do not exist or were deleted.
+            on_missing: "skip" leaves out keys that were deleted; those that never existed are an error.
             deadline_s: seconds that `next` may wait for one batch of samples.
             identity: of the registration that the keys are of, as in `DatasetInfo`; empty: any.
 
         Raises, from `next` and once what comes before the error is consumed:
             NotFoundError: there is no such dataset, or it has another identity, or no such key; it names the first missing ones.
             DataError: a file cannot be read, or a sample is too large to be sent; it names file and offset, or the key.
-            UnavailableError: no endpoint answered for `FetchLimits.retry_s`.
+            UnavailableError: no endpoint answered for `FetchLimits.retry_s`, or none that did has an index that is new enough for the keys.
             DeadlineError: `deadline_s` has passed; it names the sample and the endpoints that owe it.
             CancelledError: the fetch was cancelled or the client closed.
         """

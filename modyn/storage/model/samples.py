@@ -18,7 +18,7 @@ from modyn.records import Int64Array, LabelArray
 UInt8Array = npt.NDArray[np.uint8]
 UInt32Array = npt.NDArray[np.uint32]
 OnMissing = Literal["raise", "skip"]
-"""What a read does with keys that are unknown or deleted."""
+"""What a read does with keys that were deleted. Keys that never existed are an error in any case."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

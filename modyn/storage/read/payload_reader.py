@@ -82,20 +82,22 @@ def locate(
     """Where the samples of `keys` are, in the order asked, duplicates included. Reads no data file.
 
     Args: identity: of the registration that the keys are of; empty: any.
-    Keys that do not exist or were deleted raise NotFoundError that names the first of them, or are left out with on_missing="skip".
-    Raises: NotFoundError: the dataset is another registration.
+    Keys that were deleted raise NotFoundError that names the first of them, or are left out with on_missing="skip".
+    Raises: NotFoundError: the dataset is another registration, or never had a key. UnavailableError: the index seems to be behind.
     """
     now = snapshot()
     now.refuse_other(identity)
-    where, entries, deleted = np.arange(len(keys)), now.index.entries(keys), now.tombstones.keys
+    where, tombstones = np.arange(len(keys)), now.tombstones.keys
     # One pass over the keys where none is missing, which is the rule.
-    if entries is None or (len(deleted) and deleted.contains(keys).any()):
+    if (entries := now.index.entries(keys)) is None:
+        now.refuse_unknown(keys)
+    if len(tombstones) and (deleted := tombstones.contains(keys)).any():
         if on_missing == "raise":
             now.refuse_missing(keys)
-        where = np.flatnonzero(~now.missing(keys))
+        where = np.flatnonzero(~deleted)
         keys = keys[where]
         entries = now.index.entries(keys)
-        assert entries is not None, "the unknown keys are left out"
+    assert entries is not None, "unknown keys are refused"
     return LocatedSamples(keys, where, entries, now.identity, snapshot)
 
 

@@ -102,7 +102,7 @@ class PublishedDatasets:
                 published = self._open.get(name)
                 if published is None or published.folder != target:
                     self._drop_deleted()
-                    published = self._open[name] = PublishedDataset(target, self._readers)
+                    published = self._open[name] = PublishedDataset(target, self._readers, may_lag=True)
             snapshot = published.snapshot()
         except NotFoundError:
             with self._lock:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from modyn._core import PathTable
 from modyn.config.system import DatasetConfig
-from modyn.errors import CorruptStateError, NotFoundError
+from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
 from modyn.records import Int64Array, Interval, SampleBatch
 from modyn.storage.index.segment_file import Segment
 from modyn.storage.index.segment_index import SegmentIndex
@@ -31,6 +31,7 @@ class DatasetSnapshot:
 
     identity: of this registration; a dataset registered under the same name later has another. paths: full path by file id.
     altered: ids of files whose bytes are not those that were indexed, uint32; no sample may be read from them.
+    may_lag: this is what another machine sees of the publication, which may be older than what storage has answered with already.
     """
 
     config: DatasetConfig
@@ -42,6 +43,7 @@ class DatasetSnapshot:
     paths: PathTable
     altered: UInt32Array
     reader: RecordReader
+    may_lag: bool = False
 
     @property
     def name(self) -> str:
@@ -60,15 +62,32 @@ class DatasetSnapshot:
         """For each key, whether it is unknown or deleted: bool (n,)."""
         return ~self.index.contains(keys) | self.tombstones.keys.contains(keys)
 
+    def refuse_unknown(self, keys: Int64Array) -> None:
+        """Check that samples with these keys exist or were deleted: others are a mistake, and are never skipped.
+
+        Raises: UnavailableError: this index ends before a key, and may be older than the key is. NotFoundError. Both name the first of them.
+        """
+        unknown = keys[~self.index.contains(keys)]
+        if not len(unknown):
+            return
+        if self.may_lag and int(unknown.min()) >= self.index.next_key:
+            raise UnavailableError(
+                f"the index of dataset '{self.name}' is read here up to key {self.index.next_key - 1} and not {_named(unknown)}: it is behind "
+                "storage's, or storage has no such keys either; another payload server may have them"
+            )
+        raise NotFoundError(
+            f"dataset '{self.name}' never had samples with the keys {_named(unknown)}: its keys are below {self.index.next_key}. These are of "
+            "another dataset, or of one that was registered under its name before"
+        )
+
     def refuse_missing(self, keys: Int64Array) -> None:
-        """Raise NotFoundError, naming the first of them, if any of `keys`, int64 (n,), is unknown or deleted."""
-        missing = keys[self.missing(keys)]
-        if len(missing):
-            named = ", ".join(str(key) for key in missing[:_NAMED_KEYS])
-            more = f" and {len(missing) - _NAMED_KEYS} more" if len(missing) > _NAMED_KEYS else ""
+        """Raise NotFoundError naming the first keys that were deleted, and as `refuse_unknown`."""
+        self.refuse_unknown(keys)
+        deleted = keys[self.missing(keys)]
+        if len(deleted):
             raise NotFoundError(
-                f"dataset '{self.name}' has no samples with the keys {named}{more}: they were deleted or never existed; leave them out, "
-                'or ask with on_missing="skip", which goes on without them'
+                f"dataset '{self.name}' has no samples with the keys {_named(deleted)} any more: they were deleted; leave them out, or ask with "
+                'on_missing="skip", which goes on without them'
             )
 
     def samples_by_key(self, keys: Int64Array) -> SampleBatch:
@@ -91,6 +110,12 @@ class DatasetSnapshot:
     def samples_from(self, first_key: int, batch_size: int) -> Iterator[SampleBatch]:
         """Samples from `first_key` on in the order of keys."""
         return self.index.samples_from(first_key, batch_size, self.tombstones)
+
+
+def _named(keys: Int64Array) -> str:
+    """The first of `keys`, and how many others there are."""
+    more = f" and {len(keys) - _NAMED_KEYS} more" if len(keys) > _NAMED_KEYS else ""
+    return ", ".join(str(key) for key in keys[:_NAMED_KEYS]) + more
 
 
 class _WatchedFile:
@@ -131,10 +156,11 @@ def _are_current(files: tuple[_WatchedFile, ...]) -> bool:
 class PublishedDataset:
     """The dataset that storage publishes in one folder. Any number of threads."""
 
-    def __init__(self, folder: Path, readers: RecordReaders, tombstones: Tombstones | None = None) -> None:
-        """tombstones: those that this process writes itself; otherwise they are read from the folder."""
+    def __init__(self, folder: Path, readers: RecordReaders, tombstones: Tombstones | None = None, may_lag: bool = False) -> None:
+        """tombstones: those that this process writes itself; otherwise they are read from the folder. may_lag: as in `DatasetSnapshot`."""
         self.folder = folder
         self._readers = readers
+        self._may_lag = may_lag
         self._tombstones = tombstones
         self._watched = (INDEX,) if tombstones is not None else (INDEX, TOMBSTONES)
         self._lock = threading.Lock()
@@ -184,6 +210,7 @@ class PublishedDataset:
             paths,
             np.array(published.altered, np.uint32),
             reader,
+            self._may_lag,
         )
         # Last: these are the segments of the snapshot's index, and stay those of the one before if anything failed.
         self._segments = segments
