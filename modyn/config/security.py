@@ -17,7 +17,16 @@ class SecurityConfig(Section):
     tls_key: Path | None = Field(None, description="PEM file with the private key of `tls_cert`")
     tls_ca: Path | None = Field(None, description="PEM file with the authority that clients trust; default: `tls_cert`")
     token: str | None = Field(None, description="secret that clients send with each call, at least 16 characters", repr=False)
-    token_file: Path | None = Field(None, description="file that holds the token, in place of `token`")
+    token_file: Path | None = Field(
+        None,
+        description="file that holds the token, in place of `token`; of several lines the first is sent and all are accepted. Read again when it "
+        "changes",
+    )
+    accepted_file: Path | None = Field(
+        None,
+        description="file with a line `ROLE SHA256` for each token that servers accept, of a reader, worker, writer or admin; default: those of "
+        "`token`",
+    )
 
     @field_validator("token")
     @classmethod
@@ -36,16 +45,30 @@ class SecurityConfig(Section):
         return self
 
     def secret(self) -> str | None:
-        """Return the token, read anew from the file, or from the field; None: none is set.
+        """Return the token that is sent, read anew from the file, or from the field; None: none is set. Raises: as `secrets`."""
+        return next(iter(self.secrets()), None)
 
-        Raises: ConfigError: the file cannot be read or its token has fewer than 16 characters.
+    def secrets(self) -> list[str]:
+        """Return the token that is sent, and behind it those that are accepted as well while a new one is brought in.
+
+        Raises: ConfigError: the file cannot be read or a token in it has fewer than 16 characters.
         """
         if self.token_file is None:
-            return self.token
-        try:
-            text = self.token_file.read_text().strip()
-        except OSError as error:
-            raise ConfigError(f"security.token_file: cannot read {self.token_file}: {error.strerror}") from error
-        if len(text) < 16:
+            return [] if self.token is None else [self.token]
+        lines = _lines(self.token_file, "token_file")
+        if not lines or min(map(len, lines)) < 16:
             raise ConfigError(f"security.token_file: {self.token_file} holds fewer than 16 characters; put a longer secret there")
-        return text
+        return lines
+
+    def accepted_lines(self) -> list[str]:
+        """Return the lines of `accepted_file`. Raises: ConfigError: it cannot be read."""
+        return [] if self.accepted_file is None else _lines(self.accepted_file, "accepted_file")
+
+
+def _lines(path: Path, field: str) -> list[str]:
+    """The lines of a file without those that are empty."""
+    try:
+        return [line.strip() for line in path.read_text().splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise ConfigError(f"security.{field}: cannot read {path}: {reason}") from error

@@ -329,8 +329,8 @@ class SystemConfig(BaseSettings):
         """The payload servers: storage itself first, then its replicas."""
         return [self.endpoint("flight"), *self.replicas.values()]
 
-    def for_workers(self) -> SystemConfig:
-        """Return what worker processes get: they run user code and need no database, whose URL may hold a password."""
+    def without_databases(self) -> SystemConfig:
+        """Return it for processes that need no database, whose URL may hold a password."""
         return self.model_copy(update={"database_url": None, "redis_url": None})
 
     def resolved_database_url(self) -> str:

@@ -41,7 +41,7 @@ class DatasetSource:
     streams: int = 1
 
     def __reduce__(self) -> tuple[type[DatasetSource], tuple[SystemConfig, str, int]]:
-        return DatasetSource, (self.config.for_workers(), self.dataset, self.streams)
+        return DatasetSource, (self.config.without_databases(), self.dataset, self.streams)
 
     def open_payloads(self) -> PayloadReader:
         """Connect to what has the payloads. Raises: ConfigError: the short cut is required and not proven. NotFoundError: there is no such

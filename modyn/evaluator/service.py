@@ -20,6 +20,7 @@ from modyn.evaluator.outputs import EvaluationJob, OutputCache
 from modyn.evaluator.store import EvaluationStore
 from modyn.proto import common_pb2, evaluator_pb2, evaluator_pb2_grpc
 from modyn.records import Interval, RunId
+from modyn.rpc.access import Role, for_workers
 from modyn.rpc.server import Registration, ServiceContext
 from modyn.rpc.wire import from_message, from_struct, plugins_to_proto, problems_to_proto, to_message
 from modyn.storage.client import StorageClient
@@ -93,7 +94,7 @@ def build(context: ServiceContext) -> Sequence[Registration]:
 
     def make_job(request: EvaluationRequest, intervals: Sequence[Interval]) -> EvaluationJob:
         folder = Path(mkdtemp(dir=scratch, prefix=f"model-{request.model_id}-"))
-        return EvaluationJob(request, intervals, config.for_workers(), folder, outputs)
+        return EvaluationJob(request, intervals, for_workers(config, Role.READER), folder, outputs)
 
     evaluations = Evaluations(store, pool, make_job, storage.count_samples, settings.max_workers)
     # Called in the reverse order: no job starts any more, then workers end, then what they report can still be stored.

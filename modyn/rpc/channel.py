@@ -46,8 +46,7 @@ class Channel:
             self._inner = grpc.insecure_channel(endpoint.address, options=options)
         else:
             self._inner = grpc.secure_channel(endpoint.address, grpc.ssl_channel_credentials(roots), options=options)
-        token = endpoint.security.secret()
-        self._metadata = ((TOKEN_KEY, f"Bearer {token}"),) if token else ()
+        self._security = endpoint.security
         self._peer = endpoint.address
         self._not_repeatable = not_repeatable
         self.retrier = Retrier(RetryPolicy(wait_s, on_deadline=False))
@@ -65,6 +64,12 @@ class Channel:
         """A call with one request and a `ResponseStream`."""
         call = self._inner.unary_stream(method, *args, **kwargs)
         return lambda request, timeout=None: ResponseStream(call(request, timeout=timeout, metadata=self._metadata), self._peer)
+
+    @property
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        """The token, as it is now: its file may have changed."""
+        token = self._security.secret()
+        return ((TOKEN_KEY, f"Bearer {token}"),) if token else ()
 
     def close(self) -> None:
         """Close the connection."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
-from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
 from socketserver import ThreadingTCPServer
@@ -16,26 +15,26 @@ from prometheus_client import REGISTRY, MetricsHandler
 from modyn.config.security import SecurityConfig
 from modyn.config.system import Endpoint
 from modyn.errors import ConfigError, UnavailableError
-from modyn.rpc.security import check_exposure, token_matches
+from modyn.rpc.access import AccessTokens
+from modyn.rpc.security import check_exposure
 
 
 class _Handler(MetricsHandler):
-    """One connection: metrics for `Authorization: Bearer TOKEN`, or for every request if no token is asked for."""
+    """One connection: metrics for `Authorization: Bearer TOKEN`, or for every request if no tokens are given."""
 
     registry = REGISTRY
     timeout = 10.0  # seconds that a connection may be silent, the TLS handshake included
 
-    def __init__(self, token: Callable[[], str | None], *connection: Any) -> None:
-        self._token = token
+    def __init__(self, tokens: AccessTokens | None, *connection: Any) -> None:
+        self._tokens = tokens
         super().__init__(*connection)
 
     def do_GET(self) -> None:
         """Answer with all metrics, or with 401."""
-        token = self._token()
-        if token is None or token_matches(token, self.headers["Authorization"]):
+        if self._tokens is None or self._tokens.role(self.headers["Authorization"]) is not None:
             super().do_GET()
         else:
-            self.send_error(HTTPStatus.UNAUTHORIZED, "send the token of the system file as Authorization: Bearer TOKEN")
+            self.send_error(HTTPStatus.UNAUTHORIZED, "send a token, of a reader or more, as Authorization: Bearer TOKEN")
 
 
 class _Server(ThreadingTCPServer):
@@ -60,9 +59,9 @@ class MetricsServer:
         check_exposure(f"{name}.metrics_host", endpoint)
         host, port = endpoint.address.rsplit(":", 1)
         certificate = None if endpoint.is_local else _certificate(endpoint.security)
-        token = (lambda: None) if endpoint.is_local else endpoint.security.secret
+        tokens = None if endpoint.is_local else AccessTokens(endpoint.security)
         try:
-            self._server = _Server((host, int(port)), partial(_Handler, token))
+            self._server = _Server((host, int(port)), partial(_Handler, tokens))
         except OSError as error:
             raise UnavailableError(
                 f"{name} cannot serve metrics on {endpoint.address}: {error.strerror}; set {name}.metrics_port in the system file"

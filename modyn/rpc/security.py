@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 from pathlib import Path
 
 import grpc
@@ -45,9 +44,3 @@ def root_certificates(endpoint: Endpoint) -> bytes | None:
     if endpoint.is_unix or authority is None:
         return None
     return read_pem(authority, "tls_ca")
-
-
-def token_matches(expected: str, presented: str | bytes | None) -> bool:
-    """Compares in constant time; `presented` is `Bearer <token>`."""
-    given = presented.encode() if isinstance(presented, str) else presented or b""
-    return hmac.compare_digest(given, b"Bearer " + expected.encode())

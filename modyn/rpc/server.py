@@ -25,9 +25,10 @@ from structlog.typing import FilteringBoundLogger
 from modyn.config.system import Endpoint, SystemConfig
 from modyn.errors import ModynError, SecurityError, UnavailableError
 from modyn.log_files import dropped_lines, is_output, protect_output, write_output_to
+from modyn.rpc.access import NEEDED, AccessTokens, Role
 from modyn.rpc.logs import configure_logs, get_logger
 from modyn.rpc.metrics import MetricsServer
-from modyn.rpc.security import check_exposure, server_credentials, token_matches
+from modyn.rpc.security import check_exposure, server_credentials
 from modyn.rpc.status import TOKEN_KEY, abort
 from modyn.state_folders import claim_state, hold_lock, prepare_run_dir
 
@@ -120,7 +121,7 @@ def start_server(name: str, endpoint: Endpoint, registrations: Sequence[Registra
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ]
     threads = futures.ThreadPoolExecutor(max_threads, thread_name_prefix=name)
-    translation = _Translation(get_logger("rpc"), endpoint.security.secret())
+    translation = _Translation(get_logger("rpc"), AccessTokens(endpoint.security))
     server = grpc.server(threads, interceptors=[translation], options=options)
     for registration in registrations:
         registration.add_to_server(registration.servicer, server)
@@ -237,11 +238,11 @@ def _serve_metrics(context: ServiceContext) -> None:
 
 
 class _Translation(grpc.ServerInterceptor):
-    """Check the token of every call, measure its time, and turn an error into a status."""
+    """Check the role of every call's token, measure its time, and turn an error into a status."""
 
-    def __init__(self, logger: FilteringBoundLogger, token: str | None) -> None:
+    def __init__(self, logger: FilteringBoundLogger, tokens: AccessTokens) -> None:
         self._logger = logger
-        self._token = token
+        self._tokens = tokens
 
     def intercept_service(self, continuation: Any, details: Any) -> Any:
         handler = continuation(details)
@@ -250,7 +251,7 @@ class _Translation(grpc.ServerInterceptor):
         streaming = (handler.request_streaming, handler.response_streaming)
         kind = "_".join("stream" if is_stream else "unary" for is_stream in streaming)
         behaviour = getattr(handler, kind)
-        call = partial(self._call, method=details.method.rsplit("/", 1)[-1], allowed=self._allowed(details))
+        call = partial(self._call, method=details.method.rsplit("/", 1)[-1], check=partial(self._check, details))
 
         def single(request: Any, context: grpc.ServicerContext) -> Any:
             with call(context):
@@ -266,17 +267,19 @@ class _Translation(grpc.ServerInterceptor):
             response_serializer=handler.response_serializer,
         )
 
-    def _allowed(self, details: Any) -> bool:
+    def _check(self, details: Any) -> None:
         # A health check reveals nothing worth protecting, and orchestrators cannot send a token with it. Not Watch: it holds a thread.
-        if self._token is None or details.method == _HEALTH_CHECK:
-            return True
-        return token_matches(self._token, dict(details.invocation_metadata).get(TOKEN_KEY))
+        if details.method != _HEALTH_CHECK:
+            presented = dict(details.invocation_metadata).get(TOKEN_KEY)
+            self._tokens.check(presented, NEEDED.get(details.method, Role.ADMIN), details.method.rsplit("/", 1)[-1])
 
     @contextmanager
-    def _call(self, context: grpc.ServicerContext, method: str, allowed: bool) -> Iterator[None]:
+    def _call(self, context: grpc.ServicerContext, method: str, check: Callable[[], None]) -> Iterator[None]:
         """Surround one call, which ends in the status that stands for what was raised in it."""
-        if not allowed:
-            abort(context, SecurityError("the call carries no valid token; set security.token as in the service's system file"))
+        try:
+            check()
+        except SecurityError as error:
+            abort(context, error)
         started, outcome = time.perf_counter(), "ok"
         try:
             yield

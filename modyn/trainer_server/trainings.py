@@ -15,6 +15,7 @@ from modyn.errors import ConfigError, DeadlineError, InvalidArgumentError, Modyn
 from modyn.json_codec import sanitize
 from modyn.model_storage.client import StoredModelInfo
 from modyn.records import JobState, RunId
+from modyn.rpc.access import Role, for_workers
 from modyn.rpc.logs import get_logger
 from modyn.trainer_server.client import TrainingJob, TrainingRequest, TrainingState, TrainingStatus
 from modyn.trainer_server.files import clean_up
@@ -107,7 +108,7 @@ class Trainings:
         try:
             return self._pool.submit(
                 self.task,
-                TrainingJob(request, self._config.for_workers()),
+                TrainingJob(request, for_workers(self._config, Role.WORKER)),
                 name=name,
                 log_path=self.log_path(*key),
                 on_message=lambda message: self.table.update(key, lambda s: replace(s, state=TrainingState.RUNNING, **message)),

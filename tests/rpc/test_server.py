@@ -21,9 +21,10 @@ from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
 from modyn.config.security import SecurityConfig
 from modyn.config.system import Endpoint, SystemConfig
-from modyn.errors import BY_REASON, CancelledError, ModynError, SecurityError, UnavailableError
+from modyn.errors import BY_REASON, CancelledError, DataError, ModynError, SecurityError, UnavailableError
 from modyn.proto import selector_pb2 as pb
 from modyn.proto import selector_pb2_grpc as pb_grpc
+from modyn.rpc.access import Role, derived_token
 from modyn.rpc.channel import Channel, ResponseStream, is_serving
 from modyn.rpc.logs import get_logger
 from modyn.rpc.server import Registration, RunningServer, ServiceContext, ShutdownLimits, start_server
@@ -168,6 +169,18 @@ def security(tmp_path: Path) -> SecurityConfig:
     return SecurityConfig(
         tls_cert=tmp_path / "cert.pem", tls_key=tmp_path / "key.pem", tls_ca=tmp_path / "ca.pem", token_file=tmp_path / "token"
     )
+
+
+def test_a_token_of_a_lower_role_reads_and_changes_nothing(tmp_path: Path, serve: Serve) -> None:
+    where = Endpoint(address=f"unix:{tmp_path}/roles.sock", security=SecurityConfig(token=TOKEN))
+    serve(where)
+    reader = SecurityConfig(token=derived_token(TOKEN, Role.READER))
+    with Channel(where.model_copy(update={"security": reader})) as channel:
+        stub = pb_grpc.SelectorStub(channel)
+        with pytest.raises(DataError):
+            list(stub.GetKeys(pb.PartitionRequest(run_id=DataError.reason)))
+        with pytest.raises(SecurityError, match="Trigger needs the role writer, .* of a reader"):
+            stub.Trigger(pb.TriggerRequest(run_id="ok"))
 
 
 def test_tls_and_token_let_in_who_has_them_and_nobody_else(security: SecurityConfig, serve: Serve) -> None:

@@ -40,7 +40,6 @@ _CHANNEL = [
 @dataclass(slots=True)
 class _Peer:
     endpoint: Endpoint
-    headers: list[tuple[bytes, bytes]]
     idle: list[flight.FlightClient] = field(default_factory=list)
     pause_s: float = _FIRST_PAUSE_S
     retry_at: float = 0.0
@@ -55,9 +54,7 @@ class EndpointPool:
         """Mean size of the samples of a dataset in its latest answer."""
         self._lock = Lock()  # Protects the idle connections and the times of all peers.
         self._closed = False
-        secrets = [endpoint.security.secret() for endpoint in endpoints]
-        tokens = [[] if secret is None else [(TOKEN_KEY.encode(), b"Bearer " + secret.encode())] for secret in secrets]
-        self._peers = list(map(_Peer, endpoints, tokens))
+        self._peers = list(map(_Peer, endpoints))
         self._turns = itertools.count(os.getpid())  # Clients of several processes begin with different endpoints.
 
     def __len__(self) -> int:
@@ -110,7 +107,9 @@ class EndpointPool:
     def take(self, index: int) -> tuple[flight.FlightClient, flight.FlightCallOptions]:
         """A connection for one call, and the options to call it with. An endpoint that is away fails the call, not this."""
         peer = self._peers[index]
-        options = flight.FlightCallOptions(headers=peer.headers)
+        secret = peer.endpoint.security.secret()  # As it is now: its file may have changed.
+        headers = [] if secret is None else [(TOKEN_KEY.encode(), b"Bearer " + secret.encode())]
+        options = flight.FlightCallOptions(headers=headers)
         with self._lock:
             if peer.idle:
                 return peer.idle.pop(), options

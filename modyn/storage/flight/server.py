@@ -20,10 +20,11 @@ from prometheus_client import Histogram
 from pyarrow import flight
 
 from modyn.config.system import Endpoint
-from modyn.errors import DataError, InvalidArgumentError, ModynError, UnavailableError
+from modyn.errors import DataError, InvalidArgumentError, ModynError, SecurityError, UnavailableError
 from modyn.records import Int64Array
+from modyn.rpc.access import AccessTokens, Role
 from modyn.rpc.logs import get_logger
-from modyn.rpc.security import check_exposure, read_pem, token_matches
+from modyn.rpc.security import check_exposure, read_pem
 from modyn.rpc.status import TOKEN_KEY
 from modyn.storage.flight.protocol import (
     REQUESTS_PER_STREAM,
@@ -95,10 +96,8 @@ class PayloadServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
         self._endpoint, self._snapshots, self._limits = endpoint, snapshots, limits or ServerLimits()
         self._places = threading.Semaphore(self._limits.max_streams * REQUESTS_PER_STREAM)  # One for each request at once.
         self._is_stopping = False
-        token = endpoint.security.secret()
-        options: dict[str, Any] = {}
-        if token is not None:
-            options["middleware"] = {"token": _TokenCheck(token)}
+        tokens = AccessTokens(endpoint.security)
+        options: dict[str, Any] = {"middleware": {"token": _TokenCheck(tokens)}} if tokens.required else {}
         certificate, key = endpoint.security.tls_cert, endpoint.security.tls_key
         if certificate is not None and key is not None and not endpoint.is_unix:
             options["tls_certificates"] = [(read_pem(certificate, "tls_cert"), read_pem(key, "tls_key"))]
@@ -313,11 +312,13 @@ def cut(lengths: Int64Array | int, num_samples: int, max_bytes: int, max_rows: i
 
 
 class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow has no types
-    def __init__(self, token: str) -> None:
+    def __init__(self, tokens: AccessTokens) -> None:
         super().__init__()
-        self._token = token
+        self._tokens = tokens
 
     def start_call(self, info: flight.CallInfo, headers: dict[str, list[str]]) -> None:
         presented = next((values[0] for name, values in headers.items() if name.lower() == TOKEN_KEY and values), None)
-        if not token_matches(self._token, presented):
-            raise flight.FlightUnauthenticatedError("no valid token")
+        try:
+            self._tokens.check(presented, Role.READER, "reading payloads")
+        except SecurityError as error:
+            raise flight.FlightUnauthenticatedError("no valid token") from error

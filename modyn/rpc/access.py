@@ -1,0 +1,156 @@
+"""Who may call what: each call needs a role, and the token that comes with the call stands for one.
+
+From a token of the system file, which is an admin's, the tokens of lower roles are derived: nobody has to make or distribute them. A process
+that runs user code is given a derived one, and the digests of those that it accepts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from enum import IntEnum
+from typing import Final
+
+from modyn.config.security import SecurityConfig
+from modyn.config.system import SystemConfig
+from modyn.errors import ConfigError, SecurityError
+from modyn.rpc.logs import get_logger
+
+
+class Role(IntEnum):
+    """What a token allows; each role includes the ones before it."""
+
+    READER = 1
+    """Read samples, keys, models, results and states: what evaluation workers need."""
+    WORKER = 2
+    """Store a trained model: what training workers need."""
+    WRITER = 3
+    """Register datasets and runs, start and stop work."""
+    ADMIN = 4
+    """Delete what is kept."""
+
+
+NEEDED: Final[dict[str, Role]] = {
+    f"/{service}/{call}": role
+    for service, calls in {
+        "grpc.health.v1.Health": {Role.READER: "Check Watch"},
+        "grpc.reflection.v1alpha.ServerReflection": {Role.READER: "ServerReflectionInfo"},
+        "modyn.Storage": {
+            Role.READER: "ListDatasets GetDataset ListProblems CountSamples SamplesInInterval NewSamples SamplesByKey OfferShortCut DeletedKeys "
+            "ListPlugins",
+            Role.WRITER: "RegisterDataset Ingest",
+            Role.ADMIN: "DeleteDataset DeleteSamples",
+        },
+        "modyn.Selector": {
+            Role.READER: "ListPlugins GetRun GetSamples GetTriggerSet GetKeys",
+            Role.WRITER: "ValidateSection RegisterRun Inform Trigger",
+            Role.ADMIN: "DeleteRun",
+        },
+        "modyn.ModelStorage": {
+            Role.READER: "ListPlugins Get Describe Find List",
+            Role.WORKER: "Put",
+            Role.WRITER: "ValidateSection Promote",
+            Role.ADMIN: "Delete",
+        },
+        "modyn.TrainerServer": {Role.READER: "ListPlugins Watch", Role.WRITER: "ValidateSection Start Stop"},
+        "modyn.Evaluator": {Role.READER: "ListPlugins Watch Results", Role.WRITER: "ValidateSection Start Stop"},
+        "modyn.Supervisor": {
+            Role.READER: "ListPlugins ListRuns GetRun Watch ListTriggers",
+            Role.WRITER: "Validate Submit StopRun ResumeRun EvaluateRun",
+        },
+    }.items()
+    for role, names in calls.items()
+    for call in names.split()
+}
+"""The role that each gRPC method needs; one that is not listed needs an admin. Payloads over Flight need a reader."""
+
+
+def derived_token(secret: str, role: Role) -> str:
+    """Return the token of `role` that belongs to the admin's token `secret`: HMAC-SHA256 with it over `modyn reader` and so on, in hex."""
+    if role is Role.ADMIN:
+        return secret
+    return hmac.new(secret.encode(), f"modyn {role.name.lower()}".encode(), hashlib.sha256).hexdigest()
+
+
+def digest(token: str) -> str:
+    """Return the SHA-256 of a token, as in `security.accepted_file`."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+class AccessTokens:
+    """The tokens that a server accepts, read again when their file has changed. Thread-safe.
+
+    Raises: ConfigError: the file cannot be read, or is wrong. One that becomes wrong later is logged, and the last good one holds.
+    """
+
+    def __init__(self, security: SecurityConfig) -> None:
+        self._security = security
+        self._file = security.accepted_file or security.token_file
+        # Replaced as one: what the file was when it was read, and the role of each digest in it.
+        self._read = (self._version(), _accepted(security))
+
+    @property
+    def required(self) -> bool:
+        """Whether a call needs a token."""
+        return bool(self._read[1])
+
+    def role(self, presented: str | bytes | None) -> Role | None:
+        """Return the role of `presented`, `Bearer TOKEN`; None: it is not accepted."""
+        given = presented.decode(errors="replace") if isinstance(presented, bytes) else presented or ""
+        scheme, _, token = given.partition(" ")
+        # By digest: how long a look-up takes says nothing about a token.
+        return self._roles().get(digest(token)) if scheme == "Bearer" else None
+
+    def check(self, presented: str | bytes | None, needed: Role, what: str) -> None:
+        """Raise SecurityError unless `presented` has the role `needed`, for the call `what`."""
+        if not self.required:
+            return
+        role = self.role(presented)
+        if role is None:
+            raise SecurityError("the call carries no valid token; set security.token as in the service's system file")
+        if role < needed:
+            raise SecurityError(
+                f"{what} needs the role {needed.name.lower()}, and the token that came with the call is one of a {role.name.lower()}"
+            )
+
+    def _roles(self) -> dict[str, Role]:
+        version = self._version()
+        if version != self._read[0]:
+            try:
+                self._read = (version, _accepted(self._security))
+            except ConfigError as error:
+                get_logger("access").warning("tokens_not_read_again", error=error.message)
+                self._read = (version, self._read[1])
+        return self._read[1]
+
+    def _version(self) -> tuple[int, ...]:
+        try:
+            found = self._file.stat() if self._file is not None else None
+        except OSError:
+            return ()
+        return () if found is None else (found.st_ino, found.st_mtime_ns, found.st_size)
+
+
+def _accepted(security: SecurityConfig) -> dict[str, Role]:
+    """The role by digest of all tokens that a server with this configuration accepts."""
+    if security.accepted_file is None:
+        return {digest(derived_token(secret, role)): role for secret in security.secrets() for role in Role}
+    accepted = {}
+    for line in security.accepted_lines():
+        name, _, hexdigits = line.partition(" ")
+        if name.upper() not in Role.__members__ or len(hexdigits) != 64:
+            raise ConfigError(
+                f"security.accepted_file: {security.accepted_file} has a line that is not ROLE SHA256, with the role reader, worker, writer or admin"
+            )
+        accepted[hexdigits] = Role[name.upper()]
+    return accepted
+
+
+def for_workers(config: SystemConfig, role: Role) -> SystemConfig:
+    """Return what worker processes get: no database, no key, and a token of `role`, or of a lower one if this process has no higher."""
+    security = config.security
+    secret = security.secret()
+    if secret is not None and (security.accepted_file is None or _accepted(security).get(digest(secret)) is Role.ADMIN):
+        secret = derived_token(secret, role)
+    limited = SecurityConfig(tls_ca=security.tls_ca or security.tls_cert, token=secret)
+    return config.without_databases().model_copy(update={"security": limited})
