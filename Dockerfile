@@ -37,7 +37,8 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/* \
  && groupadd --gid 10001 modyn \
  && useradd --uid 10001 --gid modyn --home-dir /var/lib/modyn --no-create-home --shell /usr/sbin/nologin modyn \
- && install -d -o modyn -g modyn -m 0750 /var/lib/modyn /etc/modyn/secrets
+ && install -d -o modyn -g modyn -m 0750 /var/lib/modyn /etc/modyn/secrets \
+ && install -d -o modyn -g modyn -m 0750 /etc/modyn/groups/services /etc/modyn/groups/trainer-server /etc/modyn/groups/evaluator /etc/modyn/groups/cli
 COPY --from=dependencies /opt/modyn /opt/modyn
 COPY --from=dependencies /src/constraints.txt /opt/modyn/constraints.txt
 COPY --from=build /wheels /opt/modyn/wheels

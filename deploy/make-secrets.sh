@@ -1,32 +1,59 @@
 #!/bin/sh
-# make-secrets.sh FOLDER NAME...: a certificate for the hosts NAME... with the authority that signed it, and a token, unless FOLDER has them.
-# The authority's key is thrown away: nothing can be signed with it later. To renew, empty FOLDER and run it again.
+# make-secrets.sh FOLDER GROUP:ROLE:HOST,HOST...: the secrets of each group of containers in FOLDER/GROUP, unless they are there: the token of
+# ROLE, digests of the tokens that are accepted, and a certificate for its hosts with the authority that signed it; without hosts none.
+# The authority's key is thrown away: nothing can be signed with it later. To renew, empty all folders and run it again.
 set -eu
 
 folder=$1
 shift
-if [ -s "$folder/token" ]; then
+missing=no
+for group in "$@"; do
+    [ -s "$folder/${group%%:*}/token" ] || missing=yes
+done
+if [ $missing = no ]; then
     echo "the secrets in $folder are there already"
     exit 0
 fi
 
 umask 077
-work=$(mktemp -d "$folder/.new.XXXXXX")
+work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
-alternatives=DNS:localhost,IP:127.0.0.1
-for name in "$@"; do
-    alternatives=$alternatives,DNS:$name
-done
-printf 'basicConstraints=critical,CA:FALSE\nextendedKeyUsage=serverAuth\nsubjectAltName=%s\n' "$alternatives" > extensions
 openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -noenc -days 3650 -subj "/CN=modyn authority" \
     -addext keyUsage=critical,keyCertSign -keyout ca.key -out ca.crt
-openssl req -new -newkey ec -pkeyopt ec_paramgen_curve:P-256 -noenc -subj "/CN=modyn" -keyout server.key -out server.csr
-openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 3650 -extfile extensions -out server.crt
-openssl rand -hex 32 > token
-chmod 0640 token
-chmod 0644 ca.crt server.crt
-# The token last: it is what says that all is there.
-mv ca.crt server.crt server.key "$folder/"
-mv token "$folder/"
-echo "made certificate, key and token in $folder"
+openssl rand -hex 32 > admin
+for role in reader worker writer; do
+    # Derived as in modyn/rpc/access.py.
+    printf 'modyn %s' $role | openssl dgst -sha256 -hmac "$(cat admin)" -r | cut -d ' ' -f 1 > $role
+done
+for role in reader worker writer admin; do
+    echo "$role $(tr -d '\n' < $role | openssl dgst -sha256 -r | cut -d ' ' -f 1)" >> accepted
+done
+
+for group in "$@"; do
+    name=${group%%:*}
+    role=${group#*:}
+    hosts=${role#*:}
+    role=${role%%:*}
+    target=$folder/$name
+    mkdir -p "$target"
+    rm -f "$target/token"
+    cp ca.crt accepted "$target/"
+    if [ -n "$hosts" ]; then
+        alternatives=DNS:localhost,IP:127.0.0.1,DNS:$(echo "$hosts" | sed 's/,/,DNS:/g')
+        printf 'basicConstraints=critical,CA:FALSE\nextendedKeyUsage=serverAuth\nsubjectAltName=%s\n' "$alternatives" > extensions
+        openssl req -new -newkey ec -pkeyopt ec_paramgen_curve:P-256 -noenc -subj "/CN=modyn $name" \
+            -keyout "$target/server.key" -out server.csr
+        openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 3650 -extfile extensions \
+            -out "$target/server.crt"
+        chmod 0644 "$target/server.crt"
+    fi
+    cp "$role" "$target/.token"
+    chmod 0640 "$target/.token" "$target/accepted"
+    chmod 0644 "$target/ca.crt"
+done
+# The tokens last: they are what says that all is there.
+for group in "$@"; do
+    mv "$folder/${group%%:*}/.token" "$folder/${group%%:*}/token"
+done
+echo "made certificates, keys and tokens in $folder"

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 import yaml
 
+from modyn.config.security import SecurityConfig
 from modyn.config.system import SERVICES, SystemConfig, load_system_config
+from modyn.rpc.access import AccessTokens, Role, derived_token
 
 ROOT = Path(__file__).parents[2]
 SYSTEM_FILE = ROOT / "deploy" / "modyn.yaml"
 INSIDE = "/etc/modyn/modyn.yaml"
-SHARED = ("image", "init", "read_only", "cap_drop", "security_opt", "restart", "logging", "mem_limit")
+SHARED = ("image", "init", "read_only", "cap_drop", "security_opt", "restart", "logging", "mem_limit", "pids_limit")
 """What replicas have in common with storage."""
 REPLICAS = ("storage-replica-1", "storage-replica-2")
 
@@ -46,7 +48,7 @@ def in_compose(service: str) -> str:
 
 
 def mounts(service: dict[str, Any]) -> dict[str, str]:
-    """Target to source, without the mode; `${NAME:-value}` read as its default."""
+    """Source by target, without the mode; `${NAME:-value}` read as its default."""
     return {
         target: source
         for source, target, *_ in (re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text).split(":") for text in service["volumes"])
@@ -106,7 +108,8 @@ def test_replicas_are_added_by_a_file_of_their_own(compose: dict[str, Any], monk
     assert added.keys() == asking | set(REPLICAS)
     assert added.keys() & compose["services"].keys() == asking
     settings = added["storage"]["environment"]
-    assert all(service["environment"] == settings for service in added.values())
+    own = {"MODYN_STATE_DIR": "/tmp/state"}
+    assert all(service["environment"] == settings | (own if name in REPLICAS else {}) for name, service in added.items())
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     system = load_system_config(SYSTEM_FILE)
@@ -116,25 +119,74 @@ def test_replicas_are_added_by_a_file_of_their_own(compose: dict[str, Any], monk
     for number, (name, endpoint) in enumerate(system.replicas.items(), start=1):
         service = added[REPLICAS[number - 1]]
         assert service["hostname"] == REPLICAS[number - 1] == endpoint.address.rsplit(":", 1)[0]
-        command = ["python", "-m", "modyn.storage.replica", "--number", str(number), "--config", INSIDE]
-        assert service["command"] == command
+        run = f"exec python -m modyn.storage.replica --number {number} --config {INSIDE}"
+        assert service["command"][2].endswith(f"&& ln -sfn /var/lib/modyn/storage /tmp/state/storage && {run}")
+        assert "storage:/var/lib/modyn:ro" in service["volumes"]
         assert service["healthcheck"]["test"] == ["CMD", "python", "-m", "modyn.rpc.probe", name, "--config", INSIDE]
         assert mounts(service) == mounts(storage)
         assert {key: service[key] for key in SHARED} == {key: storage[key] for key in SHARED}
 
 
+def groups(compose: dict[str, Any]) -> dict[str, tuple[str, list[str]]]:
+    """Role and host names by the group of containers that share secrets."""
+    words = [word.split(":") for word in compose["services"]["secrets"]["command"][2:]]
+    return {name: (role, [host for host in hosts.split(",") if host]) for name, role, hosts in words}
+
+
 def test_secrets_are_made_once_and_mounted_read_only(compose: dict[str, Any], system: SystemConfig) -> None:
     security = system.security
-    files = [security.tls_cert, security.tls_key, security.tls_ca, security.token_file]
+    files = [security.tls_cert, security.tls_key, security.tls_ca, security.token_file, security.accepted_file]
     assert {str(file.parent) for file in files if file} == {"/etc/modyn/secrets"}
     script = (ROOT / "deploy" / "make-secrets.sh").read_text()
     assert all(file is not None and file.name in script for file in files)
     maker = compose["services"]["secrets"]
     assert maker["restart"] == "no"
-    assert maker["command"][2:] == [*(in_compose(name) for name in SERVICES), *REPLICAS]
+    assert mounts(maker) == {f"/etc/modyn/groups/{name}": f"secrets-{name}" for name in groups(compose)}
+    assert set(mounts(maker).values()) <= compose["volumes"].keys()
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    assert all(f" {folder}" in dockerfile for folder in mounts(maker)), "or the volume belongs to root"
+    made_for = {host for _, hosts in groups(compose).values() for host in hosts}
+    assert made_for == {*map(in_compose, SERVICES), *REPLICAS}
     for name in (*map(in_compose, SERVICES), "cli"):
-        assert "secrets:/etc/modyn/secrets:ro" in compose["services"][name]["volumes"]
         assert compose["services"][name]["depends_on"]["secrets"] == {"condition": "service_completed_successfully"}
+
+
+def test_code_of_users_runs_with_secrets_that_change_nothing(compose: dict[str, Any]) -> None:
+    """Neither an admin's token nor the key of another service lies in its containers."""
+    found = groups(compose)
+    assert found["trainer-server"] == ("worker", ["trainer-server"])
+    assert found["evaluator"] == ("reader", ["evaluator"])
+    for name in (*map(in_compose, SERVICES), "cli"):
+        group = name if name in found else "services"
+        secrets = [text for text in compose["services"][name]["volumes"] if text.startswith("secrets")]
+        assert secrets == [f"secrets-{group}:/etc/modyn/secrets:ro"]
+        assert not found[group][1] or name in found[group][1]
+
+
+def test_databases_are_reached_by_those_who_need_them_only(compose: dict[str, Any]) -> None:
+    services = compose["services"]
+    assert compose["networks"]["databases"] == {"internal": True}
+    assert all(services[name]["networks"] == ["databases"] for name in ("postgres", "redis"))
+    reach = {name for name, service in services.items() if "databases" in service["networks"]} - {"postgres", "redis"}
+    assert reach == {in_compose(name) for name in SERVICES if (ROOT / "modyn" / name / "migrations").is_dir()}
+    assert "${MODYN_REDIS_PASSWORD:?" in services["redis"]["command"][services["redis"]["command"].index("--requirepass") + 1]
+
+
+def test_no_container_may_do_more_than_it_needs(compose: dict[str, Any]) -> None:
+    added = yaml.safe_load((ROOT / "deploy" / "replicas.yaml").read_text())["services"]
+    for name, service in [*compose["services"].items(), *((name, added[name]) for name in REPLICAS)]:
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service["pids_limit"] > 0, name
+        assert "cap_add" not in service, name
+    assert {compose["services"][name]["user"] for name in ("postgres", "redis")} == {"postgres", "redis"}
+
+
+def test_a_command_in_a_service_needs_no_configuration(compose: dict[str, Any]) -> None:
+    """docker compose exec supervisor modyn ps"""
+    for name in (*map(in_compose, SERVICES), "cli"):
+        assert compose["services"][name]["environment"]["MODYN_CONFIG"] == INSIDE
 
 
 def test_the_password_comes_from_outside_and_only_to_those_who_need_it(compose: dict[str, Any]) -> None:
@@ -175,7 +227,7 @@ def test_the_command_line_finds_the_services(compose: dict[str, Any]) -> None:
 def test_services_of_postgres_and_redis_are_those_of_the_urls(compose: dict[str, Any]) -> None:
     environment = compose["services"]["supervisor"]["environment"]
     assert re.search(r"@(\w+):5432/(\w+)$", environment["MODYN_DATABASE_URL"]).groups() == ("postgres", "modyn")  # type: ignore[union-attr]
-    assert environment["MODYN_REDIS_URL"] == "redis://redis:6379/0"
+    assert environment["MODYN_REDIS_URL"].endswith("@redis:6379/0")
     assert {"postgres", "redis"} <= compose["services"].keys()
 
 
@@ -201,17 +253,33 @@ def test_the_builder_gets_what_the_dockerfile_copies() -> None:
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 def test_made_secrets_are_valid_and_made_once(tmp_path: Path) -> None:
-    command = [str(ROOT / "deploy" / "make-secrets.sh"), str(tmp_path), "storage", "model-storage"]
+    script = str(ROOT / "deploy" / "make-secrets.sh")
+    command = [
+        script,
+        str(tmp_path),
+        "services:admin:storage,model-storage",
+        "trainer-server:worker:trainer-server",
+        "cli:admin:",
+    ]
     subprocess.run(command, check=True, capture_output=True)
-    subprocess.run(["openssl", "verify", "-CAfile", str(tmp_path / "ca.crt"), str(tmp_path / "server.crt")], check=True)
+    services = tmp_path / "services"
+    for group in ("services", "trainer-server"):
+        certificate = str(tmp_path / group / "server.crt")
+        subprocess.run(["openssl", "verify", "-CAfile", str(services / "ca.crt"), certificate], check=True)
     shown = subprocess.run(
-        ["openssl", "x509", "-in", str(tmp_path / "server.crt"), "-noout", "-ext", "subjectAltName"],
+        ["openssl", "x509", "-in", str(services / "server.crt"), "-noout", "-ext", "subjectAltName"],
         check=True, capture_output=True, text=True,
     )  # fmt: skip
     assert {"DNS:localhost", "DNS:storage", "DNS:model-storage"} <= {part.strip(", ") for part in shown.stdout.split()}
-    assert {path.name for path in tmp_path.iterdir()} == {"ca.crt", "server.crt", "server.key", "token"}
-    assert (tmp_path / "server.key").stat().st_mode & 0o077 == 0
-    assert (tmp_path / "token").stat().st_mode & 0o007 == 0
-    token = (tmp_path / "token").read_text()
+    assert "DNS:trainer-server" not in shown.stdout
+    assert {path.name for path in services.iterdir()} == {"ca.crt", "server.crt", "server.key", "token", "accepted"}
+    assert {path.name for path in (tmp_path / "cli").iterdir()} == {"ca.crt", "token", "accepted"}
+    assert (services / "server.key").stat().st_mode & 0o077 == 0
+    assert (services / "token").stat().st_mode & 0o007 == 0
+    admin, worker = ((tmp_path / group / "token").read_text().strip() for group in ("services", "trainer-server"))
+    assert worker == derived_token(admin, Role.WORKER)
+    tokens = AccessTokens(SecurityConfig(accepted_file=tmp_path / "trainer-server" / "accepted", token=worker))
+    assert [tokens.role(f"Bearer {derived_token(admin, role)}") for role in Role] == list(Role)
+    assert admin not in (tmp_path / "trainer-server" / "accepted").read_text()
     subprocess.run(command, check=True, capture_output=True)
-    assert (tmp_path / "token").read_text() == token
+    assert (services / "token").read_text().strip() == admin
