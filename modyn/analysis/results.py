@@ -23,7 +23,17 @@ STAGES = ("select", "train", "store", "evaluate")
 
 _STAGE_SECONDS = tuple(f"{stage}_s" for stage in (*STAGES, "total"))
 _TRIGGER_COLUMNS = [
-    *("trigger_id", "state", "position", "first_timestamp", "last_timestamp", "fired_at", "num_keys", "keys_checksum"),
+    *(
+        "trigger_id",
+        "state",
+        "position",
+        "first_timestamp",
+        "last_timestamp",
+        "fired_at",
+        "num_keys",
+        "num_trained",
+        "keys_checksum",
+    ),
     *("model_id", "parent_model_id", "weights_sha256", "started_at", "finished_at", "loss", *_STAGE_SECONDS),
 ]
 _EVALUATION_COLUMNS = [
@@ -52,11 +62,27 @@ def read_results(supervisor: SupervisorClient, evaluator: EvaluatorClient, run_i
 def triggers_table(triggers: Sequence[TriggerRecord]) -> pd.DataFrame:
     """Return triggers as a table, one row each; numbers that are not known yet are missing."""
     rows = [
-        {**_values(t), "state": str(t.state), "fired_at": t.fired_at_timestamp, "loss": t.training_result.get("loss")}
+        {
+            **_values(t),
+            "state": str(t.state),
+            "fired_at": t.fired_at_timestamp,
+            "num_trained": t.num_trained,
+            "loss": t.training_result.get("loss"),
+        }
         | {f"{stage}_s": seconds for stage, seconds in t.seconds.items()}
         for t in sorted(triggers, key=lambda t: t.trigger_id)
     ]
-    whole = ["trigger_id", "position", "first_timestamp", "last_timestamp", "fired_at", "num_keys", "model_id", "parent_model_id"]
+    whole = [
+        "trigger_id",
+        "position",
+        "first_timestamp",
+        "last_timestamp",
+        "fired_at",
+        "num_keys",
+        "num_trained",
+        "model_id",
+        "parent_model_id",
+    ]
     fractions = ["started_at", "finished_at", "loss", *_STAGE_SECONDS]
     types = {**dict.fromkeys(whole, "Int64"), **dict.fromkeys(fractions, "float64")}
     return pd.DataFrame(rows, columns=_TRIGGER_COLUMNS).astype(types)
@@ -161,9 +187,10 @@ class Cost:
 
     num_triggers: int
     num_samples: int
-    """Samples trained on, summed over the triggers; further epochs do not count."""
+    """Samples trained on, summed over the triggers, as the trainer counted: after downsampling, each epoch."""
     wall_s: float
-    """From submission to the end of the run, pauses between stop and resume included."""
+    """From submission to the end of the run, pauses between stop and resume included. By the clock of the machine, the only one that goes
+    on over restarts; where it was set back, at least the seconds of selection and training, which do not overlap."""
     by_stage_s: dict[str, float]
     """Seconds of work by stage, summed over the triggers. Evaluation overlaps the next training: their sum may exceed `wall_s`."""
 
@@ -173,9 +200,11 @@ def cost(results: RunResults) -> Cost:
     triggers, end, started = results.triggers, results.run.finished_at, results.run.submitted_at
     trained = triggers[triggers["model_id"].notna()]
     last = triggers["finished_at"].max() if len(triggers) else started
+    elapsed = float((end if end is not None else last if pd.notna(last) else started) - started)
+    by_stage_s = {stage: float(triggers[f"{stage}_s"].fillna(0.0).sum()) for stage in STAGES}
     return Cost(
         num_triggers=len(trained),
-        num_samples=int(trained["num_keys"].sum()),
-        wall_s=float((end if end is not None else last if pd.notna(last) else started) - started),
-        by_stage_s={stage: float(triggers[f"{stage}_s"].fillna(0.0).sum()) for stage in STAGES},
+        num_samples=int(trained["num_trained"].sum()),
+        wall_s=max(elapsed, by_stage_s["select"] + by_stage_s["train"]),
+        by_stage_s=by_stage_s,
     )

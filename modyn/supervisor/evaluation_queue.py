@@ -16,6 +16,7 @@ from modyn.supervisor.evaluation_plan import EvaluationTask
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.journal import RunJournal
 from modyn.supervisor.records import EventKind
+from modyn.supervisor.work_clock import WorkClock
 
 BACKLOG = 8
 """Evaluations that may wait for each one that runs. A run that trains faster than it evaluates is held back."""
@@ -103,8 +104,9 @@ class EvaluationQueue:
         with bind(run_id=self._context.run_id, trigger_id=task.trigger_id):
             try:
                 journal.evaluating(task)
-                failure = self._follow(task)
-                journal.evaluated(task, None if failure is None else failure.message)
+                clock = WorkClock()
+                failure = self._follow(task, clock)
+                journal.evaluated(task, clock.seconds, None if failure is None else failure.message)
                 if failure is not None:
                     about = f"evaluation of trigger {task.trigger_id} by handler '{task.handler}' on dataset '{task.dataset}'"
                     self._failures.append(type(failure)(f"{about} failed: {failure.message}; `modyn resume` makes it again"))
@@ -114,8 +116,8 @@ class EvaluationQueue:
                 _LOG.exception("evaluation_crashed")
                 self._token.cancel(ModynError(f"evaluating trigger {task.trigger_id} failed: {type(error).__name__}: {error}"))
 
-    def _follow(self, task: EvaluationTask) -> ModynError | None:
-        """Bring the evaluation to its end; return the error that it failed with."""
+    def _follow(self, task: EvaluationTask, clock: WorkClock) -> ModynError | None:
+        """Bring the evaluation to its end; return the error that it failed with. Args: clock: counts its seconds of work."""
         evaluator = self._context.evaluator
         request = EvaluationRequest(
             run_id=self._context.run_id,
@@ -130,7 +132,7 @@ class EvaluationQueue:
             self._context.retrier.follow(
                 start=lambda: evaluator.start(request),
                 watch=lambda: evaluator.watch(request.evaluation_id),
-                report=lambda status: self._report(task, status),
+                report=lambda status: self._report(task, status, clock),
                 stop=lambda: evaluator.stop(request.evaluation_id),
             )
         except UnavailableError:
@@ -141,7 +143,8 @@ class EvaluationQueue:
             return error
         return None
 
-    def _report(self, task: EvaluationTask, status: EvaluationStatus) -> None:
+    def _report(self, task: EvaluationTask, status: EvaluationStatus, clock: WorkClock) -> None:
+        clock.report(status)
         detail = {
             "handler": task.handler,
             "dataset": task.dataset,

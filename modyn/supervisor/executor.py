@@ -35,6 +35,7 @@ from modyn.supervisor.states import RunState, TriggerState
 from modyn.supervisor.stream import SampleStream, StreamSource
 from modyn.supervisor.triggers import CheckContext, TriggerContext, build_trigger
 from modyn.supervisor.triggers.base import CheckRecord, TriggerOutcome, next_position
+from modyn.supervisor.work_clock import WorkClock, stage_seconds, trained_seconds
 from modyn.trainer_server.client import TrainerServerClient, TrainingRequest, TrainingStatus
 
 MODELS_TRAINED = Counter("modyn_supervisor_models_trained", "Trainings that ended with a stored model")
@@ -243,7 +244,10 @@ class RunExecutor:
     def _select(self, trigger: TriggerRecord) -> TriggerRecord:
         """Fix the trigger set."""
         self._journal.selecting(trigger, self._cursor.num_pending)
+        started = time.monotonic()
         trigger_set = self._selector.trigger(self._run_id, trigger.trigger_id, trigger.position)
+        # Of a trigger that was selected before, the seconds that are journalled.
+        trigger = replace(trigger, seconds={"select": time.monotonic() - started, **trigger.seconds})
         if trigger.keys_checksum not in (None, trigger_set.keys_checksum):
             raise CorruptStateError(
                 f"the trigger set of trigger {trigger.trigger_id} of run {self._run_id} is not the one that was journalled; "
@@ -271,12 +275,15 @@ class RunExecutor:
             num_samples_to_pass=pipeline.num_samples_to_pass(trigger.trigger_id),
             seed=pipeline.training.seed,
         )
+        clock = WorkClock()
         status = self._retrier.follow(
             start=lambda: trainer.start(request),
             watch=lambda: trainer.watch(self._run_id, trigger.trigger_id),
-            report=self._report_training_progress,
+            report=partial(self._report_training_progress, clock),
             stop=lambda: trainer.stop(self._run_id, trigger.trigger_id),
         )
+        # The trainer has measured stages only, but also those of attempts that were not followed from here.
+        seconds = max(clock.seconds, sum(trained_seconds(status.result).values()))
         trigger = replace(
             trigger,
             state=TriggerState.TRAINED,
@@ -284,6 +291,7 @@ class RunExecutor:
             model_id=status.model_id,
             weights_sha256=status.weights_sha256,
             training_result=dict(status.result),
+            seconds=stage_seconds({**trigger.seconds, "train": seconds}, status.result),
         )
         self._journal.trained(trigger)
         MODELS_TRAINED.inc()
@@ -362,7 +370,8 @@ class RunExecutor:
         }
         self._hub.progress(self._run_id, EventKind.STREAM_PROGRESS, detail)
 
-    def _report_training_progress(self, status: TrainingStatus) -> None:
+    def _report_training_progress(self, clock: WorkClock, status: TrainingStatus) -> None:
+        clock.report(status)
         detail = {
             "samples_seen": status.samples_seen,
             "samples_total": status.samples_total or 0,
@@ -384,4 +393,6 @@ def parent_model(earlier_models: Sequence[int], use_previous_model: bool, initia
 
 
 def _outcome(trigger: TriggerRecord) -> TriggerOutcome:
+    # Evaluations overlap what comes next: how far they are is no ground for a decision.
+    trigger = replace(trigger, seconds={stage: s for stage, s in trigger.seconds.items() if stage != "evaluate"})
     return TriggerOutcome(**{field.name: getattr(trigger, field.name) for field in fields(TriggerOutcome)})

@@ -75,7 +75,6 @@ class Write:
 
     def start_step(self, trigger_id: int, step: str, name: str = "", **detail: Any) -> None:
         """Record that a step starts, unless it is finished. Args: name: distinguishes the evaluations of a trigger."""
-        # A repeated step starts anew: the time before it, in which the run was interrupted, is not counted.
         values = {"state": "started", "started_at": time.time(), "finished_at": None, "detail": detail}
         statement = upsert(STEPS).values(run_id=self.run_id, trigger_id=trigger_id, step=step, name=name, **values)
         update_unfinished = statement.on_conflict_do_update(
@@ -84,14 +83,19 @@ class Write:
         if self.session.execute(update_unfinished.returning(STEPS.c.step)).scalar() is not None:
             self.event(EventKind.STEP, {"step": step, "state": "started", **detail}, trigger_id)
 
-    def end_step(self, trigger_id: int, step: str, name: str = "", state: str = "finished", **detail: Any) -> None:
-        """Record that a step is finished or failed, unless it was finished before. Args: detail: what it found or made."""
+    def end_step(
+        self, trigger_id: int, step: str, seconds: float, name: str = "", state: str = "finished", **detail: Any
+    ) -> None:
+        """Record that a step is finished or failed, unless it was finished before.
+
+        Args: seconds: of work, by a clock that never jumps. detail: what it found or made.
+        """
         now = time.time()
         is_step = (STEPS.c.run_id == self.run_id, STEPS.c.trigger_id == trigger_id, STEPS.c.step == step, STEPS.c.name == name)
-        statement = update(STEPS).where(*is_step, STEPS.c.state != "finished").returning(STEPS.c.started_at)
-        started_at = self.session.execute(statement.values(state=state, finished_at=now, detail=detail)).scalar()
-        if started_at is not None:
-            self.event(EventKind.STEP, {"step": step, "state": state, "seconds": now - started_at, **detail}, trigger_id)
+        detail = {**detail, "seconds": seconds}
+        statement = update(STEPS).where(*is_step, STEPS.c.state != "finished").returning(STEPS.c.step)
+        if self.session.execute(statement.values(state=state, finished_at=now, detail=detail)).scalar() is not None:
+            self.event(EventKind.STEP, {"step": step, "state": state, **detail}, trigger_id)
 
 
 class Journal(JournalQueries):
@@ -215,7 +219,7 @@ class RunJournal:
         """The trigger set is fixed and empty: that ends the trigger."""
         with self._write() as write:
             write.update_trigger(trigger)
-            write.end_step(trigger.trigger_id, "select", num_keys=0)
+            write.end_step(trigger.trigger_id, "select", trigger.seconds["select"], num_keys=0)
             message = f"trigger {trigger.trigger_id} selected no samples, so nothing was trained"
             write.event(EventKind.MESSAGE, {"message": message}, trigger.trigger_id)
             write.become(RunState.STREAMING)
@@ -224,7 +228,7 @@ class RunJournal:
         """The trigger set is fixed; training on it is next."""
         with self._write() as write:
             write.update_trigger(trigger)
-            write.end_step(trigger.trigger_id, "select", num_keys=trigger.num_keys)
+            write.end_step(trigger.trigger_id, "select", trigger.seconds["select"], num_keys=trigger.num_keys)
             write.become(RunState.TRAINING)
             write.start_step(trigger.trigger_id, "train")
 
@@ -233,7 +237,7 @@ class RunJournal:
         with self._write() as write:
             write.update_trigger(trigger)
             loss = trigger.training_result.get("loss")
-            write.end_step(trigger.trigger_id, "train", model_id=trigger.model_id, loss=loss)
+            write.end_step(trigger.trigger_id, "train", trigger.seconds["train"], model_id=trigger.model_id, loss=loss)
             write.become(RunState.STREAMING)
 
     def evaluating(self, task: EvaluationTask) -> None:
@@ -241,12 +245,12 @@ class RunJournal:
         with self._write() as write:
             write.start_step(task.trigger_id, "evaluate", task.step_name, handler=task.handler, dataset=task.dataset)
 
-    def evaluated(self, task: EvaluationTask, error: str | None = None) -> None:
-        """Record that one evaluation has its result, or failed with `error`. The run goes on in both cases."""
+    def evaluated(self, task: EvaluationTask, seconds: float, error: str | None = None) -> None:
+        """Record that one evaluation has its result after `seconds` of work, or failed with `error`. The run goes on in both cases."""
         state, found = ("finished", {}) if error is None else ("failed", {"error": error})
         with self._write() as write:
             write.end_step(
-                task.trigger_id, "evaluate", task.step_name, state, handler=task.handler, dataset=task.dataset, **found
+                task.trigger_id, "evaluate", seconds, task.step_name, state, handler=task.handler, dataset=task.dataset, **found
             )
 
     def message(self, message: str) -> None:

@@ -8,7 +8,7 @@ from enum import Enum
 from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
-from sqlalchemy import BigInteger, RowMapping, cast, func, select
+from sqlalchemy import BigInteger, Double, RowMapping, cast, func, select
 from sqlalchemy.orm import Session
 
 from modyn.db.engine import Database
@@ -18,6 +18,7 @@ from modyn.supervisor.records import Run, RunEvent, TriggerRecord
 from modyn.supervisor.states import TERMINAL, RunState, TriggerState
 from modyn.supervisor.tables import CHECKS, CURSORS, EVENTS, RUNS, STEPS, TRIGGERS
 from modyn.supervisor.triggers.base import CheckRecord
+from modyn.supervisor.work_clock import stage_seconds
 
 CURSOR_VERSION = 1
 EVENTS_PER_PAGE = 500
@@ -132,12 +133,14 @@ def unknown_run(run_id: str) -> NotFoundError:
 
 _hints: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 
+_BY_TIMES = STEPS.c.finished_at - STEPS.c.started_at
+_TRAINED_ON = func.coalesce(cast(TRIGGERS.c.training_result["num_samples"].astext, BigInteger), TRIGGERS.c.num_keys)
 _TRIGGER_COUNTS = (
     select(
         TRIGGERS.c.run_id,
         func.count().label("num_triggers"),
         # The sum of bigint is numeric in PostgreSQL.
-        cast(func.sum(TRIGGERS.c.num_keys).filter(TRIGGERS.c.state == str(TriggerState.TRAINED)), BigInteger).label("trained"),
+        cast(func.sum(_TRAINED_ON).filter(TRIGGERS.c.state == str(TriggerState.TRAINED)), BigInteger).label("trained"),
         func.max(TRIGGERS.c.position).label("trigger_position"),
     )
     .group_by(TRIGGERS.c.run_id)
@@ -171,24 +174,17 @@ def _checks(session: Session, run_id: str, after: int = -1) -> tuple[CheckRecord
 
 def _triggers(session: Session, run_id: str) -> tuple[TriggerRecord, ...]:
     seconds: dict[int, dict[str, float]] = {}
-    steps = select(STEPS).where(STEPS.c.run_id == run_id, STEPS.c.state == "finished")
-    for step in session.execute(steps).mappings():
-        of_trigger = seconds.setdefault(step["trigger_id"], {})
-        of_trigger[step["step"]] = of_trigger.get(step["step"], 0.0) + step["finished_at"] - step["started_at"]
+    worked = cast(STEPS.c.detail["seconds"].astext, Double)
+    steps = (
+        # Steps that were journalled before seconds were: by their times, which a clock that was set back makes negative.
+        select(STEPS.c.trigger_id, STEPS.c.step, func.sum(func.coalesce(worked, func.greatest(_BY_TIMES, 0.0))))
+        .where(STEPS.c.run_id == run_id, STEPS.c.state == "finished")
+        .group_by(STEPS.c.trigger_id, STEPS.c.step)
+    )
+    for trigger_id, step, of_step in session.execute(steps):
+        seconds.setdefault(trigger_id, {})[step] = of_step
     rows = session.execute(select(TRIGGERS).where(TRIGGERS.c.run_id == run_id).order_by(TRIGGERS.c.trigger_id)).mappings()
     return tuple(
-        from_row({**row, "seconds": _stages(row["training_result"], seconds.get(row["trigger_id"], {}))}, TriggerRecord)
+        from_row({**row, "seconds": stage_seconds(seconds.get(row["trigger_id"], {}), row["training_result"])}, TriggerRecord)
         for row in rows
     )
-
-
-def _stages(training_result: Mapping[str, Any], seconds: dict[str, float]) -> dict[str, float]:
-    """Seconds by stage, from those of the steps."""
-    stages = training_result.get("seconds")
-    store = stages.get("store") if isinstance(stages, Mapping) else None
-    if isinstance(store, int | float):
-        seconds = {**seconds, "store": float(store)}
-    if "train" in seconds:
-        # Not from start to end, which would count the time in which the run was interrupted. Storing is part of training.
-        seconds = {**seconds, "total": seconds.get("select", 0.0) + seconds["train"]}
-    return seconds

@@ -81,7 +81,7 @@ class Run:
     """Samples of the whole stream; None if not known (production mode)."""
     num_triggers: int = 0
     samples_trained: int = 0
-    """Keys of all trigger sets that were trained on."""
+    """Over all trainings, as the trainer counted: after downsampling, each epoch."""
     from_timestamp: int | None = None
     to_timestamp: int | None = None
     max_triggers: int | None = None
@@ -160,7 +160,12 @@ class TriggerRecord:
     weights_sha256: str | None = None
     training_result: Mapping[str, Any] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
-    """By stage: select, train, store, evaluate, total; those that are known. Computed from the steps, no column."""
+    """Of work, by stage: select, train, store, evaluate, total; those that are known. Computed from the steps, no column."""
+
+    @property
+    def num_trained(self) -> int | None:
+        """Samples trained on, as the trainer counted: after downsampling, each epoch. None: it trained nothing yet."""
+        return None if self.model_id is None else int(self.training_result.get("num_samples", self.num_keys or 0))
 
 
 @dataclass(frozen=True, slots=True)

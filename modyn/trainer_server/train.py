@@ -107,6 +107,7 @@ class TrainingInputs:
 def train(job: TrainingJob, connection: JobConnection) -> StoredModelInfo:
     """Task of a worker process: connect to the services and train."""
     config, request = job.config, job.request
+    connection.send({})  # The training runs from now on, and no longer waits in line.
     configure_logs("trainer_worker", config.trainer_server.log_level)
     with (
         bind(run_id=request.run_id, trigger_id=request.trigger_id),

@@ -22,7 +22,7 @@ from modyn.supervisor.evaluation_plan import EvaluationTask
 from modyn.supervisor.journal import Journal, RunJournal, slug
 from modyn.supervisor.records import EventKind, NewRun, RunMode, RunOptions, TriggerRecord
 from modyn.supervisor.states import RunState, TriggerState, check_transition
-from modyn.supervisor.tables import CURSORS, METADATA
+from modyn.supervisor.tables import CURSORS, METADATA, STEPS
 from modyn.supervisor.triggers import build_trigger
 from modyn.testing.checks import decide
 from modyn.testing.services import InMemoryServices, pipeline_yaml, wait_until_terminal
@@ -49,9 +49,17 @@ def record(trigger_id: int = 0) -> TriggerRecord:
 
 def play(run_journal: RunJournal, times: int = 1) -> None:
     """A trigger's life, each write `times` times, as if it had not been known whether the first one arrived."""
-    selected = dataclasses.replace(record(), state=TriggerState.SELECTED, num_keys=10, keys_checksum="abc")
+    selected = dataclasses.replace(
+        record(), state=TriggerState.SELECTED, num_keys=10, keys_checksum="abc", seconds={"select": 0.25}
+    )
     trained = dataclasses.replace(
-        selected, state=TriggerState.TRAINED, model_id=4, weights_sha256="sha", training_result={"loss": 0.5}, finished_at=2.0
+        selected,
+        state=TriggerState.TRAINED,
+        model_id=4,
+        weights_sha256="sha",
+        training_result={"loss": 0.5, "num_samples": 7},
+        finished_at=2.0,
+        seconds={"select": 0.25, "train": 2.0},
     )
     task = EvaluationTask("h", "test", 0, 0, 4, (EvalInterval(0, 1, 0),))
     writes: list[Callable[[], None]] = [
@@ -61,7 +69,7 @@ def play(run_journal: RunJournal, times: int = 1) -> None:
         lambda: run_journal.trained(trained),
         lambda: run_journal.evaluating(task),
         lambda: run_journal.advance(CURSOR, {"version": 1}),
-        lambda: run_journal.evaluated(task),
+        lambda: run_journal.evaluated(task, 1.5),
         lambda: run_journal.enter(RunState.EVALUATING),
         lambda: run_journal.end(RunState.FINISHED, message="done"),
     ]
@@ -118,7 +126,8 @@ def test_a_life_and_its_repetition_leave_the_same(journal: Journal) -> None:
         play(journal.claim(run_id), times)
         snapshot = journal.snapshot(run_id)
         trigger = dataclasses.replace(snapshot.triggers[0], started_at=0, finished_at=0, seconds={})
-        assert set(snapshot.triggers[0].seconds) == {"select", "train", "evaluate", "total"}
+        assert snapshot.triggers[0].seconds == {"select": 0.25, "train": 2.0, "evaluate": 1.5, "total": 2.25}
+        assert snapshot.run.samples_trained == snapshot.triggers[0].num_trained == 7
         events, complete = journal.events(run_id, 0)
         assert complete
         assert [event.seq for event in events] == list(range(1, len(events) + 1))
@@ -128,6 +137,16 @@ def test_a_life_and_its_repetition_leave_the_same(journal: Journal) -> None:
     assert kept[0] == kept[1]
     assert kept[0][2] == CURSOR
     assert kept[0][4] == {(0, "h/test/0")}
+
+
+def test_steps_without_seconds_count_by_their_times_but_never_negative(journal: Journal, database: Database) -> None:
+    """As earlier versions journalled them, on a machine whose clock was set back during the training."""
+    run_id = journal.create(NEW).run_id
+    play(journal.claim(run_id))
+    with database.session() as session:
+        session.execute(update(STEPS).values(detail={}, started_at=100.0, finished_at=104.0))
+        session.execute(update(STEPS).where(STEPS.c.step == "train").values(started_at=7291.0))
+    assert journal.triggers(run_id)[0].seconds == {"select": 4.0, "train": 0.0, "evaluate": 4.0, "total": 4.0}
 
 
 def test_an_illegal_step_leaves_no_trace(journal: Journal) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from modyn.analysis.results import RunResults, cost, evaluations_table, triggers_table
 from modyn.config.system import SystemConfig
 from modyn.db.engine import Database
 from modyn.errors import (
@@ -113,6 +114,25 @@ def test_an_experiment_trains_and_evaluates_every_trigger(runs: RunQueue, servic
     assert cells(services, run, "matrix") == {(t, anchor) for t in range(3) for anchor in (0, 10, 20, 30)}
     assert [r.position for r in triggers] == [10, 20, 30]
     assert np.array_equal(services.selector.runs[run.run_id].samples.keys, np.arange(35))
+
+
+def test_costs_count_work_and_samples_as_the_trainer_counted_them(runs: RunQueue, services: InMemoryServices) -> None:
+    """No training and no evaluation of these fakes ever runs: they wait, then they are done."""
+    train = services.trainer_server.train
+
+    def downsampled(request: TrainingRequest) -> Any:
+        model_id, sha256, result = train(request)
+        return model_id, sha256, {**result, "num_samples": 4, "seconds": {"load": 0.5, "forward": 1.0, "store": 0.25}}
+
+    services.trainer_server.train = downsampled
+    run = finish(runs, pipeline_yaml(evaluation=AFTER_TRAINING))
+    triggers = runs.journal.triggers(run.run_id)
+    assert [(t.seconds["train"], t.seconds["store"], t.seconds["evaluate"]) for t in triggers] == [(1.75, 0.25, 0.0)] * 3
+    assert [t.seconds["total"] for t in triggers] == [t.seconds["select"] + 1.75 for t in triggers]
+    assert (run.samples_trained, [t.num_trained for t in triggers]) == (12, [4, 4, 4])
+    spent = cost(RunResults(run, triggers_table(triggers), evaluations_table([])))
+    assert (spent.num_samples, spent.by_stage_s["train"]) == (12, 5.25)
+    assert spent.wall_s >= 5.25
 
 
 def test_training_from_scratch_or_from_a_given_model(runs: RunQueue, services: InMemoryServices) -> None:

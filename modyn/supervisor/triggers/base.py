@@ -74,8 +74,10 @@ class TriggerOutcome:
     model_id: int | None = None
     num_keys: int | None = None
     """Samples of the trigger set."""
+    num_trained: int | None = None
+    """Samples trained on, as the trainer counted: after downsampling, each epoch."""
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """By stage: select, train, store, total."""
+    """Of work, by stage: select, train, store, total."""
 
 
 class Trigger(ABC):
