@@ -94,6 +94,10 @@ class Registry(Generic[T]):
         """All ids, sorted."""
         return sorted(self.plugins)
 
+    def names(self) -> list[str]:
+        """Everything that `get` accepts, where that is more than the ids; for the nearest name."""
+        return self.ids()
+
     def choices(self) -> str:
         """Ids that `get` accepts, for messages."""
         return ", ".join(self.ids())
@@ -110,7 +114,7 @@ class Registry(Generic[T]):
             if id_ in self.not_yet:
                 raise ConfigError(f"'{id_}' is not available yet; available: {self.choices()}")
             raise ConfigError(
-                f"there is no {self.kind} '{id_}'{nearest(id_, self.ids()) or '.'} Registered: {self.choices()}. "
+                f"there is no {self.kind} '{id_}'{nearest(id_, self.names()) or '.'} Registered: {self.choices()}. "
                 f"A package of yours adds one through the entry-point group '{self.group}'"
             )
         return load_object(self.plugins[id_].path)  # type: ignore[return-value]

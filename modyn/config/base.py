@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError, model_validator
+from pydantic_core import core_schema
 
 from modyn.errors import ConfigError
 from modyn.registry import nearest
@@ -28,6 +30,27 @@ class Section(BaseModel):
             return data
         numbers = {key for key, annotation in _by_alias(cls).items() if _takes_numbers_only(annotation)}
         return {key: _boolean_as_word(value) if key in numbers else value for key, value in data.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """Metadata of a text field, as in `Annotated[str, Matching(pattern, words)]`: a regular expression, and in words what it allows."""
+
+    pattern: str
+    allowed: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        """Refuse what does not match, in words."""
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Keep the pattern for editors."""
+        return {**handler(schema), "pattern": self.pattern}
+
+    def _check(self, value: str) -> str:
+        if not re.fullmatch(self.pattern, value):
+            raise ValueError(f"{_shown(value)} is wrong: {self.allowed}")
+        return value
 
 
 S = TypeVar("S", bound=BaseModel)
@@ -108,9 +131,12 @@ def _problem(item: dict[str, Any], prefix: str, model: type[BaseModel]) -> Probl
         return Problem(path, "is required")
     if item["type"] == "value_error":
         return Problem(path, str(item["ctx"]["error"]) if "error" in item.get("ctx", {}) else str(item["msg"]))
-    shown = repr(item["input"])
-    shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    return Problem(path, f"{shown} is wrong: {item['msg'][0].lower()}{item['msg'][1:]}")
+    return Problem(path, f"{_shown(item['input'])} is wrong: {item['msg'][0].lower()}{item['msg'][1:]}")
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _field_names(model: type[BaseModel], location: tuple[str | int, ...]) -> list[str]:

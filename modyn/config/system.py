@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from modyn.config.base import Section, problems
+from modyn.config.base import Matching, Section, problems
 from modyn.config.security import SecurityConfig
 from modyn.errors import ConfigError, UnavailableError
 from modyn.log_files import LogLimits
@@ -28,6 +28,9 @@ SERVICES = ("storage", "selector", "model_storage", "trainer_server", "evaluator
 ROW_GROUP_CACHE_BYTES = 256 << 20
 
 DATASET_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,99}$"
+DatasetName = Annotated[
+    str, Matching(DATASET_NAME, "allowed are 1 to 100 letters a to z, digits, `_`, `.`, `-`, no sign in front")
+]
 
 _UNIX_PATH_LIMIT = 80
 """The kernel allows 107 bytes in a socket's path; this leaves room for the name of the socket."""
@@ -66,7 +69,7 @@ def is_url(base_path: str) -> bool:
 class DatasetConfig(Section):
     """A dataset: where its files lie and how samples are cut from them."""
 
-    name: str = Field(description="identity, used as `data.dataset_id` in pipelines", pattern=DATASET_NAME)
+    name: DatasetName = Field(description="identity, used as `data.dataset_id` in pipelines")
     base_path: str = Field(description="folder of the files, searched recursively; or s3://BUCKET/PREFIX, see docs/datasets.md")
     file_wrapper: str = Field(description="file format, e.g. SingleSampleFileWrapper")
     file_wrapper_config: dict[str, Any] = Field(default_factory=dict, description="options of the file format")
@@ -355,17 +358,15 @@ def load_system_config(path: Path | None = None) -> SystemConfig:
     from modyn.config.environment import misspelt_variables
     from modyn.config.yaml_source import load_yaml, with_lines
 
-    found, values = misspelt_variables(SystemConfig), {}
-    source = None
+    found, source = misspelt_variables(SystemConfig), None
     if path is not None:
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"cannot read the system configuration {path}: {error}") from error
         source = load_yaml(text, str(path), empty={})
-        values = dict(source.data)
     try:
-        config = SystemConfig(**values)
+        config = SystemConfig(**(source.data if source else {}))
     except ValidationError as error:
         wrong = problems(error, "", SystemConfig)
         found += with_lines(wrong, source) if source else [f"system configuration: {problem}" for problem in wrong]

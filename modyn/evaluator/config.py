@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import Field
 
 from modyn.config.base import Problem, Severity, check_section, load_section, refuse
+from modyn.config.policy import load_policy
 from modyn.dataset.config import DataConfig
 from modyn.dataset.user_code import missing_extras
-from modyn.evaluator.metrics import METRICS, check_metric
+from modyn.evaluator.metrics import METRICS, TRANSFORMER, AccuracyConfig, F1ScoreConfig, RocAucConfig, check_metric
+from modyn.models import MODELS, check_model, config_class
 from modyn.workers.devices import missing_device
 
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
@@ -60,7 +62,48 @@ def check_evaluation(pipeline: Mapping[str, Any]) -> list[Problem]:
     datasets = evaluation.get("datasets")
     if not isinstance(datasets, list) or not datasets:
         return [*found, Problem("evaluation.datasets", "is required: at least one dataset to evaluate on")]
-    return found + [problem for i, d in enumerate(datasets) for problem in check_dataset(d, f"evaluation.datasets.{i}")]
+    num_classes = _num_classes(pipeline.get("model"))
+    for i, dataset in enumerate(datasets):
+        path = f"evaluation.datasets.{i}"
+        found += (wrong := check_dataset(dataset, path))
+        if not wrong and num_classes is not None:
+            found += _unfit_metrics(dataset["metrics"], num_classes, path)
+    return found
+
+
+def _unfit_metrics(metrics: Sequence[Mapping[str, Any]], num_classes: int, path: str) -> list[Problem]:
+    """Every metric that is not for the output of a model with so many classes. The metrics are valid by themselves."""
+    found = []
+    for i, section in enumerate(metrics):
+        _, config = load_policy(METRICS, section, "name", path)
+        if not config.evaluation_transformer_function and (why := _unfit(config, num_classes)):
+            found.append(Problem(f"{path}.metrics.{i}", f"{config.name} does not fit the model: {why}"))
+    return found
+
+
+def _unfit(metric: object, num_classes: int) -> str:
+    """Return why a metric of ours is not for scores of shape (n, num_classes), and what to change; empty: it is, or is not known."""
+    match metric:
+        case AccuracyConfig() if metric.topn > num_classes:
+            return f"topn is {metric.topn}, but the model has {num_classes} classes; lower topn"
+        case F1ScoreConfig() if metric.num_classes != num_classes:
+            return f"num_classes is {metric.num_classes}, but the model has {num_classes}; correct it, or use {TRANSFORMER}"
+        case RocAucConfig() if num_classes > 2:
+            return f"it is for one or two classes, but the model has {num_classes}; use {TRANSFORMER}"
+    return ""
+
+
+def _num_classes(model: object) -> int | None:
+    """Return the number of classes of a built-in model; None: it is none, or not valid."""
+    id_ = model.get("id") if isinstance(model, Mapping) else None
+    if (
+        not isinstance(model, Mapping)
+        or not isinstance(id_, str)
+        or id_ not in MODELS.builtin
+        or check_model(id_, model.get("config") or {})
+    ):
+        return None
+    return int(load_section(config_class(id_), model.get("config") or {}).model_dump()["num_classes"])
 
 
 def _check_device(device: object) -> list[Problem]:

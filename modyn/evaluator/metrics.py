@@ -115,6 +115,9 @@ def torchmetrics_names() -> frozenset[str]:
 class _Metrics(Registry[type[Metric]]):
     """Metrics by name: those of Modyn and of installed packages, or else `TorchMetric` if torchmetrics has a class of this name."""
 
+    def names(self) -> list[str]:
+        return [*self.ids(), *sorted(torchmetrics_names())]
+
     def choices(self) -> str:
         return f"{super().choices()}, or one of torchmetrics, for example Precision"
 

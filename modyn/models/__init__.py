@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Mapping
-from typing import Any
 
 from modyn.config.base import Problem, Section, check_section
 from modyn.errors import ConfigError
@@ -20,8 +19,14 @@ _OURS = ("LogisticRegression", "MLP", "ResNet18", "ResNet50", "ResNet152", "Smal
 MODELS: Registry[type] = Registry(group="modyn.models", kind="model", builtin={id_: f"modyn.models.specs:{id_}" for id_ in _OURS})
 
 
-def check_model(id_: str, config: Mapping[str, Any]) -> list[Problem]:
+def check_model(id_: str, config: object) -> list[Problem]:
     """What is wrong with a pipeline's `model.id` and `model.config`; empty: nothing. Imports torch only for plug-ins."""
+    if not isinstance(config, Mapping):
+        return [
+            Problem(
+                "model.config", f"{config!r} is wrong: write a mapping of the options of '{id_}', for example num_classes: 10"
+            )
+        ]
     try:
         return check_section(config_class(id_), dict(config), "model.config")
     except ConfigError as error:

@@ -50,9 +50,14 @@ def explain(path: str, schema: JsonSchema | None = None) -> str:
 
 
 def find_fields(path: str, schema: JsonSchema | None = None) -> list[Field]:
-    """Return the fields at `path`: several where policies differ. Raises NotFoundError that names the nearest fields."""
+    """Return the fields at `path`: several where policies differ; the sections for an empty path.
+
+    Raises: NotFoundError: names the nearest fields.
+    """
     fields = list(walk(pipeline_json_schema() if schema is None else schema))
     parts, wanted, titles = _parse(path, fields)
+    if not parts:
+        return [field for field in fields if "." not in field.path]
     policies = [part for part in parts if part in titles]
     found = [field for field in fields if field.path == wanted and (not policies or field.variant in policies)]
     if not found:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from functools import partial
 
 from prometheus_client import Counter, Gauge
 
@@ -24,7 +25,7 @@ from modyn.supervisor.executor import RunClients, RunExecutor, retry_policy
 from modyn.supervisor.journal import Journal, RunJournal
 from modyn.supervisor.records import NewRun, Run, RunOptions
 from modyn.supervisor.states import RESUMABLE, TERMINAL, RunState
-from modyn.supervisor.validation import check_pipeline, checked_pipeline, measure_stream
+from modyn.supervisor.validation import check_pipeline, check_references, checked_pipeline, measure_stream
 
 SHUTDOWN_S = 5.0
 """The time that executing runs get to become terminal when the supervisor stops."""
@@ -100,11 +101,13 @@ class RunQueue:
                 self.resume(run.run_id)
 
     def validate(self, yaml: str, file_name: str) -> list[Problem]:
-        """Check the text of a pipeline file with the services that act on it; return its problems, none if it can be submitted.
+        """Check the text of a pipeline file, with the services that act on it and the datasets that exist; return problems and warnings.
 
         Args: file_name: for messages.
         """
-        return check_pipeline(yaml, file_name, self._section_checks)
+        storage, model_storage = self._clients.storage, self._clients.model_storage
+        references = partial(check_references, storage=storage, model_storage=model_storage)
+        return check_pipeline(yaml, file_name, [*self._section_checks, references])
 
     def submit(self, yaml: str, file_name: str, options: RunOptions) -> Run:
         """Check everything that can be checked, and queue the run.

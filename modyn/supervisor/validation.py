@@ -14,7 +14,7 @@ from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError
 from modyn.model_storage.client import ModelStorageClient
 from modyn.records import Interval
 from modyn.registry import nearest
-from modyn.storage.client import DatasetInfo, StorageClient
+from modyn.storage.client import StorageClient
 from modyn.supervisor.evaluation import check_handlers
 from modyn.supervisor.records import RunMode, RunOptions
 from modyn.supervisor.triggers import TRIGGERS
@@ -56,6 +56,7 @@ def find_problems(source: YamlSource, section_checks: Iterable[Check]) -> list[P
         found += check_policy(TRIGGERS, trigger, "id", "trigger")
     if isinstance(evaluation := data.get("evaluation"), Mapping):
         found += check_handlers(evaluation)
+    found += check_batch_size(data)
     for check in section_checks:
         found += check(data)
     return sorted(set(found), key=lambda problem: (source.locate(problem.path), problem))
@@ -69,6 +70,58 @@ class StreamExtent:
     end_key: int | None = None
 
 
+def check_references(pipeline: Mapping[str, Any], storage: StorageClient, model_storage: ModelStorageClient) -> list[Problem]:
+    """List the datasets and the initial model that a pipeline names and that do not exist; warn of a dataset too small for one batch."""
+    found, data = list[Problem](), _section(pipeline, "data")
+    training, entries = _section(pipeline, "training"), _section(pipeline, "evaluation").get("datasets")
+    named = {f"evaluation.datasets.{i}": entry for i, entry in enumerate(entries if isinstance(entries, list) else [])}
+    for path, entry in {"data": data, **named}.items():
+        if not isinstance(entry, Mapping) or not isinstance(name := entry.get("dataset_id"), str):
+            continue
+        try:
+            info = storage.dataset(name)
+        except NotFoundError:
+            found.append(Problem(f"{path}.dataset_id", _no_dataset(storage, name)))
+            continue
+        if path == "data" and (why := _without_batch(training, info.num_samples)):
+            found.append(
+                Problem("training.batch_size", f"dataset '{name}' holds {info.num_samples} samples: {why}", Severity.WARNING)
+            )
+    if isinstance(model_id := training.get("initial_model_id"), int):
+        try:
+            model_storage.describe(model_id)
+        except NotFoundError as error:
+            found.append(Problem("training.initial_model_id", error.message))
+    return found
+
+
+def check_batch_size(pipeline: Mapping[str, Any]) -> list[Problem]:
+    """Warn of a batch that is larger than any trigger set can be: with `drop_last_batch` nothing would be trained on."""
+    trigger, selection = _section(pipeline, "trigger"), _section(pipeline, "selection_strategy")
+    bounds = {"selection_strategy.limit": selection.get("limit")}
+    amount, tail = trigger.get("num_samples"), selection.get("tail_triggers")
+    if trigger.get("id") == "DataAmountTrigger" and isinstance(amount, int) and isinstance(tail, int):
+        bounds["trigger.num_samples"] = amount * (tail + 1)
+    return [
+        Problem("training.batch_size", f"{name} keeps trigger sets at {bound} samples: {why}", Severity.WARNING)
+        for name, bound in bounds.items()
+        if isinstance(bound, int) and bound > 0 and (why := _without_batch(_section(pipeline, "training"), bound))
+    ]
+
+
+def _without_batch(training: Mapping[str, Any], num_samples: int) -> str:
+    """Return why no batch is trained on out of so many samples; empty: one is, or the size is not valid."""
+    size = training.get("batch_size")
+    if not isinstance(size, int) or not training.get("drop_last_batch", True) or not 0 < num_samples < size:
+        return ""
+    return f"a batch of {size} is never full, and nothing is trained on; lower it, or set training.drop_last_batch to false"
+
+
+def _section(pipeline: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = pipeline.get(name)
+    return section if isinstance(section, Mapping) else {}
+
+
 def measure_stream(
     pipeline: Pipeline, options: RunOptions, storage: StorageClient, model_storage: ModelStorageClient
 ) -> StreamExtent:
@@ -77,14 +130,10 @@ def measure_stream(
     Raises: NotFoundError: a dataset or the initial model does not exist. InvalidArgumentError: there is nothing to replay.
     """
     dataset = pipeline.dataset_id
-    info = _dataset(storage, dataset, "data.dataset_id")
-    for index, entry in enumerate((pipeline.evaluation or {}).get("datasets", [])):
-        _dataset(storage, entry["dataset_id"], f"evaluation.datasets.{index}.dataset_id")
-    if (initial_model_id := pipeline.training.initial_model_id) is not None:
-        try:
-            model_storage.describe(initial_model_id)
-        except NotFoundError as error:
-            raise NotFoundError(f"training.initial_model_id: {error.message}") from error
+    found = check_references(pipeline.as_dict(), storage, model_storage)
+    if missing := [problem for problem in found if problem.severity is Severity.ERROR]:
+        raise NotFoundError("\n".join(map(str, missing)))
+    info = storage.dataset(dataset)
     if options.mode is RunMode.PRODUCTION:
         return StreamExtent()
     num_samples = storage.count_samples(dataset, options.interval, info.next_key)
@@ -99,12 +148,6 @@ def measure_stream(
     return StreamExtent(num_samples, info.next_key)
 
 
-def _dataset(storage: StorageClient, name: str, path: str) -> DatasetInfo:
-    try:
-        return storage.dataset(name)
-    except NotFoundError:
-        known = [info.name for info in storage.list_datasets()]
-        raise NotFoundError(
-            f"{path}: there is no dataset '{name}'{nearest(name, known) or ';'} registered: {', '.join(known) or 'none'}; "
-            f"`modyn data register` adds one"
-        ) from None
+def _no_dataset(storage: StorageClient, name: str) -> str:
+    known = [info.name for info in storage.list_datasets()]
+    return f"there is no dataset '{name}'{nearest(name, known) or ';'} registered: {', '.join(known) or 'none'}; `modyn data register` adds one"

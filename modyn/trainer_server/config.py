@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from modyn.config.base import Section
+from modyn.config.base import Matching, Section
 from modyn.registry import Registry, nearest
 
 OPTIMIZERS: Registry[Callable[..., Any]] = Registry(group="modyn.optimizers", kind="optimizer")
@@ -26,10 +26,12 @@ SCHEDULERS: Registry[Callable[..., Any]] = Registry(group="modyn.schedulers", ki
 class ParamGroupConfig(Section):
     """Parameters that an optimizer treats alike."""
 
-    module: str = Field(
+    module: Annotated[
+        str,
+        Matching(r"^model(\.[A-Za-z0-9_]+)*$", "write `model`, or a path below it with dots, for example model.layer1.0.weight"),
+    ] = Field(
         "model",
         description="path to a module or parameter: `model` is the whole model",
-        pattern=r"^model(\.[A-Za-z0-9_]+)*$",
         examples=["model.top_model"],
     )
     config: dict[str, Any] = Field(
@@ -118,7 +120,9 @@ class TrainingConfig(Section):
     """How a model is trained on a trigger set."""
 
     gpus: int = Field(1, ge=1, description="more than one is not available yet")
-    device: str = Field("cpu", description="`cpu` or `cuda:N`", pattern=r"^(cpu|cuda(:\d+)?)$", examples=["cuda:0"])
+    device: Annotated[str, Matching(r"^(cpu|cuda(:\d+)?)$", "write cpu, cuda or cuda:N")] = Field(
+        "cpu", description="`cpu` or `cuda:N`", examples=["cuda:0"]
+    )
     epochs_per_trigger: int = Field(1, ge=1, description="passes over the trigger set")
     num_samples_to_pass: list[Annotated[int, Field(ge=1)]] | None = Field(
         None,

@@ -352,6 +352,12 @@ def _wrong_label(where: str, error: Exception, batch: Batch, model: nn.Module) -
             f"{where}: sample key {int(batch.keys[i])} has the label {int(labels[i])}; classes count from 0. {error}"
         )
     num_classes = _num_outputs(model, batch)
+    if num_classes == 1:
+        return DataError(
+            f"{where}: {type(error).__name__}: {error}; the model gives one value a sample, as shape (n, 1), and labels are whole numbers of "
+            "shape (n,). A loss such as BCEWithLogitsLoss needs labels like the output: return labels.float().unsqueeze(1) from "
+            "data.label_transformer_function; or set model.config.num_classes to 2 and use CrossEntropyLoss"
+        )
     if num_classes is None or int(labels.max()) < num_classes:
         return None
     i = int(labels.argmax())

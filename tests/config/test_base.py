@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field, ValidationError, field_validator
 
-from modyn.config.base import Problem, Section, Severity, check_section, load_section, refuse
+from modyn.config.base import Matching, Problem, Section, Severity, check_section, load_section, refuse
 from modyn.errors import ConfigError
 
 
@@ -86,6 +86,17 @@ def test_wrong_type_and_out_of_range_show_the_value_and_the_bound() -> None:
 
 def test_a_rule_of_our_own_speaks_for_itself() -> None:
     assert problem({"title": " "}).message == "a drawing needs a title; give it a word"
+
+
+def test_a_pattern_is_explained_in_words() -> None:
+    class Named(Section):
+        name: Annotated[str, Matching(r"^[a-z]+$", "a name has the letters a to z")]
+
+    assert check_section(Named, {"name": "abc"}, "") == []
+    for wrong in ("A1", "abc\n"):
+        (found,) = check_section(Named, {"name": wrong}, "")
+        assert found == Problem("name", f"{wrong!r} is wrong: a name has the letters a to z")
+    assert Named.model_json_schema()["properties"]["name"]["pattern"] == r"^[a-z]+$"
 
 
 def test_a_long_value_is_cut() -> None:

@@ -64,6 +64,29 @@ def test_mistakes_are_named(evaluation: object, path: str, message: str) -> None
     assert message in found[0]
 
 
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        ({"name": "F1Score", "num_classes": 7}, "F1Score does not fit the model: num_classes is 7, but the model has 10"),
+        ({"name": "F1Score", "num_classes": 10}, ""),
+        ({"name": "F1Score", "num_classes": 7, "evaluation_transformer_function": "a.b:c"}, ""),
+        ({"name": "Accuracy", "topn": 11}, "topn is 11, but the model has 10 classes"),
+        ({"name": "RocAuc"}, "one or two classes, but the model has 10"),
+    ],
+)
+def test_a_metric_that_does_not_fit_the_output_of_the_model(metric: dict[str, Any], message: str) -> None:
+    evaluation = {"datasets": [DATASET | {"metrics": [metric]}]}
+    found = check_evaluation({"evaluation": evaluation, "model": {"id": "SmallCNN", "config": {}}})
+    assert [problem.path for problem in found] == (["evaluation.datasets.0.metrics.0"] if message else [])
+    assert all(message in problem.message for problem in found)
+    for unknown in ({"id": "Unknown"}, {"id": "SmallCNN", "config": {"wrong": 1}}, {"id": "SmallCNN", "config": [3]}, "x"):
+        assert check_evaluation({"evaluation": evaluation, "model": unknown}) == []
+
+
+def test_a_misspelt_metric_of_torchmetrics_names_the_nearest() -> None:
+    assert "did you mean 'Precision'" in check({"datasets": [DATASET | {"metrics": [{"name": "Precison"}]}]})[0]
+
+
 def test_all_mistakes_are_told_at_once() -> None:
     wrong = DATASET | {"batch_size": "x", "metrics": [{"name": "Accuracy", "topn": 0}, {"name": "None"}]}
     assert [line.split(":")[0] for line in check({"device": "tpu", "datasets": [wrong]})] == [

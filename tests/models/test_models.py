@@ -201,3 +201,5 @@ def test_checking_our_models_does_not_import_torch() -> None:
 
 def test_problem_is_the_record_of_the_configuration() -> None:
     assert isinstance(check_model("nothing", {})[0], Problem)
+    (problem,) = check_model("MLP", [3, 32])
+    assert (problem.path, problem.message[:39]) == ("model.config", "[3, 32] is wrong: write a mapping of th")

@@ -48,6 +48,10 @@ def test_a_field_that_policies_mean_differently_is_told_for_each(schema: JsonSch
     assert explain("model.SmallCNN.config.num_classes", schema).count("type:") == 1
 
 
+def test_without_a_field_the_sections_are_found(schema: JsonSchema) -> None:
+    assert [field.path for field in find_fields("", schema)] == list(schema["properties"])
+
+
 @pytest.mark.parametrize("path", ["TimeTrigger", "trigger.TimeTrigger"])
 def test_a_policy(schema: JsonSchema, path: str) -> None:
     lines = explain(path, schema).splitlines()

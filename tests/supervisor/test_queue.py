@@ -39,6 +39,7 @@ from modyn.testing.waiting import PATIENCE_S, at_rest, eventually
 from modyn.trainer_server.client import TrainingRequest, TrainingStatus
 
 EXPERIMENT = RunOptions(RunMode.EXPERIMENT)
+NEW_DATA = {"name": "NewDataStrategy", "maximum_keys_in_memory": 100}
 SLICES = {"type": "SlicingEvalStrategy", "eval_every": "10s", "eval_start_from": 0, "eval_end_at": 40}
 
 
@@ -672,6 +673,42 @@ def test_mistakes_of_all_services_are_listed_with_their_lines(runs: RunQueue, se
     with pytest.raises(ConfigError, match=f"p.yaml:{line}: training.batch_size: 0 is wrong"):
         runs.submit(yaml, "p.yaml", EXPERIMENT)
     assert [problem.path for problem in runs.validate("a: [", "p.yaml")] == [""]
+
+
+def test_what_a_pipeline_names_and_is_not_there_is_found_by_check(runs: RunQueue) -> None:
+    section = evaluation({"execution_time": "after_training"})
+    section["datasets"].append({"dataset_id": "tset"})
+    yaml = pipeline_yaml(
+        data={"dataset_id": "trian"}, evaluation=section, training={"use_previous_model": True, "initial_model_id": 77}
+    )
+    found = {problem.path: problem.message for problem in runs.validate(yaml, "p.yaml")}
+    assert set(found) == {"data.dataset_id", "evaluation.datasets.1.dataset_id", "training.initial_model_id"}
+    assert found["data.dataset_id"].startswith("there is no dataset 'trian', did you mean 'train'?")
+    with pytest.raises(NotFoundError, match=r"data\.dataset_id: there is no dataset 'trian'"):
+        runs.submit(yaml, "p.yaml", EXPERIMENT)
+
+
+@pytest.mark.parametrize(
+    ("sections", "bound"),
+    [
+        (
+            {"selection_strategy": {"name": "NewDataStrategy", "maximum_keys_in_memory": 100, "limit": 3}},
+            "selection_strategy.limit keeps trigger sets at 3 samples",
+        ),
+        ({"trigger": {"id": "DataAmountTrigger", "num_samples": 3}}, "trigger.num_samples keeps trigger sets at 3 samples"),
+        (
+            {"training": {"use_previous_model": True, "batch_size": 36}, "selection_strategy": NEW_DATA},
+            "dataset 'train' holds 35 samples",
+        ),
+    ],
+)
+def test_a_batch_that_is_never_full_is_a_warning(runs: RunQueue, sections: dict[str, Any], bound: str) -> None:
+    (found,) = runs.validate(pipeline_yaml(**sections), "p.yaml")
+    assert (found.path, found.severity) == ("training.batch_size", "warning")
+    assert found.message.startswith(f"{bound}: a batch of ")
+    whole = dict(sections)
+    whole["training"] = {"use_previous_model": True, "batch_size": 36, "drop_last_batch": False}
+    assert runs.validate(pipeline_yaml(**whole), "p.yaml") == []
 
 
 def test_a_run_is_refused_for_what_the_machine_lacks_and_not_for_a_warning(runs: RunQueue, services: InMemoryServices) -> None:

@@ -546,6 +546,13 @@ def test_a_label_out_of_range_is_named_with_its_key(tmp_path: Path) -> None:
         train_in_memory(pipeline, MemoryData(), tmp_path)
 
 
+def test_one_logit_and_whole_labels_are_explained(tmp_path: Path) -> None:
+    pipeline = small_pipeline({"optimization_criterion": {"name": "BCEWithLogitsLoss"}})
+    pipeline["model"]["config"]["num_classes"] = 1
+    with pytest.raises(DataError, match=r"one value a sample.*labels\.float\(\)\.unsqueeze\(1\).*CrossEntropyLoss"):
+        train_in_memory(pipeline, MemoryData(), tmp_path)
+
+
 def test_shapes_that_do_not_fit_are_named(tmp_path: Path) -> None:
     pipeline = small_pipeline()
     pipeline["model"]["config"]["input_size"] = 5
