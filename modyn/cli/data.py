@@ -152,6 +152,14 @@ def delete(
 
 
 @app.command()
+def rebuild(name: Name) -> None:
+    """Take what a restored, older database lacks of a dataset from its index, so that it can be ingested again."""
+    with connect(start=True) as client:
+        info = client.storage.rebuild_dataset(name)
+    say(f"{name}: {info.num_samples:,} samples in {info.num_files:,} files, as in its index; `modyn data ingest {name}` goes on")
+
+
+@app.command()
 def problems(name: Name, json: Json = False) -> None:
     """List the files that were set aside, and why."""
     with connect() as client:

@@ -25,6 +25,9 @@ KEYS_PER_CALL = 131_072
 RETRY_S = 30.0
 """How long a broken stream is opened again without any progress before its error is raised."""
 
+REBUILD_DEADLINE_S = 3600.0
+"""Each data file is looked at, and read in part."""
+
 NewSamples = ResumingStream[SampleBatch, int]
 """The samples of a dataset as they arrive. `cancel` may be called from another thread: iteration then ends."""
 
@@ -78,6 +81,10 @@ class StorageClient(ServiceClient):
         """Index what is new in the dataset's folder, now; the last record has `finished`. A broken stream is not opened again."""
         for progress in self._stub.Ingest(storage_pb2.DatasetName(name=name)):
             yield from_message(progress, IngestProgress)
+
+    def rebuild_dataset(self, name: str) -> DatasetInfo:
+        """Take what the restored, older database lacks of the dataset from its index. Raises: ConflictError: the database is not older."""
+        return info_from_proto(self._stub.RebuildDataset(storage_pb2.DatasetName(name=name), timeout=REBUILD_DEADLINE_S))
 
     def problems(self, name: str) -> list[FileProblem]:
         """Files of the dataset that were set aside, the newest problems first."""

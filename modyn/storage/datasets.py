@@ -12,7 +12,16 @@ from concurrent.futures import Future, wait
 from contextlib import nullcontext
 
 from modyn.config.system import DatasetConfig, SystemConfig, is_s3
-from modyn.errors import AlreadyExistsError, ConfigError, InvalidArgumentError, ModynError, NotFoundError, UnavailableError
+from modyn.errors import (
+    AlreadyExistsError,
+    ConfigError,
+    ConflictError,
+    CorruptStateError,
+    InvalidArgumentError,
+    ModynError,
+    NotFoundError,
+    UnavailableError,
+)
 from modyn.json_codec import sanitize
 from modyn.rpc.logs import get_logger
 from modyn.storage.catalogue.catalogue import Catalogue, DatasetRow
@@ -23,6 +32,7 @@ from modyn.storage.formats import build_format
 from modyn.storage.ingest.ingestion import ingest
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.ingest.publisher import withdraw
+from modyn.storage.ingest.rebuild import rebuild
 from modyn.storage.model.records import DatasetInfo, FileProblem, IngestProgress
 from modyn.storage.read.locality import ShortCutOffer
 from modyn.storage.read.published_datasets import PublishedNames
@@ -129,7 +139,7 @@ class DatasetStore:
             # Removes what a crash left in the folder. An ingestion that holds the lock does it itself.
             with self._catalogue.database.advisory_lock(f"dataset/{found.row.id}") as held:
                 if held:
-                    found.refresh()
+                    _refresh_opened(found)
             found.snapshot()  # Raises the error of an index that is damaged.
             self._names.add(name, found.folder)
             self._open[name] = found
@@ -178,6 +188,12 @@ class DatasetStore:
         with nullcontext() if dataset is None else dataset.writing:
             self._forget(row)
 
+    def rebuild(self, name: str) -> DatasetInfo:
+        """Make the catalogue what the index of the dataset says, after a database of before was restored. Raises as `rebuild`."""
+        dataset = self.dataset(name)
+        rebuild(dataset)
+        return dataset.info()
+
     def problems(self, name: str) -> list[FileProblem]:
         """Files of the dataset that were set aside, the newest problems first."""
         dataset = self.dataset(name)
@@ -221,6 +237,16 @@ class DatasetStore:
         self._withdraw(row)  # First, and again: the folder must not be read while it loses its files, deletions among them.
         shutil.rmtree(self._folder / row.identity, ignore_errors=True)
         self._catalogue.end_delete(row.id)
+
+
+def _refresh_opened(dataset: OpenDataset) -> None:
+    """Refresh a dataset that is being opened. What stands in the way of writing to it does not hinder reading."""
+    try:
+        dataset.refresh()
+    except ConflictError:
+        pass  # Another process is ingesting it, whose work the next ingestion takes over.
+    except CorruptStateError as error:
+        get_logger("storage").error("dataset_not_writable", dataset=dataset.name, error=error.message)
 
 
 def _normal(config: DatasetConfig) -> str:

@@ -68,6 +68,10 @@ class StorageService(storage_pb2_grpc.StorageServicer):
         for progress in self._store.ingest(request.name, context.is_active):
             yield to_message(progress, storage_pb2.IngestProgress)
 
+    def RebuildDataset(self, request: storage_pb2.DatasetName, context: Context) -> storage_pb2.Dataset:
+        """Take the rows of the catalogue from the index, which is newer; CONFLICT if it is not."""
+        return info_to_proto(self._store.rebuild(request.name))
+
     def ListProblems(self, request: storage_pb2.DatasetName, context: Context) -> storage_pb2.ProblemList:
         """Files that were set aside, the newest problem first."""
         problems = self._store.problems(request.name)

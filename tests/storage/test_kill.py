@@ -137,7 +137,14 @@ def test_killed_ingestion_is_exactly_once(quick_config: SystemConfig, tmp_path: 
                 dataset = storage.store.dataset("numbers")
                 published = Publication.read(dataset.folder)
                 assert published.segments == tuple(segment.path.name for segment in dataset.snapshot().index.segments)
-                known = {"index.json", "deletions", "nonce", *published.segments, *(block.file for block in published.names)}
+                known = {
+                    "index.json",
+                    "deletions",
+                    "nonce",
+                    "quarantine",
+                    *published.segments,
+                    *(block.file for block in published.names),
+                }
                 known |= {published.stamps} if published.stamps else set()
                 assert {path.name for path in dataset.folder.iterdir()} <= known
                 with storage.short_cut() as local:

@@ -193,11 +193,28 @@ class Catalogue:
                     "DELETE FROM storage.segments WHERE dataset_id = %s AND first_key = ANY(%s)",
                     (dataset_id, list(change.replaced_segments)),
                 )
-            if change.segments:
-                values = [(dataset_id, *astuple(segment.info), segment.file_name) for segment in change.segments]
-                execute_values(cursor, f"INSERT INTO storage.segments (dataset_id, {_SEGMENT_COLUMNS}) VALUES %s", values)
+            _insert_segments(cursor, dataset_id, change.segments)
             _replace_problems(cursor, dataset_id, change)
         return version + 1
+
+    def replace(
+        self, dataset_id: int, version: int, new_version: int, files: Sequence[FileRow], segments: Sequence[SegmentRow]
+    ) -> None:
+        """Replace all files and segments of the dataset at `version`, which becomes `new_version`. Keys go on behind the last segment.
+
+        Raises: ConflictError: another process has changed the dataset.
+        """
+        with self.database.raw() as connection, connection.cursor() as cursor:
+            cursor.execute(
+                "UPDATE storage.datasets SET version = %s, next_key = %s WHERE id = %s AND version = %s AND NOT deleting",
+                (new_version, segments[-1].info.end_key if segments else 0, dataset_id, version),
+            )
+            if cursor.rowcount != 1:
+                raise ConflictError(f"dataset {dataset_id} was changed or deleted by another process; repeat the command")
+            for table in ("files", "segments"):
+                cursor.execute(f"DELETE FROM storage.{table} WHERE dataset_id = %s", (dataset_id,))
+            _copy_files(cursor, dataset_id, files)
+            _insert_segments(cursor, dataset_id, segments)
 
     def problems(self, dataset_id: int, full_path: Callable[[str], str]) -> list[FileProblem]:
         """The newest problems first, at most LISTED_PROBLEMS. `full_path`: path in the dataset's folder → path to show."""
@@ -227,6 +244,12 @@ def _copy_files(cursor: extensions.cursor, dataset_id: int, files: Sequence[File
     )
     if files:
         cursor.copy_expert(f"COPY storage.files (dataset_id, {_FILE_COLUMNS}) FROM STDIN", io.StringIO("".join(lines)))
+
+
+def _insert_segments(cursor: extensions.cursor, dataset_id: int, segments: Sequence[SegmentRow]) -> None:
+    values = [(dataset_id, *astuple(segment.info), segment.file_name) for segment in segments]
+    if values:
+        execute_values(cursor, f"INSERT INTO storage.segments (dataset_id, {_SEGMENT_COLUMNS}) VALUES %s", values)
 
 
 def _replace_problems(cursor: extensions.cursor, dataset_id: int, change: Change) -> None:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from modyn.atomic_write import TEMPORARY_SUFFIX
-from modyn.errors import InvalidArgumentError, ModynError, NotFoundError
+from modyn.errors import CorruptStateError, InvalidArgumentError, ModynError, NotFoundError
 from modyn.records import Int64Array, SampleBatch
+from modyn.rpc.logs import get_logger
 from modyn.storage.catalogue.catalogue import Catalogue, Change, Contents, DatasetRow
 from modyn.storage.files.local import LocalFiles, open_filesystem
 from modyn.storage.files.stability import StabilityTracker
@@ -24,9 +26,12 @@ from modyn.storage.ingest.publisher import Publisher
 from modyn.storage.model.file_table import FileTable
 from modyn.storage.model.records import DatasetInfo
 from modyn.storage.read.locality import Proof
-from modyn.storage.read.publication import TOMBSTONES
+from modyn.storage.read.publication import TOMBSTONES, published_version
 from modyn.storage.read.record_readers import RecordReaders
 from modyn.storage.read.snapshot import DatasetSnapshot, PublishedDataset
+
+QUARANTINE = "quarantine"
+"""Folder of segments that no catalogue row named, below that of the dataset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,11 +188,20 @@ class OpenDataset:
             return self._tombstones.add(keys[self.snapshot().index.contains(keys)])
 
     def refresh(self) -> None:
-        """Make this object and the publication what the catalogue says, and remove segments that it does not know.
+        """Make this object and the publication what the catalogue says, and set segments aside that it does not know.
 
-        Call with the locks of the writers held. Raises NotFoundError if the dataset was deleted.
+        Call with the locks of the writers held. Raises: NotFoundError: the dataset was deleted. CorruptStateError: the catalogue is older than
+        the index; nothing is changed then. ConflictError: another process changes the dataset although the locks are held here.
         """
+        # Before the catalogue, which is always as new: a change is committed before it is published.
+        published = max(self.row.version, published_version(self.folder) if self.in_doubt else 0)
         version = self.catalogue.version(self.row.id)
+        if version is not None and version < published:
+            raise CorruptStateError(
+                f"the database knows dataset '{self.name}' up to version {version}, and its index in {self.folder} is of version {published}: "
+                "the database was restored from a backup. The dataset can be read, but nothing is indexed, so that no key is given twice. "
+                f"Restore a newer backup, or take what the database lacks from the index with `modyn data rebuild {self.name}`"
+            )
         if version == self.row.version and not self.in_doubt:
             return
         contents = self.catalogue.contents(self.name) if version is not None else None
@@ -199,16 +213,31 @@ class OpenDataset:
         self.in_doubt = True
         if version != self.row.version:
             self._load(contents)
+        known = set(self._segment_names.values())
+        strays = [path for path in self.folder.glob("*.segment*") if path.name not in known]
+        if strays:
+            # One of them may be of a process that has lost its lock and is about to commit it: after this change it cannot.
+            self.row = replace(self.row, version=self.catalogue.commit(self.row.id, self.row.version, Change(self.row.next_key)))
         self._publish(self.row)
         self.wake()
-        known = set(self._segment_names.values())
-        for path in self.folder.glob("*.segment*"):
-            if path.name not in known:
-                path.unlink(missing_ok=True)
+        for path in strays:
+            self._set_aside(path)
         with self._deleting:
             for path in self.folder.glob(f"{TOMBSTONES}*{TEMPORARY_SUFFIX}"):
                 path.unlink(missing_ok=True)
         self.in_doubt = False
+
+    def _set_aside(self, segment: Path) -> None:
+        """Move a segment that the catalogue does not know out of the way. It is kept: should the catalogue be wrong, it is all there is."""
+        with suppress(FileNotFoundError):
+            if segment.suffix == TEMPORARY_SUFFIX:
+                segment.unlink()
+                return
+            (self.folder / QUARANTINE).mkdir(exist_ok=True)
+            segment.rename(self.folder / QUARANTINE / segment.name)
+            get_logger("storage").warning(
+                "segment_set_aside", dataset=self.name, path=str(self.folder / QUARANTINE / segment.name)
+            )
 
     def commit(self, change: Change) -> None:
         """Commit `change`, whose segments are complete files in `folder`, and publish it: a key that a client knows can be read everywhere."""

@@ -43,7 +43,7 @@ class Publisher:
         Raises: UnavailableError: readers see the state before.
         """
         is_first = self._published is None
-        before = self._last(row.version)
+        before = self._last()
         kept = before if before is not None and before.num_files <= len(files) else None
         names, stamps, num_known = (kept.names, kept.stamps, kept.num_files) if kept is not None else ((), None, 0)
         known = np.arange(num_known) if is_first else np.array(sorted(i for i in set(changed) if i < num_known), np.int64)
@@ -63,13 +63,12 @@ class Publisher:
         self._published = now
         self._sweep({block.file for block in now.names} | ({now.stamps} if now.stamps else set()))
 
-    def _last(self, version: int) -> Publication | None:
-        """What is published now; None if its state is later than the catalogue's, which was restored from a backup then."""
+    def _last(self) -> Publication | None:
+        """What is published now; None if that cannot be told."""
         try:
-            published = self._published or Publication.read(self._folder)
+            return self._published or Publication.read(self._folder)
         except (NotFoundError, CorruptStateError):
             return None
-        return published if published.version <= version else None
 
     def _write_stamps(self, published: str | None, files: FileTable, stale: Int64Array) -> str:
         """Write a file of the stamps of `stale`, int64 ids, which differ from the blocks', and return its name. A file that was in the one before

@@ -109,6 +109,14 @@ class Publication:
             raise CorruptStateError(f"{path} is damaged ({error}); {_ADVICE}") from error
 
 
+def published_version(folder: Path) -> int:
+    """The version of what is published in the folder of a dataset; 0 if that cannot be told. Raises UnavailableError."""
+    try:
+        return Publication.read(folder).version
+    except (NotFoundError, CorruptStateError):
+        return 0
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class NameColumns:
     """What a block of names holds, mapped. ends of names in `text`, sizes (bytes), mtimes_ns: int64 (n,). text: uint8."""

@@ -1,0 +1,97 @@
+"""The catalogue's rows of a dataset, made of its published index: after a database of before the newest changes was restored."""
+
+from __future__ import annotations
+
+import os
+from itertools import pairwise
+
+import numpy as np
+
+from modyn.errors import ConflictError, ModynError
+from modyn.records import Int64Array
+from modyn.storage.catalogue.catalogue import SegmentRow
+from modyn.storage.formats.base import WholeFileFormat
+from modyn.storage.index.segment_index import SegmentIndex
+from modyn.storage.ingest.file_indexer import fingerprint
+from modyn.storage.ingest.open_dataset import OpenDataset
+from modyn.storage.model.file_table import FileRow
+from modyn.storage.read.publication import Publication, map_names, map_stamps
+
+_UNKNOWN = "unknown"
+"""A fingerprint that no content has: the file is found to be altered at the next look."""
+
+
+def rebuild(dataset: OpenDataset) -> None:
+    """Make the catalogue what the index says, and continue from there. Files that both know alike keep their rows.
+
+    A file that the catalogue did not know is taken as it is if it still has the size and time with which it was indexed, or has only grown;
+    otherwise the next look finds it altered.
+
+    Raises: ConflictError: the catalogue is not older than the index, or another process works on the dataset. CorruptStateError: a segment
+    is damaged. UnavailableError.
+    """
+    with dataset.writing, dataset.catalogue.database.advisory_lock(f"dataset/{dataset.row.id}") as held:
+        if not held:
+            raise ConflictError(f"another process is ingesting dataset '{dataset.name}'; repeat the command when it is done")
+        published = Publication.read(dataset.folder)
+        contents = dataset.catalogue.contents(dataset.name)
+        if contents is None or contents.row.identity != published.identity or contents.row.version >= published.version:
+            raise ConflictError(
+                f"the database is not older than the index of dataset '{dataset.name}': there is nothing to rebuild; "
+                f"`modyn data ingest {dataset.name}` goes on"
+            )
+        index = dataset.snapshot().index
+        for segment in index.segments:
+            segment.verify()
+        known = {row.file_id: row for row in contents.files}
+        rows = [
+            _kept(row, known.get(row.file_id)) or _completed(dataset, row) for row in _published_files(dataset, published, index)
+        ]
+        segments = [SegmentRow(segment.info, segment.path.name) for segment in index.segments]
+        dataset.catalogue.replace(contents.row.id, contents.row.version, published.version + 1, rows, segments)
+        dataset.in_doubt = True
+        dataset.refresh()
+
+
+def _published_files(dataset: OpenDataset, published: Publication, index: SegmentIndex) -> list[FileRow]:
+    """All files as the index knows them, by id; without fingerprints."""
+    counts = np.zeros(published.num_files, np.int64)
+    for segment in index.segments:
+        counts += np.bincount(segment.file_ids.slice(0, segment.info.num_samples), minlength=published.num_files)
+    blocks = [map_names(dataset.folder, block) for block in published.names]
+    sizes, mtimes_ns = (_joined([getattr(block, name) for block in blocks]) for name in ("sizes", "mtimes_ns"))
+    if published.stamps is not None:
+        ids, newer_sizes, newer_mtimes_ns = map_stamps(dataset.folder / published.stamps)
+        sizes[ids], mtimes_ns[ids] = newer_sizes, newer_mtimes_ns
+    paths = []
+    for block in blocks:
+        text, ends = block.text.tobytes(), [0, *block.ends.tolist()]
+        paths += [os.fsdecode(text[start:end]) for start, end in pairwise(ends)]
+    altered = set(published.altered)
+    columns = zip(paths, sizes.tolist(), mtimes_ns.tolist(), counts.tolist(), strict=True)
+    return [FileRow(i, path, size, mtime, size, count, "", i in altered) for i, (path, size, mtime, count) in enumerate(columns)]
+
+
+def _joined(columns: list[Int64Array]) -> Int64Array:
+    return np.concatenate([np.empty(0, np.int64), *columns])
+
+
+def _kept(row: FileRow, known: FileRow | None) -> FileRow | None:
+    """The row that the catalogue has of the file, if it is of the same state."""
+    return known if known is not None and (known.path, known.size, known.mtime_ns) == (row.path, row.size, row.mtime_ns) else None
+
+
+def _completed(dataset: OpenDataset, row: FileRow) -> FileRow:
+    """The row with the fingerprint of the file, if it may still be as it was indexed."""
+    folder = dataset.filesystem
+    if isinstance(dataset.format, WholeFileFormat):
+        return row
+    path = folder.full_path(row.path)
+    now = folder.status(path)
+    grown = now is not None and dataset.format.can_grow and now.size > row.size
+    if now is None or not (grown or (now.size, now.mtime_ns) == (row.size, row.mtime_ns)):
+        return row._replace(fingerprint=_UNKNOWN)
+    try:
+        return row._replace(fingerprint=fingerprint(folder, path, row.size))
+    except ModynError:
+        return row._replace(fingerprint=_UNKNOWN)
