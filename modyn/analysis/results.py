@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from modyn.evaluator.client import EvaluationResult, EvaluatorClient
-from modyn.supervisor.client import Run, SupervisorClient, TriggerRecord, data_ends, model_at
+from modyn.supervisor.client import Run, SupervisorClient, TriggerRecord, model_at
 
 Kind = Literal["active", "trained"]
 """Composite models."""
@@ -128,15 +128,14 @@ def evaluation_matrix(evaluations: pd.DataFrame, series: Series) -> pd.DataFrame
 def composite_model(triggers: pd.DataFrame, anchors: Sequence[int], kind: Kind) -> list[int | None]:
     """Return for each anchor the trigger id of the model that answers there, None where there is none.
 
-    active: the newest model whose training data ends before the anchor. trained: the model after it (see `model_at`).
+    active: the newest model whose training data ends before the anchor; none before the end of the first model's. trained: the model after
+    it, and the most recent of all where none is active (see `model_at`).
 
     Args: triggers: table of `read_results`. anchors: seconds since 1970.
     """
-    ordered = triggers.sort_values("trigger_id")
-    ends = data_ends(ordered["last_timestamp"].tolist())
-    with_model = ordered["model_id"].notna()
-    ids = [int(trigger_id) for trigger_id in ordered["trigger_id"][with_model]]
-    ends = [end for end, has_model in zip(ends, with_model, strict=True) if has_model]
+    trained = triggers[triggers["model_id"].notna()].sort_values("trigger_id")
+    ids = [int(trigger_id) for trigger_id in trained["trigger_id"]]
+    ends = [int(fired_at) + 1 for fired_at in trained["fired_at"]]
     chosen = [model_at(ends, anchor, following=kind == "trained") for anchor in anchors]
     return [ids[index] if index >= 0 else None for index in chosen]
 

@@ -16,7 +16,6 @@ from modyn.supervisor.records import (
     RunMode,
     RunOptions,
     TriggerRecord,
-    data_ends,
     model_at,
 )
 from modyn.supervisor.states import RunState, TriggerState
@@ -32,7 +31,6 @@ __all__ = [
     "SupervisorClient",
     "TriggerRecord",
     "TriggerState",
-    "data_ends",
     "model_at",
 ]
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from modyn.records import EvalInterval, Interval
 from modyn.supervisor.evaluation import EvaluationHandler, ModelChoice, build_strategy, load_handlers
 from modyn.supervisor.evaluation.base import EvaluationStrategy, IntervalContext
-from modyn.supervisor.records import TriggerRecord, data_ends, model_at
+from modyn.supervisor.records import TriggerRecord, model_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,8 @@ class TrainedModel:
     model_id: int
     training_interval: Interval
     """Times of the samples that came since the trigger before, [first, last + 1)."""
+    data_end: int
+    """As journalled with its trigger: no sample before it has reached this time."""
 
 
 When = int | Literal["end", "manual"]
@@ -50,9 +52,9 @@ Cells = dict[int, tuple[EvalInterval, ...]]
 class EvaluationPlan:
     """Which cells of the matrix of models × intervals one handler asks for, and when each is known.
 
-    A cell is evaluated as soon as it is certain: a model's own row once it is trained; under `active` the intervals up to the next
-    training once that is done. What only the end of the run decides (the last active model; intervals that depend on the triggers) is
-    left for the end.
+    A cell is evaluated as soon as it is certain: a model's own row once it is trained; under `active` and `train` the intervals
+    between two trainings once the second is done. What only the end of the run decides (the intervals before the first model's data end, the
+    last model's, those that depend on the triggers) is left for the end.
     """
 
     def __init__(self, models: ModelChoice, strategy: EvaluationStrategy) -> None:
@@ -66,12 +68,11 @@ class EvaluationPlan:
         intervals = self._intervals(models, None)
         if self._models == "matrix":
             return {newest: intervals}
+        if not newest:
+            return {}
         ends = _ends(models)
-        before = ends[newest - 1] if newest else None
-        certain = tuple(i for i in intervals if (before is None or before <= i.anchor) and i.anchor < ends[newest])
-        if self._models == "train":
-            return {newest: certain}
-        return {newest - 1: certain} if newest else {}
+        certain = tuple(i for i in intervals if ends[newest - 1] <= i.anchor < ends[newest])
+        return {newest if self._models == "train" else newest - 1: certain}
 
     def whole(self, models: Sequence[TrainedModel], stream_end: int | None) -> Cells:
         """Every cell, once all models are known."""
@@ -152,10 +153,10 @@ def trained_models(triggers: Sequence[TriggerRecord]) -> list[TrainedModel]:
         first = trigger.first_timestamp if first is None else min(first, trigger.first_timestamp)
         last = trigger.last_timestamp if last is None else max(last, trigger.last_timestamp)
         if trigger.model_id is not None:
-            models.append(TrainedModel(trigger.trigger_id, trigger.model_id, Interval(first, last + 1)))
+            models.append(TrainedModel(trigger.trigger_id, trigger.model_id, Interval(first, last + 1), trigger.data_end))
             first = last = None
     return models
 
 
 def _ends(models: Sequence[TrainedModel]) -> list[int]:
-    return data_ends(model.training_interval.end - 1 for model in models)
+    return [model.data_end for model in models]

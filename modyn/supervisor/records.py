@@ -7,10 +7,9 @@ field stands in the record, the message, the table and its migration, and nowher
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import accumulate
 from typing import Any
 
 from modyn.errors import InvalidArgumentError
@@ -163,6 +162,11 @@ class TriggerRecord:
     """Of work, by stage: select, train, store, evaluate, total; those that are known. Computed from the steps, no column."""
 
     @property
+    def data_end(self) -> int:
+        """The first time that no sample up to this trigger has reached: late samples do not make a newer model count as older."""
+        return self.fired_at_timestamp + 1
+
+    @property
     def num_trained(self) -> int | None:
         """Samples trained on, as the trainer counted: after downsampling, each epoch. None: it trained nothing yet."""
         return None if self.model_id is None else int(self.training_result.get("num_samples", self.num_keys or 0))
@@ -183,24 +187,21 @@ class NewRun:
     """The dataset's next key at submission: a replay reads only samples with smaller keys. None in production mode."""
 
 
-def data_ends(last_timestamps: Iterable[int]) -> list[int]:
-    """For each model or trigger, in order, the first time that no sample up to it has reached.
-
-    Running maxima: late samples do not make a newer model count as older.
-    """
-    return list(accumulate((last + 1 for last in last_timestamps), max))
-
-
 def model_at(ends: Sequence[int], anchor: int, *, following: bool = False) -> int:
-    """Index of the model that is active at a time: the newest whose data ends before it (SIGMOD'25, section 3.1); -1 if there is none.
+    """Index of the model that answers at a time; -1 if there is none. The one rule for the evaluation plan and the composite models.
 
-    Args: ends: `data_ends` of the models. following: return the model after the active one, which was trained on data of that time,
-        or the last if there is none after it.
+    Currently active is the newest model whose data ends before the anchor; before the end of the first model's data it is undefined. Currently
+    trained is the model after the active one, or the last if there is none after it; where the active one is undefined, the most recent model
+    of all. Source: SIGMOD'25, section 3.1, "From matrices to sequence".
+
+    Args: ends: `TriggerRecord.data_end` of all models, in order; they ascend. following: return the currently trained model.
 
     >>> [model_at([10, 20, 20], anchor) for anchor in (9, 10, 19, 20, 99)]
     [-1, 0, 0, 2, 2]
     >>> [model_at([10, 20, 30], anchor, following=True) for anchor in (9, 10, 19, 20, 99)]
-    [0, 1, 1, 2, 2]
+    [2, 1, 1, 2, 2]
     """
     active = bisect_right(ends, anchor) - 1
-    return min(active + 1, len(ends) - 1) if following else active
+    if not following:
+        return active
+    return len(ends) - 1 if active < 0 else min(active + 1, len(ends) - 1)

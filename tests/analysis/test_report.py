@@ -24,7 +24,7 @@ def run(state: RunState = RunState.FINISHED, **more: object) -> Run:
 def results() -> RunResults:
     triggers = [
         TriggerRecord(
-            i, i * 100, i * YEAR, (i + 1) * YEAR - 1, (i + 1) * YEAR, TriggerState.TRAINED, 100.0, 110.0, 100, "c", i + 1, i or None, "ab" * 32,
+            i, i * 100, i * YEAR, (i + 1) * YEAR - 1, (i + 1) * YEAR - 1, TriggerState.TRAINED, 100.0, 110.0, 100, "c", i + 1, i or None, "ab" * 32,
             {"loss": 0.25}, {"select": 0.1, "train": 2.0, "store": 0.1, "evaluate": 1.0, "total": 3.2},
         )
         for i in range(3)

@@ -46,7 +46,7 @@ def test_figure_two_of_the_paper() -> None:
     triggers = triggers_table([trigger(0, 10), trigger(1, 20), trigger(2, 24)])
     anchors = [5, 10, 15, 25, 30]
     assert composite_model(triggers, anchors, "active") == [None, None, 0, 2, 2]
-    assert composite_model(triggers, anchors, "trained") == [0, 0, 1, 2, 2]
+    assert composite_model(triggers, anchors, "trained") == [2, 2, 1, 2, 2], "the most recent one where none is active"
 
 
 def test_a_trigger_without_a_model_answers_nowhere() -> None:
@@ -57,9 +57,15 @@ def test_a_trigger_without_a_model_answers_nowhere() -> None:
 
 def test_late_samples_do_not_make_a_newer_model_active_in_the_past() -> None:
     """The rule of the supervisor's evaluation plan: model 1 follows model 0, whose data reaches 30; trigger 2 trained nothing."""
-    triggers = triggers_table([trigger(0, 30), trigger(1, 10), trigger(2, 50, model=None), trigger(3, 40)])
+    reached = [
+        trigger(0, 30),
+        trigger(1, 10, fired_at_timestamp=30),
+        trigger(2, 50, model=None),
+        trigger(3, 40, fired_at_timestamp=50),
+    ]
+    triggers = triggers_table(reached)
     assert composite_model(triggers, [20, 31, 45, 51], "active") == [None, 1, 1, 3]
-    assert composite_model(triggers, [20, 31, 45, 51], "trained") == [0, 3, 3, 3]
+    assert composite_model(triggers, [20, 31, 45, 51], "trained") == [3, 3, 3, 3]
 
 
 def test_scores_leave_out_what_is_undefined() -> None:
@@ -73,7 +79,7 @@ def test_scores_leave_out_what_is_undefined() -> None:
     assert active["trigger_id"].tolist() == [pd.NA, 0, 1]
     np.testing.assert_array_equal(active["value"], [np.nan, 0.5, 0.8])
     assert pipeline_score(active) == pytest.approx(0.65)
-    assert pipeline_score(composite_performance(matrix, triggers, "trained")) == pytest.approx((0.1 + 0.7 + 0.8) / 3)
+    assert pipeline_score(composite_performance(matrix, triggers, "trained")) == pytest.approx((0.9 + 0.7 + 0.8) / 3)
     table = scores(triggers, evaluations)
     assert (table.loc[0, "scored_intervals"], table.loc[0, "intervals"]) == (2, 3)
 
@@ -90,4 +96,4 @@ def test_active_is_the_newest_model_that_ends_before_the_anchor(steps: list[int]
     trained = composite_model(triggers, anchors, "trained")
     for anchor, a, t in zip(anchors, active, trained, strict=True):
         assert a == max((i for i, end in enumerate(ends) if end < anchor), default=None)
-        assert t == min((-1 if a is None else a) + 1, len(ends) - 1)
+        assert t == (len(ends) - 1 if a is None else min(a + 1, len(ends) - 1))

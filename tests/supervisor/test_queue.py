@@ -164,7 +164,7 @@ def test_handlers(runs: RunQueue, services: InMemoryServices) -> None:
     expected = {
         "matrix": {(t, anchor) for t in range(3) for anchor in (0, 10, 20, 30)},
         "active": {(0, 10), (1, 20), (2, 30)},
-        "train": {(0, 0), (1, 10), (2, 20), (2, 30)},
+        "train": {(2, 0), (1, 10), (2, 20), (2, 30)},
     }
     for models, cells_expected in expected.items():
         assert cells(services, run, f"{models}-after_training") == cells_expected, models
