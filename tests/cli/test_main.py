@@ -98,7 +98,7 @@ def test_options_before_the_command_reach_it(tmp_path: Path, monkeypatch: pytest
     assert str(tmp_path / "state") in str(result.exception)
     file.write_text("storage: {num_treads: 3}\n")
     result = CliRunner().invoke(app, ["--config", str(file), "ps"])
-    assert f"{file}: storage.num_treads" in str(result.exception)
+    assert f"{file}:1: storage.num_treads" in str(result.exception)
 
 
 def test_the_installed_script_is_this_program() -> None:

@@ -248,7 +248,7 @@ def test_a_mistake_in_the_system_file_is_told_before_anything_starts(tmp_path: P
     )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr == (
-        f"error: {file}: storage.num_thread: there is no such key, did you mean 'num_threads'? Allowed: address, dataset_roots, datasets, "
+        f"error: {file}:1: storage.num_thread: there is no such key, did you mean 'num_threads'? Allowed: address, dataset_roots, datasets, "
         "flight_address, log_level, max_message_bytes, max_threads, metrics_host, metrics_port, num_threads, poll_interval_s, "
         "replica_addresses, replicas, row_group_cache_bytes, settle_s, short_cut\n"
     )
