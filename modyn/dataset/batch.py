@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-Data = torch.Tensor | tuple[torch.Tensor, ...] | dict[str, torch.Tensor]
-"""A batch of model inputs: one tensor (n, …), or several by position or by name."""
+from modyn.models.calls import Data
 
 
 def map_tensors(data: Data, function: Callable[[torch.Tensor], Any]) -> Any:

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from modyn.dataset.batch import Data
 from modyn.dataset.config import DataConfig, RecordLayout
 from modyn.dataset.functions import UserFunction, compile_function, compile_transformation
 from modyn.errors import DataError, UserCodeError
+from modyn.models.calls import Data
 from modyn.records import Int64Array
 from modyn.storage.model.samples import Payloads
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from modyn.dataset.batch import Batch, Data, on_device
+from modyn.dataset.batch import Batch, on_device
 from modyn.dataset.connections import DatasetSource, PayloadReader
 from modyn.dataset.functions import UserFunction, compile_function
 from modyn.dataset.key_loader import KEYS_PER_READ, load_keys
@@ -21,6 +21,7 @@ from modyn.evaluator.config import EvaluationDatasetConfig, load_dataset
 from modyn.evaluator.metrics import TRANSFORMER, Metric, MetricValue, build_metric
 from modyn.evaluator.outputs import EvaluationJob, KeptOutputs, Rows, Score
 from modyn.model_storage.client import ModelStorageClient
+from modyn.models.calls import forward
 from modyn.models.weights import build_model, load_weights
 from modyn.records import Int64Array, Interval, SampleBatch
 from modyn.storage.client import StorageClient
@@ -125,13 +126,6 @@ def evaluate(model: nn.Module, inputs: EvaluationInput) -> list[Score]:
     if kept is not None:
         kept.publish()
     return [score for tally, listed in zip(tallies, samples.listed, strict=True) for score in tally.scores(listed)]
-
-
-def forward(model: nn.Module, data: Data) -> Any:
-    """The model's output for a batch; a tuple of inputs is passed by position, a dictionary by name."""
-    if isinstance(data, tuple):
-        return model(*data)
-    return model(**data) if isinstance(data, dict) else model(data)
 
 
 def _rows(batch: Batch, timestamps: Int64Array, output: Any) -> Rows | None:

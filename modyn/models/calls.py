@@ -1,0 +1,143 @@
+"""The one way to call a model: `forward`, `embedding`, `last_layer`, and `score`, the one pass that scores samples without training.
+
+Training, evaluation and scoring all call models through this file. A model takes one tensor, several by position (a tuple) or several by
+name (a dictionary). It may offer `embedding(data)` and a property `last_layer`; where it offers none, its last `nn.Linear` and the input of
+that layer are taken. Imports torch: for workers only.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from modyn.errors import ConfigError
+
+Data = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
+"""A batch of model inputs: one tensor (n, …), or several by position or by name."""
+
+SampleLoss = Callable[[Any, Tensor], Tensor]
+"""(model output, labels) → one loss a sample, (n,)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scores:
+    """What one pass gives of n samples, on the model's device, detached."""
+
+    losses: Tensor
+    """(n,)"""
+    logits: Tensor
+    """(n, c): what the last layer returns."""
+    embeddings: Tensor
+    """(n, d): what the last layer is given."""
+    logit_gradients: Tensor
+    """(n, c): the derivative of each sample's loss by its logits."""
+
+    def last_layer_gradients(self) -> tuple[Tensor, Tensor]:
+        """The gradient of each sample's loss by the last layer's weight, (n, c, d), and by its bias, (n, c), in closed form: since
+        logits = W e + b, they are g eᵀ and g, with g the derivative by the logits (Katharopoulos and Fleuret: Not All Samples Are Created
+        Equal, 2018, section 3.2, for this layer exact)."""
+        return self.logit_gradients.unsqueeze(2) * self.embeddings.unsqueeze(1), self.logit_gradients
+
+
+def forward(model: Callable[..., Any], data: Data) -> Any:
+    """The model's output for a batch; a tuple of inputs is passed by position, a dictionary by name."""
+    if isinstance(data, tuple):
+        return model(*data)
+    return model(**data) if isinstance(data, dict) else model(data)
+
+
+def last_layer(model: nn.Module) -> nn.Linear:
+    """The layer that turns embeddings into logits: what the model calls `last_layer`, else its last nn.Linear in the order of definition.
+
+    Raises ConfigError: there is none.
+    """
+    offered = getattr(model, "last_layer", None)
+    if offered is not None and not isinstance(offered, nn.Linear):
+        raise ConfigError(f"model.id: `last_layer` of {type(model).__name__} is a {type(offered).__name__}, not an nn.Linear")
+    found = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    if offered is None and not found:
+        raise ConfigError(
+            f"model.id: {type(model).__name__} has no embedding: it has no nn.Linear and offers no `last_layer`; give it a property of "
+            "that name, or choose what needs no embedding"
+        )
+    return found[-1] if offered is None else offered
+
+
+def embedding(model: nn.Module, data: Data) -> Tensor:
+    """The embedding of each sample of the batch, (n, d), by `model.embedding` or else as the input of its last layer. In the mode, and with
+    the gradients, that the caller has set. Raises ConfigError: the model has neither."""
+    offered = getattr(model, "embedding", None)
+    if callable(offered) and not isinstance(offered, nn.Module):  # a module of this name is a table of vectors
+        found: Tensor = forward(offered, data)
+        return found
+    given: list[Tensor] = []
+    with _hooked(last_layer(model).register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))):
+        forward(model, data)
+    return _only(model, given)
+
+
+def score(model: nn.Module, data: Data, labels: Tensor, loss: SampleLoss) -> Scores:
+    """Loss, logits, embedding and the derivative of the loss by the logits, of each sample of a batch, by one forward pass.
+
+    The model is in evaluation mode meanwhile and no gradient passes through it: parameters, their gradients, the statistics of
+    BatchNorm, the mode of each module and the random generators are as they were afterwards. What comes behind the last layer, such as a
+    softmax, counts as part of the loss. Raises ConfigError: the model has no last layer, or calls it in another way than once a batch.
+    """
+    layer = last_layer(model)
+    given: list[Tensor] = []
+    logits: list[Tensor] = []
+
+    def from_here_on(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        given.append(inputs[0])
+        logits.append(output.detach().requires_grad_())
+        torch.set_grad_enabled(True)  # of the few operations behind the logits; ends with the block below
+        return logits[-1]
+
+    with _unchanged(model), torch.no_grad(), _hooked(layer.register_forward_hook(from_here_on)):
+        output = forward(model, data)
+        embeddings = _only(model, given)
+        losses = loss(output, labels)
+        (gradients,) = torch.autograd.grad(losses.sum(), logits)
+    return Scores(losses.detach(), logits[0].detach(), embeddings.detach(), gradients)
+
+
+def _only(model: nn.Module, given: list[Tensor]) -> Tensor:
+    if len(given) == 1 and given[0].dim() == 2:
+        return given[0]
+    shapes = ", ".join(str(list(tensor.shape)) for tensor in given) or "nothing"
+    raise ConfigError(
+        f"model.id: the last layer of {type(model).__name__} was given {shapes}; an embedding is one tensor of shape (n, d) a batch: let the "
+        "model offer `embedding(data)` and `last_layer`"
+    )
+
+
+@contextmanager
+def _hooked(handle: torch.utils.hooks.RemovableHandle) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def _unchanged(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside the block; afterwards each module's own mode and all random generators are as before."""
+    trained = [module for module in model.modules() if module.training]
+    gpus = sorted({parameter.device.index for parameter in model.parameters() if parameter.device.type == "cuda"})
+    generators = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(gpus):
+        model.eval()
+        try:
+            yield
+        finally:
+            for module in trained:
+                module.training = True
+            random.setstate(generators[0])
+            np.random.set_state(generators[1])

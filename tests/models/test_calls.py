@@ -1,0 +1,129 @@
+"""One way to call a model: inputs by position and by name, embeddings, and scores as autograd has them, which leave nothing behind."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from modyn.errors import ConfigError
+from modyn.models.calls import SampleLoss, embedding, forward, last_layer, score
+from modyn.models.weights import build_model
+
+
+class Pair(nn.Module):
+    """Two inputs; offers neither embedding nor last_layer; draws, and keeps statistics, while it is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(3, 5), nn.Linear(2, 5)
+        self.norm, self.dropout = nn.BatchNorm1d(5), nn.Dropout(0.5)
+        self.out = nn.Linear(5, 4)
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        noise = functional.dropout(torch.ones(len(left), 5), training=True)  # draws in evaluation mode too
+        hidden = self.dropout(torch.relu(self.norm(self.left(left) + self.right(right)))) + 0 * noise
+        logits: Tensor = self.out(hidden)
+        return logits
+
+
+class Behind(nn.Module):
+    """What comes behind the last layer belongs to the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.out = nn.Linear(3, 5), nn.Linear(5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = torch.sigmoid(self.out(torch.tanh(self.hidden(x)))).squeeze(1)
+        return found
+
+
+def cross_entropy(output: Tensor, labels: Tensor) -> Tensor:
+    return functional.cross_entropy(output, labels, reduction="none", label_smoothing=0.1)
+
+
+def binary(output: Tensor, labels: Tensor) -> Tensor:
+    return functional.binary_cross_entropy(output, labels.float(), reduction="none")
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape)))
+
+
+def small_cnn() -> nn.Module:
+    return build_model("SmallCNN", {"num_classes": 4, "image_size": 8, "width": 2, "embedding_size": 6, "dropout": 0.5})
+
+
+CASES: list[Any] = [
+    pytest.param(Pair, (drawn(7, 3), drawn(7, 2)), cross_entropy, id="by position"),
+    pytest.param(Pair, {"right": drawn(7, 2), "left": drawn(7, 3)}, cross_entropy, id="by name"),
+    pytest.param(Behind, drawn(7, 3), binary, id="behind the last layer"),
+    pytest.param(small_cnn, drawn(7, 1, 8, 8), cross_entropy, id="ours"),
+]
+
+
+def labels_for(model: nn.Module) -> Tensor:
+    return torch.arange(7) % max(2, last_layer(model).out_features)
+
+
+@pytest.mark.parametrize(("build", "data", "loss"), CASES)
+def test_scores_are_those_of_autograd_sample_by_sample(build: Callable[[], nn.Module], data: Any, loss: SampleLoss) -> None:
+    torch.manual_seed(3)
+    model = build()
+    labels = labels_for(model)
+    found = score(model, data, labels, loss)
+    weight_gradients, bias_gradients = found.last_layer_gradients()
+
+    model.eval()
+    layer = last_layer(model)
+    for i in range(7):
+        one = {k: v[i : i + 1] for k, v in data.items()} if isinstance(data, dict) else data
+        one = tuple(v[i : i + 1] for v in data) if isinstance(data, tuple) else one
+        one = data[i : i + 1] if isinstance(data, Tensor) else one
+        expected = loss(forward(model, one), labels[i : i + 1])
+        by_weight, by_bias = torch.autograd.grad(expected.sum(), (layer.weight, layer.bias))
+        torch.testing.assert_close(found.losses[i : i + 1], expected.detach())
+        torch.testing.assert_close(weight_gradients[i], by_weight)
+        torch.testing.assert_close(bias_gradients[i], by_bias)
+    torch.testing.assert_close(layer(found.embeddings).detach(), found.logits)
+    torch.testing.assert_close(embedding(model, data).detach(), found.embeddings)
+    assert not any(t.requires_grad for t in (found.losses, found.logits, found.embeddings, found.logit_gradients))
+
+
+@pytest.mark.parametrize(("build", "data", "loss"), CASES)
+def test_scoring_leaves_nothing_behind(build: Callable[[], nn.Module], data: Any, loss: SampleLoss) -> None:
+    model = build().train()
+    next(model.children()).eval()  # frozen by its user: stays so
+    modes = [module.training for module in model.modules()]
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    generators = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()  # type: ignore[index, union-attr]
+    score(model, data, labels_for(model), loss)
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
+    assert torch.equal(torch.get_rng_state(), generators[0])
+    assert random.getstate() == generators[1]
+    assert np.array_equal(np.random.get_state()[1], generators[2])  # type: ignore[index]
+    assert torch.is_grad_enabled()
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_an_embedding_that_the_model_offers_is_taken() -> None:
+    model = small_cnn().eval()
+    assert last_layer(model) is model.output
+    images = drawn(2, 1, 8, 8)
+    assert torch.equal(embedding(model, images), model.embedding(images))  # type: ignore[operator]
+
+
+def test_without_a_last_layer_there_is_no_embedding() -> None:
+    with pytest.raises(ConfigError, match=r"model\.id: ReLU has no embedding: .*give it a property"):
+        embedding(nn.ReLU(), drawn(2, 3))
+    with pytest.raises(ConfigError, match=r"last layer of Linear was given \[2, 3, 3\]; .*of shape \(n, d\)"):
+        embedding(nn.Linear(3, 2), drawn(2, 3, 3))
