@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
 from modyn.dataset.batch import Batch
@@ -184,6 +185,16 @@ def keys_of_partition(selector: SelectorClient, trigger_set: TriggerSetInfo, pla
             f"not {plan.partition_length(read.partition)}: the trigger set was replaced while it was read; start the training anew"
         )
     return whole
+
+
+def mean_weight(selector: SelectorClient, trigger_set: TriggerSetInfo) -> float:
+    """The mean of the weights of a whole trigger set, read from the selector partition by partition. Raises ConflictError: it is another one
+    by now."""
+    run_id, trigger_id, checksum = trigger_set.run_id, trigger_set.trigger_id, trigger_set.keys_checksum
+    parts = (
+        selector.keys(run_id, trigger_id, partition, keys_checksum=checksum) for partition in range(trigger_set.num_partitions)
+    )
+    return sum(float(part.weights.sum(dtype=np.float64)) for part in parts) / trigger_set.num_keys
 
 
 def _check_state(state: Mapping[str, Any], here: Mapping[str, Any]) -> None:

@@ -18,8 +18,9 @@ from modyn.errors import ConfigError
 from modyn.models import check_model
 from modyn.models.weights import build_model
 from modyn.trainer_server.checkpoint import check_checkpoint_folder
-from modyn.trainer_server.components import build_criterion, build_optimizers, build_schedulers
+from modyn.trainer_server.components import build_optimizers, build_schedulers
 from modyn.trainer_server.config import TrainingConfig
+from modyn.trainer_server.criterion import Criterion
 from modyn.trainer_server.downsampling import check_downsampling
 from modyn.workers import JobConnection
 from modyn.workers.devices import missing_device
@@ -69,7 +70,7 @@ def check_components(model: Mapping[str, Any], config: TrainingConfig, selection
         except Exception:  # noqa: BLE001
             return [Problem("model.config", f"'{model['id']}' cannot be built with it: {type(error).__name__}: {error}")]
     try:
-        build_criterion(config.optimization_criterion, weighted=bool(selection.get("uses_weights", False)))
+        Criterion(config.optimization_criterion, 1.0 if selection.get("uses_weights") else None)
     except ConfigError as error:
         found.append(_problem(error))
     try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -20,16 +20,13 @@ from modyn.registry import load_object, nearest
 from modyn.trainer_server.config import (
     OPTIMIZERS,
     SCHEDULERS,
-    CriterionConfig,
     OptimizerConfig,
     SchedulerConfig,
     TrainingConfig,
 )
+from modyn.trainer_server.criterion import Criterion
 from modyn.trainer_server.downsampling import Downsampling, build_downsampling
 from modyn.trainer_server.plan import TrainingPlan
-
-Loss = Callable[[Any, Tensor, Tensor], Tensor]
-"""(model output, labels, weights (n,)) → one number."""
 
 _OPERATORS: Final[Mapping[type[ast.operator], Callable[[Any, Any], Any]]] = {
     ast.Add: operator.add,
@@ -51,20 +48,29 @@ class TrainingComponents:
     step_every: Literal["epoch", "batch"]
     """When schedulers step: after each "batch" on which the optimizers do, or each "epoch"."""
     scaler: torch.amp.GradScaler
-    criterion: Loss
+    criterion: Criterion
     downsampling: Downsampling | None
     """None: all samples of each batch are trained on."""
     device: torch.device
-    amp: bool = False
+    amp_dtype: torch.dtype | None = None
+    """Of autocast; None: no mixed precision."""
     clip_norm: float | None = None
     compiled: nn.Module | None = None
     """What is called in place of the model, with the same parameters."""
 
 
 def build_components(
-    model: nn.Module, config: TrainingConfig, selection: Mapping[str, Any], plan: TrainingPlan
+    model: nn.Module,
+    config: TrainingConfig,
+    selection: Mapping[str, Any],
+    plan: TrainingPlan,
+    mean_weight: float | None = None,
 ) -> TrainingComponents:
-    """Build all that trains `model`. selection: the pipeline's section `selection_strategy`. plan: its totals go to schedulers."""
+    """Build all that trains `model`.
+
+    Args: selection: the pipeline's section `selection_strategy`. plan: its totals go to schedulers. mean_weight: of the samples of the
+    trigger set, where their weights count.
+    """
     optimizers = build_optimizers(model, config.optimizers)
     return TrainingComponents(
         model=model,
@@ -72,10 +78,10 @@ def build_components(
         schedulers=build_schedulers(config.lr_scheduler, optimizers, num_batches=plan.num_steps, num_epochs=plan.num_epochs),
         step_every=config.lr_scheduler.step_every if config.lr_scheduler else "epoch",
         scaler=build_scaler(config),
-        criterion=build_criterion(config.optimization_criterion, weighted=bool(selection.get("uses_weights", False))),
+        criterion=Criterion(config.optimization_criterion, mean_weight),
         downsampling=build_downsampling(selection),
         device=torch.device(config.device),
-        amp=config.amp,
+        amp_dtype=getattr(torch, config.mixed_precision) if config.mixed_precision else None,
         clip_norm=config.gradient_clip_norm,
         compiled=torch.compile(model) if config.compile else None,  # type: ignore[arg-type]
     )
@@ -99,50 +105,13 @@ def build_optimizers(model: nn.Module, configs: Sequence[OptimizerConfig]) -> di
                 if other != where:
                     raise ConfigError(f"{where}: '{group.module}' holds parameters that {other} has already; groups are disjoint")
             groups.append({"params": parameters, **group.config})
-        found[config.name] = _constructed(_optimizer_class(config, path), path, "param_groups", groups)
+        options: dict[str, Any] = {}
+        if all(group.get("fused") is True for group in groups):
+            # Given to the constructor: as an option of groups alone, a fused optimizer would not skip infinite gradients by itself.
+            groups = [{name: value for name, value in group.items() if name != "fused"} for group in groups]
+            options["fused"] = True
+        found[config.name] = _constructed(_optimizer_class(config, path), path, "param_groups", groups, **options)
     return found
-
-
-def build_criterion(config: CriterionConfig, *, weighted: bool) -> Loss:
-    """The loss of a batch. Weighted: the mean of the samples' losses with their weights, as ∑ wᵢ·lᵢ / ∑ wᵢ (or ∑ wᵢ·lᵢ with reduction
-    `sum`), so that equal weights, whatever their size, are no weights. Not weighted: what the class does by itself.
-
-    Returns: loss(output, labels (n,), weights float32 (n,)), a scalar tensor on the device of the labels.
-    Raises: ConfigError: torch has no such loss or option; from the call, if the loss of single samples is needed and there is none.
-    """
-    path = "training.optimization_criterion"
-    kind = getattr(nn, config.name, None)
-    if not (inspect.isclass(kind) and issubclass(kind, nn.Module) and config.name.endswith("Loss")):
-        losses = [name for name in dir(nn) if name.endswith("Loss")]
-        raise ConfigError(f"{path}.name: torch.nn has no loss '{config.name}'{nearest(config.name, losses)}")
-    options = dict(config.config)
-    for name in ("weight", "pos_weight"):  # class weights
-        if isinstance(options.get(name), list):
-            options[name] = torch.tensor(options[name], dtype=torch.float32)
-    if not weighted:
-        plain: nn.Module = _constructed(kind, path, "config", **options)
-
-        def mean_loss(output: Any, labels: Tensor, _: Tensor) -> Tensor:
-            loss: Tensor = plain.to(labels.device)(output, labels) if options else plain(output, labels)
-            return loss
-
-        return mean_loss
-    single: nn.Module = _constructed(kind, path, "config", **{**options, "reduction": "none"})
-    total = config.config.get("reduction", "mean") == "sum"
-
-    def weighted_loss(output: Any, labels: Tensor, weights: Tensor) -> Tensor:
-        losses = single.to(labels.device)(output, labels) if options else single(output, labels)
-        if losses.dim() == 0 or len(losses) != len(weights):
-            raise ConfigError(
-                f"{path}.name: {config.name} gives no loss per sample, which selection_strategy.uses_weights needs; "
-                "choose another loss or set uses_weights: false"
-            )
-        losses = losses if losses.dim() == 1 else losses.flatten(1).mean(1)
-        summed: Tensor = torch.dot(losses, weights.to(losses.dtype))
-        # All weights 0: a loss of 0. A clamp, since a test of the sum would wait for the device.
-        return summed if total else summed / weights.to(losses.dtype).sum().clamp_min(torch.finfo(losses.dtype).tiny)
-
-    return weighted_loss
 
 
 def build_schedulers(
@@ -181,7 +150,7 @@ def build_schedulers(
 def build_scaler(config: TrainingConfig) -> torch.amp.GradScaler:
     """Loss scaling; switched off, and then without effect, unless training is in float16."""
     options = config.grad_scaler_config.model_dump() if config.grad_scaler_config else {}
-    enabled = config.amp and config.on_gpu and options.pop("enabled", True)
+    enabled = options.pop("enabled", True) and config.mixed_precision == "float16"
     return torch.amp.GradScaler("cuda" if config.on_gpu else "cpu", **options, enabled=enabled)
 
 

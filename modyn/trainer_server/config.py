@@ -147,8 +147,13 @@ class TrainingConfig(Section):
     initial_model: Literal["random", "pretrained"] = Field("random", description="what the first trigger starts from")
     initial_model_id: int | None = Field(None, ge=1, description="the stored model that `pretrained` means")
     seed: int | None = Field(None, ge=0, le=2**63 - 1, description="makes a run repeatable: same weights on CPU")
-    amp: bool = Field(False, description="mixed precision: float16 on CUDA, bfloat16 on CPU")
-    grad_scaler_config: GradScalerConfig | None = Field(None, description="loss scaling of mixed precision on CUDA")
+    amp: bool = Field(False, description="mixed precision, in `amp_dtype`")
+    amp_dtype: Literal["float16", "bfloat16"] | None = Field(
+        None,
+        description="what mixed precision computes in; none: float16 on CUDA, bfloat16 on CPU. bfloat16 needs no loss scaling, and on CUDA a "
+        "GPU that has it (Ampere or newer)",
+    )
+    grad_scaler_config: GradScalerConfig | None = Field(None, description="loss scaling of mixed precision in float16")
     checkpointing: CheckpointingConfig = Field(default_factory=CheckpointingConfig, description="snapshots to go on from")
     record_loss_every: int = Field(0, ge=0, description="keep the loss of every n-th batch with the model; 0: none")
     enable_accurate_gpu_measurements: bool = Field(
@@ -195,8 +200,10 @@ class TrainingConfig(Section):
             yield "initial_model: 'pretrained' needs initial_model_id, a stored model (`modyn models ls`)"
         if self.initial_model == "random" and self.initial_model_id is not None:
             yield "initial_model_id is set, but initial_model is 'random': set it to 'pretrained' or remove the id"
-        if self.grad_scaler_config is not None and not (self.amp and self.on_gpu):
-            yield "grad_scaler_config scales the loss of float16: it needs amp: true and a CUDA device"
+        if self.amp_dtype is not None and not self.amp:
+            yield "amp_dtype is of mixed precision: it needs amp: true"
+        if self.grad_scaler_config is not None and self.mixed_precision != "float16":
+            yield "grad_scaler_config scales the loss of float16: it needs amp: true, and a CUDA device or amp_dtype: float16"
         if self.keep_optimizer_state and not self.use_previous_model:
             yield "keep_optimizer_state goes on from the parent training: it needs use_previous_model: true"
         if self.enable_accurate_gpu_measurements and not self.on_gpu:
@@ -215,6 +222,11 @@ class TrainingConfig(Section):
     def on_gpu(self) -> bool:
         """Whether `device` is a CUDA device."""
         return self.device.startswith("cuda")
+
+    @property
+    def mixed_precision(self) -> str | None:
+        """The type that mixed precision computes in; None: there is none."""
+        return (self.amp_dtype or ("float16" if self.on_gpu else "bfloat16")) if self.amp else None
 
     def samples_to_pass(self, trigger_id: int) -> int | None:
         """Bound on the samples of this trigger's training; None: `epochs_per_trigger` counts."""

@@ -16,8 +16,10 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from modyn.dataset.batch import Batch, map_tensors
 from modyn.errors import DataError, ModynError, TrainingError
+from modyn.models.calls import forward
 from modyn.trainer_server.components import TrainingComponents
 from modyn.trainer_server.config import EarlyStoppingConfig
+from modyn.trainer_server.joint_step import JointStep
 from modyn.trainer_server.plan import TrainingPlan
 from modyn.workers import JobConnection
 
@@ -99,7 +101,7 @@ class Training:
         """Set by a hook that wants the training to end after this epoch."""
         self._pending = False
         self._network = components.compiled if components.compiled is not None else components.model
-        self._autocast_dtype = torch.float16 if components.device.type == "cuda" else torch.bfloat16
+        self._joint_step = JointStep(components.optimizers, components.scaler, components.clip_norm)
         # Most hooks care for one event: calling the others on each batch costs more than the check here.
         self._on_batch = [hook.on_batch for hook in hooks if type(hook).on_batch is not Hook.on_batch]
         self._on_boundary = [hook.on_boundary for hook in hooks if type(hook).on_boundary is not Hook.on_boundary]
@@ -141,7 +143,7 @@ class Training:
         try:
             loss = self._forward(batch)
             self.clock.lap("forward")
-            group_size = self.plan.group_size(batch.epoch, batch.index)
+            group_size = 1 if self.components.criterion.sums else self.plan.group_size(batch.epoch, batch.index)
             self.components.scaler.scale(loss / group_size if group_size > 1 else loss).backward()  # type: ignore[no-untyped-call]
             self.clock.lap("backward")
         except ModynError:
@@ -164,23 +166,14 @@ class Training:
         components = self.components
         if components.downsampling is not None:
             batch = components.downsampling.select(components.model, batch)
-        if not components.amp:
-            return components.criterion(self._network(batch.data), batch.labels, batch.weights)
-        with torch.autocast(components.device.type, self._autocast_dtype):
-            return components.criterion(self._network(batch.data), batch.labels, batch.weights)
+        if components.amp_dtype is None:
+            return components.criterion(forward(self._network, batch.data), batch.labels, batch.weights)
+        with torch.autocast(components.device.type, components.amp_dtype):
+            return components.criterion(forward(self._network, batch.data), batch.labels, batch.weights)
 
     def _step(self) -> None:
         components = self.components
-        if components.clip_norm is not None:
-            for optimizer in components.optimizers.values():
-                components.scaler.unscale_(optimizer)
-            groups = (group["params"] for optimizer in components.optimizers.values() for group in optimizer.param_groups)
-            nn.utils.clip_grad_norm_([parameter for group in groups for parameter in group], components.clip_norm)
-        for optimizer in components.optimizers.values():
-            components.scaler.step(optimizer)
-        components.scaler.update()
-        for optimizer in components.optimizers.values():
-            optimizer.zero_grad(set_to_none=True)
+        self._joint_step.run()
         self._pending = False
         self.progress.steps += 1
         if components.step_every == "batch":
@@ -372,7 +365,8 @@ def _num_outputs(model: nn.Module, batch: Batch) -> int | None:
     training = model.training
     try:
         with torch.no_grad():
-            output = model.eval()(map_tensors(batch.data, lambda tensor: tensor[:1].to(next(model.parameters()).device)))
+            one = map_tensors(batch.data, lambda tensor: tensor[:1].to(next(model.parameters()).device))
+            output = forward(model.eval(), one)
         return int(output.shape[1]) if output.dim() == 2 else None
     except Exception:  # noqa: BLE001  (the first error is the one to raise)
         return None

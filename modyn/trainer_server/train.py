@@ -24,7 +24,7 @@ from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import DatasetClients, DatasetSource
 from modyn.dataset.loader import BatchLoader
 from modyn.dataset.order.plan import Position
-from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
+from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset, mean_weight
 from modyn.errors import ConfigError, CorruptStateError, InvalidArgumentError, NotFoundError, TrainingError
 from modyn.json_codec import to_json
 from modyn.model_storage.client import ModelHeader, ModelStorageClient, StoredModel, StoredModelInfo
@@ -192,7 +192,8 @@ def build(inputs: TrainingInputs, parent: StoredModel | None, seed: int, connect
     if parent is not None:
         load_weights(model, parent.path)
     selection = request.pipeline.get("selection_strategy") or {}
-    components = build_components(model.to(config.device), config, selection, inputs.plan)
+    weight = weigh(inputs) if selection.get("uses_weights") else None
+    components = build_components(model.to(config.device), config, selection, inputs.plan, weight)
     if config.keep_optimizer_state and parent is not None:
         take_over_optimizers(inputs, components, parent.version)
     hooks: list[Hook] = [Losses(config.record_loss_every)]
@@ -204,6 +205,18 @@ def build(inputs: TrainingInputs, parent: StoredModel | None, seed: int, connect
         hooks.append(Checkpoints(path, config.checkpointing.interval, inputs.identity(), seed))
     clock = Clock(torch.device(config.device) if config.enable_accurate_gpu_measurements else None)
     return Training(components, inputs.plan, hooks, clock)
+
+
+def weigh(inputs: TrainingInputs) -> float:
+    """The mean weight of the trigger set's samples, by one pass over it. Raises InvalidArgumentError for weights that weigh nothing."""
+    with closing(inputs.context.connect()) as clients:
+        mean = mean_weight(clients.selector, inputs.trigger_set)
+    if not 0 < mean < float("inf"):
+        raise InvalidArgumentError(
+            f"the weights of the trigger set have the mean {mean}, but it must be above 0 and finite: correct the selection strategy, or set "
+            "selection_strategy.uses_weights: false"
+        )
+    return mean
 
 
 def take_over_optimizers(inputs: TrainingInputs, components: TrainingComponents, parent: ModelVersion) -> None:

@@ -18,8 +18,8 @@ from modyn.dataset.user_code import EXTRAS
 from modyn.errors import ConfigError
 from modyn.registry import Registry
 from modyn.trainer_server.check import check
-from modyn.trainer_server.components import build_criterion, build_optimizers, build_scaler, build_schedulers, resolve
-from modyn.trainer_server.config import OPTIMIZERS, SCHEDULERS, CriterionConfig, OptimizerConfig, SchedulerConfig, TrainingConfig
+from modyn.trainer_server.components import build_optimizers, build_scaler, build_schedulers, resolve
+from modyn.trainer_server.config import OPTIMIZERS, SCHEDULERS, OptimizerConfig, SchedulerConfig, TrainingConfig
 from modyn.trainer_server.downsampling import DOWNSAMPLING, Downsampling, build_downsampling
 from modyn.trainer_server.loop import MAX_LOSSES, Losses
 from tests.support.training import MemoryData, RecordedReport, small_pipeline, train_in_memory
@@ -131,36 +131,6 @@ def test_two_optimizers_cannot_share_parameters() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"name": "CrossEntropy"}, "torch.nn has no loss 'CrossEntropy', did you mean 'CrossEntropyLoss'"),
-        ({"name": "Linear"}, "torch.nn has no loss 'Linear'"),
-        ({"name": "CrossEntropyLoss", "config": {"smoothing": 0.1}}, r"optimization_criterion\.config: CrossEntropyLoss refuses"),
-    ],
-)
-@pytest.mark.parametrize("weighted", [True, False])
-def test_a_wrong_loss_is_named_with_its_path(fields: dict[str, Any], message: str, weighted: bool) -> None:
-    with pytest.raises(ConfigError, match=message):
-        build_criterion(CriterionConfig(**fields), weighted=weighted)
-
-
-@pytest.mark.parametrize("weighted", [True, False])
-def test_a_loss_takes_weights_of_classes_as_a_list(weighted: bool) -> None:
-    loss = build_criterion(CriterionConfig(name="CrossEntropyLoss", config={"weight": [1.0, 3.0]}), weighted=weighted)
-    assert loss(torch.zeros(1, 2), torch.tensor([1]), torch.ones(1)).item() == pytest.approx(
-        0.6931 * (3 if weighted else 1), abs=1e-3
-    )
-
-
-def test_equal_weights_are_no_weights_and_weights_of_nothing_are_no_loss() -> None:
-    config = CriterionConfig(name="MSELoss")
-    output, labels = torch.randn(5, 3), torch.randn(5, 3)
-    plain, weighted = build_criterion(config, weighted=False), build_criterion(config, weighted=True)
-    assert torch.allclose(plain(output, labels, torch.ones(5)), weighted(output, labels, torch.full((5,), 17.0)))
-    assert weighted(output, labels, torch.zeros(5)).item() == 0
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
         ({"name": "CosineAnealingLR"}, "has no 'CosineAnealingLR', did you mean 'CosineAnnealingLR'"),
         ({"name": "LRScheduler"}, "has no 'LRScheduler'"),
         ({"name": "StepLR"}, r"lr_scheduler\.config: StepLR refuses its options: .*step_size"),
@@ -180,6 +150,9 @@ def test_the_loss_is_scaled_for_float16_only() -> None:
     training = small_pipeline()["training"]
     assert not build_scaler(TrainingConfig(**training)).is_enabled()
     assert not build_scaler(TrainingConfig(**{**training, "amp": True})).is_enabled()
+    assert build_scaler(TrainingConfig(**{**training, "amp": True, "amp_dtype": "float16"})).is_enabled()
+    on_gpu_in_bfloat16 = {**training, "amp": True, "device": "cuda:0", "amp_dtype": "bfloat16"}
+    assert not build_scaler(TrainingConfig(**on_gpu_in_bfloat16)).is_enabled()
     on_gpu = {**training, "amp": True, "device": "cuda:0", "grad_scaler_config": {"init_scale": 64.0, "growth_interval": 3}}
     if torch.cuda.is_available():
         assert build_scaler(TrainingConfig(**on_gpu)).get_growth_interval() == 3

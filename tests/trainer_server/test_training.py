@@ -158,28 +158,6 @@ def test_several_optimizers_schedules_clipping_and_accumulation_equal_a_loop_wri
     assert head.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-9)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_weights_of_samples_count_when_the_selection_uses_them(tmp_path: Path, reduction: str) -> None:
-    selection = {"name": "CoresetStrategy", "uses_weights": True}
-    criterion = {"name": "CrossEntropyLoss", "config": {"reduction": reduction, "label_smoothing": 0.1}}
-    optimizers = [{"name": "default", "algorithm": "SGD", "param_groups": [{"config": {"lr": 0.001}}]}]
-    pipeline = small_pipeline({"optimization_criterion": criterion, "optimizers": optimizers}, selection_strategy=selection)
-    found = train_in_memory(pipeline, MemoryData(32), tmp_path)
-
-    model = fresh_model(pipeline)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
-    for inputs, labels, weights in batches_of(list(range(32))):
-        optimizer.zero_grad()
-        losses = nn.functional.cross_entropy(model(inputs), labels, reduction="none", label_smoothing=0.1)
-        loss = torch.dot(losses, weights)
-        torch.autograd.backward(loss / weights.sum() if reduction == "mean" else loss)
-        optimizer.step()
-
-    assert equal(found, model)
-    ignored = {**pipeline, "selection_strategy": {"name": "CoresetStrategy", "uses_weights": False}}
-    assert not same(found, train_in_memory(ignored, MemoryData(32), tmp_path))
-
-
 def test_mixed_precision_equals_autocast(tmp_path: Path) -> None:
     found = train_in_memory(small_pipeline({"amp": True}), MemoryData(24), tmp_path)
     model = fresh_model(small_pipeline())
@@ -557,14 +535,6 @@ def test_shapes_that_do_not_fit_are_named(tmp_path: Path) -> None:
     pipeline = small_pipeline()
     pipeline["model"]["config"]["input_size"] = 5
     with pytest.raises(TrainingError, match=r"batch 0 of epoch 0 \(sample keys 0, 1, 2, … 7\): RuntimeError: .*float32\[8, 6\]"):
-        train_in_memory(pipeline, MemoryData(), tmp_path)
-
-
-def test_a_loss_that_has_no_value_per_sample_is_refused_with_weights(tmp_path: Path) -> None:
-    pipeline = small_pipeline(
-        {"optimization_criterion": {"name": "CosineEmbeddingLoss"}}, selection_strategy={"uses_weights": True}
-    )
-    with pytest.raises((ConfigError, TrainingError)):
         train_in_memory(pipeline, MemoryData(), tmp_path)
 
 

@@ -30,7 +30,9 @@ class SelectionConfig(Section):
             "that select with SQL; no built-in policy reads the rows yet, and writing them costs time"
         ),
     )
-    uses_weights: bool = Field(False, description="multiply the loss of each sample by its weight")
+    uses_weights: bool = Field(
+        False, description="multiply the loss of each sample by its weight, divided by the mean weight of the trigger set"
+    )
     tail_triggers: int | None = Field(
         None,
         ge=0,
