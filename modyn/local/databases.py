@@ -17,7 +17,7 @@ import time
 import warnings
 from pathlib import Path
 
-from modyn.atomic_write import sync
+from modyn.atomic_write import sync, write_atomically
 from modyn.config.system import socket_folder
 from modyn.errors import CorruptStateError, UnavailableError
 from modyn.local.process import ChildProcess, log_tail, packaged_program, running_pid, runs_with, spawn
@@ -65,7 +65,7 @@ class PostgresServer(ChildProcess):
         while not self._came_up(deadline):
             # The children of a postmaster that was killed hold its shared memory for a moment longer.
             time.sleep(0.2)
-        (self.folder / "url").write_text(self.url)
+        write_atomically(self.folder / "url", [self.url.encode()])
 
     def _prepare_folders(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -171,7 +171,7 @@ class RedisServer(ChildProcess):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise UnavailableError(f"Redis in {self.folder} did not start; its log says:\n{log_tail(log)}")
             time.sleep(0.02)
-        (self.folder / "url").write_text(self.url)
+        write_atomically(self.folder / "url", [self.url.encode()])
 
     def _answers(self) -> bool:
         try:

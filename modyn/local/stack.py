@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from modyn.atomic_write import write_atomically
 from modyn.config.system import SERVICES, SystemConfig, load_system_config
 from modyn.errors import ModynError, UnavailableError
 from modyn.local.control import START_PATIENCE_S, State, check_folders, last_words, lock_file, status_file
@@ -227,9 +228,7 @@ class Stack:
         ]
         path = status_file(self._config)
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_suffix(".tmp")
-        fresh.write_text(json.dumps({"state": state, "pid": os.getpid(), "error": error, "parts": parts}))
-        fresh.replace(path)
+        write_atomically(path, [json.dumps({"state": state, "pid": os.getpid(), "error": error, "parts": parts}).encode()])
 
 
 def main() -> int:

@@ -27,7 +27,7 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.orm import Session
 from structlog.typing import FilteringBoundLogger
 
-from modyn.atomic_write import sync
+from modyn.atomic_write import sync, write_atomically
 from modyn.config.base import load_section
 from modyn.db.engine import Database
 from modyn.errors import ConflictError, CorruptStateError, InvalidArgumentError, NotFoundError, UnavailableError
@@ -237,11 +237,15 @@ class ModelStore:
         """Raise ConflictError for a folder of another catalogue, whose models would be removed as orphans."""
         with self._database.session() as session:
             expected = session.scalars(select(store.c.store_id)).one()
+            known = set(session.scalars(select(models.c.file_name)))
         path = self._folder / "store_id"
-        if not path.exists() and not any(self._models.iterdir()):
-            path.write_text(expected)
-        found = path.read_text() if path.exists() else "none"
+        found = path.read_text(errors="replace") if path.exists() else ""
+        if not found and known.issuperset(file.name for file in self._models.iterdir()):
+            # A new folder, or one that lost the file: every model in it is of this catalogue, so nothing can be removed by mistake.
+            found = expected
+            write_atomically(path, [expected.encode()])
         if found != expected:
+            found = found or "unknown"
             raise ConflictError(
                 f"{self._folder} belongs to another database (store {found}, this one has {expected}); "
                 "correct state_dir or database_url in the system file, or move the folder away"

@@ -22,6 +22,7 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import Gauge, Histogram
 from structlog.typing import FilteringBoundLogger
 
+from modyn.atomic_write import write_atomically
 from modyn.config.system import Endpoint, SystemConfig
 from modyn.errors import ModynError, SecurityError, UnavailableError
 from modyn.log_files import dropped_lines, is_output, protect_output, write_output_to
@@ -233,7 +234,7 @@ def _serve_metrics(context: ServiceContext) -> None:
     settings = context.config.service(context.name)
     endpoint = Endpoint(address=f"{settings.metrics_host}:{settings.metrics_port}", security=context.config.security)
     metrics = MetricsServer(context.name, endpoint)
-    (context.directory / "metrics_url").write_text(f"{metrics.url}\n")
+    write_atomically(context.directory / "metrics_url", [f"{metrics.url}\n".encode()])
     context.on_shutdown(metrics.stop)
 
 

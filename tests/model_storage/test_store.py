@@ -258,6 +258,22 @@ def test_a_folder_of_another_database_is_left_alone(
     assert len(list(models.iterdir())) == 1
 
 
+@pytest.mark.parametrize("lost", [b"", None])
+def test_a_folder_that_lost_its_identity_in_a_crash_is_used_again(
+    system_config: SystemConfig, models: Path, weights: Callable[[], Path], lost: bytes | None
+) -> None:
+    with opened(system_config) as store:
+        info = store.publish(header(), weights())
+    identity = models.parent / "store_id"
+    before = identity.read_bytes()
+    identity.unlink()
+    if lost is not None:
+        identity.write_bytes(lost)
+    with opened(system_config) as store:
+        assert store.list(None) == [info]
+    assert identity.read_bytes() == before
+
+
 def test_a_version_that_is_deleted_while_it_is_read_stays_readable(store: ModelStore, weights: Callable[[], Path]) -> None:
     info = store.publish(header(), weights())
     with store.fetch(info.version.model_id) as (_, path):
