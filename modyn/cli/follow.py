@@ -191,7 +191,8 @@ class RunView:
         trigger.stage = {"select": "selecting", "train": "training"}.get(step, step) if state == "started" else f"{step} {state}"
         trigger.num_keys = detail.get("num_keys", trigger.num_keys)
         if step == "train" and state == "finished":
-            trigger.stage, trigger.loss, trigger.seconds = "trained", detail.get("loss"), detail.get("seconds")
+            trigger.stage = "untrained" if detail.get("model_id") is None else "trained"
+            trigger.loss, trigger.seconds = detail.get("loss"), detail.get("seconds")
             self.training, self.training_trigger = {}, None
 
     def _trigger(self, event: RunEvent) -> TriggerView:
@@ -214,6 +215,8 @@ def line_of(event: RunEvent) -> str | None:
             return f"trigger {event.trigger_id} fired at {date(detail.get('fired_at_timestamp'))}" + (
                 f" after {samples} samples" if samples else ""
             )
+        case EventKind.STEP if detail["state"] == "finished" and detail["step"] == "train" and detail.get("model_id") is None:
+            return None  # a message with the reason follows
         case EventKind.STEP if detail["state"] == "finished" and detail["step"] == "train":
             loss = detail.get("loss")
             shown = f", loss {loss:.4f}" if isinstance(loss, int | float) else ""

@@ -31,7 +31,7 @@ from modyn.supervisor.events import EventHub
 from modyn.supervisor.journal import RunJournal
 from modyn.supervisor.journal_queries import RunSnapshot
 from modyn.supervisor.records import EventKind, TriggerRecord
-from modyn.supervisor.states import RunState, TriggerState
+from modyn.supervisor.states import TRIGGER_TRANSITIONS, RunState, TriggerState
 from modyn.supervisor.stream import SampleStream, StreamSource
 from modyn.supervisor.triggers import CheckContext, TriggerContext, build_trigger
 from modyn.supervisor.triggers.base import CheckRecord, TriggerOutcome, next_position
@@ -211,7 +211,7 @@ class RunExecutor:
         fired = self._fired_trigger()
         self._policy.triggered(_outcome(fired))
         trigger = self._known.get(fired.trigger_id, fired)
-        if trigger.state not in (TriggerState.TRAINED, TriggerState.EMPTY):
+        if TRIGGER_TRANSITIONS[trigger.state]:
             with bind(trigger_id=trigger.trigger_id):
                 trigger = self._select(trigger)
                 if trigger.state is TriggerState.SELECTED:
@@ -284,15 +284,14 @@ class RunExecutor:
         )
         # The trainer has measured stages only, but also those of attempts that were not followed from here.
         seconds = max(clock.seconds, sum(trained_seconds(status.result).values()))
-        trigger = replace(
-            trigger,
-            state=TriggerState.TRAINED,
-            finished_at=time.time(),
-            model_id=status.model_id,
-            weights_sha256=status.weights_sha256,
-            training_result=dict(status.result),
-            seconds=stage_seconds({**trigger.seconds, "train": seconds}, status.result),
-        )
+        stages = stage_seconds({**trigger.seconds, "train": seconds}, status.result)
+        trigger = replace(trigger, finished_at=time.time(), training_result=dict(status.result), seconds=stages)
+        if status.model_id is None:
+            trigger = replace(trigger, state=TriggerState.UNTRAINED)
+            self._journal.untrained(trigger, status.nothing_trained)
+            return trigger
+        state, digest = TriggerState.TRAINED, status.weights_sha256
+        trigger = replace(trigger, state=state, model_id=status.model_id, weights_sha256=digest)
         self._journal.trained(trigger)
         MODELS_TRAINED.inc()
         return trigger

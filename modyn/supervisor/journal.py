@@ -240,6 +240,15 @@ class RunJournal:
             write.end_step(trigger.trigger_id, "train", trigger.seconds["train"], model_id=trigger.model_id, loss=loss)
             write.become(RunState.STREAMING)
 
+    def untrained(self, trigger: TriggerRecord, reason: str) -> None:
+        """The training made no model, for `reason`; the model before stays in use, and the stream goes on."""
+        with self._write() as write:
+            write.update_trigger(trigger)
+            write.end_step(trigger.trigger_id, "train", trigger.seconds["train"], model_id=None, reason=sanitize(reason))
+            message = f"trigger {trigger.trigger_id} trained nothing: {reason}; the model before stays in use"
+            write.event(EventKind.MESSAGE, {"message": message}, trigger.trigger_id)
+            write.become(RunState.STREAMING)
+
     def evaluating(self, task: EvaluationTask) -> None:
         """Record that one evaluation of a trigger's model starts."""
         with self._write() as write:

@@ -109,7 +109,7 @@ class EventKind(StrEnum):
     """position, first_timestamp, last_timestamp, fired_at_timestamp, num_samples (since the last trigger)"""
     STEP = "step"
     """step (select | train | evaluate), state (started | finished | failed), and what the step found or made:
-    select: num_keys; train: model_id, seconds, loss; evaluate: handler, dataset, seconds, error"""
+    select: num_keys; train: model_id (none: reason), seconds, loss; evaluate: handler, dataset, seconds, error"""
     MESSAGE = "message"
     """message"""
     STREAM_PROGRESS = "stream_progress"

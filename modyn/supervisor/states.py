@@ -71,11 +71,14 @@ class TriggerState(StrEnum):
     TRAINED = "trained"
     EMPTY = "empty"
     """The selection policy chose no sample: nothing was trained."""
+    UNTRAINED = "untrained"
+    """The training made no model: it had no whole batch, or it diverged and the model before is kept."""
 
 
 TRIGGER_TRANSITIONS: dict[TriggerState, frozenset[TriggerState]] = {
     TriggerState.FIRED: frozenset({TriggerState.SELECTED, TriggerState.EMPTY}),
-    TriggerState.SELECTED: frozenset({TriggerState.TRAINED}),
+    TriggerState.SELECTED: frozenset({TriggerState.TRAINED, TriggerState.UNTRAINED}),
     TriggerState.TRAINED: frozenset(),
+    TriggerState.UNTRAINED: frozenset(),
     TriggerState.EMPTY: frozenset(),
 }

@@ -28,7 +28,7 @@ from modyn.selector.trigger_set import check_checksum, check_next, partition_bou
 from modyn.selector.window import SelectionContext, window_of_trigger
 from modyn.selector.window.live import NO_KEYS
 from modyn.testing.checks import MemoryReader
-from modyn.trainer_server.client import TrainingRequest, TrainingState, TrainingStatus
+from modyn.trainer_server.client import NOTHING_TRAINED, TrainingRequest, TrainingState, TrainingStatus
 
 
 class FakeClient:
@@ -282,7 +282,10 @@ class FakeTrainerServer(FakeSectionClient):
         status = replace(self._statuses[key], state=TrainingState.FINISHED)
         try:
             model_id, sha256, result = self.train(request)
-            self._statuses[key] = replace(status, model_id=model_id, weights_sha256=sha256, result=result)
+            # A result that says why nothing was trained comes without a model.
+            if NOTHING_TRAINED not in result:
+                status = replace(status, model_id=model_id, weights_sha256=sha256)
+            self._statuses[key] = replace(status, result=result)
         except ModynError as error:
             self._statuses[key] = replace(status, state=TrainingState.FAILED, error=error.message, error_reason=error.reason)
 

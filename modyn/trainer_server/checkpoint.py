@@ -18,12 +18,12 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from modyn.atomic_write import replacing
-from modyn.errors import ConfigError, CorruptStateError, TrainingError
+from modyn.errors import ConfigError, CorruptStateError
 from modyn.rpc.logs import get_logger
 from modyn.trainer_server.loop import Hook, Training
+from modyn.trainer_server.state_file import read_state_file, write_state_file
 
-VERSION: Final = 4
+VERSION: Final = 5
 
 _logger = get_logger("checkpoint")
 
@@ -103,18 +103,6 @@ def load_checkpoint(path: Path, identity: Mapping[str, Any]) -> dict[str, Any] |
     return state
 
 
-def write_state_file(path: Path, state: Mapping[str, Any]) -> None:
-    """Write `state` as the file `path`; after a crash the file is the old one or the new one. Raises TrainingError."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path, path.with_name(f".{path.name}.partial")) as file:
-            torch.save(dict(state), file)
-    except OSError as error:
-        raise TrainingError(
-            f"training.checkpointing.path: cannot write {path}: {error.strerror}; free space there, or name another folder"
-        ) from error
-
-
 def check_checkpoint_folder(folder: Path, *, keep: bool = True) -> None:
     """Check that a file can be written to `folder`, which is made if it is missing. Raises ConfigError otherwise.
 
@@ -138,23 +126,13 @@ def check_checkpoint_folder(folder: Path, *, keep: bool = True) -> None:
                     made.rmdir()
 
 
-def read_state_file(path: Path) -> dict[str, Any]:
-    """Read what `write_state_file` wrote. Raises CorruptStateError for anything else."""
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # damaged bytes raise errors of any class
-        raise CorruptStateError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
-    if not isinstance(state, dict):
-        raise CorruptStateError(f"{path} holds a {type(state).__name__}, not a dictionary")
-    return state
-
-
 def random_state() -> dict[str, Any]:
     """The state of every global random generator."""
     version, words, position, has_gauss, gauss = np.random.get_state(legacy=True)
     return {
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],  # type: ignore[no-untyped-call]
+        # Of the process's own GPU: others are of no use here, and may be fewer where the training goes on.
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,  # type: ignore[no-untyped-call]
         "python": random.getstate(),
         "numpy": (str(version), torch.from_numpy(np.asarray(words, np.int64)), int(position), int(has_gauss), float(gauss)),
     }
@@ -163,8 +141,8 @@ def random_state() -> dict[str, Any]:
 def set_random_state(state: Mapping[str, Any]) -> None:
     """Set every global random generator to what `random_state` returned."""
     torch.set_rng_state(state["torch"])
-    if state["cuda"]:
-        torch.cuda.set_rng_state_all(state["cuda"])
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     name, numpy_words, position, has_gauss, cached = state["numpy"]

@@ -13,6 +13,9 @@ from modyn.records import JobState, RunId
 from modyn.rpc.client import SectionClient
 from modyn.rpc.wire import from_message, to_message
 
+NOTHING_TRAINED = "nothing_trained"
+"""In the result of a training: why it made no model, though it did not fail."""
+
 TrainingState = JobState
 """State of a training."""
 
@@ -48,7 +51,7 @@ class TrainingStatus:
     """Loss of the newest batch that was reported, and once finished the mean of the last epoch; None: there is none yet."""
     samples_per_s: float = 0.0
     model_id: int | None = None
-    """Set once finished, as are `weights_sha256` and `result`."""
+    """Set once finished, as are `weights_sha256` and `result`; None then: nothing was trained, see `nothing_trained`."""
     error: str = ""
     """Once failed: what, where, what to do."""
     error_reason: str = ""
@@ -61,6 +64,20 @@ class TrainingStatus:
         """The error that ended a failed or stopped training, in its own class."""
         kind = BY_REASON.get(self.error_reason, TrainingError)
         return kind(self.error or f"training of run {self.run_id}, trigger {self.trigger_id} ended as {self.state.name.lower()}")
+
+    @property
+    def nothing_trained(self) -> str:
+        """Why a finished training made no model; empty: it made one."""
+        return str(self.result.get(NOTHING_TRAINED, ""))
+
+
+@dataclass(frozen=True, slots=True)
+class NothingTrained:
+    """What a worker returns for a training that ended well and made no model."""
+
+    reason: str
+    result: Mapping[str, Any]
+    """As of a training that made one, with the reason under NOTHING_TRAINED."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,6 +166,11 @@ class TrainingConfig(Section):
     gradient_clip_norm: float | None = Field(None, gt=0, description="bound of the norm of all gradients together")
     compile: bool = Field(False, description="run the model through torch.compile")
     keep_optimizer_state: bool = Field(False, description="fine-tuning goes on with the optimizers' state of the parent training")
+    on_divergence: Literal["fail", "keep_previous"] = Field(
+        "fail",
+        description="where the loss of an epoch or a weight is not finite: `fail` ends the run with an error; `keep_previous` stores no model, "
+        "the one before stays in use and the run goes on",
+    )
     early_stopping: EarlyStoppingConfig | None = Field(None, description="stop before the last epoch when it no longer helps")
 
     @field_validator("gpus")

@@ -1,4 +1,7 @@
-"""The trainer's files below its folder: scratch files, checkpoints, optimizers' states; where they are and when they go. Imports no torch."""
+"""The trainer's files below its folder: scratch files, checkpoints, finished trainings, optimizers' states; where they are and when they go.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from shutil import rmtree
 
 from modyn.rpc.logs import get_logger
 from modyn.trainer_server.client import TrainingRequest
+from modyn.trainer_server.finished import record_path
 
 
 def scratch_dir(folder: Path, request: TrainingRequest) -> Path:
@@ -26,6 +30,11 @@ def optimizers_path(folder: Path, run_id: str, trigger_id: int) -> Path:
     return folder / "optimizers" / f"{run_id}.{trigger_id}.pt"
 
 
+def finished_path(folder: Path, request: TrainingRequest) -> Path:
+    """The weights of a finished training; needed until its model is stored."""
+    return folder / "finished" / f"{request.run_id}.{request.trigger_id}.safetensors"
+
+
 def clean_up(folder: Path, request: TrainingRequest, *, stored: bool) -> None:
     """Remove what an attempt that has ended, perhaps by kill -9, left behind.
 
@@ -37,13 +46,20 @@ def clean_up(folder: Path, request: TrainingRequest, *, stored: bool) -> None:
 
 
 def remove_outlived(folder: Path, request: TrainingRequest) -> None:
-    """Remove the checkpoint of a training whose model is stored, and optimizers' states of earlier triggers of its run."""
-    remove(checkpoint_path(folder, request))
+    """Remove what a training whose model is stored went on from, and optimizers' states of earlier triggers of its run."""
+    remove_own(folder, request)
     for path in folder.glob(f"optimizers/{escape(request.run_id)}.*.pt"):
         trigger_id = path.name.removeprefix(f"{request.run_id}.").removesuffix(".pt")
         # The name of another run may begin with the name of this one: then the rest is not a number.
         if trigger_id.isdecimal() and int(trigger_id) < request.trigger_id:
             remove(path)
+
+
+def remove_own(folder: Path, request: TrainingRequest) -> None:
+    """Remove what a next attempt at a training would go on from: its checkpoint, and its weights if it was finished."""
+    finished = finished_path(folder, request)
+    for path in (checkpoint_path(folder, request), record_path(finished), finished):
+        remove(path)
 
 
 def remove(path: Path) -> None:

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, islice
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -37,19 +37,31 @@ from modyn.trainer_server.checkpoint import (
     Checkpoints,
     check_checkpoint_folder,
     load_checkpoint,
-    read_state_file,
     restore,
     seed_everything,
-    write_state_file,
 )
-from modyn.trainer_server.client import TrainingJob, TrainingRequest
+from modyn.trainer_server.client import NOTHING_TRAINED, NothingTrained, TrainingJob, TrainingRequest
 from modyn.trainer_server.components import TrainingComponents, build_components
 from modyn.trainer_server.config import TrainingConfig
-from modyn.trainer_server.files import checkpoint_path, optimizers_path, remove, remove_outlived, scratch_dir
+from modyn.trainer_server.divergence import DivergedError, FiniteLoss, check_weights
+from modyn.trainer_server.files import (
+    checkpoint_path,
+    finished_path,
+    optimizers_path,
+    remove,
+    remove_outlived,
+    remove_own,
+    scratch_dir,
+)
+from modyn.trainer_server.finished import find_finished, keep_finished
 from modyn.trainer_server.loop import Clock, EarlyStopping, Hook, Losses, ProgressReports, Training
 from modyn.trainer_server.plan import TrainingPlan
+from modyn.trainer_server.state_file import read_state_file, write_state_file
 from modyn.workers import JobConnection
 from modyn.workers.devices import missing_device
+
+OPTIMIZERS_LOST: Final = "optimizer_state_not_kept"
+"""In the result of a training: why the optimizers' states were not kept for the next."""
 
 _WEIGHTS, _TRAINING = 1, 2
 """Purposes of seeds."""
@@ -104,7 +116,7 @@ class TrainingInputs:
         }
 
 
-def train(job: TrainingJob, connection: JobConnection) -> StoredModelInfo:
+def train(job: TrainingJob, connection: JobConnection) -> StoredModelInfo | NothingTrained:
     """Task of a worker process: connect to the services and train."""
     config, request = job.config, job.request
     connection.send({})  # The training runs from now on, and no longer waits in line.
@@ -121,7 +133,9 @@ def train(job: TrainingJob, connection: JobConnection) -> StoredModelInfo:
         return run_training(request, context, connection)
 
 
-def run_training(request: TrainingRequest, context: TrainingContext, connection: JobConnection) -> StoredModelInfo:
+def run_training(
+    request: TrainingRequest, context: TrainingContext, connection: JobConnection
+) -> StoredModelInfo | NothingTrained:
     """Train what `request` asks for and store it. Goes on from a checkpoint of the same training if there is one.
 
     Raises: InvalidArgumentError: the trigger set is empty. ConfigError, UserCodeError, DataError, TrainingError: it cannot train.
@@ -137,7 +151,17 @@ def run_training(request: TrainingRequest, context: TrainingContext, connection:
                 "trigger does not fire without new ones"
             )
         inputs = TrainingInputs(request, config, context, trigger_set)
+        if not inputs.plan.num_batches:
+            return nothing_trained(
+                inputs,
+                f"the trigger set has {trigger_set.num_keys} samples, which is no whole batch of training.batch_size {config.batch_size}, and "
+                "drop_last_batch leaves others out",
+            )
         path = checkpoint_path(context.folder, request)
+        result = find_finished(finished_path(context.folder, request), inputs.identity())
+        if result is not None:
+            get_logger("training").info("finished_before", reason="only the put to model storage is repeated")
+            return put(inputs, result, fetched_parent())
         checkpoint = load_checkpoint(path, inputs.identity()) if config.checkpointing.activated else None
         # Without a seed one is drawn and kept in the checkpoint: a training that goes on after a crash keeps the order of its samples.
         requested = request.seed if request.seed is not None else config.seed
@@ -146,8 +170,23 @@ def run_training(request: TrainingRequest, context: TrainingContext, connection:
         seed_everything(derived_seed(seed, request.trigger_id, _WEIGHTS))
         parent = fetched_parent()
         training = build(inputs, parent, seed, connection)
-    fit(inputs, training, seed, checkpoint)
-    return store(inputs, training, parent)
+    try:
+        fit(inputs, training, seed, checkpoint)
+        check_weights(training.components.model)
+    except DivergedError as error:
+        # Not gone on from: what it holds may be on its way there, or there.
+        remove_own(context.folder, request)
+        reason = f"the training diverged: {error.message}"
+        if config.on_divergence == "keep_previous":
+            return nothing_trained(inputs, reason)
+        raise TrainingError(
+            f"{reason}; lower the learning rate, set training.gradient_clip_norm, or go on with the model before by "
+            "training.on_divergence: keep_previous"
+        ) from error
+    if not training.progress.steps:
+        remove_own(context.folder, request)
+        return nothing_trained(inputs, "all samples of the trigger set were deleted since it was selected")
+    return put(inputs, finish(inputs, training), parent)
 
 
 @contextmanager
@@ -195,8 +234,8 @@ def build(inputs: TrainingInputs, parent: StoredModel | None, seed: int, connect
     weight = weigh(inputs) if selection.get("uses_weights") else None
     components = build_components(model.to(config.device), config, selection, inputs.plan, weight)
     if config.keep_optimizer_state and parent is not None:
-        take_over_optimizers(inputs, components, parent.version)
-    hooks: list[Hook] = [Losses(config.record_loss_every)]
+        take_over_optimizers(inputs, components, parent)
+    hooks: list[Hook] = [Losses(config.record_loss_every), FiniteLoss()]
     if config.early_stopping:
         hooks.append(EarlyStopping(config.early_stopping))
     hooks.append(ProgressReports(connection, inputs.context.report_interval_s))
@@ -219,21 +258,33 @@ def weigh(inputs: TrainingInputs) -> float:
     return mean
 
 
-def take_over_optimizers(inputs: TrainingInputs, components: TrainingComponents, parent: ModelVersion) -> None:
+def take_over_optimizers(inputs: TrainingInputs, components: TrainingComponents, stored: StoredModelInfo) -> None:
     """Load moments and counters of the parent's optimizers. Learning rates and other options stay as configured, since schedulers
     start anew. A parent of another run (a pretrained model) has none.
 
     Raises: TrainingError: they were not kept. CorruptStateError: they do not fit the configured optimizers.
     """
+    parent, training_result = stored.version, stored.training_result
     if parent.run_id != inputs.request.run_id:
         return
     path = optimizers_path(inputs.context.folder, parent.run_id, parent.trigger_id)
+    if lost := training_result.get(OPTIMIZERS_LOST):
+        get_logger("training").warning(
+            "optimizers_start_anew", reason=f"those of trigger {parent.trigger_id} were not kept: {lost}"
+        )
+        return
     if not path.exists():
         raise TrainingError(
             f"training.keep_optimizer_state: the optimizers of trigger {parent.trigger_id} were not kept here ({path} does not exist); "
             "set it to false, or start a new run"
         )
-    saved = read_state_file(path)["optimizers"]
+    try:
+        saved = read_state_file(path)["optimizers"]
+    except CorruptStateError as error:
+        raise CorruptStateError(
+            f"training.keep_optimizer_state: the optimizers of trigger {parent.trigger_id} cannot be gone on from: {error.message}; set it to "
+            "false, or start a new run"
+        ) from error
     for name, optimizer in components.optimizers.items():
         options = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
         try:
@@ -248,9 +299,7 @@ def take_over_optimizers(inputs: TrainingInputs, components: TrainingComponents,
 
 def fit(inputs: TrainingInputs, training: Training, seed: int, checkpoint: Mapping[str, Any] | None) -> None:
     """Train from the beginning, or from the checkpoint on."""
-    logger, plan = get_logger("training"), inputs.plan
-    if not plan.num_batches:
-        logger.warning("nothing_to_train", num_keys=plan.num_keys, batch_size=plan.batch_size, drop_last_batch=plan.drop_last)
+    logger = get_logger("training")
     position = Position()
     if checkpoint is not None:
         position = Position(checkpoint["progress"]["epoch"], checkpoint["progress"]["batches_in_epoch"])
@@ -286,38 +335,61 @@ def build_dataset(inputs: TrainingInputs, seed: int, position: Position) -> Trig
     return TriggerSetDataset(inputs.trigger_set, data, inputs.context.connect, options, position)
 
 
-def store(inputs: TrainingInputs, training: Training, parent: StoredModel | None) -> StoredModelInfo:
-    """Put the trained model into model storage, as a child of `parent` if there is one.
+def finish(inputs: TrainingInputs, training: Training) -> dict[str, Any]:
+    """Write weights and result of a training to the trainer's folder, where an attempt that cannot store them leaves them for the next.
 
-    The optimizers' states are written before, so that they exist once the model does. The checkpoint is removed after: until the model is
-    stored, the next attempt starts from it.
+    The optimizers' states are kept before, so that they exist once the model does; without them the model is as good, so a failure is only
+    logged, and stands in the result. Returns the result. Raises TrainingError: the weights cannot be written.
     """
     result, started = _result(inputs, training), perf_counter()
-    request, path = inputs.request, _weights_path(inputs.request, inputs.context, "trained")
-    try:
-        save_weights(training.components.model, path)
-        if inputs.config.keep_optimizer_state:
-            states = {name: optimizer.state_dict() for name, optimizer in training.components.optimizers.items()}
-            kept = optimizers_path(inputs.context.folder, request.run_id, request.trigger_id)
-            write_state_file(kept, {"version": 1, "optimizers": states})
-        result["seconds"]["store"] = perf_counter() - started
-        section = request.pipeline["model"]
-        header = ModelHeader(
-            run_id=request.run_id,
-            trigger_id=request.trigger_id,
-            model_class=section["id"],
-            model_config=section.get("config") or {},
-            model_storage=request.pipeline.get("model_storage") or {},
-            training_result=result,
-            parent_id=parent.version.model_id if parent else None,
-        )
-        retrier = Retrier(RetryPolicy(inputs.context.put_limit_s, longest_pause_s=5.0))
-        version = retrier.call(inputs.context.put_model, header, path)
-    finally:
-        remove(path)
+    request, folder = inputs.request, inputs.context.folder
+    if inputs.config.keep_optimizer_state:
+        states = {name: optimizer.state_dict() for name, optimizer in training.components.optimizers.items()}
+        try:
+            kept = optimizers_path(folder, request.run_id, request.trigger_id)
+            write_state_file(kept, {"version": 1, "optimizers": states}, "training.keep_optimizer_state")
+        except TrainingError as error:
+            result[OPTIMIZERS_LOST] = error.message
+            get_logger("training").warning("optimizer_state_not_kept", reason=error.message)
+    model = training.components.model
+    save = partial(save_weights, model)
+    result = keep_finished(finished_path(folder, request), save, result, inputs.identity())
+    result["seconds"]["store"] = perf_counter() - started
+    return result
+
+
+def put(inputs: TrainingInputs, result: dict[str, Any], parent: StoredModel | None) -> StoredModelInfo:
+    """Put the finished training into model storage, as a child of `parent` if there is one; then remove what the next attempt would go on
+    from, were it not stored."""
+    request, section = inputs.request, inputs.request.pipeline["model"]
+    header = ModelHeader(
+        run_id=request.run_id,
+        trigger_id=request.trigger_id,
+        model_class=section["id"],
+        model_config=section.get("config") or {},
+        model_storage=request.pipeline.get("model_storage") or {},
+        training_result=result,
+        parent_id=parent.version.model_id if parent else None,
+    )
+    retrier = Retrier(RetryPolicy(inputs.context.put_limit_s, longest_pause_s=5.0))
+    version = retrier.call(inputs.context.put_model, header, finished_path(inputs.context.folder, request))
     remove_outlived(inputs.context.folder, request)
     get_logger("training").info("stored", model_id=version.model_id, samples=result["num_samples"])
     return StoredModelInfo(version, section["id"], section.get("config") or {}, result)
+
+
+def nothing_trained(inputs: TrainingInputs, reason: str) -> NothingTrained:
+    """The end of a training that makes no model. It is not an error: the model before stays in use."""
+    get_logger("training").warning("nothing_trained", reason=reason)
+    counts = dict.fromkeys(("num_samples", "num_batches", "num_steps", "num_epochs"), 0)
+    result = {
+        **counts,
+        "num_keys": inputs.trigger_set.num_keys,
+        "loss": None,
+        "device": inputs.config.device,
+        NOTHING_TRAINED: reason,
+    }
+    return NothingTrained(reason, result)
 
 
 def _result(inputs: TrainingInputs, training: Training) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from modyn.model_storage.client import StoredModelInfo
 from modyn.records import JobState, RunId
 from modyn.rpc.access import Role, for_workers
 from modyn.rpc.logs import get_logger
-from modyn.trainer_server.client import TrainingJob, TrainingRequest, TrainingState, TrainingStatus
+from modyn.trainer_server.client import NothingTrained, TrainingJob, TrainingRequest, TrainingState, TrainingStatus
 from modyn.trainer_server.files import clean_up
 from modyn.workers import Job, JobTable, WorkerPool
 
@@ -126,7 +126,7 @@ class Trainings:
         RUNNING.dec()
         TRAININGS.labels(job.state).inc()
         try:
-            self._clean_up(request, stored=job.state is JobState.FINISHED)
+            self._clean_up(request, stored=job.state is JobState.FINISHED and isinstance(job.result(), StoredModelInfo))
             self._report(key, job)
         except Exception:  # of any class
             _logger.exception("training_not_cleaned_up", run_id=key[0], trigger_id=key[1])
@@ -144,7 +144,11 @@ class Trainings:
         if job.error is not None:
             _logger.warning("training_ended", run_id=key[0], trigger_id=key[1], state=job.state.name, error=job.error.message)
             return
-        result = job.result().training_result
+        ended: StoredModelInfo | NothingTrained = job.result()
+        if isinstance(ended, NothingTrained):
+            _logger.warning("nothing_trained", run_id=key[0], trigger_id=key[1], reason=ended.reason)
+            return
+        result = ended.training_result
         SAMPLES.inc(result.get("num_samples", 0))
         for stage, seconds in result.get("seconds", {}).items():
             STAGE_SECONDS.labels(stage).inc(seconds)
@@ -166,7 +170,12 @@ def _check_request(request: TrainingRequest) -> None:
 
 def _ended(status: TrainingStatus, job: Job) -> TrainingStatus:
     """The final status of a training whose worker's job has ended."""
-    return _finished(status, job.result()) if job.error is None else _with_error(status, job.state, job.error)
+    if job.error is not None:
+        return _with_error(status, job.state, job.error)
+    ended: StoredModelInfo | NothingTrained = job.result()
+    if isinstance(ended, NothingTrained):
+        return replace(status, state=TrainingState.FINISHED, loss=None, result=ended.result)
+    return _finished(status, ended)
 
 
 def _finished(status: TrainingStatus, stored: StoredModelInfo) -> TrainingStatus:

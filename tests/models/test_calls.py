@@ -103,7 +103,7 @@ def test_scoring_leaves_nothing_behind(build: Callable[[], nn.Module], data: Any
     next(model.children()).eval()  # frozen by its user: stays so
     modes = [module.training for module in model.modules()]
     state = {name: value.clone() for name, value in model.state_dict().items()}
-    generators = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()  # type: ignore[index, union-attr]
+    generators = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()  # type: ignore[index]
     score(model, data, labels_for(model), loss)
     assert [module.training for module in model.modules()] == modes
     assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())

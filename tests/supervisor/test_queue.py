@@ -31,7 +31,7 @@ from modyn.supervisor.evaluation_queue import BACKLOG
 from modyn.supervisor.executor import RunClients
 from modyn.supervisor.journal import Journal, RunJournal
 from modyn.supervisor.queue import RunQueue
-from modyn.supervisor.records import RunOptions
+from modyn.supervisor.records import EventKind, RunOptions
 from modyn.supervisor.states import RunState, TriggerState
 from modyn.testing.fakes import FakeTrainerServer
 from modyn.testing.services import InMemoryServices, pipeline_yaml, wait_until_terminal
@@ -222,6 +222,26 @@ def test_empty_trigger_sets_train_nothing(runs: RunQueue, services: InMemoryServ
     assert [t.state for t in triggers] == [TriggerState.TRAINED, TriggerState.EMPTY, TriggerState.TRAINED]
     assert triggers[2].parent_model_id == triggers[0].model_id
     assert {t for t, _ in cells(services, run, "matrix")} == {0, 2}
+
+
+def test_a_training_that_makes_no_model_leaves_the_one_before_in_use(runs: RunQueue, services: InMemoryServices) -> None:
+    train = services.trainer_server.train
+
+    def no_second(request: TrainingRequest) -> Any:
+        model_id, sha256, result = train(request)
+        return model_id, sha256, {**result, "nothing_trained": "no whole batch"} if request.trigger_id == 1 else result
+
+    services.trainer_server.train = no_second
+    run = finish(runs, pipeline_yaml(evaluation=AFTER_TRAINING))
+    triggers = runs.journal.triggers(run.run_id)
+    assert run.state is RunState.FINISHED
+    assert [t.state for t in triggers] == [TriggerState.TRAINED, TriggerState.UNTRAINED, TriggerState.TRAINED]
+    assert triggers[1].model_id is None
+    assert triggers[1].training_result["nothing_trained"] == "no whole batch"
+    assert triggers[2].parent_model_id == triggers[0].model_id
+    assert {t for t, _ in cells(services, run, "matrix")} == {0, 2}
+    messages = [e.detail["message"] for e in runs.journal.events(run.run_id, 0, 1000)[0] if e.kind is EventKind.MESSAGE]
+    assert "trigger 1 trained nothing: no whole batch; the model before stays in use" in messages
 
 
 def test_late_equal_and_future_timestamps_take_the_same_decisions_in_both_modes(

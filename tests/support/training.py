@@ -19,7 +19,7 @@ from modyn.model_storage.client import StoredModelInfo
 from modyn.models.weights import load_weights
 from modyn.records import Int64Array, ModelVersion, RunId, TriggerSetInfo
 from modyn.testing.fakes import FakeModelStorage
-from modyn.trainer_server.client import TrainingRequest
+from modyn.trainer_server.client import NothingTrained, TrainingRequest
 from modyn.trainer_server.train import TrainingContext, run_training
 from modyn.workers import JobConnection
 from tests.support.fake_dataset import FakeTriggerSet
@@ -82,6 +82,14 @@ class Outcome:
         return self.stored.training_result
 
 
+class NoModel(Exception):
+    """A training that trained nothing."""
+
+    def __init__(self, nothing: NothingTrained) -> None:
+        super().__init__(nothing.reason)
+        self.nothing = nothing
+
+
 @dataclass
 class TrainingRoom:
     """Model storage and folder that several trainings share."""
@@ -103,12 +111,13 @@ class TrainingRoom:
         seed: int | None = None,
         run_id: str = "memory-0001",
     ) -> Outcome:
-        """Raises what the training raises."""
+        """Raises what the training raises. NoModel: it ended well without a model."""
         data, report = data or MemoryData(), report or RecordedReport()
         request = TrainingRequest(RunId(run_id), trigger_id, pipeline, parent_model_id, num_samples_to_pass, seed)
-        stored = run_training(
-            request, TrainingContext(data.trigger_set, self.models.get, self.models.put, data, self.folder, **self.limits), report
-        )
+        context = TrainingContext(data.trigger_set, self.models.get, self.models.put, data, self.folder, **self.limits)
+        stored = run_training(request, context, report)
+        if isinstance(stored, NothingTrained):
+            raise NoModel(stored)
         return Outcome(stored, self.weights_of(stored.version.model_id, pipeline), report)
 
     def weights_of(self, model_id: int, pipeline: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -19,9 +19,10 @@ from modyn.model_storage.client import ModelHeader
 from modyn.records import ModelVersion
 from modyn.testing.fakes import FakeModelStorage
 from modyn.testing.waiting import eventually
-from modyn.trainer_server.checkpoint import load_checkpoint, random_state, read_state_file, set_random_state, write_state_file
+from modyn.trainer_server.checkpoint import load_checkpoint, random_state, set_random_state
 from modyn.trainer_server.config import SCHEDULERS
 from modyn.trainer_server.service import PRELOAD
+from modyn.trainer_server.state_file import read_state_file, write_state_file
 from modyn.workers import WorkerPool
 from tests.support.training import MemoryData, Outcome, RecordedReport, TrainingRoom, small_pipeline
 
@@ -234,7 +235,9 @@ def test_no_checkpoint_is_written_unless_activated(tmp_path: Path) -> None:
     assert not (tmp_path / "checkpoints").exists()
 
 
-@pytest.mark.parametrize("damage", ["truncated", "of another pipeline", "of another version", "no checkpoint at all"])
+@pytest.mark.parametrize(
+    "damage", ["truncated", "one flipped bit", "of another pipeline", "of another version", "no checkpoint at all"]
+)
 def test_a_checkpoint_that_cannot_be_used_costs_time_only(
     tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -245,6 +248,8 @@ def test_a_checkpoint_that_cannot_be_used_costs_time_only(
     path = interrupted(room, other if damage == "of another pipeline" else pipeline, 9)
     if damage == "truncated":
         path.write_bytes(path.read_bytes()[:-100])
+    if damage == "one flipped bit":
+        flip_a_bit_of_a_tensor(path)
     if damage == "of another version":
         write_state_file(path, {**read_state_file(path), "version": 0})
     if damage == "no checkpoint at all":
@@ -255,6 +260,49 @@ def test_a_checkpoint_that_cannot_be_used_costs_time_only(
     assert "checkpoint_ignored" in capsys.readouterr().err
 
 
+def flip_a_bit_of_a_tensor(path: Path) -> None:
+    """Flip one bit in the values of the first weight that a checkpoint or optimizer state holds, not in what describes them."""
+    content, state = path.read_bytes(), read_state_file(path)
+    tensors = [*state.get("model", {}).values(), *(t for s in state["optimizers"].values() for t in s["state"][0].values())]
+    stored = next(tensor for tensor in tensors if tensor.numel() > 4).numpy().tobytes()
+    at = content.index(stored) + 2
+    path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+
+
+def test_a_flipped_bit_of_an_optimizer_state_is_named(tmp_path: Path) -> None:
+    adam = [{"name": "default", "algorithm": "Adam", "param_groups": [{"config": {"lr": 0.01}}]}]
+    pipeline = small_pipeline({"keep_optimizer_state": True, "optimizers": adam})
+    room = TrainingRoom(tmp_path)
+    first = room.train(pipeline)
+    flip_a_bit_of_a_tensor(tmp_path / "optimizers" / "memory-0001.0.pt")
+    with pytest.raises(
+        CorruptStateError, match=r"keep_optimizer_state: the optimizers of trigger 0 .*0\.pt does not match its checksum"
+    ):
+        room.train(pipeline, MemoryData(trigger_id=1), trigger_id=1, parent_model_id=first.trained.model_id)
+
+
+@pytest.mark.parametrize("position", [0, 1, 37, 63, 500, 700, 900, -1, -5, -13, -20])
+@pytest.mark.parametrize("bit", [0, 7])
+def test_no_flipped_bit_of_a_state_file_is_read(tmp_path: Path, position: int, bit: int) -> None:
+    path = tmp_path / "state"
+    write_state_file(path, {"weights": torch.arange(100.0), "name": "a"})
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1 << bit
+    path.write_bytes(content)
+    with pytest.raises(CorruptStateError, match=str(path)):
+        read_state_file(path)
+
+
+def test_a_cut_state_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    write_state_file(path, {"weights": torch.arange(100.0)})
+    content = path.read_bytes()
+    for length in (0, 5, 19, 20, len(content) // 2, len(content) - 1):
+        path.write_bytes(content[:length])
+        with pytest.raises(CorruptStateError, match=str(path)):
+            read_state_file(path)
+
+
 class Evil:
     def __reduce__(self) -> Any:
         return (os.system, ("exit 1",))
@@ -262,7 +310,7 @@ class Evil:
 
 def test_loading_a_checkpoint_runs_nothing(tmp_path: Path) -> None:
     path = tmp_path / "evil.checkpoint"
-    torch.save({"version": 1, "identity": {}, "payload": Evil()}, path)
+    write_state_file(path, {"version": 1, "identity": {}, "payload": Evil()})
     with pytest.raises(CorruptStateError, match="evil.checkpoint cannot be read"):
         read_state_file(path)
     assert load_checkpoint(path, {}) is None
@@ -292,6 +340,13 @@ def test_a_file_is_the_old_or_the_new_one(tmp_path: Path, monkeypatch: pytest.Mo
         write_state_file(path, {"number": 2})
     assert read_state_file(path) == {"number": 1}
     assert [file.name for file in tmp_path.iterdir()] == ["state"]
+
+
+def test_the_generator_of_a_gpu_that_is_not_there_is_left_out() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    set_random_state({**random_state(), "cuda": torch.zeros(16, dtype=torch.uint8)})
+    set_random_state(random_state())
 
 
 def test_random_generators_go_on_where_they_were() -> None:
