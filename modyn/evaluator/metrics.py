@@ -91,6 +91,24 @@ class Metric(ABC):
     def value(self) -> MetricValue:
         """The value over all samples added, of which there is at least one."""
 
+    def labels_of(self, labels: torch.Tensor) -> torch.Tensor:
+        """The labels as (n,), also where a label transformer made (n, 1) of them. Raises InvalidArgumentError for any other shape."""
+        if labels.ndim == 1 or labels.shape[1:] == (1,):
+            return labels.reshape(-1)
+        raise InvalidArgumentError(
+            f"{self.label} needs one label a sample; the labels have shape {list(labels.shape)}. Bring them into shape (n,) with "
+            "label_transformer_function"
+        )
+
+    def check_two_classes(self, labels: torch.Tensor, because: str = "") -> None:
+        """Raise InvalidArgumentError unless all labels (n,) are 0 or 1. because: why they must be."""
+        odd = labels[(labels != 0) & (labels != 1)]
+        if len(odd):
+            why = f": {because}" if because else ""
+            raise InvalidArgumentError(
+                f"{self.label} is for the labels 0 and 1 and found {odd[0].item()}{why}; use label_transformer_function"
+            )
+
     def shape_error(self, needed: str, outputs: torch.Tensor, advice: str = "Bring") -> InvalidArgumentError:
         """The error of outputs that lack the shape that is `needed`."""
         return InvalidArgumentError(
@@ -151,7 +169,32 @@ def build_metric(section: Mapping[str, Any], path: str = "metrics") -> Metric:
     return metric(config)
 
 
-class AccuracyConfig(MetricConfig):
+class _ClassesConfig(MetricConfig):
+    """Options of a metric of predicted classes."""
+
+    threshold: float = Field(
+        0.0,
+        description="of a model with one score a sample: class 1 where the score is above this, else class 0; 0 for logits, 0.5 for probabilities",
+    )
+
+
+def _predicted(outputs: torch.Tensor, threshold: float) -> torch.Tensor | None:
+    """The predicted class of each sample, (n,): whole numbers (n,) as they are, one score a sample by the threshold, (n, classes) scores by
+    the best. None: the outputs have another shape."""
+    if outputs.ndim == 2 and outputs.shape[1] > 1:
+        return outputs.argmax(1)
+    scores = outputs[:, 0] if outputs.ndim == 2 and outputs.shape[1] == 1 else outputs
+    if scores.ndim != 1:
+        return None
+    return (scores > threshold).long() if scores.is_floating_point() else scores.long()
+
+
+def _one_score(outputs: torch.Tensor) -> bool:
+    """Whether the outputs are one score a sample, which is for two classes."""
+    return outputs.is_floating_point() and (outputs.ndim == 1 or outputs.shape[1:] == (1,))
+
+
+class AccuracyConfig(_ClassesConfig):
     """Options of Accuracy."""
 
     topn: int = Field(1, ge=1, description="a sample counts as right if its label is among so many best classes")
@@ -160,7 +203,8 @@ class AccuracyConfig(MetricConfig):
 class Accuracy(Metric):
     """The share of samples whose label is among the `topn` classes with the highest scores.
 
-    Decomposable: keeps two counts. outputs: (n, classes) scores, or (n,) predicted classes if topn is 1.
+    Decomposable: keeps two counts. outputs: (n, classes) scores; if topn is 1, also whole numbers (n,), which are predicted classes, or real
+    numbers (n,) or (n, 1), which are scores of class 1 of two: see `threshold`.
     """
 
     Config: ClassVar[type[MetricConfig]] = AccuracyConfig
@@ -177,12 +221,14 @@ class Accuracy(Metric):
 
     def update(self, outputs: torch.Tensor, labels: torch.Tensor) -> None:
         """Add to the two counts, which stay on the device."""
-        topn = self.config.topn
-        if outputs.ndim == 1 and topn == 1:
-            right = outputs == labels
-        elif outputs.ndim == 2 and outputs.shape[1] >= topn:
-            best = outputs.argmax(1, keepdim=True) if topn == 1 else outputs.topk(topn, 1).indices
-            right = (best == labels.unsqueeze(1)).any(1)
+        topn, labels = self.config.topn, self.labels_of(labels)
+        predicted = _predicted(outputs, self.config.threshold) if topn == 1 else None
+        if predicted is not None:
+            if _one_score(outputs):
+                self.check_two_classes(labels, "a model with one score a sample has two classes")
+            right = predicted == labels
+        elif topn > 1 and outputs.ndim == 2 and outputs.shape[1] >= topn:
+            right = (outputs.topk(topn, 1).indices == labels.unsqueeze(1)).any(1)
         else:
             needed = f"scores of shape (n, classes) with at least {topn} classes"
             raise self.shape_error(needed, outputs, "Lower topn, or bring")
@@ -195,7 +241,7 @@ class Accuracy(Metric):
         return MetricValue(int(self._right) / self._seen)
 
 
-class F1ScoreConfig(MetricConfig):
+class F1ScoreConfig(_ClassesConfig):
     """Options of F1Score."""
 
     num_classes: int = Field(ge=2, description="classes are 0 … num_classes - 1")
@@ -217,7 +263,8 @@ class F1ScoreConfig(MetricConfig):
 class F1Score(Metric):
     """The harmonic mean of precision and recall, 2·tp / (2·tp + fp + fn), of one class or averaged over classes.
 
-    Decomposable: keeps three counts a class. outputs: (n, num_classes) scores or (n,) predicted classes.
+    Decomposable: keeps three counts a class. outputs: (n, num_classes) scores; whole numbers (n,), which are predicted classes; or, of two
+    classes, real numbers (n,) or (n, 1), which are scores of class 1: see `threshold`.
 
     A class that is neither there nor predicted has F1 0, as in scikit-learn with zero_division=0; where it counts, the note says so.
     """
@@ -226,34 +273,34 @@ class F1Score(Metric):
 
     def __init__(self, config: F1ScoreConfig) -> None:
         super().__init__(config)
-        # Pairs (label, prediction); everything else follows from how often each occurs.
-        self._pairs: torch.Tensor | int = 0
+        self._counts: torch.Tensor | int = 0
+        """int64 (3, num_classes): right, labelled, predicted."""
 
     def update(self, outputs: torch.Tensor, labels: torch.Tensor) -> None:
         """Count pairs of label and predicted class. Raises InvalidArgumentError for a class outside 0 … num_classes - 1."""
         n = self.config.num_classes
-        if outputs.ndim == 2 and outputs.shape[1] == n:
-            predicted = outputs.argmax(1)
-        elif outputs.ndim == 1:
-            predicted = outputs.long()
-        else:
-            needed = f"scores of shape (n, {n}) or predicted classes of shape (n,)"
+        predicted = _predicted(outputs, self.config.threshold)
+        fits = n == 2 if _one_score(outputs) else outputs.ndim == 1 or outputs.shape[1:] == (n,)
+        if predicted is None or not fits:
+            needed = f"scores of shape (n, {n}) or predicted classes (whole numbers) of shape (n,)"
             raise self.shape_error(needed, outputs, "Correct num_classes, or bring")
-        labels = labels.long()
+        labels = self.labels_of(labels).long()
         for name, values in (("label", labels), ("prediction", predicted)):
             if len(values) and not 0 <= int(values.min()) <= int(values.max()) < n:
                 odd = int(values.max()) if int(values.max()) >= n else int(values.min())
                 raise InvalidArgumentError(f"{self.label} with num_classes {n} found the {name} {odd}; classes are 0 … {n - 1}")
-        self._pairs = self._pairs + (labels * n + predicted).bincount(minlength=n * n)
+        right = labels.where(labels == predicted, n).bincount(minlength=n + 1)[:n]
+        counts = right.new_empty((3, n))
+        counts[0], counts[1], counts[2] = right, labels.bincount(minlength=n), predicted.bincount(minlength=n)
+        self._counts = self._counts + counts
 
     def value(self) -> MetricValue:
         """A value in [0, 1]; its note lists classes that neither occur nor are predicted, where these count."""
-        assert not isinstance(self._pairs, int)
+        assert not isinstance(self._counts, int)
+        right, labelled, predicted = self._counts.cpu().numpy()
         average, positive = self.config.average, self.config.pos_label
-        pairs = self._pairs.reshape(self.config.num_classes, -1).cpu().numpy()
-        right, labelled, predicted = pairs.diagonal(), pairs.sum(1), pairs.sum(0)
         if average == "micro":
-            return MetricValue(float(right.sum() / pairs.sum()))
+            return MetricValue(float(right.sum() / labelled.sum()))
         both = labelled + predicted
         scores = 2 * right / both.clip(min=1)
         absent = [int(c) for c in (both == 0).nonzero()[0]]
@@ -303,10 +350,9 @@ class RocAuc(Metric):
             outputs = outputs[:, 0]
         if outputs.ndim != 1:
             raise self.shape_error("one score a sample, or one for each of two classes", outputs)
+        labels = self.labels_of(labels)
+        self.check_two_classes(labels)
         positive = labels == 1
-        if not bool((positive | (labels == 0)).all()):
-            odd = labels[~(positive | (labels == 0))][0].item()
-            raise InvalidArgumentError(f"{self.label} is for the labels 0 and 1 and found {odd}; use label_transformer_function")
         scores = outputs.detach().float().cpu().numpy().copy()
         # A uniform sample is the samples with the smallest of random tickets, whatever the batches that they came in.
         self._columns.append((scores, positive.cpu().numpy(), self._rng.random(len(scores), np.float32)))
@@ -348,12 +394,18 @@ class TorchMetricConfig(MetricConfig):
     """Options of TorchMetric."""
 
     config: dict[str, Any] = Field(default_factory=dict, description="arguments of the class's constructor")
+    max_bytes: int = Field(
+        2**30,
+        ge=1,
+        description="outputs and labels that a class which keeps all of them may be given in an interval; beyond, an error",
+    )
 
 
 class TorchMetric(Metric):
     """Any metric of torchmetrics that gives one number, by the name of its class: `name: Precision`, `config: {task: binary}`.
 
-    Keeps what the class keeps: counts, or all outputs for curves unless `thresholds` is given. outputs and labels: as the class wants.
+    Keeps what the class keeps: counts, or, for curves unless `thresholds` is given, all outputs and labels, of which there may be `max_bytes` in
+    an interval (1 GiB by default). outputs and labels: as the class wants.
     """
 
     Config: ClassVar[type[MetricConfig]] = TorchMetricConfig
@@ -366,11 +418,20 @@ class TorchMetric(Metric):
             self._metric = getattr(torchmetrics, config.name)(**config.config)
         except (TypeError, ValueError, ImportError) as error:
             raise ConfigError(f"the metric {config.name} of torchmetrics cannot be made with {config.config}: {error}") from error
+        states = [state for part in self._metric.modules() for state in getattr(part, "metric_state", {}).values()]
+        self._keeps_all = any(isinstance(state, list) for state in states)
+        self._num_bytes = 0
 
     def update(self, outputs: torch.Tensor, labels: torch.Tensor) -> None:
         """Update the metric on the device of the labels. Raises InvalidArgumentError with the reason that torchmetrics gives."""
         if not len(labels):
             return
+        self._num_bytes += outputs.nbytes + labels.nbytes
+        if self._keeps_all and self._num_bytes > self.config.max_bytes:
+            raise InvalidArgumentError(
+                f"the metric {self.config.name} of torchmetrics keeps all outputs and labels of an interval, and was given {self._num_bytes} bytes; "
+                f"max_bytes is {self.config.max_bytes}: give `thresholds` in its config, raise max_bytes, or make intervals shorter"
+            )
         self._metric.to(labels.device)
         try:
             self._metric.update(outputs, labels)

@@ -234,3 +234,63 @@ def test_numpy_is_not_disturbed() -> None:
     np.random.seed(0)
     value({"name": "RocAuc"}, *drawn(0, 20, 2))
     assert np.random.rand() == before
+
+
+@pytest.mark.parametrize("shape", [(6,), (6, 1)])
+@pytest.mark.parametrize(
+    ("scores", "threshold"), [([-2.0, -0.1, 0.2, 3.0, -1.0, 0.7], 0.0), ([0.1, 0.4, 0.6, 0.9, 0.2, 0.7], 0.5)]
+)
+@pytest.mark.parametrize("label_shape", [(6,), (6, 1)])
+def test_one_score_a_sample_is_judged_by_the_threshold(
+    shape: tuple[int, ...], scores: list[float], threshold: float, label_shape: tuple[int, ...]
+) -> None:
+    outputs, labels = torch.tensor(scores).reshape(shape), torch.tensor([0.0, 0, 1, 1, 0, 1]).reshape(label_shape)
+    assert value({"name": "Accuracy", "threshold": threshold}, outputs, labels) == 1
+    f1 = {"name": "F1Score", "num_classes": 2, "threshold": threshold}
+    assert value(f1, outputs, labels) == 1
+    wrong = 1 - labels.clone()
+    assert value({"name": "Accuracy", "threshold": threshold}, outputs, wrong) == 0
+    one_wrong = labels.clone()
+    one_wrong[0] = 1
+    expected = sklearn.metrics.f1_score(one_wrong.reshape(-1), labels.reshape(-1), average="macro")
+    assert value(f1, outputs, one_wrong) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("section", [{"name": "Accuracy"}, {"name": "F1Score", "num_classes": 3}])
+def test_one_score_a_sample_is_for_two_classes(section: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"(found 2: a model with one score|needs scores of shape \(n, 3\))"):
+        value(section, torch.tensor([0.1, 0.7, 0.2]), torch.tensor([0, 1, 2]))
+
+
+def test_f1_keeps_three_counts_a_class() -> None:
+    metric = build_metric({"name": "F1Score", "num_classes": 6_404})
+    labels = torch.arange(6_404)
+    metric.update(labels.flip(0), labels)
+    metric.update(labels, labels)
+    sizes = [held.numel() for held in vars(metric).values() if isinstance(held, torch.Tensor)]
+    assert sizes == [3 * 6_404]
+    assert metric.value().value == pytest.approx(0.5)
+
+
+def test_labels_of_several_columns_are_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"Accuracy needs one label a sample; the labels have shape \[4, 2\]"):
+        value({"name": "Accuracy"}, torch.rand(4, 2), torch.zeros(4, 2))
+
+
+def test_outputs_and_labels_of_two_shapes_are_named() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"outputs of shape \[4, 1\] and labels of shape \[4\]"):
+        value({"name": "MeanSquaredError"}, torch.rand(4, 1), torch.rand(4))
+
+
+def test_a_metric_that_keeps_all_outputs_is_bounded() -> None:
+    section = {"name": "AUROC", "config": {"task": "binary"}, "max_bytes": 1200}
+    metric = build_metric(section)
+    metric.update(torch.rand(100), torch.arange(100) % 2)
+    with pytest.raises(
+        InvalidArgumentError, match=r"AUROC of torchmetrics keeps all outputs .* 1212 bytes; max_bytes is 1200: give `thr"
+    ):
+        metric.update(torch.rand(1), torch.tensor([1]))
+    binned = build_metric({**section, "config": {"task": "binary", "thresholds": 10}})
+    for _ in range(5):
+        binned.update(torch.rand(100), torch.arange(100) % 2)
+    assert binned.value().value is not None
