@@ -198,7 +198,7 @@ TRAINING_WORKER = {
     "dataset": "batch chunks config connections decode flight_batches functions loader local_batches prefetch reader trigger_set user_code",
     "dataset.order": "plan",
     "model_storage": "client",
-    "models": "networks specs weights",
+    "models": "calls networks specs weights",
     "rpc": "channel client columns logs retry security status wire",
     "selector": "client",
     "storage": "client payloads wire",
@@ -208,7 +208,9 @@ TRAINING_WORKER = {
     "storage.index": "segment_file segment_index tombstones",
     "storage.model": "file_table records samples",
     "storage.read": "locality payload_reader publication record_readers snapshot",
-    "trainer_server": "check checkpoint client components config files loop plan preload train",
+    "trainer_server": (
+        "batches check checkpoint client components config criterion divergence files finished joint_step loop plan preload state_file train"
+    ),
     "trainer_server.downsampling": "no",
     "workers": "devices limits pool process",
 }

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 from modyn.config.base import Problem, Severity, check_section
 from modyn.dataset.config import DataConfig
@@ -69,6 +70,11 @@ def check_components(model: Mapping[str, Any], config: TrainingConfig, selection
             network = build_model(str(model["id"]), model.get("config") or {})
         except Exception:  # noqa: BLE001
             return [Problem("model.config", f"'{model['id']}' cannot be built with it: {type(error).__name__}: {error}")]
+    if config.batch_size == 1 and any(isinstance(module, nn.BatchNorm1d) for module in network.modules()):
+        message = (
+            f"'{model['id']}' has BatchNorm1d, which has no variance over a batch of 1: use at least 2, or a model without it"
+        )
+        found.append(Problem("training.batch_size", message))
     try:
         Criterion(config.optimization_criterion, 1.0 if selection.get("uses_weights") else None)
     except ConfigError as error:

@@ -6,7 +6,7 @@ The loop reads nothing but the iterator of batches, waits for no device and no q
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Final
 
@@ -107,7 +107,8 @@ class Training:
         self._on_boundary = [hook.on_boundary for hook in hooks if type(hook).on_boundary is not Hook.on_boundary]
 
     def run(self, batches: Iterator[Batch]) -> None:
-        """Train on `batches`, which are on the device and go on behind `progress`, until the plan is fulfilled or they end."""
+        """Train on `batches` until the plan is fulfilled or they end. They are on the device, within the bound of the plan, and go on
+        behind `progress`."""
         self.components.model.train()
         for hook in self.hooks:
             hook.on_begin(self)
@@ -138,7 +139,6 @@ class Training:
         return not self.finished
 
     def _train_on(self, batch: Batch) -> None:
-        batch = self._within_bound(batch)
         num_samples = len(batch)
         try:
             loss = self._forward(batch)
@@ -196,14 +196,6 @@ class Training:
     def mean_epoch_loss(self) -> float:
         """Mean over the batches of the epoch that ends now. Waits for the device: once an epoch."""
         return float(self.epoch_loss) / max(1, self.progress.batches_in_epoch)
-
-    def _within_bound(self, batch: Batch) -> Batch:
-        """The last batch of a training over a number of samples is cut to what is left."""
-        left = self.plan.num_samples - self.progress.samples
-        if len(batch) <= left:
-            return batch
-        data = map_tensors(batch.data, lambda tensor: tensor[:left])
-        return replace(batch, keys=batch.keys[:left], data=data, labels=batch.labels[:left], weights=batch.weights[:left])
 
 
 class Losses(Hook):

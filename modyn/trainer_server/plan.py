@@ -21,11 +21,13 @@ class TrainingPlan:
     epochs: int = 1
     max_samples: int | None = None
     accumulation: int = 1
+    join_single: bool = False
+    """Whether the last batch of a pass, where it would be a single sample, is part of the one before it."""
 
     @cached_property
     def batches_per_epoch(self) -> int:
         """Batches of one whole pass over the trigger set."""
-        return num_batches(self.num_keys, self.batch_size, self.drop_last)
+        return self._batches_of(self.num_keys)
 
     @cached_property
     def samples_per_epoch(self) -> int:
@@ -62,7 +64,12 @@ class TrainingPlan:
         (8, 6)
         """
         passes, rest = self._passes
-        return passes * self.batches_per_epoch + num_batches(rest, self.batch_size, self.drop_last)
+        return passes * self.batches_per_epoch + self._batches_of(rest)
+
+    def _batches_of(self, num_samples: int) -> int:
+        """Batches of a pass over so many samples."""
+        joins = self.join_single and num_samples > self.batch_size > 1 and num_samples % self.batch_size == 1
+        return num_batches(num_samples, self.batch_size, self.drop_last) - int(joins and not self.drop_last)
 
     @cached_property
     def num_steps(self) -> int:

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain, islice
 from pathlib import Path
@@ -33,6 +33,7 @@ from modyn.records import ModelVersion, RunId, TriggerSetInfo
 from modyn.rpc.logs import bind, configure_logs, get_logger
 from modyn.rpc.retry import Retrier, RetryPolicy
 from modyn.selector.client import SelectorClient
+from modyn.trainer_server.batches import bounded, has_batch_norm, joined
 from modyn.trainer_server.checkpoint import (
     Checkpoints,
     check_checkpoint_folder,
@@ -232,7 +233,8 @@ def build(inputs: TrainingInputs, parent: StoredModel | None, seed: int, connect
         load_weights(model, parent.path)
     selection = request.pipeline.get("selection_strategy") or {}
     weight = weigh(inputs) if selection.get("uses_weights") else None
-    components = build_components(model.to(config.device), config, selection, inputs.plan, weight)
+    plan = replace(inputs.plan, join_single=config.batch_size > 1 and has_batch_norm(model))
+    components = build_components(model.to(config.device), config, selection, plan, weight)
     if config.keep_optimizer_state and parent is not None:
         take_over_optimizers(inputs, components, parent)
     hooks: list[Hook] = [Losses(config.record_loss_every), FiniteLoss()]
@@ -243,7 +245,7 @@ def build(inputs: TrainingInputs, parent: StoredModel | None, seed: int, connect
         path = checkpoint_path(inputs.context.folder, request)
         hooks.append(Checkpoints(path, config.checkpointing.interval, inputs.identity(), seed))
     clock = Clock(torch.device(config.device) if config.enable_accurate_gpu_measurements else None)
-    return Training(components, inputs.plan, hooks, clock)
+    return Training(components, plan, hooks, clock)
 
 
 def weigh(inputs: TrainingInputs) -> float:
@@ -299,13 +301,15 @@ def take_over_optimizers(inputs: TrainingInputs, components: TrainingComponents,
 
 def fit(inputs: TrainingInputs, training: Training, seed: int, checkpoint: Mapping[str, Any] | None) -> None:
     """Train from the beginning, or from the checkpoint on."""
-    logger = get_logger("training")
-    position = Position()
+    logger, plan = get_logger("training"), training.plan
+    position, num_seen = Position(), 0
     if checkpoint is not None:
         position = Position(checkpoint["progress"]["epoch"], checkpoint["progress"]["batches_in_epoch"])
+        num_seen = checkpoint["progress"]["samples"]
     dataset = build_dataset(inputs, seed, position)
     with BatchLoader(dataset, inputs.config.dataloader_workers, pin_memory=inputs.config.on_gpu) as loader:
-        batches = on_device(iter(loader), inputs.config.device)
+        wanted = bounded(iter(loader), plan.num_samples - num_seen)
+        batches = on_device(joined(wanted, plan) if plan.join_single else wanted, inputs.config.device)
         first = list(islice(batches, 1))
         # Only now: starting to load draws random numbers, how many depends on the number of workers.
         seed_everything(derived_seed(seed, inputs.request.trigger_id, _TRAINING))

@@ -1,0 +1,146 @@
+"""What the loop sees of the loader's batches: not more samples than the bound, and no batch of one where BatchNorm needs two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from modyn.dataset.batch import Batch
+from modyn.errors import CancelledError
+from modyn.models import MODELS
+from modyn.models.weights import build_model
+from modyn.trainer_server.batches import bounded, has_batch_norm, joined
+from modyn.trainer_server.check import check
+from modyn.trainer_server.checkpoint import seed_everything
+from modyn.trainer_server.plan import TrainingPlan
+from modyn.trainer_server.train import derived_seed
+from tests.support.plugins import installed
+from tests.support.training import (
+    NUM_CLASSES,
+    MemoryData,
+    RecordedReport,
+    TrainingRoom,
+    features_of,
+    small_pipeline,
+    train_in_memory,
+)
+
+NORMED = """
+import torch
+from modyn.config.base import Section
+
+
+class Normed(torch.nn.Sequential):
+    Config = Section
+
+    def __init__(self, config):
+        super().__init__(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 10))
+"""
+
+
+def batches_of(sizes: Sequence[Sequence[int]], several: bool = False) -> Iterator[Batch]:
+    """Batches of these sizes by epoch, as the loader gives them: without those of no sample."""
+    key = 0
+    for epoch, in_epoch in enumerate(sizes):
+        for index, size in enumerate(in_epoch):
+            keys = torch.arange(key, key + size)
+            key += size
+            data: Any = {"a": keys.float(), "b": keys * 2} if several else keys.float()
+            if size:
+                yield Batch(keys, data, keys % 3, keys / 2, epoch, index)
+
+
+@settings(max_examples=200)
+@given(st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=6), min_size=1, max_size=4), st.booleans())
+def test_joining_keeps_all_samples_in_order_and_leaves_no_single_one_that_has_a_neighbour(
+    sizes: list[list[int]], several: bool
+) -> None:
+    plan = TrainingPlan(num_keys=24, batch_size=4, epochs=4, join_single=True)
+    before, after = list(batches_of(sizes, several)), list(joined(batches_of(sizes, several), plan))
+    for epoch in range(len(sizes)):
+        of_epoch = [batch for batch in after if batch.epoch == epoch]
+        keys = [key for batch in before if batch.epoch == epoch for key in batch.keys.tolist()]
+        assert [key for batch in of_epoch for key in batch.keys.tolist()] == keys
+        assert len(keys) == 1 or 1 not in map(len, of_epoch)
+        assert [batch.index for batch in of_epoch] == sorted({batch.index for batch in of_epoch})
+    for batch in after:
+        first = batch.data["a"] if isinstance(batch.data, dict) else batch.data
+        assert torch.equal(first, batch.keys.float())  # type: ignore[arg-type]
+        assert torch.equal(batch.labels, batch.keys % 3)
+        assert torch.equal(batch.weights, batch.keys / 2)
+
+
+@settings(max_examples=200)
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.integers(0, 30))
+def test_a_bound_cuts_the_last_batch(sizes: list[int], bound: int) -> None:
+    found = list(bounded(batches_of([sizes]), bound))
+    keys = [key for batch in found for key in batch.keys.tolist()]
+    assert keys == list(range(min(bound, sum(sizes))))
+
+
+def test_what_computes_over_a_batch() -> None:
+    assert has_batch_norm(build_model("ResNet18", {"num_classes": 2}))
+    assert not has_batch_norm(build_model("MLP", {"input_size": 2, "num_classes": 2}))
+    assert not has_batch_norm(nn.GroupNorm(1, 2))
+
+
+def normed(**options: Any) -> dict[str, Any]:
+    return small_pipeline({"drop_last_batch": False, "epochs_per_trigger": 2, **options}, model={"id": "Normed"})
+
+
+@pytest.mark.parametrize("accumulation", [1, 2, 3])
+@pytest.mark.parametrize("bound", [None, 42])
+def test_a_last_batch_of_one_is_trained_with_the_one_before_it(tmp_path: Path, accumulation: int, bound: int | None) -> None:
+    bounds = None if bound is None else [bound]
+    with installed(tmp_path / "plugin", MODELS, "Normed", NORMED, "Normed"):
+        options = {"gradient_accumulation_steps": accumulation, "num_samples_to_pass": bounds}
+        found = train_in_memory(normed(**options), MemoryData(33), tmp_path)
+        seed_everything(derived_seed(7, 0, 1))
+        model = build_model("Normed", {}).train()
+    rows = torch.stack([torch.from_numpy(features_of(key)) for key in range(33)])
+    labels = torch.arange(33) % NUM_CLASSES
+    whole = [(0, 8), (8, 16), (16, 24), (24, 33)]
+    epochs = [whole, whole if bound is None else [(0, 9)]]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in epochs:
+        for first in range(0, len(epoch), accumulation):
+            group = epoch[first : first + accumulation]
+            optimizer.zero_grad()
+            for start, stop in group:
+                loss = nn.functional.cross_entropy(model(rows[start:stop]), labels[start:stop])
+                torch.autograd.backward(loss / len(group))
+            optimizer.step()
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(found.weights[name], value)
+    assert found.result["num_samples"] == (66 if bound is None else bound)
+    assert found.result["num_batches"] == sum(map(len, epochs))
+
+
+@pytest.mark.parametrize("after", range(2, 9))
+def test_a_training_whose_batches_were_joined_goes_on_as_an_undisturbed_one(tmp_path: Path, after: int) -> None:
+    # Batches of 8, of which deletions leave one sample: the second, the third, and the last.
+    data = MemoryData(41, deleted=frozenset([*range(8, 15), *range(17, 24)]))
+    pipeline = normed(epochs_per_trigger=3, checkpointing={"activated": True, "interval": 1}, shuffle=False)
+    with installed(tmp_path / "plugin", MODELS, "Normed", NORMED, "Normed"):
+        undisturbed = TrainingRoom(tmp_path / "undisturbed").train(pipeline, data)
+        room = TrainingRoom(tmp_path / "disturbed")
+        with pytest.raises(CancelledError):
+            room.train(pipeline, data, RecordedReport(stop_after=after - 1))
+        resumed = room.train(pipeline, data)
+    assert resumed.trained.weights_sha256 == undisturbed.trained.weights_sha256
+    assert resumed.result["num_samples"] == 3 * 27
+
+
+def test_a_batch_size_of_one_is_refused_where_it_cannot_work(tmp_path: Path) -> None:
+    with installed(tmp_path / "plugin", MODELS, "Normed", NORMED, "Normed"):
+        (problem,) = check(normed(batch_size=1), RecordedReport())
+        assert check(normed(batch_size=2), RecordedReport()) == []
+    assert problem.path == "training.batch_size"
+    assert "'Normed' has BatchNorm1d, which has no variance over a batch of 1" in problem.message
