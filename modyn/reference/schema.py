@@ -12,7 +12,8 @@ from pydantic import BaseModel
 from modyn.config.pipeline import NOT_YET, EvaluationFrame, Identity, PipelineFrame
 from modyn.dataset.config import DataConfig
 from modyn.evaluator.config import EvaluationDatasetConfig
-from modyn.evaluator.metrics import METRICS, TorchMetric, TorchMetricConfig, torchmetrics_names
+from modyn.evaluator.metrics import METRICS, torchmetrics_names
+from modyn.evaluator.torch_metric import TorchMetric, TorchMetricConfig
 from modyn.model_storage.formats import MODEL_FORMATS
 from modyn.model_storage.section import ModelStorageSection
 from modyn.models import MODELS

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from time import perf_counter
@@ -21,15 +20,13 @@ import torch
 from modyn.config.base import load_section
 from modyn.dataset.batch import on_device
 from modyn.dataset.config import DataConfig
-from modyn.dataset.connections import DatasetClients, DatasetSource
+from modyn.dataset.connections import DatasetSource
 from modyn.dataset.loader import BatchLoader
 from modyn.dataset.order.plan import Position
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset, mean_weight
 from modyn.errors import ConfigError, CorruptStateError, InvalidArgumentError, NotFoundError, TrainingError
-from modyn.json_codec import to_json
 from modyn.model_storage.client import ModelHeader, ModelStorageClient, StoredModel, StoredModelInfo
 from modyn.models.weights import build_model, load_weights, save_weights
-from modyn.records import ModelVersion, RunId, TriggerSetInfo
 from modyn.rpc.logs import bind, configure_logs, get_logger
 from modyn.rpc.retry import Retrier, RetryPolicy
 from modyn.selector.client import SelectorClient
@@ -55,8 +52,8 @@ from modyn.trainer_server.files import (
     scratch_dir,
 )
 from modyn.trainer_server.finished import find_finished, keep_finished
+from modyn.trainer_server.inputs import TrainingContext, TrainingInputs
 from modyn.trainer_server.loop import Clock, EarlyStopping, Hook, Losses, ProgressReports, Training
-from modyn.trainer_server.plan import TrainingPlan
 from modyn.trainer_server.state_file import read_state_file, write_state_file
 from modyn.workers import JobConnection
 from modyn.workers.devices import missing_device
@@ -66,55 +63,6 @@ OPTIMIZERS_LOST: Final = "optimizer_state_not_kept"
 
 _WEIGHTS, _TRAINING = 1, 2
 """Purposes of seeds."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingContext:
-    """What a training reaches outside of its process: calls of the selector and of model storage, the dataset's clients, its folder."""
-
-    trigger_set: Callable[[RunId, int], TriggerSetInfo]
-    get_model: Callable[[int, Path], StoredModel]
-    put_model: Callable[[ModelHeader, Path], ModelVersion]
-    connect: Callable[[], DatasetClients]
-    folder: Path
-    put_limit_s: float = 300.0
-    """Seconds that a finished training waits for a model storage that does not answer."""
-    report_interval_s: float = 0.3
-    """Seconds between two progress messages."""
-
-
-@dataclass(frozen=True)
-class TrainingInputs:
-    """One training as it was asked for, with the trigger set that it trains on."""
-
-    request: TrainingRequest
-    config: TrainingConfig
-    context: TrainingContext
-    trigger_set: TriggerSetInfo
-
-    @cached_property
-    def plan(self) -> TrainingPlan:
-        """Numbers of batches, steps and epochs. The request's bound on samples goes before that of the pipeline."""
-        return TrainingPlan(
-            num_keys=self.trigger_set.num_keys,
-            batch_size=self.config.batch_size,
-            drop_last=self.config.drop_last_batch,
-            epochs=self.config.epochs_per_trigger,
-            max_samples=self.request.num_samples_to_pass or self.config.samples_to_pass(self.request.trigger_id),
-            accumulation=self.config.gradient_accumulation_steps,
-        )
-
-    def identity(self) -> dict[str, Any]:
-        """Equal for two attempts at one training, different for two trainings."""
-        request = self.request
-        sections = {name: request.pipeline.get(name) for name in ("model", "training", "data", "selection_strategy")}
-        asked = [sections, request.parent_model_id, request.num_samples_to_pass, request.seed]
-        return {
-            "run_id": str(request.run_id),
-            "trigger_id": request.trigger_id,
-            "request_sha256": hashlib.sha256(to_json(asked, sort_keys=True).encode()).hexdigest(),
-            "keys_checksum": self.trigger_set.keys_checksum,
-        }
 
 
 def train(job: TrainingJob, connection: JobConnection) -> StoredModelInfo | NothingTrained:

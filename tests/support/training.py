@@ -20,7 +20,8 @@ from modyn.models.weights import load_weights
 from modyn.records import Int64Array, ModelVersion, RunId, TriggerSetInfo
 from modyn.testing.fakes import FakeModelStorage
 from modyn.trainer_server.client import NothingTrained, TrainingRequest
-from modyn.trainer_server.train import TrainingContext, run_training
+from modyn.trainer_server.inputs import TrainingContext
+from modyn.trainer_server.train import run_training
 from modyn.workers import JobConnection
 from tests.support.fake_dataset import FakeTriggerSet
 

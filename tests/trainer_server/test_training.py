@@ -30,7 +30,8 @@ from modyn.trainer_server.checkpoint import seed_everything
 from modyn.trainer_server.client import TrainingRequest
 from modyn.trainer_server.config import TrainingConfig
 from modyn.trainer_server.files import clean_up
-from modyn.trainer_server.train import TrainingContext, configure_torch, derived_seed, run_training
+from modyn.trainer_server.inputs import TrainingContext
+from modyn.trainer_server.train import configure_torch, derived_seed, run_training
 from tests.support.training import (
     NUM_CLASSES,
     MemoryData,

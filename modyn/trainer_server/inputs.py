@@ -1,0 +1,67 @@
+"""What one training is given: the request, its configuration and trigger set, and what it reaches outside of its process."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from modyn.dataset.connections import DatasetClients
+from modyn.json_codec import to_json
+from modyn.model_storage.client import ModelHeader, StoredModel
+from modyn.records import ModelVersion, RunId, TriggerSetInfo
+from modyn.trainer_server.client import TrainingRequest
+from modyn.trainer_server.config import TrainingConfig
+from modyn.trainer_server.plan import TrainingPlan
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingContext:
+    """What a training reaches outside of its process: calls of the selector and of model storage, the dataset's clients, its folder."""
+
+    trigger_set: Callable[[RunId, int], TriggerSetInfo]
+    get_model: Callable[[int, Path], StoredModel]
+    put_model: Callable[[ModelHeader, Path], ModelVersion]
+    connect: Callable[[], DatasetClients]
+    folder: Path
+    put_limit_s: float = 300.0
+    """Seconds that a finished training waits for a model storage that does not answer."""
+    report_interval_s: float = 0.3
+    """Seconds between two progress messages."""
+
+
+@dataclass(frozen=True)
+class TrainingInputs:
+    """One training as it was asked for, with the trigger set that it trains on."""
+
+    request: TrainingRequest
+    config: TrainingConfig
+    context: TrainingContext
+    trigger_set: TriggerSetInfo
+
+    @cached_property
+    def plan(self) -> TrainingPlan:
+        """Numbers of batches, steps and epochs. The request's bound on samples goes before that of the pipeline."""
+        return TrainingPlan(
+            num_keys=self.trigger_set.num_keys,
+            batch_size=self.config.batch_size,
+            drop_last=self.config.drop_last_batch,
+            epochs=self.config.epochs_per_trigger,
+            max_samples=self.request.num_samples_to_pass or self.config.samples_to_pass(self.request.trigger_id),
+            accumulation=self.config.gradient_accumulation_steps,
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """Equal for two attempts at one training, different for two trainings."""
+        request = self.request
+        sections = {name: request.pipeline.get(name) for name in ("model", "training", "data", "selection_strategy")}
+        asked = [sections, request.parent_model_id, request.num_samples_to_pass, request.seed]
+        return {
+            "run_id": str(request.run_id),
+            "trigger_id": request.trigger_id,
+            "request_sha256": hashlib.sha256(to_json(asked, sort_keys=True).encode()).hexdigest(),
+            "keys_checksum": self.trigger_set.keys_checksum,
+        }
