@@ -20,7 +20,7 @@ from modyn.records import ModelVersion, RunId
 from modyn.registry import Plugin
 from modyn.rpc.retry import ResumingStream, Retrier, RetryPolicy
 from modyn.selector.client import SelectorClient
-from modyn.storage.client import DatasetInfo, FileProblem, IngestProgress, StorageClient
+from modyn.storage.client import DatasetInfo, FileProblem, IngestProgress, SamplePlace, StorageClient
 from modyn.supervisor.client import Run, RunEvent, RunMode, RunOptions, SupervisorClient
 from modyn.trainer_server.client import TrainerServerClient
 
@@ -231,6 +231,12 @@ class Client:
         import numpy as np
 
         return self.storage.delete_samples(name, np.asarray(keys, np.int64))
+
+    def locate(self, name: str, keys: Sequence[int]) -> pd.DataFrame:
+        """Return where the samples with these `keys` lie, one row each: key, path, offset, num_bytes, label, timestamp. Raises NotFoundError."""
+        import numpy as np
+
+        return _table(SamplePlace, self.storage.locate(name, np.asarray(keys, np.int64)))
 
     def problems(self, name: str) -> pd.DataFrame:
         """Return the files of a dataset that were set aside: path, reason, found_at."""

@@ -13,9 +13,13 @@ class ModynError(Exception):
 
     reason: ClassVar[str] = "INTERNAL"
 
-    def __init__(self, message: str) -> None:
+    sample_key: int | None = None
+    """The sample that the error is about, where it is one; known only in the process that read it."""
+
+    def __init__(self, message: str, sample_key: int | None = None) -> None:
         super().__init__(message)
         self.message = message
+        self.sample_key = sample_key
 
 
 class ConfigError(ModynError):

@@ -160,6 +160,23 @@ def rebuild(name: Name) -> None:
 
 
 @app.command()
+def locate(
+    name: Name, keys: Annotated[list[int], typer.Argument(help="Keys of samples.", show_default=False)], json: Json = False
+) -> None:
+    """Show in which file, and where in it, samples lie. Keys are those of error messages."""
+    import numpy as np
+
+    with connect() as client:
+        found = client.storage.locate(name, np.array(keys, np.int64))
+    if json:
+        return print_json(found)
+    return print_table(
+        ["key", "file", "offset", "bytes", "label", "time"],
+        [[p.key, p.path, p.offset, p.num_bytes, f"{p.label:g}", date(p.timestamp)] for p in found],
+    )
+
+
+@app.command()
 def problems(name: Name, json: Json = False) -> None:
     """List the files that were set aside, and why."""
     with connect() as client:

@@ -20,7 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(data.app, name="data", help="Datasets: register, ingest, list, show, delete, problems.")
+app.add_typer(data.app, name="data", help="Datasets: register, ingest, list, show, delete, locate, problems.")
 app.add_typer(models.app, name="models", help="Model versions: list, show, export.")
 for command in (
     *(runs.run, runs.ps, runs.watch, runs.show, runs.stop, runs.resume, runs.evaluate, runs.report),

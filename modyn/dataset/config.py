@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import numpy as np
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -81,6 +82,13 @@ class DataConfig(Section):
         None,
         description="package.module:name of a factory whose product is called with each parsed sample, before transformations",
     )
+
+    on_bad_sample: Literal["fail", "skip"] = Field(
+        "fail",
+        description="what a sample does that cannot be decoded: end the training or evaluation, or be left out, with a line in the worker's "
+        "log. A batch_parser_function fails for its whole batch",
+    )
+    max_bad_samples: int = Field(100, ge=1, description="so many samples are left out by each worker process; one more ends it")
 
     @field_validator(*NUM_ARGUMENTS)
     @classmethod

@@ -118,7 +118,7 @@ class BatchPipeline:
 
     def _apply(self, functions: Sequence[UserFunction], samples: Iterable[Any], keys: Int64Array) -> list[Any]:
         for function in functions:
-            samples = function.each(partial(self._name_sample, keys), samples)
+            samples = function.each(partial(self._name_sample, keys), keys, samples)
         return samples if isinstance(samples, list) else list(samples)
 
     def _name_sample(self, keys: Int64Array, i: int) -> str:
@@ -187,7 +187,8 @@ def from_layout(layout: RecordLayout, payloads: Payloads, dataset: str) -> torch
         for row in np.flatnonzero(lengths < stop)[:1]:
             raise DataError(
                 f"sample {payloads.keys[row]} of dataset '{dataset}' has {lengths[row]} bytes, but record_layout (dtype {layout.dtype}, "
-                f"shape {list(layout.shape)}, offset {layout.offset}) needs {stop}; correct record_layout or the data"
+                f"shape {list(layout.shape)}, offset {layout.offset}) needs {stop}; correct record_layout or the data",
+                int(payloads.keys[row]),
             )
     if size is None:
         array = payloads.data[(payloads.offsets[:-1, None] + layout.offset) + np.arange(layout.num_bytes)]

@@ -23,6 +23,7 @@ import torch
 
 from modyn.dataset.user_code import EXTRAS, imported_name
 from modyn.errors import ConfigError, UserCodeError
+from modyn.records import Int64Array
 from modyn.registry import load_object
 from modyn.workers.limits import Call
 
@@ -50,14 +51,18 @@ class UserFunction:
             except Exception as error:
                 raise UserCodeError(f"{self.name} failed for {describe()}: {describe_error(error, self._file)}") from error
 
-    def each(self, describe: Callable[[int], str], values: Iterable[Any]) -> list[Any]:
-        """Call the function with each of `values`. describe(i): what value i belongs to. Raises UserCodeError that names it."""
+    def each(self, describe: Callable[[int], str], keys: Int64Array, values: Iterable[Any]) -> list[Any]:
+        """Call the function with each of `values`, of the samples `keys`. describe(i): what value i belongs to.
+
+        Raises: UserCodeError: names the sample, and has its key.
+        """
         function = self._call
         with Call(self.name, describe) as call:
             try:
                 return [function(value) for call.at, value in enumerate(values)]
             except Exception as error:
-                raise UserCodeError(f"{self.name} failed for {describe(call.at)}: {describe_error(error, self._file)}") from error
+                what = f"{self.name} failed for {describe(call.at)}: {describe_error(error, self._file)}"
+                raise UserCodeError(what, int(keys[call.at])) from error
 
 
 def compile_function(text: str, name: str) -> UserFunction:

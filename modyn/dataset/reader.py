@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
+from modyn.dataset.bad_samples import BadSamples
 from modyn.dataset.batch import Batch
 from modyn.dataset.chunks import Chunk, KeyStream, PartitionKeys, ReadOptions
 from modyn.dataset.config import DataConfig
@@ -17,7 +18,7 @@ from modyn.dataset.flight_batches import FlightBatches
 from modyn.dataset.local_batches import LocalBatches
 from modyn.dataset.order.plan import PartitionRead
 from modyn.dataset.prefetch import Prefetcher
-from modyn.errors import ModynError
+from modyn.errors import DataError, ModynError, UserCodeError
 from modyn.records import Float32Array, KeysAndWeights
 from modyn.storage.payloads import PayloadClient, Payloads
 
@@ -40,6 +41,7 @@ class BatchReader:
         self._options = options
         self._keys_of = keys_of
         self._pipeline = BatchPipeline(data, training=options.training)
+        self._bad_samples = BadSamples(data, payloads)
         self._num_planned: int | None = None
         self._batch_sizes: dict[tuple[int, int], int] = {}
         """Samples that are planned for a batch (epoch, index), from its first read until it is made: one thread adds, another removes."""
@@ -126,7 +128,14 @@ class BatchReader:
         """The same for both flows: payloads → decode → augment, with the places for a cache between them, see `BatchPipeline`."""
         chunk, payloads, weights = gathered
         seed_of = self._options.seed_of
-        data, labels = self._pipeline.run(payloads, None if seed_of is None else seed_of(chunk.epoch, chunk.index))
+        seed = None if seed_of is None else seed_of(chunk.epoch, chunk.index)
+        while True:
+            try:
+                data, labels = self._pipeline.run(payloads, seed)
+                break
+            except (DataError, UserCodeError) as error:
+                payloads, kept = payloads.without(self._bad_samples.leave_out(error))
+                weights = weights[kept]
         num_skipped = self._batch_sizes.pop((chunk.epoch, chunk.index)) - len(payloads)
         batch = Batch(as_tensor(payloads.keys), data, labels, as_tensor(weights), chunk.epoch, chunk.index, num_skipped)
         return batch.pin_memory() if self._options.pin_memory else batch

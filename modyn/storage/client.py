@@ -14,11 +14,11 @@ from modyn.rpc.client import ServiceClient
 from modyn.rpc.columns import batch_from_proto, items_per_message, keys_to_bytes
 from modyn.rpc.retry import ResumingStream, Retrier, RetryPolicy
 from modyn.rpc.wire import from_message, to_message
-from modyn.storage.model.records import DatasetInfo, FileProblem, IngestProgress
+from modyn.storage.model.records import DatasetInfo, FileProblem, IngestProgress, SamplePlace
 from modyn.storage.read.locality import ShortCutOffer
 from modyn.storage.wire import info_from_proto, spec_to_proto
 
-__all__ = ["DatasetInfo", "FileProblem", "IngestProgress", "NewSamples", "StorageClient"]
+__all__ = ["DatasetInfo", "FileProblem", "IngestProgress", "NewSamples", "SamplePlace", "StorageClient"]
 
 KEYS_PER_CALL = 131_072
 """Most keys in one request message (1 MiB): longer requests are split."""
@@ -146,6 +146,11 @@ class StorageClient(ServiceClient):
         """Labels and timestamps of `keys`, int64 (n,), in the order asked. Raises NotFoundError if one does not exist or was deleted."""
         requests = self._key_requests(name, keys, identity)
         return SampleBatch.concatenate([batch_from_proto(c) for request in requests for c in self._stub.SamplesByKey(request)])
+
+    def locate(self, name: str, keys: Int64Array) -> list[SamplePlace]:
+        """Where the samples of `keys`, int64 (n,), lie, in the order asked. Raises NotFoundError if one does not exist or was deleted."""
+        requests = self._key_requests(name, keys, "")
+        return [from_message(place, SamplePlace) for request in requests for place in self._stub.LocateSamples(request).places]
 
     def offer_short_cut(self, name: str) -> ShortCutOffer:
         """What a reader on storage's machine needs to read the dataset by itself; see `modyn.storage.read.locality`."""

@@ -107,6 +107,11 @@ class StorageService(storage_pb2_grpc.StorageServicer):
         parts = (keys[first : first + _KEYS_AT_ONCE] for first in range(0, len(keys), _KEYS_AT_ONCE))
         yield from self._columns(map(snapshot.samples_by_key, parts))
 
+    def LocateSamples(self, request: storage_pb2.KeysRequest, context: Context) -> storage_pb2.SamplePlaces:
+        """Places in the order asked; NOT_FOUND if a key is unknown or deleted."""
+        places = self._store.snapshot(request.dataset).places(keys_from_bytes(request.keys))
+        return storage_pb2.SamplePlaces(places=[to_message(place, storage_pb2.SamplePlace) for place in places])
+
     def DeleteSamples(self, request: storage_pb2.KeysRequest, context: Context) -> storage_pb2.DeleteReply:
         """Delete samples for good; keys that are unknown or deleted already are not counted."""
         deleted = self._dataset(request).delete_samples(keys_from_bytes(request.keys))

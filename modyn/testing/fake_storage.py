@@ -21,7 +21,7 @@ from modyn._core import KeySet
 from modyn.config.system import DatasetConfig
 from modyn.errors import CancelledError, InvalidArgumentError, NotFoundError
 from modyn.records import Int64Array, Interval, LabelArray, SampleBatch
-from modyn.storage.client import DatasetInfo, FileProblem, IngestProgress, NewSamples, StorageClient
+from modyn.storage.client import DatasetInfo, FileProblem, IngestProgress, NewSamples, SamplePlace, StorageClient
 from modyn.storage.model.samples import Payloads, common_size
 from modyn.storage.payloads import OnMissing, PayloadClient, PayloadStream
 from modyn.storage.read.locality import ShortCutOffer
@@ -214,6 +214,14 @@ class FakeStorageClient(FakeClient, StorageClient):
             _refuse_unknown(name, dataset, keys)
             _refuse_missing(name, dataset, keys)
             return dataset.batch(np.asarray(keys, np.int64))
+
+    def locate(self, name: str, keys: Int64Array) -> list[SamplePlace]:
+        """Each sample lies at its key in a file `fake`. Raises NotFoundError if a key is unknown or deleted."""
+        found, count = self.samples_by_key(name, keys), self._storage.payloads(name, keys)
+        rows = zip(
+            found.keys.tolist(), np.diff(count.offsets).tolist(), found.labels.tolist(), found.timestamps.tolist(), strict=True
+        )
+        return [SamplePlace(key, "fake", key, size, float(label), timestamp) for key, size, label, timestamp in rows]
 
     def delete_samples(self, name: str, keys: Int64Array, identity: str = "") -> int:
         """Delete those of `keys` that there are; return how many."""

@@ -376,7 +376,7 @@ def test_an_error_in_a_worker_process_keeps_its_message() -> None:
         BatchLoader(TriggerSetDataset(keys.info, config, keys, LoadOptions(5)), num_workers=2) as loader,
         pytest.raises(
             UserCodeError,
-            match=r"^bytes_parser_function failed for sample \d+ of dataset 'fake': TypeError.* at line 2: `return x\[.a.\]`$",
+            match=r"^bytes_parser_function failed for sample \d+ of dataset 'fake': TypeError.* at line 2: `return x\[.a.\]`; the sample is ",
         ),
     ):
         list(loader)

@@ -187,6 +187,15 @@ def test_only_deleted_samples_are_skipped(service: Real | Fake) -> None:
         list(service.payloads.fetch("numbers", np.asarray([1, 3, 5_000_000, 2]), on_missing="skip"))
 
 
+def test_a_key_leads_to_its_file(service: Real | Fake) -> None:
+    first, second = service.client.locate("numbers", np.array([5, 2]))
+    assert (first.key, first.timestamp, first.num_bytes, second.key, second.timestamp) == (5, 10, 8, 2, 30)
+    if isinstance(service, Real):
+        assert (first.path, first.offset) == (str(service.folder / "0005.bin"), 8)
+    with pytest.raises(NotFoundError, match="99"):
+        service.client.locate("numbers", np.array([99]))
+
+
 def test_deleted_samples_leave_every_answer(service: Real | Fake) -> None:
     assert service.client.delete_samples("numbers", np.asarray([4, 2, 4, 100])) == 2
     assert keys_of(list(service.client.samples_in_interval("numbers", Interval(), 3))) == [1, 5, 3, 7, 6, 0]

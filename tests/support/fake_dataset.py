@@ -13,6 +13,7 @@ from modyn.dataset.connections import DatasetClients
 from modyn.errors import CancelledError
 from modyn.records import Int64Array, KeysAndWeights, RunId, TriggerSetInfo
 from modyn.selector.client import SelectorClient
+from modyn.storage.model.records import SamplePlace
 from modyn.storage.model.samples import Payloads
 from modyn.storage.payloads import LocalPayloads, LocatedSamples, OnMissing
 from modyn.testing.fake_storage import FakeFetch, FakePayloadClient, FakeStorage
@@ -119,6 +120,9 @@ class FakeLocalPayloads(LocalPayloads):
 
     def close(self) -> None:
         pass
+
+    def place(self, key: int) -> SamplePlace | None:
+        return SamplePlace(key, "/fake/file", key, 8, 0, key)
 
     def locate(self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise", identity: str = "") -> LocatedSamples:
         keys = np.asarray(keys, np.int64)

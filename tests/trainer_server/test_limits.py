@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from modyn.dataset.functions import compile_function
@@ -102,12 +103,12 @@ def test_what_ends_in_time_is_left_alone_and_calls_are_told_apart() -> None:
     short, long = lasting(1), lasting(6)
     for i in range(30):
         function(partial("sample {}".format, i), short)
-    function.each("sample {}".format, [short] * 30)
+    function.each("sample {}".format, np.arange(30), [short] * 30)
     assert given_up == []
     function(lambda: "sample 30", long)
     assert "f did not return for sample 30 within 4 s" in given_up[0]
     given_up.clear()
-    function.each("sample {}".format, [short, short, long])
+    function.each("sample {}".format, np.arange(3), [short, short, long])
     assert "f did not return for sample 2 within 4 s" in given_up[0]
     given_up.clear()
     with pytest.raises(UserCodeError):

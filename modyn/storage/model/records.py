@@ -44,6 +44,23 @@ class IngestProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class SamplePlace:
+    """Where a sample lies."""
+
+    key: int
+    path: str
+    offset: int
+    """Bytes from the start of the file; of a Parquet file the number of the row."""
+    num_bytes: int
+    label: float
+    timestamp: int
+    """Seconds since 1970."""
+
+    def __str__(self) -> str:
+        return f"{self.path} at {self.offset}"
+
+
+@dataclass(frozen=True, slots=True)
 class FileProblem:
     """A file that was set aside, or that changed after it was indexed; ingestion tries it again when it changes."""
 

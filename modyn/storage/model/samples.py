@@ -83,6 +83,14 @@ class Payloads:
         """Bytes of every sample; None if they differ or there is none. Computed where `record_size` is not known."""
         return self.record_size if self.record_size is not None else common_size(self.offsets)
 
+    def without(self, key: int) -> tuple[Payloads, Int64Array]:
+        """The samples but those of `key`, their bytes copied to offsets from 0; and their positions here, int64 (m,)."""
+        kept = np.flatnonzero(self.keys != key)
+        parts = [self.data[self.offsets[i] : self.offsets[i + 1]] for i in kept.tolist()]
+        bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(part) for part in parts], dtype=np.int64)])
+        data = np.concatenate(parts) if parts else self.data[:0]
+        return Payloads(self.keys[kept], self.labels[kept], data, bounds, self.record_size), kept
+
     def payload(self, i: int) -> memoryview:
         """The bytes of sample i, not copied."""
         return self.data[self.offsets[i] : self.offsets[i + 1]].data

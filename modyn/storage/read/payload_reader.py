@@ -22,6 +22,7 @@ from modyn.config.system import ROW_GROUP_CACHE_BYTES
 from modyn.errors import ConfigError, DataError, InvalidArgumentError, NotFoundError
 from modyn.records import Int64Array
 from modyn.storage.index.segment_index import Entries
+from modyn.storage.model.records import SamplePlace
 from modyn.storage.model.samples import OnMissing, Payloads
 from modyn.storage.read.locality import ShortCutOffer
 from modyn.storage.read.record_readers import RecordReaders
@@ -140,6 +141,12 @@ class LocalPayloads:
                 f"these are the payloads of dataset '{self._dataset}', not of '{dataset}'; open others for it"
             )
         return locate(self.snapshot, np.ascontiguousarray(keys, np.int64), on_missing, identity)
+
+    def place(self, key: int) -> SamplePlace | None:
+        """Where the sample of a key lies; None: it is not there any more."""
+        now = self.snapshot()
+        keys = np.array([key], np.int64)
+        return None if now.missing(keys).any() else now.places(keys)[0]
 
     def snapshot(self) -> DatasetSnapshot:
         """The dataset as it is now. Raises NotFoundError if it was deleted."""

@@ -14,10 +14,12 @@ import numpy.typing as npt
 from modyn._core import PathTable
 from modyn.config.system import DatasetConfig
 from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
+from modyn.json_codec import sanitize
 from modyn.records import Int64Array, Interval, SampleBatch
 from modyn.storage.index.segment_file import Segment
 from modyn.storage.index.segment_index import SegmentIndex
 from modyn.storage.index.tombstones import Tombstones
+from modyn.storage.model.records import SamplePlace
 from modyn.storage.model.samples import RecordReader, UInt32Array
 from modyn.storage.read.publication import INDEX, TOMBSTONES, Publication, map_names, map_stamps
 from modyn.storage.read.record_readers import RecordReaders
@@ -96,6 +98,17 @@ class DatasetSnapshot:
         found = self.index.samples_by_key(keys)
         assert found is not None, "unknown keys are refused"
         return found
+
+    def places(self, keys: Int64Array) -> list[SamplePlace]:
+        """Where the samples of `keys`, int64 (n,), lie, in the order asked. Raises NotFoundError if one is unknown or deleted."""
+        samples, entries = self.samples_by_key(keys), self.index.entries(keys)
+        assert entries is not None, "unknown keys are refused"
+        lengths = np.broadcast_to(np.asarray(entries.lengths), len(keys)).tolist()
+        columns = (keys.tolist(), entries.file_ids.tolist(), entries.offsets.tolist(), lengths, samples.labels.tolist())
+        return [
+            SamplePlace(key, sanitize(self.paths[file_id]), offset, length, float(label), timestamp)
+            for key, file_id, offset, length, label, timestamp in zip(*columns, samples.timestamps.tolist(), strict=True)
+        ]
 
     def count(self, interval: Interval, end_key: int | None = None) -> int:
         """Number of samples in [start, end); with `end_key` only of those with smaller keys."""

@@ -1,0 +1,75 @@
+"""A sample that cannot be decoded ends the reading with its place, or is left out within a bound."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from modyn.dataset.batch import Batch
+from modyn.dataset.config import DataConfig
+from modyn.dataset.key_loader import load_keys
+from modyn.errors import DataError, UserCodeError
+from modyn.records import Int64Array
+from tests.support.fake_dataset import FakeTriggerSet, int64_payload
+
+PARSER = """
+def bytes_parser_function(data):
+    key = int.from_bytes(data, "little")
+    if key in (3, 17):
+        raise ValueError("broken")
+    return torch.tensor(key)
+"""
+LAYOUT = {"record_layout": {"dtype": "int64"}}
+
+
+def config(**fields: Any) -> DataConfig:
+    return DataConfig.model_validate(
+        {"dataset_id": "fake", **({} if "record_layout" in fields else {"bytes_parser_function": PARSER}), **fields}
+    )
+
+
+def payload(key: int) -> bytes:
+    """Too short for int64 where the parser fails."""
+    return int64_payload(key)[: 4 if key in (3, 17) else 8]
+
+
+def batches(data: DataConfig, short_cut: bool, keys: Int64Array | None = None, num_threads: int = 1) -> list[Batch]:
+    fake = FakeTriggerSet(np.arange(20), 20, payload=payload if data.record_layout else None, short_cut=short_cut)
+    asked = np.arange(20) if keys is None else keys
+    return list(load_keys(asked, data, 8, num_threads=num_threads, payloads=fake().payloads))
+
+
+@pytest.mark.parametrize("fields", [{}, LAYOUT])
+def test_a_bad_sample_ends_the_reading_and_names_its_file(fields: dict[str, Any]) -> None:
+    with pytest.raises((UserCodeError, DataError)) as caught:
+        batches(config(**fields), short_cut=True)
+    message = caught.value.message
+    assert "sample 3 of dataset 'fake'" in message
+    assert "in /fake/file at 3: correct it, `modyn data delete fake --key 3`, or set data.on_bad_sample: skip" in message
+
+
+def test_over_flight_the_command_that_names_its_file_is_named() -> None:
+    with pytest.raises(UserCodeError, match="named by `modyn data locate fake 3`"):
+        batches(config(), short_cut=False)
+
+
+@pytest.mark.parametrize("short_cut", [True, False])
+@pytest.mark.parametrize("fields", [{}, LAYOUT, {"transformations": ["lambda x: x + 0 * torch.rand(1).long()"]}])
+def test_bad_samples_are_left_out_with_their_labels(fields: dict[str, Any], short_cut: bool) -> None:
+    found = batches(config(on_bad_sample="skip", **fields), short_cut)
+    assert [batch.keys.tolist() for batch in found] == [[0, 1, 2, 4, 5, 6, 7], [*range(8, 16)], [16, 18, 19]]
+    for batch in found:
+        assert batch.data.reshape(-1).tolist() == batch.keys.tolist()  # type: ignore[union-attr]
+        assert batch.labels.tolist() == (batch.keys % 10).tolist()
+    assert [batch.num_skipped for batch in found] == [1, 0, 1]
+
+
+def test_the_bound_counts_each_sample_once_and_the_error_lists_them() -> None:
+    often = np.array([3, 1, 3, 2, 3, 4] * 5)
+    assert sum(map(len, batches(config(on_bad_sample="skip", max_bad_samples=1), short_cut=True, keys=often))) == 15
+    with pytest.raises(
+        DataError, match=r"2 samples .* cannot be decoded, more than data.max_bad_samples \(1\): 3 \(in .*\); 17 \(in"
+    ):
+        batches(config(on_bad_sample="skip", max_bad_samples=1), short_cut=True)
