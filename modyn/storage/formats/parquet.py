@@ -24,6 +24,10 @@ from modyn.storage.model.samples import IndexedSamples, UInt8Array
 
 _UNITS_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _DAY_S = 86_400
+MAX_GROUP_BYTES = 2**31 - 1
+"""Most bytes of payloads in one row group, which is read as one. Columns of bytes hold no more in one piece anyway."""
+_MAX_TIME_BYTES = 100
+"""Most bytes of a time that is text."""
 
 
 class ParquetConfig(FormatConfig):
@@ -52,28 +56,38 @@ class ParquetFormat(FileFormat):
     row_times = (r"(?s)column:(?!\d+$)(.+)", "a ParquetFileWrapper allows '', 'name:REGEX', 'column:NAME'")
     batch_bytes = 64 << 20
     """About so many bytes of rows are in memory at once."""
+    max_group_bytes = MAX_GROUP_BYTES
 
     def payload_reader(self) -> RowGroups:
         """Rows of the row groups, of `payload_columns`."""
         return RowGroups(tuple(self.config.payload_columns))
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
-        """As `FileFormat.index`, without reading payloads where lengths are fixed and the metadata exclude nulls."""
-        with _readable(path):
+        """As `FileFormat.index`, without reading payloads where lengths are fixed and the metadata exclude nulls.
+
+        A value that repeats is in the file once, so some bytes may stand for gigabytes: bytes and text are read as dictionaries, and a
+        row group whose payloads are too many for a reader is refused.
+        """
+        with readable(path):
             status = os.stat(path)
             shared = self.file_time(path, status.st_mtime_ns)
-            with open_native(path, self.roots) as source, pq.ParquetFile(source) as file:
-                payload = self.config.payload_columns
-                self._check_schema(path, file.schema_arrow)
-                fixed = lengths_of(file.schema_arrow, payload)
+            with open_native(path, self.roots) as source, pq.ParquetFile(source) as plain:
+                payload, schema = self.config.payload_columns, plain.schema_arrow
+                self._check_schema(path, schema)
+                texts = [name for name in (*payload, *self._time_column()) if _is_text(schema.field(name).type)]
+                file = pq.ParquetFile(source, metadata=plain.metadata, read_dictionary=texts)
+                fixed = lengths_of(schema, payload)
                 # Where lengths are known and nothing is null, the payloads need not be read.
                 unread = fixed is not None and _certainly_without_nulls(file.metadata, payload)
                 columns = list(dict.fromkeys([self.config.label_column, *([] if unread else payload), *self._time_column()]))
+                groups = _GroupSizes(path, file.metadata, payload, self.max_group_bytes)
+                groups.add(0, fixed, file.metadata.num_rows)
                 first = 0
-                for batch in file.iter_batches(self._rows_at_once(file.metadata, columns), columns=columns):
+                for batch in file.iter_batches(self._rows_at_once(file.metadata, columns, fixed), columns=columns):
                     for name in columns:
                         _refuse_null(path, first, name, batch.column(name))
-                    sizes = fixed if fixed is not None else lengths(payloads_of(batch, payload))
+                    sizes = fixed if fixed is not None else _lengths_of_bytes(batch.column(payload[0]))
+                    groups.add(first, None if fixed is not None else sizes, len(batch))
                     times = shared if shared is not None else self._times(path, first, batch)
                     labels = self._labels(path, first, batch.column(self.config.label_column))
                     offsets = np.arange(first, first + len(batch), dtype=np.int64)
@@ -81,12 +95,12 @@ class ParquetFormat(FileFormat):
                     yield IndexedSamples(offsets, sizes, labels, times, status.st_size)
                     first += len(batch)
 
-    def _rows_at_once(self, metadata: pq.FileMetaData, columns: list[str]) -> int:
+    def _rows_at_once(self, metadata: pq.FileMetaData, columns: list[str], fixed: int | None) -> int:
         """How many rows of the widest row group are about `batch_bytes` in these columns."""
         wanted = [i for i in range(len(metadata.schema)) if metadata.schema.column(i).path in columns]
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
         row_bytes = [sum(group.column(i).total_uncompressed_size for i in wanted) / max(1, group.num_rows) for group in groups]
-        return min(self.chunk_rows, max(1, int(self.batch_bytes / max(1.0, *row_bytes, 1.0))))
+        return min(self.chunk_rows, max(1, int(self.batch_bytes / max(1.0, fixed or 0, *row_bytes))))
 
     def _time_column(self) -> list[str]:
         return [self.time_place[1]] if self.time_place else []
@@ -133,21 +147,73 @@ class ParquetFormat(FileFormat):
             times = column.cast(pa.date32()).view(pa.int32()).to_numpy().astype(np.int64) * _DAY_S
         elif pa.types.is_integer(kind) and not pa.types.is_uint64(kind):
             times = column.cast(pa.int64()).to_numpy()
-        elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
-            times = _iso_times(path, first, name, column.to_pylist())
+        elif pa.types.is_dictionary(kind) and kind.value_type in (pa.string(), pa.large_string()):
+            times = _iso_times(path, first, name, column)
         else:
-            raise DataError(f"{path}: column '{name}' is of type {kind}; times are whole seconds, ISO 8601, dates or timestamps")
+            shown = kind.value_type if pa.types.is_dictionary(kind) else kind
+            raise DataError(f"{path}: column '{name}' is of type {shown}; times are whole seconds, ISO 8601, dates or timestamps")
         return times
 
 
-def _iso_times(path: str, first: int, name: str, texts: list[str]) -> Int64Array:
-    times = np.empty(len(texts), np.int64)
-    for i, text in enumerate(texts):
+def _iso_times(path: str, first: int, name: str, texts: pa.DictionaryArray) -> Int64Array:
+    """The times of texts without nulls, each distinct one read once."""
+    indices = texts.indices.to_numpy()
+    sizes = lengths(texts.dictionary.cast(pa.large_binary()))
+    times = np.zeros(len(texts.dictionary), np.int64)
+    for number, row in zip(*np.unique(indices, return_index=True), strict=True):
         try:
-            times[i] = iso_seconds(text)
+            if np.broadcast_to(sizes, len(times))[number] > _MAX_TIME_BYTES:
+                raise ValueError("it is too long")
+            times[number] = iso_seconds(texts.dictionary[int(number)].as_py())
         except ValueError as error:
-            raise DataError(f"{path}, row {first + i}: the time in column '{name}' is not ISO 8601; correct the row") from error
-    return times
+            raise DataError(f"{path}, row {first + row}: the time in column '{name}' is not ISO 8601; correct the row") from error
+    found: Int64Array = times[indices]
+    return found
+
+
+def _lengths_of_bytes(column: pa.Array) -> Int64Array | int:
+    """Bytes of each value of a column of bytes or text without nulls, each distinct one of which is in memory once."""
+    if not pa.types.is_dictionary(column.type):
+        return lengths(column if pa.types.is_fixed_size_binary(column.type) else column.cast(pa.large_binary()))
+    values = column.dictionary
+    if pa.types.is_fixed_size_binary(values.type):
+        return int(values.type.byte_width)
+    of_values = lengths(values.cast(pa.large_binary()))
+    assert not isinstance(of_values, int)
+    sizes: Int64Array = of_values[column.indices.to_numpy()]
+    return sizes
+
+
+class _GroupSizes:
+    """Adds up the bytes of the payloads of each row group. Raises DataError for a group of more than `limit`."""
+
+    def __init__(self, path: str, metadata: pq.FileMetaData, payload: Sequence[str], limit: int) -> None:
+        self._path, self._limit = path, limit
+        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        self._ends = np.cumsum([group.num_rows for group in groups], dtype=np.int64)
+        self._bytes = np.zeros(len(groups), np.int64)
+        wanted = [i for i in range(len(metadata.schema)) if metadata.schema.column(i).path in payload]
+        # Pages are unpacked as a whole, whatever the values in them are.
+        self._check(np.array([sum(group.column(i).total_uncompressed_size for i in wanted) for group in groups], np.int64))
+
+    def add(self, first: int, sizes: Int64Array | int | None, num_rows: int) -> None:
+        """Add the payloads of `num_rows` rows from row `first` on: int64 (num_rows,), or one size for all; None: nothing."""
+        if sizes is None:
+            return
+        if isinstance(sizes, int):
+            starts = np.concatenate([[0], self._ends[:-1]])
+            self._bytes += sizes * (np.clip(self._ends, first, first + num_rows) - np.clip(starts, first, first + num_rows))
+        else:
+            groups = np.searchsorted(self._ends, np.arange(first, first + num_rows), side="right")
+            np.add.at(self._bytes, groups, sizes)
+        self._check(self._bytes)
+
+    def _check(self, sizes: Int64Array) -> None:
+        if len(sizes) and sizes.max() > self._limit:
+            raise DataError(
+                f"{self._path}: row group {sizes.argmax()} holds {sizes.max()} bytes of payloads once it is unpacked, and a row group is read as "
+                f"a whole: write the file with row groups of at most {self._limit} bytes, better of some megabytes"
+            )
 
 
 def _refuse_null(path: str, first: int, name: str, column: pa.Array) -> None:
@@ -165,9 +231,12 @@ def _certainly_without_nulls(metadata: pq.FileMetaData, columns: list[str]) -> b
 
 
 @contextmanager
-def _readable(path: str) -> Iterator[None]:
+def readable(path: str) -> Iterator[None]:
+    """Turn errors of Arrow and the system into ours; a lack of memory stays what it is, so that the file is tried again."""
     try:
         yield
+    except MemoryError:  # Arrow's is an ArrowException, too.
+        raise
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise LocalFiles("").read_error(path, error) from error
@@ -224,6 +293,11 @@ def is_bytes(kind: pa.DataType) -> bool:
 def is_number(kind: pa.DataType) -> bool:
     """Whether values of a column are integers or fractions."""
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    """Whether values of a column have a length each and may be read as a dictionary."""
+    return kind in (pa.binary(), pa.large_binary(), pa.string(), pa.large_string())
 
 
 def lengths_of(schema: pa.Schema, columns: Sequence[str]) -> int | None:

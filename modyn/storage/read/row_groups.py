@@ -96,6 +96,10 @@ class RowGroupReader:
                             f"{path}: column '{name}' has nulls that were not there when it was indexed; restore the file"
                         )
                 return payloads_of(table, self._columns)
+        except MemoryError as error:
+            raise UnavailableError(
+                f"there is not enough memory to read row group {number} of {path}: {error}; try again, or give the process more memory"
+            ) from error
         except (pa.ArrowException, OSError, KeyError) as error:
             raise self._unreadable(path, error) from error
 
