@@ -111,6 +111,8 @@ class TriggerSetInfo:
     partition_size: int
     keys_checksum: str
     """SHA-256 of the keys as little-endian int64: two trigger sets are equal if and only if this is."""
+    dataset_identity: str = ""
+    """Of the registration of the dataset that the keys are of; empty: not known."""
 
     @property
     def num_partitions(self) -> int:

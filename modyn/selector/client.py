@@ -42,13 +42,16 @@ class SelectorClient(SectionClient):
         selection_strategy: Mapping[str, Any],
         seed: int,
         data: Mapping[str, Any] | None = None,
+        dataset_identity: str = "",
     ) -> None:
         """Register a run; a no-op if it is registered with equal arguments, AlreadyExistsError if with others.
 
-        Args: data: that section of the pipeline, for readers of trigger sets that lack the pipeline. Kept as first given.
+        Args: data: that section of the pipeline, for readers of trigger sets that lack the pipeline. Kept as first given. dataset_identity: of
+            the registration that the keys are of (`DatasetInfo.identity`): triggers and readers refuse another of that name; empty: any.
         """
         section, strategy = None if data is None else to_struct(data), to_struct(selection_strategy)
         run = selector_pb2.SelectorRun(run_id=run_id, dataset=dataset, selection_strategy=strategy, seed=seed, data=section)
+        run.dataset_identity = dataset_identity
         self._stub.RegisterRun(run)
 
     def data_section(self, run_id: RunId) -> dict[str, Any] | None:

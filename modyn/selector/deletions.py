@@ -6,11 +6,13 @@ import threading
 from collections.abc import Callable
 
 from modyn._core import KeySet
+from modyn.errors import NotFoundError
 from modyn.selector.window.live import NO_KEYS
 from modyn.storage.client import StorageClient
 
-DeletedKeys = Callable[[str], KeySet]
-"""Returns all deleted keys of a dataset. Raises NotFoundError: there is no such dataset. UnavailableError: that cannot be said now."""
+DeletedKeys = Callable[[str, str], KeySet]
+"""Returns all deleted keys of the dataset of this name and identity (empty: any). Raises NotFoundError: there is no such dataset.
+UnavailableError: that cannot be said now."""
 
 _MOST_DATASETS = 8
 """Sets that are kept, of the datasets asked for last."""
@@ -26,9 +28,14 @@ class StorageDeletions:
         self._held: dict[str, KeySet] = {}
         """By identity of the dataset: a name may come to mean another one."""
 
-    def __call__(self, dataset: str) -> KeySet:
+    def __call__(self, dataset: str, identity: str) -> KeySet:
         """Return all deleted keys of a dataset, as `DeletedKeys`."""
         info = self._storage.dataset(dataset)
+        if identity not in ("", info.identity):
+            raise NotFoundError(
+                f"dataset '{dataset}' was deleted, and another was registered under its name: the keys of this run mean other samples there; "
+                "submit the pipeline again"
+            )
         with self._lock:
             keys = self._held.get(info.identity, NO_KEYS)
         if len(keys) != info.num_deleted:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from prometheus_client import Counter, Histogram
-from sqlalchemy import JSON, TableClause, column, delete, insert, select, table, text, update
+from sqlalchemy import delete, insert, select, text
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.orm import Session
 
@@ -31,6 +31,17 @@ from modyn.errors import (
 from modyn.records import KeysAndWeights, RunId, SampleBatch, TriggerSetInfo
 from modyn.rpc.logs import get_logger
 from modyn.selector.deletions import DeletedKeys
+from modyn.selector.run_rows import (
+    RUNS,
+    TRIGGERS,
+    RunRecord,
+    TriggerSetRecord,
+    find_boundaries,
+    find_run,
+    find_trigger,
+    get_run,
+    update_run,
+)
 from modyn.selector.sample_log import SampleLog, check_range, check_run_id
 from modyn.selector.sample_rows import RowCopier, copy_rows, create_rows, drop_rows
 from modyn.selector.selection import build_selection
@@ -46,60 +57,6 @@ KEYS_PER_CHUNK = 262_144
 """Keys and weights in one chunk: 3 MiB."""
 ROWS_PER_COPY = 1_048_576
 """Samples that are copied into a run's table in one transaction, unless a trigger needs all of them."""
-
-SCHEMA = "selector"
-_JSON_COLUMNS = ("selection_strategy", "data", "policy_state")
-
-
-@dataclass(frozen=True, slots=True)
-class RunRecord:
-    """One row of `runs`.
-
-    data: that section of the pipeline, if the run was registered with it. num_rows: samples copied into the run's own table, if its
-    strategy asks for one. deleting: set before files are removed, so that a deletion that a crash cut off is finished at the next start.
-    """
-
-    number: int
-    run_id: RunId
-    dataset: str
-    selection_strategy: dict[str, Any]
-    seed: int
-    data: dict[str, Any] | None
-    num_rows: int
-    deleting: bool
-
-    @property
-    def in_database(self) -> bool:
-        """Whether its samples are also kept as rows."""
-        return bool(self.selection_strategy.get("storage_backend") == "database")
-
-
-@dataclass(frozen=True, slots=True)
-class TriggerSetRecord:
-    """One row of `triggers`, without the number of its run."""
-
-    trigger_id: int
-    num_samples: int
-    num_keys: int
-    partition_size: int
-    keys_checksum: str
-    policy_state: dict[str, Any]
-    num_deleted: int
-    """Deleted samples of the dataset when it was selected: the version of the deletions that it heeds."""
-
-    def info(self, run_id: RunId) -> TriggerSetInfo:
-        """What other services see of this trigger set, as one of run `run_id`."""
-        return TriggerSetInfo(run_id, self.trigger_id, self.num_keys, self.partition_size, self.keys_checksum)
-
-
-def _table(name: str, *columns: str) -> TableClause:
-    """A table for queries; the migrations create it."""
-    return table(name, *(column(c, JSON if c in _JSON_COLUMNS else None) for c in columns), schema=SCHEMA)
-
-
-_RUNS = _table("runs", *(field.name for field in fields(RunRecord)))
-_TRIGGER_COLUMNS = tuple(field.name for field in fields(TriggerSetRecord))
-_TRIGGERS = _table("triggers", "run_number", *_TRIGGER_COLUMNS)
 
 
 class Selector:
@@ -131,37 +88,47 @@ class Selector:
         selection_strategy: Mapping[str, Any],
         seed: int,
         data: Mapping[str, Any] | None = None,
+        dataset_identity: str = "",
     ) -> None:
         """Register a run; a no-op if it is registered with equal arguments. data: kept as first given.
+
+        dataset_identity: of the registration that the keys are of, which its trigger sets carry; empty: not known, and any will do.
 
         Raises: AlreadyExistsError: it is registered with other arguments. InvalidArgumentError: the name is no file name.
             ConfigError: the section is wrong.
         """
         check_run_id(run_id)
         build_selection(selection_strategy)
-        row = {"run_id": run_id, "dataset": dataset, "selection_strategy": dict(selection_strategy), "seed": seed}
+        row = {
+            "run_id": run_id,
+            "dataset": dataset,
+            "selection_strategy": dict(selection_strategy),
+            "seed": seed,
+            "dataset_identity": dataset_identity,
+        }
         with self._database.session() as session:
-            before = _find_run(session, run_id)
+            before = find_run(session, run_id)
         if before is not None and before.deleting:
             self._finish_deletion(before)
         with self._database.session() as session:
-            new = upsert(_RUNS).values({**row, "data": None if data is None else dict(data)})
+            new = upsert(RUNS).values({**row, "data": None if data is None else dict(data)})
             # Of two concurrent calls for one run, one waits for the other here.
-            added = session.execute(new.on_conflict_do_nothing().returning(_RUNS.c.number)).all()
-            run = _get_run(session, run_id, lock=True)
+            added = session.execute(new.on_conflict_do_nothing().returning(RUNS.c.number)).all()
+            run = get_run(session, run_id, lock=True)
             if added:
                 self._log(run).create()
                 if run.in_database:
                     create_rows(session, run.number)
         if any(getattr(run, name) != value for name, value in row.items()):
             raise AlreadyExistsError(
-                f"run '{run_id}' is registered with another dataset, selection strategy or seed; choose another run id or delete the run"
+                f"run '{run_id}' is registered with another dataset, or another registration of it, selection strategy or seed; "
+                "choose another run id or delete the run"
             )
 
     def run(self, run_id: RunId) -> RunRecord:
         """Return what a run was registered with. Raises NotFoundError if it is unknown."""
         with self._database.session() as session:
-            return _get_run(session, run_id)
+            return get_run(session, run_id)
 
     def inform(self, run_id: RunId, position: int, samples: SampleBatch) -> int:
         """Append `samples` at `position` of the run's stream, without those already held; return the number held now.
@@ -194,25 +161,25 @@ class Selector:
             the one before or more than are held.
         """
         with self._database.session() as session:
-            run = _get_run(session, run_id, lock=True)
-            found = _find_trigger(session, run, trigger_id)
+            run = get_run(session, run_id, lock=True)
+            found = find_trigger(session, run, trigger_id)
             if found is None:
-                boundaries = _boundaries(session, run)
+                boundaries = find_boundaries(session, run)
                 log = self._log(run)
                 check_next(run_id, log.state().num_samples, boundaries, trigger_id, num_samples)
-                before = _find_trigger(session, run, trigger_id - 1)
+                before = find_trigger(session, run, trigger_id - 1)
                 # PostgreSQL limits idle transactions, and this one waits for the selection.
                 session.execute(text("SET LOCAL idle_in_transaction_session_timeout = 0"))
                 if run.in_database:
                     self._copy_rows(session, run)
                 found = self._select(run, log, boundaries, before, num_samples)
-                session.execute(insert(_TRIGGERS).values({"run_number": run.number, **asdict(found)}))
+                session.execute(insert(TRIGGERS).values({"run_number": run.number, **asdict(found)}))
         if found.num_samples != num_samples:
             raise ConflictError(
                 f"trigger {trigger_id} of run '{run_id}' covers the first {found.num_samples} samples, not {num_samples}; "
                 "a trigger set does not change"
             )
-        return found.info(run_id)
+        return found.info(run)
 
     def _select(
         self, run: RunRecord, log: SampleLog, boundaries: list[int], before: TriggerSetRecord | None, num_samples: int
@@ -223,7 +190,7 @@ class Selector:
         if before is not None:
             policy.load_state(before.policy_state)
         size = policy.config.maximum_keys_in_memory
-        deleted = self._deleted_keys(run.dataset)
+        deleted = self._deleted_keys(run.dataset, run.dataset_identity)
         window = window_of_trigger(log, boundaries, num_samples, policy.config.tail_triggers, size, deleted)
         selection = policy.select(window, SelectionContext(run.seed, trigger_id))
         header = write_trigger_set(self._set_path(run, trigger_id), size, selection)
@@ -260,18 +227,18 @@ class Selector:
 
     def _find_set(self, run_id: RunId, trigger_id: int) -> tuple[RunRecord, TriggerSetInfo]:
         with self._database.session() as session:
-            run = _get_run(session, run_id)
-            found = _find_trigger(session, run, trigger_id)
+            run = get_run(session, run_id)
+            found = find_trigger(session, run, trigger_id)
         if found is None:
             raise NotFoundError(f"run '{run_id}' has no trigger {trigger_id}; trigger it first")
-        return run, found.info(run_id)
+        return run, found.info(run)
 
     def delete_run(self, run_id: RunId) -> None:
         """Delete a run, its samples and its trigger sets. A no-op for an unknown run."""
         with self._database.session() as session:
-            run = _find_run(session, run_id, lock=True)
+            run = find_run(session, run_id, lock=True)
             if run is not None:
-                _update_run(session, run, deleting=True)
+                update_run(session, run, deleting=True)
         if run is not None:
             self._finish_deletion(run)
 
@@ -289,25 +256,25 @@ class Selector:
                     f"cannot delete {directory} of run '{run.run_id}': {error.strerror}; repair the disk and delete the run again"
                 ) from error
         with self._database.session() as session:
-            found = _find_run(session, run.run_id, lock=True)
+            found = find_run(session, run.run_id, lock=True)
             if found is not None and found.number == run.number:
                 if run.in_database:
                     drop_rows(session, run.number)
-                session.execute(delete(_RUNS).where(_RUNS.c.number == run.number))
+                session.execute(delete(RUNS).where(RUNS.c.number == run.number))
 
     def recover(self) -> None:
         """Finish or take back what a crash has cut off. Called once, before the first call is served."""
         with self._database.session() as session:
-            known = session.scalars(select(_RUNS.c.run_id).order_by(_RUNS.c.number)).all()
+            known = session.scalars(select(RUNS.c.run_id).order_by(RUNS.c.number)).all()
         directories = set()
         for run_id in known:
             with self._database.session() as session:
-                run = _find_run(session, run_id, lock=True)
+                run = find_run(session, run_id, lock=True)
                 if run is None:
                     continue
                 directories.add(self._directory(run))
                 if not run.deleting:
-                    self._repair(run, len(_boundaries(session, run)))
+                    self._repair(run, len(find_boundaries(session, run)))
             if run.deleting:
                 try:
                     self._finish_deletion(run)
@@ -342,14 +309,14 @@ class Selector:
     def _copy_some_rows(self, run_id: RunId) -> bool:
         """Copy some samples into the run's table; return whether more may be left."""
         with self._database.session() as session:
-            run = _get_run(session, run_id, lock=True)
+            run = get_run(session, run_id, lock=True)
             return self._copy_rows(session, run, ROWS_PER_COPY) == ROWS_PER_COPY
 
     def _copy_rows(self, session: Session, run: RunRecord, most: int | None = None) -> int:
         """Copy samples into the run's table, at most `most`; return how many. The session must hold the lock on the run's row."""
         num_rows = copy_rows(session, run.number, self._log(run), run.num_rows, most)
         if num_rows != run.num_rows:
-            _update_run(session, run, num_rows=num_rows)
+            update_run(session, run, num_rows=num_rows)
         return num_rows - run.num_rows
 
     def _log(self, run: RunRecord) -> SampleLog:
@@ -361,37 +328,3 @@ class Selector:
 
     def _set_path(self, run: RunRecord, trigger_id: int) -> Path:
         return self._directory(run) / "triggers" / f"{trigger_id:06}.set"
-
-
-def _find_run(session: Session, run_id: RunId, *, lock: bool = False) -> RunRecord | None:
-    """Return the run, if it is known. lock: exclude changes by others until the transaction ends."""
-    query = select(_RUNS).where(_RUNS.c.run_id == run_id)
-    row = session.execute(query.with_for_update() if lock else query).one_or_none()
-    return None if row is None else RunRecord(**row._mapping)
-
-
-def _get_run(session: Session, run_id: RunId, *, lock: bool = False) -> RunRecord:
-    """Return the run. lock: as for `_find_run`. Raises NotFoundError if it is unknown or being deleted."""
-    run = _find_run(session, run_id, lock=lock)
-    if run is None or run.deleting:
-        raise NotFoundError(f"the selector knows no run '{run_id}'; register it first")
-    return run
-
-
-def _update_run(session: Session, run: RunRecord, **columns: object) -> None:
-    """Change columns of the run's row."""
-    session.execute(update(_RUNS).where(_RUNS.c.number == run.number).values(columns))
-
-
-def _find_trigger(session: Session, run: RunRecord, trigger_id: int) -> TriggerSetRecord | None:
-    """Return the run's trigger set of `trigger_id`, or None if there is none."""
-    columns = [_TRIGGERS.c[name] for name in _TRIGGER_COLUMNS]
-    query = select(*columns).where(_TRIGGERS.c.run_number == run.number, _TRIGGERS.c.trigger_id == trigger_id)
-    row = session.execute(query).one_or_none()
-    return None if row is None else TriggerSetRecord(**row._mapping)
-
-
-def _boundaries(session: Session, run: RunRecord) -> list[int]:
-    """Return how many samples triggers 0, 1, 2, … of the run cover."""
-    query = select(_TRIGGERS.c.num_samples).where(_TRIGGERS.c.run_number == run.number).order_by(_TRIGGERS.c.trigger_id)
-    return list(session.scalars(query))

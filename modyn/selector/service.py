@@ -16,8 +16,9 @@ from modyn.rpc.server import Registration, ServiceContext
 from modyn.rpc.wire import from_struct, plugins_to_proto, problems_to_proto, to_message
 from modyn.selector.deletions import StorageDeletions
 from modyn.selector.presampling import PRESAMPLING
+from modyn.selector.run_rows import SCHEMA
 from modyn.selector.selection import SELECTION, validate_selection_section
-from modyn.selector.selector import KEYS_PER_CHUNK, SCHEMA, Selector
+from modyn.selector.selector import KEYS_PER_CHUNK, Selector
 from modyn.storage.client import StorageClient
 
 _KEY_BYTES = 12
@@ -63,7 +64,9 @@ class SelectorServicer(selector_pb2_grpc.SelectorServicer):
         strategy = from_struct(request.selection_strategy)
         data = from_struct(request.data) if request.HasField("data") else None
         with bind(run_id=request.run_id):
-            self._selector.register_run(RunId(request.run_id), request.dataset, strategy, request.seed, data)
+            self._selector.register_run(
+                RunId(request.run_id), request.dataset, strategy, request.seed, data, request.dataset_identity
+            )
         return common_pb2.Empty()
 
     def GetRun(self, request: selector_pb2.SelectorRunId, context: grpc.ServicerContext) -> selector_pb2.SelectorRun:

@@ -126,9 +126,9 @@ class RunExecutor:
 
     def _restore(self) -> None:
         """Make the run known to the selector, and bring the policy and the evaluations to where the cursor stands."""
-        pipeline = self._pipeline
-        seed, data = self._snapshot.selection_seed, pipeline.section("data")
-        self._selector.register_run(self._run_id, pipeline.dataset_id, pipeline.selection_strategy, seed, data)
+        pipeline, snapshot = self._pipeline, self._snapshot
+        data, seed, identity = pipeline.section("data"), snapshot.selection_seed, snapshot.dataset_identity
+        self._selector.register_run(self._run_id, pipeline.dataset_id, pipeline.selection_strategy, seed, data, identity)
         if self._snapshot.policy_state is not None:
             self._policy.load_state(self._snapshot.policy_state)
         for trigger_id in range(self._cursor.num_triggers):
@@ -138,8 +138,9 @@ class RunExecutor:
     def _follow_stream(self) -> None:
         self._journal.enter(RunState.STREAMING)
         self._repeat_held_samples()
-        interval, end_key = self._run.options.interval, self._snapshot.end_key
-        source = StreamSource(self._pipeline.dataset_id, self._run.mode, interval, self._batch_size, end_key)
+        snapshot = (self._snapshot.end_key, self._snapshot.dataset_identity)
+        interval = self._run.options.interval
+        source = StreamSource(self._pipeline.dataset_id, self._run.mode, interval, self._batch_size, *snapshot)
         wait_for_data = partial(self._journal.enter, RunState.WAITING_FOR_DATA)
         stream = SampleStream(self._storage, source, self._cursor.last, self._retrier)
         try:

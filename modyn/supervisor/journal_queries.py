@@ -34,7 +34,8 @@ class RunSnapshot:
     file_name: str
     selection_seed: int
     end_key: int | None
-    """As in `NewRun`."""
+    """As in `NewRun`, and `dataset_identity`."""
+    dataset_identity: str
     manual_handlers: Sequence[str] | None
     """Set: the run is finished and these handlers are to be evaluated; empty: all manual ones."""
     cursor: Cursor
@@ -84,6 +85,7 @@ class JournalQueries:
             file_name=row["file_name"],
             selection_seed=row["selection_seed"],
             end_key=row["end_key"],
+            dataset_identity=row["dataset_identity"],
             manual_handlers=row["manual_handlers"],
             cursor=Cursor() if cursor is None else from_row(cursor, Cursor),
             policy_state=None if cursor is None else dict(cursor["policy_state"]),

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 
 from prometheus_client import Counter, Gauge
@@ -119,9 +119,8 @@ class RunQueue:
         pipeline = checked_pipeline(yaml, file_name, self._section_checks)
         extent = measure_stream(pipeline, options, self._clients.storage, self._clients.model_storage)
         seed = random.getrandbits(31) if pipeline.training.seed is None else pipeline.training.seed
-        run = self.journal.create(
-            NewRun(options, pipeline.name, yaml, file_name, pipeline.as_dict(), seed, extent.num_samples, extent.end_key)
-        )
+        new = NewRun(options, pipeline.name, yaml, file_name, pipeline.as_dict(), selection_seed=seed, **asdict(extent))
+        run = self.journal.create(new)
         _LOG.info("submitted", run_id=run.run_id, mode=str(run.mode))
         self._enqueue(run.run_id)
         return run

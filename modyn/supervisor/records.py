@@ -185,6 +185,8 @@ class NewRun:
     total_samples: int | None = None
     end_key: int | None = None
     """The dataset's next key at submission: a replay reads only samples with smaller keys. None in production mode."""
+    dataset_identity: str = ""
+    """Of the registration of the dataset at submission: the run reads no samples of another one. Empty: not known."""
 
 
 def model_at(ends: Sequence[int], anchor: int, *, following: bool = False) -> int:

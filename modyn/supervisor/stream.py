@@ -32,6 +32,8 @@ class StreamSource:
     batch_size: int
     end_key: int | None = None
     """The dataset's next key when the run was submitted, which bounds a replay; None: not bounded."""
+    identity: str = ""
+    """Of the registration of the dataset; empty: any."""
 
 
 class SampleStream:
@@ -43,9 +45,10 @@ class SampleStream:
         def open_after(last: tuple[int, int] | None) -> Iterator[SampleBatch]:
             if source.mode is RunMode.EXPERIMENT:
                 return storage.samples_in_interval(
-                    source.dataset, source.interval, source.batch_size, last, end_key=source.end_key
+                    source.dataset, source.interval, source.batch_size, last, end_key=source.end_key, identity=source.identity
                 )
-            return storage.new_samples(source.dataset, 0 if last is None else last[1] + 1, source.batch_size)
+            first_key = 0 if last is None else last[1] + 1
+            return storage.new_samples(source.dataset, first_key, source.batch_size, source.identity)
 
         def last_of(batch: SampleBatch) -> tuple[int, int] | None:
             return int(batch.timestamps[-1]), int(batch.keys[-1])

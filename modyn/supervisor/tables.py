@@ -13,7 +13,7 @@ RUNS = Table(
     "runs",
     METADATA,
     *columns(Text, "run_id", primary_key=True),
-    *columns(Text, "pipeline_name mode state error error_reason message yaml file_name"),
+    *columns(Text, "pipeline_name mode state error error_reason message yaml file_name dataset_identity"),
     *columns(BigInteger, "number from_timestamp to_timestamp max_triggers total_samples end_key last_seq"),
     *columns(Float, "submitted_at finished_at"),
     Column("pipeline", JSONB),

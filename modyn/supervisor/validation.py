@@ -64,9 +64,10 @@ def find_problems(source: YamlSource, section_checks: Iterable[Check]) -> list[P
 
 @dataclass(frozen=True, slots=True)
 class StreamExtent:
-    """The samples that a run will see: how many, all with keys below `end_key`. Both None: live data, not known."""
+    """The samples that a run will see: of which registration of its dataset, how many, all with keys below `end_key`; both None for live data."""
 
-    num_samples: int | None = None
+    dataset_identity: str
+    total_samples: int | None = None
     end_key: int | None = None
 
 
@@ -135,8 +136,8 @@ def measure_stream(
         raise NotFoundError("\n".join(map(str, missing)))
     info = storage.dataset(dataset)
     if options.mode is RunMode.PRODUCTION:
-        return StreamExtent()
-    num_samples = storage.count_samples(dataset, options.interval, info.next_key)
+        return StreamExtent(info.identity)
+    num_samples = storage.count_samples(dataset, options.interval, info.next_key, info.identity)
     if num_samples == 0:
         advice = f"`modyn data ingest {dataset}` indexes its files, `modyn data problems {dataset}` lists those set aside"
         if info.num_samples:
@@ -145,7 +146,7 @@ def measure_stream(
             )
         where = "" if options.interval == Interval() else f" in [{options.interval.start}, {options.interval.end})"
         raise InvalidArgumentError(f"dataset '{dataset}' holds no samples{where}, so there is nothing to replay; {advice}")
-    return StreamExtent(num_samples, info.next_key)
+    return StreamExtent(info.identity, num_samples, info.next_key)
 
 
 def _no_dataset(storage: StorageClient, name: str) -> str:

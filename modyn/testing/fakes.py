@@ -68,6 +68,7 @@ class _RegisteredRun:
     seed: int
     policy: SelectionPolicy
     data: dict[str, Any] | None = None
+    dataset_identity: str = ""
     samples: SampleBatch = field(default_factory=SampleBatch.empty)
     boundaries: list[int] = field(default_factory=list)
     sets: list[KeysAndWeights] = field(default_factory=list)
@@ -79,7 +80,7 @@ class FakeSelectorClient(FakeClient):
     deleted_keys: which keys of a dataset are deleted; by default none.
     """
 
-    def __init__(self, deleted_keys: DeletedKeys = lambda dataset: NO_KEYS) -> None:
+    def __init__(self, deleted_keys: DeletedKeys = lambda dataset, identity: NO_KEYS) -> None:
         self._deleted_keys = deleted_keys
         self.runs: dict[RunId, _RegisteredRun] = {}
 
@@ -94,14 +95,19 @@ class FakeSelectorClient(FakeClient):
         selection_strategy: Mapping[str, Any],
         seed: int,
         data: Mapping[str, Any] | None = None,
+        dataset_identity: str = "",
     ) -> None:
         """A no-op for equal arguments. Raises AlreadyExistsError for others, ConfigError for a wrong section."""
         check_run_id(run_id)
         section = dict(selection_strategy)
-        new = _RegisteredRun(dataset, section, seed, build_selection(section), None if data is None else dict(data))
+        new = _RegisteredRun(
+            dataset, section, seed, build_selection(section), None if data is None else dict(data), dataset_identity
+        )
         run = self.runs.setdefault(run_id, new)
-        if (run.dataset, run.strategy, run.seed) != (dataset, section, seed):
-            raise AlreadyExistsError(f"run '{run_id}' is registered with other arguments; choose another run id")
+        if (run.dataset, run.strategy, run.seed, run.dataset_identity) != (dataset, section, seed, dataset_identity):
+            raise AlreadyExistsError(
+                f"run '{run_id}' is registered with another dataset, or another registration of it, strategy or seed; choose another run id"
+            )
 
     def data_section(self, run_id: RunId) -> dict[str, Any] | None:
         """`data` as it was registered. Raises NotFoundError."""
@@ -132,7 +138,7 @@ class FakeSelectorClient(FakeClient):
         if not 0 <= trigger_id < len(run.boundaries):
             check_next(run_id, len(run.samples), run.boundaries, trigger_id, num_samples)
             config = run.policy.config
-            reader, deleted = MemoryReader(run.samples), self._deleted_keys(run.dataset)
+            reader, deleted = MemoryReader(run.samples), self._deleted_keys(run.dataset, run.dataset_identity)
             window = window_of_trigger(
                 reader, run.boundaries, num_samples, config.tail_triggers, config.maximum_keys_in_memory, deleted
             )
@@ -151,7 +157,8 @@ class FakeSelectorClient(FakeClient):
         if not 0 <= trigger_id < len(run.sets):
             raise NotFoundError(f"run '{run_id}' has no trigger {trigger_id}; trigger it first")
         keys, size = run.sets[trigger_id].keys, run.policy.config.maximum_keys_in_memory
-        return TriggerSetInfo(run_id, trigger_id, len(keys), size, hashlib.sha256(keys.astype("<i8").tobytes()).hexdigest())
+        checksum = hashlib.sha256(keys.astype("<i8").tobytes()).hexdigest()
+        return TriggerSetInfo(run_id, trigger_id, len(keys), size, checksum, run.dataset_identity)
 
     def keys(self, run_id: RunId, trigger_id: int, partition: int, keys_checksum: str = "") -> KeysAndWeights:
         """A partition in one piece. Raises ConflictError if the set has another checksum."""

@@ -24,6 +24,7 @@ from modyn.db.engine import open_database
 from modyn.evaluator.client import EvaluatorClient
 from modyn.model_storage.client import ModelHeader, ModelStorageClient
 from modyn.selector.client import SelectorClient
+from modyn.selector.deletions import StorageDeletions
 from modyn.supervisor.client import Run
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.executor import RunClients
@@ -41,7 +42,7 @@ class InMemoryServices:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.storage = FakeStorage()
-        self.selector = FakeSelectorClient(self.storage.client().deleted_keys)
+        self.selector = FakeSelectorClient(StorageDeletions(self.storage.client()))
         self.model_storage = FakeModelStorage()
         self.trainer_server = FakeTrainerServer(self._train)
         self.evaluator = FakeEvaluator()

@@ -19,6 +19,7 @@ from modyn.errors import (
 )
 from modyn.records import RunId, SampleBatch
 from modyn.selector.client import SelectorClient
+from modyn.selector.deletions import StorageDeletions
 from modyn.testing.fake_storage import FakeStorage
 from modyn.testing.fakes import FakeSelectorClient
 from tests.support.selecting import serving
@@ -45,7 +46,7 @@ def storage() -> FakeStorage:
 @pytest.fixture(params=["service", "fake"])
 def client(request: pytest.FixtureRequest, system_config: SystemConfig, storage: FakeStorage) -> Iterator[SelectorClient]:
     if request.param == "fake":
-        yield cast("SelectorClient", FakeSelectorClient(storage.client().deleted_keys))
+        yield cast("SelectorClient", FakeSelectorClient(StorageDeletions(storage.client())))
         return
     with serving(system_config, storage) as real:
         yield real
@@ -165,6 +166,19 @@ def test_a_dataset_that_storage_does_not_know_is_named(client: SelectorClient) -
     client.inform(RUN, 0, stream(0, 40))
     with pytest.raises(NotFoundError, match="no dataset 'unknown'"):
         client.trigger(RUN, 0, 40)
+
+
+def test_a_run_belongs_to_one_registration_of_its_dataset(client: SelectorClient, storage: FakeStorage) -> None:
+    identity = storage.client().dataset("d").identity
+    client.register_run(RUN, "d", SECTION, 1, dataset_identity=identity)
+    client.inform(RUN, 0, stream(0, 40))
+    assert client.trigger(RUN, 0, 20).dataset_identity == client.trigger_set(RUN, 0).dataset_identity == identity
+    storage.add_dataset("d")
+    with pytest.raises(NotFoundError, match="dataset 'd' was deleted, and another was registered under its name"):
+        client.trigger(RUN, 1, 40)
+    assert client.trigger(RUN, 0, 20).num_keys == 20  # Readers of the set compare its identity.
+    with pytest.raises(AlreadyExistsError, match="another registration of it"):
+        client.register_run(RUN, "d", SECTION, 1, dataset_identity=storage.client().dataset("d").identity)
 
 
 def test_runs_are_registered_once_and_with_names_that_files_can_have(client: SelectorClient) -> None:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modyn._core import KeySet
+from modyn.errors import NotFoundError
 from modyn.records import SampleBatch
 from modyn.selector.deletions import StorageDeletions
 from modyn.selector.window import window_of_trigger
@@ -76,21 +77,23 @@ def test_storage_is_asked_for_keys_only_when_there_are_more_of_them() -> None:
         storage.add_samples(f"d{number}", timestamps=range(10))
     client = Counting(storage)
     deletions = StorageDeletions(client)
-    assert len(deletions("d0")) == client.fetched == 0
+    assert len(deletions("d0", "")) == client.fetched == 0
     client.delete_samples("d0", np.array([3, 4]))
     for _ in range(3):
-        assert deletions("d0").contains(np.array([2, 3, 4])).tolist() == [False, True, True]
+        assert deletions("d0", "").contains(np.array([2, 3, 4])).tolist() == [False, True, True]
     assert client.fetched == 1
     client.delete_samples("d0", np.array([2]))
-    assert len(deletions("d0")) == 3
+    assert len(deletions("d0", "")) == 3
     assert client.fetched == 2
     for number in range(1, 20):
         client.delete_samples(f"d{number}", np.array([number % 10]))
-        assert deletions(f"d{number}").between(0, 10).tolist() == [number % 10]
-    assert len(deletions("d0")) == 3
+        assert deletions(f"d{number}", "").between(0, 10).tolist() == [number % 10]
+    assert len(deletions("d0", "")) == 3
     storage.add_dataset("d0")  # another one of that name
     storage.add_samples("d0", timestamps=range(10))
     client.delete_samples("d0", np.array([7, 8, 9]))
-    assert deletions("d0").between(0, 10).tolist() == [7, 8, 9]
-    with pytest.raises(Exception, match="no dataset 'other'"):
-        deletions("other")
+    assert deletions("d0", client.dataset("d0").identity).between(0, 10).tolist() == [7, 8, 9]
+    with pytest.raises(NotFoundError, match="another was registered under its name"):
+        deletions("d0", "of the first")
+    with pytest.raises(NotFoundError, match="no dataset 'other'"):
+        deletions("other", "")

@@ -52,7 +52,7 @@ def stream(start: int, end: int, dtype: type[np.generic] = np.int64) -> SampleBa
     return SampleBatch(positions * 3 + 1, positions - 50, (positions * 7 % 1000).astype(dtype) + np.array(0.5).astype(dtype))
 
 
-def nothing_deleted(dataset: str) -> KeySet:
+def nothing_deleted(dataset: str, identity: str) -> KeySet:
     return NO_KEYS
 
 

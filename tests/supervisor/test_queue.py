@@ -307,6 +307,30 @@ def test_a_failed_training_fails_the_run_which_can_be_resumed(runs: RunQueue, se
         runs.resume(run.run_id)
 
 
+@pytest.mark.parametrize("mode", list(RunMode))
+def test_a_run_reads_no_samples_of_another_dataset_of_the_same_name(
+    runs: RunQueue, services: InMemoryServices, mode: RunMode
+) -> None:
+    """The dataset is deleted and registered anew with other files while the run is down: its old keys mean other samples there."""
+    train, asked = services.trainer_server.train, []
+
+    def fails_first(request: TrainingRequest) -> tuple[int, str, Any]:
+        asked.append(request.trigger_id)
+        if asked == [0, 1]:
+            raise TrainingError("no luck")
+        return train(request)
+
+    services.trainer_server.train = fails_first
+    failed = finish(runs, pipeline_yaml(), RunOptions(mode))
+    assert failed.state is RunState.FAILED
+    services.storage.add_dataset("train")
+    services.storage.add_samples("train", timestamps=range(35))
+    runs.resume(failed.run_id)
+    resumed = wait_until_terminal(runs, failed.run_id)
+    assert resumed.state is RunState.FAILED
+    assert "dataset 'train' was deleted, and another was registered under its name" in resumed.error
+
+
 @pytest.mark.parametrize("text", ["bad value \0 in a column", "cannot read /data/\udcff.png"])
 def test_an_error_that_is_no_text_brings_the_run_to_rest(runs: RunQueue, services: InMemoryServices, text: str) -> None:
     def train(request: TrainingRequest) -> Any:

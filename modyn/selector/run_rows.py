@@ -1,0 +1,103 @@
+"""The rows of runs and of their trigger sets in PostgreSQL, and their look-up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from sqlalchemy import JSON, TableClause, column, select, table, update
+from sqlalchemy.orm import Session
+
+from modyn.errors import NotFoundError
+from modyn.records import RunId, TriggerSetInfo
+
+SCHEMA = "selector"
+_JSON_COLUMNS = ("selection_strategy", "data", "policy_state")
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """One row of `runs`.
+
+    data: that section of the pipeline, if the run was registered with it. num_rows: samples copied into the run's own table, if its
+    strategy asks for one. deleting: set before files are removed, so that a deletion that a crash cut off is finished at the next start.
+    """
+
+    number: int
+    run_id: RunId
+    dataset: str
+    selection_strategy: dict[str, Any]
+    seed: int
+    data: dict[str, Any] | None
+    num_rows: int
+    deleting: bool
+    dataset_identity: str
+
+    @property
+    def in_database(self) -> bool:
+        """Whether its samples are also kept as rows."""
+        return bool(self.selection_strategy.get("storage_backend") == "database")
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerSetRecord:
+    """One row of `triggers`, without the number of its run."""
+
+    trigger_id: int
+    num_samples: int
+    num_keys: int
+    partition_size: int
+    keys_checksum: str
+    policy_state: dict[str, Any]
+    num_deleted: int
+    """Deleted samples of the dataset when it was selected: the version of the deletions that it heeds."""
+
+    def info(self, run: RunRecord) -> TriggerSetInfo:
+        """What other services see of this trigger set, as one of `run`."""
+        return TriggerSetInfo(
+            run.run_id, self.trigger_id, self.num_keys, self.partition_size, self.keys_checksum, run.dataset_identity
+        )
+
+
+def _table(name: str, *columns: str) -> TableClause:
+    """A table for queries; the migrations create it."""
+    return table(name, *(column(c, JSON if c in _JSON_COLUMNS else None) for c in columns), schema=SCHEMA)
+
+
+RUNS = _table("runs", *(field.name for field in fields(RunRecord)))
+_TRIGGER_COLUMNS = tuple(field.name for field in fields(TriggerSetRecord))
+TRIGGERS = _table("triggers", "run_number", *_TRIGGER_COLUMNS)
+
+
+def find_run(session: Session, run_id: RunId, *, lock: bool = False) -> RunRecord | None:
+    """Return the run, if it is known. lock: exclude changes by others until the transaction ends."""
+    query = select(RUNS).where(RUNS.c.run_id == run_id)
+    row = session.execute(query.with_for_update() if lock else query).one_or_none()
+    return None if row is None else RunRecord(**row._mapping)
+
+
+def get_run(session: Session, run_id: RunId, *, lock: bool = False) -> RunRecord:
+    """Return the run. lock: as for `find_run`. Raises NotFoundError if it is unknown or being deleted."""
+    run = find_run(session, run_id, lock=lock)
+    if run is None or run.deleting:
+        raise NotFoundError(f"the selector knows no run '{run_id}'; register it first")
+    return run
+
+
+def update_run(session: Session, run: RunRecord, **columns: object) -> None:
+    """Change columns of the run's row."""
+    session.execute(update(RUNS).where(RUNS.c.number == run.number).values(columns))
+
+
+def find_trigger(session: Session, run: RunRecord, trigger_id: int) -> TriggerSetRecord | None:
+    """Return the run's trigger set of `trigger_id`, or None if there is none."""
+    columns = [TRIGGERS.c[name] for name in _TRIGGER_COLUMNS]
+    query = select(*columns).where(TRIGGERS.c.run_number == run.number, TRIGGERS.c.trigger_id == trigger_id)
+    row = session.execute(query).one_or_none()
+    return None if row is None else TriggerSetRecord(**row._mapping)
+
+
+def find_boundaries(session: Session, run: RunRecord) -> list[int]:
+    """Return how many samples triggers 0, 1, 2, … of the run cover."""
+    query = select(TRIGGERS.c.num_samples).where(TRIGGERS.c.run_number == run.number).order_by(TRIGGERS.c.trigger_id)
+    return list(session.scalars(query))

@@ -1,0 +1,14 @@
+"""The identity of a run's dataset at submission."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "2005"
+down_revision = "2004"
+
+
+def upgrade() -> None:
+    """Add the column; of runs of before it is not known."""
+    op.add_column("runs", sa.Column("dataset_identity", sa.Text, nullable=False, server_default=""), schema="supervisor")
