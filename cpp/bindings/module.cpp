@@ -35,6 +35,8 @@ void translate(std::exception_ptr thrown) {
     raised.attr("row") = error.row;
     raised.attr("offset") = error.offset;
     raise(raised);
+  } catch (const MapCut& error) {
+    raise(error_class("modyn.errors", "CorruptStateError")(from_text(error.what())));
   } catch (const InvalidArgument& error) {
     raise(error_class("modyn.errors", "InvalidArgumentError")(from_text(error.what())));
   }

@@ -5,12 +5,21 @@
 #include "bindings.hpp"
 #include "modyn/column.hpp"
 #include "modyn/copy.hpp"
+#include "modyn/errors.hpp"
+#include "modyn/guard.hpp"
 #include "modyn/key_set.hpp"
 #include "modyn/permutation.hpp"
 #include "modyn/sample_index.hpp"
 
 namespace modyn::bindings {
 namespace {
+
+// Calls use(), which touches maps of our own files: one that was cut meanwhile is an error, and not the end of the process. What `use` calls
+// must own nothing, see guard.hpp.
+template <typename Use>
+void touching_maps(Use use) {
+  if (!survives_bus_error(use)) throw MapCut();
+}
 
 // A column with its memory: `content` holds it, and the map that it is a part of.
 class StoredColumn {
@@ -39,7 +48,9 @@ class StoredColumn {
 
   std::int64_t at(std::int64_t row) const {
     if (row < 0 || row >= num_rows_) throw py::index_error(outside(row));
-    return column.at(row);
+    std::int64_t value = 0;
+    touching_maps([&] { value = column.at(row); });
+    return value;
   }
 
   Int64Array take(const Int64Array& rows) const {
@@ -49,7 +60,7 @@ class StoredColumn {
     const std::int64_t* wrong = wanted + count;
     auto values = filled_array<std::int64_t>(rows.size(), [&](std::int64_t* into) {  // may wait for the disk
       wrong = std::find_if(wanted, wanted + count, [this](std::int64_t row) { return row < 0 || row >= num_rows_; });
-      if (wrong == wanted + count) column.read(wanted, count, into);
+      if (wrong == wanted + count) touching_maps([&] { column.read(wanted, count, into); });
     });
     if (wrong != wanted + count) throw py::index_error(outside(*wrong));
     return values;
@@ -60,7 +71,9 @@ class StoredColumn {
       throw py::index_error("rows " + std::to_string(start) + " to " + std::to_string(stop) + " of " + std::to_string(num_rows_));
     }
     return filled_array<std::int64_t>(stop - start, [&](std::int64_t* into) {  // may wait for the disk
-      for (std::int64_t row = start; row < stop; ++row) into[row - start] = column.at(row);
+      touching_maps([&] {
+        for (std::int64_t row = start; row < stop; ++row) into[row - start] = column.at(row);
+      });
     });
   }
 
@@ -129,7 +142,8 @@ class StoredIndex {
     add(answers.labels);
     if (!locations) add(answers.timestamps);
     // Pages of the map may have to be read. This object holds the map.
-    const bool known = without_gil([&] { return index_.look_up(keys.data(), size_of(keys), answers); });
+    bool known = false;
+    without_gil([&] { touching_maps([&] { known = index_.look_up(keys.data(), size_of(keys), answers); }); });
     if (!known) return py::none();
     return py::tuple(columns);
   }

@@ -1,5 +1,6 @@
 #include "modyn/guard.hpp"
 
+#include <atomic>
 #include <csetjmp>
 #include <csignal>
 #include <mutex>
@@ -11,8 +12,10 @@ namespace {
 // which a signal handler must not.
 [[gnu::tls_model("initial-exec")]] thread_local sigjmp_buf* escape = nullptr;
 
-// The handler of SIGBUS before ours.
-struct sigaction previous {};
+// The handler of SIGBUS before ours; null once it had its turn. Never freed: a handler on another thread may be reading it. There are few,
+// one for each time that another handler is found in the place of ours.
+std::atomic<const struct sigaction*> previous{nullptr};
+static_assert(std::atomic<const struct sigaction*>::is_always_lock_free, "a signal handler must not wait");
 std::mutex installing;
 
 void handle(int signal, siginfo_t* info, void* /*context*/) {
@@ -20,10 +23,10 @@ void handle(int signal, siginfo_t* info, void* /*context*/) {
   if (from_kernel && escape != nullptr) siglongjmp(*escape, 1);
   // Not ours. Stepping aside for good, rather than calling the previous handler from here, cannot end in a loop where that one was
   // installed over us and puts us back when it gives up (as Python's faulthandler does): then its turn has been and the default is due.
-  struct sigaction next = previous;
-  previous = {};
-  previous.sa_handler = SIG_DFL;
-  sigaction(signal, &next, nullptr);
+  struct sigaction standard {};
+  standard.sa_handler = SIG_DFL;
+  const struct sigaction* const next = previous.exchange(nullptr);
+  sigaction(signal, next != nullptr ? next : &standard, nullptr);
   if (!from_kernel) raise(signal);  // a fault comes again by itself: the instruction is repeated
 }
 
@@ -37,7 +40,7 @@ void install() {
   if (is_ours()) return;
   const std::lock_guard lock(installing);
   if (is_ours()) return;
-  previous = now;
+  previous = new struct sigaction(now);  // before ours is installed, which may need it at once
   struct sigaction ours {};
   ours.sa_sigaction = &handle;
   ours.sa_flags = SA_SIGINFO | SA_ONSTACK;
@@ -55,14 +58,15 @@ bool survives_bus_error(void (*run)(void*), void* context) {
   sigaddset(&bus, SIGBUS);
   pthread_sigmask(SIG_UNBLOCK, &bus, &before);
   sigjmp_buf here;
+  sigjmp_buf* const outer = escape;  // guarded code may call guarded code
   if (sigsetjmp(here, 0) != 0) {
-    escape = nullptr;
+    escape = outer;
     pthread_sigmask(SIG_SETMASK, &before, nullptr);  // the jump left a handler, which has blocked at least SIGBUS
     return false;
   }
   escape = &here;
   run(context);
-  escape = nullptr;
+  escape = outer;
   if (sigismember(&before, SIGBUS) == 1) pthread_sigmask(SIG_SETMASK, &before, nullptr);
   return true;
 }

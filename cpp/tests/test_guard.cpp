@@ -73,6 +73,20 @@ TEST_CASE("touching what was cut off is survived, again and again, on many threa
   CHECK(wrong == 0);
 }
 
+TEST_CASE("a guard within another one leaves the other in place") {
+  const TemporaryFolder folder;
+  const CutMap map(folder);
+  for (const bool inner_faults : {false, true}) {
+    bool inner = inner_faults;
+    auto outer = [&] {
+      inner = survives(map, inner_faults ? 2 * page : page);
+      map.sum(2 * page);
+    };
+    CHECK_FALSE(modyn::survives_bus_error(outer));
+    CHECK(inner == !inner_faults);
+  }
+}
+
 TEST_CASE("touching what was cut off is survived by a thread that blocks the signal, and goes on blocking it") {
   const TemporaryFolder folder;
   const CutMap map(folder);

@@ -152,6 +152,18 @@ def delete(
 
 
 @app.command()
+def scrub(name: Name) -> None:
+    """Read all of a dataset's index and compare it with its checksums. Exit code 1 if a file is damaged."""
+    with connect() as client:
+        damaged = client.storage.scrub_dataset(name)
+    for problem in damaged:
+        say(problem.reason)
+    if damaged:
+        raise typer.Exit(1)
+    say(f"{name}: all files of its index match their checksums")
+
+
+@app.command()
 def rebuild(name: Name) -> None:
     """Take what a restored, older database lacks of a dataset from its index, so that it can be ingested again."""
     with connect(start=True) as client:

@@ -25,8 +25,8 @@ KEYS_PER_CALL = 131_072
 RETRY_S = 30.0
 """How long a broken stream is opened again without any progress before its error is raised."""
 
-REBUILD_DEADLINE_S = 3600.0
-"""Each data file is looked at, and read in part."""
+WHOLE_INDEX_DEADLINE_S = 3600.0
+"""To scrub a dataset reads all of its index, to rebuild one a part of each data file too."""
 
 NewSamples = ResumingStream[SampleBatch, int]
 """The samples of a dataset as they arrive. `cancel` may be called from another thread: iteration then ends."""
@@ -82,9 +82,14 @@ class StorageClient(ServiceClient):
         for progress in self._stub.Ingest(storage_pb2.DatasetName(name=name)):
             yield from_message(progress, IngestProgress)
 
+    def scrub_dataset(self, name: str) -> list[FileProblem]:
+        """Read all files of the dataset's index; return those that do not match their checksums."""
+        reply = self._stub.ScrubDataset(storage_pb2.DatasetName(name=name), timeout=WHOLE_INDEX_DEADLINE_S)
+        return [from_message(problem, FileProblem) for problem in reply.problems]
+
     def rebuild_dataset(self, name: str) -> DatasetInfo:
         """Take what the restored, older database lacks of the dataset from its index. Raises: ConflictError: the database is not older."""
-        return info_from_proto(self._stub.RebuildDataset(storage_pb2.DatasetName(name=name), timeout=REBUILD_DEADLINE_S))
+        return info_from_proto(self._stub.RebuildDataset(storage_pb2.DatasetName(name=name), timeout=WHOLE_INDEX_DEADLINE_S))
 
     def problems(self, name: str) -> list[FileProblem]:
         """Files of the dataset that were set aside, the newest problems first."""

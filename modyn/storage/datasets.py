@@ -37,6 +37,7 @@ from modyn.storage.model.records import DatasetInfo, FileProblem, IngestProgress
 from modyn.storage.read.locality import ShortCutOffer
 from modyn.storage.read.published_datasets import PublishedNames
 from modyn.storage.read.record_readers import RecordReaders
+from modyn.storage.read.scrub import scrub
 from modyn.storage.read.snapshot import DatasetSnapshot
 
 _STEP_S = 0.2
@@ -187,6 +188,16 @@ class DatasetStore:
         # An ingestion that still runs fails at its next commit; its files must not appear after the folder is gone.
         with nullcontext() if dataset is None else dataset.writing:
             self._forget(row)
+
+    def scrub(self, name: str) -> list[FileProblem]:
+        """Read all files of the dataset's index and compare them with their checksums; return those that are damaged.
+
+        Raises: NotFoundError: there is no such dataset.
+        """
+        row = self._catalogue.dataset(name)
+        if row is None:
+            raise NotFoundError(f"there is no dataset '{name}'; `modyn data ls` lists them")
+        return scrub(self._folder / row.identity)
 
     def rebuild(self, name: str) -> DatasetInfo:
         """Make the catalogue what the index of the dataset says, after a database of before was restored. Raises as `rebuild`."""

@@ -68,6 +68,11 @@ class StorageService(storage_pb2_grpc.StorageServicer):
         for progress in self._store.ingest(request.name, context.is_active):
             yield to_message(progress, storage_pb2.IngestProgress)
 
+    def ScrubDataset(self, request: storage_pb2.DatasetName, context: Context) -> storage_pb2.ProblemList:
+        """Files of the index that do not match their checksums; none if all is well."""
+        problems = self._store.scrub(request.name)
+        return storage_pb2.ProblemList(problems=[to_message(problem, storage_pb2.Problem) for problem in problems])
+
     def RebuildDataset(self, request: storage_pb2.DatasetName, context: Context) -> storage_pb2.Dataset:
         """Take the rows of the catalogue from the index, which is newer; CONFLICT if it is not."""
         return info_to_proto(self._store.rebuild(request.name))

@@ -141,6 +141,10 @@ class FakeStorageClient(FakeClient, StorageClient):
         """Raises NotImplementedError."""
         raise NotImplementedError(_NOT_FAKED)
 
+    def scrub_dataset(self, name: str) -> list[FileProblem]:
+        """Not faked: there are no files."""
+        raise NotImplementedError(_NOT_FAKED)
+
     def rebuild_dataset(self, name: str) -> DatasetInfo:
         """Not faked: there is no catalogue."""
         raise NotImplementedError(_NOT_FAKED)

@@ -32,6 +32,12 @@ class FileError : public std::runtime_error {
 // FileError for the errno of a failed system call on `path`.
 FileError file_error(int error_number, const std::string& path, std::int64_t offset, std::int64_t wanted);
 
+// A file of ours was cut while it was mapped.
+class MapCut : public std::runtime_error {
+ public:
+  MapCut() : std::runtime_error("a file of the sample index was cut after it was opened; `modyn data scrub` names it") {}
+};
+
 // A row of a CSV file is not what was declared. Rows are counted from 1, without the skipped first line and empty lines.
 class CsvError : public std::runtime_error {
  public:

@@ -4,7 +4,8 @@
 namespace modyn {
 
 // Calls run(context) on this thread; false if it met SIGBUS and was left in the middle. What it leaves is not unwound: `run` must own
-// nothing (no allocation, no lock, no object with a destructor). Any number of threads at once. Faults elsewhere, and signals that
+// nothing (no allocation, no lock, no object with a destructor). Any number of threads at once, and of guards
+// within one another: the innermost one is left. Faults elsewhere, and signals that
 // are sent, go on to the handler of SIGBUS that was installed before.
 bool survives_bus_error(void (*run)(void*), void* context);
 

@@ -218,8 +218,11 @@ class Segment:
             raise CorruptStateError(error.message) from error
 
     def verify(self) -> None:
-        """Read everything and compare with the checksums. Raises CorruptStateError."""
-        self._file.verify()
+        """Read everything and compare with the checksums. Raises CorruptStateError, UnavailableError."""
+        try:
+            self._file.verify()
+        except NotFoundError as error:
+            raise CorruptStateError(error.message) from error
 
     def columns(self) -> SegmentColumns:
         """All entries."""

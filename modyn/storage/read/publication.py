@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ NAMES = ".names"
 """Ending of the blocks of file names."""
 STAMPS = ".stamps"
 """Ending of the sizes and times that are not those in the blocks any more."""
-_FORMAT = 4
+_FORMAT = 5
 _ADVICE = "restart storage, which writes it anew"
 _NAMES_KIND = FileKind(b"MODYNNAM", 1, "file of names of data files", _ADVICE)
 _STAMPS_KIND = FileKind(b"MODYNSTA", 1, "file of stamps of data files", _ADVICE)
@@ -65,7 +66,6 @@ class Publication:
     def to_json(self) -> bytes:
         """Encode the publication as the content of its file."""
         content = {
-            "format": _FORMAT,
             "dataset": self.config.model_dump(mode="json"),
             "identity": self.identity,
             "version": self.version,
@@ -75,7 +75,7 @@ class Publication:
             "altered": self.altered,
             "stamps": self.stamps,
         }
-        return json.dumps(content).encode()
+        return json.dumps({"format": _FORMAT, "crc32": _checksum(content), "content": content}).encode()
 
     @staticmethod
     def read(folder: Path) -> Publication:
@@ -86,11 +86,14 @@ class Publication:
         """
         path = folder / INDEX
         try:
-            content: dict[str, Any] = json.loads(path.read_bytes())
-            if content["format"] != _FORMAT:
+            whole: dict[str, Any] = json.loads(path.read_bytes())
+            if whole["format"] != _FORMAT:
                 raise CorruptStateError(
-                    f"{path} is of format {content['format']}, this Modyn reads format {_FORMAT}; use the Modyn that wrote it"
+                    f"{path} is of format {whole['format']}, this Modyn reads format {_FORMAT}; use the Modyn that wrote it"
                 )
+            content: dict[str, Any] = whole["content"]
+            if whole["crc32"] != _checksum(content):
+                raise CorruptStateError(f"{path} is damaged (it does not match its checksum); {_ADVICE}")
             return Publication(
                 DatasetConfig.model_validate(content["dataset"]),
                 str(content["identity"]),
@@ -107,6 +110,10 @@ class Publication:
             raise UnavailableError(f"cannot read {path}: {error.strerror or error}; make it readable") from error
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptStateError(f"{path} is damaged ({error}); {_ADVICE}") from error
+
+
+def _checksum(content: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(content).encode())
 
 
 def published_version(folder: Path) -> int:
@@ -136,9 +143,9 @@ def write_names(path: Path, files: FileTable, first: int) -> None:
     write_columns(path, _NAMES_KIND, {"ends": ends, "sizes": sizes, "mtimes_ns": mtimes_ns, "text": text})
 
 
-def map_names(folder: Path, block: NameBlock) -> NameColumns:
-    """Map the columns of a block of names into memory. Raises CorruptStateError, UnavailableError."""
-    file = _open(folder / block.file, _NAMES_KIND)
+def map_names(folder: Path, block: NameBlock, verify: bool = False) -> NameColumns:
+    """Map the columns of a block of names into memory, compared with their checksums if asked. Raises CorruptStateError, UnavailableError."""
+    file = _open(folder / block.file, _NAMES_KIND, verify)
     columns = NameColumns(file.column("ends"), file.column("sizes"), file.column("mtimes_ns"), file.column("text"))
     if len(columns.ends) != block.count:
         raise _NAMES_KIND.corrupt(file.path, f"it has {len(columns.ends)} names, not {block.count}")
@@ -150,13 +157,16 @@ def write_stamps(path: Path, files: FileTable, ids: Int64Array) -> None:
     write_columns(path, _STAMPS_KIND, {"stamps": np.stack([ids, *files.stamps(ids)])})
 
 
-def map_stamps(path: Path) -> Int64Array:
-    """Map ids, sizes and times of files into memory: int64 (3, n). Raises CorruptStateError, UnavailableError."""
-    return _open(path, _STAMPS_KIND).column("stamps")
+def map_stamps(path: Path, verify: bool = False) -> Int64Array:
+    """Map ids, sizes and times of files into memory, as `map_names`: int64 (3, n). Raises CorruptStateError, UnavailableError."""
+    return _open(path, _STAMPS_KIND, verify).column("stamps")
 
 
-def _open(path: Path, kind: FileKind) -> ColumnFile:
+def _open(path: Path, kind: FileKind, verify: bool) -> ColumnFile:
     try:
-        return ColumnFile.open(path, kind)
+        file = ColumnFile.open(path, kind)
+        if verify:
+            file.verify()
+        return file
     except NotFoundError as error:
         raise CorruptStateError(error.message) from error

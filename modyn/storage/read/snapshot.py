@@ -169,11 +169,19 @@ def _are_current(files: tuple[_WatchedFile, ...]) -> bool:
 class PublishedDataset:
     """The dataset that storage publishes in one folder. Any number of threads."""
 
-    def __init__(self, folder: Path, readers: RecordReaders, tombstones: Tombstones | None = None, may_lag: bool = False) -> None:
-        """tombstones: those that this process writes itself; otherwise they are read from the folder. may_lag: as in `DatasetSnapshot`."""
+    def __init__(
+        self,
+        folder: Path,
+        readers: RecordReaders,
+        tombstones: Tombstones | None = None,
+        may_lag: bool = False,
+        verify: bool = True,
+    ) -> None:
+        """tombstones: those that this process writes itself; otherwise they are read from the folder. may_lag: as in `DatasetSnapshot`.
+        verify: compare files with their checksums when they are first opened, which reads all of them."""
         self.folder = folder
         self._readers = readers
-        self._may_lag = may_lag
+        self._may_lag, self._verify = may_lag, verify
         self._tombstones = tombstones
         self._watched = (INDEX,) if tombstones is not None else (INDEX, TOMBSTONES)
         self._lock = threading.Lock()
@@ -207,7 +215,7 @@ class PublishedDataset:
 
     def _read(self) -> DatasetSnapshot:
         published = Publication.read(self.folder)
-        segments = {name: self._segments.get(name) or Segment.open(self.folder / name) for name in published.segments}
+        segments = {name: self._segments.get(name) or self._open_segment(name) for name in published.segments}
         if self._seen is not None and segments.keys() == self._segments.keys():
             index = self._seen[0].index
         else:
@@ -229,6 +237,12 @@ class PublishedDataset:
         self._segments = segments
         return snapshot
 
+    def _open_segment(self, name: str) -> Segment:
+        segment = Segment.open(self.folder / name)
+        if self._verify:
+            segment.verify()
+        return segment
+
     def _files(self, published: Publication) -> tuple[PathTable, RecordReader]:
         """The names of all files, and their reader. New names are appended: a file never gets another name."""
         self._opened = self._opened or self._readers.open(published.config)
@@ -237,12 +251,12 @@ class PublishedDataset:
         for block in published.names:
             known = len(paths) - first
             if known < block.count:
-                mapped = map_names(self.folder, block)
+                mapped = map_names(self.folder, block, self._verify)
                 start = int(mapped.ends[known - 1]) if known else 0
                 ends = mapped.ends[known:] - start if known else mapped.ends
                 paths.append_packed(mapped.text[start:], ends, mapped.sizes[known:], mapped.mtimes_ns[known:])
             first += block.count
         if published.stamps is not None and published.stamps != self._stamps:
-            paths.restamp(*map_stamps(self.folder / published.stamps))
+            paths.restamp(*map_stamps(self.folder / published.stamps, self._verify))
             self._stamps = published.stamps
         return paths, reader

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import zlib
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
@@ -257,21 +258,29 @@ def test_what_is_damaged_or_unknown_is_told(tmp_path: Path, sources: RecordReade
     with pytest.raises(NotFoundError, match="no dataset is published"):
         reader.snapshot()
     publish(Publisher(tmp_path), binary_dataset(tmp_path / "data"), ["a"])
-    content = json.loads((tmp_path / "index.json").read_bytes())
+    whole = json.loads((tmp_path / "index.json").read_bytes())
+    content = whole["content"]
+
+    def with_content(**changes: object) -> str:
+        changed = content | changes
+        return json.dumps(whole | {"content": changed, "crc32": zlib.crc32(json.dumps(changed).encode())})
+
     for text, reason in (
         ("{", "damaged"),
-        (json.dumps(content | {"format": 99}), "format 99"),
-        (json.dumps({"format": 1}), "damaged"),
-        (json.dumps(content | {"segments": ["none.segment"]}), "missing"),
-        (json.dumps(content | {"names": [["none.names", 1]]}), "none.names is missing"),
-        (json.dumps(content | {"stamps": "none.stamps"}), "none.stamps is missing"),
+        (json.dumps(whole | {"format": 99}), "format 99"),
+        (json.dumps({"format": 1}), "format 1,"),
+        (json.dumps(whole | {"content": content | {"version": 7}}), "does not match its checksum"),
+        (with_content(version="x"), "damaged"),
+        (with_content(segments=["none.segment"]), "missing"),
+        (with_content(names=[["none.names", 1]]), "none.names is missing"),
+        (with_content(stamps="none.stamps"), "none.stamps is missing"),
     ):
         (tmp_path / "index.json").unlink()
         (tmp_path / "index.json").write_text(text)
         with pytest.raises(CorruptStateError, match=reason):
             reader.snapshot()
     (block,) = content["names"]
-    (tmp_path / "index.json").write_text(json.dumps(content))
+    (tmp_path / "index.json").write_text(json.dumps(whole))
     (tmp_path / block[0]).write_bytes(b"abc")
     with pytest.raises(CorruptStateError, match="is not a file of names"):
         PublishedDataset(tmp_path, sources).snapshot()

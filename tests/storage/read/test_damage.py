@@ -1,0 +1,121 @@
+"""A bit that flips or bytes that are cut in any file of an index: found when it is opened, named by a scrub, never served, never the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from modyn.config.system import SystemConfig
+from modyn.errors import CorruptStateError
+from modyn.storage.read.published_datasets import PublishedDatasets, PublishedNames
+from modyn.storage.read.record_readers import RecordReaders
+from tests.support.running_storage import RunningStorage, binary_dataset, image_dataset, start_storage, write_image, write_records
+
+COLUMNS = ("file_ids", "offsets", "lengths", "labels", "timestamps", "time_order")
+
+
+def make_dataset(storage: RunningStorage, data: Path) -> Path:
+    """Images of several sizes and labels, whose times are not in the order of their keys; two are deleted."""
+    random = np.random.default_rng(3)
+    for number in range(3):
+        for i in range(12):
+            payload, label = bytes(int(random.integers(1, 90))), int(random.integers(10**6))
+            write_image(data, f"{number}-{i:02}-{random.integers(100)}", payload, label, 5000 + number)
+        storage.client.register_dataset(image_dataset(data, timestamp_source=r"name:-(\d+)\."))
+        storage.ingest("images")
+    storage.client.delete_samples("images", np.asarray([3, 30]))
+    return storage.store.dataset("images").folder
+
+
+def make_touched(storage: RunningStorage, data: Path) -> Path:
+    """Records in files of which one has another time than when it was indexed, with the same content."""
+    for number in range(3):
+        write_records(data / f"{number}.bin", range(10), 1000 + number)
+    storage.client.register_dataset(binary_dataset(data, "images"))
+    storage.ingest("images")
+    os.utime(data / "1.bin", (9000, 9000))
+    storage.ingest("images")
+    return storage.store.dataset("images").folder
+
+
+def flip(path: Path, position: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 0x10
+    path.write_bytes(content)
+
+
+def flip_column(path: Path, name: str) -> None:
+    """Flip a bit in the middle of a column of a file of columns (`modyn.columnar`)."""
+    content = path.read_bytes()
+    _, _, _, position, size = struct.unpack_from("<8sIIQQ", content)
+    column = json.loads(content[position : position + size])["columns"][name]
+    values = int(np.prod(column["shape"])) * np.dtype(column["dtype"]).itemsize
+    flip(path, column["offset"] + values // 2)
+
+
+def largest(folder: Path, pattern: str) -> Path:
+    return max(folder.glob(pattern), key=lambda path: path.stat().st_size)
+
+
+DAMAGES: dict[str, tuple[str, Callable[[Path], None]]] = {
+    **{f"flip in {name}": ("*.segment", lambda path, name=name: flip_column(path, name)) for name in COLUMNS},  # type: ignore[misc]
+    "cut segment": ("*.segment", lambda path: os.truncate(path, path.stat().st_size - 9)),
+    "flip in names": ("*.names", lambda path: flip_column(path, "text")),
+    "flip in sizes": ("*.names", lambda path: flip_column(path, "sizes")),
+    "cut names": ("*.names", lambda path: os.truncate(path, 100)),
+    "flip in stamps": ("*.stamps", lambda path: flip_column(path, "stamps")),
+    "flip in deletions": ("deletions", lambda path: flip(path, path.stat().st_size - 9)),
+    "cut deletions": ("deletions", lambda path: os.truncate(path, 50)),
+    "flip in index": ("index.json", lambda path: flip(path, path.read_bytes().index(b'"version": ') + 11)),
+    "cut index": ("index.json", lambda path: os.truncate(path, 60)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_found_when_a_file_is_opened_and_named_by_a_scrub(
+    quick_config: SystemConfig, stack: ExitStack, tmp_path: Path, damage: str
+) -> None:
+    with ExitStack() as first:
+        storage = start_storage(quick_config, first)
+        folder = (make_touched if "stamps" in damage else make_dataset)(storage, tmp_path / "data")
+        assert storage.client.scrub_dataset("images") == []
+        pattern, harm = DAMAGES[damage]
+        damaged = largest(folder, pattern)
+        harm(damaged)
+        (problem,) = storage.client.scrub_dataset("images")
+        assert problem.path == str(damaged)
+        assert str(damaged) in problem.reason
+        names = PublishedNames.of(quick_config)
+        with pytest.raises(CorruptStateError, match=damaged.name):
+            PublishedDatasets(names, RecordReaders(1), "replica-1").snapshot("images")
+
+
+def test_a_segment_that_is_cut_while_it_is_mapped_is_an_error(storage: RunningStorage, tmp_path: Path) -> None:
+    """Touching its map raises SIGBUS, which would end the process."""
+    random = np.random.default_rng(4)
+    records = np.zeros(40_000, [("label", "<i8"), ("data", "<i8")])
+    records["label"] = random.integers(0, 2**62, len(records))
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "0.bin").write_bytes(records.tobytes())
+    storage.client.register_dataset(binary_dataset(tmp_path / "d"))
+    storage.ingest()
+    index = storage.store.snapshot("numbers").index
+    os.truncate(index.segments[0].path, 4096)
+    labels = index.segments[0].labels
+    for touch in (
+        lambda: storage.client.samples_by_key("numbers", np.asarray([39_999])),
+        lambda: storage.data_of([39_999]),
+        lambda: labels.at(39_999),
+        lambda: labels.take(np.asarray([39_999])),
+        lambda: labels.slice(0, 40_000),
+    ):
+        with pytest.raises(CorruptStateError, match="was cut after it was opened; `modyn data scrub` names it"):
+            touch()
+    assert [problem.path for problem in storage.client.scrub_dataset("numbers")] == [str(index.segments[0].path)]
