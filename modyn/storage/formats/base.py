@@ -12,9 +12,9 @@ from pydantic import ConfigDict
 
 from modyn import _core
 from modyn.config.base import Section
-from modyn.errors import ConfigError
+from modyn.errors import ConfigError, DataError
 from modyn.storage.files.file_system import NameEndings, Names
-from modyn.storage.formats.timestamps import name_pattern, time_in_name
+from modyn.storage.formats.timestamps import name_pattern
 from modyn.storage.model.samples import IndexedFiles, IndexedSamples
 
 CHUNK_ROWS = 1 << 18
@@ -99,7 +99,12 @@ class FileFormat(ABC):
         """
         if self.time_place is not None:
             return None
-        return mtime_ns // 10**9 if self.name_pattern is None else time_in_name(path, self.name_pattern)
+        if self.name_pattern is None:
+            return mtime_ns // 10**9
+        (found,) = self.name_pattern.times([path])
+        if isinstance(found, DataError):
+            raise found
+        return found
 
     def open(self, path: str, buffering: int = -1) -> BinaryIO:
         """Open a data file for reading, only if it lies in `roots`, whatever links its path holds. Raises: DataError, OSError."""

@@ -68,12 +68,11 @@ class SingleSampleFormat(WholeFileFormat):
         )
         problems = {i: _problem(paths[i], at_fault, reason) for i, (at_fault, reason) in failed.items()}
         timestamps = mtimes_ns // 1_000_000_000
-        for i, path in enumerate(paths) if self.name_pattern else ():
-            if i not in problems:
-                try:
-                    timestamps[i] = self.file_time(path, 0)
-                except DataError as error:
-                    problems[i] = error
+        for i, found in enumerate(self.name_pattern.times(paths)) if self.name_pattern else ():
+            if isinstance(found, DataError):
+                problems.setdefault(i, found)
+            else:
+                timestamps[i] = found
         return IndexedFiles(sizes, labels, timestamps, problems, mtimes_ns)
 
 

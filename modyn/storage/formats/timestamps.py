@@ -3,7 +3,7 @@
 | source | meaning |
 |---|---|
 | `` | modification time of the file, whole seconds |
-| `name:REGEX` | group 1 of REGEX, searched in the file's name: ISO 8601, or whole seconds if it is all digits; `(?P<date>...)` is always ISO 8601 |
+| `name:REGEX` | group 1 of REGEX, found (RE2) in the file's name: ISO 8601, or whole seconds if all digits; `(?P<date>...)` is always ISO 8601 |
 | `column:N` | column N (from 0) of a CSV row: whole seconds or ISO 8601 |
 | `column:NAME` | column NAME of a Parquet row: whole seconds, ISO 8601, a date or a timestamp |
 | `field:OFFSET` or `field:OFFSET:SIZE` | signed integer of SIZE (default 8) bytes at byte OFFSET of a binary record: seconds |
@@ -16,53 +16,93 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from modyn.errors import ConfigError, DataError
 from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP
 
+_MAX_REGEX = 1000
+"""Characters."""
 _KNOWN = re.compile(r"|name:.+|column:.+|field:[0-9]+:[1-8]|field:[^:.]+(\.[^:.]+)*", re.DOTALL)
 _SOURCES = (
     "allowed are '' (modification time), 'name:REGEX', 'column:N', 'column:NAME', 'field:OFFSET[:SIZE]' and 'field:NAME[.INNER]'"
 )
 
 
-def name_pattern(source: str) -> re.Pattern[str] | None:
+@dataclass(frozen=True, slots=True)
+class NamePattern:
+    """A regular expression that finds the time in names of files, with RE2: in time linear in the name, and without holding up other threads.
+
+    time_group: number of the group that is whole seconds or ISO 8601. date_group: of one that is always ISO 8601; 0: there is none.
+    """
+
+    regex: str
+    time_group: int = 1
+    date_group: int = 0
+
+    def times(self, paths: Sequence[str]) -> list[int | DataError]:
+        """Return the time in the name of each of `paths`, in seconds since 1970, or why there is none."""
+        import pyarrow as pa  # Loads slowly, and is not needed without a pattern.
+        import pyarrow.compute as pc
+
+        # A name that is no text matches with what can be shown of it.
+        names = pa.array([os.fsencode(os.path.basename(path)).decode("utf-8", "replace") for path in paths], pa.string())
+        found = pc.match_substring_regex(names, pattern=self.regex).to_pylist()
+        whole = rf"(?s:\A.*?)(?:{self.regex})(?s:.*)\z"
+        groups = [self.time_group, *([self.date_group] if self.date_group else [])]
+        texts, *dates = (
+            pc.replace_substring_regex(names, pattern=whole, replacement=rf"\{group}").to_pylist() for group in groups
+        )
+        of_dates = dates[0] if dates else [""] * len(texts)
+        return list(map(self._time, paths, found, texts, of_dates))
+
+    def _time(self, path: str, found: bool, text: str, date: str) -> int | DataError:
+        if not found:
+            name = os.path.basename(path)
+            return DataError(
+                f"the name of {path} holds no time: '{self.regex}' does not match '{name}'; rename it or change timestamp_source"
+            )
+        try:
+            seconds = int(text) if not date and re.fullmatch(r"-?[0-9]{1,30}", text) else iso_seconds(date or text)
+        except ValueError:
+            return DataError(
+                f"the name of {path} holds no time: '{date or text}' is neither whole seconds nor ISO 8601; rename the file"
+            )
+        if not MIN_TIMESTAMP <= seconds <= MAX_TIMESTAMP:
+            return DataError(f"the time in the name of {path} is not within int64 seconds: {seconds}; rename the file")
+        return seconds
+
+
+def name_pattern(source: str) -> NamePattern | None:
     """The REGEX of a `timestamp_source`; None if the time is not in the file's name. Raises: ConfigError: the source is none of the above."""
     if not _KNOWN.fullmatch(source):
         raise ConfigError(f"timestamp_source '{source}' is not known; {_SOURCES}")
     if not source.startswith("name:"):
         return None
+    regex = source.removeprefix("name:")
+    import pyarrow as pa  # As in `NamePattern.times`.
+    import pyarrow.compute as pc
+
+    if len(regex) > _MAX_REGEX:
+        raise ConfigError(
+            f"the regular expression of a timestamp_source has {len(regex)} characters; at most {_MAX_REGEX} are allowed"
+        )
     try:
-        pattern = re.compile(source.removeprefix("name:"))
-    except re.error as error:
-        raise ConfigError(f"timestamp_source '{source}' is not a regular expression: {error}") from error
+        pc.match_substring_regex(pa.array([""]), pattern=regex)
+        pattern = re.compile(regex)
+    except (pa.ArrowInvalid, re.error) as error:
+        raise ConfigError(
+            f"timestamp_source '{source}' is not a regular expression that RE2 knows, which has no look-ahead and no references back: {error}"
+        ) from error
     if pattern.groups < 1:
         raise ConfigError(
             f"timestamp_source '{source}' has no group; put the part of the file's name that is the time in parentheses"
         )
-    return pattern
-
-
-def time_in_name(path: str, pattern: re.Pattern[str]) -> int:
-    """The time that `pattern` finds in the name of a file, in seconds since 1970. Raises: DataError: there is none."""
-    name = os.path.basename(path)
-    match = pattern.search(name)
-    if match is None:
-        raise DataError(
-            f"the name of {path} holds no time: '{pattern.pattern}' does not match '{name}'; rename it or change timestamp_source"
-        )
-    date = match.groupdict().get("date")
-    text = (match[1] or "") if date is None else date
-    try:
-        seconds = int(text) if date is None and re.fullmatch(r"-?\d+", text) else iso_seconds(text)
-    except ValueError as error:
-        raise DataError(
-            f"the name of {path} holds no time: '{text}' is neither whole seconds nor ISO 8601; rename the file"
-        ) from error
-    if not MIN_TIMESTAMP <= seconds <= MAX_TIMESTAMP:
-        raise DataError(f"the time in the name of {path} is not within int64 seconds: {seconds}; rename the file")
-    return seconds
+    if max(pattern.groupindex.get("date", 0), 1) > 9:
+        raise ConfigError(f"timestamp_source '{source}': the group (?P<date>...) is not one of the first nine")
+    return NamePattern(regex, 1, pattern.groupindex.get("date", 0))
 
 
 def iso_seconds(text: str) -> int:

@@ -6,6 +6,7 @@ import pytest
 
 from modyn.errors import ConfigError
 from modyn.storage.formats import build_format
+from modyn.storage.formats.timestamps import name_pattern
 
 OPTIONS: dict[str, dict[str, object]] = {
     "BinaryFileWrapper": {"record_size": 40, "label_size": 4},
@@ -27,3 +28,37 @@ def test_a_place_is_for_the_formats_that_have_it(wrapper: str, source: str) -> N
             build_format(wrapper, OPTIONS[wrapper], source)
     else:
         build_format(wrapper, OPTIONS[wrapper], source)
+
+
+@pytest.mark.parametrize(
+    ("regex", "name", "expected"),
+    [
+        ("([0-9]+)", "a_20_30.png", 20),
+        ("_([0-9]+)[.]", "a_20_30.png", 30),
+        ("(?P<date>[0-9]{8})", "a_19700102.png", 86_400),
+        ("([0-9]+)s|(?P<date>[0-9-]+)d", "1970-01-02d.png", 86_400),
+        ("([0-9]+)s|(?P<date>[0-9-]+)d", "77s.png", 77),
+        ("(?i)T([0-9]+)", "t5.png", 5),
+        ("(-?[0-9]+)", "x\n-5.png", -5),
+        ("([0-9]+)", "\udcff7.png", 7),
+        ("ä([0-9]+)", "ä7.png", 7),
+    ],
+)
+def test_the_time_is_the_group_of_the_first_match(regex: str, name: str, expected: int) -> None:
+    pattern = name_pattern(f"name:{regex}")
+    assert pattern is not None
+    assert pattern.times([f"/1/{name}", f"/2/{name}"]) == [expected, expected]
+
+
+def test_a_pattern_that_backtracks_takes_no_time() -> None:
+    """Python's own would not end, and hold up all threads of storage."""
+    pattern = name_pattern("name:((a*)*)*c([0-9]+)")
+    assert pattern is not None
+    (error,) = pattern.times(["a" * 200 + "b"])
+    assert "holds no time" in str(error)
+
+
+@pytest.mark.parametrize("regex", ["(?=a)([0-9]+)", r"([0-9])\1", "(((a{1000}){1000}){1000})", "(" + "a" * 1000 + ")", "("])
+def test_a_pattern_that_cannot_be_searched_in_bounded_time_is_refused(regex: str) -> None:
+    with pytest.raises(ConfigError, match="RE2|at most 1000"):
+        name_pattern(f"name:{regex}")
