@@ -88,6 +88,12 @@ class TrainingError(ModynError):
     reason = "TRAINING"
 
 
+class WorkerDiedError(ModynError):
+    """A worker process was killed or crashed in the middle of its work, which may succeed in another one: memory ran out, say."""
+
+    reason = "WORKER_DIED"
+
+
 class CorruptStateError(ModynError):
     """A file that Modyn wrote does not match its header or checksum. The message names the file."""
 

@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,20 +128,31 @@ def protect_output() -> None:
         setattr(sys, name, io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True))
 
 
+_output: Final[list[Path]] = []
+"""The file that standard output and error of this process go to, if `write_output_to` chose one."""
+_redirecting = threading.Lock()  # Between a change of the file and a look at it, which would bring the old one back.
+
+
 def write_output_to(path: Path, limits: LogLimits) -> None:
     """Send standard output and error of this process to the end of `path`, and begin a new file whenever it has outgrown `limits`.
 
     Loses no line: both descriptors are exchanged while the old file stays open to threads in the middle of a write. Child processes
-    go on with the file that they inherited. While `path` cannot be opened, output stays where it was.
+    go on with the file that they inherited. While `path` cannot be opened, output stays where it was. Called again, it changes the file;
+    the first limits count.
     """
-    with suppress(OSError):  # the first look below tries again
+    with _redirecting, suppress(OSError):  # the first look below tries again
+        watched = bool(_output)
+        _output[:] = [path]
         _redirect(path)
+    if watched:
+        return
 
     def watch() -> None:
         while True:
             time.sleep(limits.look_every_s)
             # A full disk or a folder that was removed must not end a service; the next look tries again.
-            with suppress(OSError):
+            with _redirecting, suppress(OSError):
+                path = _output[0]
                 if rotate(path, limits) or not is_output(path):
                     _redirect(path)
 

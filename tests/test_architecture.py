@@ -213,7 +213,7 @@ TRAINING_WORKER = {
         "batches check checkpoint client components config criterion divergence files finished inputs joint_step loop plan preload state_file train"
     ),
     "trainer_server.downsampling": "no",
-    "workers": "devices limits pool process",
+    "workers": "devices job job_table kept_models limits placement pool process session surroundings",
 }
 """All modules of Modyn in a training worker, without generated ones, by package. Imported before the fork, by the fork server."""
 

@@ -176,6 +176,18 @@ class WorkerServiceConfig(ServiceConfig):
         description="address space of each worker process, of which PyTorch takes some gigabytes by itself, and CUDA far more than it uses; "
         "none: no limit",
     )
+    session_idle_s: float = Field(
+        60.0,
+        ge=0,
+        le=86_400,
+        description="seconds that a worker process waits for further work of the same run, with what it has imported, its GPU and its models; "
+        "0: each training and evaluation gets a process of its own",
+    )
+    session_models_bytes: int = Field(
+        2**28,
+        ge=0,
+        description="weights that each worker process keeps for further work of the same run, the newest; 0: keep none",
+    )
 
 
 class EvaluatorConfig(WorkerServiceConfig):

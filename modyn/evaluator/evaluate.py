@@ -70,14 +70,14 @@ def run(job: EvaluationJob, connection: JobConnection) -> list[Score]:
     request, config = job.request, job.config
     dataset = load_dataset(request.dataset)
     with ModelStorageClient(config.endpoint("model_storage")) as models:
-        stored = models.get(request.model_id, job.scratch / "model.safetensors")
+        stored = models.get(request.model_id, job.scratch / "model.safetensors", connection.models)
     model = build_model(stored.model_class, stored.model_config)
     load_weights(model, stored.path)
     kept = job.kept_outputs(stored.version.weights_sha256)
     source = DatasetSource(config, dataset.dataset_id, dataset.dataloader_workers)
     connection.check()
     with StorageClient(config.endpoint("storage")) as storage, source.open_payloads() as payloads:
-        return evaluate(model, EvaluationInput(dataset, job.intervals, storage, payloads, request.device, progress, kept))
+        return evaluate(model, EvaluationInput(dataset, job.intervals, storage, payloads, connection.device, progress, kept))
 
 
 def evaluate(model: nn.Module, inputs: EvaluationInput) -> list[Score]:

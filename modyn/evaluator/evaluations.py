@@ -13,10 +13,11 @@ from typing import Final
 from prometheus_client import Counter
 
 from modyn.errors import CancelledError, ConflictError, InvalidArgumentError, ModynError, NotFoundError, UnavailableError
-from modyn.evaluator.client import EvaluationRequest, EvaluationState, EvaluationStatus
+from modyn.evaluator.client import EvaluationRequest, EvaluationState, EvaluationStatus, json_digest
 from modyn.evaluator.config import load_dataset
 from modyn.evaluator.outputs import EvaluationJob, Score, decoding_digest
 from modyn.evaluator.store import EvaluationStore, ScoreKey, metric_digests
+from modyn.json_codec import whole_numbers
 from modyn.records import Interval
 from modyn.rpc.logs import get_logger
 from modyn.workers import Job, JobTable, WorkerPool
@@ -29,6 +30,7 @@ COALESCE_S: Final = 0.03
 MAX_WAITING: Final = 10_000
 """Live evaluations; further ones are refused until some have ended."""
 
+_NO_CODE: Final = ("batch_size", "dataloader_workers")
 _RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,199}")
 
 MakeJob = Callable[[EvaluationRequest, Sequence[Interval]], EvaluationJob]
@@ -210,6 +212,8 @@ class Evaluations:
             "modyn.evaluator.evaluate:run",
             evaluation,
             name=group.names,
+            session=session_key(requests[0]),
+            device=requests[0].device,
             log_path=evaluation.config.log_dir / "runs" / requests[0].run_id / f"evaluation-{requests[0].trigger_id}.log",
             on_message=lambda message: self._set_all(group, EvaluationState.RUNNING, *message),
             on_done=ended,
@@ -280,6 +284,12 @@ class Evaluations:
         with self._changed:
             for id_ in group.requests:
                 self.table.set(id_, EvaluationStatus(id_, state, seen, total))
+
+
+def session_key(request: EvaluationRequest) -> str:
+    """Equal for evaluations that one worker process may do one after the other: those of one run whose datasets run the same code."""
+    section = {name: value for name, value in request.dataset.items() if name not in ("dataset_id", *_NO_CODE)}
+    return f"{request.run_id} {json_digest(whole_numbers(section))}"
 
 
 def _as_error(error: Exception, what: str) -> ModynError:

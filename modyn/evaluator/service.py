@@ -24,7 +24,7 @@ from modyn.rpc.access import Role, for_workers
 from modyn.rpc.server import Registration, ServiceContext
 from modyn.rpc.wire import from_message, from_struct, plugins_to_proto, problems_to_proto, to_message
 from modyn.storage.client import StorageClient
-from modyn.workers import WorkerLimits, WorkerPool
+from modyn.workers import SessionRules, WorkerLimits, WorkerPool
 
 PRELOAD: Final = ("modyn.evaluator.preload",)
 
@@ -88,7 +88,8 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     outputs = OutputCache(context.directory / "outputs", settings.outputs_bytes)
     outputs.prepare()
     limits = WorkerLimits("evaluator", settings.user_function_timeout_s, settings.worker_memory_bytes, config.logs.limits)
-    pool = WorkerPool(settings.max_workers, num_threads=settings.num_threads, preload=PRELOAD, failure=ModynError, limits=limits)
+    rules = SessionRules(settings.num_threads, limits, settings.session_idle_s, settings.session_models_bytes)
+    pool = WorkerPool(settings.max_workers, rules=rules, preload=PRELOAD, failure=ModynError)
     storage = StorageClient(config.endpoint("storage"))
     context.on_shutdown(storage.close)
 

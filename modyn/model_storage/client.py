@@ -8,13 +8,17 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
 
 from modyn.errors import CorruptStateError, NotFoundError
+from modyn.models.weights import weights_sha256
 from modyn.proto import model_storage_pb2, model_storage_pb2_grpc
 from modyn.records import ModelVersion, RunId
 from modyn.rpc.client import SectionClient
 from modyn.rpc.wire import from_message, to_message
+
+if TYPE_CHECKING:
+    from modyn.workers.kept_models import KeptModels
 
 CHUNK_BYTES: Final = 1 << 20
 M = TypeVar("M", model_storage_pb2.PutRequest, model_storage_pb2.GetReply)
@@ -96,10 +100,12 @@ class ModelStorageClient(SectionClient):
 
     _Stub = model_storage_pb2_grpc.ModelStorageStub
 
-    def put(self, header: ModelHeader, safetensors_path: Path) -> ModelVersion:
+    def put(self, header: ModelHeader, safetensors_path: Path, kept: KeptModels | None = None) -> ModelVersion:
         """Store the weights in `safetensors_path`. The version is visible at once or not at all.
 
         Idempotent by (run, trigger) if there is a run: a second put returns the version that exists.
+
+        Args: kept: the weights are put into it too, for a later `get`.
         """
         with safetensors_path.open("rb") as file:
 
@@ -111,14 +117,27 @@ class ModelStorageClient(SectionClient):
                 return from_message(self._stub.Put(requests()), StoredModelInfo).version
 
             # Without a run a repeated put would store the model twice.
-            return self._retrier.call(put) if header.run_id else put()
+            version = self._retrier.call(put) if header.run_id else put()
+        if kept is not None:
+            _keep(kept, version, safetensors_path)
+        return version
 
-    def get(self, model_id: int, into: Path) -> StoredModel:
+    def get(self, model_id: int, into: Path, kept: KeptModels | None = None) -> StoredModel:
         """Fetch the weights of a version into the file `into`, which appears complete and verified or not at all.
 
+        Args: kept: what is in it is not fetched again, and what is fetched is put into it.
         Raises: NotFoundError: the version is unknown. CorruptStateError: what arrived is not what was stored.
         """
-        return self._retrier.call(self._get, model_id, into)
+        if kept:
+            info = self.describe(model_id)
+            content = kept.get(info.version.weights_sha256)
+            if content is not None:
+                into.write_bytes(content)
+                return StoredModel(info.version, info.model_class, info.model_config, info.training_result, into)
+        stored = self._retrier.call(self._get, model_id, into)
+        if kept is not None:
+            _keep(kept, stored.version, into)
+        return stored
 
     def _get(self, model_id: int, into: Path) -> StoredModel:
         partial = into.with_name(f"{into.name}.{uuid.uuid4().hex}.partial")
@@ -160,3 +179,9 @@ class ModelStorageClient(SectionClient):
     def promote(self, model_id: int) -> StoredModelInfo:
         """Mark a version as the one to use, in place of the one of the same run that was promoted before. Raises NotFoundError."""
         return from_message(self._stub.Promote(model_storage_pb2.ModelId(model_id=model_id)), StoredModelInfo)
+
+
+def _keep(kept: KeptModels, version: ModelVersion, path: Path) -> None:
+    """Keep the weights in `path` if they are those of `version`: the version that a repeated put returns may have others."""
+    if path.stat().st_size <= kept.limit and weights_sha256(path) == version.weights_sha256:
+        kept.put(version.weights_sha256, path.read_bytes())

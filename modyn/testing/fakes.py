@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from modyn.config.base import Problem
 from modyn.errors import AlreadyExistsError, ConflictError, ModynError, NotFoundError
@@ -29,6 +29,9 @@ from modyn.selector.window import SelectionContext, window_of_trigger
 from modyn.selector.window.live import NO_KEYS
 from modyn.testing.checks import MemoryReader
 from modyn.trainer_server.client import NOTHING_TRAINED, TrainingRequest, TrainingState, TrainingStatus
+
+if TYPE_CHECKING:
+    from modyn.workers import KeptModels
 
 
 class FakeClient:
@@ -207,8 +210,8 @@ class FakeModelStorage(FakeSectionClient):
             self._models.append((info, content))
             return version
 
-    def get(self, model_id: int, into: Path) -> StoredModel:
-        """Write the kept bytes to `into`. Raises NotFoundError."""
+    def get(self, model_id: int, into: Path, kept: KeptModels | None = None) -> StoredModel:
+        """Write the stored bytes to `into`; `kept` is left as it is. Raises NotFoundError."""
         info = self.describe(model_id)
         into.write_bytes(self._models[model_id - 1][1])
         return StoredModel(info.version, info.model_class, info.model_config, info.training_result, into)

@@ -121,7 +121,7 @@ class TrainingConfig(Section):
 
     gpus: int = Field(1, ge=1, description="more than one is not available yet")
     device: Annotated[str, Matching(r"^(cpu|cuda(:\d+)?)$", "write cpu, cuda or cuda:N")] = Field(
-        "cpu", description="`cpu` or `cuda:N`", examples=["cuda:0"]
+        "cpu", description="`cpu`, `cuda:N`, or `cuda`: the GPU with the fewest trainings", examples=["cuda:0"]
     )
     epochs_per_trigger: int = Field(1, ge=1, description="passes over the trigger set")
     num_samples_to_pass: list[Annotated[int, Field(ge=1)]] | None = Field(

@@ -17,7 +17,7 @@ from modyn.trainer_server.client import TrainingRequest
 from modyn.trainer_server.config import OPTIMIZERS, SCHEDULERS
 from modyn.trainer_server.downsampling import DOWNSAMPLING
 from modyn.trainer_server.trainings import Trainings
-from modyn.workers import WorkerLimits, WorkerPool
+from modyn.workers import SessionRules, WorkerLimits, WorkerPool
 
 PRELOAD: Final = ("modyn.trainer_server.preload",)
 
@@ -67,8 +67,9 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     config = context.config
     settings = config.trainer_server
     limits = WorkerLimits("trainer_server", settings.user_function_timeout_s, settings.worker_memory_bytes, config.logs.limits)
-    pool = WorkerPool(settings.max_workers, num_threads=settings.num_threads, preload=PRELOAD, limits=limits)
-    checks = WorkerPool(1, num_threads=1, preload=PRELOAD)
+    rules = SessionRules(settings.num_threads, limits, settings.session_idle_s, settings.session_models_bytes)
+    pool = WorkerPool(settings.max_workers, rules=rules, preload=PRELOAD)
+    checks = WorkerPool(1, preload=PRELOAD)
     models = ModelStorageClient(config.endpoint("model_storage"))
     rmtree(context.directory / "scratch", ignore_errors=True)
     trainings = Trainings(config, pool, checks, models.find)

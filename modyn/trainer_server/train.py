@@ -77,8 +77,10 @@ def train(job: TrainingJob, connection: JobConnection) -> StoredModelInfo | Noth
     ):
         training = load_section(TrainingConfig, request.pipeline["training"], "training")
         source = DatasetSource(config, request.pipeline["data"]["dataset_id"], training.parallel_prefetch_requests)
-        folder = config.service_dir("trainer_server")
-        context = TrainingContext(selector.trigger_set, models.get, models.put, source.connect, folder)
+        folder, kept = config.service_dir("trainer_server"), connection.models
+        context = TrainingContext(
+            selector.trigger_set, partial(models.get, kept=kept), partial(models.put, kept=kept), source.connect, folder
+        )
         return run_training(request, context, connection)
 
 
@@ -90,6 +92,8 @@ def run_training(
     Raises: InvalidArgumentError: the trigger set is empty. ConfigError, UserCodeError, DataError, TrainingError: it cannot train.
     """
     config = load_section(TrainingConfig, request.pipeline["training"], "training")
+    if config.device == "cuda":
+        config = config.model_copy(update={"device": connection.device})
     if config.checkpointing.activated:
         check_checkpoint_folder(checkpoint_path(context.folder, request).parent)
     with fetch_parent(request, config, context) as fetched_parent:

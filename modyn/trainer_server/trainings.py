@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from prometheus_client import Counter, Gauge
 from modyn.config.base import Problem
 from modyn.config.system import SystemConfig
 from modyn.errors import ConfigError, DeadlineError, InvalidArgumentError, ModynError, NotFoundError, TrainingError
-from modyn.json_codec import sanitize
+from modyn.json_codec import sanitize, to_json
 from modyn.model_storage.client import StoredModelInfo
 from modyn.records import JobState, RunId
 from modyn.rpc.access import Role, for_workers
@@ -111,6 +112,8 @@ class Trainings:
                 TrainingJob(request, for_workers(self._config, Role.WORKER)),
                 name=name,
                 log_path=self.log_path(*key),
+                session=session_key(request),
+                device=str(request.pipeline["training"].get("device", "cpu")),
                 on_message=lambda message: self.table.update(key, lambda s: replace(s, state=TrainingState.RUNNING, **message)),
                 on_done=lambda job: self._done(key, request, job),
             )
@@ -152,6 +155,13 @@ class Trainings:
         SAMPLES.inc(result.get("num_samples", 0))
         for stage, seconds in result.get("seconds", {}).items():
             STAGE_SECONDS.labels(stage).inc(seconds)
+
+
+def session_key(request: TrainingRequest) -> str:
+    """Equal for trainings that one worker process may do one after the other: those of one run, with one pipeline, all seeded or none."""
+    sections = {name: request.pipeline.get(name) for name in ("model", "training", "data", "selection_strategy")}
+    digest = hashlib.sha256(to_json([sections, request.seed is None], sort_keys=True).encode()).hexdigest()
+    return f"{request.run_id} {digest}"
 
 
 def _not_found(key: Key) -> TrainingStatus:

@@ -29,12 +29,17 @@ def num_gpus() -> int:
     """Number of CUDA devices that PyTorch finds. Where it is not imported, another process imports it, once."""
     torch = sys.modules.get("torch")
     if torch is None:
-        return _num_gpus_by_process()
+        return len(gpu_bytes())
     return int(torch.cuda.device_count()) if torch.cuda.is_available() else 0
 
 
 @cache
-def _num_gpus_by_process() -> int:
-    code = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
+def gpu_bytes() -> tuple[int, ...]:
+    """Memory of each CUDA device, in the order of PyTorch. Asked once, by another process: this one starts no driver, which would not
+    survive in the workers that are forked from it."""
+    code = (
+        "import torch; n = torch.cuda.device_count() if torch.cuda.is_available() else 0; "
+        "print('gpus', *(torch.cuda.get_device_properties(i).total_memory for i in range(n)))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=ASK_S, check=True)
-    return int(done.stdout.split()[-1])
+    return tuple(int(word) for word in done.stdout.splitlines()[-1].split()[1:])

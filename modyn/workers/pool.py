@@ -1,4 +1,4 @@
-"""The service's side: a bounded number of workers, a queue of jobs for them, one thread that watches each worker, a table of statuses."""
+"""The service's side: a bounded number of worker processes, a queue of jobs for them, and one thread for each job that runs."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing import forkserver, get_context
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 
-from modyn.errors import BY_REASON, CancelledError, ConflictError, ModynError, TrainingError, UnavailableError
+from modyn.errors import BY_REASON, CancelledError, ConflictError, ModynError, TrainingError, UnavailableError, WorkerDiedError
 from modyn.records import JobState
-from modyn.rpc.retry import JobStatus
-from modyn.workers.limits import WorkerLimits
-from modyn.workers.process import Job, JobSpec, run_worker, watch_worker
-
-K = TypeVar("K", bound=Hashable)
-S = TypeVar("S", bound=JobStatus)
+from modyn.workers.devices import gpu_bytes
+from modyn.workers.job import Failure, Job, JobSpec, Result
+from modyn.workers.placement import place
+from modyn.workers.process import SessionRules
+from modyn.workers.session import PROCESS_TABLE, Session
 
 ENVIRONMENT: Final = {
     # OpenBLAS (PyTorch brings its own linear algebra) and Arrow's allocator start threads when they are imported.
@@ -32,42 +31,47 @@ ENVIRONMENT: Final = {
 """Environment variables of workers, where the service was not started with other values."""
 
 _logger = logging.getLogger(__name__)
-# Protects the standard library's table of children, which is not made for several threads: `start` polls every child, and an exit status
-# can be read once only. One lock for all pools of the process, over `start` and `join`; `start` takes it again to warm up.
-_process_table = threading.RLock()
 
 
 class WorkerPool:
     """Runs at most `max_workers` jobs at once; the others wait in the order in which they were submitted.
 
+    Jobs with equal sessions are done by one process, one after the other, while it is not idle for too long and none of them fails. A
+    process that is idle counts as one of `max_workers`, and ends when a job of another session needs its place.
+
     Args:
-        num_threads: threads of PyTorch in each worker.
+        rules: of each worker process.
         preload: modules that the fork server imports; they must not start threads, which a fork does not carry along. There is one fork
             server in a process: the first pool that warms up determines what is preloaded.
-        failure: class of the error of a job that raised an error of a class other than ours. limits: of each worker.
+        failure: class of the error of a job that raised an error of a class other than ours.
         kill_after_s: seconds between SIGTERM and SIGKILL, for a worker that did not stop on request.
+        gpus: the memory of each GPU in bytes; asked when a job wants one.
     """
 
     def __init__(
         self,
         max_workers: int,
         *,
-        num_threads: int = 1,
+        rules: SessionRules | None = None,
         preload: Sequence[str] = ("torch",),
         failure: type[ModynError] = TrainingError,
-        limits: WorkerLimits | None = None,
         kill_after_s: float = 3.0,
+        gpus: Callable[[], Sequence[int]] = gpu_bytes,
     ) -> None:
-        self._limits = limits
+        self._rules = rules or SessionRules()
+        self._limits = self._rules.limits
         self._kill_after_s = kill_after_s
         self._max_workers = max_workers
-        self._num_threads = num_threads
         self._preload = list(preload)
         self._failure = failure
+        self._gpus = gpus
         self._queue: deque[Job] = deque()
         self._changed = threading.Condition()  # protects the fields below; notified when a job is queued and when the pool closes
         self._slots: list[threading.Thread] = []
         self._running: set[Job] = set()
+        self._sessions: list[Session] = []
+        """Live ones, and those that start just now."""
+        self._num_placed = 0
         self._idle = 0
         self._closed = False
         # Workers may have children, so they are not daemons, and the interpreter would wait for them at exit.
@@ -75,7 +79,7 @@ class WorkerPool:
 
     def warm_up(self) -> None:
         """Start the fork server, which imports its modules in the background. Returns at once; repeated calls do nothing."""
-        with _process_table:
+        with PROCESS_TABLE:
             for name, value in ENVIRONMENT.items():
                 os.environ.setdefault(name, value)
             get_context("forkserver").set_forkserver_preload(self._preload)
@@ -88,6 +92,8 @@ class WorkerPool:
         *,
         name: str,
         log_path: Path,
+        session: str | None = None,
+        device: str = "cpu",
         on_message: Callable[[Any], None] | None = None,
         on_done: Callable[[Job], None] | None = None,
     ) -> Job:
@@ -95,11 +101,13 @@ class WorkerPool:
 
         Args:
             task: `package.module:function`. request: its argument, picklable. name: of the job in messages, e.g. `training of run a-0001`.
+            session: jobs with the same key may be done by one process; None: a process for this one alone. device: cpu, cuda:N, or cuda
+            for any GPU; the task finds its own at its connection.
             on_message, on_done: called by the thread that watches the worker: messages in order, then `on_done` once.
         Raises: UnavailableError, with no callback called: there is no file descriptor or no thread left. ConflictError: the pool is closed.
         """
         try:
-            spec = JobSpec(task, request, name, log_path, self._num_threads, self._limits)
+            spec = JobSpec(task, request, name, log_path, session, device)
             job = Job(spec, self._leave_queue, on_message, on_done)
         except OSError as error:
             raise UnavailableError(_cannot_start(name, error, "open files")) from error
@@ -126,7 +134,7 @@ class WorkerPool:
             self._slots.append(slot)
 
     def close(self, grace_s: float = 5.0) -> None:
-        """Stop all jobs and wait for the end of their workers. Idempotent."""
+        """Stop all jobs, end all sessions, and wait for the end of the workers. Idempotent."""
         atexit.unregister(self.close)
         with self._changed:
             self._closed = True
@@ -137,6 +145,11 @@ class WorkerPool:
         # All are asked before the first wait, so that they end side by side.
         for job in jobs:
             job.wait(grace_s + self._kill_after_s + 5)
+        with self._changed:
+            idle = [session for session in self._sessions if not session.busy]
+            self._sessions = [session for session in self._sessions if session.busy]
+        for session in idle:
+            session.end(self._kill_after_s)
 
     def _leave_queue(self, job: Job) -> bool:
         with self._changed:
@@ -168,50 +181,75 @@ class WorkerPool:
                     self._running.discard(job)
 
     def _run(self, job: Job) -> None:
-        context = get_context("forkserver")
-        ours, theirs = context.Pipe()
-        process = context.Process(target=run_worker, args=(job.spec, theirs), name=job.name)
-        with ours:
+        """Bring the job to its end, in the session that it is placed in."""
+        while True:
+            session = self._take_session(job)
             try:
                 job.log_path.parent.mkdir(parents=True, exist_ok=True)
-                with _process_table:
-                    self.warm_up()
-                    process.start()
+                if not session.num_jobs:
+                    session.start(self._rules, job.name, self.warm_up)
+                begun, answer = session.run(job, self._kill_after_s)
             except Exception as error:  # of any class: the job must end
-                _logger.exception("cannot start a worker for %s", job.name)
-                job.finish(JobState.FAILED, error=self._failure(f"{job.name}: no worker can be started: {error!r}"))
+                _logger.exception("the watcher of %s failed", job.name)
+                session.kill()
+                self._drop(session)
+                job.finish(JobState.FAILED, error=self._failure(f"{job.name}: {_broken(job, error)}"))
                 return
-            finally:
-                theirs.close()
-            job.worker_pid = process.pid
-            job.state = JobState.RUNNING
-            try:
-                end = watch_worker(job, process, ours, self._kill_after_s)
-            except BaseException:
-                process.kill()
-                raise
-            finally:
-                with _process_table:  # the process has ended, or was killed just now: the join does not hold the lock for long
-                    process.join()
-                    exit_code = process.exitcode or 0
-        self._conclude(job, end, exit_code)
+            goes_on = isinstance(answer, Result) and answer.goes_on and self._give_back(session)
+            exit_code = 0 if goes_on else self._drop(session)
+            if begun or answer is not None or job.stop_requested or session.num_jobs == 1:
+                self._conclude(job, answer, exit_code)
+                return
+            # Its worker had ended while it was idle, or did so just now: nothing of this job was done.
 
-    def _conclude(self, job: Job, end: tuple[Any, ...] | None, exit_code: int) -> None:
+    def _take_session(self, job: Job) -> Session:
+        """Place the job: in an idle session of its key, or in a new one, for which others may have to end."""
+        spec = job.spec
+        gpus = self._gpus() if spec.device.startswith("cuda") else ()
+        with self._changed:
+            ended = [session for session in self._sessions if not session.busy and session.has_ended]
+            live = [session for session in self._sessions if session not in ended]
+            placement = place(spec.session, spec.device, [session.occupant for session in live], self._max_workers, gpus)
+            ended += [live[i] for i in placement.end]
+            session = Session(spec.session, placement.device) if placement.reuse is None else live[placement.reuse]
+            self._num_placed += 1
+            session.busy, session.used = True, self._num_placed
+            self._sessions = [other for other in live if other not in ended and other is not session] + [session]
+        for other in ended:
+            other.end(self._kill_after_s)
+        return session
+
+    def _give_back(self, session: Session) -> bool:
+        """Let the session wait for further jobs; False: the pool closes, it must end."""
+        with self._changed:
+            session.busy = self._closed
+            return not self._closed
+
+    def _drop(self, session: Session) -> int:
+        """Wait for the end of the session's process and forget it; return the exit code."""
+        try:
+            return session.end(self._kill_after_s)
+        finally:
+            with self._changed:
+                self._sessions.remove(session)
+
+    def _conclude(self, job: Job, answer: Result | Failure | None, exit_code: int) -> None:
         where = f"{job.name}, worker {job.worker_pid}"
         log = f"log: {job.log_path}"
-        match end:
-            case ("result", result):
-                job.finish(JobState.FINISHED, result=result)
-            case ("error", CancelledError.reason, _) if job.stop_requested:
+        match answer:
+            case Result(value):
+                job.finish(JobState.FINISHED, result=value)
+            case Failure(CancelledError.reason) if job.stop_requested:
                 job.finish(JobState.STOPPED, error=CancelledError(f"{where}: stopped on request"))
-            case ("error", reason, message):
+            case Failure(reason, message):
                 kind = BY_REASON.get(reason, self._failure)
                 job.finish(JobState.FAILED, error=kind(f"{where}: {message} ({log})"))
             case _ if job.stop_requested:
                 job.finish(JobState.STOPPED, error=CancelledError(f"{where}: stopped by {_exit_text(exit_code)}"))
             case _:
                 ended = f"the process ended by {_exit_text(exit_code)}{self._suspicion(exit_code)}"
-                job.finish(JobState.FAILED, error=self._failure(f"{where}: {ended} ({log})"))
+                kind = WorkerDiedError if exit_code < 0 else self._failure
+                job.finish(JobState.FAILED, error=kind(f"{where}: {ended} ({log})"))
 
     def _suspicion(self, exit_code: int) -> str:
         """The limit that a worker may have met that ended without an answer."""
@@ -227,6 +265,10 @@ class WorkerPool:
         return ""
 
 
+def _broken(job: Job, error: Exception) -> str:
+    return f"no worker can be started: {error!r}" if job.worker_pid is None else f"its worker cannot be watched: {error!r}"
+
+
 def _cannot_start(name: str, error: Exception, limit: str) -> str:
     return f"{name} cannot start: {error}; try again when the service has less to do, or raise its limit of {limit}"
 
@@ -240,108 +282,3 @@ def _exit_text(exit_code: int) -> str:
         name = f"signal {-exit_code}"
     hint = ", which is what the kernel sends when memory runs out" if exit_code == -signal.SIGKILL else ""
     return f"{name}{hint}"
-
-
-class JobTable(Generic[K, S]):
-    """Statuses of live jobs and of the newest ended ones. Safe to use from any thread.
-
-    Args:
-        absent: the status of a job that is not in the table, e.g. from a database; raises NotFoundError if there is none.
-        num_ended: ended jobs that stay in the table; the oldest leave first.
-    """
-
-    def __init__(self, absent: Callable[[K], S], num_ended: int) -> None:
-        self._absent = absent
-        self._num_ended = num_ended
-        # One start at a time, and no look at `absent` during one: a job must not begin between the look and the entry in the table.
-        self._starting = threading.Lock()
-        self.changed = threading.Condition()
-        """Protects the table, and what a service keeps beside it. Notified at every change. May be taken again by the same thread."""
-        self._statuses: dict[K, S] = {}
-        self._jobs: dict[K, Job] = {}
-
-    def __len__(self) -> int:
-        return len(self._statuses)
-
-    def start(self, key: K, find_ended: Callable[[], S | None], begin: Callable[[], S]) -> S:
-        """The status of a job that is live; else of one that has ended well, by `find_ended`; else `begin` starts it.
-
-        `begin` sets the first status. Both calls are made without `changed`, one start at a time.
-        """
-        with self._starting:
-            live = self.get(key)
-            if live is not None and not live.state.is_final:
-                return live
-            return find_ended() or begin()
-
-    def get(self, key: K) -> S | None:
-        """The status in the table."""
-        with self.changed:
-            return self._statuses.get(key)
-
-    def status(self, key: K) -> S:
-        """The status in the table, else what `absent` returns."""
-        found = self.get(key)
-        if found is None:
-            with self._starting:
-                found = self.get(key) or self._absent(key)
-        return found
-
-    def set(self, key: K, status: S) -> S:
-        """Enter or replace a status and wake the watchers."""
-        with self.changed:
-            self._statuses.pop(key, None)
-            self._statuses[key] = status
-            ended = [k for k, s in self._statuses.items() if s.state.is_final] if status.state.is_final else []
-            for old in ended[: max(0, len(ended) - self._num_ended)]:
-                del self._statuses[old]
-            self.changed.notify_all()
-        return status
-
-    def update(self, key: K, change: Callable[[S], S]) -> None:
-        """Replace the status of a live job by `change(status)`; does nothing if it has ended or is unknown."""
-        with self.changed:
-            status = self._statuses.get(key)
-            if status is not None and not status.state.is_final:
-                self.set(key, change(status))
-
-    def attach(self, key: K, submit: Callable[[], Job]) -> None:
-        """Submit the worker's job of `key`. Under the lock: a job that ends at once finds its entry."""
-        with self.changed:
-            self._jobs[key] = submit()
-
-    def settle(self, key: K, end: Callable[[S], S]) -> None:
-        """Replace the status by the final one, `end(status)`, wake the watchers and forget the worker's job."""
-        with self.changed:
-            self._jobs.pop(key, None)
-            self.set(key, end(self._statuses[key]))
-
-    def stop(self, key: K) -> None:
-        """Ask the worker of a live job to stop. Raises NotFoundError by `absent`."""
-        with self.changed:
-            job = self._jobs.get(key)
-        if job is None:
-            self.status(key)
-        else:
-            job.stop()
-
-    def watch(self, key: K, active: Callable[[], bool] = lambda: True) -> Iterator[S]:
-        """The status now and on every change, up to a final one, or until `active` returns False (call `wake` when that has changed).
-
-        Raises NotFoundError by `absent`.
-        """
-        last: S | None = None
-        while active() and (last is None or not last.state.is_final):
-            with self.changed:
-                # Until the status changes or the job leaves the table (`set`), or `wake` reports that `active` has changed.
-                while (status := self._statuses.get(key)) is not None and status == last and active():
-                    self.changed.wait()
-            if not active():
-                return
-            last = status or self.status(key)
-            yield last
-
-    def wake(self) -> None:
-        """Make all watchers ask `active` again."""
-        with self.changed:
-            self.changed.notify_all()

@@ -1,182 +1,97 @@
-"""One worker process of the fork server: the job that it runs, and both ends of the pipe between the process and its service."""
+"""One worker process of the fork server: it does what its service asks over a pipe, one command after the other, until its session ends."""
 
 from __future__ import annotations
 
 import ctypes
 import faulthandler
-import logging
+import gc
 import os
+import pickle
 import signal
 import sys
 import threading
-import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import forkserver, get_context, parent_process
+from multiprocessing import forkserver, parent_process
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerProcess
-from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from modyn.errors import CancelledError, ModynError, UserCodeError
 from modyn.log_files import LogLimits, protect_output, write_output_to
-from modyn.records import JobState
 from modyn.registry import load_object
+from modyn.workers.job import Begun, Command, Failure, Progress, Result, Stop
+from modyn.workers.kept_models import KeptModels
 from modyn.workers.limits import WorkerLimits, impose
+from modyn.workers.surroundings import ImportedFiles, Surroundings
 
 _PR_SET_PDEATHSIG: Final = 1
 _ORPHANED: Final = 86
 
-_logger = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, slots=True)
-class JobSpec:
-    """What a worker process runs: the function `task`, `package.module:function`, with `request`. Picklable.
+class SessionRules:
+    """What bounds the session of a worker process.
 
-    name: of the job in messages. num_threads: of PyTorch.
+    num_threads: of PyTorch. idle_s: seconds without a command after which it ends; 0: it ends after its first one. models_bytes: of
+    weights that it keeps.
     """
 
-    task: str
-    request: object
-    name: str
-    log_path: Path
-    num_threads: int
-    limits: WorkerLimits | None
+    num_threads: int = 1
+    limits: WorkerLimits | None = None
+    idle_s: float = 0.0
+    models_bytes: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether this process has taken so much memory that a further command should find a new one: half of `worker_memory_bytes`, or
+        without that limit an eighth of the machine's memory."""
+        page = os.sysconf("SC_PAGE_SIZE")
+        with open("/proc/self/statm", encoding="ascii") as file:
+            size, resident = (page * int(pages) for pages in file.read().split()[:2])
+        if self.limits is not None and self.limits.memory_bytes is not None:
+            return 2 * size > self.limits.memory_bytes
+        return 8 * resident > page * os.sysconf("SC_PHYS_PAGES")
 
 
-class Job:
-    """One piece of work, from the queue to its end. Made by `WorkerPool.submit`; safe to use from any thread.
+class JobConnection:
+    """The connection of a job to its service. Safe to use from several threads.
 
-    Args: leave_queue: takes the job out of the queue; False: it is not there. on_message, on_done: see `WorkerPool.submit`.
+    Args: device: where the job was placed, cpu or cuda:N. models: weights that earlier jobs of the session left.
+        sending: held by who sends over `connection`, which the jobs of a session use one after the other.
     """
 
     def __init__(
         self,
-        spec: JobSpec,
-        leave_queue: Callable[[Job], bool],
-        on_message: Callable[[Any], None] | None,
-        on_done: Callable[[Job], None] | None,
+        connection: Connection[Any, Any],
+        name: str,
+        device: str = "cpu",
+        models: KeptModels | None = None,
+        sending: threading.Lock | None = None,
     ) -> None:
-        self.spec = spec
-        self.on_message = on_message
-        self._on_done = on_done
-        self.name = spec.name
-        self.log_path = spec.log_path
-        self.state = JobState.QUEUED
-        self.error: ModynError | None = None
-        self.worker_pid: int | None = None
-        self._result: Any = None
-        self._leave_queue = leave_queue
-        # Set only after state, result and error are written, under `_wake_lock`: a waiter that it wakes finds the final ones.
-        self._done = threading.Event()
-        self._stop_at: float | None = None
-        # Between `stop`, which writes to the pipe, and the end of the job, which closes it. The pipe wakes the thread that watches the worker.
-        self._wake_lock = threading.Lock()
-        self._wake_reader, self._wake_writer = get_context("forkserver").Pipe(duplex=False)
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end of the job; False if `timeout_s` passed first."""
-        return self._done.wait(timeout_s)
-
-    def result(self, timeout_s: float | None = None) -> Any:
-        """Return what the function returned. Raises its error, CancelledError if it was stopped, TimeoutError if it still runs."""
-        if not self._done.wait(timeout_s):
-            raise TimeoutError(f"{self.name} still runs after {timeout_s} s")
-        if self.error is not None:
-            raise self.error
-        return self._result
-
-    def stop(self, grace_s: float = 10.0) -> None:
-        """Ask the job to stop. A worker that has not ended after `grace_s` is terminated, and at last killed. Returns at once."""
-        stop_at = time.monotonic() + grace_s
-        with self._wake_lock:
-            if self._done.is_set() or (self._stop_at is not None and stop_at >= self._stop_at):
-                return
-            self._stop_at = stop_at
-            self._wake_writer.send(None)
-        if self._leave_queue(self):
-            self.finish(JobState.STOPPED, error=CancelledError(f"{self.name} was stopped before it began"))
-
-    @property
-    def stop_requested(self) -> bool:
-        """Whether `stop` was called before the job had ended."""
-        return self._stop_at is not None
-
-    def finish(self, state: JobState, result: object = None, error: ModynError | None = None) -> None:
-        """Enter the end of the job: its final state, and its result or error. Wakes who waits for it."""
-        with self._wake_lock:
-            self.state, self._result, self.error = state, result, error
-            self._done.set()
-            self._wake_reader.close()
-            self._wake_writer.close()
-        if self._on_done is not None:
-            try:
-                self._on_done(self)
-            except Exception:  # the thread must go on to the next job
-                _logger.exception("the callback after the end of %s failed", self.name)
-
-
-def watch_worker(
-    job: Job, process: ForkServerProcess, connection: Connection[Any, Any], kill_after_s: float
-) -> tuple[Any, ...] | None:
-    """Deliver the worker's messages until its process has ended, and end it if the job is to stop. Runs in the service.
-
-    Args: connection: the service's end of the pipe. kill_after_s: seconds between SIGTERM and SIGKILL.
-    Returns: the worker's answer; None: it ended without one.
-    """
-    end: tuple[Any, ...] | None = None
-    open_, asked, signals = True, False, [process.terminate, process.kill]
-    next_signal_at: float | None = None
-    while True:
-        now = time.monotonic()
-        if job._stop_at is not None:
-            if not asked:
-                asked = True
-                with suppress(OSError):  # it has just ended
-                    connection.send("stop")
-            next_signal_at = job._stop_at if len(signals) == 2 else next_signal_at
-            if signals and next_signal_at is not None and now >= next_signal_at:
-                signals.pop(0)()
-                next_signal_at = now + kill_after_s
-        timeout = max(0.0, next_signal_at - now) if signals and next_signal_at is not None else None
-        # Until a message, the end of the process, a call of `stop`, or the time of the next signal.
-        ready = wait([*([connection] if open_ else []), process.sentinel, job._wake_reader], timeout)
-        if job._wake_reader in ready:
-            job._wake_reader.recv()
-        left = process.sentinel in ready
-        # The two are not looked at in one moment: the answer may arrive after the look at the connection and before that at the process.
-        if connection in ready or (left and open_ and connection.poll()):
-            try:
-                message = connection.recv()
-            except (EOFError, OSError):
-                open_ = False
-                continue
-            if message[0] == "message":
-                if job.on_message is not None:
-                    job.on_message(message[1])
-            else:
-                end = message
-        elif left:  # all that it sent has been read
-            return end
-
-
-class JobConnection:
-    """The connection of a job to its service. Safe to use from several threads."""
-
-    def __init__(self, connection: Connection[Any, Any], name: str) -> None:
         self.name = name
+        self.device = device
+        self.models = models if models is not None else KeptModels(0)
         self._connection = connection
         self._stopping = threading.Event()
-        # One message at a time. Taken for good before the last one, so that no thread sends anything behind it.
-        self._sending = threading.Lock()
+        self._sending = sending or threading.Lock()
+        self._ended = False
 
     def send(self, message: object) -> None:
-        """Push one picklable progress message. A few a second, not one a batch: each costs a system call."""
-        with self._sending:
-            self._connection.send(("message", message))
+        """Push one picklable progress message. A few a second, not one a batch: each costs a system call.
+
+        What is sent after the end of the job, by a thread that outlives it, is dropped.
+        """
+        self._send(Progress(message))
+
+    def begin(self) -> None:
+        """Report that the job has begun."""
+        self._send(Begun())
+
+    def end(self, answer: Result | Failure) -> None:
+        """Send the last message. Raises what pickling raises, and OSError when the service is gone."""
+        self._send(answer)
+        self._ended = True
 
     @property
     def stopping(self) -> bool:
@@ -188,26 +103,145 @@ class JobConnection:
         if self.stopping:
             raise CancelledError(f"{self.name} was stopped on request")
 
+    def ask_to_stop(self) -> None:
+        """Make `stopping` true."""
+        self._stopping.set()
+
     def give_up(self, message: str) -> None:
         """End this process with a UserCodeError, from another thread than the one that works and cannot be interrupted."""
         faulthandler.dump_traceback()
         print(message, file=sys.stderr, flush=True)
-        with self._sending:
-            try:
-                self._connection.send(("error", UserCodeError.reason, message))
-            finally:
-                os._exit(0)
+        try:
+            self.end(Failure(UserCodeError.reason, message))
+        finally:
+            os._exit(0)
 
-    def _listen(self, sentinel: int) -> None:
+    def _send(self, message: Begun | Progress | Result | Failure) -> None:
+        with self._sending:
+            if not self._ended:
+                self._connection.send(message)
+
+
+def run_worker(rules: SessionRules, connection: Connection[Any, Any]) -> None:
+    """Main function of a worker process. connection: the worker's end of the pipe."""
+    # Ctrl-C reaches the whole process group; the service decides when its workers end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _die_with_fork_server()
+    parent = parent_process()
+    assert parent is not None
+    worker = _Worker(rules, connection)
+    threading.Thread(target=worker.listen, args=(parent.sentinel,), name="listener", daemon=True).start()
+    try:
+        worker.work()
+    except OSError:  # the service is gone
+        traceback.print_exc()
+        os._exit(_ORPHANED)
+    # To unload PyTorch in order takes a tenth of a second, for which the next training would wait.
+    os._exit(0)
+
+
+class _Worker:
+    """The session of this process: commands that wait, and what is kept between them."""
+
+    def __init__(self, rules: SessionRules, connection: Connection[Any, Any]) -> None:
+        self._rules = rules
+        self._connection = connection
+        self._asked: SimpleQueue[tuple[Command, JobConnection]] = SimpleQueue()
+        self._newest: JobConnection | None = None
+        self._models = KeptModels(rules.models_bytes)
+        self._sending = threading.Lock()
+        self._imported = ImportedFiles()
+
+    def listen(self, sentinel: int) -> None:
+        """Receive what the service asks. Ends the process when the service closes the pipe, or ends: a worker must not outlive it, however
+        that happens."""
         while True:
-            # Until the service asks to stop, closes the pipe, or ends: a worker must not outlive its service, however that ends.
             ready = wait([self._connection, sentinel])
             try:
-                if sentinel in ready or self._connection.recv() is None:
+                if sentinel in ready:
                     os._exit(_ORPHANED)
+                message: Command | Stop = self._connection.recv()
             except (EOFError, OSError):
                 os._exit(_ORPHANED)
-            self._stopping.set()
+            if isinstance(message, Command):
+                self._newest = JobConnection(self._connection, message.name, message.device, self._models, self._sending)
+                self._asked.put((message, self._newest))
+            elif self._newest is not None:  # it was sent behind its command, and before the next one
+                self._newest.ask_to_stop()
+
+    def work(self) -> None:
+        """Do what is asked until the session ends: by a failure, for lack of commands, or for what it has become."""
+        command, job = self._asked.get()
+        surroundings = self._set_up(command)
+        while True:
+            job.begin()
+            answer = self._do(command, job)
+            self._imported.remember()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            try:
+                job.end(answer)
+            except OSError:
+                raise
+            except Exception as error:  # noqa: BLE001  (a result that cannot be pickled)
+                traceback.print_exc()
+                sys.stderr.flush()
+                job.end(Failure("", f"the result of {command.task} cannot be sent: {error!r}"))
+                return
+            if not isinstance(answer, Result) or not answer.goes_on:
+                return
+            del answer
+            surroundings.restore()
+            gc.collect()
+            if self._rules.is_full:
+                return
+            try:
+                command, job = self._asked.get(timeout=self._rules.idle_s)
+            except Empty:
+                return
+            if self._imported.have_changed():
+                return  # The service asks a new worker, which imports them anew: this one has not begun.
+            self._write_output(command)
+
+    def _set_up(self, command: Command) -> Surroundings:
+        protect_output()
+        self._write_output(command)
+        if "torch" in sys.modules:
+            sys.modules["torch"].set_num_threads(self._rules.num_threads)
+        if self._rules.limits is not None:
+            impose(self._rules.limits, self._give_up)
+        # What the fork server imported is never collected: to look through it would copy its pages.
+        gc.freeze()
+        return Surroundings()
+
+    def _write_output(self, command: Command) -> None:
+        write_output_to(command.log_path, self._rules.limits.logs if self._rules.limits else LogLimits())
+
+    def _give_up(self, message: str) -> None:
+        assert self._newest is not None
+        self._newest.give_up(message)
+
+    def _do(self, command: Command, job: JobConnection) -> Result | Failure:
+        try:
+            function: Any = load_object(command.task)
+            value = function(pickle.loads(command.request), job)
+            return Result(value, self._rules.idle_s > 0 and not command.is_only, _free_device_memory())
+        except Exception as error:  # noqa: BLE001  (the service gets every error)
+            traceback.print_exc()
+            advice = self._rules.limits.out_of_memory(error) if self._rules.limits else ""
+            if isinstance(error, ModynError):
+                return Failure(error.reason, error.message + advice)
+            return Failure("", f"{type(error).__name__}: {error}{advice}")
+
+
+def _free_device_memory() -> int:
+    """Give back the GPU memory that nothing uses; return what is left in use. 0 without a GPU."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return 0
+    gc.collect()
+    torch.cuda.empty_cache()
+    return sum(torch.cuda.memory_reserved(i) for i in range(torch.cuda.device_count()))
 
 
 def die_with_parent() -> None:
@@ -221,47 +255,6 @@ def die_with_parent() -> None:
 def _exit_after(sentinel: int) -> None:
     wait([sentinel])
     os._exit(_ORPHANED)
-
-
-def run_worker(spec: JobSpec, connection: Connection[Any, Any]) -> None:
-    """Main function of a worker process. connection: the worker's end of the pipe."""
-    limits = spec.limits
-    protect_output()
-    write_output_to(spec.log_path, limits.logs if limits else LogLimits())
-    # Ctrl-C reaches the whole process group; the service decides when its workers end.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _die_with_fork_server()
-    parent = parent_process()
-    assert parent is not None
-    job_connection = JobConnection(connection, spec.name)
-    threading.Thread(target=job_connection._listen, args=(parent.sentinel,), name="listener", daemon=True).start()
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(spec.num_threads)
-    if limits is not None:
-        impose(limits, job_connection.give_up)
-    end: tuple[Any, ...]
-    try:
-        function: Any = load_object(spec.task)
-        end = ("result", function(spec.request, job_connection))
-    except Exception as error:  # noqa: BLE001  (the service gets every error)
-        traceback.print_exc()
-        reason, message = (
-            (error.reason, error.message) if isinstance(error, ModynError) else ("", f"{type(error).__name__}: {error}")
-        )
-        end = ("error", reason, message + (limits.out_of_memory(error) if limits else ""))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    job_connection._sending.acquire()  # never released: this is the last message
-    try:
-        connection.send(end)
-    except OSError:
-        os._exit(_ORPHANED)
-    except Exception as error:  # noqa: BLE001  (a result that cannot be pickled)
-        traceback.print_exc()
-        sys.stderr.flush()
-        connection.send(("error", "", f"the result of {spec.task} cannot be sent: {error!r}"))
-    # To unload PyTorch in order takes a tenth of a second, for which the next training would wait.
-    os._exit(0)
 
 
 def _die_with_fork_server() -> None:

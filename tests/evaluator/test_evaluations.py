@@ -88,7 +88,9 @@ class FakePool:
         self.jobs: list[FakeJob] = []
         self._changed = threading.Condition()
 
-    def submit(self, task: str, request: EvaluationJob, *, name: str, log_path: Path, **callbacks: Any) -> FakeJob:
+    def submit(
+        self, task: str, request: EvaluationJob, *, name: str, log_path: Path, session: str, device: str, **callbacks: Any
+    ) -> FakeJob:
         with self._changed:
             self.jobs.append(FakeJob(request, name, **callbacks))
             self._changed.notify_all()

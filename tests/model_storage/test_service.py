@@ -37,6 +37,7 @@ from modyn.rpc.server import ServiceContext, start_server
 from modyn.state_folders import prepare_run_dir
 from modyn.testing.fakes import FakeModelStorage
 from modyn.testing.waiting import PATIENCE_S
+from modyn.workers import KeptModels
 from tests.support.processes import ServiceProcess
 
 RUN = RunId("run-1")
@@ -189,6 +190,33 @@ def test_an_incomplete_put_stores_nothing(
     assert real.list() == []
     folder = served.service_dir("model_storage")
     assert [*(folder / "models").iterdir(), *(folder / "incoming").iterdir()] == []
+
+
+def test_kept_weights_are_not_fetched_again(real: ModelStorageClient, served: SystemConfig, tmp_path: Path) -> None:
+    kept = KeptModels(10_000_000)
+    put = real.put(header(), model_file(tmp_path / "put"), kept)
+    fetched = real.put(header(1), model_file(tmp_path / "fetched", seed=1))
+    assert real.get(fetched.model_id, tmp_path / "first", kept).version == fetched
+    for stored in served.service_dir("model_storage").rglob("*"):
+        if stored.is_file() and stored.stat().st_size > 1_000_000:
+            stored.unlink()
+    with pytest.raises(CorruptStateError):
+        real.get(put.model_id, tmp_path / "gone")
+    for version, path in ((put, tmp_path / "put"), (fetched, tmp_path / "fetched")):
+        found = real.get(version.model_id, tmp_path / "again", kept)
+        assert (found.version, found.model_config) == (version, {"input_size": 3})
+        assert weights_sha256(tmp_path / "again") == weights_sha256(path)
+    real.delete(put.model_id)
+    with pytest.raises(NotFoundError):
+        real.get(put.model_id, tmp_path / "deleted", kept)
+
+
+def test_only_the_weights_of_a_version_are_kept_under_its_hash(real: ModelStorageClient, tmp_path: Path) -> None:
+    """A repeated put returns the version that exists, whatever the file holds."""
+    kept, small = KeptModels(10_000_000), KeptModels(1000)
+    version = real.put(header(), model_file(tmp_path / "a"), small)
+    assert real.put(header(), model_file(tmp_path / "b", seed=1), kept) == version
+    assert (len(kept), len(small)) == (0, 0)
 
 
 @pytest.fixture

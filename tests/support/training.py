@@ -22,7 +22,7 @@ from modyn.testing.fakes import FakeModelStorage
 from modyn.trainer_server.client import NothingTrained, TrainingRequest
 from modyn.trainer_server.inputs import TrainingContext
 from modyn.trainer_server.train import run_training
-from modyn.workers import JobConnection
+from modyn.workers import JobConnection, KeptModels
 from tests.support.fake_dataset import FakeTriggerSet
 
 NUM_FEATURES, NUM_CLASSES = 6, 10
@@ -33,6 +33,8 @@ class RecordedReport(JobConnection):
 
     def __init__(self, stop_after: int | None = None) -> None:
         self.name = "training in memory"
+        self.device = "cuda:0"
+        self.models = KeptModels(0)
         self.messages: list[Any] = []
         self.looks = 0
         self._stop_after = stop_after

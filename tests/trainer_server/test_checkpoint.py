@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from modyn.errors import CancelledError, ConfigError, ConflictError, CorruptStateError, TrainingError
+from modyn.errors import CancelledError, ConfigError, ConflictError, CorruptStateError, TrainingError, WorkerDiedError
 from modyn.model_storage.client import ModelHeader
 from modyn.records import ModelVersion
 from modyn.testing.fakes import FakeModelStorage
@@ -184,7 +184,7 @@ def test_a_killed_worker_is_replaced_by_one_that_goes_on(tmp_path: Path, monkeyp
     assert job.worker_pid is not None
     assert not job.wait(0), job.error
     os.kill(job.worker_pid, signal.SIGKILL)
-    with pytest.raises(TrainingError, match="ended by SIGKILL"):
+    with pytest.raises(WorkerDiedError, match="ended by SIGKILL"):
         job.result(60)
 
     trained = submit(0.0).result(60)

@@ -21,6 +21,7 @@ from modyn.errors import (
     NotFoundError,
     TrainingError,
     UnavailableError,
+    WorkerDiedError,
 )
 from modyn.model_storage.client import StoredModelInfo
 from modyn.proto import trainer_server_pb2, trainer_server_pb2_grpc
@@ -149,7 +150,7 @@ def test_a_worker_that_dies_is_a_failed_training(room: Room) -> None:
     failed = room.final()
     assert failed.state is TrainingState.FAILED
     assert "SIGKILL" in failed.error
-    assert type(failed.to_error()) is TrainingError
+    assert type(failed.to_error()) is WorkerDiedError
 
 
 @pytest.mark.parametrize(("act", "state"), [("succeed", TrainingState.FINISHED), ("fail", TrainingState.FAILED)])

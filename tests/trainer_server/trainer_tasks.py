@@ -25,6 +25,7 @@ class PassedOn(RecordedReport):
 
     def __init__(self, connection: JobConnection) -> None:
         super().__init__()
+        self.device, self.models = connection.device, connection.models
         self._worker = connection
 
     def send(self, message: object) -> None:

@@ -18,11 +18,20 @@ from typing import Any
 import pytest
 
 import modyn.workers.pool
-import modyn.workers.process
-from modyn.errors import CancelledError, ConfigError, ConflictError, DataError, TrainingError, UnavailableError
+import modyn.workers.session
+from modyn.errors import (
+    CancelledError,
+    ConfigError,
+    ConflictError,
+    DataError,
+    ModynError,
+    TrainingError,
+    UnavailableError,
+    WorkerDiedError,
+)
 from modyn.testing.waiting import PATIENCE_S, eventually
 from modyn.trainer_server.service import PRELOAD
-from modyn.workers import Job, JobState, WorkerPool
+from modyn.workers import Job, JobState, SessionRules, WorkerPool
 
 HERE = Path(__file__).parent
 
@@ -34,7 +43,7 @@ def tasks_are_importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def pool() -> Iterator[WorkerPool]:
-    with_two = WorkerPool(2, num_threads=1, preload=PRELOAD)
+    with_two = WorkerPool(2, preload=PRELOAD)
     yield with_two
     with_two.close(1.0)
 
@@ -74,7 +83,7 @@ def test_a_result_comes_after_all_messages_in_order(submit: Submit, tmp_path: Pa
 
 
 def test_a_worker_is_warm_and_has_the_configured_threads(tmp_path: Path) -> None:
-    pool = WorkerPool(1, num_threads=2, preload=PRELOAD)
+    pool = WorkerPool(1, rules=SessionRules(num_threads=2), preload=PRELOAD)
     pool.warm_up()
     first, second = (
         pool.submit("worker_tasks:surroundings", None, name=name, log_path=tmp_path / name).result(PATIENCE_S)
@@ -109,17 +118,24 @@ def test_the_class_of_other_errors_can_be_chosen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "request_", "told"),
+    ("task", "request_", "kind", "told"),
     [
-        ("end_by_signal", signal.SIGKILL, r"ended by SIGKILL, which is what the kernel sends when memory runs out \(log: "),
-        ("end_by_signal", signal.SIGSEGV, r"ended by SIGSEGV \(log: "),
-        ("leave", 7, r"ended by exit code 7 \(log: "),
-        ("not_picklable", None, r"the result of worker_tasks:not_picklable cannot be sent"),
+        (
+            "end_by_signal",
+            signal.SIGKILL,
+            WorkerDiedError,
+            r"ended by SIGKILL, which is what the kernel sends when memory runs out \(log: ",
+        ),
+        ("end_by_signal", signal.SIGSEGV, WorkerDiedError, r"ended by SIGSEGV \(log: "),
+        ("leave", 7, TrainingError, r"ended by exit code 7 \(log: "),
+        ("not_picklable", None, TrainingError, r"the result of worker_tasks:not_picklable cannot be sent"),
     ],
 )
-def test_a_worker_that_ends_without_a_word_is_an_error(submit: Submit, task: str, request_: object, told: str) -> None:
+def test_a_worker_that_ends_without_a_word_is_an_error(
+    submit: Submit, task: str, request_: object, kind: type[ModynError], told: str
+) -> None:
     job = submit(task, request_)
-    with pytest.raises(TrainingError, match=told):
+    with pytest.raises(kind, match=told):
         job.result(PATIENCE_S)
     assert job.state is JobState.FAILED
 
@@ -241,7 +257,7 @@ def test_a_last_word_that_comes_between_the_looks_at_connection_and_exit_is_hear
         """The connection, which is looked at first, was still empty; then the worker said everything and left."""
         return list(wait(objects[-2:], timeout))
 
-    monkeypatch.setattr(modyn.workers.process, "wait", late)
+    monkeypatch.setattr(modyn.workers.session, "wait", late)
     heard: list[object] = []
     assert submit("count", 5, on_message=heard.append).result(PATIENCE_S) == 5
     assert heard == list(range(5))

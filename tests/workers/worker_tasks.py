@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
+import locale
+import logging
+import mmap
 import os
+import random
 import signal
 import sys
 import time
+import warnings
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from modyn.errors import DataError
 from modyn.workers import JobConnection, die_with_parent
+from modyn.workers.limits import Call
 
 
 def surroundings(_: object, connection: JobConnection) -> dict[str, Any]:
@@ -100,3 +108,120 @@ def while_marked(request: tuple[str, str], connection: JobConnection) -> int:
     while mark.exists():
         time.sleep(0.01)
     return running
+
+
+def own_pid(_: object, connection: JobConnection) -> int:
+    return os.getpid()
+
+
+def settings(_: object, connection: JobConnection) -> dict[str, Any]:
+    """What a job may find changed by another one."""
+    import numpy as np
+    import torch
+
+    return {
+        "dtype": str(torch.get_default_dtype()),
+        "device": str(torch.zeros(1).device),
+        "threads": torch.get_num_threads(),
+        "torch": torch.rand(4).tolist(),
+        "numpy": np.random.standard_normal(4).tolist(),
+        "random": random.getstate(),
+        "gradients": torch.is_grad_enabled(),
+        "deterministic": torch.get_deterministic_debug_mode(),
+        "filled": torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+        "benchmark": torch.backends.cudnn.benchmark,
+        "precision": torch.get_float32_matmul_precision(),
+        "denormal": bool(torch.tensor(1e-310, dtype=torch.float64) * 1.0 == 0),
+        "anomalies": torch.is_anomaly_enabled(),
+        "errors": np.geterr(),
+        "folder": os.getcwd(),
+        "environment": dict(os.environ),
+        "path": list(sys.path),
+        "filters": list(warnings.filters),
+        "level": logging.getLogger().level,
+        "handlers": len(logging.getLogger().handlers),
+        "alarm": signal.getsignal(signal.SIGALRM),
+        "collecting": gc.isenabled(),
+        "recursion": sys.getrecursionlimit(),
+        "locale": locale.setlocale(locale.LC_ALL),
+        "output": sys.stdout is sys.__stdout__,
+    }
+
+
+def change_everything(_: object, connection: JobConnection) -> int:
+    import numpy as np
+    import torch
+
+    torch.set_default_dtype(torch.float64)
+    torch.set_default_device("meta")
+    torch.set_num_threads(3)
+    torch.manual_seed(99)
+    torch.set_grad_enabled(False)
+    torch.set_deterministic_debug_mode("error")
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.backends.cudnn.benchmark = True
+    torch.set_float32_matmul_precision("medium")
+    torch.set_flush_denormal(True)
+    torch.autograd.set_detect_anomaly(True)
+    np.random.seed(99)
+    np.seterr(all="raise")
+    random.seed(99)
+    os.chdir("/")
+    os.environ["CUDA_VISIBLE_DEVICES"] = "7"
+    sys.path.insert(0, "/nowhere")
+    warnings.simplefilter("error")
+    logging.basicConfig(level=logging.DEBUG)
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    gc.disable()
+    sys.setrecursionlimit(5000)
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    return os.getpid()
+
+
+def draw(_: object, connection: JobConnection) -> tuple[float, float, float]:
+    import numpy as np
+    import torch
+
+    return random.random(), float(np.random.random()), float(torch.rand(1))
+
+
+def value_of(module: str, connection: JobConnection) -> int:
+    value: int = importlib.import_module(module).VALUE
+    return value
+
+
+def call_for_ever(_: object, connection: JobConnection) -> None:
+    with Call("f", "sample {}".format) as call:
+        call.at = 1
+        while True:
+            time.sleep(0.01)
+
+
+def reserve(num_bytes: int, connection: JobConnection) -> None:
+    """Take address space for good."""
+    _reserved.append(mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0))
+
+
+_reserved: list[mmap.mmap] = []
+
+
+def report_device(_: object, connection: JobConnection) -> None:
+    connection.send(connection.device)
+    while True:
+        time.sleep(0.01)
+        connection.check()
+
+
+def cuda_in_use(_: object, connection: JobConnection) -> tuple[bool, bool]:
+    """Whether CUDA runs here, and whether the fork server has loaded its driver."""
+    import torch
+
+    return bool(torch.cuda.is_initialized()), "libcuda.so" in Path(f"/proc/{os.getppid()}/maps").read_text()  # type: ignore[no-untyped-call]
+
+
+def write_for_a_while(lines: int, connection: JobConnection) -> int:
+    """Print numbers over about twenty looks at the log."""
+    for i in range(lines):
+        print(i, flush=True)
+        time.sleep(0.005)
+    return lines

@@ -1,0 +1,82 @@
+"""Where a job runs: on which device, in which session, and which idle sessions end for it. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+CONTEXT_BYTES: Final = 512 << 20
+"""GPU memory that a process takes before its first tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Occupant:
+    """A session as the placement sees it. key: None for a job with a worker of its own.
+
+    device_bytes: what it was last known to hold of its GPU. used: greater for one that was used later.
+    """
+
+    key: str | None
+    device: str
+    busy: bool
+    device_bytes: int = 0
+    used: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """device: cpu or cuda:N. reuse: number of the idle session that takes the job; None: a new one. end: numbers of idle ones that end."""
+
+    device: str
+    reuse: int | None = None
+    end: tuple[int, ...] = ()
+
+
+def place(
+    key: str | None, device: str, occupants: Sequence[Occupant], max_workers: int, gpu_bytes: Sequence[int] = ()
+) -> Placement:
+    """Place a job. Of the devices that it may run on, the one with the fewest running jobs; of equal ones that with an idle session of
+    `key`, then that with the most free memory, then the first.
+
+    The least recently used idle sessions end while there would be more than `max_workers` processes, or less than half of the GPU's
+    memory free for the job.
+
+    Args: device: cpu, cuda:N, or cuda for any. gpu_bytes: memory of each GPU.
+
+    >>> idle = Occupant("a", "cuda:1", busy=False)
+    >>> place("a", "cuda", [Occupant("a", "cuda:0", busy=True), idle], 2, [1 << 34, 1 << 34])
+    Placement(device='cuda:1', reuse=1, end=())
+    >>> place("b", "cpu", [idle], 1)
+    Placement(device='cpu', reuse=None, end=(0,))
+    """
+    idle = sorted((i for i, occupant in enumerate(occupants) if not occupant.busy), key=lambda i: occupants[i].used)
+    fitting = [i for i in idle if key is not None and occupants[i].key == key]
+
+    def preference(choice: str) -> tuple[int, bool, int]:
+        running = sum(occupant.busy for occupant in occupants if occupant.device == choice)
+        return running, all(occupants[i].device != choice for i in fitting), -_free_bytes(choice, occupants, gpu_bytes)
+
+    choices = [f"cuda:{i}" for i in range(max(1, len(gpu_bytes)))] if device == "cuda" else [device]
+    chosen = min(choices, key=preference)
+    reuse = next((i for i in reversed(fitting) if occupants[i].device == chosen), None)
+    end: list[int] = []
+    for i in idle:
+        staying = [occupant for j, occupant in enumerate(occupants) if j not in end and j != reuse]
+        full = len(staying) >= max_workers
+        total = _total_bytes(chosen, gpu_bytes)
+        scarce = occupants[i].device == chosen and total > 0 and 2 * _free_bytes(chosen, staying, gpu_bytes) < total
+        if i != reuse and (full or scarce):
+            end.append(i)
+    return Placement(chosen, reuse, tuple(end))
+
+
+def _total_bytes(device: str, gpu_bytes: Sequence[int]) -> int:
+    """Memory of a GPU; 0 for what is no GPU of this machine."""
+    kind, _, index = device.partition(":")
+    return gpu_bytes[int(index or 0)] if kind == "cuda" and int(index or 0) < len(gpu_bytes) else 0
+
+
+def _free_bytes(device: str, occupants: Sequence[Occupant], gpu_bytes: Sequence[int]) -> int:
+    held = sum(CONTEXT_BYTES + occupant.device_bytes for occupant in occupants if occupant.device == device)
+    return _total_bytes(device, gpu_bytes) - held

@@ -1,0 +1,147 @@
+"""The service's end of a session: one worker process, and the jobs that it does one after the other."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess
+from typing import Any, Final
+
+from modyn.records import JobState
+from modyn.workers.job import Begun, Command, Failure, Job, Progress, Result, Stop
+from modyn.workers.placement import Occupant
+from modyn.workers.process import SessionRules, run_worker
+
+# Protects the standard library's table of children, which is not made for several threads: `start` polls every child, and an exit status
+# can be read once only. One lock for all pools of the process, over `start` and `join`; `start` takes it again to warm up.
+PROCESS_TABLE: Final = threading.RLock()
+
+
+class Session:
+    """A worker process for the jobs of one key. Used by one thread at a time.
+
+    Args: key: None for a job with a worker of its own.
+    """
+
+    def __init__(self, key: str | None, device: str) -> None:
+        self.key = key
+        self.device = device
+        self.busy = True
+        self.used = 0
+        """Number of the placement that used it last."""
+        self.num_jobs = 0
+        self._device_bytes = 0
+        self._process: ForkServerProcess | None = None
+        self._connection: Connection[Any, Any] | None = None
+
+    @property
+    def occupant(self) -> Occupant:
+        """This session as the placement sees it."""
+        return Occupant(self.key, self.device, self.busy, self._device_bytes, self.used)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its process is gone."""
+        return self._process is not None and bool(wait([self._process.sentinel], 0))
+
+    def start(self, rules: SessionRules, name: str, warm_up: Callable[[], None]) -> None:
+        """Start the process. warm_up: starts the fork server if it does not run."""
+        context = get_context("forkserver")
+        self._connection, theirs = context.Pipe()
+        process = context.Process(target=run_worker, args=(rules, theirs), name=name)
+        with theirs, PROCESS_TABLE:
+            warm_up()
+            process.start()
+        self._process = process
+
+    def run(self, job: Job, kill_after_s: float) -> tuple[bool, Result | Failure | None]:
+        """Let the worker do `job`, deliver its messages, and end it if the job is to stop.
+
+        Args: kill_after_s: seconds between SIGTERM and SIGKILL.
+        Returns: whether it began, and its answer; None: it ended without one. Only with an answer that goes on does the process live on.
+        """
+        assert self._process is not None
+        assert self._connection is not None
+        spec = job.spec
+        command = Command(
+            spec.task, pickle.dumps(spec.request), spec.name, spec.log_path, self.device, is_only=spec.session is None
+        )
+        self.num_jobs += 1
+        job.worker_pid = self._process.pid
+        job.state = JobState.RUNNING
+        with suppress(OSError):  # it has just ended: the watch finds that
+            self._connection.send(command)
+        begun, answer = self._watch(job, self._process, self._connection, kill_after_s)
+        if isinstance(answer, Result):
+            self._device_bytes = answer.device_bytes
+        return begun, answer
+
+    def _watch(
+        self, job: Job, process: ForkServerProcess, connection: Connection[Any, Any], kill_after_s: float
+    ) -> tuple[bool, Result | Failure | None]:
+        begun, answer = False, None
+        open_, asked, signals = True, False, [process.terminate, process.kill]
+        next_signal_at: float | None = None
+        while True:
+            now = time.monotonic()
+            if job.stop_at is not None:
+                if not asked:
+                    asked = True
+                    with suppress(OSError):  # it has just ended
+                        connection.send(Stop())
+                next_signal_at = job.stop_at if len(signals) == 2 else next_signal_at
+                if signals and next_signal_at is not None and now >= next_signal_at:
+                    signals.pop(0)()
+                    next_signal_at = now + kill_after_s
+            timeout = max(0.0, next_signal_at - now) if signals and next_signal_at is not None else None
+            # Until a message, the end of the process, a call of `stop`, or the time of the next signal.
+            ready = wait([*([connection] if open_ else []), process.sentinel, job.wakes], timeout)
+            if job.wakes in ready:
+                job.wakes.recv()
+            left = process.sentinel in ready
+            # The two are not looked at in one moment: the answer may arrive after the look at the connection and before that at the process.
+            if connection in ready or (left and open_ and connection.poll()):
+                message = _receive(connection)
+                if message is None:
+                    open_ = False
+                elif isinstance(message, Progress):
+                    job.deliver(message.message)
+                elif isinstance(message, Begun):
+                    begun = True
+                else:
+                    answer = message
+                    if isinstance(answer, Result) and answer.goes_on:
+                        return begun, answer
+            elif left:  # all that it sent has been read
+                return begun, answer
+
+    def kill(self) -> None:
+        """End the process at once."""
+        if self._process is not None:
+            self._process.kill()
+
+    def end(self, kill_after_s: float) -> int:
+        """Wait for the end of the process, which is asked for by closing the pipe; return its exit code."""
+        if self._connection is not None:
+            self._connection.close()
+        if self._process is None or self._process.pid is None:
+            return 0
+        if not wait([self._process.sentinel], kill_after_s):
+            self._process.kill()
+        with PROCESS_TABLE:  # the process has ended, or was killed just now: the join does not hold the lock for long
+            self._process.join()
+            return self._process.exitcode or 0
+
+
+def _receive(connection: Connection[Any, Any]) -> Begun | Progress | Result | Failure | None:
+    """The next message; None: the worker has closed its end."""
+    try:
+        message: Begun | Progress | Result | Failure = connection.recv()
+    except (EOFError, OSError):
+        return None
+    return message

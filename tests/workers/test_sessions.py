@@ -1,0 +1,222 @@
+"""Sessions of workers: one process for the jobs of one key, with its settings put back between them, and a new one after every failure."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modyn.errors import CancelledError, DataError, TrainingError, UserCodeError, WorkerDiedError
+from modyn.log_files import LogLimits
+from modyn.testing.waiting import PATIENCE_S, eventually
+from modyn.trainer_server.service import PRELOAD
+from modyn.workers import Job, SessionRules, WorkerLimits, WorkerPool
+
+HERE = Path(__file__).parent
+FOR_LONG = SessionRules(idle_s=600.0)
+
+Make = Callable[..., WorkerPool]
+Submit = Callable[..., Job]
+
+
+@pytest.fixture(autouse=True)
+def tasks_are_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(HERE)
+
+
+@pytest.fixture
+def make_pool() -> Iterator[Make]:
+    pools: list[WorkerPool] = []
+
+    def make(max_workers: int = 1, **options: Any) -> WorkerPool:
+        pools.append(WorkerPool(max_workers, preload=PRELOAD, **{"rules": FOR_LONG, **options}))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        pool.close(1.0)
+
+
+@pytest.fixture
+def submit(make_pool: Make, tmp_path: Path) -> Submit:
+    return submitter(make_pool(), tmp_path)
+
+
+def submitter(pool: WorkerPool, folder: Path) -> Submit:
+    def submit(task: str, request: object = None, session: str | None = "a", log: str = "log", **options: Any) -> Job:
+        return pool.submit(f"worker_tasks:{task}", request, name=f"job {task}", log_path=folder / log, session=session, **options)
+
+    return submit
+
+
+def pid(submit: Submit, session: str | None = "a") -> int:
+    """The process that does a job of the session."""
+    found: int = submit("own_pid", session=session).result(PATIENCE_S)
+    return found
+
+
+def alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_jobs_of_one_session_share_a_process_and_others_do_not(submit: Submit) -> None:
+    first = pid(submit)
+    assert pid(submit) == first
+    assert pid(submit, "b") != first
+    alone = pid(submit, None)
+    assert pid(submit, None) != alone
+    assert not alive(first)  # with one worker allowed, the other sessions took its place
+
+
+def test_each_job_writes_its_own_log(submit: Submit, tmp_path: Path) -> None:
+    jobs = [submit("count", i, log=f"log-{i}") for i in (1, 2)]
+    assert [job.result(PATIENCE_S) for job in jobs] == [1, 2]
+    assert [(tmp_path / f"log-{i}").read_text() for i in (1, 2)] == ["counted to 1\n", "counted to 2\n"]
+
+
+def test_the_log_of_an_earlier_job_does_not_come_back(make_pool: Make, tmp_path: Path) -> None:
+    """Whatever watches the size of the logs looks at the newest one only."""
+    limits = WorkerLimits("trainer_server", 300.0, logs=LogLimits(look_every_s=0.01))
+    submit = submitter(make_pool(rules=SessionRules(limits=limits, idle_s=600.0)), tmp_path)
+    submit("count", 1, log="first").result(PATIENCE_S)
+    assert submit("write_for_a_while", 50, log="second").result(PATIENCE_S) == 50
+    assert (tmp_path / "first").read_text() == "counted to 1\n"
+    assert (tmp_path / "second").read_text().split() == [str(i) for i in range(50)]
+
+
+def test_a_job_finds_the_settings_of_a_new_process(submit: Submit) -> None:
+    fresh = submit("settings", session=None).result(PATIENCE_S)
+    process = submit("change_everything").result(PATIENCE_S)
+    changed = submit("settings")
+    found = changed.result(PATIENCE_S)
+    assert changed.worker_pid == process
+    assert found == fresh | {"random": found["random"]}  # Python seeds itself in each process
+
+
+def test_the_random_state_is_the_same_for_each_job(submit: Submit) -> None:
+    draws = [submit("draw").result(PATIENCE_S) for _ in range(3)]
+    assert draws[0] == draws[1] == draws[2]
+
+
+def test_a_job_that_fails_ends_its_session(submit: Submit) -> None:
+    first = pid(submit)
+    job = submit("our_error")
+    with pytest.raises(DataError, match="record 7 is short"):
+        job.result(PATIENCE_S)
+    assert job.worker_pid == first
+    assert pid(submit) != first
+    assert not alive(first)
+
+
+def test_a_result_that_cannot_be_sent_ends_the_session(submit: Submit) -> None:
+    first = pid(submit)
+    with pytest.raises(TrainingError, match="cannot be sent"):
+        submit("not_picklable").result(PATIENCE_S)
+    assert pid(submit) != first
+
+
+def test_a_job_that_is_stopped_ends_its_session(submit: Submit) -> None:
+    heard: list[int] = []
+    job = submit("until_stopped", on_message=heard.append)
+    eventually(lambda: heard)
+    job.stop()
+    with pytest.raises(CancelledError):
+        job.result(PATIENCE_S)
+    assert pid(submit) != heard[0]
+
+
+def test_a_job_that_takes_too_long_ends_its_session(make_pool: Make, tmp_path: Path) -> None:
+    limits = WorkerLimits("trainer_server", 2.0)
+    submit = submitter(make_pool(rules=SessionRules(limits=limits, idle_s=600.0)), tmp_path)
+    first = pid(submit)
+    with pytest.raises(UserCodeError, match="did not return for sample 1 within 2 s"):
+        submit("call_for_ever").result(PATIENCE_S)
+    assert pid(submit) != first
+
+
+def test_a_worker_that_is_killed_in_its_work_fails_that_job_alone(submit: Submit) -> None:
+    first = pid(submit)
+    with pytest.raises(WorkerDiedError, match="SIGKILL"):
+        submit("end_by_signal", signal.SIGKILL).result(PATIENCE_S)
+    assert pid(submit) != first
+
+
+def test_a_worker_that_is_killed_while_idle_fails_nothing(submit: Submit) -> None:
+    first = pid(submit)
+    os.kill(first, signal.SIGKILL)
+    assert pid(submit) != first
+
+
+def test_a_worker_that_ends_before_it_begins_a_job_is_replaced(
+    submit: Submit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here because a file that it has imported was changed, which it finds when it is asked."""
+    monkeypatch.syspath_prepend(tmp_path)
+    module = tmp_path / "changing.py"
+    module.write_text("VALUE = 1")
+    assert submit("value_of", "changing").result(PATIENCE_S) == 1
+    module.write_text("VALUE = 22")
+    assert submit("value_of", "changing").result(PATIENCE_S) == 22
+
+
+def test_an_idle_session_ends_by_itself(make_pool: Make, tmp_path: Path) -> None:
+    submit = submitter(make_pool(rules=SessionRules(idle_s=0.1)), tmp_path)
+    first = pid(submit)
+    eventually(lambda: not alive(first))
+    assert pid(submit) != first
+
+
+def test_without_idle_time_each_job_has_a_process(make_pool: Make, tmp_path: Path) -> None:
+    submit = submitter(make_pool(rules=SessionRules()), tmp_path)
+    assert pid(submit) != pid(submit)
+
+
+def test_a_session_ends_when_it_has_grown_to_half_of_the_limit(make_pool: Make, tmp_path: Path) -> None:
+    limits = WorkerLimits("trainer_server", 300.0, 2**37)
+    submit = submitter(make_pool(rules=SessionRules(limits=limits, idle_s=600.0)), tmp_path)
+    first = pid(submit)
+    assert pid(submit) == first
+    submit("reserve", 2**36).result(PATIENCE_S)
+    eventually(lambda: not alive(first))
+    assert pid(submit) != first
+
+
+def test_two_jobs_of_a_session_run_side_by_side_in_two_processes(make_pool: Make, tmp_path: Path) -> None:
+    submit = submitter(make_pool(2), tmp_path)
+    heard: list[int] = []
+    jobs = [submit("until_stopped", on_message=heard.append) for _ in range(2)]
+    eventually(lambda: len(heard) == 2)
+    assert heard[0] != heard[1]
+    for job in jobs:
+        job.stop()
+        assert job.wait(PATIENCE_S)
+
+
+def test_jobs_learn_where_they_were_placed(make_pool: Make, tmp_path: Path) -> None:
+    submit = submitter(make_pool(2, gpus=lambda: (1 << 34, 1 << 34)), tmp_path)
+    heard: list[str] = []
+    jobs = [submit("report_device", device="cuda", on_message=heard.append) for _ in range(2)]
+    eventually(lambda: len(heard) == 2)
+    assert sorted(heard) == ["cuda:0", "cuda:1"]
+    for job in jobs:
+        job.stop()
+        assert job.wait(PATIENCE_S)
+
+
+def test_a_closed_pool_has_no_idle_workers(make_pool: Make, tmp_path: Path) -> None:
+    pool = make_pool()
+    first = pid(submitter(pool, tmp_path))
+    pool.close()
+    assert not alive(first)
+
+
+def test_a_fork_server_has_not_begun_to_use_cuda(submit: Submit) -> None:
+    """Else no worker could: CUDA does not survive a fork."""
+    assert submit("cuda_in_use").result(PATIENCE_S) == (False, False)
