@@ -48,9 +48,11 @@ pre { background: #f6f8fa; padding: 1rem; overflow: auto; font-size: .82rem; }
 
 
 def write_report(results: RunResults, path: Path) -> Path:
-    """Write the report of a run, finished or not, and return its absolute path. An existing file is replaced atomically."""
+    """Write the report of a run, finished or not, and return its absolute path. An existing file is replaced atomically.
+
+    Raises: OSError: it cannot be written, as where its folder is missing.
+    """
     path = path.absolute()
-    path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, path.with_name(path.name + ".tmp")) as file:
         file.write(render(results).encode())
     return path

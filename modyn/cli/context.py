@@ -96,5 +96,7 @@ def start_services(client: Client) -> StackStatus:
 
 def say(text: str) -> None:
     """Print a line to standard error; standard output is for results."""
-    sys.stderr.write(text + "\n")
+    from modyn.cli.output import printable
+
+    sys.stderr.write(printable(text) + "\n")
     sys.stderr.flush()

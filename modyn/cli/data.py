@@ -65,7 +65,7 @@ def register(
 
     fields = {
         "name": name,
-        "base_path": folder if is_url(folder) else str(Path(folder).absolute()),
+        "base_path": folder if is_url(folder) or not folder else str(Path(folder).absolute()),
         "file_wrapper": wrapper,
         "file_wrapper_config": dict(_option(text) for text in option or []),
         "timestamp_source": timestamp_source,
@@ -81,7 +81,7 @@ def register(
 
 @app.command()
 def ingest(name: Name) -> None:
-    """Index the new files of a dataset now, with progress."""
+    """Index the new files of a dataset now, with progress. Exit code 1 if all were set aside, so that the dataset has no samples."""
     from rich.console import Console
     from rich.status import Status
 
@@ -95,6 +95,8 @@ def ingest(name: Name) -> None:
     say(f"{name}: {info.num_samples:,} samples in {info.num_files:,} files")
     if info.num_problems:
         say(f"{info.num_problems:,} files were set aside; `modyn data problems {name}` lists the reasons")
+        if not info.num_samples:
+            raise typer.Exit(1)
 
 
 @app.command("ls")

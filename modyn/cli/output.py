@@ -19,6 +19,15 @@ def print_json(value: object, indent: int | None = 2) -> None:
     sys.stdout.flush()
 
 
+def printable(text: str) -> str:
+    """Return `text` with control characters written as escapes: a name must not move the cursor or colour what follows.
+
+    >>> printable("a\\x1b[31mb\\tc")
+    'a\\\\x1b[31mb\\tc'
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None, empty: str = "nothing there"
 ) -> None:
@@ -26,7 +35,7 @@ def print_table(
 
     Args: rows: texts as they are; numbers are formatted, what is missing is a dash. empty: printed on a terminal if there are no rows.
     """
-    cells = [[cell if isinstance(cell, str) else _cell(cell) for cell in row] for row in rows]
+    cells = [[printable(cell) if isinstance(cell, str) else _cell(cell) for cell in row] for row in rows]
     if not sys.stdout.isatty():
         # A title stands where there are several tables; a single one begins with its columns.
         if title and not cells:
@@ -53,7 +62,7 @@ def print_fields(fields: Mapping[str, object]) -> None:
     """Print names and values, one pair a line."""
     width = max(map(len, fields), default=0)
     for name, value in fields.items():
-        sys.stdout.write(f"{name:<{width}}  {value if isinstance(value, str) else _cell(value)}\n")
+        sys.stdout.write(f"{name:<{width}}  {printable(value) if isinstance(value, str) else _cell(value)}\n")
 
 
 def date(timestamp: int | None) -> str:
@@ -94,7 +103,7 @@ def _cell(value: object) -> str:
         return f"{value:.4f}"
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
-    return str(value)
+    return printable(str(value))
 
 
 def _plain(value: object) -> Any:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from modyn.cli.context import Json, connect, say, services_run
-from modyn.cli.output import print_json, print_table
+from modyn.cli.output import print_json, print_table, printable
 
 if TYPE_CHECKING:
     from modyn.config.base import Problem
@@ -43,7 +43,7 @@ def check(file: Annotated[Path, typer.Argument(help="Pipeline file.", show_defau
         print_json([{"path": p.path, "line": source.locate(p.path), "message": p.message, "severity": p.severity} for p in found])
     else:
         for line in with_lines(found, source):
-            typer.echo(line)
+            typer.echo(printable(line))
     if errors:
         say(_counted(len(errors), "problem"))
         raise typer.Exit(1)

@@ -39,6 +39,8 @@ def run(
     from modyn.client import read_pipeline
     from modyn.config.pipeline import load_pipeline
 
+    if report_file is not None and not report_file.absolute().parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {report_file.parent}; make it first", param_hint="--report")
     mode = "production" if production else "experiment"
     if not services_run():
         load_pipeline(read_pipeline(file), str(file))  # A typo is reported before any service is started.

@@ -70,7 +70,9 @@ class DatasetConfig(Section):
     """A dataset: where its files lie and how samples are cut from them."""
 
     name: DatasetName = Field(description="identity, used as `data.dataset_id` in pipelines")
-    base_path: str = Field(description="folder of the files, searched recursively; or s3://BUCKET/PREFIX, see docs/datasets.md")
+    base_path: str = Field(
+        min_length=1, description="folder of the files, searched recursively; or s3://BUCKET/PREFIX, see docs/datasets.md"
+    )
     file_wrapper: str = Field(description="file format, e.g. SingleSampleFileWrapper")
     file_wrapper_config: dict[str, Any] = Field(default_factory=dict, description="options of the file format")
     filesystem_wrapper: Literal["LocalFilesystemWrapper", "S3FilesystemWrapper"] = Field(

@@ -1,7 +1,7 @@
 """The user's functions and transformations, made callable. In workers only: this is where code from a pipeline runs.
 
 Source sees torch, numpy (also as np), io, json, struct, PIL and its Image without importing them. What such code raises becomes a
-UserCodeError that names the function, the sample key and the line.
+UserCodeError that names the function, the sample key and the line; SystemExit too, which would end the worker without a word.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class UserFunction:
         with Call(self.name, lambda _: describe()):
             try:
                 return self._call(*arguments)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise UserCodeError(f"{self.name} failed for {describe()}: {describe_error(error, self._file)}") from error
 
     def each(self, describe: Callable[[int], str], keys: Int64Array, values: Iterable[Any]) -> list[Any]:
@@ -60,7 +60,7 @@ class UserFunction:
         with Call(self.name, describe) as call:
             try:
                 return [function(value) for call.at, value in enumerate(values)]
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 what = f"{self.name} failed for {describe(call.at)}: {describe_error(error, self._file)}"
                 raise UserCodeError(what, int(keys[call.at])) from error
 
@@ -78,7 +78,7 @@ def compile_function(text: str, name: str) -> UserFunction:
     scope = dict(_NAMES)
     try:
         exec(compile(text, file, "exec"), scope)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserCodeError(f"{name} cannot be defined: {describe_error(error, file)}") from error
     if name not in scope:
         raise UserCodeError(f"{name} cannot be used: its source defines no function of that name")
@@ -103,7 +103,7 @@ def compile_transformation(text: str, name: str) -> UserFunction:
             found = eval(code, _NAMES | _extras(code.co_names, shown))
     except ConfigError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserCodeError(f"{shown} cannot be made: {describe_error(error, None)}") from error
     return UserFunction(shown, _callable(found, shown), None)
 

@@ -124,3 +124,12 @@ def test_moments_and_sizes() -> None:
     assert [size(n) for n in (0, 1023, 1024, 1536, 2**20, 2**30, 2**50)] == [
         "0 B", "1023 B", "1.0 KiB", "1.5 KiB", "1.0 MiB", "1.0 GiB", "1024.0 TiB",
     ]  # fmt: skip
+
+
+def test_control_characters_are_written_as_escapes(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(["file"], [["a\x1b[2Jb\x07"], [Path("c\x1b")]])
+    print_fields({"name": "d\x1b]0;title\x07"})
+    shown = capsys.readouterr().out
+    assert not {"\x1b", "\x07"} & set(shown)
+    assert "a\\x1b[2Jb\\x07" in shown
+    assert "d\\x1b]0;title\\x07" in shown

@@ -70,6 +70,7 @@ def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
             "storage: {datasets: [{name: a, base_path: 'gs://KEY:hush@b/x', file_wrapper: F}]}",
             r"storage\.datasets\.0: base_path begins with gs:/, of which nothing is known; write s3://BUCKET/PREFIX",
         ),
+        ("storage: {datasets: [{name: a, base_path: '', file_wrapper: F}]}", r"storage\.datasets\.0\.base_path: '' is wrong"),
         ("security: {token: short}", r"security\.token"),
         ("security: {tls_cert: /c}", r"security: tls_cert and tls_key belong together"),
         ("security: {token: 0123456789abcdef, token_file: /t}", r"security: set token or token_file, not both"),

@@ -50,6 +50,13 @@ def test_a_bad_sample_ends_the_reading_and_names_its_file(fields: dict[str, Any]
     assert "in /fake/file at 3: correct it, `modyn data delete fake --key 3`, or set data.on_bad_sample: skip" in message
 
 
+def test_code_that_exits_is_a_bad_sample_too() -> None:
+    source = "def bytes_parser_function(data):\n    raise SystemExit(3)"
+    data = DataConfig(dataset_id="fake", bytes_parser_function=source)
+    with pytest.raises(UserCodeError, match=r"failed for sample 0 .*: SystemExit: 3 at line 2"):
+        batches(data, short_cut=True)
+
+
 def test_over_flight_the_command_that_names_its_file_is_named() -> None:
     with pytest.raises(UserCodeError, match="named by `modyn data locate fake 3`"):
         batches(config(), short_cut=False)

@@ -151,6 +151,11 @@ class Roots:
             )
 
 
+def mtime_ns(status: os.stat_result) -> int:
+    """Return a file's modification time, int64 nanoseconds since 1970: the nearest of them beyond the years 1677 to 2262."""
+    return min(max(status.st_mtime_ns, -(2**63)), 2**63 - 1)
+
+
 @dataclass(frozen=True, slots=True)
 class FileStatus:
     """Bytes of a file, and its last change in ns since 1970.

@@ -25,6 +25,7 @@ from modyn.storage.files.file_system import (
     SeenFile,
     SeenFiles,
     UnusableNowError,
+    mtime_ns,
 )
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class LocalFiles(FileSystem):
                     if stat.S_ISDIR(status.st_mode):
                         folders.setdefault((status.st_dev, status.st_ino), []).append(link)
                     elif stat.S_ISREG(status.st_mode) and names(full_path):
-                        linked.append(SeenFile(link, status.st_size, status.st_mtime_ns))
+                        linked.append(SeenFile(link, status.st_size, mtime_ns(status)))
                 except FileNotFoundError:
                     pass  # The link leads to nothing.
                 except OSError as error:
@@ -100,7 +101,7 @@ class LocalFiles(FileSystem):
         """Size and time by `stat`; None also for a file that cannot be looked at."""
         with suppress(OSError):
             status = os.stat(path)
-            return FileStatus(status.st_size, status.st_mtime_ns)
+            return FileStatus(status.st_size, mtime_ns(status))
         return None
 
     def version(self, seen: SeenFile) -> FileStatus | None:
@@ -108,7 +109,7 @@ class LocalFiles(FileSystem):
         path = self.full_path(seen.path)
         with self.reading(path), suppress(FileNotFoundError):
             status = os.stat(path)
-            return FileStatus(status.st_size, status.st_mtime_ns, f"{status.st_dev}:{status.st_ino}")
+            return FileStatus(status.st_size, mtime_ns(status), f"{status.st_dev}:{status.st_ino}")
         return None
 
     def read_error(self, path: str, error: OSError) -> DataError:

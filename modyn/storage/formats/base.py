@@ -14,7 +14,7 @@ from modyn import _core
 from modyn.config.base import Section
 from modyn.errors import ConfigError, DataError
 from modyn.storage.files.file_system import NameEndings, Names
-from modyn.storage.formats.timestamps import name_pattern
+from modyn.storage.formats.timestamps import name_pattern, out_of_range
 from modyn.storage.model.samples import IndexedFiles, IndexedSamples
 
 CHUNK_ROWS = 1 << 18
@@ -95,11 +95,13 @@ class FileFormat(ABC):
     def file_time(self, path: str, mtime_ns: int) -> int | None:
         """The time that all samples of a file share, in seconds since 1970: of its name, else `mtime_ns`; None if each row has its own.
 
-        Raises: DataError: the name holds no time.
+        Raises: DataError: the name holds no time, or the modification time lies beyond the years 1677 to 2262.
         """
         if self.time_place is not None:
             return None
         if self.name_pattern is None:
+            if not -(2**63) < mtime_ns < 2**63 - 1:
+                raise out_of_range(path)
             return mtime_ns // 10**9
         (found,) = self.name_pattern.times([path])
         if isinstance(found, DataError):

@@ -14,6 +14,7 @@ from modyn import _core
 from modyn.errors import DataError
 from modyn.storage.files.file_system import NameEndings, UnusableNowError
 from modyn.storage.formats.base import FormatConfig, FormatResume, WholeFileFormat
+from modyn.storage.formats.timestamps import out_of_range
 from modyn.storage.model.samples import IndexedFiles, IndexedSamples
 
 _THREADS = 4
@@ -68,6 +69,8 @@ class SingleSampleFormat(WholeFileFormat):
         )
         problems = {i: _problem(paths[i], at_fault, reason) for i, (at_fault, reason) in failed.items()}
         timestamps = mtimes_ns // 1_000_000_000
+        for i in np.flatnonzero((mtimes_ns == 2**63 - 1) | (mtimes_ns == -(2**63))) if not self.name_pattern else ():
+            problems.setdefault(int(i), out_of_range(paths[i]))
         for i, found in enumerate(self.name_pattern.times(paths)) if self.name_pattern else ():
             if isinstance(found, DataError):
                 problems.setdefault(i, found)

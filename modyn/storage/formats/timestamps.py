@@ -105,6 +105,14 @@ def name_pattern(source: str) -> NamePattern | None:
     return NamePattern(regex, 1, pattern.groupindex.get("date", 0))
 
 
+def out_of_range(path: str) -> DataError:
+    """The error of a file whose modification time cannot be kept: it would be cut to the nearest that can."""
+    return DataError(
+        f"the modification time of {path} lies beyond the years 1677 to 2262; correct it with `touch`, or take the time from another "
+        "place with timestamp_source"
+    )
+
+
 def iso_seconds(text: str) -> int:
     """Whole seconds since 1970 of an ISO 8601 time, rounded down; without a zone it is UTC. Raises ValueError.
 

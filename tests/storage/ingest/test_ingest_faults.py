@@ -307,6 +307,22 @@ def test_labels_are_finite_and_times_lie_in_intervals(
     assert reason in reasons(storage, "rows")["a.csv"]
 
 
+@pytest.mark.parametrize("kind", ["rows", "images"])
+def test_a_time_beyond_the_calendar_of_the_index_is_a_problem(storage: RunningStorage, data: Path, kind: str) -> None:
+    """The year 2446 fits into a file system, but not into int64 nanoseconds."""
+    late = 15_000_000_000
+    if kind == "rows":
+        (data / "a.csv").write_bytes(b"1,5\n")
+        os.utime(data / "a.csv", (late, late))
+        storage.client.register_dataset(rows_dataset(data))
+    else:
+        write_image(data, "a", b"image", 1, late)
+        storage.client.register_dataset(image_dataset(data))
+    assert storage.ingest(kind).samples_indexed == 0
+    (reason,) = reasons(storage, kind).values()
+    assert "lies beyond the years 1677 to 2262; correct it with `touch`" in reason
+
+
 def test_a_label_file_without_a_finite_number(storage: RunningStorage, data: Path) -> None:
     for i in range(3):
         write_image(data, str(i), b"image", i, 1000 + i)
