@@ -117,14 +117,16 @@ class Client:
         from_timestamp: int | str | None = None,
         to_timestamp: int | str | None = None,
         max_triggers: int | None = None,
+        final_trigger: bool = False,
     ) -> Run:
         """Start a run of a pipeline file and return at once; `wait` and `watch` follow it.
 
         Args: from_timestamp, to_timestamp: only samples in [from, to), seconds since 1970 or an ISO 8601 date. max_triggers: end after so many.
+            final_trigger: train on what is left when the stream ends, although the trigger policy has not fired.
         Raises: ConfigError: every mistake in the file, with its line.
         """
         path = Path(pipeline)
-        options = RunOptions(RunMode(mode), _timestamp(from_timestamp), _timestamp(to_timestamp), max_triggers)
+        options = RunOptions(RunMode(mode), _timestamp(from_timestamp), _timestamp(to_timestamp), max_triggers, final_trigger)
         return self.supervisor.submit(read_pipeline(path), str(path), options)
 
     def watch(self, run_id: str, after_seq: int = 0) -> Iterator[RunEvent]:

@@ -30,6 +30,9 @@ def run(
     ] = None,
     to: Annotated[str | None, typer.Option("--to", help="Only samples before this time.")] = None,
     max_triggers: Annotated[int | None, typer.Option(min=1, help="End after so many triggers.")] = None,
+    final_trigger: Annotated[
+        bool, typer.Option("--final-trigger", help="Train on the samples that are left when the stream ends.")
+    ] = False,
     detach: Detach = False,
     report_file: Annotated[
         Path | None, typer.Option("--report", help="Write the HTML report here when the run has ended.")
@@ -45,7 +48,9 @@ def run(
     if not services_run():
         load_pipeline(read_pipeline(file), str(file))  # A typo is reported before any service is started.
     with connect(start=True) as client:
-        submitted = client.run(file, mode, from_timestamp=from_, to_timestamp=to, max_triggers=max_triggers)
+        submitted = client.run(
+            file, mode, from_timestamp=from_, to_timestamp=to, max_triggers=max_triggers, final_trigger=final_trigger
+        )
         say(f"run {submitted.run_id} is submitted in {mode} mode")
         if detach:
             typer.echo(submitted.run_id)

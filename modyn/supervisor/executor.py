@@ -151,6 +151,8 @@ class RunExecutor:
         finally:
             stream.close()
         self._retrier.token.check()
+        if self._run.final_trigger and self._cursor.num_pending:
+            self._trigger()
         self._cursor = replace(self._cursor, stream_ended=True)
         self._commit()
 
@@ -321,7 +323,7 @@ class RunExecutor:
             self._evaluations.use_final_workers()
             self._evaluations.add(self._schedule.at_end(models, self._stream_end()))
             self._evaluations.drain()
-        return "" if self._triggers else self._explain_no_trigger()
+        return self._explain_pending() if self._triggers else self._explain_no_trigger()
 
     def _evaluate_manually(self, handlers: Sequence[str]) -> str:
         self._journal.enter(RunState.EVALUATING)
@@ -353,6 +355,14 @@ class RunExecutor:
         return (
             f"no trigger fired in {cursor.position} samples from {first} to {last}, "
             f"so nothing was trained; let {trigger['id']} ({options}) fire earlier, or replay a longer interval"
+        )
+
+    def _explain_pending(self) -> str:
+        waiting = self._cursor.num_pending
+        if not waiting:
+            return ""
+        return (
+            f"{waiting:,} samples wait for the next trigger, which has not fired; `modyn run --final-trigger` trains on them too"
         )
 
     def _report_outage(self, message: str) -> None:

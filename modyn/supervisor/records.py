@@ -34,6 +34,8 @@ class RunOptions:
     from_timestamp: int | None = None
     to_timestamp: int | None = None
     max_triggers: int | None = None
+    final_trigger: bool = False
+    """Whether the samples that are left when the stream ends are trained on, although the policy has not fired."""
 
     @property
     def interval(self) -> Interval:
@@ -84,6 +86,7 @@ class Run:
     from_timestamp: int | None = None
     to_timestamp: int | None = None
     max_triggers: int | None = None
+    final_trigger: bool = False
     yaml: str = ""
     """The pipeline file as submitted."""
     pipeline: dict[str, Any] = field(default_factory=dict)
@@ -92,7 +95,7 @@ class Run:
     @property
     def options(self) -> RunOptions:
         """The options that the run was submitted with."""
-        return RunOptions(self.mode, self.from_timestamp, self.to_timestamp, self.max_triggers)
+        return RunOptions(self.mode, self.from_timestamp, self.to_timestamp, self.max_triggers, self.final_trigger)
 
     @property
     def is_terminal(self) -> bool:

@@ -16,6 +16,7 @@ RUNS = Table(
     *columns(Text, "pipeline_name mode state error error_reason message yaml file_name dataset_identity"),
     *columns(BigInteger, "number from_timestamp to_timestamp max_triggers total_samples end_key last_seq"),
     *columns(Float, "submitted_at finished_at"),
+    *columns(Boolean, "final_trigger"),
     Column("pipeline", JSONB),
     # What selection draws from: training.seed, or a number drawn at submission, which a resumed run needs again.
     Column("selection_seed", BigInteger),

@@ -306,6 +306,24 @@ def test_verdicts_are_replayed_not_asked_again(database: Database, tmp_path: Pat
         assert [trigger.position for trigger in journal.triggers(run_id)] == fired, f"killed at boundary {at}"
 
 
+def test_a_final_trigger_survives_kills(database: Database, tmp_path: Path) -> None:
+    journal = Journal(database)
+    new = dataclasses.replace(new_run(), options=RunOptions(RunMode.EXPERIMENT, final_trigger=True))
+    for at in range(60, 110, 3):
+        services = make_services(tmp_path / str(at))
+        run_id = journal.create(new).run_id
+        bomb = Bomb(at)
+        with suppress(Crash):
+            drive(WiredJournal(database, bomb), services, run_id, bomb)
+        if journal.run(run_id).state not in TERMINAL:
+            journal.become(run_id, RunState.INTERRUPTED)
+        if journal.run(run_id).state is not RunState.FINISHED:
+            journal.submit_again(run_id)
+            drive(journal, services, run_id, Bomb())
+        assert [trigger.position for trigger in journal.triggers(run_id)] == [10, 20, 30, 35], f"killed at boundary {at}"
+        assert [request.trigger_id for request in services.trainer_server.requests] == [0, 1, 2, 3]
+
+
 def test_a_journalled_check_that_is_not_come_to_again_is_found_out(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

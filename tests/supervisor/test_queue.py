@@ -98,7 +98,10 @@ def cells(services: InMemoryServices, run: Run, handler: str) -> set[tuple[int, 
 
 def test_an_experiment_trains_and_evaluates_every_trigger(runs: RunQueue, services: InMemoryServices) -> None:
     run = finish(runs, pipeline_yaml(evaluation=AFTER_TRAINING))
-    assert (run.run_id, run.state, run.error, run.message) == ("test-0001", RunState.FINISHED, "", "")
+    assert (run.run_id, run.state, run.error) == ("test-0001", RunState.FINISHED, "")
+    assert (
+        run.message == "5 samples wait for the next trigger, which has not fired; `modyn run --final-trigger` trains on them too"
+    )
     assert (run.num_samples, run.total_samples, run.num_triggers, run.samples_trained) == (35, 35, 3, 30)
     assert run.finished_at is not None
     triggers = runs.journal.triggers(run.run_id)
@@ -207,6 +210,16 @@ def test_max_triggers_and_interval(runs: RunQueue) -> None:
     run = finish(runs, pipeline_yaml(), RunOptions(RunMode.EXPERIMENT, from_timestamp=3, max_triggers=2))
     assert (run.state, run.total_samples, run.num_triggers) == (RunState.FINISHED, 32, 2)
     assert [(t.first_timestamp, t.last_timestamp) for t in runs.journal.triggers(run.run_id)] == [(3, 12), (13, 22)]
+
+
+@pytest.mark.parametrize(("num_samples", "positions"), [(10, [10, 20, 30, 35]), (7, [7, 14, 21, 28, 35]), (100, [35])])
+def test_a_final_trigger_takes_what_is_left(runs: RunQueue, num_samples: int, positions: list[int]) -> None:
+    yaml = pipeline_yaml(trigger={"id": "DataAmountTrigger", "num_samples": num_samples})
+    run = finish(runs, yaml, RunOptions(RunMode.EXPERIMENT, final_trigger=True))
+    assert (run.state, run.message, run.samples_trained) == (RunState.FINISHED, "", 35)
+    assert [t.position for t in runs.journal.triggers(run.run_id)] == positions
+    limited = finish(runs, yaml, RunOptions(RunMode.EXPERIMENT, max_triggers=1, final_trigger=True))
+    assert [t.position for t in runs.journal.triggers(limited.run_id)] == positions[:1]
 
 
 def test_empty_trigger_sets_train_nothing(runs: RunQueue, services: InMemoryServices, monkeypatch: pytest.MonkeyPatch) -> None:

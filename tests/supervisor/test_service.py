@@ -32,11 +32,12 @@ def client(system_config: SystemConfig, tmp_path: Path) -> Iterator[SupervisorCl
 
 def test_a_run_over_the_wire(client: SupervisorClient) -> None:
     assert client.validate(pipeline_yaml(), "p.yaml") == []
-    options = RunOptions(RunMode.EXPERIMENT, from_timestamp=-5, max_triggers=2)
+    options = RunOptions(RunMode.EXPERIMENT, from_timestamp=-5, max_triggers=2, final_trigger=True)
     submitted = client.submit(pipeline_yaml(evaluation=EVALUATION), "p.yaml", options)
     events = list(client.watch(submitted.run_id))
     run = client.run(submitted.run_id)
     assert run == client.runs()[0]
+    assert run.final_trigger
     assert (run.state, run.mode, run.from_timestamp, run.to_timestamp, run.max_triggers) == (
         RunState.FINISHED,
         RunMode.EXPERIMENT,
