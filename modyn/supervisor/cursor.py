@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
+from modyn.config.durations import format_timestamp
 from modyn.records import SampleBatch
 
 
@@ -55,3 +58,19 @@ class Cursor:
     def after_trigger(self) -> Cursor:
         """The cursor once a trigger has taken all pending samples."""
         return replace(self, num_pending=0, first_pending=None, last_pending=None, num_triggers=self.num_triggers + 1)
+
+
+def explain_end(cursor: Cursor, trigger: Mapping[str, Any]) -> str:
+    """Say which samples of a stream that has ended were not trained on; empty if there are none. Args: trigger: section of the pipeline."""
+    if cursor.num_triggers:
+        waiting = f"{cursor.num_pending:,} samples wait for the next trigger, which has not fired"
+        return f"{waiting}; `modyn run --final-trigger` trains on them too" if cursor.num_pending else ""
+    if cursor.max_timestamp is None:
+        return "the stream held no samples, so nothing was trained; ingest data, or choose another interval"
+    first, last = (format_timestamp(when or 0).partition(" ")[0] for when in (cursor.first_pending, cursor.max_timestamp))
+    options = ", ".join(f"{name}={value}" for name, value in trigger.items() if name != "id")
+    return (
+        f"no trigger fired in {cursor.position} samples from {first} to {last}, "
+        f"so nothing was trained; let {trigger['id']} ({options}) fire earlier, replay a longer interval, or train on them with "
+        "`modyn run --final-trigger`"
+    )

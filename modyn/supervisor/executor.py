@@ -7,14 +7,12 @@ are found in the journal: their decisions must be the same, their steps are fini
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 
 from prometheus_client import Counter
 
-from modyn.config.durations import format_timestamp
 from modyn.config.pipeline import load_pipeline
 from modyn.config.system import SupervisorConfig, SystemConfig
 from modyn.errors import CorruptStateError, UnavailableError
@@ -25,6 +23,8 @@ from modyn.rpc.logs import bind, get_logger
 from modyn.rpc.retry import CancellationToken, Retrier, RetryPolicy
 from modyn.selector.client import SelectorClient
 from modyn.storage.client import StorageClient
+from modyn.supervisor.cursor import explain_end
+from modyn.supervisor.decisions import TriggerDecisions, diverged
 from modyn.supervisor.evaluation_plan import EvaluationSchedule, trained_models
 from modyn.supervisor.evaluation_queue import EvaluationQueue, RunContext
 from modyn.supervisor.events import EventHub
@@ -33,8 +33,8 @@ from modyn.supervisor.journal_queries import RunSnapshot
 from modyn.supervisor.records import EventKind, TriggerRecord
 from modyn.supervisor.states import TRIGGER_TRANSITIONS, RunState, TriggerState
 from modyn.supervisor.stream import SampleStream, StreamSource
-from modyn.supervisor.triggers import CheckContext, TriggerContext, build_trigger
-from modyn.supervisor.triggers.base import CheckRecord, TriggerOutcome, next_position
+from modyn.supervisor.triggers import TriggerContext, build_trigger
+from modyn.supervisor.triggers.base import TriggerOutcome, next_position
 from modyn.supervisor.work_clock import WorkClock, stage_seconds, trained_seconds
 from modyn.trainer_server.client import TrainerServerClient, TrainingRequest, TrainingStatus
 
@@ -108,8 +108,7 @@ class RunExecutor:
         self._evaluations = EvaluationQueue(context, self._pipeline.evaluation, snapshot.evaluated)
         self._cursor = snapshot.cursor
         self._known = {trigger.trigger_id: trigger for trigger in snapshot.triggers}
-        self._verdicts = deque(snapshot.checks)
-        """Journalled checks that the policy has not come to again."""
+        self._decisions = TriggerDecisions(self._policy, self._journal, self._run_id, snapshot.checks)
         self._triggers: list[TriggerRecord] = []
 
     def execute(self) -> str:
@@ -179,7 +178,9 @@ class RunExecutor:
             if at is None:
                 return
             received = decided = at
-            if self._check():
+            fires = self._decisions.check(self._cursor)
+            self._cursor = replace(self._cursor, last_check=self._cursor.position)
+            if fires:
                 self._trigger()
                 if self._has_enough():
                     return
@@ -191,23 +192,6 @@ class RunExecutor:
             self._cursor = self._cursor.plus(samples)
             SAMPLES_SEEN.inc(len(samples))
             self._report_stream_progress()
-
-    def _check(self) -> bool:
-        """Ask the policy whether it fires here, unless the journal holds its verdict."""
-        position = self._cursor.position
-        if self._verdicts and self._verdicts[0].position == position:
-            record = self._verdicts.popleft()
-        else:
-            started = time.monotonic()
-            check = self._policy.check(CheckContext(position, self._cursor.num_pending))
-            record = CheckRecord(position, check.fires, check.evidence, time.monotonic() - started)
-            if self._verdicts and (check.evidence or self._verdicts[0].position < position):
-                raise self._diverged(f"checked after {self._verdicts[0].position} samples")
-            if check.evidence:
-                self._journal.checked(record)
-        self._cursor = replace(self._cursor, last_check=position)
-        self._policy.checked(record)
-        return record.fires
 
     def _trigger(self) -> None:
         """Select, train and start to evaluate; what the journal holds already is not done again."""
@@ -233,7 +217,7 @@ class RunExecutor:
         assert cursor.max_timestamp is not None
         known = self._known.get(cursor.num_triggers)
         if known is not None and known.position != cursor.position:
-            raise self._diverged(f"fired trigger {known.trigger_id} after {known.position} samples")
+            raise diverged(self._run_id, f"fired trigger {known.trigger_id} after {known.position} samples", cursor.position)
         return TriggerRecord(
             trigger_id=cursor.num_triggers,
             position=cursor.position,
@@ -310,10 +294,10 @@ class RunExecutor:
         missed = self._known.get(cursor.num_triggers)
         # At its very position it may still fire, before the first sample of the next batch.
         if missed is not None and (missed.position < cursor.position or cursor.stream_ended):
-            raise self._diverged(f"fired trigger {missed.trigger_id} after {missed.position} samples")
-        if self._verdicts and (self._verdicts[0].position < cursor.position or cursor.stream_ended):
-            raise self._diverged(f"checked after {self._verdicts[0].position} samples")
+            raise diverged(self._run_id, f"fired trigger {missed.trigger_id} after {missed.position} samples", cursor.position)
+        self._decisions.refuse_missed(cursor)
         self._journal.advance(cursor, self._policy.state())
+        self._decisions.warn()
 
     def _finish(self) -> str:
         self._journal.enter(RunState.EVALUATING)
@@ -323,7 +307,7 @@ class RunExecutor:
             self._evaluations.use_final_workers()
             self._evaluations.add(self._schedule.at_end(models, self._stream_end()))
             self._evaluations.drain()
-        return self._explain_pending() if self._triggers else self._explain_no_trigger()
+        return explain_end(self._cursor, self._pipeline.trigger)
 
     def _evaluate_manually(self, handlers: Sequence[str]) -> str:
         self._journal.enter(RunState.EVALUATING)
@@ -338,32 +322,6 @@ class RunExecutor:
 
     def _stream_end(self) -> int | None:
         return None if self._cursor.max_timestamp is None else self._cursor.max_timestamp + 1
-
-    def _diverged(self, before: str) -> CorruptStateError:
-        return CorruptStateError(
-            f"run {self._run_id} {before}, but not when it continues "
-            f"from its journal (now after {self._cursor.position}), on the same samples: the trigger policy is another one than it was; "
-            "install that one again, or submit the pipeline again"
-        )
-
-    def _explain_no_trigger(self) -> str:
-        cursor, trigger = self._cursor, self._pipeline.trigger
-        if cursor.max_timestamp is None:
-            return "the stream held no samples, so nothing was trained; ingest data, or choose another interval"
-        first, last = (format_timestamp(when or 0).partition(" ")[0] for when in (cursor.first_pending, cursor.max_timestamp))
-        options = ", ".join(f"{name}={value}" for name, value in trigger.items() if name != "id")
-        return (
-            f"no trigger fired in {cursor.position} samples from {first} to {last}, "
-            f"so nothing was trained; let {trigger['id']} ({options}) fire earlier, or replay a longer interval"
-        )
-
-    def _explain_pending(self) -> str:
-        waiting = self._cursor.num_pending
-        if not waiting:
-            return ""
-        return (
-            f"{waiting:,} samples wait for the next trigger, which has not fired; `modyn run --final-trigger` trains on them too"
-        )
 
     def _report_outage(self, message: str) -> None:
         _LOG.warning("waiting", run_id=self._run_id, reason=message)

@@ -267,6 +267,12 @@ class RunJournal:
         with self._write() as write:
             write.event(EventKind.MESSAGE, {"message": message})
 
+    def warn(self, warning: str) -> None:
+        """Show a warning with the run and to its watchers, until the run ends or warns of nothing ("") any more."""
+        with self._write() as write:
+            write.changes["message"] = sanitize(warning)
+            write.event(EventKind.MESSAGE, {"message": warning or "what the run warned of is over"})
+
     def end(self, to: RunState, *, error: str = "", error_reason: str = "", message: str = "") -> None:
         """The run becomes terminal.
 

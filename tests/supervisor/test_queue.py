@@ -206,6 +206,22 @@ def test_a_run_that_never_triggers_says_so(runs: RunQueue) -> None:
     assert "DataAmountTrigger (num_samples=1000)" in run.message
 
 
+def test_a_run_whose_samples_are_all_late_says_so(runs: RunQueue, services: InMemoryServices) -> None:
+    """One sample of the year 2100, then today's: the time trigger waits for 2100."""
+    services.storage.add_dataset("clock")
+    services.storage.add_samples("clock", timestamps=[0, 4_102_444_800, *range(10, 40, 10)])
+    yaml = pipeline_yaml(data={"dataset_id": "clock"}, trigger={"id": "TimeTrigger", "every": "10s"})
+    run_id = runs.submit(yaml, "p.yaml", RunOptions(RunMode.PRODUCTION)).run_id
+    eventually(lambda: "2100-01-01" in runs.journal.run(run_id).message, lambda: runs.journal.run(run_id).message)
+    services.storage.add_samples("clock", timestamps=[4_102_444_805])
+    eventually(lambda: runs.journal.run(run_id).message == "", lambda: runs.journal.run(run_id).message)
+    messages = [event.detail["message"] for event in runs.journal.events(run_id, 0)[0] if event.kind is EventKind.MESSAGE]
+    assert len(messages) == 2
+    assert "older than its newest period" in messages[0]
+    runs.stop(run_id)
+    assert wait_until_terminal(runs, run_id).state is RunState.STOPPED
+
+
 def test_max_triggers_and_interval(runs: RunQueue) -> None:
     run = finish(runs, pipeline_yaml(), RunOptions(RunMode.EXPERIMENT, from_timestamp=3, max_triggers=2))
     assert (run.state, run.total_samples, run.num_triggers) == (RunState.FINISHED, 32, 2)

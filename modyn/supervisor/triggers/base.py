@@ -127,6 +127,10 @@ class Trigger(ABC):
     def trained(self, outcome: TriggerOutcome) -> None:  # noqa: B027
         """The trigger has produced a model. Called once per model, in order."""
 
+    def warning(self) -> str | None:
+        """Return what keeps the policy from firing although samples arrive, for the user of the run; None: nothing. Asked between batches."""
+        return None
+
     @abstractmethod
     def state(self) -> dict[str, Any]:
         """What survives a restart, as JSON, between batches: small, with a `version`."""

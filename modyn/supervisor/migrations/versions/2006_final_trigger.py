@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "2006"
-down_revision = "2004"
+down_revision = "2005"
 
 
 def upgrade() -> None:

@@ -1,0 +1,70 @@
+"""Verdicts of a run's trigger policy: asked for, journalled, and taken from the journal where they were asked for before."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable
+
+from modyn.errors import CorruptStateError
+from modyn.rpc.logs import get_logger
+from modyn.supervisor.cursor import Cursor
+from modyn.supervisor.journal import RunJournal
+from modyn.supervisor.triggers import CheckContext, Trigger
+from modyn.supervisor.triggers.base import CheckRecord
+
+_LOG = get_logger("supervisor")
+
+
+class TriggerDecisions:
+    """Asks the trigger policy for its verdicts, in the order of the stream. All methods are called by the run's thread.
+
+    Args: journal: its writes are retried. checks: those behind the run's cursor, in order, which are replayed.
+    """
+
+    def __init__(self, policy: Trigger, journal: RunJournal, run_id: str, checks: Iterable[CheckRecord]) -> None:
+        self._policy = policy
+        self._journal = journal
+        self._run_id = run_id
+        self._verdicts = deque(checks)
+        """Journalled checks that the policy has not come to again."""
+        self._warning = ""
+
+    def check(self, cursor: Cursor) -> bool:
+        """Whether the policy fires where the cursor stands. Raises: CorruptStateError: a journalled verdict was passed over."""
+        if self._verdicts and self._verdicts[0].position == cursor.position:
+            record = self._verdicts.popleft()
+        else:
+            started = time.monotonic()
+            check = self._policy.check(CheckContext(cursor.position, cursor.num_pending))
+            record = CheckRecord(cursor.position, check.fires, check.evidence, time.monotonic() - started)
+            if self._verdicts and (check.evidence or self._verdicts[0].position < cursor.position):
+                raise self._passed_over(cursor)
+            if check.evidence:
+                self._journal.checked(record)
+        self._policy.checked(record)
+        return record.fires
+
+    def refuse_missed(self, cursor: Cursor) -> None:
+        """Raise CorruptStateError if a journalled verdict lies before the cursor. At its very position it may still be asked for."""
+        if self._verdicts and (self._verdicts[0].position < cursor.position or cursor.stream_ended):
+            raise self._passed_over(cursor)
+
+    def warn(self) -> None:
+        """Journal what the policy warns of, when that changes."""
+        warning = self._policy.warning() or ""
+        if warning != self._warning:
+            self._warning = warning
+            _LOG.warning("trigger_warning", run_id=self._run_id, warning=warning)
+            self._journal.warn(warning)
+
+    def _passed_over(self, cursor: Cursor) -> CorruptStateError:
+        return diverged(self._run_id, f"checked after {self._verdicts[0].position} samples", cursor.position)
+
+
+def diverged(run_id: str, before: str, position: int) -> CorruptStateError:
+    """Build the error for a resumed run that decides otherwise than its journal. Args: before: what it did. position: where it is now."""
+    return CorruptStateError(
+        f"run {run_id} {before}, but not when it continues from its journal (now after {position}), on the same samples: the trigger policy "
+        "is another one than it was; install that one again, or submit the pipeline again"
+    )
