@@ -5,7 +5,7 @@ A unary call that meets an unavailable server is repeated for a while: all calls
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
@@ -13,7 +13,7 @@ import grpc
 
 from modyn.config.system import Endpoint
 from modyn.errors import ModynError
-from modyn.rpc.retry import Retrier, RetryPolicy
+from modyn.rpc.retry import CancellationToken, Retrier, RetryPolicy
 from modyn.rpc.security import root_certificates
 from modyn.rpc.status import TOKEN_KEY, from_rpc
 
@@ -81,9 +81,20 @@ class Channel:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _call(self, call: Callable[..., T], request: Any, timeout: float | None = None) -> T:
+    def _call(self, call: Any, request: Any, timeout: float | None = None, token: CancellationToken | None = None) -> Any:
+        """The answer to one call. token: ends the call at both sides when it is cancelled; its cause is raised."""
         try:
-            return call(request, timeout=timeout, metadata=self._metadata)
+            if token is None:
+                return call(request, timeout=timeout, metadata=self._metadata)
+            running = call.future(request, timeout=timeout, metadata=self._metadata)
+            unregister = token.on_cancel(lambda _: running.cancel())
+            try:
+                return running.result()
+            except grpc.FutureCancelledError:
+                token.check()
+                raise
+            finally:
+                unregister()
         except grpc.RpcError as error:
             raise from_rpc(error, self._peer) from error
 

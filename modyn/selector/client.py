@@ -10,7 +10,7 @@ from modyn.proto import selector_pb2, selector_pb2_grpc
 from modyn.records import KeysAndWeights, RunId, SampleBatch, TriggerSetInfo
 from modyn.rpc.client import SectionClient
 from modyn.rpc.columns import batch_from_proto, batch_to_proto, items_per_message, share_from_proto
-from modyn.rpc.retry import Retrier, RetryPolicy
+from modyn.rpc.retry import CancellationToken, Retrier, RetryPolicy
 from modyn.rpc.wire import from_message, from_struct, to_struct
 
 SAMPLES_PER_CALL = 131_072
@@ -80,13 +80,14 @@ class SelectorClient(SectionClient):
         request = selector_pb2.SamplesRequest(run_id=run_id, position=position, limit=min(limit, self._samples_per_call))
         return batch_from_proto(self._stub.GetSamples(request))
 
-    def trigger(self, run_id: RunId, trigger_id: int, num_samples: int) -> TriggerSetInfo:
+    def trigger(self, run_id: RunId, trigger_id: int, num_samples: int, token: CancellationToken | None = None) -> TriggerSetInfo:
         """Select the trigger set over the first `num_samples` samples, or return the one that exists.
 
+        Args: token: ends the call and the selection when it is cancelled; its cause is raised.
         Raises: ConflictError: the trigger exists over another number of samples, is not the next one, or the run holds fewer samples.
         """
         request = selector_pb2.TriggerRequest(run_id=run_id, trigger_id=trigger_id, num_samples=num_samples)
-        return from_message(self._stub.Trigger(request, timeout=TRIGGER_DEADLINE_S), TriggerSetInfo)
+        return from_message(self._stub.Trigger(request, timeout=TRIGGER_DEADLINE_S, token=token), TriggerSetInfo)
 
     def trigger_set(self, run_id: RunId, trigger_id: int) -> TriggerSetInfo:
         """Describe an existing trigger set without its keys. Raises: NotFoundError."""

@@ -1,8 +1,9 @@
 """The selector without gRPC: it stores the stream of each run and fixes the trigger sets.
 
-Lock: a trigger or a deletion holds the row of its run for the length of a transaction, across processes; other runs are not blocked.
-Samples are counted and locked in their log, so that informing needs no database. Order of writes: file, disk, row, so that a row never
-promises data that does not exist. With `storage_backend: database` a thread copies the samples as rows behind the log.
+Locks: one selection of a run at a time (`RunSlots`), which blocks neither its informing nor other runs, and can be cancelled. The row of
+a run is locked for the length of short transactions only. Samples are counted and locked in their log, so that informing needs no database.
+Order of writes: file, disk, row, so that a row never promises data that does not exist. With `storage_backend: database` a thread copies the
+samples as rows behind the log.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from prometheus_client import Counter, Histogram
-from sqlalchemy import delete, insert, select, text
+from sqlalchemy import delete, insert, select
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.orm import Session
 
@@ -30,6 +31,7 @@ from modyn.errors import (
 )
 from modyn.records import KeysAndWeights, RunId, SampleBatch, TriggerSetInfo
 from modyn.rpc.logs import get_logger
+from modyn.rpc.retry import CancellationToken
 from modyn.selector.deletions import DeletedKeys
 from modyn.selector.run_rows import (
     RUNS,
@@ -42,11 +44,13 @@ from modyn.selector.run_rows import (
     get_run,
     update_run,
 )
+from modyn.selector.run_slots import RunSlots
 from modyn.selector.sample_log import SampleLog, check_range, check_run_id
 from modyn.selector.sample_rows import RowCopier, copy_rows, create_rows, drop_rows
 from modyn.selector.selection import build_selection
 from modyn.selector.trigger_set import TriggerSet, check_checksum, check_next, write_trigger_set
 from modyn.selector.window import SelectionContext, window_of_trigger
+from modyn.selector.window.reader import CancellableReader, SampleReader
 
 SAMPLES_INFORMED = Counter("modyn_selector_samples_informed_total", "Samples that runs were informed of, without repeated ones")
 TRIGGER_SECONDS = Histogram(
@@ -72,6 +76,7 @@ class Selector:
         self._runs.mkdir(parents=True, exist_ok=True)
         self._orphans = directory / "orphans"
         """Folders of runs that the database did not name at a start, set aside and never read."""
+        self._slots = RunSlots()
         self._informed: dict[RunId, RunRecord] = {}
         """Cache of `inform`, which uses only the immutable fields of the records."""
         self._copier = RowCopier(self._copy_some_rows)
@@ -154,26 +159,29 @@ class Selector:
         check_range(run_id, held, position, limit)
         return log.read(position, min(position + limit, held))
 
-    def trigger(self, run_id: RunId, trigger_id: int, num_samples: int) -> TriggerSetInfo:
+    def trigger(self, run_id: RunId, trigger_id: int, num_samples: int, token: CancellationToken | None = None) -> TriggerSetInfo:
         """Select the trigger set over the first `num_samples` samples, or return the one that exists.
 
+        token: ends the selection when it is cancelled, with its cause; nothing of the trigger is left then.
         Raises: ConflictError: the trigger exists over another number of samples, is not the next one, or covers fewer samples than
             the one before or more than are held.
         """
-        with self._database.session() as session:
-            run = get_run(session, run_id, lock=True)
-            found = find_trigger(session, run, trigger_id)
-            if found is None:
+        token = token or CancellationToken()
+        with self._slots.hold(run_id, token):
+            with self._database.session() as session:
+                run = get_run(session, run_id)
+                found = find_trigger(session, run, trigger_id)
+                before = find_trigger(session, run, trigger_id - 1)
                 boundaries = find_boundaries(session, run)
+            if found is None:
                 log = self._log(run)
                 check_next(run_id, log.state().num_samples, boundaries, trigger_id, num_samples)
-                before = find_trigger(session, run, trigger_id - 1)
-                # PostgreSQL limits idle transactions, and this one waits for the selection.
-                session.execute(text("SET LOCAL idle_in_transaction_session_timeout = 0"))
-                if run.in_database:
-                    self._copy_rows(session, run)
-                found = self._select(run, log, boundaries, before, num_samples)
-                session.execute(insert(TRIGGERS).values({"run_number": run.number, **asdict(found)}))
+                while run.in_database and self._copy_some_rows(run_id):
+                    token.check()
+                found = self._select(run, CancellableReader(log, token), boundaries, before, num_samples)
+                with self._database.session() as session:
+                    get_run(session, run_id, lock=True)
+                    session.execute(insert(TRIGGERS).values({"run_number": run.number, **asdict(found)}))
         if found.num_samples != num_samples:
             raise ConflictError(
                 f"trigger {trigger_id} of run '{run_id}' covers the first {found.num_samples} samples, not {num_samples}; "
@@ -182,8 +190,9 @@ class Selector:
         return found.info(run)
 
     def _select(
-        self, run: RunRecord, log: SampleLog, boundaries: list[int], before: TriggerSetRecord | None, num_samples: int
+        self, run: RunRecord, reader: SampleReader, boundaries: list[int], before: TriggerSetRecord | None, num_samples: int
     ) -> TriggerSetRecord:
+        """Select and write a trigger set, without a lock of the database: it may take minutes."""
         started = time.perf_counter()
         trigger_id = len(boundaries)
         policy = build_selection(run.selection_strategy)
@@ -191,7 +200,7 @@ class Selector:
             policy.load_state(before.policy_state)
         size = policy.config.maximum_keys_in_memory
         deleted = self._deleted_keys(run.dataset, run.dataset_identity)
-        window = window_of_trigger(log, boundaries, num_samples, policy.config.tail_triggers, size, deleted)
+        window = window_of_trigger(reader, boundaries, num_samples, policy.config.tail_triggers, size, deleted)
         selection = policy.select(window, SelectionContext(run.seed, trigger_id))
         header = write_trigger_set(self._set_path(run, trigger_id), size, selection)
         TRIGGER_SECONDS.observe(time.perf_counter() - started)
@@ -243,6 +252,8 @@ class Selector:
             self._finish_deletion(run)
 
     def _finish_deletion(self, run: RunRecord) -> None:
+        # A selection that began before the row said so would write into the folder; one that begins now is refused by the row.
+        self._slots.end(run.run_id, NotFoundError(f"run '{run.run_id}' was deleted while a trigger set was selected"))
         self._informed.pop(run.run_id, None)
         directory = self._directory(run)
         # Several callers may delete a run at once; each may find that a file is gone already.

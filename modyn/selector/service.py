@@ -8,10 +8,12 @@ import grpc
 
 from modyn.config.system import Endpoint
 from modyn.db.engine import open_database
+from modyn.errors import CancelledError
 from modyn.proto import common_pb2, selector_pb2, selector_pb2_grpc
 from modyn.records import RunId
 from modyn.rpc.columns import batch_from_proto, batch_to_proto, items_per_message, share_to_proto
 from modyn.rpc.logs import bind
+from modyn.rpc.retry import CancellationToken
 from modyn.rpc.server import Registration, ServiceContext
 from modyn.rpc.wire import from_struct, plugins_to_proto, problems_to_proto, to_message
 from modyn.selector.deletions import StorageDeletions
@@ -86,10 +88,15 @@ class SelectorServicer(selector_pb2_grpc.SelectorServicer):
 
     def Trigger(self, request: selector_pb2.TriggerRequest, context: grpc.ServicerContext) -> selector_pb2.TriggerSet:
         """Select a trigger set, or return the existing one. CONFLICT for another number of samples, or a trigger out of turn."""
-        with bind(run_id=request.run_id, trigger_id=request.trigger_id):
-            return to_message(
-                self._selector.trigger(RunId(request.run_id), request.trigger_id, request.num_samples), selector_pb2.TriggerSet
-            )
+        run_id, trigger_id = RunId(request.run_id), request.trigger_id
+        token = CancellationToken()
+        gone = CancelledError(
+            f"the caller of trigger {trigger_id} of run '{run_id}' has gone, or its deadline has passed; call again"
+        )
+        if not context.add_callback(lambda: token.cancel(gone)):
+            raise gone
+        with bind(run_id=run_id, trigger_id=trigger_id):
+            return to_message(self._selector.trigger(run_id, trigger_id, request.num_samples, token), selector_pb2.TriggerSet)
 
     def GetTriggerSet(self, request: selector_pb2.TriggerId, context: grpc.ServicerContext) -> selector_pb2.TriggerSet:
         """Describe a trigger set without its keys; NOT_FOUND if there is none."""

@@ -232,7 +232,7 @@ class RunExecutor:
         """Fix the trigger set."""
         self._journal.selecting(trigger, self._cursor.num_pending)
         started = time.monotonic()
-        trigger_set = self._selector.trigger(self._run_id, trigger.trigger_id, trigger.position)
+        trigger_set = self._selector.trigger(self._run_id, trigger.trigger_id, trigger.position, self._retrier.token)
         # Of a trigger that was selected before, the seconds that are journalled.
         trigger = replace(trigger, seconds={"select": time.monotonic() - started, **trigger.seconds})
         if trigger.keys_checksum not in (None, trigger_set.keys_checksum):

@@ -21,6 +21,7 @@ from modyn.model_storage.client import ModelHeader, StoredModel, StoredModelInfo
 from modyn.models.weights import weights_sha256
 from modyn.records import EvalInterval, KeysAndWeights, ModelVersion, RunId, SampleBatch, TriggerSetInfo
 from modyn.registry import Plugin
+from modyn.rpc.retry import CancellationToken
 from modyn.selector.deletions import DeletedKeys
 from modyn.selector.sample_log import check_range, check_run_id, refuse_other_labels, refuse_others, unseen
 from modyn.selector.selection import SelectionPolicy, build_selection, validate_selection_section
@@ -135,9 +136,11 @@ class FakeSelectorClient(FakeClient):
         check_range(run_id, len(run.samples), position, limit)
         return run.samples.slice(position, min(position + limit, len(run.samples)))
 
-    def trigger(self, run_id: RunId, trigger_id: int, num_samples: int) -> TriggerSetInfo:
+    def trigger(self, run_id: RunId, trigger_id: int, num_samples: int, token: CancellationToken | None = None) -> TriggerSetInfo:
         """Select as the service, or return the existing set. Raises ConflictError. A policy's state is not carried over."""
         run = self._run(run_id)
+        if token is not None:
+            token.check()
         if not 0 <= trigger_id < len(run.boundaries):
             check_next(run_id, len(run.samples), run.boundaries, trigger_id, num_samples)
             config = run.policy.config
