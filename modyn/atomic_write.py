@@ -51,6 +51,18 @@ def replacing(path: Path, temporary: Path | None = None) -> Iterator[BinaryIO]:
     sync(path.parent)
 
 
+def make_folder(path: Path, mode: int = 0o777) -> None:
+    """Make a folder, and those above it that are missing, durably: a file that is synced in it is found again after a crash. Raises OSError.
+
+    Args: mode: of `path` itself.
+    """
+    if path.is_dir():
+        return
+    make_folder(path.parent)
+    path.mkdir(mode=mode, exist_ok=True)
+    sync(path.parent)
+
+
 def sync(path: Path) -> None:
     """Sync a file's content, or a folder's names, to the disk, so that they survive a crash of the machine. Raises: OSError."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import TextIO
 
-from modyn.atomic_write import write_atomically
+from modyn.atomic_write import make_folder, write_atomically
 from modyn.errors import ConfigError, ConflictError, SecurityError
 
 STATE_VERSION = 2
@@ -44,7 +44,7 @@ def check_state(folder: Path) -> None:
 def claim_state(folder: Path) -> None:
     """Check `folder`, make it if it is missing, and mark it as written by this version. Raises as `check_state` does."""
     check_state(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     if not (folder / _MARK).exists():
         write_atomically(folder / _MARK, [f"{STATE_VERSION}\n".encode()])
 

@@ -143,6 +143,12 @@ class StorageConfig(ServiceConfig):
     )
     poll_interval_s: float = Field(1.0, gt=0, le=3600, description="seconds between looks at a watched folder")
     settle_s: float = Field(0.5, ge=0, le=3600, description="a file is indexed once it has not changed for so many seconds")
+    future_tolerance_s: float | None = Field(
+        86_400.0,
+        ge=0,
+        description="a file with a sample that lies further in the future is set aside until its time has come, since it would end all "
+        "intervals of time triggers; null: any time is taken",
+    )
     datasets: list[DatasetConfig] = Field(default_factory=list, description="registered when storage starts")
 
     @model_validator(mode="after")

@@ -27,7 +27,7 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.orm import Session
 from structlog.typing import FilteringBoundLogger
 
-from modyn.atomic_write import sync, write_atomically
+from modyn.atomic_write import make_folder, sync, write_atomically
 from modyn.config.base import load_section
 from modyn.db.engine import Database
 from modyn.errors import ConflictError, CorruptStateError, InvalidArgumentError, NotFoundError, UnavailableError
@@ -58,7 +58,7 @@ class ModelStore:
         self._models = folder / "models"
         self._incoming = folder / "incoming"
         for path in (self._models, self._incoming):
-            path.mkdir(parents=True, exist_ok=True)
+            make_folder(path)
         self._check_identity()
         self._remove_orphans()
 

@@ -20,6 +20,7 @@ from sqlalchemy import delete, insert, select
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.orm import Session
 
+from modyn.atomic_write import make_folder
 from modyn.db.engine import Database
 from modyn.errors import (
     AlreadyExistsError,
@@ -73,7 +74,7 @@ class Selector:
         self._database = database
         self._deleted_keys = deleted_keys
         self._runs = directory / "runs"
-        self._runs.mkdir(parents=True, exist_ok=True)
+        make_folder(self._runs)
         self._orphans = directory / "orphans"
         """Folders of runs that the database did not name at a start, set aside and never read."""
         self._slots = RunSlots()
@@ -313,7 +314,7 @@ class Selector:
         It is never deleted, because in the latter case that would delete all samples.
         """
         aside = self._orphans / f"{directory.name}.{time.time_ns()}"
-        self._orphans.mkdir(exist_ok=True)
+        make_folder(self._orphans)
         directory.rename(aside)
         self._logger.warning("orphan_set_aside", path=str(directory), to=str(aside))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from modyn._core import KeySet
 from modyn.config.system import DatasetConfig, Endpoint
 from modyn.errors import NotFoundError, UnavailableError
@@ -162,8 +164,12 @@ class StorageClient(ServiceClient):
         return from_message(self._stub.OfferShortCut(storage_pb2.DatasetName(name=name)), ShortCutOffer)
 
     def delete_samples(self, name: str, keys: Int64Array, identity: str = "") -> int:
-        """Delete the samples `keys`, int64 (n,), for good; return how many existed. Their keys are never used again."""
-        return sum(int(self._stub.DeleteSamples(request).num_deleted) for request in self._key_requests(name, keys, identity))
+        """Delete the samples `keys`, int64 (n,), for good; return how many of them there are or were: as many if it is repeated.
+
+        Their keys are never used again.
+        """
+        requests = self._key_requests(name, np.unique(keys), identity)
+        return sum(int(self._stub.DeleteSamples(request).num_deleted) for request in requests)
 
     def deleted_keys(self, name: str) -> KeySet:
         """Return all keys that are deleted. Their number is the version of the set: keys are deleted once and for good."""

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import nullcontext
+from dataclasses import replace
 
 from modyn.config.system import DatasetConfig, SystemConfig, is_s3
 from modyn.errors import (
@@ -66,7 +67,7 @@ class DatasetStore:
     def start(self) -> None:
         """Complete deletions that were begun, register what the system file names, open what is registered.
 
-        A dataset that cannot be opened does not affect the others: it raises its error when it is asked for.
+        A dataset that cannot be opened does not affect the others: it raises its error when it is asked for. Wrong configuration does.
         """
         for row in self._catalogue.datasets(deleting=True):
             self._forget(row)
@@ -74,6 +75,8 @@ class DatasetStore:
         for config in self._settings.datasets:
             try:
                 self.register(config, may_be_absent=True)
+            except (CorruptStateError, UnavailableError) as error:
+                get_logger("storage").error("dataset_not_served", dataset=config.name, error=error.message)
             except ModynError as error:
                 raise type(error)(f"storage.datasets: {config.name}: {error.message}") from error
         self.infos()  # Opens all.
@@ -137,6 +140,7 @@ class DatasetStore:
                 raise NotFoundError(f"there is no dataset '{name}'; `modyn data ls` lists them, `modyn data register` adds one")
             folder = self._folder / contents.row.identity
             found = OpenDataset(self._catalogue, folder, contents, self._settings.settle_s, self._readers)
+            found.limits = replace(found.limits, future_tolerance_s=self._settings.future_tolerance_s)
             # Removes what a crash left in the folder. An ingestion that holds the lock does it itself.
             with self._catalogue.database.advisory_lock(f"dataset/{found.row.id}") as held:
                 if held:

@@ -118,7 +118,7 @@ class StorageService(storage_pb2_grpc.StorageServicer):
         return storage_pb2.SamplePlaces(places=[to_message(place, storage_pb2.SamplePlace) for place in places])
 
     def DeleteSamples(self, request: storage_pb2.KeysRequest, context: Context) -> storage_pb2.DeleteReply:
-        """Delete samples for good; keys that are unknown or deleted already are not counted."""
+        """Delete samples for good; keys that are unknown are not counted."""
         deleted = self._dataset(request).delete_samples(keys_from_bytes(request.keys))
         return storage_pb2.DeleteReply(num_deleted=deleted)
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from modyn.atomic_write import sync, write_atomically
+from modyn.atomic_write import make_folder, sync, write_atomically
 from modyn.errors import ModynError, TrainingError
 from modyn.json_codec import from_json, to_json
 from modyn.models.weights import weights_sha256
@@ -36,7 +36,7 @@ def keep_finished(
     """
     partial = weights.with_name(f".{weights.name}.partial")
     try:
-        weights.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(weights.parent)
         save(partial)
         sync(partial)
         os.replace(partial, weights)

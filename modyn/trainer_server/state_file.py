@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Final
 
 import torch
 
-from modyn.atomic_write import replacing
+from modyn.atomic_write import make_folder, replacing
 from modyn.errors import CorruptStateError, TrainingError
 
 _MAGIC: Final = b"MODYNSTA"
@@ -28,7 +28,7 @@ def write_state_file(path: Path, state: Mapping[str, Any], option: str = "traini
     Args: option: the one of the pipeline that asks for the file. Raises: TrainingError: the disk cannot be written to.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with replacing(path, path.with_name(f".{path.name}.partial")) as file:
             content = _Checksummed(file)
             content.save(dict(state))

@@ -197,7 +197,8 @@ def test_a_key_leads_to_its_file(service: Real | Fake) -> None:
 
 
 def test_deleted_samples_leave_every_answer(service: Real | Fake) -> None:
-    assert service.client.delete_samples("numbers", np.asarray([4, 2, 4, 100])) == 2
+    for _ in range(2):  # as after a lost answer
+        assert service.client.delete_samples("numbers", np.asarray([4, 2, 4, 100])) == 2
     assert keys_of(list(service.client.samples_in_interval("numbers", Interval(), 3))) == [1, 5, 3, 7, 6, 0]
     assert service.client.count_samples("numbers", Interval(20, 31)) == 2
     new = service.client.new_samples("numbers", 0, 100)
@@ -401,13 +402,20 @@ def test_datasets_of_the_system_file_are_registered_at_start(
         start_storage(make_config(state_dir=quick_config.state_dir, storage=bad), stack)
 
 
-def test_a_dataset_whose_index_is_damaged_does_not_harm_the_others(quick_config: SystemConfig, tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_system_file", [False, True])
+def test_a_dataset_whose_index_is_damaged_does_not_harm_the_others(
+    quick_config: SystemConfig, tmp_path: Path, in_system_file: bool
+) -> None:
+    datasets = [binary_dataset(tmp_path / name, name) for name in ("bad", "good")]
+    if in_system_file:
+        settings = quick_config.storage.model_copy(update={"datasets": datasets})
+        quick_config = quick_config.model_copy(update={"storage": settings})
     with ExitStack() as stack:
         storage = start_storage(quick_config, stack)
-        for name in ("good", "bad"):
-            write_records(tmp_path / name / "a.bin", range(10), 1000)
-            storage.client.register_dataset(binary_dataset(tmp_path / name, name))
-            storage.ingest(name)
+        for config in datasets:
+            write_records(tmp_path / config.name / "a.bin", range(10), 1000)
+            storage.client.register_dataset(config)
+            storage.ingest(config.name)
         folder = storage.store.dataset("bad").folder
     for path in folder.glob("*.segment"):
         path.write_bytes(path.read_bytes()[:-1])

@@ -6,6 +6,7 @@ Formats read files of this machine; objects of a bucket are copied to a temporar
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -46,7 +47,7 @@ class ChangedError(Exception):
 class FileJob:
     """One file to index: new, or the rest of one that grew, of which `row` is what is indexed.
 
-    Args: growing_bytes: files of this size or more may be appended to while they are indexed.
+    Args: growing_bytes: files of this size or more may be appended to while they are indexed. future_tolerance_s: as `future_samples`.
     """
 
     def __init__(
@@ -56,8 +57,10 @@ class FileJob:
         seen: SeenFile,
         row: FileRow | None = None,
         growing_bytes: int = GROWING_BYTES,
+        future_tolerance_s: float | None = None,
     ) -> None:
         self.seen, self.row = seen, row
+        self._future_tolerance_s = future_tolerance_s
         self._folder, self._format, self._growing_bytes = folder, file_format, growing_bytes
         self._path = folder.full_path(seen.path)
         self._resume = FormatResume(row.indexed_end, row.num_samples, row.fingerprint) if row and row.num_samples else None
@@ -85,6 +88,8 @@ class FileJob:
             for chunk in _index(self._folder, self._format, self._path, self._resume):
                 for at, reason in refused_samples(chunk.labels, chunk.timestamps).items():
                     raise DataError(f"{self._path}, the sample at {int(chunk.offsets[at])}: {reason}; correct the file")
+                for at, reason in future_samples(chunk.timestamps, len(chunk), self._future_tolerance_s).items():
+                    raise UnusableNowError(f"{self._path}, the sample at {int(chunk.offsets[at])}: {reason}")
                 part = beginning(self._format, chunk, self.seen.size) if self._format.can_grow else chunk
                 if part is not None:
                     yield part
@@ -197,6 +202,18 @@ def refused_samples(labels: LabelArray, timestamps: Int64Array | int) -> dict[in
     for at in np.flatnonzero(~np.isfinite(labels)).tolist() if labels.dtype.kind == "f" else ():
         found[at] = f"the label {labels[at]} is no finite number"
     return found
+
+
+def future_samples(timestamps: Int64Array | int, num_samples: int, tolerance_s: float | None) -> dict[int, str]:
+    """Position → why the sample is not taken now: it lies further in the future than `tolerance_s`; None: none does.
+
+    Args: timestamps: int64 (n,), or one for all; seconds since 1970.
+    """
+    if tolerance_s is None:
+        return {}
+    late = np.flatnonzero(np.broadcast_to(np.asarray(timestamps) > time.time() + tolerance_s, num_samples))
+    reason = f"its time lies more than {tolerance_s:g} s in the future; correct it, or set storage.future_tolerance_s in the system file"
+    return dict.fromkeys(late.tolist(), reason)
 
 
 def fingerprint(folder: FileSystem, path: str, num_bytes: int) -> str:

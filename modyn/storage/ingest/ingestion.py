@@ -18,7 +18,7 @@ import numpy as np
 from prometheus_client import Counter
 
 from modyn.errors import ConflictError, DataError, NotFoundError, SecurityError, UnavailableError
-from modyn.storage.files.file_system import UNRELATED_TO_CONTENT, Roots, SeenFile, SeenFiles
+from modyn.storage.files.file_system import UNRELATED_TO_CONTENT, Roots, SeenFile, SeenFiles, UnusableNowError
 from modyn.storage.files.local import LocalFiles
 from modyn.storage.formats.base import FormatResume, WholeFileFormat
 from modyn.storage.ingest.file_indexer import (
@@ -26,6 +26,7 @@ from modyn.storage.ingest.file_indexer import (
     ChangedError,
     FileJob,
     check_unchanged,
+    future_samples,
     index_whole_files,
     refused_samples,
 )
@@ -154,7 +155,8 @@ class _Ingestion:
                 yield job
 
     def _job(self, seen: SeenFile, row: FileRow | None = None) -> FileJob:
-        return FileJob(self._files, self._format, seen, row, self._dataset.limits.growing_bytes)
+        limits = self._dataset.limits
+        return FileJob(self._files, self._format, seen, row, limits.growing_bytes, limits.future_tolerance_s)
 
     def _recheck(self, seen: SeenFile) -> FileJob | None:
         """Record what became of an indexed file whose size or time is another; a job if samples were appended to it."""
@@ -289,6 +291,8 @@ class _Ingestion:
             changed |= found.mtimes_ns != files.mtimes_ns
         for i, reason in refused_samples(found.labels, found.timestamps).items():
             problems.setdefault(i, DataError(f"cannot use {self._files.full_path(files.paths[i])}: {reason}; correct it"))
+        for i, reason in future_samples(found.timestamps, len(files), self._dataset.limits.future_tolerance_s).items():
+            problems.setdefault(i, UnusableNowError(f"cannot use {self._files.full_path(files.paths[i])} yet: {reason}"))
         for i, error in problems.items():
             self._problems.set_aside(files[i], error)
         left = [i for i in np.flatnonzero(changed).tolist() if i not in problems]

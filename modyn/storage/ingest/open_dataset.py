@@ -11,7 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from modyn.atomic_write import TEMPORARY_SUFFIX
+import numpy as np
+
+from modyn.atomic_write import TEMPORARY_SUFFIX, make_folder
 from modyn.errors import CorruptStateError, InvalidArgumentError, ModynError, NotFoundError
 from modyn.records import Int64Array, SampleBatch
 from modyn.rpc.logs import get_logger
@@ -52,6 +54,8 @@ class IngestLimits:
     """Neighbouring segments of about one size that become one: a sample is rewritten once per factor of 16, five times at most."""
     lock_wait_s: float = 600.0
     """How long an ingestion on request waits for another one of the same dataset."""
+    future_tolerance_s: float | None = None
+    """Samples that lie further in the future are not taken; None: they are."""
 
 
 class RetrySchedule:
@@ -103,7 +107,7 @@ class OpenDataset:
         """Keeps the temporary file of a deletion from being swept."""
         self.closed: ModynError | None = None
         """The error that ends streams of new samples, once the dataset is closed."""
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         self._tombstones = Tombstones.open(folder / TOMBSTONES)
         self._tombstones.announce()
         self._published = PublishedDataset(folder, readers, self._tombstones)
@@ -183,9 +187,14 @@ class OpenDataset:
     # Changing
 
     def delete_samples(self, keys: Int64Array) -> int:
-        """Delete those of `keys`, int64 (n,), that exist, for good; return how many were not deleted before. Durable on return."""
+        """Delete those of `keys`, int64 (n,), that exist, for good; return how many are deleted now, also if they were before. Durable on return.
+
+        A request that is repeated because its answer was lost gets the same answer.
+        """
         with self._deleting:
-            return self._tombstones.add(keys[self.snapshot().index.contains(keys)])
+            existing = np.unique(keys[self.snapshot().index.contains(keys)])
+            self._tombstones.add(existing)
+            return len(existing)
 
     def refresh(self) -> None:
         """Make this object and the publication what the catalogue says, and set segments aside that it does not know.
@@ -233,7 +242,7 @@ class OpenDataset:
             if segment.suffix == TEMPORARY_SUFFIX:
                 segment.unlink()
                 return
-            (self.folder / QUARANTINE).mkdir(exist_ok=True)
+            make_folder(self.folder / QUARANTINE)
             segment.rename(self.folder / QUARANTINE / segment.name)
             get_logger("storage").warning(
                 "segment_set_aside", dataset=self.name, path=str(self.folder / QUARANTINE / segment.name)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from modyn._core import PathTable
-from modyn.atomic_write import TEMPORARY_SUFFIX
+from modyn.atomic_write import TEMPORARY_SUFFIX, make_folder
 from modyn.config.system import DATASET_NAME, SystemConfig, is_s3
 from modyn.errors import NotFoundError, UnavailableError
 from modyn.storage.read.locality import some_files
@@ -35,7 +35,7 @@ class PublishedNames:
         """Link the name of a dataset to its folder, in place of an older link. Raises UnavailableError if that fails."""
         temporary = self._folder / f".{name}.{os.getpid()}-{threading.get_ident()}{TEMPORARY_SUFFIX}"
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self._folder)
             temporary.unlink(missing_ok=True)
             temporary.symlink_to(os.path.relpath(target, self._folder))
             temporary.replace(self._folder / name)
@@ -48,7 +48,7 @@ class PublishedNames:
 
     def keep_only(self, names: Set[str]) -> None:
         """Remove all other links, and what a crash left. The folder exists afterwards, also without datasets."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder)
         for path in self._folder.glob("*"):
             if path.name not in names:
                 path.unlink(missing_ok=True)

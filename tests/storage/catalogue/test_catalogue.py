@@ -52,6 +52,13 @@ def test_what_is_committed_is_read_again(catalogue: Catalogue) -> None:
     assert listed == {"/base": "folder", f"/base/{ODD}": "bad \\udcff \\x00 reason"}
 
 
+def test_numbers_of_files_go_beyond_31_bits(catalogue: Catalogue) -> None:
+    row = catalogue.add(CONFIG, float_labels=False)
+    file = FileRow(2**32 - 1, "last", 8, 9, 7, 6, "f")
+    catalogue.commit(row.id, 0, Change(0, [file]))
+    assert catalogue.file(row.id, 2**32 - 1) == file
+
+
 def test_changes_replace_what_they_name(catalogue: Catalogue) -> None:
     row = catalogue.add(CONFIG, float_labels=False)
     catalogue.commit(

@@ -1,0 +1,13 @@
+"""Numbers of data files may go beyond 2^31."""
+
+from __future__ import annotations
+
+from alembic import op
+
+revision = "2003"
+down_revision = "2002"
+
+
+def upgrade() -> None:
+    """Widen the column; the table is written anew, which takes some seconds for ten million files."""
+    op.execute("ALTER TABLE storage.files ALTER COLUMN file_id TYPE bigint")

@@ -1,0 +1,64 @@
+"""A sample that is dated far in the future would end all intervals of a time trigger: its file waits until the time has come."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from modyn.config.system import DatasetConfig, SystemConfig
+from tests.support.running_storage import RunningStorage, image_dataset, start_storage, write_image
+
+DAY_S = 86_400
+
+
+def tolerant(config: SystemConfig, tolerance_s: float | None) -> SystemConfig:
+    return config.model_copy(update={"storage": config.storage.model_copy(update={"future_tolerance_s": tolerance_s})})
+
+
+def problems_of(storage: RunningStorage, name: str) -> dict[str, str]:
+    return {Path(problem.path).name: problem.reason for problem in storage.client.problems(name)}
+
+
+def test_files_of_one_sample(quick_config: SystemConfig, stack: ExitStack, tmp_path: Path) -> None:
+    storage = start_storage(quick_config, stack)
+    now = int(time.time())
+    for name, mtime in (("old", 1000), ("early", now + DAY_S // 2), ("far", now + 2 * DAY_S)):
+        write_image(tmp_path / "d", name, b"image", 1, mtime)
+    storage.client.register_dataset(image_dataset(tmp_path / "d"))
+    assert storage.ingest("images").samples_indexed == 2
+    (reason,) = problems_of(storage, "images").values()
+    assert "far.png yet: its time lies more than 86400 s in the future" in reason
+    assert "storage.future_tolerance_s" in reason
+
+
+@pytest.mark.parametrize("tolerance_s", [60.0, None])
+def test_rows(quick_config: SystemConfig, stack: ExitStack, tmp_path: Path, tolerance_s: float | None) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "good.csv").write_text("1,1970-01-02\n")
+    (tmp_path / "d" / "far.csv").write_text("1,1970-01-02\n2,2100-01-01\n")
+    fields = {"file_wrapper_config": {"label_index": 0}, "timestamp_source": "column:1", "watch": False}
+    config = DatasetConfig(name="rows", base_path=tmp_path / "d", file_wrapper="CsvFileWrapper", **fields)
+    storage = start_storage(tolerant(quick_config, tolerance_s), stack)
+    storage.client.register_dataset(config)
+    assert storage.ingest("rows").samples_indexed == (1 if tolerance_s else 3)
+    problems = problems_of(storage, "rows")
+    if tolerance_s:
+        assert list(problems) == ["far.csv"]
+        assert "far.csv, the sample at 13: its time lies more than 60 s in the future" in problems["far.csv"]
+    else:
+        assert not problems
+
+
+def test_a_file_is_taken_once_its_time_has_come(quick_config: SystemConfig, tmp_path: Path) -> None:
+    """Its size and time are the same then; only the tolerance stands for the time that passes."""
+    write_image(tmp_path / "d", "far", b"image", 1, int(time.time()) + 1000)
+    for tolerance_s, num_samples in ((10.0, 0), (5000.0, 1)):
+        with ExitStack() as stack:
+            storage = start_storage(tolerant(quick_config, tolerance_s), stack)
+            storage.client.register_dataset(image_dataset(tmp_path / "d"))
+            storage.ingest("images")
+            assert storage.client.dataset("images").num_samples == num_samples
+            assert len(problems_of(storage, "images")) == 1 - num_samples
