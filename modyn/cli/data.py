@@ -12,7 +12,10 @@ from modyn.cli.context import Json, connect, say
 from modyn.cli.output import clock, date, print_fields, print_json, print_table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from modyn.storage.client import DatasetInfo
+    from modyn.supervisor.records import Run
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -142,15 +145,43 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete a dataset's index, or single samples from it, permanently. The data files are never touched."""
-    what = f"{len(keys)} samples of {name}" if keys else f"the index of {name}"
-    if not yes:
-        typer.confirm(f"Delete {what}?", abort=True)
+    from modyn.errors import UnavailableError
+
+    what, costs = f"{len(keys)} samples of {name}" if keys else f"the index of {name}", ""
     with connect() as client:
+        if not keys:
+            try:
+                costs = cost_of_deletion(name, client.supervisor.runs())
+            except UnavailableError as error:
+                costs = f"which runs read {name} is not known: {error.message}"
+        if costs:
+            say(costs)
+        if not yes:
+            typer.confirm(f"Delete {what}?", abort=True)
         if keys:
             say(f"deleted {client.delete_samples(name, keys)} samples")
         else:
             client.delete_dataset(name)
             say(f"deleted the index of {name}; its files are unchanged")
+
+
+def cost_of_deletion(name: str, runs: Sequence[Run]) -> str:
+    """Which of `runs` cannot be resumed once the dataset is deleted, for the user to decide; empty: none.
+
+    Raises: ConflictError: runs that are under way read it.
+    """
+    from modyn.errors import ConflictError
+    from modyn.supervisor.states import RunState
+
+    unfinished = [run for run in runs if name in run.datasets and run.state is not RunState.FINISHED]
+    if active := [run.run_id for run in unfinished if not run.is_terminal]:
+        raise ConflictError(
+            f"dataset '{name}' is read by {', '.join(active)}; stop them first (`modyn stop RUN`), or wait for their end"
+        )
+    if not unfinished:
+        return ""
+    named = ", ".join(run.run_id for run in unfinished)
+    return f"{named} cannot be resumed then: a dataset that is registered under the name {name} later is another one"
 
 
 @app.command()

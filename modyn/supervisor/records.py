@@ -98,6 +98,13 @@ class Run:
         return RunOptions(self.mode, self.from_timestamp, self.to_timestamp, self.max_triggers, self.final_trigger)
 
     @property
+    def datasets(self) -> frozenset[str]:
+        """Names of the datasets that it trains on and evaluates on."""
+        evaluation = self.pipeline.get("evaluation") or {}
+        sections = [self.pipeline.get("data") or {}, *(evaluation.get("datasets") or [])]
+        return frozenset(section["dataset_id"] for section in sections if "dataset_id" in section)
+
+    @property
     def is_terminal(self) -> bool:
         """Nothing runs any more."""
         return self.state in TERMINAL
