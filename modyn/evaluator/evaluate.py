@@ -26,6 +26,7 @@ from modyn.models.weights import build_model, load_weights
 from modyn.records import Int64Array, Interval, SampleBatch
 from modyn.storage.client import StorageClient
 from modyn.workers import JobConnection
+from modyn.workers.devices import missing_device
 
 PROGRESS_EVERY_S: Final = 0.3
 
@@ -198,8 +199,8 @@ class _Transformers:
 
 @contextmanager
 def _evaluating(model: nn.Module, device: str) -> Iterator[None]:
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"evaluation.device is '{device}', but the evaluator's machine has no usable GPU; write cpu")
+    if missing := missing_device(device):
+        raise ConfigError(f"evaluation.device: {missing}")
     if device.startswith("cuda"):
         # Code that asks for the current GPU must not take memory of the first one.
         torch.cuda.set_device(torch.device(device).index or 0)

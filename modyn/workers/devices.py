@@ -7,6 +7,8 @@ import sys
 from functools import cache
 from typing import Final
 
+from modyn.errors import UnavailableError
+
 ASK_S: Final = 40.0
 """Limit for the process that imports PyTorch, which takes seconds on a cold disk; below the deadline of the call that waits for it."""
 
@@ -36,10 +38,16 @@ def num_gpus() -> int:
 @cache
 def gpu_bytes() -> tuple[int, ...]:
     """Memory of each CUDA device, in the order of PyTorch. Asked once, by another process: this one starts no driver, which would not
-    survive in the workers that are forked from it."""
+    survive in the workers that are forked from it. Raises UnavailableError if the driver does not answer."""
     code = (
         "import torch; n = torch.cuda.device_count() if torch.cuda.is_available() else 0; "
         "print('gpus', *(torch.cuda.get_device_properties(i).total_memory for i in range(n)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=ASK_S, check=True)
+    try:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=ASK_S, check=True)
+    except subprocess.SubprocessError as error:
+        said = (getattr(error, "stderr", None) or "").strip().splitlines()[-1:]
+        raise UnavailableError(
+            f"PyTorch could not count the GPUs of this machine: {' '.join(said) or error}; see what `nvidia-smi` says, and try again"
+        ) from error
     return tuple(int(word) for word in done.stdout.splitlines()[-1].split()[1:])

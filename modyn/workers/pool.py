@@ -183,7 +183,11 @@ class WorkerPool:
     def _run(self, job: Job) -> None:
         """Bring the job to its end, in the session that it is placed in."""
         while True:
-            session = self._take_session(job)
+            try:
+                session = self._take_session(job)
+            except ModynError as error:  # what GPUs there are is not known
+                job.finish(JobState.FAILED, error=type(error)(f"{job.name}: {error.message}"))
+                return
             try:
                 job.log_path.parent.mkdir(parents=True, exist_ok=True)
                 if not session.num_jobs:

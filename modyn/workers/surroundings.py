@@ -40,6 +40,8 @@ _TORCH_FLAGS: Final = (
 """Modules in torch, and attributes of theirs."""
 
 
+_CLOCK_STEP_NS: Final = 20_000_000
+"""Times of files are behind the clock by up to so much."""
 _WRITTEN_SINCE: Final = (-1, -1)
 """In place of the time and size of a file that may not be what was imported."""
 
@@ -63,11 +65,14 @@ class Surroundings:
 
 
 class ImportedFiles:
-    """The files of modules that this process imports from now on, as they are when they are imported."""
+    """The files of modules that this process imports from now on, as they are when they are imported.
+
+    Not of packages that it has imported already: those change with the service, and PyTorch's compiler writes modules of its own.
+    """
 
     def __init__(self) -> None:
         self._before = frozenset(sys.modules)
-        self._looked_at = time.time_ns()
+        self._looked_at = time.time_ns() - _CLOCK_STEP_NS
         self._seen: dict[str, tuple[int, int] | None] = {}
 
     def remember(self) -> None:
@@ -75,10 +80,10 @@ class ImportedFiles:
         was imported, and counts as changed."""
         for name in sys.modules.keys() - self._before:
             file = getattr(sys.modules.get(name), "__file__", None)
-            if file and file not in self._seen:
+            if file and file not in self._seen and name.partition(".")[0] not in self._before:
                 version = _version_of(file)
                 self._seen[file] = version if version is None or version[0] < self._looked_at else _WRITTEN_SINCE
-        self._looked_at = time.time_ns()
+        self._looked_at = time.time_ns() - _CLOCK_STEP_NS
 
     def have_changed(self) -> bool:
         """Whether any of them was altered or removed since."""
@@ -172,6 +177,7 @@ def _of_torch(torch: ModuleType) -> list[Restore]:
         torch.set_rng_state(random_state)
         if torch.cuda.is_initialized():
             torch.cuda.manual_seed_all(seed)
+            torch.cuda.set_stream(torch.cuda.default_stream())
 
     return [put_torch_back]
 

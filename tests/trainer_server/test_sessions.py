@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from modyn.errors import ConfigError
 from modyn.model_storage.client import StoredModelInfo
 from modyn.records import RunId
 from modyn.trainer_server.client import TrainingRequest
 from modyn.trainer_server.service import PRELOAD
 from modyn.trainer_server.trainings import session_key
 from modyn.workers import SessionRules, WorkerPool
-from tests.support.training import MemoryData, small_pipeline
+from tests.support.training import MemoryData, RecordedReport, TrainingRoom, small_pipeline
 
 HERE = Path(__file__).parent
 
@@ -57,6 +59,14 @@ def test_three_trainings_in_one_session_equal_three_in_three_processes(tmp_path:
     assert (processes, more_processes) == (1, 3)
     assert together == apart
     assert len(set(together)) == 3
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the device exists")
+def test_cuda_means_the_gpu_that_the_job_was_placed_on(tmp_path: Path) -> None:
+    report = RecordedReport()
+    report.device = "cuda:3"
+    with pytest.raises(ConfigError, match=r"training\.device: 'cuda:3' does not exist"):
+        TrainingRoom(tmp_path).train(small_pipeline({"device": "cuda"}), report=report)
 
 
 def test_a_session_is_of_one_run_and_one_pipeline() -> None:

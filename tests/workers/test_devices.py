@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+from modyn.errors import UnavailableError
 from modyn.workers import devices
 
 
@@ -25,6 +27,17 @@ def test_a_device_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch, dev
     monkeypatch.setattr(devices, "num_gpus", lambda: found)
     message = devices.missing_device(device)
     assert message is None if told is None else told in str(message)
+
+
+def test_a_driver_that_fails_is_an_error_that_may_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A PyTorch whose driver is broken, in the process that is asked."""
+    (tmp_path / "torch.py").write_text("raise RuntimeError('Unexpected error from cudaGetDeviceCount')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    devices.gpu_bytes.cache_clear()
+    with pytest.raises(UnavailableError, match=r"count the GPUs of this machine: RuntimeError: Unexpected error .*`nvidia-smi`"):
+        devices.gpu_bytes()
+    (tmp_path / "torch.py").unlink()
+    assert len(devices.gpu_bytes()) == devices.num_gpus()
 
 
 def test_a_process_without_torch_gets_the_same_answer_and_stays_without_it() -> None:

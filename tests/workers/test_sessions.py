@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from modyn.errors import CancelledError, DataError, TrainingError, UserCodeError, WorkerDiedError
+from modyn.errors import CancelledError, DataError, TrainingError, UnavailableError, UserCodeError, WorkerDiedError
 from modyn.log_files import LogLimits
 from modyn.testing.waiting import PATIENCE_S, eventually
 from modyn.trainer_server.service import PRELOAD
@@ -208,6 +208,16 @@ def test_jobs_learn_where_they_were_placed(make_pool: Make, tmp_path: Path) -> N
     for job in jobs:
         job.stop()
         assert job.wait(PATIENCE_S)
+
+
+def test_a_driver_that_does_not_answer_fails_the_jobs_that_need_a_gpu(make_pool: Make, tmp_path: Path) -> None:
+    def no_answer() -> tuple[int, ...]:
+        raise UnavailableError("the driver does not answer")
+
+    submit = submitter(make_pool(gpus=no_answer), tmp_path)
+    with pytest.raises(UnavailableError, match="job own_pid: the driver does not answer"):
+        submit("own_pid", device="cuda").result(PATIENCE_S)
+    assert pid(submit) > 0
 
 
 def test_a_closed_pool_has_no_idle_workers(make_pool: Make, tmp_path: Path) -> None:
