@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -145,17 +145,30 @@ def _tasks(handler: EvaluationHandler, cells: Cells, models: Sequence[TrainedMod
             yield EvaluationTask(handler.name, dataset, when, models[index].trigger_id, models[index].model_id, intervals)
 
 
-def trained_models(triggers: Sequence[TriggerRecord]) -> list[TrainedModel]:
-    """The models of these triggers, in order. Samples of a trigger that trained nothing count to the next model's."""
-    models: list[TrainedModel] = []
-    first = last = None
-    for trigger in triggers:
-        first = trigger.first_timestamp if first is None else min(first, trigger.first_timestamp)
-        last = trigger.last_timestamp if last is None else max(last, trigger.last_timestamp)
+class TrainedModels:
+    """The models of a run, trigger by trigger. Samples of a trigger that trained nothing count to the next model's."""
+
+    def __init__(self, triggers: Iterable[TriggerRecord] = ()) -> None:
+        self.models: list[TrainedModel] = []
+        """In order of their triggers."""
+        self._first: int | None = None
+        self._last: int | None = None
+        for trigger in triggers:
+            self.add(trigger)
+
+    def add(self, trigger: TriggerRecord) -> None:
+        """Take note of the next trigger, once it is trained or empty."""
+        self._first = trigger.first_timestamp if self._first is None else min(self._first, trigger.first_timestamp)
+        self._last = trigger.last_timestamp if self._last is None else max(self._last, trigger.last_timestamp)
         if trigger.model_id is not None:
-            models.append(TrainedModel(trigger.trigger_id, trigger.model_id, Interval(first, last + 1), trigger.data_end))
-            first = last = None
-    return models
+            interval = Interval(self._first, self._last + 1)
+            self.models.append(TrainedModel(trigger.trigger_id, trigger.model_id, interval, trigger.data_end))
+            self._first = self._last = None
+
+
+def trained_models(triggers: Iterable[TriggerRecord]) -> list[TrainedModel]:
+    """The models of these triggers, in order."""
+    return TrainedModels(triggers).models
 
 
 def _ends(models: Sequence[TrainedModel]) -> list[int]:

@@ -25,7 +25,7 @@ from modyn.selector.client import SelectorClient
 from modyn.storage.client import StorageClient
 from modyn.supervisor.cursor import explain_end
 from modyn.supervisor.decisions import TriggerDecisions, diverged
-from modyn.supervisor.evaluation_plan import EvaluationSchedule, trained_models
+from modyn.supervisor.evaluation_plan import EvaluationSchedule, TrainedModels, trained_models
 from modyn.supervisor.evaluation_queue import EvaluationQueue, RunContext
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.journal import RunJournal
@@ -109,7 +109,7 @@ class RunExecutor:
         self._cursor = snapshot.cursor
         self._known = {trigger.trigger_id: trigger for trigger in snapshot.triggers}
         self._decisions = TriggerDecisions(self._policy, self._journal, self._run_id, snapshot.checks)
-        self._triggers: list[TriggerRecord] = []
+        self._trained = TrainedModels()
 
     def execute(self) -> str:
         """Bring the run to its end and return the message for the user; every error that is raised ends the run."""
@@ -131,8 +131,9 @@ class RunExecutor:
         if self._snapshot.policy_state is not None:
             self._policy.load_state(self._snapshot.policy_state)
         for trigger_id in range(self._cursor.num_triggers):
-            self._triggers.append(self._known[trigger_id])
-            self._start_evaluations()
+            self._trained.add(self._known[trigger_id])
+            if self._known[trigger_id].model_id is not None:
+                self._start_evaluations()
 
     def _follow_stream(self) -> None:
         self._journal.enter(RunState.STREAMING)
@@ -204,7 +205,7 @@ class RunExecutor:
                 if trigger.state is TriggerState.SELECTED:
                     trigger = self._train(trigger)
         self._cursor = self._cursor.after_trigger()
-        self._triggers.append(trigger)
+        self._trained.add(trigger)
         if trigger.model_id is not None:
             self._policy.trained(_outcome(trigger))
             self._start_evaluations()
@@ -245,8 +246,8 @@ class RunExecutor:
             trigger = replace(trigger, state=TriggerState.EMPTY)
             self._journal.selected_none(trigger)
             return trigger
-        models = [earlier.model_id for earlier in self._triggers if earlier.model_id is not None]
-        parent = parent_model(models, self._pipeline.training.use_previous_model, self._pipeline.training.initial_model_id)
+        previous = self._trained.models[-1].model_id if self._trained.models else None
+        parent = parent_model(previous, self._pipeline.training.use_previous_model, self._pipeline.training.initial_model_id)
         trigger = replace(trigger, state=TriggerState.SELECTED, parent_model_id=parent)
         self._journal.training(trigger)
         return trigger
@@ -284,9 +285,8 @@ class RunExecutor:
         return trigger
 
     def _start_evaluations(self) -> None:
-        """Queue what the newest trigger makes due."""
-        if self._triggers[-1].model_id is not None:
-            self._evaluations.add(self._schedule.after_training(trained_models(self._triggers)))
+        """Queue what the newest model makes due."""
+        self._evaluations.add(self._schedule.after_training(self._trained.models))
 
     def _commit(self) -> None:
         """Move the journal's cursor behind the batch that was processed."""
@@ -301,7 +301,7 @@ class RunExecutor:
 
     def _finish(self) -> str:
         self._journal.enter(RunState.EVALUATING)
-        models = trained_models(self._triggers)
+        models = self._trained.models
         self._evaluations.drain()
         if models:
             self._evaluations.use_final_workers()
@@ -350,13 +350,13 @@ class RunExecutor:
         self._hub.progress(self._run_id, EventKind.TRAINING_PROGRESS, detail, status.trigger_id)
 
 
-def parent_model(earlier_models: Sequence[int], use_previous_model: bool, initial_model_id: int | None) -> int | None:
+def parent_model(previous: int | None, use_previous_model: bool, initial_model_id: int | None) -> int | None:
     """Choose the stored model that the next training starts from; None: initial weights.
 
-    Args: earlier_models: those of the triggers before it, in order. use_previous_model, initial_model_id: of section `training`.
+    Args: previous: the newest of the triggers before it, if any has a model. use_previous_model, initial_model_id: of section `training`.
     """
-    if use_previous_model and earlier_models:
-        return earlier_models[-1]
+    if use_previous_model and previous is not None:
+        return previous
     return initial_model_id
 
 

@@ -17,11 +17,11 @@ from modyn.supervisor.states import TriggerState
 
 
 def test_parent_model() -> None:
-    assert parent_model([], True, None) is None
-    assert parent_model([], True, 9) == 9
-    assert parent_model([3, 5], True, 9) == 5
-    assert parent_model([3, 5], False, 9) == 9
-    assert parent_model([3, 5], False, None) is None
+    assert parent_model(None, True, None) is None
+    assert parent_model(None, True, 9) == 9
+    assert parent_model(5, True, 9) == 5
+    assert parent_model(5, False, 9) == 9
+    assert parent_model(5, False, None) is None
 
 
 def models_of(*intervals: tuple[int, int]) -> list[TrainedModel]:

@@ -1,0 +1,34 @@
+"""Ten thousand triggers of a fake trainer in one run: the last hundred cost the database what the first hundred cost."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from sqlalchemy import func, select
+
+from benchmark.many_triggers import compare, run_triggers
+from modyn.config.system import SystemConfig
+from modyn.db.engine import open_database
+from modyn.supervisor.journal import Journal
+from modyn.supervisor.states import RunState
+from modyn.supervisor.tables import EVENTS, STEPS, TRIGGERS
+
+
+@pytest.mark.parametrize("triggers", [202, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_statements_and_rows_of_a_trigger_stay_the_same(system_config: SystemConfig, tmp_path: Path, triggers: int) -> None:
+    database = open_database(system_config, "supervisor", "modyn.supervisor.migrations")
+    try:
+        run_id, marks = run_triggers(database, tmp_path, triggers)
+        assert Journal(database).run(run_id).state is RunState.FINISHED
+        _, statements, _ = compare(marks)
+        assert statements[0] == statements[1]
+        with database.session() as session:
+            for table, rows in ((TRIGGERS, 1), (STEPS, 2)):
+                assert session.scalar(select(func.count()).where(table.c.run_id == run_id)) == rows * triggers
+            query = select(EVENTS.c.seq).where(EVENTS.c.run_id == run_id, EVENTS.c.kind == "trigger_fired").order_by(EVENTS.c.seq)
+            fired = session.scalars(query).all()
+        assert {later - earlier for earlier, later in pairwise(fired)} == {fired[1] - fired[0]}, "events of a trigger"
+    finally:
+        database.close()
