@@ -8,8 +8,8 @@ from typing import Literal
 import numpy as np
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from modyn.config.base import Section
-from modyn.dataset.user_code import check_function, check_transformation, imported_name
+from modyn.config.base import Problem, Section, Severity
+from modyn.dataset.user_code import check_function, check_transformation, imported_name, may_draw
 
 NUM_ARGUMENTS = {"bytes_parser_function": 1, "batch_parser_function": 2, "label_transformer_function": 1}
 """With how many arguments the user's functions are called."""
@@ -128,6 +128,30 @@ class DataConfig(Section):
         return self.bytes_parser_function is not None or self.tokenizer is not None or bool(self.all_transformations)
 
     @property
+    def runs_code(self) -> bool:
+        """Whether any Python code of the pipeline takes part in decoding."""
+        return self.record_layout is None or self.runs_per_sample or self.label_transformer_function is not None
+
+    @property
+    def drawing(self) -> tuple[str, ...]:
+        """Names of the functions that may draw from the global random generators though their outcome should depend on the sample alone."""
+        texts = {name: getattr(self, name) for name in (*NUM_ARGUMENTS, "tokenizer")}
+        texts |= {f"deterministic_transformations.{i}": text for i, text in enumerate(self.deterministic_transformations)}
+        return tuple(name for name, text in texts.items() if text is not None and may_draw(text))
+
+    @property
     def may_draw(self) -> bool:
         """Whether decoding may draw random numbers (in training)."""
-        return bool(self.transformations or self.random_transformations)
+        return bool(self.transformations or self.random_transformations or self.drawing)
+
+    def warnings(self, path: str) -> list[Problem]:
+        """What works, but probably not as it is meant. path: of the section."""
+        return [
+            Problem(
+                f"{path}.{name}",
+                "may draw random numbers: they are seeded for each batch, which is then decoded in one thread; a parameter `generator` gets a "
+                "seeded torch.Generator, for any number of threads",
+                Severity.WARNING,
+            )
+            for name in self.drawing
+        ]

@@ -42,6 +42,7 @@ class BatchPipeline:
             return None if text is None else compile_function(text, name)
 
         self._dataset = config.dataset_id
+        self._may_draw = config.may_draw
         self._layout = config.record_layout
         self._parse, self._parse_batch = function("bytes_parser_function"), function("batch_parser_function")
         self._label = function("label_transformer_function")
@@ -53,22 +54,26 @@ class BatchPipeline:
     def run(self, payloads: Payloads, seed: int | None = None) -> tuple[Data, torch.Tensor]:
         """Model inputs and labels (float labels as float32) of the samples of one batch, whose offsets begin with 0.
 
-        Inputs may be a view of `payloads.data` where that is writable. seed: of the random generators meanwhile; None leaves them alone.
+        Inputs may be a view of `payloads.data` where that is writable. seed: of the generator that functions are handed, and, where functions
+        may draw from the global ones, of these meanwhile; None leaves them alone.
         Raises: UserCodeError: names the function, the sample and the line. DataError: a payload is not as declared.
         """
         keys = payloads.keys
         if not len(keys):
             return torch.empty(0), torch.empty(0, dtype=torch.int64)
-        with seeded(seed):
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        with seeded(seed if self._may_draw else None):
             if self._parse:
-                data = self._by_sample(partial(_views, payloads), keys)
+                data = self._by_sample(partial(_views, payloads), keys, generator)
             else:
-                data = self.decode_batch(payloads)
+                data = self.decode_batch(payloads, generator)
                 if self._decoding or self._augmenting:
-                    data = self._by_sample(partial(_samples_of, data), keys)
-            return data, self._labels(payloads.labels, keys)
+                    data = self._by_sample(partial(_samples_of, data), keys, generator)
+            return data, self._labels(payloads.labels, keys, generator)
 
-    def _by_sample(self, samples: Callable[[int, int], Iterable[Any]], keys: Int64Array) -> Data:
+    def _by_sample(
+        self, samples: Callable[[int, int], Iterable[Any]], keys: Int64Array, generator: torch.Generator | None
+    ) -> Data:
         """`samples(start, stop)` decoded and augmented, as a batch. In blocks: many thousand live objects would keep the garbage collector
         busy, for longer than the functions of the user take."""
         blocks: list[Data] = []
@@ -76,8 +81,8 @@ class BatchPipeline:
             of_block = keys[start : start + BLOCK]
             # The tiers of a cache would stand between these steps, sample by sample; none is built yet.
             encoded = samples(start, start + len(of_block))
-            decoded = self.decode(encoded, of_block)
-            augmented = self.augment(decoded, of_block)
+            decoded = self.decode(encoded, of_block, generator)
+            augmented = self.augment(decoded, of_block, generator)
             blocks.append(self._combine(augmented, partial(_stack, last=len(keys) <= BLOCK), of_block))
         return (
             blocks[0]
@@ -85,18 +90,18 @@ class BatchPipeline:
             else self._combine(blocks, _concatenate, keys[::BLOCK], lambda block: _samples_of(block, 0, 1)[0])
         )
 
-    def decode(self, samples: Iterable[Any], keys: Int64Array) -> list[Any]:
+    def decode(self, samples: Iterable[Any], keys: Int64Array, generator: torch.Generator | None = None) -> list[Any]:
         """Parse `samples`, payloads or rows of `decode_batch`: the same for the same payload, always.
 
         Args: keys: int64 (n,), of the samples, for messages. Raises: UserCodeError: names the sample.
         """
-        return self._apply(self._decoding, samples, keys)
+        return self._apply(self._decoding, samples, keys, generator)
 
-    def augment(self, samples: list[Any], keys: Int64Array) -> list[Any]:
+    def augment(self, samples: list[Any], keys: Int64Array, generator: torch.Generator | None = None) -> list[Any]:
         """Turn parsed `samples` into model inputs, drawn anew for each use. Args and errors as for `decode`."""
-        return self._apply(self._augmenting, samples, keys)
+        return self._apply(self._augmenting, samples, keys, generator)
 
-    def decode_batch(self, payloads: Payloads) -> Data:
+    def decode_batch(self, payloads: Payloads, generator: torch.Generator | None = None) -> Data:
         """Parse a whole batch at once, before `decode`: by layout or by the batch parser. Not cached: each epoch has other batches.
 
         Returns: a tensor (n, …), or a tuple or dict of such.
@@ -105,7 +110,7 @@ class BatchPipeline:
         if self._layout:
             return from_layout(self._layout, payloads, self._dataset)
         assert self._parse_batch
-        data = self._parse_batch(lambda: self._name_batch(payloads.keys), payloads.data, payloads.offsets)
+        data = self._parse_batch(lambda: self._name_batch(payloads.keys), payloads.data, payloads.offsets, generator=generator)
         data = as_tensor(data) if isinstance(data, np.ndarray) else data
         parts = _parts(data)
         if not parts or any(not isinstance(part, torch.Tensor) or part.shape[:1] != (len(payloads),) for part in parts):
@@ -116,9 +121,11 @@ class BatchPipeline:
         whole: Data = data
         return whole
 
-    def _apply(self, functions: Sequence[UserFunction], samples: Iterable[Any], keys: Int64Array) -> list[Any]:
+    def _apply(
+        self, functions: Sequence[UserFunction], samples: Iterable[Any], keys: Int64Array, generator: torch.Generator | None
+    ) -> list[Any]:
         for function in functions:
-            samples = function.each(partial(self._name_sample, keys), keys, samples)
+            samples = function.each(partial(self._name_sample, keys), keys, samples, generator)
         return samples if isinstance(samples, list) else list(samples)
 
     def _name_sample(self, keys: Int64Array, i: int) -> str:
@@ -160,11 +167,11 @@ class BatchPipeline:
             "transformations must return tensors (or tuples or dicts of tensors) of one shape, so that they make a batch"
         )
 
-    def _labels(self, labels: Any, keys: Int64Array) -> torch.Tensor:
+    def _labels(self, labels: Any, keys: Int64Array, generator: torch.Generator | None) -> torch.Tensor:
         tensor = as_tensor(labels.astype(np.float32 if labels.dtype.kind == "f" else np.int64, copy=False))
         if not self._label:
             return tensor
-        changed = self._label(lambda: self._name_batch(keys), tensor)
+        changed = self._label(lambda: self._name_batch(keys), tensor, generator=generator)
         if not isinstance(changed, torch.Tensor) or changed.shape[:1] != tensor.shape:
             raise UserCodeError(
                 f"label_transformer_function must return a tensor with {len(keys)} rows for {self._name_batch(keys)}; "

@@ -6,12 +6,14 @@ UserCodeError that names the function, the sample key and the line; SystemExit t
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import linecache
 import struct
 import traceback
 from collections.abc import Callable, Iterable
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -21,7 +23,7 @@ import PIL
 import PIL.Image
 import torch
 
-from modyn.dataset.user_code import EXTRAS, imported_name
+from modyn.dataset.user_code import EXTRAS, GENERATOR, imported_name
 from modyn.errors import ConfigError, UserCodeError
 from modyn.records import Int64Array
 from modyn.registry import load_object
@@ -36,33 +38,51 @@ _NAMES = {"__name__": "modyn_user_code", "np": np, "Image": PIL.Image} | {
 class UserFunction:
     """A function of the user, with its name in the pipeline."""
 
-    __slots__ = ("_call", "_file", "name")
+    __slots__ = ("_call", "_file", "_takes_generator", "name")
 
     def __init__(self, name: str, call: Callable[..., Any], file: str | None) -> None:
         self.name = name
         self._call = call
         self._file = file
+        self._takes_generator = _takes_generator(call)
 
-    def __call__(self, describe: Callable[[], str], *arguments: Any) -> Any:
+    def __call__(self, describe: Callable[[], str], *arguments: Any, generator: torch.Generator | None = None) -> Any:
         """describe: returns what the argument belongs to, e.g. `sample 17 of dataset 'digits'`; called only for an error."""
         with Call(self.name, lambda _: describe()):
             try:
-                return self._call(*arguments)
+                return self._bound(generator)(*arguments)
             except (Exception, SystemExit) as error:
                 raise UserCodeError(f"{self.name} failed for {describe()}: {describe_error(error, self._file)}") from error
 
-    def each(self, describe: Callable[[int], str], keys: Int64Array, values: Iterable[Any]) -> list[Any]:
+    def each(
+        self,
+        describe: Callable[[int], str],
+        keys: Int64Array,
+        values: Iterable[Any],
+        generator: torch.Generator | None = None,
+    ) -> list[Any]:
         """Call the function with each of `values`, of the samples `keys`. describe(i): what value i belongs to.
 
         Raises: UserCodeError: names the sample, and has its key.
         """
-        function = self._call
+        function = self._bound(generator)
         with Call(self.name, describe) as call:
             try:
                 return [function(value) for call.at, value in enumerate(values)]
             except (Exception, SystemExit) as error:
                 what = f"{self.name} failed for {describe(call.at)}: {describe_error(error, self._file)}"
                 raise UserCodeError(what, int(keys[call.at])) from error
+
+    def _bound(self, generator: torch.Generator | None) -> Callable[..., Any]:
+        """The function with the generator as its parameter of that name, if it has one."""
+        return partial(self._call, **{GENERATOR: generator or torch.Generator()}) if self._takes_generator else self._call
+
+
+def _takes_generator(call: Callable[..., Any]) -> bool:
+    try:
+        return GENERATOR in inspect.signature(call).parameters
+    except (TypeError, ValueError):  # written in C
+        return False
 
 
 def compile_function(text: str, name: str) -> UserFunction:

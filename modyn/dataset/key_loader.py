@@ -56,7 +56,7 @@ def load_keys(
         requests=num_threads,
         on_missing=on_missing,
         identity=identity,
-        seed_of=(lambda _, index: index) if config.may_draw else None,
+        seed_of=(lambda _, index: index) if config.runs_code else None,
         pin_memory=pin_memory,
     )
     given = _GivenKeys(iter([keys]) if isinstance(keys, np.ndarray) else iter(keys))

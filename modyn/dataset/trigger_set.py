@@ -159,7 +159,7 @@ class TriggerSetDataset(IterableDataset[Batch]):
             ahead=self.options.num_prefetched_partitions,
             requests=self.options.parallel_prefetch_requests,
             identity=self.trigger_set.dataset_identity,
-            seed_of=partial(augmentation_seed, plan.seed, plan.trigger_id) if self.data.may_draw else None,
+            seed_of=partial(augmentation_seed, plan.seed, plan.trigger_id) if self.data.runs_code else None,
             pin_memory=pin_memory,
             limits=self.options.limits,
         )

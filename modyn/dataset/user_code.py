@@ -12,9 +12,19 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 _IMPORTABLE = re.compile(r"\s*([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\s*(\(.*\))?\s*", re.DOTALL)
+
+GENERATOR = "generator"
+"""Name of the parameter by which a function is handed a seeded torch.Generator."""
+
+_DRAWS = re.compile(
+    r"(?:.*_)?[Rr]and(?:om|n|int|perm|_|$|[A-Z]).*|bernoulli_?|multinomial|normal_?|uniform_?|exponential_|poisson|cauchy_|geometric_|"
+    r"log_normal_|(?:alpha_)?dropout\d?d?"
+)
+"""Names by which NumPy, PyTorch and Python draw random numbers."""
 
 EXTRAS = {"transforms": "torchvision", "torchvision": "torchvision"}
 """Names in transformation expressions, and the package that they need."""
@@ -70,14 +80,79 @@ def check_function(text: str, name: str, num_arguments: int) -> str:
             "An importable function is written 'package.module:name'"
         )
     arguments = functions[name].args
-    takes = len(arguments.posonlyargs) + len(arguments.args)
-    required = takes - len(arguments.defaults)
-    missing = [a.arg for a, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if default is None]
+    positional = [*arguments.posonlyargs, *arguments.args]
+    optional = {a.arg for a in positional[len(positional) - len(arguments.defaults) :]}
+    by_position = [a.arg for a in positional if a.arg != GENERATOR]  # that one is given by name
+    takes, required = len(by_position), sum(name not in optional for name in by_position)
+    keywords = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    missing = [a.arg for a, default in keywords if default is None and a.arg != GENERATOR]
     if required > num_arguments or missing or (takes < num_arguments and arguments.vararg is None):
         raise ValueError(
             f"function '{name}' is called with {num_arguments} argument(s); its definition at line {functions[name].lineno} differs"
         )
     return text
+
+
+def may_draw(text: str) -> bool:
+    """Whether a function may draw from the global random generators, as far as its source shows: it names what draws, and takes no `generator`.
+
+    text: as in a pipeline. Of an importable function its module is parsed, not imported; if that has no source, the answer is False.
+    """
+    imported = imported_name(text)
+    if imported is None:
+        trees: list[ast.AST] = list(ast.parse(text.strip()).body)
+    else:
+        module, _, attribute = imported.path.partition(":")
+        trees = _definitions(module, attribute.split(".")[0])
+    functions = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    if any(a.arg == GENERATOR for node in functions for a in (*node.args.args, *node.args.kwonlyargs)):
+        return False
+    return any(_DRAWS.fullmatch(name) for tree in trees for node in ast.walk(tree) for name in _names(node))
+
+
+def _names(node: ast.AST) -> list[str]:
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return [name]
+        case ast.ImportFrom(module=module, names=names):
+            return [*(module or "").split("."), *(alias.name for alias in names)]
+        case ast.Import(names=names):
+            return [part for alias in names for part in alias.name.split(".")]
+    return []
+
+
+def _definitions(module: str, name: str) -> list[ast.AST]:
+    """What defines `name` in a module, and what that names of the same module, at any depth. Empty if there is no source."""
+    source = _source(module)
+    if source is None:
+        return []
+    defined: dict[str, ast.AST] = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            defined[node.name] = node
+    found: dict[str, ast.AST] = {}
+    wanted = [name]
+    while wanted:
+        if (name := wanted.pop()) in defined and name not in found:
+            found[name] = defined[name]
+            wanted += [part for node in ast.walk(defined[name]) for part in _names(node)]
+    return list(found.values())
+
+
+def _source(module: str) -> str | None:
+    """The source of a module, found without importing its package."""
+    top, *rest = module.split(".")
+    try:
+        spec = find_spec(top)
+    except ValueError:
+        return None
+    if spec is None:
+        return None
+    places = [Path(place) for place in spec.submodule_search_locations or ()]
+    files = [place.joinpath(*rest) for place in places] if rest else [Path(spec.origin or "")]
+    candidates = [path for file in files for path in (file, file.with_suffix(".py"), file / "__init__.py")]
+    path = next((path for path in candidates if path.suffix == ".py" and path.is_file()), None)
+    return None if path is None else path.read_text(encoding="utf-8")
 
 
 def check_transformation(text: str) -> str:

@@ -47,8 +47,9 @@ def check_dataset(section: object, path: str) -> list[Problem]:
         if label in labels[:i]:
             message = f"two metrics would both be called '{label}'; give one of them a `label`"
             found.append(Problem(f"{path}.metrics.{i}", message))
-    needed = missing_extras(load_section(EvaluationDatasetConfig, section, path).all_transformations)
-    return found + [Problem(path, message) for message in needed]
+    dataset = load_section(EvaluationDatasetConfig, section, path)
+    found += [Problem(path, message) for message in missing_extras(dataset.all_transformations)]
+    return found + dataset.warnings(path)
 
 
 def check_evaluation(pipeline: Mapping[str, Any]) -> list[Problem]:

@@ -36,8 +36,8 @@ def check(pipeline: Mapping[str, Any], _: JobConnection) -> list[Problem]:
     found += check_section(DataConfig, pipeline["data"], "data") if "data" in pipeline else []
     wrong = {problem.path.split(".")[0] for problem in found}
     if "data" not in wrong:
-        needed = missing_extras(DataConfig.model_validate(pipeline["data"]).all_transformations)
-        found += [Problem("data", message) for message in needed]
+        data = DataConfig.model_validate(pipeline["data"])
+        found += [Problem("data", message) for message in missing_extras(data.all_transformations)] + data.warnings("data")
     if "training" not in wrong:
         config = TrainingConfig.model_validate(training)
         found += check_machine(config)
@@ -70,6 +70,7 @@ def check_components(model: Mapping[str, Any], config: TrainingConfig, selection
             network = build_model(str(model["id"]), model.get("config") or {})
         except Exception:  # noqa: BLE001
             return [Problem("model.config", f"'{model['id']}' cannot be built with it: {type(error).__name__}: {error}")]
+    found += _embedding_notes(str(model["id"]), network)
     if config.batch_size == 1 and any(isinstance(module, nn.BatchNorm1d) for module in network.modules()):
         message = (
             f"'{model['id']}' has BatchNorm1d, which has no variance over a batch of 1: use at least 2, or a model without it"
@@ -87,6 +88,18 @@ def check_components(model: Mapping[str, Any], config: TrainingConfig, selection
     except ConfigError as error:
         found.append(_problem(error))
     return found
+
+
+def _embedding_notes(id_: str, network: nn.Module) -> list[Problem]:
+    """Which layer counts as the last, where a model does not say so itself."""
+    linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+    if getattr(network, "last_layer", None) is not None or not linear:
+        return []
+    message = (
+        f"'{id_}' offers no `last_layer`: what needs embeddings takes the input of its last nn.Linear, '{linear[-1]}'; a property of that name "
+        "chooses another"
+    )
+    return [Problem("model.id", message, Severity.WARNING)]
 
 
 def _section(pipeline: Mapping[str, Any], name: str) -> Mapping[str, Any]:

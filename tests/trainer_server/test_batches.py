@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from modyn.config.base import Severity
 from modyn.dataset.batch import Batch
 from modyn.errors import CancelledError
 from modyn.models import MODELS
@@ -140,7 +141,9 @@ def test_a_training_whose_batches_were_joined_goes_on_as_an_undisturbed_one(tmp_
 
 def test_a_batch_size_of_one_is_refused_where_it_cannot_work(tmp_path: Path) -> None:
     with installed(tmp_path / "plugin", MODELS, "Normed", NORMED, "Normed"):
-        (problem,) = check(normed(batch_size=1), RecordedReport())
-        assert check(normed(batch_size=2), RecordedReport()) == []
+        note, problem = check(normed(batch_size=1), RecordedReport())
+        assert check(normed(batch_size=2), RecordedReport()) == [note]
     assert problem.path == "training.batch_size"
     assert "'Normed' has BatchNorm1d, which has no variance over a batch of 1" in problem.message
+    assert (note.path, note.severity) == ("model.id", Severity.WARNING)
+    assert "'Normed' offers no `last_layer`: what needs embeddings takes the input of its last nn.Linear, '3'" in note.message

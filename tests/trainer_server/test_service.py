@@ -112,6 +112,16 @@ def test_a_training_is_watched_to_its_end(room: Room) -> None:
     assert room.final(3) == last
 
 
+def test_a_training_that_makes_no_model_is_finished_and_says_why(room: Room) -> None:
+    kept = room.folder / "trainer_server" / "optimizers" / f"{RUN}.0.pt"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    room.client.start(room.request(1, act="train nothing"))
+    last = room.final(1)
+    assert (last.state, last.model_id, last.nothing_trained) == (TrainingState.FINISHED, None, "no whole batch")
+    assert kept.exists()  # the next training goes on from the same parent
+
+
 def test_a_training_that_runs_is_not_started_again(room: Room) -> None:
     room.client.start(room.request(act="wait", until=str(room.folder / "go")))
     eventually(lambda: next(room.client.watch(RUN, 0)).state is TrainingState.RUNNING)

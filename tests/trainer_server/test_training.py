@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -344,12 +344,30 @@ def test_a_scheduler_without_names_drives_all_optimizers_by_epoch(tmp_path: Path
 
 
 def test_a_plateau_is_judged_by_the_mean_loss_of_an_epoch(tmp_path: Path) -> None:
-    optimizers = [{"name": "default", "algorithm": "SGD", "param_groups": [{"config": {"lr": 0.0}}]}]
-    scheduler = {"name": "ReduceLROnPlateau", "config": {"patience": 0}}
-    found = train_in_memory(
-        small_pipeline({"optimizers": optimizers, "lr_scheduler": scheduler, "epochs_per_trigger": 3}), MemoryData(16), tmp_path
-    )
-    assert len(set(found.result["epoch_losses"])) == 1
+    rate = [{"name": "default", "algorithm": "SGD", "param_groups": [{"config": {"lr": 0.9}}]}]
+    scheduler = {"name": "ReduceLROnPlateau", "config": {"patience": 0, "factor": 0.5, "threshold": 0.1}}
+    training = {"optimizers": rate, "lr_scheduler": scheduler, "epochs_per_trigger": 12}
+    found = train_in_memory(small_pipeline(training), MemoryData(40), tmp_path)
+
+    def by_hand(judged_by: Callable[[list[float]], float]) -> tuple[nn.Module, float]:
+        model = fresh_model(small_pipeline())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.9)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5, threshold=0.1)
+        for _ in range(12):
+            losses = []
+            for inputs, labels, _weights in batches_of(list(range(40))):
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(inputs), labels)
+                torch.autograd.backward(loss)
+                optimizer.step()
+                losses.append(loss.item())
+            plateau.step(judged_by(losses))
+        return model, optimizer.param_groups[0]["lr"]
+
+    model, last_rate = by_hand(lambda losses: sum(losses) / len(losses))
+    assert last_rate < 0.9, "no plateau was met"
+    assert equal(found, model)
+    assert not equal(found, by_hand(lambda losses: losses[-1])[0])
 
 
 def test_early_stopping_ends_when_the_loss_no_longer_falls(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from modyn.dataset.functions import compile_function
 from modyn.errors import DataError
 from modyn.model_storage.client import StoredModelInfo
 from modyn.records import ModelVersion
-from modyn.trainer_server.client import TrainingJob
+from modyn.trainer_server.client import NOTHING_TRAINED, NothingTrained, TrainingJob
 from modyn.workers import JobConnection
 from tests.support.training import MemoryData, RecordedReport, TrainingRoom
 
@@ -48,7 +48,7 @@ def train(request: tuple[dict[str, Any], MemoryData, str, float], connection: Jo
     return TrainingRoom(Path(folder)).train(pipeline, data, PassedOn(connection)).stored
 
 
-def pretend(job: TrainingJob, connection: JobConnection) -> StoredModelInfo:
+def pretend(job: TrainingJob, connection: JobConnection) -> StoredModelInfo | NothingTrained:
     """Send the messages and the result of a training without training. `pipeline.training.act` selects how it ends."""
     request = job.request
     act = request.pipeline["training"]["act"]
@@ -61,6 +61,8 @@ def pretend(job: TrainingJob, connection: JobConnection) -> StoredModelInfo:
         raise DataError("record 3 is short")
     if act == "fail in no language":
         raise ValueError("cannot read '\udcff\0'")
+    if act == "train nothing":
+        return NothingTrained("no whole batch", {"num_samples": 0, NOTHING_TRAINED: "no whole batch"})
     if act == "die":
         os.kill(os.getpid(), 9)
     while act == "wait" and not Path(request.pipeline["training"].get("until", "/nowhere")).exists():
