@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -26,6 +25,7 @@ from modyn.rpc.access import AccessTokens, Role
 from modyn.rpc.logs import get_logger
 from modyn.rpc.security import check_exposure, read_pem
 from modyn.rpc.status import TOKEN_KEY
+from modyn.storage.flight.places import Places
 from modyn.storage.flight.protocol import (
     REQUESTS_PER_STREAM,
     AnswerHead,
@@ -54,6 +54,8 @@ class ServerLimits:
 
     max_streams: int = 64
     """Streams of clients that are served at once. Each holds `REQUESTS_PER_STREAM` threads, and for each of them at most two chunks."""
+    idle_s: float = 5.0
+    """Seconds without a read of its client after which a request gives its place to another that has none."""
     alive_s: float = 5.0
     """Seconds without a chunk after which the client is informed that the server is alive."""
     hang_s: float = 120.0
@@ -94,7 +96,13 @@ class PayloadServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
         """`name`: the process, for errors. `setting`: where `endpoint` is configured."""
         check_exposure(f"{name}'s payload server", endpoint)
         self._endpoint, self._snapshots, self._limits = endpoint, snapshots, limits or ServerLimits()
-        self._places = threading.Semaphore(self._limits.max_streams * REQUESTS_PER_STREAM)  # One for each request at once.
+        number = self._limits.max_streams * REQUESTS_PER_STREAM  # One place for each request at once.
+        self._places = Places(
+            number,
+            self._limits.idle_s,
+            f"the payload server at {endpoint.address} is busy: it answers {number} requests at once; raise storage.max_threads or "
+            "storage.replicas in the system file if that lasts",
+        )
         self._is_stopping = False
         tokens = AccessTokens(endpoint.security)
         options: dict[str, Any] = {"middleware": {"token": _TokenCheck(tokens)}} if tokens.required else {}
@@ -145,29 +153,18 @@ class PayloadServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
         """The messages of an answer; its errors are the last one."""
         done = 0
         try:
-            with self._admitted(), PAYLOAD_SECONDS.time():
+            with self._places.admitted(request.dataset) as place, PAYLOAD_SECONDS.time():
                 for chunk in self._chunks(request, identity, context):
                     if chunk is None:
-                        yield no_samples(schema), AnswerHead(done).to_bytes()
-                        continue
-                    payloads, done = chunk
-                    self._check_sendable(payloads, request.dataset)
-                    yield to_record_batch(payloads, schema), AnswerHead(done, payloads.common_size).to_bytes()
+                        message = no_samples(schema), AnswerHead(done).to_bytes()
+                    else:
+                        payloads, done = chunk
+                        self._check_sendable(payloads, request.dataset)
+                        message = to_record_batch(payloads, schema), AnswerHead(done, payloads.common_size).to_bytes()
+                    with self._places.sending(place):
+                        yield message
         except Exception as error:  # noqa: BLE001  (the client raises it)
             yield no_samples(schema), AnswerHead(done, error=error_to_text(self._describe_error(error))).to_bytes()
-
-    @contextmanager
-    def _admitted(self) -> Iterator[None]:
-        """Give the request a place while it lasts. Raises UnavailableError if there are too many."""
-        if not self._places.acquire(blocking=False):
-            raise UnavailableError(
-                f"the payload server at {self._endpoint.address} is busy: it answers {self._limits.max_streams * REQUESTS_PER_STREAM} "
-                "requests at once; raise storage.max_threads or storage.replicas in the system file if that lasts"
-            )
-        try:
-            yield
-        finally:
-            self._places.release()
 
     def _chunks(
         self, request: PayloadRequest, identity: str, context: flight.ServerCallContext

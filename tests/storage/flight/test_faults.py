@@ -335,6 +335,20 @@ def test_a_server_that_is_busy_is_asked_again(pictures: RunningStorage, stack: E
             assert waiting.result() == 20
 
 
+def test_a_client_that_does_not_read_keeps_no_other_out(pictures: RunningStorage, stack: ExitStack) -> None:
+    """And goes on where it was once it reads again."""
+    endpoint = endpoint_of(pictures, 0)
+    server = PayloadServer(endpoint, pictures.store, ServerLimits(max_streams=1, idle_s=0.0))
+    stack.callback(server.stop)
+    small = replace(SMALL_FETCHING, buffer_bytes=2**20, retry_s=PATIENCE_S)
+    with PayloadClient(endpoint, limits=small) as idle, PayloadClient(endpoint, limits=small) as other:
+        held = idle.fetch("images", np.arange(600) % 20)
+        first = len(next(held))
+        for _ in range(3):
+            assert sum(len(batch) for batch in other.fetch("images", np.arange(20))) == 20
+        assert first + sum(len(batch) for batch in held) == 600
+
+
 def test_a_connection_that_comes_back_after_the_end_is_closed(numbers: RunningStorage) -> None:
     pool = EndpointPool([numbers.config.endpoint("flight")])
     client, options = pool.take(0)

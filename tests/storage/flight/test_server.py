@@ -123,13 +123,12 @@ def test_a_client_that_goes_is_no_error(
     """Nor does its request keep a place."""
     limits = replace(SMALL_SERVING, poll_s=0.05)
     server = PayloadServer(endpoint, slow, limits)
-    places = server._places._value
     with flight.FlightClient(location(endpoint)) as client:
         answer = ask(client)
         for _ in range(num_read):
             next_head(answer)
-        eventually(lambda: server._places._value == places - 1)
+        eventually(lambda: server._places.taken == 1)
         answer.cancel()
-        eventually(lambda: server._places._value == places)
+        eventually(lambda: server._places.taken == 0)
     server.stop()
     assert "error" not in capsys.readouterr().err
