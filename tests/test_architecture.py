@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import ast
 import json
+import pkgutil
 import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+import modyn.proto
+from modyn.rpc.access import NEEDED
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "modyn"
@@ -235,6 +240,20 @@ def test_what_a_training_worker_imports() -> None:
     third_party = _third_party("modyn.trainer_server.preload")
     assert "torch" in third_party
     assert third_party <= WITH_TORCH
+
+
+def _methods() -> Iterator[str]:
+    """The full names of all methods of our protos."""
+    for module in pkgutil.iter_modules(modyn.proto.__path__):
+        if module.name.endswith("_pb2"):
+            descriptor = import_module(f"modyn.proto.{module.name}").DESCRIPTOR
+            for service in descriptor.services_by_name.values():
+                yield from (f"/{service.full_name}/{method.name}" for method in service.methods)
+
+
+def test_every_method_has_a_role_and_no_other() -> None:
+    """Add a new one to `NEEDED` in modyn/rpc/access.py: what reads, what workers do, what writes, what deletes."""
+    assert {name for name in NEEDED if name.startswith("/modyn.")} == set(_methods())
 
 
 def _third_party(module: str) -> set[str]:

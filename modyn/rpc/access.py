@@ -36,10 +36,10 @@ NEEDED: Final[dict[str, Role]] = {
         "grpc.health.v1.Health": {Role.READER: "Check Watch"},
         "grpc.reflection.v1alpha.ServerReflection": {Role.READER: "ServerReflectionInfo"},
         "modyn.Storage": {
-            Role.READER: "ListDatasets GetDataset ListProblems CountSamples SamplesInInterval NewSamples SamplesByKey OfferShortCut DeletedKeys "
-            "ListPlugins",
-            Role.WRITER: "RegisterDataset Ingest",
-            Role.ADMIN: "DeleteDataset DeleteSamples",
+            Role.READER: "ListPlugins ListDatasets GetDataset ListProblems CountSamples SamplesInInterval NewSamples SamplesByKey "
+            "LocateSamples DeletedKeys OfferShortCut",
+            Role.WRITER: "RegisterDataset Ingest ScrubDataset",
+            Role.ADMIN: "DeleteDataset DeleteSamples RebuildDataset",
         },
         "modyn.Selector": {
             Role.READER: "ListPlugins GetRun GetSamples GetTriggerSet GetKeys",

@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-import pkgutil
-from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-import modyn.proto
 from modyn.config.security import SecurityConfig
 from modyn.config.system import SystemConfig
 from modyn.errors import ConfigError, SecurityError
 from modyn.rpc.access import NEEDED, AccessTokens, Role, derived_token, digest, for_workers
 
 OLD, NEW = "correct horse battery", "another horse battery"
-
-
-def methods() -> Iterator[str]:
-    """The full names of all methods of our protos."""
-    for module in pkgutil.iter_modules(modyn.proto.__path__):
-        if module.name.endswith("_pb2"):
-            descriptor = import_module(f"modyn.proto.{module.name}").DESCRIPTOR
-            for service in descriptor.services_by_name.values():
-                yield from (f"/{service.full_name}/{method.name}" for method in service.methods)
-
-
-def test_every_method_has_a_role_and_no_other() -> None:
-    assert {name for name in NEEDED if name.startswith("/modyn.")} == set(methods())
 
 
 def test_what_deletes_needs_an_admin_and_what_workers_call_does_not() -> None:
