@@ -114,7 +114,9 @@ def open_database(config: SystemConfig, schema: str, migrations_package: str) ->
     with database._reachable(), engine.begin() as connection:
         # Held to the end of the transaction: of two services that start at once, one migrates and the other waits.
         connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))"), {"name": f"migrate/{schema}"})
-        connection.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{schema}"'))
+        if not connection.scalar(text("SELECT to_regnamespace(:schema) IS NOT NULL"), {"schema": f'"{schema}"'}):
+            # Not IF NOT EXISTS, for which a user needs the right also when the schema is there (see `modyn.db.users`).
+            connection.execute(text(f'CREATE SCHEMA "{schema}"'))
         migrate(connection, schema, migrations_package)
     return database
 

@@ -87,9 +87,9 @@ def from_rpc(error: grpc.RpcError, peer: str) -> ModynError:
     if reason is not None:
         return BY_REASON.get(str(reason), ModynError)(details)
     if code is grpc.StatusCode.UNAVAILABLE:
-        return UnavailableError(
-            f"{peer} cannot be reached ({details}); is it running? `modyn status` shows that, `modyn up` starts it"
-        )
+        # Embedded services are reached by sockets.
+        start = "`modyn up` starts it" if peer.startswith("unix:") else "start it where it runs"
+        return UnavailableError(f"{peer} cannot be reached ({details}); is it running? `modyn status` shows that, {start}")
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return InvalidArgumentError(
             f"{peer}: {details}; if a message is too large, raise max_message_bytes of the service in the system file, on both sides"

@@ -74,7 +74,9 @@ def open_clients(config: SystemConfig) -> RunClients:
 
 def retry_policy(config: SupervisorConfig) -> RetryPolicy:
     """How long a run waits for a service that cannot be reached."""
-    advice = "start the service again (`modyn up`), then resume the run"
+    # Without an address the services are the embedded ones.
+    start = "start the service again" if config.address else "start the service again (`modyn up`)"
+    advice = f"{start}, then resume the run (`modyn resume RUN`)"
     return RetryPolicy(config.patience_s, longest_pause_s=2.0, advice=advice)
 
 

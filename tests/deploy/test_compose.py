@@ -163,11 +163,22 @@ def test_code_of_users_runs_with_secrets_that_change_nothing(compose: dict[str, 
         assert not found[group][1] or name in found[group][1]
 
 
+def test_the_evaluator_reaches_its_own_schema_only(compose: dict[str, Any]) -> None:
+    """Its containers hold the password where code of users can find it."""
+    evaluator, maker = compose["services"]["evaluator"], compose["services"]["database-users"]
+    assert evaluator["environment"]["MODYN_DATABASE_URL"].startswith("postgresql://modyn_evaluator:")
+    assert "MODYN_REDIS_URL" not in evaluator["environment"]
+    assert evaluator["depends_on"]["database-users"] == {"condition": "service_completed_successfully"}
+    assert maker["command"] == ["python", "-m", "modyn.db.users", "evaluator"]
+    assert "volumes" not in maker
+
+
 def test_databases_are_reached_by_those_who_need_them_only(compose: dict[str, Any]) -> None:
     services = compose["services"]
     assert compose["networks"]["databases"] == {"internal": True}
     assert all(services[name]["networks"] == ["databases"] for name in ("postgres", "redis"))
-    reach = {name for name, service in services.items() if "databases" in service["networks"]} - {"postgres", "redis"}
+    served = {"postgres", "redis", "database-users"}
+    reach = {name for name, service in services.items() if "databases" in service["networks"]} - served
     assert reach == {in_compose(name) for name in SERVICES if (ROOT / "modyn" / name / "migrations").is_dir()}
     assert "${MODYN_REDIS_PASSWORD:?" in services["redis"]["command"][services["redis"]["command"].index("--requirepass") + 1]
 
@@ -195,7 +206,8 @@ def test_the_password_comes_from_outside_and_only_to_those_who_need_it(compose: 
         has_migrations = (ROOT / "modyn" / name / "migrations").is_dir()
         assert ("MODYN_DATABASE_URL" in environment) == has_migrations, name
         if has_migrations:
-            assert "${MODYN_DB_PASSWORD:?" in environment["MODYN_DATABASE_URL"]
+            password = "MODYN_DB_EVALUATOR_PASSWORD" if name == "evaluator" else "MODYN_DB_PASSWORD"
+            assert f"${{{password}:?" in environment["MODYN_DATABASE_URL"]
     assert "database_url" not in yaml.safe_load(SYSTEM_FILE.read_text())
 
 

@@ -1,0 +1,59 @@
+"""A user of PostgreSQL that reaches the schema of one service only: `python -m modyn.db.users SERVICE`.
+
+For services that run code of users, which may find the password: of other services' tables it opens none. DATABASE_URL is that of a user
+who may create users and schemas, PASSWORD the one to set. Can be run again, also to change the password and for a schema that is there already.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import psycopg2
+from psycopg2 import sql
+
+from modyn.config.system import SERVICES
+
+
+def create_user(url: str, service: str, password: str) -> str:
+    """Create the user of `service`, or change its password, and make it the owner of the service's schema. Returns: its name."""
+    name = f"modyn_{service}"
+    with psycopg2.connect(url) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (name,))
+        verb = sql.SQL("ALTER" if cursor.fetchone() else "CREATE")
+        user, schema = sql.Identifier(name), sql.Identifier(service)
+        cursor.execute(sql.SQL("{} ROLE {} LOGIN PASSWORD {}").format(verb, user, sql.Literal(password)))
+        cursor.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(schema))
+        cursor.execute(sql.SQL("ALTER SCHEMA {} OWNER TO {}").format(schema, user))
+        # Sequences and indexes follow their tables.
+        cursor.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", (service,))
+        for (table,) in cursor.fetchall():
+            cursor.execute(sql.SQL("ALTER TABLE {}.{} OWNER TO {}").format(schema, sql.Identifier(table), user))
+    connection.close()
+    return name
+
+
+def main() -> int:
+    """Create the user that the arguments name. Returns the exit code."""
+    service = sys.argv[1] if len(sys.argv) == 2 else ""
+    try:
+        url, password = os.environ["DATABASE_URL"], os.environ["PASSWORD"]
+    except KeyError as error:
+        sys.stderr.write(f"modyn db users: the environment has no {error.args[0]}; set DATABASE_URL and PASSWORD\n")
+        return 1
+    if service not in SERVICES:
+        sys.stderr.write(f"modyn db users: '{service}' is no service; name one of {', '.join(SERVICES)}\n")
+        return 1
+    try:
+        name = create_user(url, service, password)
+    except psycopg2.Error as error:
+        sys.stderr.write(
+            f"modyn db users: the user of {service} cannot be created: {error}; is the URL that of an administrator?\n"
+        )
+        return 1
+    sys.stdout.write(f"{name} owns the schema {service}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,48 @@
+"""The user of one service reaches the schema of this service and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import psycopg2
+import pytest
+from sqlalchemy import make_url
+
+from modyn.config.system import SystemConfig
+from modyn.db.engine import open_database
+from modyn.db.users import create_user
+
+PASSWORDS = ("first password", "it's another")
+
+
+@pytest.fixture
+def limited(postgres_url: str) -> Iterator[Callable[[str], str]]:
+    """Creates the evaluator's user with a password and returns the URL with which it connects."""
+
+    def make(password: str) -> str:
+        name = create_user(postgres_url, "evaluator", password)
+        return make_url(postgres_url).set(username=name, password=password).render_as_string(hide_password=False)
+
+    yield make
+    with closing(psycopg2.connect(postgres_url)) as connection, connection.cursor() as cursor:
+        cursor.execute("DROP OWNED BY modyn_evaluator; DROP ROLE modyn_evaluator")
+        connection.commit()
+
+
+@pytest.mark.parametrize("there_already", [False, True])
+def test_it_owns_one_schema_and_reads_no_other(
+    make_config: Callable[..., SystemConfig], limited: Callable[[str], str], there_already: bool
+) -> None:
+    open_database(make_config(), "supervisor", "modyn.supervisor.migrations").close()
+    if there_already:
+        open_database(make_config(), "evaluator", "modyn.evaluator.migrations").close()
+    for password in PASSWORDS:
+        url = limited(password)
+        open_database(make_config(database_url=url), "evaluator", "modyn.evaluator.migrations").close()
+        with closing(psycopg2.connect(url)) as connection, connection.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM evaluator.alembic_version")
+            for statement in ("SELECT * FROM supervisor.alembic_version", "CREATE SCHEMA mine"):
+                with pytest.raises(psycopg2.errors.InsufficientPrivilege):
+                    cursor.execute(statement)
+                connection.rollback()
