@@ -96,7 +96,7 @@ $(PEERS)/.installed: benchmark/peers.txt $(CONSTRAINTS)
 	@touch $@
 
 docs: setup  ## Write the generated pages again
-	$(BIN)/python -m modyn.reference.pages docs/pipeline.md docs/datasets.md docs/system.md
+	$(BIN)/python -m modyn.reference.pages docs/pipeline.md docs/datasets.md docs/system.md docs/api.md
 
 clean:  ## Remove what builds and tests leave behind
 	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis modyn/proto modyn/_core*.so

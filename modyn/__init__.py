@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from modyn import dataset, errors
     from modyn.client import Client
 
 __version__ = "0.1.0"
-__all__ = ["Client", "__version__"]
+__all__ = ["Client", "__version__", "dataset", "errors"]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> Any:
@@ -17,4 +23,6 @@ def __getattr__(name: str) -> Any:
         from modyn.client import Client
 
         return Client
+    if name in ("dataset", "errors"):
+        return import_module(f"modyn.{name}")
     raise AttributeError(f"module 'modyn' has no attribute '{name}'")

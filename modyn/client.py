@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -16,7 +17,7 @@ from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError, Unava
 from modyn.evaluator.client import EvaluatorClient
 from modyn.local.control import StackStatus, stack_status, start_stack, stop_stack
 from modyn.model_storage.client import ModelStorageClient, StoredModel, StoredModelInfo
-from modyn.records import ModelVersion, RunId
+from modyn.records import ModelVersion, RunId, keys_array
 from modyn.registry import Plugin
 from modyn.rpc.retry import ResumingStream, Retrier, RetryPolicy
 from modyn.selector.client import SelectorClient
@@ -34,7 +35,7 @@ _WATCH_POLICY = RetryPolicy(limit_s=120.0)
 
 
 class Client:
-    """Client of the services of one installation.
+    """Client of the services of one installation. Times in its tables are datetimes of UTC.
 
     Args: config: a SystemConfig, the path of a system file, or nothing for the defaults (embedded services under `.modyn`).
     start: start the embedded services if they do not run.
@@ -114,19 +115,19 @@ class Client:
         pipeline: Path | str,
         mode: RunMode | str = RunMode.EXPERIMENT,
         *,
-        from_timestamp: int | str | None = None,
-        to_timestamp: int | str | None = None,
+        from_timestamp: int | str | dt.datetime | None = None,
+        to_timestamp: int | str | dt.datetime | None = None,
         max_triggers: int | None = None,
         final_trigger: bool = False,
     ) -> Run:
         """Start a run of a pipeline file and return at once; `wait` and `watch` follow it.
 
-        Args: from_timestamp, to_timestamp: only samples in [from, to), seconds since 1970 or an ISO 8601 date. max_triggers: end after so many.
-            final_trigger: train on what is left when the stream ends, although the trigger policy has not fired.
+        Args: from_timestamp, to_timestamp: only samples in [from, to), seconds since 1970, an ISO 8601 date or a datetime.
+        max_triggers: end after so many. final_trigger: train on what is left when the stream ends, although the trigger policy has not fired.
         Raises: ConfigError: every mistake in the file, with its line.
         """
         path = Path(pipeline)
-        options = RunOptions(RunMode(mode), _timestamp(from_timestamp), _timestamp(to_timestamp), max_triggers, final_trigger)
+        options = RunOptions(_mode(mode), _timestamp(from_timestamp), _timestamp(to_timestamp), max_triggers, final_trigger)
         return self.supervisor.submit(read_pipeline(path), str(path), options)
 
     def watch(self, run_id: str, after_seq: int = 0) -> Iterator[RunEvent]:
@@ -178,11 +179,15 @@ class Client:
 
     def triggers(self, run_id: str) -> pd.DataFrame:
         """Return the triggers of a run, one row each."""
-        return self.results(run_id).triggers
+        from modyn.analysis.times import with_times
+
+        return with_times(self.results(run_id).triggers)
 
     def evaluations(self, run_id: str) -> pd.DataFrame:
         """Return the evaluations of a run, one row for each model, interval and metric."""
-        return self.results(run_id).evaluations
+        from modyn.analysis.times import with_times
+
+        return with_times(self.results(run_id).evaluations)
 
     def scores(self, run_id: str) -> pd.DataFrame:
         """Return the pipeline scores of a run, one row for each handler, dataset and metric."""
@@ -230,15 +235,11 @@ class Client:
 
     def delete_samples(self, name: str, keys: Sequence[int]) -> int:
         """Delete the samples with these `keys` from the index, permanently. Returns how many existed."""
-        import numpy as np
-
-        return self.storage.delete_samples(name, np.asarray(keys, np.int64))
+        return self.storage.delete_samples(name, keys_array(keys))
 
     def locate(self, name: str, keys: Sequence[int]) -> pd.DataFrame:
         """Return where the samples with these `keys` lie, one row each: key, path, offset, num_bytes, label, timestamp. Raises NotFoundError."""
-        import numpy as np
-
-        return _table(SamplePlace, self.storage.locate(name, np.asarray(keys, np.int64)))
+        return _table(SamplePlace, self.storage.locate(name, keys_array(keys)))
 
     def problems(self, name: str) -> pd.DataFrame:
         """Return the files of a dataset that were set aside: path, reason, found_at."""
@@ -308,11 +309,13 @@ def _table(kind: type[Any], records: Sequence[Any], without: Sequence[str] = ())
     """Return records as a table with the fields of `kind` as columns, also when there are no rows."""
     import pandas as pd
 
+    from modyn.analysis.times import with_times
+
     shown = [field for field in fields(kind) if field.name not in without]
     rows = [[getattr(record, field.name) for field in shown] for record in records]
     # Numbers that may be missing stay whole numbers.
     whole = {field.name: "Int64" for field in shown if field.type == "int | None"}
-    return pd.DataFrame(rows, columns=[field.name for field in shown]).astype(whole)
+    return with_times(pd.DataFrame(rows, columns=[field.name for field in shown]).astype(whole))
 
 
 def read_pipeline(path: Path) -> str:
@@ -334,8 +337,15 @@ def _writing(path: Path) -> Iterator[None]:
         raise UnavailableError(f"cannot write {path}: {error.strerror or error}; choose another place") from error
 
 
-def _timestamp(value: int | str | None) -> int | None:
+def _mode(value: RunMode | str) -> RunMode:
     try:
-        return None if value is None else parse_timestamp(value)
+        return RunMode(value)
+    except ValueError as error:
+        raise InvalidArgumentError(f"mode {value!r} is not known; allowed are {', '.join(RunMode)}") from error
+
+
+def _timestamp(value: int | str | dt.datetime | None) -> int | None:
+    try:
+        return None if value is None else parse_timestamp(value.isoformat() if isinstance(value, dt.datetime) else value)
     except ValueError as error:
         raise InvalidArgumentError(str(error)) from error

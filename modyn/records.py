@@ -13,6 +13,8 @@ from typing import NewType
 import numpy as np
 import numpy.typing as npt
 
+from modyn.errors import InvalidArgumentError
+
 Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
 LabelArray = npt.NDArray[np.int64] | npt.NDArray[np.float64]
@@ -22,6 +24,20 @@ RunId = NewType("RunId", str)
 
 MIN_TIMESTAMP = -(2**63)
 MAX_TIMESTAMP = 2**63 - 1
+
+
+def keys_array(keys: Sequence[int] | Int64Array) -> Int64Array:
+    """Return sample keys, a list or an array of whole numbers, as int64 (n,). Raises InvalidArgumentError: they are none.
+
+    >>> keys_array([3, 1]).dtype, len(keys_array([]))
+    (dtype('int64'), 0)
+    """
+    array = np.asarray(keys)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise InvalidArgumentError(
+            f"keys are whole numbers in one list or array; this is {array.dtype} of shape {list(array.shape)}"
+        )
+    return array.astype(np.int64, copy=False)
 
 
 class JobState(StrEnum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -61,9 +62,11 @@ def run(
 def ps(json: Json = False) -> None:
     """List all runs."""
     with connect() as client:
-        if json:
-            return print_json(client.runs())
         found = client.supervisor.runs()
+    if json:
+        return print_json(
+            [{name: value for name, value in asdict(run).items() if name not in ("yaml", "pipeline")} for run in found]
+        )
     return print_table(
         ["run", "mode", "state", "samples", "triggers", "submitted", "finished"],
         [

@@ -27,6 +27,10 @@ _HOMES = {
 }
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> object:
     if name in _HOMES:
         module, _, attribute = _HOMES[name].rpartition(".")

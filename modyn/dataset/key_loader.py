@@ -17,7 +17,7 @@ from modyn.dataset.connections import DatasetSource, PayloadReader
 from modyn.dataset.order.plan import BatchSlice, PartitionRead
 from modyn.dataset.reader import BatchReader
 from modyn.errors import InvalidArgumentError
-from modyn.records import Int64Array, KeysAndWeights
+from modyn.records import Int64Array, KeysAndWeights, keys_array
 from modyn.storage.model.samples import OnMissing
 
 KEYS_PER_READ = 16_384
@@ -25,7 +25,7 @@ KEYS_PER_READ = 16_384
 
 
 def load_keys(
-    keys: Int64Array | Iterable[Int64Array],
+    keys: Int64Array | Sequence[int] | Iterable[Int64Array],
     data: DataConfig | Mapping[str, Any],
     batch_size: int = 256,
     *,
@@ -39,7 +39,8 @@ def load_keys(
 ) -> Generator[Batch, None, None]:
     """Batches of any keys, in the order given; without those whose samples are all deleted. Weights are 1.
 
-    Args: keys: int64 (n,), or a stream of such arrays, which a thread pulls ahead of use. data: the `data` section of a pipeline, with the
+    Args: keys: whole numbers, as int64 (n,) or as a list; or a stream of such arrays,
+    which a thread pulls ahead of use. data: the `data` section of a pipeline, with the
     dataset's name. num_threads: batches made in parallel. on_missing: "skip" leaves deleted samples out, "raise" raises NotFoundError.
     identity: of the dataset that the keys are of (`DatasetInfo.identity`); NotFoundError if another is registered under its name; empty: any.
     training: whether random transformations are applied; others that draw random numbers do so from a fixed seed, in the caller's thread.
@@ -59,7 +60,7 @@ def load_keys(
         seed_of=(lambda _, index: index) if config.runs_code else None,
         pin_memory=pin_memory,
     )
-    given = _GivenKeys(iter([keys]) if isinstance(keys, np.ndarray) else iter(keys))
+    given = _GivenKeys(_arrays(keys))
     reads = given.reads(batch_size, max(batch_size, KEYS_PER_READ))
     with ExitStack() as stack:
         if payloads is None:
@@ -70,6 +71,12 @@ def load_keys(
             for batch in batches:
                 if len(batch):
                     yield batch
+
+
+def _arrays(keys: Int64Array | Sequence[int] | Iterable[Int64Array]) -> Iterator[Int64Array]:
+    """The keys as a stream of arrays. Raises InvalidArgumentError: they are not whole numbers."""
+    is_one = isinstance(keys, np.ndarray) or (isinstance(keys, Sequence) and all(np.ndim(key) == 0 for key in keys))
+    return map(keys_array, [keys] if is_one else keys)
 
 
 class _GivenKeys:

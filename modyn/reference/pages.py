@@ -12,6 +12,7 @@ from pathlib import Path
 
 from modyn.config.security import SecurityConfig
 from modyn.config.system import SERVICES, DatasetConfig, LogsConfig, ServiceConfig, SystemConfig
+from modyn.reference.api import api_reference
 from modyn.reference.explain import sentence, tables
 from modyn.reference.schema import JsonSchema, of_model, one_of, pipeline_json_schema, policies
 from modyn.storage.formats import REGISTRY
@@ -64,6 +65,7 @@ _BLOCKS: dict[str, Callable[[], Iterator[str]]] = {
     "dataset": lambda: tables(of_model(DatasetConfig), "###", ""),
     "formats": lambda: tables(one_of(policies(REGISTRY, plugins=False), "file_wrapper"), "###", "file_wrapper_config"),
     "system": _system,
+    "api": api_reference,
 }
 
 if __name__ == "__main__":

@@ -29,8 +29,10 @@ def _never_raising(min_level: int) -> type[Any]:
 
 
 if not structlog.is_configured():
-    # Scripts and notebooks configure nothing, and their standard output is their own.
-    structlog.configure(wrapper_class=_never_raising(logging.NOTSET), logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
+    # Scripts and notebooks configure nothing: their standard output is their own, and what goes well is not worth a line in it.
+    structlog.configure(
+        wrapper_class=_never_raising(logging.WARNING), logger_factory=lambda *_: structlog.PrintLogger(sys.stderr)
+    )
 
 
 def configure_logs(service: str, level: str = "info") -> None:

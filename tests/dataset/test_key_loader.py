@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from modyn.dataset.config import DataConfig, RecordLayout
 from modyn.dataset.connections import PayloadReader
 from modyn.dataset.key_loader import KEYS_PER_READ, load_keys
-from modyn.errors import NotFoundError
+from modyn.errors import InvalidArgumentError, NotFoundError
 from modyn.records import Int64Array
 from tests.support.fake_dataset import FakeTriggerSet
 
@@ -52,6 +52,14 @@ def test_a_long_array_is_asked_for_in_parts() -> None:
     assert [len(batch) for batch in batches] == [6000] * 5 + [2778]
     assert sum(asked) == num_keys
     assert max(asked) <= KEYS_PER_READ
+
+
+def test_a_list_of_keys() -> None:
+    (batch,) = load_keys([3, 1, 2], DATA, payloads=payload_client())
+    assert batch.keys.tolist() == [3, 1, 2]
+    assert list(load_keys([], DATA, payloads=payload_client())) == []
+    with pytest.raises(InvalidArgumentError, match="keys are whole numbers"):
+        list(load_keys([0.5], DATA, payloads=payload_client()))  # type: ignore[arg-type]
 
 
 def test_deleted_samples() -> None:

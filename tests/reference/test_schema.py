@@ -173,7 +173,7 @@ def test_every_field_says_what_it_means(schema: JsonSchema) -> None:
     assert silent == []
 
 
-@pytest.mark.parametrize(("page", "blocks"), [("pipeline", 1), ("datasets", 2), ("system", 1)])
+@pytest.mark.parametrize(("page", "blocks"), [("pipeline", 1), ("datasets", 2), ("system", 1), ("api", 1)])
 def test_the_generated_blocks_of_the_pages_are_up_to_date(page: str, blocks: int) -> None:
     written = (ROOT / "docs" / f"{page}.md").read_text()
     assert written.count("<!-- generated: ") == written.count("<!-- end -->") == blocks

@@ -36,7 +36,8 @@ def test_lines_are_json_with_service_and_ids() -> None:
 
 
 def test_the_output_of_a_script_is_its_own() -> None:
-    program = 'from modyn.rpc.logs import get_logger; get_logger("files").info("found", n=1)'
+    program = 'from modyn.rpc.logs import get_logger; get_logger("files").warning("found", n=1); get_logger("files").info("well")'
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == ""
     assert "found" in done.stderr
+    assert "well" not in done.stderr, "an iteration that goes well is not worth a line"

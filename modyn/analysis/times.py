@@ -1,0 +1,46 @@
+"""Times of tables as datetimes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import pandas as pd
+
+_TIMES: Final = (
+    *(
+        "first_timestamp",
+        "last_timestamp",
+        "min_timestamp",
+        "max_timestamp",
+        "from_timestamp",
+        "to_timestamp",
+        "timestamp",
+        "fired_at",
+    ),
+    *("submitted_at", "created_at", "started_at", "finished_at", "found_at", "start", "end", "anchor"),
+)
+"""Columns that are seconds since 1970."""
+_CALENDAR: Final = (-62_135_596_800, 253_402_300_799)
+"""The years 1 to 9999, which datetimes of Python know."""
+
+
+def with_times(table: pd.DataFrame) -> pd.DataFrame:
+    """Return `table` with its times as datetimes of UTC, NaT where there is none.
+
+    Whole seconds, milliseconds where they have fractions. A column with a time beyond the years 1 to 9999 keeps its seconds since 1970.
+    """
+    found = {name: _datetimes(table[name]) for name in _TIMES if name in table}
+    return table.assign(**{name: column for name, column in found.items() if column is not None})
+
+
+def _datetimes(column: pd.Series[float]) -> pd.Series[pd.Timestamp] | None:
+    known = column.notna().to_numpy()
+    seconds = column[known]
+    if len(seconds) and not _CALENDAR[0] <= min(seconds) <= max(seconds) <= _CALENDAR[1]:
+        return None
+    whole = all(float(value).is_integer() for value in seconds)
+    unit, factor = ("s", 1) if whole else ("ms", 1000)
+    values = np.full(len(column), np.iinfo(np.int64).min)  # NaT
+    values[known] = [round(value * factor) for value in seconds]
+    return pd.Series(values.view(f"datetime64[{unit}]"), index=column.index).dt.tz_localize("UTC")

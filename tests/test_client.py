@@ -1,0 +1,37 @@
+"""What a notebook sees of the package before any service runs."""
+
+from __future__ import annotations
+
+import datetime as dt
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import modyn
+from modyn.config.system import SystemConfig
+from modyn.errors import InvalidArgumentError
+
+
+def test_names_complete() -> None:
+    assert {"Client", "dataset", "errors"} <= set(dir(modyn))
+    assert {"Batch", "OnlineDataset", "load_keys"} <= set(dir(modyn.dataset))
+    assert modyn.errors.NotFoundError.reason == "NOT_FOUND"
+
+
+def test_the_package_imports_neither_torch_nor_pandas() -> None:
+    code = "import modyn, sys; dir(modyn); print({'torch', 'pandas'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+def test_wrong_arguments_are_errors_of_modyn(tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text("pipeline: {name: p}")
+    with modyn.Client(SystemConfig(state_dir=tmp_path)) as client:
+        with pytest.raises(InvalidArgumentError, match="mode 'live' is not known; allowed are experiment, production"):
+            client.run(tmp_path / "p.yaml", "live")
+        with pytest.raises(InvalidArgumentError, match="'soon' is not a timestamp"):
+            client.run(tmp_path / "p.yaml", from_timestamp="soon", to_timestamp=dt.datetime(2026, 1, 1, tzinfo=dt.UTC))
+        for keys in (["a"], [0.5], [[1], [2]]):
+            with pytest.raises(InvalidArgumentError, match="keys are whole numbers"):
+                client.delete_samples("d", keys)  # type: ignore[arg-type]
