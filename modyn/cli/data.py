@@ -44,7 +44,7 @@ def register(
         str,
         typer.Option(
             help="Where a sample's time stands: '' (modification time of its file), name:REGEX (group 1 in the file's name), "
-            "column:N (of a CSV row), column:NAME (of a Parquet row), field:OFFSET[:SIZE] (of a binary record), field:NAME (of a JSON "
+            "column:N (of a CSV row), column:NAME (of a Parquet or CSV row), field:OFFSET[:SIZE] (of a binary record), field:NAME (of a JSON "
             "object)."
         ),
     ] = "",

@@ -56,6 +56,8 @@ class FormatConfig(Section):
 
     label_type: Literal["int", "float"] = "int"
     """Labels are whole numbers (int64) or fractions (float64)."""
+    timestamp_format: str = ""
+    """How the time in the names of files is written, as strptime of Python reads it, e.g. %Y%m%d_%H%M%S. Empty: ISO 8601 or whole seconds."""
 
 
 class FileFormat(ABC):
@@ -78,7 +80,7 @@ class FileFormat(ABC):
     def __init__(self, config: FormatConfig, timestamp_source: str = "") -> None:
         """Parse the timestamp_source. Raises ConfigError if it is not known or belongs to other formats."""
         self.config = config
-        self.name_pattern = name_pattern(timestamp_source)
+        self.name_pattern = name_pattern(timestamp_source, config.timestamp_format)
         """What finds the time in the name of a file, if it stands there."""
         place, allowed = self.row_times
         self.time_place = re.fullmatch(place, timestamp_source)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import codecs
+import csv
+import io
 import os
 from collections.abc import Iterator
 from typing import ClassVar
@@ -10,6 +12,8 @@ from typing import ClassVar
 from pydantic import Field, field_validator, model_validator
 
 from modyn import _core
+from modyn.errors import DataError
+from modyn.registry import nearest
 from modyn.storage.files.local import reading
 from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume
 from modyn.storage.model.samples import IndexedSamples
@@ -22,10 +26,12 @@ class CsvConfig(FormatConfig):
     """Character between columns."""
     quote: str = Field(default='"', max_length=1)
     """Fields that begin with it may hold separators and line breaks; doubled, it means itself. Empty: no quoting."""
-    label_index: int = Field(ge=0)
-    """Column of the label, from 0."""
+    label_index: int | None = Field(None, ge=0)
+    """Column of the label, from 0; or else label_column."""
+    label_column: str | None = Field(None, min_length=1)
+    """Column of the label by the name that the first line gives it."""
     ignore_first_line: bool = False
-    """The first line names the columns."""
+    """The first line names the columns. So it does where one is chosen by its name."""
     encoding: str = "utf-8"
     """Encoding of the file and of the payloads, in which ASCII characters are single bytes, and no part of other characters."""
     file_extension: str = ".csv"
@@ -43,6 +49,12 @@ class CsvConfig(FormatConfig):
         return encoding
 
     @model_validator(mode="after")
+    def _one_label(self) -> CsvConfig:
+        if (self.label_index is None) == (self.label_column is None):
+            raise ValueError("label_index or label_column is required, and not both: the column of the label")
+        return self
+
+    @model_validator(mode="after")
     def _characters(self) -> CsvConfig:
         for name, character in (("separator", self.separator), ("quote", self.quote)):
             if not character.isascii() or character in {"\n", "\r"}:
@@ -58,7 +70,7 @@ class CsvFormat(FileFormat):
     Config: ClassVar[type[CsvConfig]] = CsvConfig
     config: CsvConfig
     can_grow = True
-    row_times = (r"column:(\d+)", "a CsvFileWrapper allows '', 'name:REGEX', 'column:N'")
+    row_times = (r"column:(.+)", "a CsvFileWrapper allows '', 'name:REGEX', 'column:N', 'column:NAME'")
 
     def row_begin(self, offset: int) -> int:
         """The payload is the whole row."""
@@ -69,6 +81,10 @@ class CsvFormat(FileFormat):
         with reading(path):
             shared_timestamp = self.file_time(path, os.stat(path).st_mtime_ns)
         config = self.config
+        time = self.time_place[1] if self.time_place else None
+        columns: list[str] = []
+        if config.label_column is not None or (time is not None and not time.isdigit()):
+            columns = self._header(path)
         indexer = _core.CsvIndexer(
             path,
             roots=self.roots,
@@ -76,16 +92,43 @@ class CsvFormat(FileFormat):
             first_row=resume.num_samples if resume else 0,
             separator=config.separator,
             quote=config.quote,
-            label_column=config.label_index,
+            label_column=_position(path, columns, config.label_column) if config.label_index is None else config.label_index,
             float_labels=self.float_labels,
-            timestamp_column=int(self.time_place[1]) if self.time_place else -1,
-            skip_first_line=config.ignore_first_line,
+            timestamp_column=-1 if time is None else int(time) if time.isdigit() else _position(path, columns, time),
+            skip_first_line=config.ignore_first_line or bool(columns),
         )
         while (rows := indexer.next(self.chunk_rows)) is not None:
             offsets, lengths, labels, timestamps = rows
             times = timestamps if shared_timestamp is None else shared_timestamp
             assert times is not None, "rows have a time each or share one"
             yield IndexedSamples(offsets, lengths, labels, times, indexer.position)
+
+    def _header(self, path: str) -> list[str]:
+        """The names of the columns in the first line. Raises: DataError: there is none."""
+        quote = self.config.quote
+        with reading(path), self.open(path) as file:
+            text = io.TextIOWrapper(file, self.config.encoding, newline="")
+            try:
+                rows = csv.reader(
+                    text,
+                    delimiter=self.config.separator,
+                    quotechar=quote or None,
+                    quoting=csv.QUOTE_MINIMAL if quote else csv.QUOTE_NONE,
+                )
+                found = next(rows, [])
+            except (csv.Error, UnicodeError) as error:
+                raise DataError(f"the first line of {path} does not name its columns: {error}; correct it") from error
+        found = [name.removeprefix("\ufeff").strip() for name in found]
+        if not any(found):
+            raise DataError(f"the first line of {path} does not name its columns; write it, or give the columns by number")
+        return found
+
+
+def _position(path: str, columns: list[str], name: str | None) -> int:
+    if columns.count(name or "") != 1:
+        what = "named twice;" if name in columns else f"not there{nearest(name or '', columns) or '.'}"
+        raise DataError(f"the column '{name}' of {path} is {what} The first line names: {', '.join(columns[:50])}")
+    return columns.index(name or "")
 
 
 def _is_ascii_superset(encoding: str) -> bool:

@@ -4,7 +4,7 @@
 |---|---|
 | `` | modification time of the file, whole seconds |
 | `name:REGEX` | group 1 of REGEX, found (RE2) in the file's name: ISO 8601, or whole seconds if all digits; `(?P<date>...)` is always ISO 8601 |
-| `column:N` | column N (from 0) of a CSV row: whole seconds or ISO 8601 |
+| `column:N`, `column:NAME` | column N (from 0) of a CSV row, or the one that the first line names so: whole seconds or ISO 8601 |
 | `column:NAME` | column NAME of a Parquet row: whole seconds, ISO 8601, a date or a timestamp |
 | `field:OFFSET` or `field:OFFSET:SIZE` | signed integer of SIZE (default 8) bytes at byte OFFSET of a binary record: seconds |
 | `field:NAME` or `field:OUTER.INNER` | field of a JSON object: whole seconds or ISO 8601 |
@@ -41,6 +41,8 @@ class NamePattern:
     regex: str
     time_group: int = 1
     date_group: int = 0
+    time_format: str = ""
+    """For `strptime`; empty: whole seconds or ISO 8601."""
 
     def times(self, paths: Sequence[str]) -> list[int | DataError]:
         """Return the time in the name of each of `paths`, in seconds since 1970, or why there is none."""
@@ -64,6 +66,8 @@ class NamePattern:
             return DataError(
                 f"the name of {path} holds no time: '{self.regex}' does not match '{name}'; rename it or change timestamp_source"
             )
+        if self.time_format:
+            return self._formatted(path, date or text)
         try:
             seconds = int(text) if not date and re.fullmatch(r"-?[0-9]{1,30}", text) else iso_seconds(date or text)
         except ValueError:
@@ -74,9 +78,26 @@ class NamePattern:
             return DataError(f"the time in the name of {path} is not within int64 seconds: {seconds}; rename the file")
         return seconds
 
+    def _formatted(self, path: str, text: str) -> int | DataError:
+        try:
+            return _seconds(datetime.strptime(text, self.time_format))
+        except ValueError:
+            return DataError(
+                f"the name of {path} holds no time: '{text}' is not written as timestamp_format '{self.time_format}'; rename the file, or "
+                "correct timestamp_format"
+            )
 
-def name_pattern(source: str) -> NamePattern | None:
-    """The REGEX of a `timestamp_source`; None if the time is not in the file's name. Raises: ConfigError: the source is none of the above."""
+
+def name_pattern(source: str, time_format: str = "") -> NamePattern | None:
+    """The REGEX of a `timestamp_source`; None if the time is not in the file's name.
+
+    Args: time_format: how the time in the name is written, for `strptime`; empty: whole seconds or ISO 8601.
+    Raises: ConfigError: the source is none of the above, or the format is not one.
+    """
+    if time_format and not source.startswith("name:"):
+        raise ConfigError(f"timestamp_format is for times in names of files; timestamp_source is '{source}', not 'name:REGEX'")
+    if time_format:
+        _check_format(time_format)
     if not _KNOWN.fullmatch(source):
         raise ConfigError(f"timestamp_source '{source}' is not known; {_SOURCES}")
     if not source.startswith("name:"):
@@ -102,7 +123,19 @@ def name_pattern(source: str) -> NamePattern | None:
         )
     if max(pattern.groupindex.get("date", 0), 1) > 9:
         raise ConfigError(f"timestamp_source '{source}': the group (?P<date>...) is not one of the first nine")
-    return NamePattern(regex, 1, pattern.groupindex.get("date", 0))
+    return NamePattern(regex, 1, pattern.groupindex.get("date", 0), time_format)
+
+
+def _check_format(time_format: str) -> None:
+    example = datetime(2001, 2, 3, tzinfo=UTC)
+    try:
+        found = _seconds(datetime.strptime(example.strftime(time_format), time_format))
+    except ValueError as error:
+        raise ConfigError(
+            f"timestamp_format '{time_format}' is not one that strptime knows: {error}; write for example %Y%m%d_%H%M%S"
+        ) from error
+    if found != _seconds(example):
+        raise ConfigError(f"timestamp_format '{time_format}' leaves out year, month or day; write for example %Y%m%d_%H%M%S")
 
 
 def out_of_range(path: str) -> DataError:
@@ -119,5 +152,8 @@ def iso_seconds(text: str) -> int:
     >>> iso_seconds("1970-01-02"), iso_seconds("1970-01-01T01:00:00.5+01:00"), iso_seconds("1969-12-31T23:59:59.5")
     (86400, 0, -1)
     """
-    moment = datetime.fromisoformat(text)
+    return _seconds(datetime.fromisoformat(text))
+
+
+def _seconds(moment: datetime) -> int:
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() // 1)

@@ -221,3 +221,47 @@ def test_chunks_together_are_the_file(tmp_path: Path) -> None:
 def test_wrong_options_are_refused(config: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         build_format("CsvFileWrapper", {"label_index": 0, **config})
+
+
+@pytest.mark.parametrize("header", ["id,time,label\n", '"id","time","label"\r\n', "\ufeffid, time ,label\n"])
+def test_columns_may_be_chosen_by_name(tmp_path: Path, header: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(header + "x,1970-01-02,7\ny,5,-1\n", newline="")
+    format_ = build_format("CsvFileWrapper", {"label_column": "label"}, "column:time")
+    (chunk,) = format_.index(str(path))
+    assert chunk.labels.tolist() == [7, -1]
+    assert np.asarray(chunk.timestamps).tolist() == [86_400, 5]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            "id,tme,label\n1,2,3\n",
+            r"the column 'time' of .*a\.csv is not there, did you mean 'tme'\? The first line names: id, tme, label",
+        ),
+        ("time,time,label\n1,2,3\n", "the column 'time' of .* is named twice; The first line names"),
+        ("", "the first line of .*a.csv does not name its columns"),
+    ],
+)
+def test_a_column_that_the_first_line_does_not_name(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "a.csv").write_text(content)
+    with pytest.raises(DataError, match=message):
+        list(build_format("CsvFileWrapper", {"label_column": "label"}, "column:time").index(str(tmp_path / "a.csv")))
+
+
+@pytest.mark.parametrize("config", [{}, {"label_index": 0, "label_column": "label"}])
+def test_the_column_of_the_label_is_given_once(config: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="label_index or label_column is required, and not both"):
+        build_format("CsvFileWrapper", config)
+
+
+def test_rows_that_are_appended_follow_the_same_header(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("id,label\nx,1\n")
+    format_ = build_format("CsvFileWrapper", {"label_column": "label"})
+    (chunk,) = format_.index(str(path))
+    with path.open("a") as file:
+        file.write("y,2\n")
+    (more,) = format_.index(str(path), FormatResume(chunk.end, 1, ""))
+    assert more.labels.tolist() == [2]

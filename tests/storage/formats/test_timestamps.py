@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from modyn.errors import ConfigError
+from modyn.errors import ConfigError, DataError
 from modyn.storage.formats import build_format
 from modyn.storage.formats.timestamps import name_pattern
 
@@ -15,7 +15,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "ParquetFileWrapper": {"payload_columns": ["x"], "label_column": "y"},
     "TarFileWrapper": {"payload_extension": "jpg", "label_extension": "json", "label_field": "y"},
 }
-PLACES = {"field:4": ["Binary"], "column:1": ["Csv"], "column:time": ["Parquet"], "field:time": ["JsonLines", "Tar"]}
+PLACES = {"field:4": ["Binary"], "column:1": ["Csv"], "column:time": ["Csv", "Parquet"], "field:time": ["JsonLines", "Tar"]}
 
 
 @pytest.mark.parametrize("wrapper", OPTIONS)
@@ -62,3 +62,28 @@ def test_a_pattern_that_backtracks_takes_no_time() -> None:
 def test_a_pattern_that_cannot_be_searched_in_bounded_time_is_refused(regex: str) -> None:
     with pytest.raises(ConfigError, match="RE2|at most 1000"):
         name_pattern(f"name:{regex}")
+
+
+def test_a_time_in_a_name_may_have_a_format_of_its_own() -> None:
+    pattern = name_pattern(r"name:cam_(.+)\.png", "%d%b%Y_%Hh%M")
+    assert pattern is not None
+    good, bad = pattern.times(["/x/cam_02Jan1970_01h00.png", "/x/cam_1970-01-02.png"])
+    assert good == 90_000
+    assert isinstance(bad, DataError)
+    assert "'1970-01-02' is not written as timestamp_format '%d%b%Y_%Hh%M'" in bad.message
+    zoned = name_pattern(r"name:(.+)", "%Y%m%dT%H%M%S%z")
+    assert zoned is not None
+    assert zoned.times(["19700101T010000+0100"]) == [0]
+
+
+@pytest.mark.parametrize(
+    ("source", "time_format", "message"),
+    [
+        ("", "%Y%m%d", "timestamp_format is for times in names of files"),
+        ("name:(.+)", "%Q", "is not one that strptime knows"),
+        ("name:(.+)", "%H%M", "leaves out year, month or day"),
+    ],
+)
+def test_wrong_formats_are_refused(source: str, time_format: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        name_pattern(source, time_format)
