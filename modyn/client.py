@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import cached_property
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from modyn.config.base import Problem
 from modyn.config.durations import parse_timestamp
+from modyn.config.overrides import override
 from modyn.config.system import DatasetConfig, SystemConfig, load_system_config
 from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError, UnavailableError
 from modyn.evaluator.client import EvaluatorClient
@@ -112,23 +113,28 @@ class Client:
 
     def run(
         self,
-        pipeline: Path | str,
+        pipeline: Path | str | Mapping[str, Any],
         mode: RunMode | str = RunMode.EXPERIMENT,
         *,
         from_timestamp: int | str | dt.datetime | None = None,
         to_timestamp: int | str | dt.datetime | None = None,
         max_triggers: int | None = None,
         final_trigger: bool = False,
+        settings: Sequence[str] = (),
     ) -> Run:
-        """Start a run of a pipeline file and return at once; `wait` and `watch` follow it.
+        """Start a run of a pipeline and return at once; `wait` and `watch` follow it.
 
-        Args: from_timestamp, to_timestamp: only samples in [from, to), seconds since 1970, an ISO 8601 date or a datetime.
+        Args: pipeline: the path of its file, or what stands in it. settings: values that are set for this run, which keeps them, e.g.
+        `training.batch_size=64`. from_timestamp, to_timestamp: only samples in [from, to), seconds since 1970, an ISO 8601 date or a datetime.
         max_triggers: end after so many. final_trigger: train on what is left when the stream ends, although the trigger policy has not fired.
         Raises: ConfigError: every mistake in the file, with its line.
         """
-        path = Path(pipeline)
+        if isinstance(pipeline, Mapping):
+            text, file_name = _yaml_of(pipeline), "pipeline"
+        else:
+            text, file_name = read_pipeline(Path(pipeline)), str(pipeline)
         options = RunOptions(_mode(mode), _timestamp(from_timestamp), _timestamp(to_timestamp), max_triggers, final_trigger)
-        return self.supervisor.submit(read_pipeline(path), str(path), options)
+        return self.supervisor.submit(override(text, file_name, settings), file_name, options)
 
     def watch(self, run_id: str, after_seq: int = 0) -> Iterator[RunEvent]:
         """Yield the events of a run until it is terminal; reconnects if the supervisor restarts.
@@ -326,6 +332,17 @@ def read_pipeline(path: Path) -> str:
         raise NotFoundError(f"there is no pipeline file {path}; give the path of a YAML file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the pipeline file {path}: {error}") from error
+
+
+def _yaml_of(pipeline: Mapping[str, Any]) -> str:
+    import yaml
+
+    try:
+        return yaml.safe_dump(dict(pipeline), sort_keys=False, allow_unicode=True)
+    except yaml.YAMLError as error:
+        raise InvalidArgumentError(
+            f"a pipeline is made of dictionaries, lists, text, numbers, true, false and None: {error}"
+        ) from error
 
 
 @contextmanager

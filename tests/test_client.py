@@ -32,6 +32,8 @@ def test_wrong_arguments_are_errors_of_modyn(tmp_path: Path) -> None:
             client.run(tmp_path / "p.yaml", "live")
         with pytest.raises(InvalidArgumentError, match="'soon' is not a timestamp"):
             client.run(tmp_path / "p.yaml", from_timestamp="soon", to_timestamp=dt.datetime(2026, 1, 1, tzinfo=dt.UTC))
+        with pytest.raises(InvalidArgumentError, match="a pipeline is made of dictionaries"):
+            client.run({"pipeline": {"name": object()}})
         for keys in (["a"], [0.5], [[1], [2]]):
             with pytest.raises(InvalidArgumentError, match="keys are whole numbers"):
                 client.delete_samples("d", keys)  # type: ignore[arg-type]

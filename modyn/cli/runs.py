@@ -34,6 +34,12 @@ def run(
     final_trigger: Annotated[
         bool, typer.Option("--final-trigger", help="Train on the samples that are left when the stream ends.")
     ] = False,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="Set a value for this run: PATH=VALUE, e.g. training.batch_size=64. Repeatable; the run keeps it."
+        ),
+    ] = None,
     detach: Detach = False,
     report_file: Annotated[
         Path | None, typer.Option("--report", help="Write the HTML report here when the run has ended.")
@@ -41,16 +47,24 @@ def run(
 ) -> None:
     """Run a pipeline and watch it. Services start by themselves. Ctrl-C asks whether to detach; a second one stops the run."""
     from modyn.client import read_pipeline
+    from modyn.config.overrides import override
     from modyn.config.pipeline import load_pipeline
 
     if report_file is not None and not report_file.absolute().parent.is_dir():
         raise typer.BadParameter(f"there is no folder {report_file.parent}; make it first", param_hint="--report")
     mode = "production" if production else "experiment"
     if not services_run():
-        load_pipeline(read_pipeline(file), str(file))  # A typo is reported before any service is started.
+        # A typo is reported before any service is started.
+        load_pipeline(override(read_pipeline(file), str(file), settings or ()), str(file))
     with connect(start=True) as client:
         submitted = client.run(
-            file, mode, from_timestamp=from_, to_timestamp=to, max_triggers=max_triggers, final_trigger=final_trigger
+            file,
+            mode,
+            from_timestamp=from_,
+            to_timestamp=to,
+            max_triggers=max_triggers,
+            final_trigger=final_trigger,
+            settings=settings or (),
         )
         say(f"run {submitted.run_id} is submitted in {mode} mode")
         if detach:
@@ -59,18 +73,41 @@ def run(
         _follow_to_the_end(client, submitted.run_id, report_file)
 
 
-def ps(json: Json = False) -> None:
-    """List all runs."""
+def ps(
+    pipeline: Annotated[
+        list[str] | None, typer.Option("--pipeline", "-p", help="Only runs of this pipeline; repeatable.")
+    ] = None,
+    state: Annotated[
+        list[str] | None, typer.Option("--state", "-s", help="Only runs in this state, e.g. running; repeatable.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List all runs, or those of pipelines and in states."""
+    from modyn.supervisor.client import RunState
+
+    for name in state or ():
+        if name not in list(RunState):
+            raise typer.BadParameter(f"'{name}' is no state; allowed are {', '.join(RunState)}", param_hint="--state")
     with connect() as client:
         found = client.supervisor.runs()
+    found = [run for run in found if (not pipeline or run.pipeline_name in pipeline) and (not state or run.state in state)]
     if json:
         return print_json(
             [{name: value for name, value in asdict(run).items() if name not in ("yaml", "pipeline")} for run in found]
         )
     return print_table(
-        ["run", "mode", "state", "samples", "triggers", "submitted", "finished"],
+        ["run", "pipeline", "mode", "state", "samples", "triggers", "submitted", "finished"],
         [
-            [r.run_id, r.mode.value, r.state.value, r.num_samples, r.num_triggers, clock(r.submitted_at), clock(r.finished_at)]
+            [
+                r.run_id,
+                r.pipeline_name,
+                r.mode.value,
+                r.state.value,
+                r.num_samples,
+                r.num_triggers,
+                clock(r.submitted_at),
+                clock(r.finished_at),
+            ]
             for r in found
         ],
         empty="no runs yet; `modyn run pipeline.yaml` starts one",

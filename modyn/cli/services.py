@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from modyn.cli.context import Json, client_of_this_machine, connect, is_embedded, say, start_services, system_config
-from modyn.cli.output import print_json, print_table
+from modyn.cli.output import print_json, print_table, printable
 
 if TYPE_CHECKING:
     from modyn.config.system import SystemConfig
@@ -156,12 +156,36 @@ def _print_logs(find: Find, lines: int, follow: bool, json: bool) -> None:
             lines_of = readers.setdefault(path, LogReader(path)).lines()
             found = [line for line in lines_of if about is None or about.search(line)]
             for line in found if last is None else found[max(0, len(found) - last) :]:
-                sys.stdout.write((_as_json(part, line) if json else f"{part}: {line}" if named else line) + "\n")
+                text = _as_json(part, line) if json else printable(f"{part}: {readable(line)}" if named else readable(line))
+                sys.stdout.write(text + "\n")
         if not follow:
             return
         sys.stdout.flush()
         time.sleep(0.3)
         last = None
+
+
+def readable(line: str) -> str:
+    """Return a line of JSON as time, level, event and values, an exception below it; other lines as they are.
+
+    >>> readable('{"timestamp": "2026-01-02T03:04:05.678Z", "level": "info", "event": "trained", "service": "s", "n": 1, "why": "a b"}')
+    "2026-01-02 03:04:05  info     trained  n=1 why='a b'"
+    """
+    try:
+        values = json_module.loads(line)
+    except ValueError:
+        return line
+    if not isinstance(values, dict) or "event" not in values:
+        return line
+    time_of_day = str(values.pop("timestamp", "")).replace("T", " ").partition(".")[0]
+    level, event, exception = (str(values.pop(name, "")) for name in ("level", "event", "exception"))
+    values.pop("service", None)
+    shown = " ".join(
+        f"{key}={value if isinstance(value, str) and value and ' ' not in value else repr(value)}"
+        for key, value in values.items()
+    )
+    head = "  ".join(filter(None, [time_of_day, level and f"{level:<7}", event, shown]))
+    return f"{head}\n{exception.rstrip()}" if exception else head
 
 
 def _as_json(part: str, line: str) -> str:

@@ -46,7 +46,7 @@ def test_lines_come_as_they_are_or_as_json(tmp_path: Path, capsys: pytest.Captur
     logs = {service: ("storage", _mention("r-1")), worker: ("training-0", None)}
     _print_logs(lambda: logs, lines=5, follow=False, json=False)
     assert capsys.readouterr().out.splitlines() == [
-        'storage: {"event": "r-1"}', "storage: r-1 in words", "training-0: one", "training-0: two",
+        "storage: r-1", "storage: r-1 in words", "training-0: one", "training-0: two",
     ]  # fmt: skip
     _print_logs(lambda: logs, lines=1, follow=False, json=True)
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [

@@ -1,0 +1,64 @@
+"""Values of a pipeline file that are set for one run: `training.batch_size=64`."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from modyn.config.yaml_source import load_yaml
+from modyn.errors import InvalidArgumentError
+
+
+def override(text: str, file_name: str, settings: Sequence[str]) -> str:
+    """Return the text of a pipeline file with `settings`, each `PATH=VALUE` with a dotted path and YAML as value; comments are kept.
+
+    Sections on the way are made where they are missing; whether the result is valid is found when it is checked.
+
+    >>> override("training: {batch_size: 4}", "p.yaml", ["training.batch_size=64", "training.optimizers=[]"])
+    'training: {batch_size: 64, optimizers: []}\\n'
+
+    Raises: InvalidArgumentError: a setting is none, or its path leads through a value. ConfigError: `text` or a value is not YAML.
+    """
+    if not settings:
+        return text
+    load_yaml(text, file_name)  # Refuses what is not plain data.
+    yaml = YAML(typ="rt", pure=True)
+    yaml.width = 10_000
+    data = yaml.load(text)
+    for setting in settings:
+        path, separator, value = setting.partition("=")
+        if not separator or not all(path.strip().split(".")):
+            raise InvalidArgumentError(f"'{setting}' is not a setting; write PATH=VALUE, for example training.batch_size=64")
+        _set(data, path.strip().split("."), load_yaml(f"value: {value}", f"--set {setting}").data["value"], setting)
+    out = io.StringIO()
+    yaml.dump(data, out)
+    return out.getvalue()
+
+
+def _set(data: Any, path: Sequence[str], value: object, setting: str) -> None:
+    *parents, last = path
+    for name in parents:
+        data = (
+            data[_index(data, name, setting)]
+            if isinstance(data, list)
+            else data.setdefault(name, {})
+            if isinstance(data, dict)
+            else None
+        )
+    if isinstance(data, list):
+        data[_index(data, last, setting)] = value
+    elif isinstance(data, dict):
+        data[last] = value
+    else:
+        raise InvalidArgumentError(f"'{setting}' leads through a value that has no fields; correct the path")
+
+
+def _index(data: Sequence[object], name: str, setting: str) -> int:
+    if not name.isdecimal() or int(name) >= len(data):
+        raise InvalidArgumentError(
+            f"'{setting}': '{name}' is not the number of an item; the list has {len(data)}, counted from 0"
+        )
+    return int(name)
