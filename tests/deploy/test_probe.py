@@ -28,13 +28,19 @@ def free_port() -> int:
 def system_file(tmp_path: Path) -> Path:
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
-    secrets = tmp_path / "secrets"
-    secrets.mkdir()
-    subprocess.run([str(ROOT / "deploy" / "make-secrets.sh"), str(secrets), "storage"], check=True, capture_output=True)
-    security = {"tls_cert": "server.crt", "tls_key": "server.key", "tls_ca": "ca.crt", "token_file": "token"}
+    command = [str(ROOT / "deploy" / "make-secrets.sh"), str(tmp_path / "groups"), "services:admin:storage"]
+    subprocess.run(command, check=True, capture_output=True)
+    secrets = tmp_path / "groups" / "services"
+    files = {
+        "tls_cert": "server.crt",
+        "tls_key": "server.key",
+        "tls_ca": "ca.crt",
+        "token_file": "token",
+        "accepted_file": "accepted",
+    }
     values = {
         "state_dir": str(tmp_path / "state"),
-        "security": {field: str(secrets / name) for field, name in security.items()},
+        "security": {field: str(secrets / name) for field, name in files.items()},
         "selector": {"address": f"localhost:{free_port()}"},
     }
     path = tmp_path / "modyn.yaml"
