@@ -228,7 +228,7 @@ class Selector:
             raise CorruptStateError(
                 f"the trigger set {path} is missing; restore it from a backup, or delete run '{run_id}' and start it anew"
             )
-        found = TriggerSet(path)
+        found = TriggerSet(path, self._log(run))
         if (found.header.keys_sha256, found.header.partition_size) != (info.keys_checksum, info.partition_size):
             raise CorruptStateError(
                 f"the trigger set {path} is not the one of trigger {trigger_id} of run '{run_id}'; restore the right one"

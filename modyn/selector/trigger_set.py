@@ -1,6 +1,7 @@
 """A trigger set: which may come next, and its file, immutable and columnar, written whole or not at all, mapped for reading.
 
-Columns: the keys as int64, the weights as float32. Partition p holds positions [p·size, (p+1)·size).
+Columns: the keys as int64, the weights as float32; or, for a set of whole parts of the stream, `ranges` of positions in the run's log as int64
+(n, 2), whose samples have weight 1. Partition p holds positions [p·size, (p+1)·size) of the set.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ import numpy as np
 from modyn.atomic_write import sync
 from modyn.columnar import ColumnFile, FileKind, column_writer
 from modyn.errors import ConflictError, InvalidArgumentError, ModynError, UnavailableError
-from modyn.records import KeysAndWeights, RunId, TriggerSetInfo
-from modyn.selector.window import Selection
+from modyn.records import Int64Array, KeysAndWeights, RunId, TriggerSetInfo
+from modyn.selector.window import Selection, SelectionWindow
+from modyn.selector.window.reader import BLOCK, SampleReader
 
-_KIND = FileKind(b"MODYNSET", 2, "trigger set", "restore it from a backup, or delete the run and start it anew")
+_KIND = FileKind(b"MODYNSET", 3, "trigger set", "restore it from a backup, or delete the run and start it anew")
 _VERIFYING = tuple(threading.Lock() for _ in range(16))
 """One thread verifies a file; others that open it meanwhile wait for the result instead of reading it too."""
 
@@ -88,18 +90,26 @@ def write_trigger_set(path: Path, partition_size: int, selection: Selection) -> 
         raise UnavailableError(
             f"cannot write the trigger set {path}: {error.strerror}; free or repair the disk and try again"
         ) from error
-    promised, done, digest = selection.num_keys, 0, hashlib.sha256()
-    with column_writer(path, _KIND, {"keys": ("<i8", promised), "weights": ("<f4", promised)}) as writer:
+    promised, ranges, done, digest = selection.num_keys, selection.ranges, 0, hashlib.sha256()
+    columns: dict[str, tuple[str, int | tuple[int, ...]]] = {"keys": ("<i8", promised), "weights": ("<f4", promised)}
+    if ranges is not None:
+        columns = {"ranges": ("<i8", (len(ranges), 2))}
+        if promised != (covered := sum(end - start for start, end in ranges)):
+            raise _broken_promise(promised, f"ranges of {covered}")
+    with column_writer(path, _KIND, columns) as writer:
         for part in selection.parts:
             keys = np.ascontiguousarray(part.keys, "<i8")
             done += len(keys)
             if len(keys) != len(part.weights) or done > promised:
                 raise _broken_promise(promised, f"{done} keys and {done - len(keys) + len(part.weights)} weights or more")
-            writer.append("keys", keys)
-            writer.append("weights", part.weights)
+            if ranges is None:
+                writer.append("keys", keys)
+                writer.append("weights", part.weights)
             digest.update(keys.data)
         if done != promised:
             raise _broken_promise(promised, f"{done} keys")
+        if ranges is not None:
+            writer.append("ranges", np.array(ranges, np.int64).reshape(-1, 2))
         header = TriggerSetHeader(done, partition_size, digest.hexdigest())
         writer.meta = asdict(header)
     return header
@@ -110,25 +120,39 @@ def _broken_promise(promised: int, found: str) -> ModynError:
 
 
 class TriggerSet:
-    """An open trigger set. `keys` int64 (n,) and `weights` float32 (n,) are read-only views into the mapped file.
+    """An open trigger set of the run whose log `reader` reads.
 
-    Checksums are verified once per file and process.
+    Checksums are verified once per file and process; those of the log, where a set is stored as ranges of it, at each read.
     Raises: NotFoundError: there is no such file. CorruptStateError: header, size or checksums are wrong.
     """
 
-    def __init__(self, path: Path) -> None:
-        file = ColumnFile.open(path, _KIND)
+    def __init__(self, path: Path, reader: SampleReader) -> None:
+        self._file, self._reader = ColumnFile.open(path, _KIND), reader
         with _VERIFYING[hash(path) % len(_VERIFYING)]:
             status = path.stat()
-            _verify(path, status.st_ino, status.st_mtime_ns, file.written.digest)
-        self.header = TriggerSetHeader(**file.meta)
-        self.keys, self.weights = file.column("keys"), file.column("weights")
+            _verify(path, status.st_ino, status.st_mtime_ns, self._file.written.digest)
+        self.header = TriggerSetHeader(**self._file.meta)
 
     def partition(self, partition: int, chunk_size: int) -> Iterator[KeysAndWeights]:
         """Return a partition in chunks of at most `chunk_size` keys. Raises InvalidArgumentError as `partition_bounds` does."""
         start, stop = partition_bounds(self.header.num_keys, self.header.partition_size, partition)
         cuts = pairwise((*range(start, stop, chunk_size), stop))
-        return (KeysAndWeights(self.keys[first:last], self.weights[first:last]) for first, last in cuts)
+        if "ranges" in self._file:
+            return (self._from_log(first, last) for first, last in cuts)
+        keys, weights = self._file.column("keys"), self._file.column("weights")
+        return (KeysAndWeights(keys[first:last], weights[first:last]) for first, last in cuts)
+
+    def _from_log(self, first: int, last: int) -> KeysAndWeights:
+        """Samples [first, last) of the set, which are at least one."""
+        ranges: Int64Array = self._file.column("ranges")
+        ends = np.cumsum(ranges[:, 1] - ranges[:, 0])
+        chosen = slice(np.searchsorted(ends, first, "right"), np.searchsorted(ends, last) + 1)
+        # Position of sample i of the set in a range that ends behind sample `end` of it: i plus what the stream has more up to there.
+        shifts, numbers = ranges[chosen, 1] - ends[chosen], np.arange(first, last)
+        positions = numbers + shifts[np.searchsorted(ends[chosen], numbers, "right")]
+        window = SelectionWindow(self._reader, 0, int(positions[-1]) + 1, max(len(positions), BLOCK))
+        keys = np.concatenate(list(window.keys_at(iter([positions]))))
+        return KeysAndWeights(keys, np.ones(len(keys), np.float32))
 
 
 @lru_cache(maxsize=4096)

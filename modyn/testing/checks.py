@@ -335,6 +335,12 @@ def _select_all(
         window = replace(window, chunk_size=chunk_size)
         selection = selecting.select(policy, window, SelectionContext(11, trigger_id))
         selected = KeysAndWeights.concatenate(list(selection.parts))
+        if selection.ranges is not None:
+            named = [samples.keys[first:last] for first, last in selection.ranges]
+            same = np.array_equal(np.concatenate([samples.keys[:0], *named]), selected.keys) and bool(
+                (selected.weights == 1).all()
+            )
+            require(same, f"{where}, trigger {trigger_id}: its ranges {selection.ranges} are not its keys with weight 1")
         _check_set(
             f"{where}, trigger {trigger_id}", samples.keys[window.start : end], selection.num_keys, selected, selecting.limit
         )

@@ -451,6 +451,16 @@ def test_a_trigger_set_that_is_not_what_was_written_is_corrupt(selector: Selecto
         selector.keys(RUN, 0, 0)
 
 
+def test_triggers_of_all_history_do_not_store_it_each_time(selector: Selector, directory: Path) -> None:
+    selector.register_run(RUN, "d", strategy(), 1)
+    for trigger_id in range(50):
+        selector.inform(RUN, 1000 * trigger_id, stream(1000 * trigger_id, 1000 * (trigger_id + 1)))
+        assert selector.trigger(RUN, trigger_id, 1000 * (trigger_id + 1)).num_keys == 1000 * (trigger_id + 1)
+    assert sum(path.stat().st_size for path in directory.glob("runs/*/triggers/*")) < 50 * 1000
+    for trigger_id in (0, 7):
+        assert trigger_keys(selector, RUN, trigger_id) == stream(0, 1000 * (trigger_id + 1)).keys.tolist()
+
+
 def rows(database: Database, run_number: int = 1) -> list[tuple[Any, ...]]:
     with database.session() as session:
         found = session.execute(text(f"SELECT * FROM selector.samples_{run_number} ORDER BY position"))

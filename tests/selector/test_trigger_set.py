@@ -10,14 +10,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from modyn._core import KeySet
 from modyn.atomic_write import TEMPORARY_SUFFIX
 from modyn.errors import CorruptStateError, InvalidArgumentError, ModynError, NotFoundError, UnavailableError
-from modyn.records import KeysAndWeights
+from modyn.records import KeysAndWeights, SampleBatch
 from modyn.selector.trigger_set import TriggerSet, partition_bounds, write_trigger_set
-from modyn.selector.window import Selection
+from modyn.selector.window import Selection, whole, window_of_trigger
+from modyn.selector.window.reader import BLOCK
+from modyn.testing.checks import MemoryReader
 
 
 def selection(num_keys: int, part: int = 3, promised: int | None = None) -> Selection:
@@ -29,6 +32,18 @@ def selection(num_keys: int, part: int = 3, promised: int | None = None) -> Sele
             yield KeysAndWeights(positions * 7 + 5, (positions + 0.5).astype(np.float32))
 
     return Selection(num_keys if promised is None else promised, parts())
+
+
+NO_LOG = MemoryReader(SampleBatch.empty())
+"""For sets that are stored as keys."""
+
+
+def contents(found: TriggerSet, chunk_size: int = 3) -> KeysAndWeights:
+    """All keys and weights, partition by partition."""
+    num_partitions = -(-found.header.num_keys // found.header.partition_size)
+    parts = [list(found.partition(partition, chunk_size)) for partition in range(num_partitions)]
+    assert all(0 < len(chunk.keys) <= chunk_size for part in parts for chunk in part)
+    return KeysAndWeights.concatenate([chunk for part in parts for chunk in part])
 
 
 @given(num_keys=st.integers(1, 10_000), partition_size=st.integers(1, 2000))
@@ -45,8 +60,8 @@ def test_partitions_make_up_the_set(num_keys: int, partition_size: int) -> None:
 
 def test_an_empty_set_has_no_partition(tmp_path: Path) -> None:
     header = write_trigger_set(tmp_path / "e.set", 3, selection(0))
-    found = TriggerSet(tmp_path / "e.set")
-    assert (header.num_keys, len(found.keys), len(found.weights)) == (0, 0, 0)
+    found = TriggerSet(tmp_path / "e.set", NO_LOG)
+    assert header.num_keys == found.header.num_keys == 0
     with pytest.raises(InvalidArgumentError, match="no partition 0"):
         found.partition(0, 10)
 
@@ -70,10 +85,10 @@ def test_the_folder_is_in_the_folder_of_the_run_before_a_set_is_in_it(tmp_path: 
 def test_what_was_written_is_read_however_it_came(tmp_path: Path, part: int) -> None:
     path = tmp_path / "deeper" / "t.set"
     header = write_trigger_set(path, 4, selection(10, part))
-    found = TriggerSet(path)
+    found = TriggerSet(path, NO_LOG)
     keys = np.arange(10) * 7 + 5
-    assert found.keys.tolist() == keys.tolist()
-    assert found.weights.tolist() == [i + 0.5 for i in range(10)]
+    assert contents(found).keys.tolist() == keys.tolist()
+    assert contents(found).weights.tolist() == [i + 0.5 for i in range(10)]
     assert header.keys_sha256 == hashlib.sha256(keys.astype("<i8").tobytes()).hexdigest()
     chunks = list(found.partition(2, chunk_size=1))
     assert [chunk.keys.tolist() for chunk in chunks] == [[61], [68]]
@@ -93,7 +108,7 @@ def flip(at: int) -> Callable[[bytearray], bytes]:
     ("damage", "says"),
     [
         (flip(0), "not a trigger set"),
-        (flip(8), "version 3, this Modyn reads version 2"),
+        (flip(8), "version 2, this Modyn reads version 3"),
         (flip(12), "header does not match"),
         (flip(16), "bytes, but its header promises"),
         (flip(-1), "header does not match"),
@@ -111,7 +126,7 @@ def test_damage_is_noticed_and_the_file_named(tmp_path: Path, damage: Callable[[
     write_trigger_set(path, 4, selection(10))
     path.write_bytes(damage(bytearray(path.read_bytes())))
     with pytest.raises(CorruptStateError, match=says) as raised:
-        TriggerSet(path)
+        TriggerSet(path, NO_LOG)
     assert str(path) in raised.value.message
 
 
@@ -119,15 +134,15 @@ def test_damage_after_a_first_look_is_noticed(tmp_path: Path) -> None:
     """Checksums are verified once a file, but a file that changed is another one."""
     path = tmp_path / "t.set"
     write_trigger_set(path, 4, selection(10))
-    TriggerSet(path)
+    TriggerSet(path, NO_LOG)
     path.write_bytes(flip(130)(bytearray(path.read_bytes())))
     with pytest.raises(CorruptStateError):
-        TriggerSet(path)
+        TriggerSet(path, NO_LOG)
 
 
 def test_a_missing_set_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
-        TriggerSet(tmp_path / "t.set")
+        TriggerSet(tmp_path / "t.set", NO_LOG)
 
 
 @pytest.mark.parametrize("promised", [9, 11])
@@ -150,8 +165,8 @@ def test_unfinished_writes_do_not_disturb(tmp_path: Path) -> None:
     for stale in (same, other):
         stale.write_bytes(b"x" * 10_000)
     write_trigger_set(path, 4, selection(10))
-    found = TriggerSet(path)
-    assert (len(found.keys), len(found.weights)) == (10, 10)
+    found = TriggerSet(path, NO_LOG)
+    assert (len(contents(found).keys), len(contents(found).weights)) == (10, 10)
     assert not same.exists()
     assert other.stat().st_size == 10_000
 
@@ -160,3 +175,39 @@ def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UnavailableError, match="cannot write the trigger set"):
         write_trigger_set(tmp_path / "file" / "t.set", 4, selection(10))
+
+
+@settings(max_examples=40)
+@given(
+    size=st.sampled_from([0, 1, 30, BLOCK + 5]),
+    deleted=st.sampled_from([0.0, 0.01, 0.4, 0.999]),
+    partition_size=st.sampled_from([7, 1000, 100_000]),
+    seed=st.integers(0, 9),
+)
+def test_a_set_of_ranges_holds_the_keys_that_the_log_has_there(
+    tmp_path_factory: pytest.TempPathFactory, size: int, deleted: float, partition_size: int, seed: int
+) -> None:
+    """Of a whole window, from which samples may be deleted: the same keys as if they were stored, and less space."""
+    rng = np.random.default_rng(seed)
+    keys = rng.permutation(size)
+    reader = MemoryReader(SampleBatch(keys, np.arange(size), np.zeros(size, np.int64)))
+    gone = np.flatnonzero(rng.random(size) < deleted)
+    folder = tmp_path_factory.mktemp("sets")
+    window = window_of_trigger(reader, [], size, None, 1, KeySet(gone))
+    header = write_trigger_set(folder / "a.set", partition_size, whole(window))
+    stored = write_trigger_set(folder / "b.set", partition_size, Selection(len(window), whole(window).parts))
+    assert header == stored
+    sets = [contents(TriggerSet(folder / name, reader), 5000) for name in ("a.set", "b.set")] if len(window) else []
+    for found in sets:
+        assert found.keys.tolist() == keys[~np.isin(keys, gone)].tolist()
+        assert (found.weights == 1).all()
+    if not len(gone):
+        assert (folder / "a.set").stat().st_size < 1000
+    assert (folder / "a.set").stat().st_size <= (folder / "b.set").stat().st_size + 100
+
+
+def test_ranges_that_do_not_cover_what_is_promised_are_refused(tmp_path: Path) -> None:
+    keys = KeysAndWeights(np.arange(10), np.ones(10, np.float32))
+    with pytest.raises(ModynError, match="promised 10 keys and yielded ranges of 9"):
+        write_trigger_set(tmp_path / "t.set", 4, Selection(10, iter([keys]), [(0, 5), (6, 10)]))
+    assert not (tmp_path / "t.set").exists()

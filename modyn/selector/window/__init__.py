@@ -19,10 +19,15 @@ _MAX_CHUNK_SIZE = 1_048_576
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A trigger set to be written: `parts` hold `num_keys` keys in all, in stream order."""
+    """A trigger set to be written: `parts` hold `num_keys` keys in all, in stream order.
+
+    ranges: the positions [start, end) of the run's stream that these keys stand at, in order, if all have weight 1: they are stored in
+    place of the keys. None: the keys are stored.
+    """
 
     num_keys: int
     parts: Iterator[KeysAndWeights]
+    ranges: Sequence[tuple[int, int]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,12 @@ class SelectionWindow:
     def last(self, size: int) -> SelectionWindow:
         """Return the window of the `size` samples that were informed last (all, if there are fewer)."""
         return replace(self, start=max(self.start, self.end - size))
+
+    def ranges(self) -> list[tuple[int, int]] | None:
+        """Return the window as ranges [start, end) of positions in the stream; None if they would take more space than keys."""
+        if isinstance(self.reader, LiveReader):
+            return self.reader.ranges(self.start, self.end)
+        return [(self.start, self.end)] if len(self) else []
 
     def samples(self) -> Iterator[SampleBatch]:
         """Yield all samples in stream order, at most `chunk_size` at once."""
@@ -106,7 +117,7 @@ def window_of_trigger(
 
 def whole(window: SelectionWindow) -> Selection:
     """Select every sample of the window, with weight 1."""
-    return Selection(len(window), (_unweighted(keys) for keys in window.all_keys()))
+    return Selection(len(window), (_unweighted(keys) for keys in window.all_keys()), window.ranges())
 
 
 def uniform(window: SelectionWindow, size: int, generator: np.random.Generator) -> Selection:

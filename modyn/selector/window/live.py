@@ -10,6 +10,8 @@ from modyn._core import KeySet
 from modyn.records import Int64Array, SampleBatch
 from modyn.selector.window.reader import BLOCK, SampleReader
 
+MOST_RANGES = 65_536
+"""Ranges of one trigger set: 1 MiB."""
 NO_KEYS = KeySet(np.zeros(0, np.int64))
 
 
@@ -51,6 +53,21 @@ class LiveReader:
     def read_keys(self, start: int, end: int) -> Int64Array:
         """Return the keys of the samples with numbers [start, end)."""
         return np.concatenate([np.zeros(0, np.int64), *(keys[chosen] for _, keys, chosen in self._blocks(start, end))])
+
+    def ranges(self, start: int, end: int) -> list[tuple[int, int]] | None:
+        """Return the samples with numbers [start, end) as ranges of positions in the stream; None if these are more than MOST_RANGES, or
+        more than half as many as the samples."""
+        found: list[tuple[int, int]] = []
+        for first, _, chosen in self._blocks(start, end):
+            breaks = np.flatnonzero(np.diff(chosen) != 1) + 1
+            for run in np.split(chosen + first, breaks):
+                begin, stop = int(run[0]), int(run[-1]) + 1
+                if found and found[-1][1] == begin:
+                    begin = found.pop()[0]
+                found.append((begin, stop))
+            if len(found) > min(MOST_RANGES, (end - start) // 2):
+                return None
+        return found
 
     def _blocks(self, start: int, end: int) -> Iterator[tuple[int, Int64Array, Int64Array]]:
         """Yield, for blocks that hold samples with numbers [start, end): first position, all keys, and which of them are these samples."""
