@@ -23,7 +23,7 @@ from modyn.registry import Plugin
 from modyn.rpc.retry import ResumingStream, Retrier, RetryPolicy
 from modyn.selector.client import SelectorClient
 from modyn.storage.client import DatasetInfo, FileProblem, IngestProgress, SamplePlace, StorageClient
-from modyn.supervisor.client import Run, RunEvent, RunMode, RunOptions, SupervisorClient
+from modyn.supervisor.client import RequestedEvaluation, Run, RunEvent, RunMode, RunOptions, SupervisorClient
 from modyn.trainer_server.client import TrainerServerClient
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class Client:
         options = RunOptions(_mode(mode), _timestamp(from_timestamp), _timestamp(to_timestamp), max_triggers, final_trigger)
         return self.supervisor.submit(override(text, file_name, settings), file_name, options)
 
-    def watch(self, run_id: str, after_seq: int = 0) -> Iterator[RunEvent]:
+    def watch(self, run_id: str, after_seq: int = 0, evaluation: int | None = None) -> Iterator[RunEvent]:
         """Yield the events of a run until it is terminal; reconnects if the supervisor restarts.
 
         Args: after_seq: leave out events up to this `seq`; 0: none.
@@ -149,7 +149,9 @@ class Client:
             newest = max(newest, event.seq)  # Progress is not kept and has no number: its `seq` is 0.
             return newest
 
-        return ResumingStream(lambda seq: self.supervisor.watch(run_id, seq), after_seq, position_after, Retrier(_WATCH_POLICY))
+        return ResumingStream(
+            lambda seq: self.supervisor.watch(run_id, seq, evaluation), after_seq, position_after, Retrier(_WATCH_POLICY)
+        )
 
     def wait(self, run_id: str) -> Run:
         """Wait until the run is terminal, and return it: also one that failed or was stopped, see `state`. Raises as `watch`."""
@@ -173,9 +175,35 @@ class Client:
         """Continue a run that was stopped, failed or was interrupted. Finished steps are not repeated. Raises: ConflictError: it finished."""
         return self.supervisor.resume(run_id)
 
-    def evaluate(self, run_id: str, handlers: Sequence[str] = ()) -> Run:
-        """Run the manual evaluations of a finished run, all or those of the handlers named."""
-        return self.supervisor.evaluate(run_id, handlers)
+    def finish(self, run_id: str) -> Run:
+        """End the stream of a run where it stands, make its final evaluations, and finish it: the good end of a production run.
+
+        Raises: NotFoundError. ConflictError: it is stopping, or another supervisor executes it.
+        """
+        return self.supervisor.finish(run_id)
+
+    def evaluate(
+        self, run_id: str, handlers: Sequence[str | Path] = (), *, datasets: Sequence[str] = (), metrics: Sequence[str] = ()
+    ) -> RequestedEvaluation:
+        """Evaluate the models that a run has made so far, whatever it is doing; `wait_evaluation` waits for the end.
+
+        Args: handlers: names of its handlers, none: all manual ones and what has failed; or one file with a handler or an `evaluation`
+            section that takes the place of the run's own. datasets, metrics: in place of those that the handlers and datasets name.
+        Raises: NotFoundError, InvalidArgumentError, ConfigError.
+        """
+        files = [Path(handler) for handler in handlers if isinstance(handler, Path) or Path(handler).is_file()]
+        if len(files) > 1:
+            raise InvalidArgumentError(f"{len(files)} files of handlers are given; put them into one, as a list under `handlers`")
+        names = [str(handler) for handler in handlers if Path(handler) not in files]
+        yaml = read_pipeline(files[0]) if files else ""
+        return self.supervisor.evaluate(run_id, names, datasets, metrics, yaml)
+
+    def wait_evaluation(self, run_id: str, number: int) -> RequestedEvaluation:
+        """Wait until requested evaluations have ended, and return them with their state and the reason of a failure."""
+        request = self.supervisor.evaluation(run_id, number)
+        for _ in self.watch(run_id, request.after_seq, number):
+            continue
+        return self.supervisor.evaluation(run_id, number)
 
     def results(self, run_id: str) -> RunResults:
         """Return the results of a run as tables."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from modyn.cli.context import say
 from modyn.cli.output import date
 from modyn.errors import ModynError
-from modyn.supervisor.client import EventKind, RunEvent, RunState
+from modyn.supervisor.client import EventKind, RequestedEvaluation, RunEvent, RunState
 from modyn.supervisor.states import TERMINAL
 
 if TYPE_CHECKING:
@@ -34,16 +34,17 @@ Events: TypeAlias = "queue.SimpleQueue[RunEvent | ModynError | None]"
 """What the stream of a run's events gives: an event, the error that ended the stream, or None at its end."""
 
 
-def follow(client: Client, run_id: str, *, may_stop: bool = True) -> bool:
+def follow(client: Client, run_id: str, *, may_stop: bool = True, evaluation: RequestedEvaluation | None = None) -> bool:
     """Show the events of a run until it is terminal. Returns True then, False if the user detaches by Ctrl-C.
 
-    Args: may_stop: whether Ctrl-C asks, and can stop the run; False: it only ends the following.
+    Args: may_stop: whether Ctrl-C asks, and can stop the run; False: it only ends the following. evaluation: show the events from its
+        submission on, until it has ended, in place of the run.
     """
     events: Events = queue.SimpleQueue()
 
     def receive() -> None:
         try:
-            for event in client.watch(run_id):
+            for event in client.watch(run_id, *((evaluation.after_seq, evaluation.number) if evaluation else ())):
                 events.put(event)
             events.put(None)
         except ModynError as error:

@@ -1,4 +1,4 @@
-"""`modyn run`, `ps`, `watch`, `show`, `stop`, `resume`, `evaluate`, `report`: runs of pipelines."""
+"""`modyn run`, `ps`, `watch`, `show`, `stop`, `resume`, `finish`, `evaluate`, `report`: runs of pipelines."""
 
 from __future__ import annotations
 
@@ -67,6 +67,8 @@ def run(
             settings=settings or (),
         )
         say(f"run {submitted.run_id} is submitted in {mode} mode")
+        if submitted.message and detach:  # followers see it as an event
+            say(submitted.message)
         if detach:
             typer.echo(submitted.run_id)
             return
@@ -159,16 +161,46 @@ def resume(run: RunArgument, detach: Detach = False) -> None:
             _follow_to_the_end(client, run)
 
 
+def finish(run: RunArgument, detach: Detach = False) -> None:
+    """End a run in good order: it reads no more samples, makes its final evaluations, and is finished."""
+    with connect(start=True) as client:
+        client.finish(run)
+        say(f"{run} finishes")
+        if not detach:
+            _follow_to_the_end(client, run, may_stop=False)
+
+
 def evaluate(
     run: RunArgument,
     handler: Annotated[
-        list[str] | None, typer.Option("--handler", help="Only this evaluation handler; repeatable. Default: all manual ones.")
+        list[str] | None,
+        typer.Option(
+            "--handler",
+            help="Only this evaluation handler, repeatable; or a file with handlers, or an `evaluation` section, in place of the run's own. "
+            "Default: all manual ones, and what has failed.",
+        ),
+    ] = None,
+    dataset: Annotated[
+        list[str] | None, typer.Option("--dataset", help="Evaluate on this dataset in place of the handler's; repeatable.")
+    ] = None,
+    metric: Annotated[
+        list[str] | None, typer.Option("--metric", help="Measure this metric in place of the dataset's; repeatable.")
     ] = None,
 ) -> None:
-    """Run the manual evaluations of a finished run."""
+    """Evaluate the models that a run has made, whatever it is doing; its state does not change. Exits with 1 if one fails."""
+    from modyn.cli.follow import follow
+    from modyn.records import JobState
+
     with connect(start=True) as client:
-        client.evaluate(run, handler or [])
-        _follow_to_the_end(client, run, may_stop=False)
+        request = client.evaluate(run, handler or [], datasets=dataset or [], metrics=metric or [])
+        if not follow(client, run, may_stop=False, evaluation=request):
+            say(f"detached; evaluations {request.number} of {run} go on")
+            return
+        _print_results(client.results(run))
+        ended = client.supervisor.evaluation(run, request.number)
+        if ended.state is not JobState.FINISHED:
+            say(f"evaluations {ended.number} failed: {ended.error}")
+            raise typer.Exit(1)
 
 
 def report(
@@ -212,8 +244,13 @@ def _print_run(run: Run) -> None:
             "submitted": clock(run.submitted_at),
             "finished": clock(run.finished_at),
             **{name: text for name, text in (("message", run.message), ("error", run.error)) if text},
+            **({"evaluations": _failed_evaluations(run)} if run.failed_evaluations else {}),
         }
     )
+
+
+def _failed_evaluations(run: Run) -> str:
+    return f"{run.failed_evaluations} failed, see `modyn watch {run.run_id}`; `modyn evaluate {run.run_id}` makes them again"
 
 
 def _print_results(results: RunResults) -> None:

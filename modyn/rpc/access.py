@@ -55,8 +55,8 @@ NEEDED: Final[dict[str, Role]] = {
         "modyn.TrainerServer": {Role.READER: "ListPlugins Watch", Role.WRITER: "ValidateSection Start Stop"},
         "modyn.Evaluator": {Role.READER: "ListPlugins Watch Results", Role.WRITER: "ValidateSection Start Stop"},
         "modyn.Supervisor": {
-            Role.READER: "ListPlugins ListRuns GetRun Watch ListTriggers",
-            Role.WRITER: "Validate Submit StopRun ResumeRun EvaluateRun",
+            Role.READER: "ListPlugins ListRuns GetRun GetEvaluation Watch ListTriggers",
+            Role.WRITER: "Validate Submit StopRun ResumeRun FinishRun EvaluateRun",
         },
     }.items()
     for role, names in calls.items()

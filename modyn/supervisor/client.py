@@ -11,6 +11,7 @@ from modyn.rpc.wire import from_message, to_message
 from modyn.supervisor.records import (
     PROGRESS,
     EventKind,
+    RequestedEvaluation,
     Run,
     RunEvent,
     RunMode,
@@ -23,6 +24,7 @@ from modyn.supervisor.states import RunState, TriggerState
 __all__ = [
     "PROGRESS",
     "EventKind",
+    "RequestedEvaluation",
     "Run",
     "RunEvent",
     "RunMode",
@@ -44,7 +46,7 @@ class SupervisorClient(ServiceClient):
 
     _Stub = supervisor_pb2_grpc.SupervisorStub
     # A submission whose answer got lost must not start a second run.
-    _not_repeatable = frozenset({"Submit"})
+    _not_repeatable = frozenset({"Submit", "EvaluateRun"})
 
     def validate(self, yaml: str, file_name: str) -> list[Problem]:
         """List every mistake in `yaml`, the text of a pipeline file; empty if it can be submitted. Runs nothing."""
@@ -70,12 +72,12 @@ class SupervisorClient(ServiceClient):
         """Return one run. Raises: NotFoundError."""
         return from_message(self._stub.GetRun(supervisor_pb2.RunName(run_id=run_id)), Run)
 
-    def watch(self, run_id: str, after_seq: int = 0) -> Iterator[RunEvent]:
+    def watch(self, run_id: str, after_seq: int = 0, evaluation: int | None = None) -> Iterator[RunEvent]:
         """Yield the events that are kept after `after_seq`, then new ones and progress as they happen, until the run is terminal.
 
         Raises: UnavailableError: the supervisor went away; call again with the last `seq` received.
         """
-        for event in self._stub.Watch(supervisor_pb2.WatchRequest(run_id=run_id, after_seq=after_seq)):
+        for event in self._stub.Watch(supervisor_pb2.WatchRequest(run_id=run_id, after_seq=after_seq, evaluation=evaluation)):
             yield from_message(event, RunEvent)
 
     def stop(self, run_id: str) -> Run:
@@ -86,11 +88,32 @@ class SupervisorClient(ServiceClient):
         """Go on where the run was stopped, failed or was interrupted. An active run is left as it is; a finished one is a conflict."""
         return from_message(self._stub.ResumeRun(supervisor_pb2.RunName(run_id=run_id)), Run)
 
-    def evaluate(self, run_id: str, handlers: Sequence[str] = ()) -> Run:
-        """Make the evaluations of these handlers, or of all manual ones, for a finished run."""
-        return from_message(
-            self._stub.EvaluateRun(supervisor_pb2.EvaluateRunRequest(run_id=run_id, handlers=list(handlers))), Run
+    def finish(self, run_id: str) -> Run:
+        """Ask the run to end its stream where it stands, to make its final evaluations and to finish."""
+        return from_message(self._stub.FinishRun(supervisor_pb2.RunName(run_id=run_id)), Run)
+
+    def evaluate(
+        self,
+        run_id: str,
+        handlers: Sequence[str] = (),
+        datasets: Sequence[str] = (),
+        metrics: Sequence[str] = (),
+        yaml: str = "",
+    ) -> RequestedEvaluation:
+        """Evaluate the models that a run in any state has made; `watch` with the number that is returned follows it.
+
+        Args: handlers: names; none: all manual ones and what has failed. datasets, metrics: in place of those of the handlers. yaml: text of
+            a handler or an `evaluation` section in place of the run's own.
+        """
+        request = supervisor_pb2.EvaluateRunRequest(
+            run_id=run_id, handlers=list(handlers), datasets=list(datasets), metrics=list(metrics), yaml=yaml
         )
+        return from_message(self._stub.EvaluateRun(request), RequestedEvaluation)
+
+    def evaluation(self, run_id: str, number: int) -> RequestedEvaluation:
+        """Return evaluations that were asked for. Raises: NotFoundError."""
+        name = supervisor_pb2.EvaluationName(run_id=run_id, number=number)
+        return from_message(self._stub.GetEvaluation(name), RequestedEvaluation)
 
     def triggers(self, run_id: str) -> list[TriggerRecord]:
         """List all triggers, in order."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from modyn.records import EvalInterval, Interval
 from modyn.supervisor.evaluation import EvaluationHandler, ModelChoice, build_strategy, load_handlers
@@ -24,8 +24,8 @@ class TrainedModel:
     """As journalled with its trigger: no sample before it has reached this time."""
 
 
-When = int | Literal["end", "manual"]
-"""When an evaluation becomes due: once the model of this trigger is stored, at the end of the run, or when the user asks."""
+When = int | str
+"""When an evaluation becomes due: once the model of this trigger is stored, at the `end` of the run, or at a `request` of the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,16 +126,18 @@ class EvaluationSchedule:
                 tasks += _tasks(handler, cells(models, stream_end), models, "end")
         return tasks
 
-    def manual(self, names: Collection[str], models: Sequence[TrainedModel], stream_end: int | None) -> list[EvaluationTask]:
-        """Asked for by the user: those of the handlers `names`, or of all `manual` handlers.
+    def requested(
+        self, names: Collection[str], models: Sequence[TrainedModel], stream_end: int | None, when: When
+    ) -> list[EvaluationTask]:
+        """Return the tasks that the user asked for: those of the handlers `names`, or of all `manual` handlers.
 
-        Args: models: all of the run. stream_end: first time that no sample of the run has reached; None: it had no sample.
+        Args: models: all of the run. stream_end: first time that no sample of the run has reached; None: it had no sample. when: the request.
         """
         return [
             task
             for handler, plan in self._plans
             if (handler.name in names if names else handler.execution_time == "manual")
-            for task in _tasks(handler, plan.whole(models, stream_end), models, "manual")
+            for task in _tasks(handler, plan.whole(models, stream_end), models, when)
         ]
 
 

@@ -40,8 +40,8 @@ class RunContext:
 class EvaluationQueue:
     """Evaluations beside the run's main loop.
 
-    One that fails is journalled and does not stop the run; `drain` raises its error. One whose evaluator stays away cancels the run's
-    token.
+    One that fails is journalled with its reason and blocks no other; `drain` returns the reasons. One whose evaluator stays away cancels
+    the token.
 
     All methods are called by the run's thread. It drains the queue before `use_final_workers`, whose new pool takes the place of an idle
     one, and closes the queue last, also when the run fails.
@@ -54,7 +54,7 @@ class EvaluationQueue:
         self._section = section or {}
         self._known = set(evaluated)
         # Appended to by the threads of the pool (one operation under the interpreter's lock), read by `drain` once all futures are done.
-        self._failures: list[ModynError] = []
+        self._failures: list[str] = []
         # Used by the run's thread alone: what is queued or runs.
         self._futures: list[Future[None]] = []
         self._start_workers("after_training_evaluation_workers")
@@ -77,16 +77,13 @@ class EvaluationQueue:
                 self._token.check()
             self._futures.append(self._pool.submit(self._evaluate, task))
 
-    def drain(self) -> None:
-        """Wait for all queued evaluations. Raises the first failure, with a count of the others."""
+    def drain(self) -> list[str]:
+        """Wait for all queued evaluations; return why some of them failed."""
         for future in self._futures:
             future.result()
             self._token.check()
         self._futures = []
-        if self._failures:
-            first = self._failures[0]
-            others = f" ({len(self._failures) - 1} more evaluations failed, see the run's events)" if self._failures[1:] else ""
-            raise type(first)(f"{first.message}{others}")
+        return list(self._failures)
 
     def close(self) -> None:
         """Drop what waits, and wait for what runs: it ends soon, since the queue is empty or the token is cancelled."""
@@ -109,7 +106,7 @@ class EvaluationQueue:
                 journal.evaluated(task, clock.seconds, None if failure is None else failure.message)
                 if failure is not None:
                     about = f"evaluation of trigger {task.trigger_id} by handler '{task.handler}' on dataset '{task.dataset}'"
-                    self._failures.append(type(failure)(f"{about} failed: {failure.message}; `modyn resume` makes it again"))
+                    self._failures.append(f"{about} failed: {failure.message}")
             except ModynError as error:
                 self._token.cancel(error)
             except Exception as error:  # noqa: BLE001 - it would end a thread unseen; the run's main thread raises it

@@ -93,13 +93,15 @@ class EventHub:
                 watcher.close()
 
 
-def watch(journal: JournalQueries, watcher: RunWatcher, run_id: str, after_seq: int) -> Iterator[RunEvent]:
+def watch(
+    journal: JournalQueries, watcher: RunWatcher, run_id: str, after_seq: int, evaluation: int | None = None
+) -> Iterator[RunEvent]:
     """Yield the kept events after `after_seq` without a gap, and progress in between, until the run is terminal.
 
     Args: watcher: registered for the run; once it is closed, the stream ends with UnavailableError.
     """
     while True:
-        events, complete = journal.events(run_id, after_seq)
+        events, complete = journal.events(run_id, after_seq, evaluation=evaluation)
         yield from events
         if events:
             after_seq = events[-1].seq

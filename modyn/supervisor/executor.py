@@ -7,7 +7,6 @@ are found in the journal: their decisions must be the same, their steps are fini
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 
@@ -25,7 +24,7 @@ from modyn.selector.client import SelectorClient
 from modyn.storage.client import StorageClient
 from modyn.supervisor.cursor import explain_end
 from modyn.supervisor.decisions import TriggerDecisions, diverged
-from modyn.supervisor.evaluation_plan import EvaluationSchedule, TrainedModels, trained_models
+from modyn.supervisor.evaluation_plan import EvaluationSchedule, TrainedModels
 from modyn.supervisor.evaluation_queue import EvaluationQueue, RunContext
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.journal import RunJournal
@@ -91,7 +90,10 @@ class RunExecutor:
         hub: EventHub,
         config: SupervisorConfig,
         token: CancellationToken,
+        finishing: CancellationToken | None = None,
     ) -> None:
+        """Args: token: ends the run as it is. finishing: ends its stream; what is left of its evaluations is made."""
+        self._finishing = finishing or CancellationToken()
         self._run = snapshot.run
         self._run_id = snapshot.run.run_id
         self._pipeline = load_pipeline(snapshot.run.yaml, snapshot.file_name)
@@ -116,8 +118,6 @@ class RunExecutor:
     def execute(self) -> str:
         """Bring the run to its end and return the message for the user; every error that is raised ends the run."""
         try:
-            if self._snapshot.manual_handlers is not None:
-                return self._evaluate_manually(self._snapshot.manual_handlers)
             self._restore()
             if not self._cursor.stream_ended:
                 self._follow_stream()
@@ -145,12 +145,14 @@ class RunExecutor:
         source = StreamSource(self._pipeline.dataset_id, self._run.mode, interval, self._batch_size, *snapshot)
         wait_for_data = partial(self._journal.enter, RunState.WAITING_FOR_DATA)
         stream = SampleStream(self._storage, source, self._cursor.last, self._retrier)
+        unregister = self._finishing.on_cancel(lambda _: stream.end())
         try:
             while not self._has_enough() and (batch := stream.read(wait_for_data)) is not None:
                 self._journal.enter(RunState.STREAMING)
                 self._process(batch)
                 self._commit()
         finally:
+            unregister()
             stream.close()
         self._retrier.token.check()
         if self._run.final_trigger and self._cursor.num_pending:
@@ -308,16 +310,9 @@ class RunExecutor:
         if models:
             self._evaluations.use_final_workers()
             self._evaluations.add(self._schedule.at_end(models, self._stream_end()))
+            # One that failed is a status of its own; the run has done its part.
             self._evaluations.drain()
         return explain_end(self._cursor, self._pipeline.trigger)
-
-    def _evaluate_manually(self, handlers: Sequence[str]) -> str:
-        self._journal.enter(RunState.EVALUATING)
-        if models := trained_models(self._snapshot.triggers):
-            self._evaluations.use_final_workers()
-            self._evaluations.add(self._schedule.manual(handlers, models, self._stream_end()))
-            self._evaluations.drain()
-        return self._run.message
 
     def _has_enough(self) -> bool:
         return self._run.max_triggers is not None and self._cursor.num_triggers >= self._run.max_triggers

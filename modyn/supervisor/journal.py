@@ -22,13 +22,13 @@ from sqlalchemy.orm import Session
 from modyn.db.engine import Database
 from modyn.errors import ConflictError
 from modyn.json_codec import sanitize
-from modyn.records import RunId
+from modyn.records import JobState, RunId
 from modyn.supervisor.cursor import Cursor
 from modyn.supervisor.evaluation_plan import EvaluationTask
 from modyn.supervisor.journal_queries import CURSOR_VERSION, JournalQueries, unknown_run
-from modyn.supervisor.records import EventKind, NewRun, Run, RunEvent, TriggerRecord
+from modyn.supervisor.records import EventKind, NewRun, RequestedEvaluation, Run, RunEvent, TriggerRecord
 from modyn.supervisor.states import TERMINAL, TRIGGER_TRANSITIONS, RunState, TriggerState, check_transition
-from modyn.supervisor.tables import CHECKS, CURSORS, EVENTS, RUNS, STEPS, TRIGGERS
+from modyn.supervisor.tables import CHECKS, CURSORS, EVALUATIONS, EVENTS, RUNS, STEPS, TRIGGERS
 from modyn.supervisor.triggers.base import CheckRecord
 
 
@@ -119,6 +119,13 @@ class Journal(JournalQueries):
             write.event(EventKind.RUN_STATE, {"state": str(RunState.SUBMITTED)})
         return self.run(run_id)
 
+    def announce(self, run_id: str, message: str) -> Run:
+        """Record a message that the user gets with the run until it ends."""
+        with self.write(run_id) as write:
+            write.changes["message"] = sanitize(message)
+            write.event(EventKind.MESSAGE, {"message": message})
+        return self.run(run_id)
+
     def claim(self, run_id: str) -> RunJournal:
         """Begin a new attempt to execute the run; return its journal. Attempts before it can no longer write. Raises: NotFoundError."""
         with self.database.session() as session:
@@ -134,19 +141,58 @@ class Journal(JournalQueries):
             write.become(to, **detail)
         return self.run(run_id)
 
-    def submit_again(self, run_id: str, manual_handlers: Sequence[str] | None = None) -> Run:
-        """Queue a terminal run once more: to go on, or to evaluate `manual_handlers` (empty: all manual ones) when it is finished.
+    def submit_again(self, run_id: str) -> Run:
+        """Queue a run that is terminal and has not finished once more, to go on.
 
-        Raises: ConflictError: the state of the run does not fit. NotFoundError.
+        Raises: NotFoundError. ConflictError: the state of the run does not allow it.
         """
         with self.write(run_id) as write:
-            if (write.state is RunState.FINISHED) != (manual_handlers is not None):
-                wanted = "nothing to resume" if write.state is RunState.FINISHED else "resume it first"
-                raise ConflictError(f"run {run_id} is {write.state}: {wanted}")
             write.become(RunState.SUBMITTED)
-            write.changes |= {"error": "", "error_reason": ""}
-            write.changes |= {"message": ""} if manual_handlers is None else {"manual_handlers": list(manual_handlers)}
+            write.changes |= {"error": "", "error_reason": "", "message": ""}
         return self.run(run_id)
+
+    def request_finish(self, run_id: str) -> None:
+        """Record that the run is to end its stream where it stands, whichever attempt executes it."""
+        with self.write(run_id) as write:
+            write.changes["finish_requested"] = True
+            write.event(EventKind.MESSAGE, {"message": "the run was asked to finish: it reads no more samples"})
+
+    def request_evaluation(self, run_id: str, handlers: Sequence[str], section: Mapping[str, Any] | None) -> RequestedEvaluation:
+        """Queue evaluations of a run in any state. Args: section: takes the place of the run's `evaluation`; None: its own."""
+        with self.write(run_id) as write:  # its lock orders the numbers
+            of_run = EVALUATIONS.c.run_id == run_id
+            number = 1 + (write.session.scalar(select(func.max(EVALUATIONS.c.number)).where(of_run)) or 0)
+            request = RequestedEvaluation(
+                run_id=RunId(run_id),
+                number=number,
+                state=JobState.QUEUED,
+                submitted_at=time.time(),
+                handlers=list(handlers),
+                section=None if section is None else dict(section),
+                after_seq=write.last_seq,
+            )
+            write.session.execute(insert(EVALUATIONS).values(to_row(request, EVALUATIONS)))
+        return request
+
+    def end_evaluation(self, request: RequestedEvaluation, failures: Sequence[str], error_reason: str = "") -> None:
+        """Record the end of requested evaluations: failed with these reasons, or finished if there are none."""
+        error = ""
+        if failures:
+            others = f" ({len(failures) - 1} more failed, see the run's events)" if failures[1:] else ""
+            error = sanitize(f"{failures[0]}{others}")
+        with self.write(request.run_id) as write:
+            write.session.execute(
+                update(EVALUATIONS)
+                .where(EVALUATIONS.c.run_id == request.run_id, EVALUATIONS.c.number == request.number)
+                .values(
+                    state=str(JobState.FAILED if failures else JobState.FINISHED),
+                    error=error,
+                    error_reason=error_reason,
+                    finished_at=time.time(),
+                )
+            )
+            result = f"failed: {error}" if failures else "are made"
+            write.event(EventKind.MESSAGE, {"message": f"requested evaluations {request.number} {result}"})
 
     @contextmanager
     def write(self, run_id: str, attempt: int | None = None) -> Iterator[Write]:
@@ -284,8 +330,6 @@ class RunJournal:
             if to is RunState.STOPPED and write.state not in (RunState.SUBMITTED, RunState.STOPPING, RunState.STOPPED):
                 write.become(RunState.STOPPING)
             write.become(to, error=error, error_reason=error_reason, message=message)
-            if to is RunState.FINISHED:
-                write.changes["manual_handlers"] = None
 
     @contextmanager
     def _write(self) -> Iterator[Write]:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
-from sqlalchemy import BigInteger, Double, RowMapping, cast, func, select
+from sqlalchemy import BigInteger, Double, RowMapping, cast, exists, func, select
 from sqlalchemy.orm import Session
 
 from modyn.db.engine import Database
 from modyn.errors import CorruptStateError, NotFoundError
 from modyn.supervisor.cursor import Cursor
-from modyn.supervisor.records import Run, RunEvent, TriggerRecord
+from modyn.supervisor.records import RequestedEvaluation, Run, RunEvent, TriggerRecord
 from modyn.supervisor.states import TERMINAL, RunState, TriggerState
-from modyn.supervisor.tables import CHECKS, CURSORS, EVENTS, RUNS, STEPS, TRIGGERS
+from modyn.supervisor.tables import CHECKS, CURSORS, EVALUATIONS, EVENTS, RUNS, STEPS, TRIGGERS
 from modyn.supervisor.triggers.base import CheckRecord
 from modyn.supervisor.work_clock import stage_seconds
 
@@ -36,8 +36,8 @@ class RunSnapshot:
     end_key: int | None
     """As in `NewRun`, and `dataset_identity`."""
     dataset_identity: str
-    manual_handlers: Sequence[str] | None
-    """Set: the run is finished and these handlers are to be evaluated; empty: all manual ones."""
+    finish_requested: bool
+    """The run is to end its stream where it stands, and to make its final evaluations."""
     cursor: Cursor
     policy_state: dict[str, Any] | None
     """None: the run has not seen a batch."""
@@ -46,6 +46,8 @@ class RunSnapshot:
     """Those behind the cursor, in order: verdicts to be replayed."""
     evaluated: frozenset[tuple[int, str]]
     """(trigger, name) of the evaluations that are finished."""
+    failed: frozenset[tuple[int, str]]
+    """(trigger, name) of the evaluations that failed."""
 
 
 class JournalQueries:
@@ -71,10 +73,10 @@ class JournalQueries:
             cursor = session.execute(select(CURSORS).where(CURSORS.c.run_id == run_id)).mappings().one_or_none()
             triggers = _triggers(session, run_id)
             checks = _checks(session, run_id, -1 if cursor is None else cursor["last_check"])
-            query = select(STEPS.c.trigger_id, STEPS.c.name).where(
-                STEPS.c.run_id == run_id, STEPS.c.step == "evaluate", STEPS.c.state == "finished"
+            query = select(STEPS.c.state, STEPS.c.trigger_id, STEPS.c.name).where(
+                STEPS.c.run_id == run_id, STEPS.c.step == "evaluate", STEPS.c.state.in_(("finished", "failed"))
             )
-            evaluated = frozenset((int(trigger_id), str(name)) for trigger_id, name in session.execute(query))
+            evaluations = [(str(state), (int(trigger_id), str(name))) for state, trigger_id, name in session.execute(query)]
         if cursor is not None and cursor["version"] != CURSOR_VERSION:
             raise CorruptStateError(
                 f"the journal of run {run_id} has version {cursor['version']}, this release reads {CURSOR_VERSION}; "
@@ -86,12 +88,13 @@ class JournalQueries:
             selection_seed=row["selection_seed"],
             end_key=row["end_key"],
             dataset_identity=row["dataset_identity"],
-            manual_handlers=row["manual_handlers"],
+            finish_requested=row["finish_requested"],
             cursor=Cursor() if cursor is None else from_row(cursor, Cursor),
             policy_state=None if cursor is None else dict(cursor["policy_state"]),
             triggers=triggers,
             checks=checks,
-            evaluated=evaluated,
+            evaluated=frozenset(step for state, step in evaluations if state == "finished"),
+            failed=frozenset(step for state, step in evaluations if state == "failed"),
         )
 
     def triggers(self, run_id: str) -> tuple[TriggerRecord, ...]:
@@ -106,8 +109,28 @@ class JournalQueries:
             _run_row(session, run_id)
             return _checks(session, run_id)
 
-    def events(self, run_id: str, after_seq: int, limit: int = EVENTS_PER_PAGE) -> tuple[list[RunEvent], bool]:
+    def evaluation(self, run_id: str, number: int) -> RequestedEvaluation:
+        """Return evaluations that were asked for. Raises: NotFoundError."""
+        with self.database.session() as session:
+            _run_row(session, run_id)
+            query = select(EVALUATIONS).where(EVALUATIONS.c.run_id == run_id, EVALUATIONS.c.number == number)
+            row = session.execute(query).mappings().one_or_none()
+        if row is None:
+            raise NotFoundError(f"run {run_id} has no requested evaluations {number}; `modyn evaluate {run_id}` asks for some")
+        return from_row(row, RequestedEvaluation)
+
+    def open_evaluations(self) -> list[RequestedEvaluation]:
+        """List the requested evaluations of all runs that have not ended, oldest first."""
+        with self.database.session() as session:
+            query = select(EVALUATIONS).where(EVALUATIONS.c.finished_at.is_(None)).order_by(EVALUATIONS.c.submitted_at)
+            return [from_row(row, RequestedEvaluation) for row in session.execute(query).mappings()]
+
+    def events(
+        self, run_id: str, after_seq: int, limit: int = EVENTS_PER_PAGE, evaluation: int | None = None
+    ) -> tuple[list[RunEvent], bool]:
         """Return at most `limit` events after `after_seq`, and whether these are the last: the run is terminal and has no more.
+
+        Args: evaluation: number of requested evaluations, whose end counts instead of the run's.
 
         Raises: NotFoundError.
         """
@@ -116,9 +139,13 @@ class JournalQueries:
             state = session.scalar(select(RUNS.c.state).where(RUNS.c.run_id == run_id))
             if state is None:
                 raise unknown_run(run_id)
+            ended = RunState(state) in TERMINAL
+            if evaluation is not None:
+                which = (EVALUATIONS.c.run_id == run_id, EVALUATIONS.c.number == evaluation)
+                ended = session.scalar(select(EVALUATIONS.c.finished_at).where(*which)) is not None
             query = select(EVENTS).where(EVENTS.c.run_id == run_id, EVENTS.c.seq > after_seq).order_by(EVENTS.c.seq).limit(limit)
             events = [from_row(row, RunEvent) for row in session.execute(query).mappings()]
-        return events, RunState(state) in TERMINAL and len(events) < limit
+        return events, ended and len(events) < limit
 
 
 def from_row(row: RowMapping | Mapping[str, Any], kind: type[R]) -> R:
@@ -148,9 +175,28 @@ _TRIGGER_COUNTS = (
     .group_by(TRIGGERS.c.run_id)
     .subquery()
 )
+_MADE_AGAIN = STEPS.alias("made_again")
+_FAILED_EVALUATIONS = (
+    select(func.count())
+    .select_from(STEPS)
+    .where(STEPS.c.run_id == RUNS.c.run_id, STEPS.c.step == "evaluate", STEPS.c.state == "failed")
+    .where(
+        ~exists().where(
+            _MADE_AGAIN.c.run_id == STEPS.c.run_id,
+            _MADE_AGAIN.c.trigger_id == STEPS.c.trigger_id,
+            _MADE_AGAIN.c.step == "evaluate",
+            _MADE_AGAIN.c.state == "finished",
+            _MADE_AGAIN.c.finished_at > STEPS.c.finished_at,
+            *(_MADE_AGAIN.c.detail[name].astext == STEPS.c.detail[name].astext for name in ("handler", "dataset")),
+        )
+    )
+    .correlate(RUNS)
+    .scalar_subquery()
+)
 _RUN_QUERY = (
     select(
         RUNS,
+        _FAILED_EVALUATIONS.label("failed_evaluations"),
         func.greatest(func.coalesce(CURSORS.c.position, 0), func.coalesce(_TRIGGER_COUNTS.c.trigger_position, 0)).label(
             "num_samples"
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -14,18 +14,17 @@ from prometheus_client import Counter, Gauge
 
 from modyn.config.base import Problem
 from modyn.config.system import SupervisorConfig
-from modyn.errors import CancelledError, ConflictError, InvalidArgumentError, ModynError, UnavailableError
+from modyn.errors import CancelledError, ConflictError, ModynError, UnavailableError
 from modyn.records import RunId
-from modyn.registry import nearest
 from modyn.rpc.logs import bind, get_logger
 from modyn.rpc.retry import CancellationToken, Retrier, RetryPolicy
-from modyn.supervisor.evaluation import load_handlers
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.executor import RunClients, RunExecutor, retry_policy
 from modyn.supervisor.journal import Journal, RunJournal
-from modyn.supervisor.records import NewRun, Run, RunOptions
+from modyn.supervisor.records import NewRun, RequestedEvaluation, Run, RunOptions
+from modyn.supervisor.requested_evaluations import EvaluationOrder, RequestedEvaluations
 from modyn.supervisor.states import RESUMABLE, TERMINAL, RunState
-from modyn.supervisor.validation import check_pipeline, check_references, checked_pipeline, measure_stream
+from modyn.supervisor.validation import check_pipeline, check_references, checked_pipeline, measure_stream, unreached_handlers
 
 SHUTDOWN_S = 5.0
 """The time that executing runs get to become terminal when the supervisor stops."""
@@ -44,6 +43,8 @@ class _Entry:
 
     run_id: RunId
     token: CancellationToken = field(default_factory=CancellationToken)
+    finishing: CancellationToken = field(default_factory=CancellationToken)
+    """Cancelled: the run was asked to finish."""
     thread: threading.Thread | None = None
     """None: it waits."""
     clients: RunClients | None = None
@@ -82,6 +83,7 @@ class RunQueue:
         self._open_clients = open_clients
         self._config = config
         self._clients = open_clients()
+        self._requested = RequestedEvaluations(journal, hub, open_clients, config)
         owners = (self._clients.selector, self._clients.trainer_server, self._clients.model_storage, self._clients.evaluator)
         self._section_checks = [client.validate for client in owners]
         # Guards the two fields below, and the threads of entries. Never held during a call to PostgreSQL or another service.
@@ -99,6 +101,7 @@ class RunQueue:
             )
             if interrupted and self._config.resume_on_start:
                 self.resume(run.run_id)
+        self._requested.recover()
 
     def validate(self, yaml: str, file_name: str) -> list[Problem]:
         """Check the text of a pipeline file, with the services that act on it and the datasets that exist; return problems and warnings.
@@ -121,6 +124,8 @@ class RunQueue:
         seed = random.getrandbits(31) if pipeline.training.seed is None else pipeline.training.seed
         new = NewRun(options, pipeline.name, yaml, file_name, pipeline.as_dict(), selection_seed=seed, **asdict(extent))
         run = self.journal.create(new)
+        if message := unreached_handlers(run):
+            run = self.journal.announce(run.run_id, message)
         _LOG.info("submitted", run_id=run.run_id, mode=str(run.mode))
         self._enqueue(run.run_id)
         return run
@@ -174,26 +179,31 @@ class RunQueue:
         self._enqueue(run.run_id)
         return run
 
-    def evaluate(self, run_id: str, handlers: Sequence[str]) -> Run:
-        """Queue evaluations of a finished run by `handlers`; empty: by all manual ones.
+    def finish(self, run_id: str) -> Run:
+        """End the stream of a run where it stands; what is left of its evaluations is made, and the run is finished.
 
-        Raises: NotFoundError. InvalidArgumentError: the pipeline does not have such a handler. ConflictError: the run is not finished.
+        A run that was stopped, failed or was interrupted is resumed for that. A finished one is left as it is.
+
+        Raises: NotFoundError. ConflictError: it is stopping, or another supervisor executes it.
         """
         run = self.journal.run(run_id)
-        known = load_handlers(run.pipeline.get("evaluation"))
-        names = [handler.name for handler in known]
-        for name in handlers:
-            if name not in names:
-                raise InvalidArgumentError(
-                    f"run {run_id} has no evaluation handler '{name}'{nearest(name, names) or ';'} it has: {', '.join(names) or 'none'}"
-                )
-        if not handlers and not any(handler.execution_time == "manual" for handler in known):
-            raise InvalidArgumentError(
-                f"run {run_id} has no handler with `execution_time: manual`; name those to evaluate: {', '.join(names) or 'none'}"
-            )
-        run = self.journal.submit_again(run_id, manual_handlers=list(handlers))
-        self._enqueue(run.run_id)
-        return run
+        if run.state is RunState.FINISHED:
+            return run
+        if run.state is RunState.STOPPING:
+            raise ConflictError(f"run {run_id} is stopping; ask it to finish when it has stopped")
+        self.journal.request_finish(run_id)
+        entry = self._entry(run_id)
+        if entry is None:
+            return self.resume(run_id)
+        entry.finishing.cancel(CancelledError(f"run {run_id} was asked to finish"))
+        return self.journal.run(run_id)
+
+    def evaluate(self, run_id: str, order: EvaluationOrder) -> RequestedEvaluation:
+        """Queue evaluations of the models that a run has made; its state does not matter and does not change.
+
+        Raises: InvalidArgumentError: nothing to evaluate, or a handler that there is not. ConfigError: the section of the order is wrong.
+        """
+        return self._requested.submit(run_id, order, self._clients.evaluator.validate)
 
     def close(self) -> None:
         """End all runs as interrupted, so that they can be resumed, and end all watching."""
@@ -215,6 +225,7 @@ class RunQueue:
                 entry.thread.join(max(give_up - time.monotonic(), 0.0))
         # Only now: until here the threads write how their runs ended.
         self._until_closed.token.cancel(cause)
+        self._requested.close(cause)
         self._hub.close()
         self._clients.close()
 
@@ -319,7 +330,10 @@ class RunQueue:
                 snapshot = Retrier(retry_policy(self._config), entry.token).call(self.journal.snapshot, entry.run_id)
                 if snapshot.run.is_terminal:
                     return None
-                return _Outcome(message=RunExecutor(snapshot, journal, clients, self._hub, self._config, entry.token).execute())
+                if snapshot.finish_requested:
+                    entry.finishing.cancel(CancelledError(f"run {entry.run_id} was asked to finish"))
+                executor = RunExecutor(snapshot, journal, clients, self._hub, self._config, entry.token, entry.finishing)
+                return _Outcome(message=executor.execute())
         except Exception as error:  # noqa: BLE001 - the user sees it as the end of the run
             return _Outcome(_as_modyn_error(entry, error))
 

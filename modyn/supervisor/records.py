@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from modyn.errors import InvalidArgumentError
-from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, Interval, RunId
+from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, Interval, JobState, RunId
 from modyn.supervisor.states import TERMINAL, RunState, TriggerState
 
 
@@ -83,6 +83,8 @@ class Run:
     num_triggers: int = 0
     samples_trained: int = 0
     """Over all trainings, as the trainer counted: after downsampling, each epoch."""
+    failed_evaluations: int = 0
+    """Evaluations that failed and have not been made again since."""
     from_timestamp: int | None = None
     to_timestamp: int | None = None
     max_triggers: int | None = None
@@ -108,6 +110,27 @@ class Run:
     def is_terminal(self) -> bool:
         """Nothing runs any more."""
         return self.state in TERMINAL
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedEvaluation:
+    """Evaluations of a run that a user asked for, independent of the state of the run."""
+
+    run_id: RunId
+    number: int
+    """1, 2, … within the run."""
+    state: JobState
+    submitted_at: float
+    finished_at: float | None = None
+    error: str = ""
+    """The first failure, and how many there are."""
+    error_reason: str = ""
+    handlers: Sequence[str] = ()
+    """Names of the handlers; none: all manual ones, and what has failed before."""
+    section: dict[str, Any] | None = None
+    """The `evaluation` section that takes the place of the run's own."""
+    after_seq: int = 0
+    """The run's newest event at submission."""
 
 
 class EventKind(StrEnum):

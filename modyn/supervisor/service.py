@@ -16,6 +16,7 @@ from modyn.supervisor.executor import open_clients
 from modyn.supervisor.journal import Journal
 from modyn.supervisor.queue import RunQueue
 from modyn.supervisor.records import RunOptions
+from modyn.supervisor.requested_evaluations import EvaluationOrder
 from modyn.supervisor.triggers import TRIGGERS
 
 
@@ -46,10 +47,11 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
 
     def Watch(self, request: supervisor_pb2.WatchRequest, context: grpc.ServicerContext) -> Iterator[supervisor_pb2.RunEvent]:
         """Stream the events after `after_seq`, kept ones first, until the run is terminal or the client leaves."""
+        number = request.evaluation if request.HasField("evaluation") else None
         with self._hub.watching(request.run_id) as watcher:
             if not context.add_callback(watcher.close):
                 return  # The call has ended already.
-            for event in watch(self._journal, watcher, request.run_id, request.after_seq):
+            for event in watch(self._journal, watcher, request.run_id, request.after_seq, number):
                 yield to_message(event, supervisor_pb2.RunEvent)
 
     def StopRun(self, request: supervisor_pb2.RunName, context: grpc.ServicerContext) -> supervisor_pb2.Run:
@@ -60,9 +62,22 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
         """Queue a stopped, failed or interrupted run again; an active one is left alone, a finished one is CONFLICT."""
         return to_message(self._runs.resume(request.run_id), supervisor_pb2.Run)
 
-    def EvaluateRun(self, request: supervisor_pb2.EvaluateRunRequest, context: grpc.ServicerContext) -> supervisor_pb2.Run:
-        """Queue the manual evaluations of a run, or those of the named handlers; INVALID_ARGUMENT for an unknown one."""
-        return to_message(self._runs.evaluate(request.run_id, list(request.handlers)), supervisor_pb2.Run)
+    def FinishRun(self, request: supervisor_pb2.RunName, context: grpc.ServicerContext) -> supervisor_pb2.Run:
+        """Ask a run to end its stream and to make its final evaluations, without waiting for it."""
+        return to_message(self._runs.finish(request.run_id), supervisor_pb2.Run)
+
+    def EvaluateRun(
+        self, request: supervisor_pb2.EvaluateRunRequest, context: grpc.ServicerContext
+    ) -> supervisor_pb2.RequestedEvaluation:
+        """Queue evaluations of a run, whose state does not change."""
+        order = EvaluationOrder(list(request.handlers), list(request.datasets), list(request.metrics), request.yaml)
+        return to_message(self._runs.evaluate(request.run_id, order), supervisor_pb2.RequestedEvaluation)
+
+    def GetEvaluation(
+        self, request: supervisor_pb2.EvaluationName, context: grpc.ServicerContext
+    ) -> supervisor_pb2.RequestedEvaluation:
+        """Return evaluations that were asked for."""
+        return to_message(self._journal.evaluation(request.run_id, request.number), supervisor_pb2.RequestedEvaluation)
 
     def ListTriggers(self, request: supervisor_pb2.RunName, context: grpc.ServicerContext) -> supervisor_pb2.TriggerList:
         """The triggers of a run in order; NOT_FOUND if there is no such run."""

@@ -37,17 +37,17 @@ TRANSITIONS: dict[RunState, frozenset[RunState]] = {
         {RunState.STREAMING, RunState.EVALUATING, RunState.STOPPED, RunState.FAILED, RunState.INTERRUPTED}
     ),
     RunState.STREAMING: _CAN_BREAK_OFF | {RunState.WAITING_FOR_DATA, RunState.SELECTING, RunState.EVALUATING},
-    RunState.WAITING_FOR_DATA: _CAN_BREAK_OFF | {RunState.STREAMING},
+    RunState.WAITING_FOR_DATA: _CAN_BREAK_OFF | {RunState.STREAMING, RunState.EVALUATING},
     RunState.SELECTING: _CAN_BREAK_OFF | {RunState.TRAINING, RunState.STREAMING},
     RunState.TRAINING: _CAN_BREAK_OFF | {RunState.STREAMING},
     RunState.EVALUATING: _CAN_BREAK_OFF | {RunState.FINISHED},
     RunState.STOPPING: frozenset({RunState.STOPPED, RunState.FAILED, RunState.INTERRUPTED}),
-    RunState.FINISHED: frozenset({RunState.SUBMITTED}),
+    RunState.FINISHED: frozenset(),
     RunState.STOPPED: frozenset({RunState.SUBMITTED}),
     RunState.FAILED: frozenset({RunState.SUBMITTED}),
     RunState.INTERRUPTED: frozenset({RunState.SUBMITTED, RunState.STOPPED}),
 }
-"""From each state to those that may follow. A finished run is submitted again only to make manual evaluations."""
+"""From each state to those that may follow. Evaluations that a user asks for change no state: they are a queue of their own."""
 
 TERMINAL = frozenset({RunState.FINISHED, RunState.STOPPED, RunState.FAILED, RunState.INTERRUPTED})
 """Nothing runs; only a call of the user moves the run on. Watchers end here."""

@@ -60,7 +60,7 @@ class SampleStream:
         """None: the stream has ended, or was closed. An error stands behind the batches before it."""
         self._closed = threading.Event()
         threading.Thread(target=self._read_ahead, name="sample-stream", daemon=True).start()
-        self._unregister = self._token.on_cancel(lambda _: self._end())
+        self._unregister = self._token.on_cancel(lambda _: self.end())
 
     def read(self, idle: Callable[[], None]) -> SampleBatch | None:
         """Return the next batch, never empty; None at the end. Calls `idle` once when it has to wait for data to arrive.
@@ -84,9 +84,10 @@ class SampleStream:
     def close(self) -> None:
         """End the stream, and the thread that reads ahead."""
         self._unregister()
-        self._end()
+        self.end()
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Make `read` return None, from any thread; what was read ahead is dropped."""
         self._closed.set()
         self._batches.cancel()
         # Room for the batch that the thread may hold, so that it ends, and for the None that wakes the reader.

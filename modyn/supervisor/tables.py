@@ -20,8 +20,8 @@ RUNS = Table(
     Column("pipeline", JSONB),
     # What selection draws from: training.seed, or a number drawn at submission, which a resumed run needs again.
     Column("selection_seed", BigInteger),
-    # Set while a finished run is evaluated once more: names of handlers.
-    Column("manual_handlers", JSONB(none_as_null=True)),
+    # The user asked the run to end its stream and to make its final evaluations, `modyn finish`.
+    Column("finish_requested", Boolean),
     # Number of the newest attempt to execute the run. Writes of earlier attempts are refused.
     Column("attempt", BigInteger),
 )
@@ -68,6 +68,20 @@ STEPS = Table(
     *columns(Text, "state"),
     *columns(Float, "started_at finished_at"),
     *columns(JSONB, "detail"),
+)
+
+EVALUATIONS = Table(
+    "evaluations",
+    METADATA,
+    *columns(Text, "run_id", primary_key=True),
+    *columns(BigInteger, "number", primary_key=True),
+    *columns(Text, "state error error_reason"),
+    *columns(JSONB, "handlers"),
+    # The `evaluation` section that takes the place of the run's own.
+    Column("section", JSONB(none_as_null=True)),
+    *columns(Float, "submitted_at finished_at"),
+    # The run's newest event at submission: watchers begin behind it.
+    *columns(BigInteger, "after_seq"),
 )
 
 EVENTS = Table(

@@ -15,8 +15,8 @@ from modyn.model_storage.client import ModelStorageClient
 from modyn.records import Interval
 from modyn.registry import nearest
 from modyn.storage.client import StorageClient
-from modyn.supervisor.evaluation import check_handlers
-from modyn.supervisor.records import RunMode, RunOptions
+from modyn.supervisor.evaluation import check_handlers, load_handlers
+from modyn.supervisor.records import Run, RunMode, RunOptions
 from modyn.supervisor.triggers import TRIGGERS
 
 Check = Callable[[Mapping[str, Any]], list[Problem]]
@@ -94,6 +94,16 @@ def check_references(pipeline: Mapping[str, Any], storage: StorageClient, model_
         except NotFoundError as error:
             found.append(Problem("training.initial_model_id", error.message))
     return found
+
+
+def unreached_handlers(run: Run) -> str:
+    """The warning that the end of a run without end never comes by itself; empty if no handler waits for it."""
+    if run.mode is not RunMode.PRODUCTION or run.max_triggers is not None:
+        return ""
+    waiting = [h.name for h in load_handlers(run.pipeline.get("evaluation")) if h.execution_time == "after_pipeline"]
+    names = ", ".join(f"'{name}'" for name in waiting)
+    verb = f"handler {names} evaluates" if len(waiting) == 1 else f"handlers {names} evaluate"
+    return f"{verb} at the end of the run, which `modyn finish {run.run_id}` brings about" if waiting else ""
 
 
 def check_batch_size(pipeline: Mapping[str, Any]) -> list[Problem]:

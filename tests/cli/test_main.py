@@ -20,7 +20,7 @@ from modyn.storage.formats import FILE_FORMATS, build_format
 from modyn.testing.stack import clean_environment
 
 COMMANDS = (
-    "up", "down", "status", "logs", "run", "ps", "watch", "show", "stop", "resume", "evaluate", "report", "check", "schema", "explain",
+    "up", "down", "status", "logs", "run", "ps", "watch", "show", "stop", "resume", "finish", "evaluate", "report", "check", "schema", "explain",
     "plugins", "data", "models",
 )  # fmt: skip
 READ_ONLY = (

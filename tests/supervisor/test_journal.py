@@ -16,7 +16,7 @@ from sqlalchemy import update
 from modyn.config.system import SystemConfig
 from modyn.db.engine import Database, open_database
 from modyn.errors import ConflictError, CorruptStateError, NotFoundError
-from modyn.records import EvalInterval, RunId, SampleBatch
+from modyn.records import EvalInterval, JobState, RunId, SampleBatch
 from modyn.supervisor.cursor import Cursor
 from modyn.supervisor.evaluation_plan import EvaluationTask
 from modyn.supervisor.journal import Journal, RunJournal, slug
@@ -189,18 +189,32 @@ def test_a_cursor_of_another_release_is_refused(journal: Journal, database: Data
         journal.snapshot(run_id)
 
 
-def test_only_finished_runs_are_evaluated_again_and_only_others_resumed(journal: Journal) -> None:
+def test_a_finished_run_is_not_resumed(journal: Journal) -> None:
     run_id = journal.create(NEW).run_id
     journal.become(run_id, RunState.STOPPED)
-    with pytest.raises(ConflictError, match="resume it first"):
-        journal.submit_again(run_id, manual_handlers=[])
     assert journal.submit_again(run_id).state is RunState.SUBMITTED
     journal.become(run_id, RunState.EVALUATING)
     journal.become(run_id, RunState.FINISHED)
-    with pytest.raises(ConflictError, match="nothing to resume"):
+    with pytest.raises(ConflictError, match="is finished and cannot become submitted"):
         journal.submit_again(run_id)
-    journal.submit_again(run_id, manual_handlers=["a"])
-    assert journal.snapshot(run_id).manual_handlers == ["a"]
+
+
+def test_requested_evaluations_are_numbered_and_end_once(journal: Journal) -> None:
+    run_id = journal.create(NEW).run_id
+    first, second = journal.request_evaluation(run_id, ["a"], None), journal.request_evaluation(run_id, [], {"handlers": []})
+    assert [request.number for request in journal.open_evaluations()] == [1, 2]
+    assert journal.evaluation(run_id, 2) == second
+    journal.end_evaluation(first, ["no such sample", "nor that"], "DATA")
+    ended = journal.evaluation(run_id, 1)
+    assert (ended.state, ended.error_reason) == (JobState.FAILED, "DATA")
+    assert ended.error == "no such sample (1 more failed, see the run's events)"
+    assert [request.number for request in journal.open_evaluations()] == [2]
+    events, complete = journal.events(run_id, 0, evaluation=1)
+    assert complete
+    assert events[-1].detail == {"message": f"requested evaluations 1 failed: {ended.error}"}
+    assert not journal.events(run_id, 0, evaluation=2)[1]
+    with pytest.raises(NotFoundError, match="has no requested evaluations 3"):
+        journal.evaluation(run_id, 3)
 
 
 def test_a_recorded_journal_replays_to_the_same_decisions(

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from modyn.analysis.results import RunResults, cost, evaluations_table, triggers_table
+from modyn.config.base import Problem
 from modyn.config.system import SystemConfig
 from modyn.db.engine import Database
 from modyn.errors import (
@@ -25,13 +27,15 @@ from modyn.errors import (
 from modyn.evaluator.client import EvaluationRequest
 from modyn.json_codec import sanitize
 from modyn.proto import supervisor_pb2
+from modyn.records import JobState
 from modyn.rpc.wire import to_message
 from modyn.supervisor.client import Run, RunMode
 from modyn.supervisor.evaluation_queue import BACKLOG
 from modyn.supervisor.executor import RunClients
 from modyn.supervisor.journal import Journal, RunJournal
 from modyn.supervisor.queue import RunQueue
-from modyn.supervisor.records import EventKind, RunOptions
+from modyn.supervisor.records import EventKind, RequestedEvaluation, RunOptions
+from modyn.supervisor.requested_evaluations import EvaluationOrder
 from modyn.supervisor.states import RunState, TriggerState
 from modyn.testing.fakes import FakeTrainerServer
 from modyn.testing.services import InMemoryServices, pipeline_yaml, wait_until_terminal
@@ -49,7 +53,8 @@ def evaluation(*handlers: dict[str, Any]) -> dict[str, Any]:
     return {"datasets": [{"dataset_id": "test", "metrics": metrics}], "handlers": named}
 
 
-AFTER_TRAINING = evaluation({"name": "matrix", "execution_time": "after_training"})
+HANDLER = {"name": "matrix", "execution_time": "after_training", "strategy": SLICES, "datasets": ["test"]}
+AFTER_TRAINING = evaluation(HANDLER)
 
 
 @pytest.fixture
@@ -94,6 +99,13 @@ def cells(services: InMemoryServices, run: Run, handler: str) -> set[tuple[int, 
     """(trigger, anchor) of what a handler has evaluated."""
     results = services.evaluator.results(run.run_id)
     return {(result.trigger_id, result.interval.anchor) for result in results if result.handler == handler}
+
+
+def evaluated(runs: RunQueue, run: Run, **order: Any) -> RequestedEvaluation:
+    """Ask for evaluations of a run, and wait for their end."""
+    request = runs.evaluate(run.run_id, EvaluationOrder(**order))
+    eventually(lambda: runs.journal.evaluation(run.run_id, request.number).finished_at)
+    return runs.journal.evaluation(run.run_id, request.number)
 
 
 def test_an_experiment_trains_and_evaluates_every_trigger(runs: RunQueue, services: InMemoryServices) -> None:
@@ -173,9 +185,8 @@ def test_handlers(runs: RunQueue, services: InMemoryServices) -> None:
         assert cells(services, run, f"{models}-after_training") == cells_expected, models
         assert cells(services, run, f"{models}-after_pipeline") == cells_expected, models
         assert cells(services, run, f"{models}-manual") == set(), models
-    runs.evaluate(run.run_id, [])
-    run = wait_until_terminal(runs, run.run_id)
-    assert run.state is RunState.FINISHED
+    assert evaluated(runs, run).state is JobState.FINISHED
+    assert runs.journal.run(run.run_id).state is RunState.FINISHED
     for models, cells_expected in expected.items():
         assert cells(services, run, f"{models}-manual") == cells_expected, models
     asked = [(r.handler, r.trigger_id, tuple(r.intervals)) for r in services.evaluator.started]
@@ -192,11 +203,10 @@ def test_intervals_between_triggers_are_complete(runs: RunQueue, services: InMem
 def test_handlers_can_be_evaluated_by_name(runs: RunQueue, services: InMemoryServices) -> None:
     run = finish(runs, pipeline_yaml(evaluation=AFTER_TRAINING))
     with pytest.raises(InvalidArgumentError, match="no evaluation handler 'matirx', did you mean 'matrix'"):
-        runs.evaluate(run.run_id, ["matirx"])
+        runs.evaluate(run.run_id, EvaluationOrder(["matirx"]))
     with pytest.raises(InvalidArgumentError, match="no handler with `execution_time: manual`"):
-        runs.evaluate(run.run_id, [])
-    runs.evaluate(run.run_id, ["matrix"])
-    assert wait_until_terminal(runs, run.run_id).state is RunState.FINISHED
+        runs.evaluate(run.run_id, EvaluationOrder())
+    assert evaluated(runs, run, handlers=["matrix"]).state is JobState.FINISHED
 
 
 def test_a_run_that_never_triggers_says_so(runs: RunQueue) -> None:
@@ -379,8 +389,8 @@ def test_an_error_that_is_no_text_brings_the_run_to_rest(runs: RunQueue, service
 def test_an_evaluation_error_that_is_no_text_is_told(runs: RunQueue, services: InMemoryServices) -> None:
     services.evaluator.fail = lambda request: "cannot read /data/\udcff.png \0"
     run = finish(runs, pipeline_yaml(evaluation=AFTER_TRAINING))
-    assert run.state is RunState.FAILED
-    assert r"cannot read /data/\udcff.png" in run.error
+    assert (run.state, run.failed_evaluations) == (RunState.FINISHED, 3)
+    assert r"cannot read /data/\udcff.png" in evaluated(runs, run).error
     for event in runs.journal.events(run.run_id, 0)[0]:
         to_message(event, supervisor_pb2.RunEvent)
 
@@ -470,22 +480,101 @@ def test_a_run_that_ends_while_it_is_stopped_is_left_alone(
     assert runs.stop(run.run_id).state is RunState.FINISHED
 
 
-def test_a_failed_evaluation_lets_the_trainings_go_on(runs: RunQueue, services: InMemoryServices) -> None:
+def test_a_failed_evaluation_is_a_status_that_can_be_made_again(runs: RunQueue, services: InMemoryServices) -> None:
+    """It blocks neither the trainings nor the handlers at the end, and a later success takes it out of the run."""
     broken = [True]
 
     def fail(request: EvaluationRequest) -> str | None:
-        return "metric Accuracy raised ZeroDivisionError" if request.trigger_id == 1 and broken else None
+        return (
+            "metric Accuracy raised ZeroDivisionError"
+            if request.trigger_id == 1 and request.handler == "matrix" and broken
+            else None
+        )
 
     services.evaluator.fail = fail
-    run = finish(runs, pipeline_yaml(evaluation=AFTER_TRAINING))
-    assert run.state is RunState.FAILED
-    assert run.num_triggers == 3
-    assert "evaluation of trigger 1 by handler 'matrix' on dataset 'test' failed: metric Accuracy raised" in run.error
+    handlers = [{"name": "matrix", "execution_time": "after_training"}, {"name": "last", "execution_time": "after_pipeline"}]
+    run = finish(runs, pipeline_yaml(evaluation=evaluation(*handlers)))
+    assert (run.state, run.error, run.num_triggers, run.failed_evaluations) == (RunState.FINISHED, "", 3, 1)
+    assert {trigger_id for trigger_id, _ in cells(services, run, "last")} == {0, 1, 2}
+
+    again = evaluated(runs, run)
+    assert (again.state, again.error_reason) == (JobState.FAILED, "INTERNAL")
+    assert "evaluation of trigger 1 by handler 'matrix' on dataset 'test' failed: metric Accuracy raised" in again.error
+    run = runs.journal.run(run.run_id)
+    assert (run.state, run.failed_evaluations) == (RunState.FINISHED, 1)
+
     broken.clear()
-    runs.resume(run.run_id)
-    assert wait_until_terminal(runs, run.run_id).state is RunState.FINISHED
-    assert [r.trigger_id for r in services.evaluator.started] == [0, 1, 2, 1]
+    assert evaluated(runs, run).state is JobState.FINISHED
+    run = runs.journal.run(run.run_id)
+    assert (run.state, run.failed_evaluations) == (RunState.FINISHED, 0)
+    assert [r.trigger_id for r in services.evaluator.started if r.handler == "matrix"] == [0, 1, 2, 1, 1]
     assert len(services.trainer_server.requests) == 3
+
+
+def test_evaluations_of_a_run_that_goes_on_and_of_one_that_was_stopped(runs: RunQueue, services: InMemoryServices) -> None:
+    manual = evaluation({"name": "asked", "execution_time": "manual"})
+    run = runs.submit(pipeline_yaml(evaluation=manual), "p.yaml", RunOptions(RunMode.PRODUCTION))
+    eventually(lambda: runs.journal.run(run.run_id).state is RunState.WAITING_FOR_DATA)
+    assert evaluated(runs, run).state is JobState.FINISHED
+    assert runs.journal.run(run.run_id).state is RunState.WAITING_FOR_DATA
+    assert cells(services, run, "asked") == {(t, anchor) for t in range(3) for anchor in (0, 10, 20, 30)}
+    runs.stop(run.run_id)
+    wait_until_terminal(runs, run.run_id)
+    assert evaluated(runs, run).number == 2
+    assert runs.journal.run(run.run_id).state is RunState.STOPPED
+
+
+def test_a_corrected_section_takes_the_place_of_the_runs_own(runs: RunQueue, services: InMemoryServices) -> None:
+    run = finish(runs, pipeline_yaml(evaluation=AFTER_TRAINING))
+    order = {"datasets": ["train"], "metrics": ["RocAuc"], "yaml": yaml.safe_dump({**HANDLER, "name": "corrected"})}
+    assert evaluated(runs, run, **order).state is JobState.FINISHED
+    results = [result for result in services.evaluator.results(run.run_id) if result.handler == "corrected"]
+    assert {(result.dataset, result.metric, result.trigger_id) for result in results} == {
+        ("train", "RocAuc", t) for t in range(3)
+    }
+    with pytest.raises(ConfigError, match=r"evaluation\.handlers\.0\.execution_time"):
+        runs.evaluate(run.run_id, EvaluationOrder(yaml="name: half"))
+    services.evaluator.problems = [Problem("evaluation.datasets.0.metrics.0", "there is no metric 'Acuracy'")]
+    with pytest.raises(ConfigError, match="no metric 'Acuracy'"):
+        runs.evaluate(run.run_id, EvaluationOrder(metrics=["Acuracy"]))
+
+
+def test_requested_evaluations_survive_the_supervisor(
+    make_config: Callable[..., SystemConfig], services: InMemoryServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(request: EvaluationRequest) -> Any:
+        raise UnavailableError("the evaluator cannot be reached")
+
+    config = make_config(supervisor={"patience_s": PATIENCE_S})
+    with services.supervise(config) as runs, monkeypatch.context() as patched:
+        run = finish(runs, pipeline_yaml(evaluation=evaluation({"name": "asked", "execution_time": "manual"})))
+        patched.setattr(services.evaluator, "start", unreachable)
+        request = runs.evaluate(run.run_id, EvaluationOrder())
+    with services.supervise(config) as runs:
+        eventually(lambda: runs.journal.evaluation(run.run_id, request.number).state is JobState.FINISHED)
+
+
+def test_a_production_run_finishes_in_good_order(runs: RunQueue, services: InMemoryServices) -> None:
+    """Its final evaluations are made; also if it was stopped before. What arrives later is not read."""
+    section = pipeline_yaml(evaluation=evaluation({"name": "last", "execution_time": "after_pipeline"}))
+    production = RunOptions(RunMode.PRODUCTION)
+    ids = [runs.submit(section, "p.yaml", production).run_id for _ in range(2)]
+    eventually(lambda: all(runs.journal.run(run_id).state is RunState.WAITING_FOR_DATA for run_id in ids))
+    runs.stop(ids[1])
+    wait_until_terminal(runs, ids[1])
+    for run_id in ids:
+        runs.finish(run_id)
+        run = wait_until_terminal(runs, run_id)
+        assert (run.state, run.num_samples, run.num_triggers) == (RunState.FINISHED, 35, 3)
+        assert {trigger_id for trigger_id, _ in cells(services, run, "last")} == {0, 1, 2}
+        assert runs.finish(run_id).state is RunState.FINISHED
+
+
+def test_a_handler_that_only_finishing_reaches_is_warned_of(runs: RunQueue) -> None:
+    section = pipeline_yaml(evaluation=evaluation({"name": "last", "execution_time": "after_pipeline"}))
+    run = runs.submit(section, "p.yaml", RunOptions(RunMode.PRODUCTION))
+    assert run.message == f"handler 'last' evaluates at the end of the run, which `modyn finish {run.run_id}` brings about"
+    assert runs.submit(section, "p.yaml", EXPERIMENT).message == ""
 
 
 def test_a_service_that_comes_back_in_time_is_waited_for(runs: RunQueue, services: InMemoryServices, monkeypatch: Any) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from modyn.config.system import SystemConfig
 from modyn.errors import ConfigError, NotFoundError
+from modyn.records import JobState
 from modyn.supervisor.client import EventKind, RunMode, RunOptions, SupervisorClient
 from modyn.supervisor.states import RunState, TriggerState
 from modyn.testing.services import InMemoryServices, pipeline_yaml
@@ -61,9 +62,12 @@ def test_a_run_over_the_wire(client: SupervisorClient) -> None:
     assert triggers[0].state is TriggerState.TRAINED
     assert triggers[0].training_result["num_samples"] == 10
     assert triggers[0].seconds["total"] > 0
-    assert client.evaluate(run.run_id, ["h"]).state is not RunState.FAILED
-    list(client.watch(run.run_id, after_seq=kept[-1].seq))
+    request = client.evaluate(run.run_id, ["h"])
+    told = [event.kind for event in client.watch(run.run_id, request.after_seq, request.number) if event.seq]
+    assert told == [*[EventKind.STEP] * (len(told) - 1), EventKind.MESSAGE]
+    assert client.evaluation(run.run_id, request.number).state is JobState.FINISHED
     assert client.run(run.run_id).state is RunState.FINISHED
+    assert client.finish(run.run_id).state is RunState.FINISHED
 
 
 def test_stop_and_resume_over_the_wire(client: SupervisorClient) -> None:

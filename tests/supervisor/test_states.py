@@ -20,10 +20,11 @@ from modyn.supervisor.states import (
 LIFE = ["submitted", "streaming", "waiting_for_data", "selecting", "training", "evaluating", "stopping"]
 ALLOWED = {
     *product(["streaming", "waiting_for_data", "selecting", "training", "evaluating"], ["stopping", "failed", "interrupted"]),
-    *product(["stopped", "failed", "interrupted", "finished"], ["submitted"]),
+    *product(["stopped", "failed", "interrupted"], ["submitted"]),
     *product(["submitted"], ["streaming", "evaluating", "stopped", "failed", "interrupted"]),
     ("streaming", "waiting_for_data"),
     ("waiting_for_data", "streaming"),
+    ("waiting_for_data", "evaluating"),
     ("streaming", "selecting"),
     ("streaming", "evaluating"),
     ("selecting", "training"),

@@ -1,0 +1,196 @@
+"""Evaluations that users ask for, of runs in any state: a queue of their own, with statuses of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from modyn.config.base import Problem, refuse
+from modyn.config.system import SupervisorConfig
+from modyn.config.yaml_source import load_yaml
+from modyn.errors import ConfigError, InvalidArgumentError, ModynError
+from modyn.registry import nearest
+from modyn.rpc.logs import bind, get_logger
+from modyn.rpc.retry import CancellationToken, Retrier
+from modyn.supervisor.evaluation import check_handlers, load_handlers
+from modyn.supervisor.evaluation_plan import EvaluationSchedule, EvaluationTask, trained_models
+from modyn.supervisor.evaluation_queue import EvaluationQueue, RunContext
+from modyn.supervisor.events import EventHub
+from modyn.supervisor.executor import RunClients, retry_policy
+from modyn.supervisor.journal import Journal, RunJournal
+from modyn.supervisor.journal_queries import RunSnapshot
+from modyn.supervisor.records import RequestedEvaluation
+
+AT_ONCE = 4
+"""Requests that are made at once; further ones wait."""
+
+_LOG = get_logger("supervisor")
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationOrder:
+    """What to evaluate of a run. Everything empty: its manual handlers, and what has failed."""
+
+    handlers: Sequence[str] = ()
+    """Names of handlers."""
+    datasets: Sequence[str] = ()
+    """Evaluate on these, in place of those that the handlers name."""
+    metrics: Sequence[str] = ()
+    """Measure these, with their defaults, in place of those of the datasets."""
+    yaml: str = ""
+    """A handler, or a section with `handlers` and `datasets`, in place of the run's own; empty: none."""
+
+
+class RequestedEvaluations:
+    """Makes the evaluations that users ask for. What becomes of them never changes the state of the run. Safe to call from any thread."""
+
+    def __init__(self, journal: Journal, hub: EventHub, open_clients: Callable[[], RunClients], config: SupervisorConfig) -> None:
+        self._journal = journal
+        self._hub = hub
+        self._open_clients = open_clients
+        self._config = config
+        self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="requested-evaluations")
+        self._closing = CancellationToken()
+
+    def recover(self) -> None:
+        """Take up the requests that an earlier supervisor left behind."""
+        for request in self._journal.open_evaluations():
+            self._pool.submit(self._make, request)
+
+    def submit(
+        self, run_id: str, order: EvaluationOrder, check_section: Callable[[Mapping[str, Any]], list[Problem]]
+    ) -> RequestedEvaluation:
+        """Queue evaluations of the models that a run has made so far, whatever it is doing.
+
+        Args: check_section: the evaluator's check of the pipeline with the section that the order describes.
+        Raises: InvalidArgumentError: there is nothing to evaluate, or no such handler. ConfigError: lists the mistakes of the section.
+        """
+        snapshot = self._journal.snapshot(run_id)
+        pipeline = snapshot.run.pipeline
+        section = corrected_section(pipeline, order)
+        if section is not None:
+            refuse([*check_handlers(section), *check_section({**pipeline, "evaluation": section})])
+        handlers = _chosen(snapshot, order, section)
+        request = self._journal.request_evaluation(run_id, handlers, section)
+        self._pool.submit(self._make, request)
+        return request
+
+    def close(self, cause: ModynError) -> None:
+        """Break off what runs; the next supervisor takes it up again."""
+        self._closing.cancel(cause)
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _make(self, request: RequestedEvaluation) -> None:
+        with bind(run_id=request.run_id, evaluation=request.number):
+            try:
+                lock = f"evaluation/{request.run_id}/{request.number}"
+                with self._journal.database.advisory_lock(lock) as held:  # another supervisor may recover the same request
+                    if held and self._journal.evaluation(request.run_id, request.number).finished_at is None:
+                        self._make_locked(request)
+            except Exception:  # noqa: BLE001 - it would end a thread unseen; the next supervisor takes the request up again
+                _LOG.exception("requested_evaluations_left", run_id=request.run_id)
+
+    def _make_locked(self, request: RequestedEvaluation) -> None:
+        retrier = Retrier(retry_policy(self._config), self._closing)
+        try:
+            failures, reason = self._evaluate(request), ""
+        except Exception as error:  # noqa: BLE001 - the user sees it as the end of the request
+            if self._closing.cause is not None:
+                return
+            _LOG.exception("requested_evaluations_failed")
+            known = error if isinstance(error, ModynError) else ModynError(f"{type(error).__name__}: {error}")
+            failures, reason = [known.message], known.reason
+        retrier.call(self._journal.end_evaluation, request, failures, reason or (ModynError.reason if failures else ""))
+
+    def _evaluate(self, request: RequestedEvaluation) -> list[str]:
+        """Make the evaluations; return why some failed."""
+        token = CancellationToken()  # of this request alone: its evaluator may stay away
+        unregister = self._closing.on_cancel(token.cancel)
+        retrier = Retrier(retry_policy(self._config), token)
+        try:
+            with closing(self._open_clients()) as clients:
+                snapshot = retrier.call(self._journal.snapshot, request.run_id)
+                section = request.section or snapshot.run.pipeline.get("evaluation")
+                journal = retrier.wrap(RunJournal(self._journal, request.run_id, attempt=None))
+                context = RunContext(request.run_id, clients.evaluator, journal, self._hub, retrier)
+                evaluations = EvaluationQueue(context, section, snapshot.evaluated)
+                try:
+                    evaluations.use_final_workers()
+                    evaluations.add(_tasks(request, snapshot))
+                    return evaluations.drain()
+                finally:
+                    evaluations.close()
+        finally:
+            unregister()
+
+
+def corrected_section(pipeline: Mapping[str, Any], order: EvaluationOrder) -> dict[str, Any] | None:
+    """Return the `evaluation` section that an order describes; None: the run's own as it is.
+
+    >>> own = {"datasets": [{"dataset_id": "test", "metrics": [{"name": "Accuracy"}]}], "handlers": [{"name": "h", "datasets": ["test"]}]}
+    >>> corrected_section({"evaluation": own}, EvaluationOrder(metrics=["RocAuc"]))["datasets"]
+    [{'dataset_id': 'test', 'metrics': [{'name': 'RocAuc'}]}]
+    """
+    if not (order.yaml or order.datasets or order.metrics):
+        return None
+    section = dict(pipeline.get("evaluation") or {})
+    if order.yaml:
+        given = dict(load_yaml(order.yaml, "the handler's file").data)
+        given = dict(given.get("evaluation") or given)
+        is_section = "handlers" in given or any(isinstance(entry, Mapping) for entry in given.get("datasets") or [])
+        section |= given if is_section else {"handlers": [given]}
+    for part in ("handlers", "datasets"):
+        if not all(isinstance(entry, Mapping) for entry in section.get(part) or []):
+            raise ConfigError(f"evaluation.{part}: each entry must be a mapping, as `modyn explain evaluation.{part}` shows")
+    entries = {str(entry.get("dataset_id")): dict(entry) for entry in section.get("datasets") or []}
+    if order.datasets:
+        # One that the section does not have is read as the others are, or as the run's own data.
+        model = next(iter(entries.values()), {**(pipeline.get("data") or {}), "metrics": []})
+        entries = {name: entries.get(name) or {**model, "dataset_id": name} for name in order.datasets}
+        section["handlers"] = [{**handler, "datasets": list(order.datasets)} for handler in section.get("handlers") or []]
+    if order.metrics:
+        entries = {name: {**entry, "metrics": [{"name": m} for m in order.metrics]} for name, entry in entries.items()}
+    section["datasets"] = list(entries.values())
+    return section
+
+
+def _chosen(snapshot: RunSnapshot, order: EvaluationOrder, section: Mapping[str, Any] | None) -> list[str]:
+    """The names of the handlers that an order asks for; none: all manual ones and what has failed. Raises InvalidArgumentError."""
+    run_id = snapshot.run.run_id
+    known = load_handlers(section if section is not None else snapshot.run.pipeline.get("evaluation"))
+    names = [handler.name for handler in known]
+    for name in order.handlers:
+        if name not in names:
+            raise InvalidArgumentError(
+                f"run {run_id} has no evaluation handler '{name}'{nearest(name, names) or ';'} it has: {', '.join(names) or 'none'}"
+            )
+    if order.handlers:
+        return list(order.handlers)
+    if section is not None:
+        return names
+    if not snapshot.failed and not any(handler.execution_time == "manual" for handler in known):
+        raise InvalidArgumentError(
+            f"run {run_id} has no handler with `execution_time: manual` and no evaluation that failed; "
+            f"name those to evaluate: {', '.join(names) or 'none'}"
+        )
+    return []
+
+
+def _tasks(request: RequestedEvaluation, snapshot: RunSnapshot) -> list[EvaluationTask]:
+    """The evaluations of a request; with those of the run that failed, under their own names, unless handlers are named."""
+    models = trained_models(snapshot.triggers)
+    if not models:
+        return []
+    last = snapshot.cursor.max_timestamp
+    stream_end = None if last is None else last + 1
+    own = EvaluationSchedule(snapshot.run.pipeline.get("evaluation"))
+    schedule = own if request.section is None else EvaluationSchedule(request.section)
+    tasks = schedule.requested(request.handlers, models, stream_end, f"request {request.number}")
+    if request.handlers or not snapshot.failed:
+        return tasks
+    of_run = [task for count in range(1, len(models) + 1) for task in own.after_training(models[:count])]
+    of_run += own.at_end(models, stream_end)
+    return [*tasks, *(task for task in of_run if (task.trigger_id, task.step_name) in snapshot.failed)]
