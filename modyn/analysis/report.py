@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from plotly.offline import get_plotlyjs
 from modyn.analysis.results import (
     STAGES,
     Cost,
+    Kind,
     RunResults,
     Series,
     composite_performance,
     cost,
+    evaluated_kinds,
     evaluation_matrix,
     scores,
     series_of,
@@ -112,13 +115,14 @@ def matrix_figure(matrix: pd.DataFrame, active: pd.DataFrame, series: Series) ->
     return figure
 
 
-def performance_figure(active: pd.DataFrame, trained: pd.DataFrame, metric: str) -> go.Figure:
-    """Draw the scores of both composite models over the time of the stream.
+def performance_figure(tables: Mapping[Kind, pd.DataFrame], metric: str) -> go.Figure:
+    """Draw the scores of the composite models that were evaluated over the time of the stream.
 
-    Args: active, trained: tables of `composite_performance`. metric: its name.
+    Args: tables: of `composite_performance`. metric: its name.
     """
     figure = go.Figure()
-    for name, table, colour in (("currently active", active, ACTIVE), ("currently trained", trained, TRAINED)):
+    for kind, table in tables.items():
+        name, colour = f"currently {kind}", {"active": ACTIVE, "trained": TRAINED}[kind]
         figure.add_scatter(
             x=_dates(table["anchor"]),
             y=table["value"],
@@ -193,7 +197,7 @@ def stages_figure(results: RunResults) -> go.Figure:
 
 def _head(results: RunResults, spent: Cost) -> str:
     run = results.run
-    table = scores(results.triggers, results.evaluations)
+    table = scores(results.triggers, results.evaluations, results.run.pipeline)
     cards = [("state", run.state.value), ("triggers", f"{spent.num_triggers}"), ("samples seen", f"{run.num_samples:,}")]
     cards += [("samples trained on", f"{spent.num_samples:,}"), ("wall time", f"{spent.wall_s:.1f} s")]
     cards += [
@@ -214,7 +218,8 @@ def _head(results: RunResults, spent: Cost) -> str:
 def _series_sections(series: Series, results: RunResults) -> list[str]:
     matrix = evaluation_matrix(results.evaluations, series)
     active = composite_performance(matrix, results.triggers, "active")
-    trained = composite_performance(matrix, results.triggers, "trained")
+    kinds = evaluated_kinds(results.run.pipeline, series.handler)
+    tables = {kind: composite_performance(matrix, results.triggers, kind) for kind in kinds}
     where = f"{series.metric} on {series.dataset} ({series.handler})"
     return [
         _section(
@@ -225,7 +230,7 @@ def _series_sections(series: Series, results: RunResults) -> list[str]:
         _section(
             f"Over time: {where}",
             "Currently active: what users of the model would have seen. Currently trained: the model after it, which knows such data.",
-            performance_figure(active, trained, series.metric),
+            performance_figure(tables, series.metric),
         ),
     ]
 

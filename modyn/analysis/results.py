@@ -5,7 +5,7 @@ All are defined in section 3.1 of the SIGMOD'25 paper.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from typing import Any, Literal
 
@@ -162,17 +162,32 @@ def pipeline_score(performance: pd.DataFrame) -> float:
     return float(scored.mean()) if len(scored) else float("nan")
 
 
-def scores(triggers: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame:
+def evaluated_kinds(pipeline: Mapping[str, Any], handler: str) -> tuple[Kind, ...]:
+    """Return the composite models whose scores a handler's results determine, the one that counts for its coverage first.
+
+    A handler with `models: active` evaluates the cells of one composite model only: what it holds of the other are single cells that happen
+    to be the same, and no score. Args: pipeline: of the run; a handler that it does not name counts as one that evaluates the matrix.
+    """
+    handlers = (pipeline.get("evaluation") or {}).get("handlers") or []
+    models = next((entry.get("models") for entry in handlers if entry.get("name") == handler), "matrix")
+    return {"active": ("active",), "train": ("trained",)}.get(models, ("active", "trained"))  # type: ignore[return-value]
+
+
+def scores(triggers: pd.DataFrame, evaluations: pd.DataFrame, pipeline: Mapping[str, Any] | None = None) -> pd.DataFrame:
     """Return the pipeline scores of all series, one row each: columns handler, dataset, metric, active, trained, scored_intervals, intervals.
 
-    scored_intervals: those of `intervals` for which the active model has a score. Args: tables of `read_results`.
+    A composite model that the handler did not evaluate has no score (NaN). scored_intervals: those of `intervals` for which the model that
+    the handler evaluates, the active one if both, has a score.
+
+    Args: triggers, evaluations: tables of `read_results`. pipeline: of the run; None: every handler evaluates the matrix.
     """
     rows = []
     for series in series_of(evaluations):
         matrix = evaluation_matrix(evaluations, series)
-        active, trained = (composite_performance(matrix, triggers, kind) for kind in ("active", "trained"))
-        answered = int(active["value"].notna().sum())
-        rows.append([*astuple(series), pipeline_score(active), pipeline_score(trained), answered, len(active)])
+        found = {kind: composite_performance(matrix, triggers, kind) for kind in evaluated_kinds(pipeline or {}, series.handler)}
+        values = [pipeline_score(found[kind]) if kind in found else float("nan") for kind in ("active", "trained")]
+        counted = next(iter(found.values()))
+        rows.append([*astuple(series), *values, int(counted["value"].notna().sum()), len(counted)])
     return pd.DataFrame(rows, columns=["handler", "dataset", "metric", "active", "trained", "scored_intervals", "intervals"])
 
 

@@ -84,6 +84,16 @@ def test_scores_leave_out_what_is_undefined() -> None:
     assert (table.loc[0, "scored_intervals"], table.loc[0, "intervals"]) == (2, 3)
 
 
+def test_a_composite_model_that_was_not_evaluated_has_no_score() -> None:
+    """What a handler of `models: active` evaluated is the trained model's cell where no later one follows: one of five, and no score."""
+    triggers = triggers_table([trigger(0, 9), trigger(1, 19)])
+    cells = evaluations_table([result(0, 10, 0.5), result(1, 20, 0.8), result(1, 30, 0.6)])
+    for models, expected in (("active", (1.9 / 3, np.nan)), ("train", (np.nan, 0.7))):
+        table = scores(triggers, cells, {"evaluation": {"handlers": [{"name": "h", "models": models}]}})
+        assert (table.loc[0, "active"], table.loc[0, "trained"]) == pytest.approx(expected, nan_ok=True)
+    assert (table.loc[0, "scored_intervals"], table.loc[0, "intervals"]) == (2, 3)
+
+
 def test_nothing_evaluated_gives_an_empty_table() -> None:
     assert scores(triggers_table([]), evaluations_table([])).empty
 
