@@ -21,7 +21,8 @@ from modyn.rpc.retry import CancellationToken, Retrier, RetryPolicy
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.executor import RunClients, RunExecutor, retry_policy
 from modyn.supervisor.journal import Journal, RunJournal
-from modyn.supervisor.records import NewRun, RequestedEvaluation, Run, RunOptions
+from modyn.supervisor.keeper import RunKeeper
+from modyn.supervisor.records import NewRun, RequestedEvaluation, Run, RunMode, RunOptions
 from modyn.supervisor.requested_evaluations import EvaluationOrder, RequestedEvaluations
 from modyn.supervisor.states import RESUMABLE, TERMINAL, RunState
 from modyn.supervisor.validation import check_pipeline, check_references, checked_pipeline, measure_stream, unreached_handlers
@@ -83,6 +84,7 @@ class RunQueue:
         self._open_clients = open_clients
         self._config = config
         self._clients = open_clients()
+        self._keeper = RunKeeper(self._resume_interrupted)
         self._requested = RequestedEvaluations(journal, hub, open_clients, config)
         owners = (self._clients.selector, self._clients.trainer_server, self._clients.model_storage, self._clients.evaluator)
         self._section_checks = [client.validate for client in owners]
@@ -210,6 +212,7 @@ class RunQueue:
         cause = UnavailableError("the supervisor was stopped; start it again (`modyn up`), then resume the run")
         with self._lock:
             self._closing = True
+            self._keeper.close()
             executing = [entry for entry in self._entries if entry.thread is not None]
             waiting = [entry for entry in self._entries if entry.thread is None]
             self._entries = list(executing)
@@ -321,6 +324,8 @@ class RunQueue:
             outcome = outcome or self._execute(entry, journal)
             if outcome is not None:
                 self._write_end(journal, outcome)
+                if outcome.state is RunState.INTERRUPTED and self.journal.run(entry.run_id).mode is RunMode.PRODUCTION:
+                    self._keeper.interrupted(entry.run_id)
 
     def _execute(self, entry: _Entry, journal: RunJournal) -> _Outcome | None:
         """Execute the run and return how it ended; None if it was stopped just as its turn came."""
@@ -351,6 +356,10 @@ class RunQueue:
             unwritten = f"why could not be written down ({type(error).__name__}), the supervisor's log has it"
             plain = f"run {journal.run_id} is {state}; {unwritten}"
             self._until_closed.call(journal.end, state, error=plain, error_reason=ModynError.reason)
+
+    def _resume_interrupted(self, run_id: str) -> None:
+        if self.journal.run(run_id).state is RunState.INTERRUPTED:
+            self.resume(run_id)
 
     def _interrupt_left_behind(self, run_id: str, give_up: float) -> bool:
         """Call `_interrupt_if_abandoned` for a run whose supervisor may just have been killed, until the monotonic time `give_up`."""

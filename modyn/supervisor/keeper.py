@@ -1,0 +1,72 @@
+"""Production runs that an outage interrupted are resumed by themselves, with growing pauses."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from prometheus_client import Gauge
+
+from modyn.errors import ModynError
+from modyn.rpc.logs import get_logger
+
+FIRST_PAUSE_S = 10.0
+LONGEST_PAUSE_S = 600.0
+
+RUNS_TO_RESUME = Gauge(
+    "modyn_supervisor_runs_to_resume", "Production runs that should run and do not: an outage interrupted them"
+)
+
+_LOG = get_logger("supervisor")
+
+
+class RunKeeper:
+    """Resumes runs after pauses that double from the first to the longest. Safe to use from any thread.
+
+    Args: resume: queues the run once more; does nothing if it is not interrupted any more.
+    """
+
+    def __init__(
+        self, resume: Callable[[str], object], first_pause_s: float = FIRST_PAUSE_S, longest_pause_s: float = LONGEST_PAUSE_S
+    ) -> None:
+        self._resume = resume
+        self._first_pause_s = first_pause_s
+        self._longest_pause_s = longest_pause_s
+        self._lock = threading.Lock()  # Protects the fields below.
+        self._pauses: dict[str, float] = {}
+        self._timers: dict[str, threading.Timer] = {}
+        self._closed = False
+
+    def interrupted(self, run_id: str) -> None:
+        """Resume the run after its next pause."""
+        with self._lock:
+            if self._closed or run_id in self._timers:
+                return
+            pause_s = self._pauses.get(run_id, self._first_pause_s)
+            self._pauses[run_id] = min(2 * pause_s, self._longest_pause_s)
+            timer = self._timers[run_id] = threading.Timer(pause_s, self._take, [run_id])
+            timer.daemon = True
+            timer.start()
+            RUNS_TO_RESUME.set(len(self._timers))
+        _LOG.warning("resumes_later", run_id=run_id, seconds=pause_s)
+
+    def close(self) -> None:
+        """Resume nothing more."""
+        with self._lock:
+            self._closed = True
+            for timer in self._timers.values():
+                timer.cancel()
+            self._timers.clear()
+            RUNS_TO_RESUME.set(0)
+
+    def _take(self, run_id: str) -> None:
+        with self._lock:
+            self._timers.pop(run_id, None)
+            RUNS_TO_RESUME.set(len(self._timers))
+            if self._closed:
+                return
+        try:
+            self._resume(run_id)
+        except ModynError as error:
+            _LOG.warning("not_resumed", run_id=run_id, error=error.message)
+            self.interrupted(run_id)
