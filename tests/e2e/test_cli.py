@@ -131,7 +131,7 @@ def test_json_of_a_run_is_complete(stack: RunningStack, finished: str) -> None:
     (listed,) = [run for run in answer(stack, "ps") if run["run_id"] == finished]
     assert (listed["state"], listed["num_triggers"]) == ("finished", 2)
     assert any(
-        line.startswith(f"{finished}\tcli\texperiment\tfinished\t100\t2\t") for line in stack.modyn("ps").stdout.splitlines()
+        line.startswith(f"{finished}\ttiny\texperiment\tfinished\t100\t2\t") for line in stack.modyn("ps").stdout.splitlines()
     )
 
 
