@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -358,27 +358,17 @@ def test_the_process_that_looks_after_the_others_is_killed(installation: Install
     disturb(installation, installation.kill_stack, 3, "stack")
 
 
-@pytest.mark.parametrize(("service", "named"), [("trainer_server", "training of run"), ("evaluator", "evaluation of")])
-def test_a_worker_process_is_killed(installation: Installation, service: str, named: str) -> None:
-    """The run says what happened, and resuming it makes good. An evaluation that is made again may be over before it can be killed again:
-    what its worker had found out by then is kept. A worker that is killed while it is idle costs the run nothing."""
-    chance = random.Random(f"worker of {service}")
+def test_a_worker_process_of_a_training_is_killed(installation: Installation) -> None:
+    """The run says what happened, and resuming it makes good. A worker that is killed while it is idle costs the run nothing."""
+    chance = random.Random("worker of trainer_server")
     run_id = installation.start_run()
     killed = 0
     for _ in range(10):
         if killed == 3:
             break
-        time.sleep(chance.uniform(0, 0.5) if service == "trainer_server" else 0)
-        worker = worker_of(installation, service, run_id)
-        if worker is None and killed:
-            break
-        if worker is None:
-            run_id = installation.start_run()
+        time.sleep(chance.uniform(0, 0.5))
+        if not kill_workers(installation, "trainer_server"):
             continue
-        try:
-            os.kill(worker, signal.SIGKILL)
-        except ProcessLookupError:
-            continue  # it had done its work a moment before
         run = installation.client.wait(run_id)
         if run.state is RunState.FINISHED:
             if killed:
@@ -388,29 +378,46 @@ def test_a_worker_process_is_killed(installation: Installation, service: str, na
         assert run.state is RunState.FAILED
         killed += 1
         assert "SIGKILL" in run.error
-        assert named in run.error
+        assert "training of run" in run.error
         assert run_id in run.error
         gone(lambda: stray_processes(installation.pids()))
         installation.client.resume(run_id)
-    assert killed > 0, f"no worker of {service} was there to be killed"
+    assert killed > 0, "no worker was killed at work"
     installation.finish(run_id)
     installation.check(run_id)
 
 
-def worker_of(installation: Installation, service: str, run_id: str) -> int | None:
-    """A worker process of the service, once there is one; None when the run has finished without."""
-    give_up = time.monotonic() + PATIENCE_S
-    looked_at = 0.0
-    while True:
-        found = [worker for helper in children(installation.pids()[service]) for worker in children(helper)]
-        if found:
-            return found[0]
-        if time.monotonic() - looked_at > 0.5:
-            looked_at = time.monotonic()
-            if installation.client.show(run_id).state is RunState.FINISHED:
-                return None
-        assert time.monotonic() < give_up, f"{service} has no worker; the run is {installation.client.show(run_id).state}"
-        time.sleep(0.005)
+def test_a_worker_process_of_an_evaluation_is_killed(installation: Installation) -> None:
+    """The run goes on to its end and counts the failed evaluation with its reason; made again, nothing is missing."""
+    for _ in range(10):
+        kill_workers(installation, "evaluator")  # those that wait for further work of the run before
+        run_id = installation.start_run()
+        for event in installation.client.watch(run_id):
+            if event.kind is EventKind.STEP and event.detail["step"] == "evaluate" and event.detail["state"] == "started":
+                eventually(lambda: kill_workers(installation, "evaluator") > 0, "no worker began to evaluate")
+                break
+        run = installation.client.wait(run_id)
+        assert run.state is RunState.FINISHED, run.error
+        if run.failed_evaluations:
+            break
+    else:
+        pytest.fail("no worker was killed at work")
+    steps = [event.detail for event in installation.client.supervisor.watch(run_id) if event.kind is EventKind.STEP]
+    assert any("SIGKILL" in step.get("error", "") for step in steps if step["step"] == "evaluate" and step["state"] == "failed")
+    requested = installation.client.evaluate(run_id)
+    assert installation.client.wait_evaluation(run_id, requested.number).error == ""
+    assert installation.client.show(run_id).failed_evaluations == 0
+    installation.check(run_id)
+
+
+def kill_workers(installation: Installation, service: str) -> int:
+    """`kill -9` all worker processes that the service has at this moment; returns how many there were."""
+    killed = 0
+    for worker in [worker for helper in children(installation.pids()[service]) for worker in children(helper)]:
+        with suppress(ProcessLookupError):  # it ended a moment before
+            os.kill(worker, signal.SIGKILL)
+            killed += 1
+    return killed
 
 
 @pytest.mark.slow
