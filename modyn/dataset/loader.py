@@ -34,7 +34,7 @@ class BatchLoader:
     is a thread, and several are processes of their own (forkserver) with equal shares. The batches are the same for any number of workers,
     which live as long as an iteration, over all epochs. pin_memory: batches are in page-locked memory.
 
-    num_skipped: samples that the present iteration, or the last one, left out because they were deleted after they had been selected.
+    num_skipped: samples that the present iteration, or the last one, left out: deleted since the selection, or bad.
     """
 
     def __init__(self, dataset: TriggerSetDataset, num_workers: int = 1, pin_memory: bool = False) -> None:

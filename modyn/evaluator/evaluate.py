@@ -165,7 +165,9 @@ class IntervalMetrics:
             found = metric.value() if self._seen else MetricValue(None, "undefined: there are no samples in the interval")
             notes = [found.note] if found.note else []
             if self._seen < num_listed:
-                notes.append(f"{num_listed - self._seen} of {num_listed} samples were deleted before they could be evaluated")
+                notes.append(
+                    f"{num_listed - self._seen} of {num_listed} samples were not evaluated: deleted meanwhile, or left out by on_bad_sample"
+                )
             yield Score(self._interval, metric.label, found.value, "; ".join(notes), self._seen, num_listed)
 
 

@@ -291,7 +291,7 @@ class RunJournal:
         with self._write() as write:
             write.update_trigger(trigger)
             write.end_step(trigger.trigger_id, "train", trigger.seconds["train"], model_id=None, reason=sanitize(reason))
-            message = f"trigger {trigger.trigger_id} trained nothing: {reason}; the model before stays in use"
+            message = f"trigger {trigger.trigger_id} trained nothing: {reason}; the model before, if there is one, stays in use"
             write.event(EventKind.MESSAGE, {"message": message}, trigger.trigger_id)
             write.become(RunState.STREAMING)
 

@@ -33,9 +33,8 @@ def joined(batches: Iterator[Batch], plan: TrainingPlan) -> Iterator[Batch]:
     held: Batch | None = None
     for batch in batches:
         if held is not None and batch.epoch == held.epoch and 1 in (len(batch), len(held)):
-            # The index says where a resumed training goes on; the plan has none for a last batch of one.
-            index = batch.index if batch.index < plan.batches_in(batch.epoch) else held.index
-            held = _concatenated(held, batch, index)
+            # The index says where a resumed training goes on, so never before these samples; the plan has none for a last batch of one.
+            held = _concatenated(held, batch, min(batch.index, plan.batches_in(batch.epoch) - 1))
             continue
         if held is not None:
             yield held

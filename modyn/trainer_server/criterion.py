@@ -76,7 +76,12 @@ class Criterion:
         if self._has_tensors:
             self._module.to(labels.device)
         losses: Tensor = self._module(output, labels)
-        return losses if self._mean_weight is None else self._weighted(losses, labels, weights / self._mean_weight)
+        if self._mean_weight is not None:
+            return self._weighted(losses, labels, weights / self._mean_weight)
+        if self.sums or labels.is_floating_point() or not isinstance(self._module, nn.CrossEntropyLoss | nn.NLLLoss):
+            return losses
+        # The mean over no label would be 0 / 0.
+        return torch.where((labels == self._module.ignore_index).all(), losses.new_zeros(()), losses)
 
     def _weighted(self, losses: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
         if losses.dim() == 0 or len(losses) != len(weights):

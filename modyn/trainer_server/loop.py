@@ -30,7 +30,7 @@ MAX_LOSSES: Final = 10_000
 @dataclass(slots=True)
 class TrainingProgress:
     """How far a training is: `batches` in all, of them `batches_in_epoch` in `epoch`; `steps` of the optimizers; `samples` seen;
-    `skipped` samples that were deleted after the selection."""
+    `skipped` samples that were deleted after the selection, or left out by `data.on_bad_sample`."""
 
     epoch: int = 0
     batches_in_epoch: int = 0

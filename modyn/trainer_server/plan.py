@@ -44,7 +44,9 @@ class TrainingPlan:
         """Whole passes over the trigger set, and the samples of one more that is cut short."""
         if self.max_samples is None or not self.samples_per_epoch:
             return self.epochs, 0
-        return divmod(self.max_samples, self.samples_per_epoch)
+        passes, rest = divmod(self.max_samples, self.samples_per_epoch)
+        # A last pass of one sample has no batch that it could be part of.
+        return passes, 0 if self.join_single and rest == 1 and passes else rest
 
     @cached_property
     def num_samples(self) -> int:

@@ -138,7 +138,7 @@ def run_training(
         ) from error
     if not training.progress.steps:
         remove_own(context.folder, request)
-        return nothing_trained(inputs, "all samples of the trigger set were deleted since it was selected")
+        return nothing_trained(inputs, "all samples of the trigger set were deleted meanwhile, or left out by data.on_bad_sample")
     return put(inputs, finish(inputs, training), parent)
 
 
@@ -272,7 +272,7 @@ def fit(inputs: TrainingInputs, training: Training, seed: int, checkpoint: Mappi
         training.run(chain(first, batches))
         training.progress.skipped += loader.num_skipped
     if skipped := training.progress.skipped:
-        logger.warning("samples_skipped", num_samples=skipped, why="they were deleted after the trigger set had been selected")
+        logger.warning("samples_skipped", num_samples=skipped, why="deleted since the selection, or left out by on_bad_sample")
 
 
 def build_dataset(inputs: TrainingInputs, seed: int, position: Position) -> TriggerSetDataset:

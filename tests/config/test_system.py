@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -117,11 +118,14 @@ def test_a_misspelt_variable_is_refused_with_the_nearest_name(monkeypatch: pytes
         load_system_config()
 
 
+COMPOSE_VARIABLES = sorted(set(re.findall(r"\$\{(MODYN_\w+)", (Path(__file__).parents[2] / "docker-compose.yml").read_text())))
+
+
 @pytest.mark.parametrize(
     "name",
     [
         "MODYN_SERVICE_HOST", "MODYN_STORAGE_SERVICE_PORT_GRPC", "MODYN_PORT", "MODYN_STORAGE_PORT_50051_TCP_ADDR",
-        "MODYN_DATA_DIR", "MODYN_MEMORY_STORAGE", "MODYN_TESTS_NO_SKIP",
+        "MODYN_TESTS_NO_SKIP", *COMPOSE_VARIABLES,
     ],
 )  # fmt: skip
 def test_variables_of_kubernetes_and_of_the_compose_file_are_left_alone(monkeypatch: pytest.MonkeyPatch, name: str) -> None:

@@ -144,8 +144,11 @@ def test_samples_deleted_meanwhile_are_told() -> None:
     fake.before_fetch = before_fetch
     first, second = scores(fake, [Interval(0, 5), Interval(4, 10)])
     assert (first.num_samples, first.num_listed) == (2, 5)
-    assert first.note == "3 of 5 samples were deleted before they could be evaluated"
-    assert (second.num_samples, second.note) == (5, "1 of 6 samples were deleted before they could be evaluated")
+    assert first.note == "3 of 5 samples were not evaluated: deleted meanwhile, or left out by on_bad_sample"
+    assert (second.num_samples, second.note) == (
+        5,
+        "1 of 6 samples were not evaluated: deleted meanwhile, or left out by on_bad_sample",
+    )
 
 
 def test_many_samples_over_several_listings() -> None:

@@ -70,12 +70,26 @@ def test_joining_keeps_all_samples_in_order_and_leaves_no_single_one_that_has_a_
         keys = [key for batch in before if batch.epoch == epoch for key in batch.keys.tolist()]
         assert [key for batch in of_epoch for key in batch.keys.tolist()] == keys
         assert len(keys) == 1 or 1 not in map(len, of_epoch)
-        assert [batch.index for batch in of_epoch] == sorted({batch.index for batch in of_epoch})
+        last = plan.batches_in(epoch) - 1
+        indices = {key: batch.index for batch in before if batch.epoch == epoch for key in batch.keys.tolist()}
+        # A training that goes on behind a batch sees none of its samples again.
+        assert [batch.index for batch in of_epoch] == [min(indices[int(batch.keys[-1])], last) for batch in of_epoch]
     for batch in after:
         first = batch.data["a"] if isinstance(batch.data, dict) else batch.data
         assert torch.equal(first, batch.keys.float())  # type: ignore[arg-type]
         assert torch.equal(batch.labels, batch.keys % 3)
         assert torch.equal(batch.weights, batch.keys / 2)
+
+
+def test_a_joined_last_batch_counts_as_the_last_of_the_plan() -> None:
+    """97 keys in batches of 32, those of the third deleted: the single last sample is part of the second."""
+    plan = TrainingPlan(num_keys=97, batch_size=32, epochs=1, join_single=True)
+    assert [(len(batch), batch.index) for batch in joined(batches_of([[32, 32, 0, 1]]), plan)] == [(32, 0), (33, 2)]
+
+
+def test_a_bound_leaves_no_pass_of_one_sample() -> None:
+    plan = TrainingPlan(num_keys=64, batch_size=32, max_samples=65, join_single=True)
+    assert (plan.num_samples, plan.num_batches) == (64, 2)
 
 
 @settings(max_examples=200)

@@ -82,9 +82,16 @@ def test_the_mean_over_the_batches_of_a_trigger_set_is_the_weighted_mean_of_all_
     torch.testing.assert_close(torch.stack(batches).mean(), expected)
 
 
-def test_a_batch_whose_labels_are_all_ignored_has_no_loss() -> None:
-    loss = Criterion(CriterionConfig(name="CrossEntropyLoss"), 1.0)
-    assert loss(drawn(6, 3), torch.full((6,), -100), torch.ones(6)).item() == 0
+@pytest.mark.parametrize("mean_weight", [1.0, None])
+def test_a_batch_whose_labels_are_all_ignored_has_no_loss(mean_weight: float | None) -> None:
+    """It would be 0 / 0, which is taken for a training that diverged."""
+    loss = Criterion(CriterionConfig(name="CrossEntropyLoss"), mean_weight)
+    output = drawn(6, 3).requires_grad_()
+    ignored = loss(output, torch.full((6,), -100), torch.ones(6))
+    ignored.backward()  # type: ignore[no-untyped-call]
+    assert ignored.item() == 0
+    assert output.grad is not None
+    assert torch.equal(output.grad, torch.zeros(6, 3))
 
 
 @pytest.mark.parametrize("name", ["MSELoss", "L1Loss", "SmoothL1Loss", "HuberLoss"])
