@@ -38,7 +38,8 @@ for group in "$@"; do
     target=$folder/$name
     mkdir -p "$target"
     rm -f "$target/token"
-    cp ca.crt accepted "$target/"
+    cp ca.crt "$target/"
+    cp accepted "$target/.accepted"
     if [ -n "$hosts" ]; then
         alternatives=DNS:localhost,IP:127.0.0.1,DNS:$(echo "$hosts" | sed 's/,/,DNS:/g')
         printf 'basicConstraints=critical,CA:FALSE\nextendedKeyUsage=serverAuth\nsubjectAltName=%s\n' "$alternatives" > extensions
@@ -49,11 +50,13 @@ for group in "$@"; do
         chmod 0644 "$target/server.crt"
     fi
     cp "$role" "$target/.token"
-    chmod 0640 "$target/.token" "$target/accepted"
+    chmod 0640 "$target/.token" "$target/.accepted"
+    # Renamed, so that a server which reads it again never finds a part of it.
+    mv -f "$target/.accepted" "$target/accepted"
     chmod 0644 "$target/ca.crt"
 done
 # The tokens last: they are what says that all is there.
 for group in "$@"; do
-    mv "$folder/${group%%:*}/.token" "$folder/${group%%:*}/token"
+    mv -f "$folder/${group%%:*}/.token" "$folder/${group%%:*}/token"
 done
 echo "made certificates, keys and tokens in $folder"

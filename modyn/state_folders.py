@@ -13,7 +13,7 @@ from typing import TextIO
 from modyn.atomic_write import make_folder, write_atomically
 from modyn.errors import ConfigError, ConflictError, SecurityError
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 """Raised with every change of a file or table that the version before cannot read, or would misread. Numbers of migrations begin with it: a
 database of another version is refused as well."""
 _MARK = "state_version"

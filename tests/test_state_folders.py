@@ -30,7 +30,7 @@ def test_a_crash_before_the_mark_is_complete_does_no_harm(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("mark", "found"),
-    [(None, "no file state_version and holds index, lock, run, …"), ("1", "state version 1 and"), ("99", "state version 99 and")],
+    [(None, "no file state_version and holds index, lock, run, …"), ("2", "state version 2 and"), ("99", "state version 99 and")],
 )
 def test_another_version_is_refused_with_what_to_do(tmp_path: Path, mark: str | None, found: str) -> None:
     for name in ("index", "lock", "run", "x"):

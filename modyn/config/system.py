@@ -268,8 +268,10 @@ class SystemConfig(BaseSettings):
     )
 
     state_dir: Path = Field(Path(".modyn"), description="folder for everything that services keep")
-    database_url: str | None = Field(None, description="PostgreSQL, as postgresql://user:password@host/name; none: embedded")
-    redis_url: str | None = Field(None, description="Redis, as redis://host:port/0; none: embedded")
+    database_url: str | None = Field(
+        None, description="PostgreSQL, as postgresql://user:password@host/name; none: embedded", repr=False
+    )
+    redis_url: str | None = Field(None, description="Redis, as redis://host:port/0; none: embedded", repr=False)
     logs: LogsConfig = LogsConfig()
     security: SecurityConfig = SecurityConfig()
     storage: StorageConfig = StorageConfig()

@@ -132,7 +132,7 @@ class AccessTokens:
 
 
 def _accepted(security: SecurityConfig) -> dict[str, Role]:
-    """The role by digest of all tokens that a server with this configuration accepts."""
+    """The role by digest of all tokens that a server with this configuration accepts; empty only where none is configured."""
     if security.accepted_file is None:
         return {digest(derived_token(secret, role)): role for secret in security.secrets() for role in Role}
     accepted = {}
@@ -143,6 +143,11 @@ def _accepted(security: SecurityConfig) -> dict[str, Role]:
                 f"security.accepted_file: {security.accepted_file} has a line that is not ROLE SHA256, with the role reader, worker, writer or admin"
             )
         accepted[hexdigits] = Role[name.upper()]
+    if not accepted:  # not "no token is required": a file that is written in place is empty for a moment
+        raise ConfigError(
+            f"security.accepted_file: {security.accepted_file} names no token, so that no call could be accepted; write a line ROLE SHA256 "
+            "for each token into a new file, and rename it to this one"
+        )
     return accepted
 
 

@@ -31,7 +31,15 @@ def _never_raising(min_level: int) -> type[Any]:
 if not structlog.is_configured():
     # Scripts and notebooks configure nothing: their standard output is their own, and what goes well is not worth a line in it.
     structlog.configure(
-        wrapper_class=_never_raising(logging.WARNING), logger_factory=lambda *_: structlog.PrintLogger(sys.stderr)
+        processors=[
+            *structlog.get_config()["processors"][:-1],
+            # The default one shows local variables where `rich` is installed: URLs with passwords, and tokens.
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr is not None and sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+            ),
+        ],
+        wrapper_class=_never_raising(logging.WARNING),
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
     )
 
 

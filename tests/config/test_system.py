@@ -94,6 +94,8 @@ def test_a_token_is_never_shown(tmp_path: Path) -> None:
         load_system_config(written(tmp_path, "security: {token: hush-hush}"))
     assert "hush-hush" not in caught.value.message
     assert "0123456789abcdef" not in repr(SecurityConfig(token="0123456789abcdef"))
+    shown = repr(SystemConfig(database_url="postgresql://modyn:hidden@host/name", redis_url="redis://:hidden@host/0"))
+    assert "hidden" not in shown
 
 
 def test_a_mistake_in_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

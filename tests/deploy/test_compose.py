@@ -295,3 +295,9 @@ def test_made_secrets_are_valid_and_made_once(tmp_path: Path) -> None:
     assert admin not in (tmp_path / "trainer-server" / "accepted").read_text()
     subprocess.run(command, check=True, capture_output=True)
     assert (services / "token").read_text().strip() == admin
+    # Made anew beside a server that runs: its file is replaced by another, and is never there in part.
+    before = (services / "accepted").read_text()
+    (tmp_path / "held").hardlink_to(services / "accepted")
+    (services / "token").unlink()
+    subprocess.run(command, check=True, capture_output=True)
+    assert (tmp_path / "held").read_text() == before != (services / "accepted").read_text()

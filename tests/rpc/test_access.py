@@ -86,6 +86,22 @@ def test_a_server_may_hold_digests_only(tmp_path: Path) -> None:
     assert for_workers(SystemConfig(security=security), Role.WORKER).security.token == reader
 
 
+def test_a_server_with_digests_never_opens_while_their_file_is_empty(tmp_path: Path) -> None:
+    """As for the moment in which a file is written anew in place."""
+    path = tmp_path / "accepted"
+    security = SecurityConfig(accepted_file=path)
+    path.write_text(f"admin {digest(OLD)}\n")
+    tokens = AccessTokens(security)
+    for lines, holder in (("", OLD), ("\n", OLD), (f"admin {digest(NEW)}\n", NEW)):
+        path.write_text(lines)
+        tokens.check(f"Bearer {holder}", Role.ADMIN, "Delete")
+        with pytest.raises(SecurityError, match="no valid token"):
+            tokens.check(None, Role.READER, "Get")
+    path.write_text("")
+    with pytest.raises(ConfigError, match=r"accepted names no token, .*; write a line ROLE SHA256 for each .* and rename it"):
+        AccessTokens(security)
+
+
 @pytest.mark.parametrize("line", ["owner " + 64 * "a", "admin abc", "admin"])
 def test_a_wrong_line_is_named_but_not_shown(line: str, tmp_path: Path) -> None:
     path = tmp_path / "accepted"

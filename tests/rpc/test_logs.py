@@ -41,3 +41,20 @@ def test_the_output_of_a_script_is_its_own() -> None:
     assert done.stdout == ""
     assert "found" in done.stderr
     assert "well" not in done.stderr, "an iteration that goes well is not worth a line"
+
+
+def test_a_script_shows_no_local_variables_of_what_failed() -> None:
+    program = """
+from modyn.rpc.logs import get_logger
+
+def connect(url):
+    raise OSError("refused")
+
+try:
+    connect("postgresql://modyn:" + "pass" + "word-1@host/name")
+except OSError:
+    get_logger("files").exception("broken")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "OSError: refused" in done.stderr
+    assert "password-1" not in done.stderr

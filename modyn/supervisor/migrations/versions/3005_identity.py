@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "2005"
-down_revision = "2004"
+revision = "3005"
+down_revision = "3004"
 
 
 def upgrade() -> None:

@@ -10,7 +10,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from modyn.db.engine import columns
 
-revision = "2001"
+revision = "3001"
 down_revision = None
 
 

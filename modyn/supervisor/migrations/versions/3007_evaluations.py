@@ -8,8 +8,8 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from modyn.db.engine import columns
 
-revision = "2007"
-down_revision = "2006"
+revision = "3007"
+down_revision = "3006"
 
 
 def upgrade() -> None:

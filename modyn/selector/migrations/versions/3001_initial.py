@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "2001"
+revision = "3001"
 down_revision = None
 
 

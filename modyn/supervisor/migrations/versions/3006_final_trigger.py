@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "2006"
-down_revision = "2005"
+revision = "3006"
+down_revision = "3005"
 
 
 def upgrade() -> None:

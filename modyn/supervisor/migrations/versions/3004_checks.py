@@ -8,8 +8,8 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from modyn.db.engine import columns
 
-revision = "2004"
-down_revision = "2002"
+revision = "3004"
+down_revision = "3002"
 
 
 def upgrade() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "2002"
-down_revision = "2001"
+revision = "3002"
+down_revision = "3001"
 
 
 def upgrade() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import op
 
-revision = "2001"
+revision = "3001"
 down_revision = None
 
 

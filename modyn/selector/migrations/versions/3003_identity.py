@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "2003"
-down_revision = "2002"
+revision = "3003"
+down_revision = "3002"
 
 
 def upgrade() -> None:
