@@ -80,7 +80,7 @@ def ps(
         list[str] | None, typer.Option("--pipeline", "-p", help="Only runs of this pipeline; repeatable.")
     ] = None,
     state: Annotated[
-        list[str] | None, typer.Option("--state", "-s", help="Only runs in this state, e.g. running; repeatable.")
+        list[str] | None, typer.Option("--state", "-s", help="Only runs in this state, e.g. training; repeatable.")
     ] = None,
     json: Json = False,
 ) -> None:

@@ -156,6 +156,7 @@ class RunExecutor:
             stream.close()
         self._retrier.token.check()
         if self._run.final_trigger and self._cursor.num_pending:
+            self._journal.enter(RunState.STREAMING)  # A stream that was asked to end was waiting for data.
             self._trigger()
         self._cursor = replace(self._cursor, stream_ended=True)
         self._commit()

@@ -141,12 +141,17 @@ class Journal(JournalQueries):
             write.become(to, **detail)
         return self.run(run_id)
 
-    def submit_again(self, run_id: str) -> Run:
+    def submit_again(self, run_id: str, only: RunState | None = None) -> Run:
         """Queue a run that is terminal and has not finished once more, to go on.
 
+        Args: only: the state that it must be in; None: any that allows it.
         Raises: NotFoundError. ConflictError: the state of the run does not allow it.
         """
         with self.write(run_id) as write:
+            if only is not None and write.state is not only:
+                raise ConflictError(
+                    f"run {run_id} is {write.state} and not {only} any more; `modyn resume {run_id}` goes on with it"
+                )
             write.become(RunState.SUBMITTED)
             write.changes |= {"error": "", "error_reason": "", "message": ""}
         return self.run(run_id)
@@ -320,13 +325,15 @@ class RunJournal:
             write.event(EventKind.MESSAGE, {"message": warning or "what the run warned of is over"})
 
     def end(self, to: RunState, *, error: str = "", error_reason: str = "", message: str = "") -> None:
-        """The run becomes terminal.
+        """The run becomes terminal. One that an outage hits while it stops is stopped, as the user asked.
 
         Args: error: why it failed or was interrupted; error_reason: its machine-readable name. message: what else the user should know.
         """
         with self._write() as write:
             if self._attempt is None and write.state is not RunState.SUBMITTED:
                 return  # Another supervisor, or a request to stop, has moved the run on.
+            if to is RunState.INTERRUPTED and write.state in (RunState.STOPPING, RunState.STOPPED):
+                to, error, error_reason = RunState.STOPPED, "", ""
             if to is RunState.STOPPED and write.state not in (RunState.SUBMITTED, RunState.STOPPING, RunState.STOPPED):
                 write.become(RunState.STOPPING)
             write.become(to, error=error, error_reason=error_reason, message=message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from prometheus_client import Gauge
@@ -23,25 +24,36 @@ _LOG = get_logger("supervisor")
 class RunKeeper:
     """Resumes runs after pauses that double from the first to the longest. Safe to use from any thread.
 
-    Args: resume: queues the run once more; does nothing if it is not interrupted any more.
+    A run that has gone on for longer than the longest pause begins with the first one again.
+
+    Args: resume: queues the run once more; does nothing if it is not interrupted any more. clock: seconds that never jump.
     """
 
     def __init__(
-        self, resume: Callable[[str], object], first_pause_s: float = FIRST_PAUSE_S, longest_pause_s: float = LONGEST_PAUSE_S
+        self,
+        resume: Callable[[str], object],
+        first_pause_s: float = FIRST_PAUSE_S,
+        longest_pause_s: float = LONGEST_PAUSE_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._resume = resume
         self._first_pause_s = first_pause_s
         self._longest_pause_s = longest_pause_s
+        self._clock = clock
         self._lock = threading.Lock()  # Protects the fields below.
+        self._resumed_at: dict[str, float] = {}
         self._pauses: dict[str, float] = {}
         self._timers: dict[str, threading.Timer] = {}
         self._closed = False
 
-    def interrupted(self, run_id: str) -> None:
-        """Resume the run after its next pause."""
+    def interrupted(self, run_id: str) -> float | None:
+        """Resume the run after its next pause. Returns: the pause in seconds; None: one has begun already, or the keeper is closed."""
         with self._lock:
             if self._closed or run_id in self._timers:
-                return
+                return None
+            now = self._clock()
+            if now - self._resumed_at.get(run_id, now) > self._longest_pause_s:
+                del self._pauses[run_id]
             pause_s = self._pauses.get(run_id, self._first_pause_s)
             self._pauses[run_id] = min(2 * pause_s, self._longest_pause_s)
             timer = self._timers[run_id] = threading.Timer(pause_s, self._take, [run_id])
@@ -49,6 +61,7 @@ class RunKeeper:
             timer.start()
             RUNS_TO_RESUME.set(len(self._timers))
         _LOG.warning("resumes_later", run_id=run_id, seconds=pause_s)
+        return pause_s
 
     def close(self) -> None:
         """Resume nothing more."""
@@ -65,8 +78,12 @@ class RunKeeper:
             RUNS_TO_RESUME.set(len(self._timers))
             if self._closed:
                 return
+            self._resumed_at[run_id] = self._clock()
         try:
             self._resume(run_id)
         except ModynError as error:
             _LOG.warning("not_resumed", run_id=run_id, error=error.message)
+            self.interrupted(run_id)
+        except Exception:  # noqa: BLE001 - it would end the timer's thread unseen
+            _LOG.exception("resume_crashed", run_id=run_id)
             self.interrupted(run_id)

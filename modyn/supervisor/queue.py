@@ -98,11 +98,9 @@ class RunQueue:
         """Mark runs as interrupted that an earlier supervisor left behind; resume them if so configured."""
         give_up = time.monotonic() + OWNER_GONE_S  # for all of them: one supervisor left them behind
         for run in self.journal.runs():
-            interrupted = (
-                run.state is RunState.INTERRUPTED if run.is_terminal else self._interrupt_left_behind(run.run_id, give_up)
-            )
-            if interrupted and self._config.resume_on_start:
-                self.resume(run.run_id)
+            left = run.state is RunState.INTERRUPTED if run.is_terminal else self._interrupt_left_behind(run.run_id, give_up)
+            if left and self._config.resume_on_start:
+                self._resume_interrupted(run.run_id)
         self._requested.recover()
 
     def validate(self, yaml: str, file_name: str) -> list[Problem]:
@@ -110,8 +108,7 @@ class RunQueue:
 
         Args: file_name: for messages.
         """
-        storage, model_storage = self._clients.storage, self._clients.model_storage
-        references = partial(check_references, storage=storage, model_storage=model_storage)
+        references = partial(check_references, storage=self._clients.storage, model_storage=self._clients.model_storage)
         return check_pipeline(yaml, file_name, [*self._section_checks, references])
 
     def submit(self, yaml: str, file_name: str, options: RunOptions) -> Run:
@@ -194,11 +191,12 @@ class RunQueue:
         if run.state is RunState.STOPPING:
             raise ConflictError(f"run {run_id} is stopping; ask it to finish when it has stopped")
         self.journal.request_finish(run_id)
-        entry = self._entry(run_id)
-        if entry is None:
-            return self.resume(run_id)
-        entry.finishing.cancel(CancelledError(f"run {run_id} was asked to finish"))
-        return self.journal.run(run_id)
+        entry, run = self._entry(run_id), self.journal.run(run_id)
+        if run.state is not RunState.FINISHED and (entry is None or run.is_terminal):
+            return self.resume(run_id)  # Its thread may be just ending, and reads no request any more.
+        if entry is not None:
+            entry.finishing.cancel(CancelledError(f"run {run_id} was asked to finish"))
+        return run
 
     def evaluate(self, run_id: str, order: EvaluationOrder) -> RequestedEvaluation:
         """Queue evaluations of the models that a run has made; its state does not matter and does not change.
@@ -324,7 +322,8 @@ class RunQueue:
             outcome = outcome or self._execute(entry, journal)
             if outcome is not None:
                 self._write_end(journal, outcome)
-                if outcome.state is RunState.INTERRUPTED and self.journal.run(entry.run_id).mode is RunMode.PRODUCTION:
+                run = self._until_closed.call(self.journal.run, entry.run_id)
+                if run.state is RunState.INTERRUPTED and run.mode is RunMode.PRODUCTION:
                     self._keeper.interrupted(entry.run_id)
 
     def _execute(self, entry: _Entry, journal: RunJournal) -> _Outcome | None:
@@ -358,8 +357,10 @@ class RunQueue:
             self._until_closed.call(journal.end, state, error=plain, error_reason=ModynError.reason)
 
     def _resume_interrupted(self, run_id: str) -> None:
-        if self.journal.run(run_id).state is RunState.INTERRUPTED:
-            self.resume(run_id)
+        try:
+            self._enqueue(self.journal.submit_again(run_id, only=RunState.INTERRUPTED).run_id)
+        except ConflictError as error:
+            _LOG.info("not_resumed", run_id=run_id, reason=error.message)
 
     def _interrupt_left_behind(self, run_id: str, give_up: float) -> bool:
         """Call `_interrupt_if_abandoned` for a run whose supervisor may just have been killed, until the monotonic time `give_up`."""
@@ -377,8 +378,7 @@ class RunQueue:
                 return False
             if self.journal.run(run_id).state not in TERMINAL:
                 error = UnavailableError(f"the supervisor that executed run {run_id} went away; resume the run")
-                self.journal.claim(run_id)
-                self.journal.become(run_id, RunState.INTERRUPTED, error=error.message, error_reason=error.reason)
+                self.journal.claim(run_id).end(RunState.INTERRUPTED, error=error.message, error_reason=error.reason)
             return True
 
 

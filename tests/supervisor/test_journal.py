@@ -249,3 +249,17 @@ def test_a_recorded_journal_replays_to_the_same_decisions(
     snapshot = journal.snapshot(run_id)
     assert snapshot.policy_state == policy.state()
     assert snapshot.cursor.position == 60
+
+
+def test_an_outage_while_a_run_stops_leaves_it_stopped(journal: Journal) -> None:
+    run_id = journal.create(NEW).run_id
+    run_journal = journal.claim(run_id)
+    run_journal.enter(RunState.STREAMING)
+    journal.become(run_id, RunState.STOPPING)
+    for _ in range(2):
+        run_journal.end(RunState.INTERRUPTED, error="storage cannot be reached", error_reason="UNAVAILABLE")
+    run = journal.run(run_id)
+    assert (run.state, run.error, run.error_reason) == (RunState.STOPPED, "", "")
+    with pytest.raises(ConflictError, match="is stopped and not interrupted any more"):
+        journal.submit_again(run_id, only=RunState.INTERRUPTED)
+    assert journal.run(run_id).state is RunState.STOPPED

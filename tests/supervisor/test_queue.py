@@ -34,7 +34,7 @@ from modyn.supervisor.evaluation_queue import BACKLOG
 from modyn.supervisor.executor import RunClients
 from modyn.supervisor.journal import Journal, RunJournal
 from modyn.supervisor.queue import RunQueue
-from modyn.supervisor.records import EventKind, RequestedEvaluation, RunOptions
+from modyn.supervisor.records import EventKind, NewRun, RequestedEvaluation, RunOptions
 from modyn.supervisor.requested_evaluations import EvaluationOrder
 from modyn.supervisor.states import RunState, TriggerState
 from modyn.testing.fakes import FakeTrainerServer
@@ -570,6 +570,31 @@ def test_a_production_run_finishes_in_good_order(runs: RunQueue, services: InMem
         assert runs.finish(run_id).state is RunState.FINISHED
 
 
+def test_an_idle_run_that_finishes_fires_its_final_trigger(runs: RunQueue) -> None:
+    run_id = runs.submit(pipeline_yaml(), "p.yaml", RunOptions(RunMode.PRODUCTION, final_trigger=True)).run_id
+    eventually(lambda: runs.journal.run(run_id).state is RunState.WAITING_FOR_DATA)
+    runs.finish(run_id)
+    run = wait_until_terminal(runs, run_id)
+    assert (run.state, run.error, run.num_triggers) == (RunState.FINISHED, "", 4)
+
+
+def test_a_run_that_is_just_ending_is_resumed_to_finish(runs: RunQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, end = threading.Event(), RunJournal.end
+
+    def end_slowly(self: RunJournal, to: RunState, **detail: str) -> None:
+        end(self, to, **detail)
+        assert asked.wait(PATIENCE_S)
+
+    monkeypatch.setattr(RunJournal, "end", end_slowly)
+    run_id = runs.submit(pipeline_yaml(), "p.yaml", RunOptions(RunMode.PRODUCTION)).run_id
+    eventually(lambda: runs.journal.run(run_id).state is RunState.WAITING_FOR_DATA)
+    runs.stop(run_id)
+    eventually(lambda: runs.journal.run(run_id).state is RunState.STOPPED)
+    runs.finish(run_id)
+    asked.set()
+    assert wait_until_terminal(runs, run_id).state is RunState.FINISHED
+
+
 def test_a_handler_that_only_finishing_reaches_is_warned_of(runs: RunQueue) -> None:
     section = pipeline_yaml(evaluation=evaluation({"name": "last", "execution_time": "after_pipeline"}))
     run = runs.submit(section, "p.yaml", RunOptions(RunMode.PRODUCTION))
@@ -781,6 +806,16 @@ def test_closing_interrupts_and_the_next_supervisor_resumes(
         assert wait_until_terminal(runs, live.run_id).state is RunState.FINISHED
         assert wait_until_terminal(runs, waiting.run_id).state is RunState.FINISHED
         assert [t.position for t in runs.journal.triggers(live.run_id)] == [10, 20, 30, 40]
+
+
+def test_a_run_that_was_left_behind_while_it_stopped_is_stopped(make_runs: Callable[..., RunQueue]) -> None:
+    journal = make_runs().journal
+    run_id = journal.create(NewRun(EXPERIMENT, "test", pipeline_yaml(), "p.yaml", {}, selection_seed=1)).run_id
+    for state in (RunState.STREAMING, RunState.STOPPING):
+        journal.become(run_id, state)
+    make_runs(resume_on_start=True)
+    run = journal.run(run_id)
+    assert (run.state, run.error) == (RunState.STOPPED, "")
 
 
 def test_two_supervisors_do_not_drive_one_run(make_runs: Callable[..., RunQueue]) -> None:
