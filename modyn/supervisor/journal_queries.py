@@ -8,7 +8,7 @@ from enum import Enum
 from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
-from sqlalchemy import BigInteger, Double, RowMapping, cast, exists, func, select
+from sqlalchemy import BigInteger, Double, RowMapping, and_, cast, exists, func, or_, select
 from sqlalchemy.orm import Session
 
 from modyn.db.engine import Database
@@ -47,7 +47,7 @@ class RunSnapshot:
     evaluated: frozenset[tuple[int, str]]
     """(trigger, name) of the evaluations that are finished."""
     failed: frozenset[tuple[int, str]]
-    """(trigger, name) of the evaluations that failed."""
+    """(trigger, name) of the run's own evaluations that failed, or that nothing brought to an end; not of those that were requested."""
 
 
 class JournalQueries:
@@ -73,10 +73,11 @@ class JournalQueries:
             cursor = session.execute(select(CURSORS).where(CURSORS.c.run_id == run_id)).mappings().one_or_none()
             triggers = _triggers(session, run_id)
             checks = _checks(session, run_id, -1 if cursor is None else cursor["last_check"])
-            query = select(STEPS.c.state, STEPS.c.trigger_id, STEPS.c.name).where(
-                STEPS.c.run_id == run_id, STEPS.c.step == "evaluate", STEPS.c.state.in_(("finished", "failed"))
-            )
-            evaluations = [(str(state), (int(trigger_id), str(name))) for state, trigger_id, name in session.execute(query)]
+            is_evaluation = (STEPS.c.run_id == run_id, STEPS.c.step == "evaluate")
+            steps = select(STEPS.c.trigger_id, STEPS.c.name).where(*is_evaluation)
+            evaluated = {(int(t), str(name)) for t, name in session.execute(steps.where(STEPS.c.state == "finished"))}
+            of_run = steps.join(RUNS, RUNS.c.run_id == STEPS.c.run_id).where(_OWN, _FAILED)
+            failed = {(int(t), str(name)) for t, name in session.execute(of_run)}
         if cursor is not None and cursor["version"] != CURSOR_VERSION:
             raise CorruptStateError(
                 f"the journal of run {run_id} has version {cursor['version']}, this release reads {CURSOR_VERSION}; "
@@ -93,8 +94,8 @@ class JournalQueries:
             policy_state=None if cursor is None else dict(cursor["policy_state"]),
             triggers=triggers,
             checks=checks,
-            evaluated=frozenset(step for state, step in evaluations if state == "finished"),
-            failed=frozenset(step for state, step in evaluations if state == "failed"),
+            evaluated=frozenset(evaluated),
+            failed=frozenset(failed),
         )
 
     def triggers(self, run_id: str) -> tuple[TriggerRecord, ...]:
@@ -175,18 +176,22 @@ _TRIGGER_COUNTS = (
     .group_by(TRIGGERS.c.run_id)
     .subquery()
 )
+_OWN = STEPS.c.name.not_like("%/request %")
+"""Evaluations of the run, not of a request: by the last part of `EvaluationTask.step_name`."""
+# One that failed is `started` while it is made again: until it has ended well, it counts.
+_FAILED = or_(STEPS.c.state == "failed", and_(STEPS.c.state == "started", _OWN, RUNS.c.state.in_([str(s) for s in TERMINAL])))
 _MADE_AGAIN = STEPS.alias("made_again")
 _FAILED_EVALUATIONS = (
     select(func.count())
     .select_from(STEPS)
-    .where(STEPS.c.run_id == RUNS.c.run_id, STEPS.c.step == "evaluate", STEPS.c.state == "failed")
+    .where(STEPS.c.run_id == RUNS.c.run_id, STEPS.c.step == "evaluate", _FAILED)
     .where(
         ~exists().where(
             _MADE_AGAIN.c.run_id == STEPS.c.run_id,
             _MADE_AGAIN.c.trigger_id == STEPS.c.trigger_id,
             _MADE_AGAIN.c.step == "evaluate",
             _MADE_AGAIN.c.state == "finished",
-            _MADE_AGAIN.c.finished_at > STEPS.c.finished_at,
+            _MADE_AGAIN.c.finished_at > func.coalesce(STEPS.c.finished_at, STEPS.c.started_at),
             *(_MADE_AGAIN.c.detail[name].astext == STEPS.c.detail[name].astext for name in ("handler", "dataset")),
         )
     )

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
 from modyn.config.base import Problem, refuse
 from modyn.config.system import SupervisorConfig
 from modyn.config.yaml_source import load_yaml
-from modyn.errors import ConfigError, InvalidArgumentError, ModynError
+from modyn.errors import ConfigError, InvalidArgumentError, ModynError, UnavailableError
 from modyn.registry import nearest
 from modyn.rpc.logs import bind, get_logger
-from modyn.rpc.retry import CancellationToken, Retrier
+from modyn.rpc.retry import CancellationToken, Retrier, RetryPolicy
 from modyn.supervisor.evaluation import check_handlers, load_handlers
 from modyn.supervisor.evaluation_plan import EvaluationSchedule, EvaluationTask, trained_models
 from modyn.supervisor.evaluation_queue import EvaluationQueue, RunContext
@@ -54,6 +54,7 @@ class RequestedEvaluations:
         self._config = config
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="requested-evaluations")
         self._closing = CancellationToken()
+        self._until_closed = Retrier(RetryPolicy(float("inf"), longest_pause_s=2.0), self._closing)
 
     def recover(self) -> None:
         """Take up the requests that an earlier supervisor left behind."""
@@ -86,15 +87,21 @@ class RequestedEvaluations:
     def _make(self, request: RequestedEvaluation) -> None:
         with bind(run_id=request.run_id, evaluation=request.number):
             try:
-                lock = f"evaluation/{request.run_id}/{request.number}"
-                with self._journal.database.advisory_lock(lock) as held:  # another supervisor may recover the same request
-                    if held and self._journal.evaluation(request.run_id, request.number).finished_at is None:
-                        self._make_locked(request)
+                self._until_closed.call(self._make_alone, request)
             except Exception:  # noqa: BLE001 - it would end a thread unseen; the next supervisor takes the request up again
                 _LOG.exception("requested_evaluations_left", run_id=request.run_id)
 
+    def _make_alone(self, request: RequestedEvaluation) -> None:
+        """Make a request, unless it has ended. Raises UnavailableError while another supervisor makes it, which may go away."""
+        with self._journal.database.advisory_lock(f"evaluation/{request.run_id}/{request.number}") as held:
+            if self._journal.evaluation(request.run_id, request.number).finished_at is not None:
+                return
+            if not held:
+                about = f"requested evaluations {request.number} of run {request.run_id}"
+                raise UnavailableError(f"{about} are made by another supervisor on the same database; wait for it, or stop it")
+            self._make_locked(request)
+
     def _make_locked(self, request: RequestedEvaluation) -> None:
-        retrier = Retrier(retry_policy(self._config), self._closing)
         try:
             failures, reason = self._evaluate(request), ""
         except Exception as error:  # noqa: BLE001 - the user sees it as the end of the request
@@ -103,28 +110,27 @@ class RequestedEvaluations:
             _LOG.exception("requested_evaluations_failed")
             known = error if isinstance(error, ModynError) else ModynError(f"{type(error).__name__}: {error}")
             failures, reason = [known.message], known.reason
-        retrier.call(self._journal.end_evaluation, request, failures, reason or (ModynError.reason if failures else ""))
+        reason = reason or (ModynError.reason if failures else "")
+        self._until_closed.call(self._journal.end_evaluation, request, failures, reason)
 
     def _evaluate(self, request: RequestedEvaluation) -> list[str]:
         """Make the evaluations; return why some failed."""
         token = CancellationToken()  # of this request alone: its evaluator may stay away
-        unregister = self._closing.on_cancel(token.cancel)
         retrier = Retrier(retry_policy(self._config), token)
-        try:
-            with closing(self._open_clients()) as clients:
-                snapshot = retrier.call(self._journal.snapshot, request.run_id)
-                section = request.section or snapshot.run.pipeline.get("evaluation")
-                journal = retrier.wrap(RunJournal(self._journal, request.run_id, attempt=None))
-                context = RunContext(request.run_id, clients.evaluator, journal, self._hub, retrier)
-                evaluations = EvaluationQueue(context, section, snapshot.evaluated)
-                try:
-                    evaluations.use_final_workers()
-                    evaluations.add(_tasks(request, snapshot))
-                    return evaluations.drain()
-                finally:
-                    evaluations.close()
-        finally:
-            unregister()
+        with ExitStack() as stack:
+            stack.callback(self._closing.on_cancel(token.cancel))
+            clients = stack.enter_context(closing(self._open_clients()))
+            # Behind the token: this ends the calls that wait, and the token says that they are not to be repeated.
+            stack.callback(self._closing.on_cancel(lambda _: clients.close()))
+            snapshot = retrier.call(self._journal.snapshot, request.run_id)
+            section = request.section or snapshot.run.pipeline.get("evaluation")
+            journal = retrier.wrap(RunJournal(self._journal, request.run_id, attempt=None))
+            context = RunContext(request.run_id, clients.evaluator, journal, self._hub, retrier)
+            evaluations = EvaluationQueue(context, section, snapshot.evaluated)
+            stack.callback(evaluations.close)
+            evaluations.use_final_workers()
+            evaluations.add(_tasks(request, snapshot))
+            return evaluations.drain()
 
 
 def corrected_section(pipeline: Mapping[str, Any], order: EvaluationOrder) -> dict[str, Any] | None:

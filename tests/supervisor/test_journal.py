@@ -263,3 +263,24 @@ def test_an_outage_while_a_run_stops_leaves_it_stopped(journal: Journal) -> None
     with pytest.raises(ConflictError, match="is stopped and not interrupted any more"):
         journal.submit_again(run_id, only=RunState.INTERRUPTED)
     assert journal.run(run_id).state is RunState.STOPPED
+
+
+def test_a_failed_evaluation_counts_while_it_is_made_again(journal: Journal) -> None:
+    """Those of requests have statuses of their own, and are no evaluations of the run that could be made again under their names."""
+    run_id = journal.create(NEW).run_id
+    run_journal = journal.claim(run_id)
+    own = EvaluationTask("h", "test", 0, 0, 4, (EvalInterval(0, 1, 0),))
+    play(run_journal)
+    again = dataclasses.replace(own, handler="again")
+    requested = dataclasses.replace(own, when="request 1")
+    later = RunJournal(journal, run_id, attempt=None)
+    later.evaluating(requested)
+    assert (journal.run(run_id).failed_evaluations, journal.snapshot(run_id).failed) == (0, frozenset())
+    later.evaluated(requested, 1.0, "no such sample")
+    later.evaluating(again)
+    later.evaluated(again, 1.0, "no such sample")
+    for _ in range(2):
+        assert (journal.run(run_id).failed_evaluations, journal.snapshot(run_id).failed) == (2, frozenset({(0, "again/test/0")}))
+        later.evaluating(again)  # The supervisor is killed here.
+    later.evaluated(again, 1.0)
+    assert (journal.run(run_id).failed_evaluations, journal.snapshot(run_id).failed) == (1, frozenset())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from modyn.errors import (
     UnavailableError,
     UserCodeError,
 )
-from modyn.evaluator.client import EvaluationRequest
+from modyn.evaluator.client import EvaluationRequest, EvaluationStatus
 from modyn.json_codec import sanitize
 from modyn.proto import supervisor_pb2
 from modyn.records import JobState
@@ -37,7 +38,7 @@ from modyn.supervisor.queue import RunQueue
 from modyn.supervisor.records import EventKind, NewRun, RequestedEvaluation, RunOptions
 from modyn.supervisor.requested_evaluations import EvaluationOrder
 from modyn.supervisor.states import RunState, TriggerState
-from modyn.testing.fakes import FakeTrainerServer
+from modyn.testing.fakes import FakeEvaluator, FakeTrainerServer
 from modyn.testing.services import InMemoryServices, pipeline_yaml, wait_until_terminal
 from modyn.testing.waiting import PATIENCE_S, at_rest, eventually
 from modyn.trainer_server.client import TrainingRequest, TrainingStatus
@@ -552,6 +553,54 @@ def test_requested_evaluations_survive_the_supervisor(
         request = runs.evaluate(run.run_id, EvaluationOrder())
     with services.supervise(config) as runs:
         eventually(lambda: runs.journal.evaluation(run.run_id, request.number).state is JobState.FINISHED)
+
+
+def test_requested_evaluations_wait_for_postgres_and_for_another_supervisor(
+    runs: RunQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, advisory_lock = list[str](), Database.advisory_lock
+
+    def third_time(database: Database, name: str) -> Any:
+        asked.append(name)
+        if len(asked) == 1:
+            raise UnavailableError("PostgreSQL cannot be used")
+        return nullcontext(False) if len(asked) == 2 else advisory_lock(database, name)
+
+    run = finish(runs, pipeline_yaml(evaluation=evaluation({"name": "asked", "execution_time": "manual"})))
+    monkeypatch.setattr(Database, "advisory_lock", third_time)
+    assert evaluated(runs, run).state is JobState.FINISHED
+    assert asked == [f"evaluation/{run.run_id}/1"] * 3
+
+
+def test_closing_ends_the_calls_of_requested_evaluations(
+    make_config: Callable[..., SystemConfig], services: InMemoryServices
+) -> None:
+    class NeverEnding(FakeEvaluator):
+        """Its evaluations stay queued; a watching call ends when the client is closed."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.watched, self.ended = threading.Event(), threading.Event()
+            self.was_closed = False
+
+        def start(self, request: EvaluationRequest) -> EvaluationStatus:
+            return EvaluationStatus(request.evaluation_id, JobState.QUEUED)
+
+        def watch(self, evaluation_id: str) -> Iterator[EvaluationStatus]:
+            yield EvaluationStatus(evaluation_id, JobState.QUEUED)
+            self.watched.set()
+            self.was_closed = self.ended.wait(PATIENCE_S)
+            raise UnavailableError("the channel was closed")
+
+        def close(self) -> None:
+            self.ended.set()
+
+    with services.supervise(make_config(supervisor={"patience_s": PATIENCE_S})) as runs:
+        run = finish(runs, pipeline_yaml(evaluation=evaluation({"name": "asked", "execution_time": "manual"})))
+        evaluator = services.evaluator = NeverEnding()
+        runs.evaluate(run.run_id, EvaluationOrder())
+        assert evaluator.watched.wait(PATIENCE_S)
+    assert evaluator.was_closed
 
 
 def test_a_production_run_finishes_in_good_order(runs: RunQueue, services: InMemoryServices) -> None:
