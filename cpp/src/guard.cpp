@@ -3,6 +3,7 @@
 #include <atomic>
 #include <csetjmp>
 #include <csignal>
+#include <forward_list>
 #include <mutex>
 
 namespace modyn {
@@ -12,8 +13,7 @@ namespace {
 // which a signal handler must not.
 [[gnu::tls_model("initial-exec")]] thread_local sigjmp_buf* escape = nullptr;
 
-// The handler of SIGBUS before ours; null once it had its turn. Never freed: a handler on another thread may be reading it. There are few,
-// one for each time that another handler is found in the place of ours.
+// The handler of SIGBUS before ours; null once it had its turn.
 std::atomic<const struct sigaction*> previous{nullptr};
 static_assert(std::atomic<const struct sigaction*>::is_always_lock_free, "a signal handler must not wait");
 std::mutex installing;
@@ -40,7 +40,10 @@ void install() {
   if (is_ours()) return;
   const std::lock_guard lock(installing);
   if (is_ours()) return;
-  previous = new struct sigaction(now);  // before ours is installed, which may need it at once
+  // Never freed, also at the end of the process: a handler on another thread may be reading it. There are few, one for each time that
+  // another handler is found in the place of ours.
+  static auto& kept = *new std::forward_list<struct sigaction>;
+  previous = &kept.emplace_front(now);  // before ours is installed, which may need it at once
   struct sigaction ours {};
   ours.sa_sigaction = &handle;
   ours.sa_flags = SA_SIGINFO | SA_ONSTACK;
