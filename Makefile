@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 MOTO := $(VENV)/moto/.installed
 JOBS ?= 2
 # A file at a time, so that what its tests share is started once; in the order of tests/conftest.py.
-XDIST = -n $(JOBS) --dist loadfile --no-loadscope-reorder
+XDIST = -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart=2
 
 .PHONY: help setup demo test check lint types unit cpp slow cpp-address cpp-thread test-all figures peers docs clean
 
@@ -58,7 +58,7 @@ unit: setup $(MOTO)
 
 # Figures of the data path that lack a peer are skipped, unless `make peers` has installed them.
 slow: setup $(MOTO)  ## Slow tests: many kills at random moments, every figure on few samples; about 20 minutes on 2 cores
-	$(if $(wildcard $(PEERS)/.installed),MODYN_TESTS_NO_SKIP=1) $(BIN)/pytest -m slow $(XDIST)
+	$(if $(wildcard $(PEERS)/.installed),MODYN_TESTS_NO_SKIP=1) $(BIN)/pytest -m slow -o faulthandler_timeout=2100 $(XDIST)
 
 cpp: setup  ## C++ tests
 	$(call cpp-tests,tests,)
