@@ -41,6 +41,8 @@ class EvaluationInput:
     """Distinct; they may overlap."""
     storage: StorageClient
     payloads: PayloadReader
+    identity: str = ""
+    """Of the registration of the dataset that is meant; NotFoundError if it is another one. Empty: any."""
     device: str = "cpu"
     progress: Callable[[int, int], None] = lambda seen, total: None
     """Called after each batch with the samples seen and to see; what it raises ends the evaluation."""
@@ -52,7 +54,9 @@ class EvaluationInput:
     def list_samples(self) -> Iterator[SampleBatch]:
         """The samples of the union of the intervals, as storage lists them now."""
         for interval in union(self.intervals):
-            yield from self.storage.samples_in_interval(self.dataset.dataset_id, interval, self.keys_per_listing)
+            yield from self.storage.samples_in_interval(
+                self.dataset.dataset_id, interval, self.keys_per_listing, identity=self.identity
+            )
 
 
 def run(job: EvaluationJob, connection: JobConnection) -> list[Score]:
@@ -80,7 +84,8 @@ def run(job: EvaluationJob, connection: JobConnection) -> list[Score]:
     source = DatasetSource(config, dataset.dataset_id, dataset.dataloader_workers)
     connection.check()
     with StorageClient(config.endpoint("storage")) as storage, source.open_payloads() as payloads:
-        return evaluate(model, EvaluationInput(dataset, job.intervals, storage, payloads, connection.device, progress, kept))
+        inputs = EvaluationInput(dataset, job.intervals, storage, payloads, job.data.identity, connection.device, progress, kept)
+        return evaluate(model, inputs)
 
 
 def evaluate(model: nn.Module, inputs: EvaluationInput) -> list[Score]:
@@ -92,13 +97,15 @@ def evaluate(model: nn.Module, inputs: EvaluationInput) -> list[Score]:
     dataset, intervals, device, kept = inputs.dataset, inputs.intervals, inputs.device, inputs.kept
     tallies = [IntervalMetrics(interval, [build_metric(section) for section in dataset.metrics]) for interval in intervals]
     transform = _Transformers(dataset)
-    total = sum(inputs.storage.count_samples(dataset.dataset_id, interval) for interval in union(intervals))
+    counts = (inputs.storage.count_samples(dataset.dataset_id, i, identity=inputs.identity) for i in union(intervals))
+    total = sum(counts)
     samples = _FreshSamples(inputs)
     batches = load_keys(
         samples.keys(),
         dataset,
         dataset.batch_size,
         num_threads=dataset.dataloader_workers,
+        identity=inputs.identity,
         pin_memory=device.startswith("cuda"),
         payloads=inputs.payloads,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from shutil import rmtree
 from typing import Final
@@ -15,11 +15,15 @@ from prometheus_client import Counter
 from modyn.errors import CancelledError, ConflictError, InvalidArgumentError, ModynError, NotFoundError, UnavailableError
 from modyn.evaluator.client import EvaluationRequest, EvaluationState, EvaluationStatus, json_digest
 from modyn.evaluator.config import load_dataset
-from modyn.evaluator.outputs import EvaluationJob, Score, decoding_digest
-from modyn.evaluator.store import EvaluationStore, ScoreKey, metric_digests
+from modyn.evaluator.metrics import METRICS
+from modyn.evaluator.outputs import EvaluationJob, Score
+from modyn.evaluator.store import EvaluationStore, ScoreKey
+from modyn.evaluator.versions import DataVersion, code_version, decoding_digest, metric_digests
 from modyn.json_codec import whole_numbers
+from modyn.models import MODELS
 from modyn.records import Interval
 from modyn.rpc.logs import get_logger
+from modyn.storage.client import StorageClient
 from modyn.workers import Job, JobTable, WorkerPool
 
 JOBS = Counter("modyn_evaluation_jobs", "Evaluation jobs that ended", ["outcome"])
@@ -33,8 +37,8 @@ MAX_WAITING: Final = 10_000
 _NO_CODE: Final = ("batch_size", "dataloader_workers")
 _RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,199}")
 
-MakeJob = Callable[[EvaluationRequest, Sequence[Interval]], EvaluationJob]
-"""Makes what a worker gets, for a request that names model, dataset and device, and distinct intervals."""
+MakeJob = Callable[[EvaluationRequest, Sequence[Interval], DataVersion], EvaluationJob]
+"""Makes what a worker gets, for a request that names model, dataset and device, distinct intervals and the version of the data."""
 
 
 @dataclass(eq=False)
@@ -44,6 +48,8 @@ class _Group:
     created: float
     samples: str
     """The pass over samples: one model and one way of decoding a dataset."""
+    data: DataVersion
+    """Without an identity until the group begins."""
     digests: dict[str, str]
     """The digest of each metric, by its label."""
     requests: dict[str, EvaluationRequest] = field(default_factory=dict)
@@ -57,7 +63,7 @@ class _Group:
 class Evaluations:
     """All evaluations of the service. Thread-safe.
 
-    count_samples(dataset_id, interval): as storage counts them; known scores are used again only while that number has not changed.
+    Known scores are used again only for the same registration of the dataset and the same code, and while storage counts as many samples.
     """
 
     def __init__(
@@ -65,14 +71,14 @@ class Evaluations:
         store: EvaluationStore,
         pool: WorkerPool,
         make_job: MakeJob,
-        count_samples: Callable[[str, Interval], int],
+        storage: StorageClient,
         max_jobs: int,
         coalesce_s: float = COALESCE_S,
     ) -> None:
         self._store = store
         self._pool = pool
         self._make_job = make_job
-        self._count_samples = count_samples
+        self._storage = storage
         self._max_jobs = max_jobs
         self._coalesce_s = coalesce_s
         self._logger = get_logger("evaluations")
@@ -96,9 +102,11 @@ class Evaluations:
         self._dispatcher.join(5)
 
     def start(self, request: EvaluationRequest) -> EvaluationStatus:
-        """Start an evaluation, or find the one that runs or has finished; one that failed or was stopped is started again.
+        """Start an evaluation, or find the one that runs or has finished. One that failed or was stopped is started again, and so is one
+        whose data or code have changed since.
 
-        Raises ConfigError for a wrong dataset section, InvalidArgumentError for a wrong interval.
+        Raises: ConfigError: the section of the dataset is wrong. InvalidArgumentError: an interval is. NotFoundError, UnavailableError: it has
+        finished, and its dataset is gone, or storage cannot be asked for it.
         """
         load_dataset(request.dataset)
         if not _RUN_ID.fullmatch(request.run_id):
@@ -107,11 +115,21 @@ class Evaluations:
             if interval.start > interval.end:
                 raise InvalidArgumentError(f"the interval [{interval.start}, {interval.end}) ends before it starts")
         id_ = request.evaluation_id
-        return self.table.start(id_, lambda: self._finished(id_), lambda: self._queue(id_, request))
+        # Storage is asked outside the lock of the table; where two ask at once, the second finds the evaluation live, or all scores known.
+        finished = self._finished(request)
+        return self.table.start(id_, lambda: finished, lambda: self._queue(id_, request))
 
-    def _finished(self, evaluation_id: str) -> EvaluationStatus | None:
-        stored = self._store.status(evaluation_id)
-        return stored if stored is not None and stored.state is EvaluationState.FINISHED else None
+    def _finished(self, request: EvaluationRequest) -> EvaluationStatus | None:
+        """The status of an evaluation that has finished, if it would give the same scores now."""
+        status = self._store.status(request.evaluation_id)
+        if status is None or status.state is not EvaluationState.FINISHED:
+            return None
+        data = self._data_version(request, decoding_digest(request.dataset))
+        _, missing = self._find_known([request], data, metric_digests(request.dataset))
+        return None if missing else status
+
+    def _data_version(self, request: EvaluationRequest, decoding: str) -> DataVersion:
+        return DataVersion(self._storage.dataset(str(request.dataset["dataset_id"])).identity, decoding)
 
     def _queue(self, id_: str, request: EvaluationRequest) -> EvaluationStatus:
         with self._changed:
@@ -121,9 +139,11 @@ class Evaluations:
                 raise UnavailableError(f"{len(self.table)} evaluations are queued at the evaluator; try again later")
         status = EvaluationStatus(id_, EvaluationState.QUEUED)
         self._store.put(request, status)
-        samples, digests = f"{request.model_id} {decoding_digest(request.dataset)}", metric_digests(request.dataset)
+        decoding, digests = decoding_digest(request.dataset), metric_digests(request.dataset)
+        samples = f"{request.model_id} {decoding}"
         with self._changed:
-            group = self._waiting.setdefault(f"{samples} {request.device} {digests}", _Group(time.monotonic(), samples, digests))
+            group = _Group(time.monotonic(), samples, DataVersion("", decoding), digests)
+            group = self._waiting.setdefault(f"{samples} {request.device} {digests}", group)
             group.requests[id_] = request
             return self.table.set(id_, status)
 
@@ -187,12 +207,15 @@ class Evaluations:
     def _begin(self, group: _Group) -> None:
         with self._changed:
             requests = list(group.requests.values())
-        missing = self._find_known(group, requests) if requests else []
+        missing: list[Interval] = []
+        if requests:
+            group.data = self._data_version(requests[0], group.data.decoding)
+            group.known, missing = self._find_known(requests, group.data, group.digests)
         if not missing:
             self._concluded(group, [])
             return
         self._set_all(group, EvaluationState.RUNNING)
-        evaluation = self._make_job(requests[0], missing)
+        evaluation = self._make_job(requests[0], missing, group.data)
 
         def ended(job: Job) -> None:
             # Not in the worker, which may have been killed.
@@ -224,20 +247,24 @@ class Evaluations:
         if unwanted:
             job.stop()
 
-    def _find_known(self, group: _Group, requests: Sequence[EvaluationRequest]) -> list[Interval]:
-        """Look for scores that are stored already; return the distinct intervals of which any is missing."""
-        dataset = requests[0].dataset
-        stored = self._store.known(requests[0].model_id, decoding_digest(dataset))
+    def _find_known(
+        self, requests: Sequence[EvaluationRequest], data: DataVersion, digests: Mapping[str, str]
+    ) -> tuple[dict[ScoreKey, Score], list[Interval]]:
+        """Look for scores that are stored already, of requests with one model and dataset; return them, and the distinct intervals of which
+        any is missing. digests: of each metric, by its label."""
+        dataset = str(requests[0].dataset["dataset_id"])
+        stored = self._store.known(requests[0].model_id, data.digest)
+        known: dict[ScoreKey, Score] = {}
         missing: list[Interval] = []
         for interval in dict.fromkeys(Interval(i.start, i.end) for request in requests for i in request.intervals):
-            found = {key: stored[key] for digest in group.digests.values() if (key := (interval, digest)) in stored}
-            if len(found) == len(set(group.digests.values())):
-                num_listed = self._count_samples(str(dataset["dataset_id"]), interval)
+            found = {key: stored[key] for digest in digests.values() if (key := (interval, digest)) in stored}
+            if len(found) == len(set(digests.values())):
+                num_listed = self._storage.count_samples(dataset, interval, identity=data.identity)
                 if all(score.num_listed == score.num_samples == num_listed for score in found.values()):
-                    group.known |= found
+                    known |= found
                     continue
             missing.append(interval)
-        return missing
+        return known, missing
 
     def _concluded(self, group: _Group, outcome: list[Score] | ModynError) -> None:
         """The group's job has ended: store its scores for each evaluation, and let the next job begin."""
@@ -259,7 +286,7 @@ class Evaluations:
         status = replace(self._status_of(request), state=EvaluationState.FINISHED)
         try:
             computed = {(score.interval, group.digests[score.metric]): score for score in scores}
-            self._store.finish(request, status, group.known | computed)
+            self._store.finish(request, status, group.known | computed, group.data.digest, group.digests)
         except Exception as error:
             self._logger.exception("cannot_keep_results", evaluation_id=status.evaluation_id)
             self._end(request, _as_error(error, f"the results of {request} cannot be kept"))
@@ -289,7 +316,7 @@ class Evaluations:
 def session_key(request: EvaluationRequest) -> str:
     """Equal for evaluations that one worker process may do one after the other: those of one run whose datasets run the same code."""
     section = {name: value for name, value in request.dataset.items() if name not in ("dataset_id", *_NO_CODE)}
-    return f"{request.run_id} {json_digest(whole_numbers(section))}"
+    return f"{request.run_id} {json_digest([whole_numbers(section), code_version(section, MODELS, METRICS)])}"
 
 
 def _as_error(error: Exception, what: str) -> ModynError:

@@ -1,7 +1,7 @@
 """What a worker gets and returns, and the outputs of models, kept in files, so that a later evaluation passes only those samples through a
 model that no earlier one has. Imports no torch.
 
-A file has the columns keys (sorted), timestamps, labels and outputs. The names of files of one model and one way of decoding begin alike.
+A file has the columns keys (sorted), timestamps, labels and outputs. The names of files of one model and one version of the data begin alike.
 The least recently used files are removed first when the limit is reached.
 """
 
@@ -11,7 +11,7 @@ import fcntl
 import hashlib
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from modyn.columnar import ColumnFile, FileKind, write_columns
 from modyn.config.system import SystemConfig
 from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
-from modyn.evaluator.client import EvaluationRequest, json_digest
+from modyn.evaluator.client import EvaluationRequest
+from modyn.evaluator.versions import DataVersion
 from modyn.records import Int64Array, Interval
 from modyn.rpc.logs import get_logger
 
@@ -37,9 +38,6 @@ MAX_SEGMENTS: Final = 256
 KIND: Final = FileKind(b"MODYNOUT", 2, "file of kept outputs", "delete it")
 _PLAIN: Final = "biuf"
 """Kinds of numbers that are kept: whole, real and boolean."""
-
-_NOT_DECODING: Final = ("metrics", "batch_size", "dataloader_workers")
-"""Keys of a dataset's section that do not change what the model sees of a sample."""
 
 
 class Rows(NamedTuple):
@@ -238,10 +236,13 @@ class EvaluationJob:
     scratch: Path
     """An empty folder of this job only; removed when the job has ended."""
     outputs: OutputCache
+    data: DataVersion
+    """What is evaluated on; another registration of the dataset is refused."""
 
     def kept_outputs(self, weights_sha256: str) -> KeptOutputs | None:
-        """The kept outputs of the model. Their name contains the weights: another database repeats ids. None: outputs are not kept."""
-        digest = hashlib.sha256(f"{weights_sha256} {decoding_digest(self.request.dataset)}".encode()).hexdigest()
+        """The kept outputs of the model. Their name contains the weights, since another database repeats ids, and the version of the data.
+        None: outputs are not kept."""
+        digest = hashlib.sha256(f"{weights_sha256} {self.data.digest}".encode()).hexdigest()
         name = f"{self.request.model_id}-{digest[:32]}"
         return KeptOutputs(self.outputs, name, self.scratch) if self.outputs.limit else None
 
@@ -259,8 +260,3 @@ class Score:
     """Samples that the value was computed over."""
     num_listed: int
     """Samples in the interval when the evaluation listed them."""
-
-
-def decoding_digest(section: Mapping[str, Any]) -> str:
-    """Equal for sections of datasets that decode samples equally, so that models see equal inputs."""
-    return json_digest({name: value for name, value in section.items() if name not in _NOT_DECODING})

@@ -18,6 +18,7 @@ from modyn.evaluator.evaluations import Evaluations
 from modyn.evaluator.metrics import METRICS
 from modyn.evaluator.outputs import EvaluationJob, OutputCache
 from modyn.evaluator.store import EvaluationStore
+from modyn.evaluator.versions import DataVersion
 from modyn.proto import common_pb2, evaluator_pb2, evaluator_pb2_grpc
 from modyn.records import Interval, RunId
 from modyn.rpc.access import Role, for_workers
@@ -93,11 +94,11 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     storage = StorageClient(config.endpoint("storage"))
     context.on_shutdown(storage.close)
 
-    def make_job(request: EvaluationRequest, intervals: Sequence[Interval]) -> EvaluationJob:
+    def make_job(request: EvaluationRequest, intervals: Sequence[Interval], data: DataVersion) -> EvaluationJob:
         folder = Path(mkdtemp(dir=scratch, prefix=f"model-{request.model_id}-"))
-        return EvaluationJob(request, intervals, for_workers(config, Role.READER), folder, outputs)
+        return EvaluationJob(request, intervals, for_workers(config, Role.READER), folder, outputs, data)
 
-    evaluations = Evaluations(store, pool, make_job, storage.count_samples, settings.max_workers)
+    evaluations = Evaluations(store, pool, make_job, storage, settings.max_workers)
     # Called in the reverse order: no job starts any more, then workers end, then what they report can still be stored.
     context.on_shutdown(pool.close)
     context.on_shutdown(evaluations.close)

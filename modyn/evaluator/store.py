@@ -12,9 +12,8 @@ from sqlalchemy.dialects.postgresql import insert
 
 from modyn.db.engine import Database, columns
 from modyn.errors import UnavailableError
-from modyn.evaluator.client import EvaluationRequest, EvaluationResult, EvaluationState, EvaluationStatus, json_digest
-from modyn.evaluator.config import load_dataset
-from modyn.evaluator.outputs import Score, decoding_digest
+from modyn.evaluator.client import EvaluationRequest, EvaluationResult, EvaluationState, EvaluationStatus
+from modyn.evaluator.outputs import Score
 from modyn.json_codec import sanitize
 from modyn.records import EvalInterval, Interval, RunId
 
@@ -37,7 +36,7 @@ results = Table(
     Column("evaluation_id", Text, ForeignKey("evaluator.evaluations.evaluation_id", ondelete="CASCADE"), primary_key=True),
     *columns(BigInteger, "interval_start interval_end interval_anchor", primary_key=True),
     Column("metric", Text, primary_key=True),
-    # dataset_digest: of how samples are decoded; metric_digest: of the metric's options
+    # dataset_digest: by DataVersion.digest; metric_digest: by metric_digests
     *columns(Text, "dataset_digest metric_digest note", nullable=False),
     # num_listed: samples in the interval when it was evaluated
     *columns(BigInteger, "model_id num_samples num_listed", nullable=False),
@@ -47,14 +46,7 @@ results = Table(
 _ROWS_A_FETCH = 1000
 
 ScoreKey = tuple[Interval, str]
-"""Key of a score among those of one model and one way of decoding: interval, and digest of the metric."""
-
-
-def metric_digests(section: Mapping[str, Any]) -> dict[str, str]:
-    """Return by label, for each metric of a dataset's section, a digest that is equal for metrics that give equal values."""
-    dataset = load_dataset(section)
-    options = [{name: value for name, value in metric.items() if name != "label"} for metric in dataset.metrics]
-    return dict(zip(dataset.metric_labels(), map(json_digest, options), strict=True))
+"""Key of a score among those of one model and one version of the data: interval, and digest of the metric."""
 
 
 class EvaluationStore:
@@ -93,9 +85,18 @@ class EvaluationStore:
         with self._database.session() as session:
             session.execute(_upsert(_row(request, status)))
 
-    def finish(self, request: EvaluationRequest, status: EvaluationStatus, scores: Mapping[ScoreKey, Score]) -> None:
-        """Write the results of an evaluation and its status: one result for each interval and metric, from `scores`."""
-        digests = metric_digests(request.dataset)
+    def finish(
+        self,
+        request: EvaluationRequest,
+        status: EvaluationStatus,
+        scores: Mapping[ScoreKey, Score],
+        data: str,
+        metrics: Mapping[str, str],
+    ) -> None:
+        """Write the results of an evaluation and its status: one result for each interval and metric, from `scores`.
+
+        Args: data: digest of the version of the data. metrics: digest of each metric, by its label.
+        """
         rows = [
             {
                 "evaluation_id": status.evaluation_id,
@@ -104,7 +105,7 @@ class EvaluationStore:
                 "interval_anchor": interval.anchor,
                 "metric": label,
                 "model_id": request.model_id,
-                "dataset_digest": decoding_digest(request.dataset),
+                "dataset_digest": data,
                 "metric_digest": digest,
                 "value": score.value,
                 "note": sanitize(score.note),
@@ -112,7 +113,7 @@ class EvaluationStore:
                 "num_listed": score.num_listed,
             }
             for interval in dict.fromkeys(request.intervals)
-            for label, digest in digests.items()
+            for label, digest in metrics.items()
             for score in [scores[Interval(interval.start, interval.end), digest]]
         ]
         with self._database.session() as session:
@@ -122,7 +123,7 @@ class EvaluationStore:
                 session.execute(insert(results), rows)
 
     def known(self, model_id: int, digest: str) -> dict[ScoreKey, Score]:
-        """All scores of the model `model_id` on samples that were decoded as `digest` says (`decoding_digest`)."""
+        """All scores of the model `model_id` on one version of the data (`DataVersion.digest`)."""
         statement = select(results).where(results.c.model_id == model_id, results.c.dataset_digest == digest)
         with self._database.session() as session:
             rows = session.execute(statement).all()

@@ -21,15 +21,16 @@ from modyn.errors import (
     InvalidArgumentError,
     ModynError,
     NotFoundError,
-    UnavailableError,
     UserCodeError,
 )
 from modyn.evaluator.client import EvaluationRequest, EvaluationResult, EvaluationState, EvaluationStatus
-from modyn.evaluator.evaluations import Evaluations
+from modyn.evaluator.evaluations import Evaluations, session_key
 from modyn.evaluator.outputs import EvaluationJob, OutputCache, Score
 from modyn.evaluator.store import EvaluationStore
+from modyn.evaluator.versions import DataVersion
 from modyn.json_codec import sanitize
 from modyn.records import EvalInterval, Interval, JobState, RunId
+from modyn.testing.fake_storage import FakeStorage
 from modyn.testing.waiting import PATIENCE_S, eventually
 from modyn.workers import WorkerPool
 
@@ -105,18 +106,22 @@ class FakePool:
 class House:
     """The service's parts, without gRPC and workers."""
 
-    def __init__(self, config: SystemConfig, database: Database, max_jobs: int = 2) -> None:
-        def make_job(asked: EvaluationRequest, intervals: Sequence[Interval]) -> EvaluationJob:
-            return EvaluationJob(asked, intervals, config, config.state_dir / "scratch", OutputCache(config.state_dir, 0))
+    def __init__(self, config: SystemConfig, database: Database, storage: FakeStorage, max_jobs: int = 2) -> None:
+        def make_job(asked: EvaluationRequest, intervals: Sequence[Interval], data: DataVersion) -> EvaluationJob:
+            return EvaluationJob(asked, intervals, config, config.state_dir / "scratch", OutputCache(config.state_dir, 0), data)
 
         self.store = EvaluationStore(database)
         self.run = FakePool()
-        self.extra_samples = 0
+        self.storage = storage
+        if not storage.datasets:
+            self.register()
         pool = cast("WorkerPool", self.run)
-        self.evaluations = Evaluations(self.store, pool, make_job, self._count, max_jobs, coalesce_s=0.0)
+        self.evaluations = Evaluations(self.store, pool, make_job, self.storage.client(), max_jobs, coalesce_s=0.0)
 
-    def _count(self, dataset_id: str, interval: Interval) -> int:
-        return interval.end - interval.start + self.extra_samples
+    def register(self) -> None:
+        """Register the dataset, perhaps anew: one sample a second."""
+        self.storage.add_dataset("test")
+        self.storage.add_samples("test", range(40))
 
     @contextmanager
     def holding(self) -> Iterator[None]:
@@ -152,9 +157,10 @@ class House:
 def make_house(system_config: SystemConfig) -> Iterator[Callable[..., House]]:
     database = open_database(system_config, "evaluator", "modyn.evaluator.migrations")
     houses: list[House] = []
+    storage = FakeStorage()
 
     def make(**options: Any) -> House:
-        houses.append(House(system_config, database, **options))
+        houses.append(House(system_config, database, storage, **options))
         return houses[-1]
 
     yield make
@@ -220,9 +226,57 @@ def test_known_scores_are_used_again_while_the_data_is_the_same(house: House) ->
     assert house.end(same).state is EvaluationState.FINISHED
     assert len(house.run.jobs) == 2
     assert {(r.interval.start, r.value) for r in house.results() if r.handler == "b"} == {(10, 0.5), (20, 0.75)}
-    house.extra_samples = 1
+    house.storage.add_samples("test", [5, 15])
     house.evaluations.start(request("d"))
     assert len(house.run.job(2).intervals) == 2
+
+
+def test_what_is_evaluated_is_evaluated_again_when_its_data_has_changed(house: House) -> None:
+    first = _finished(house, request(), 0)
+    house.end(first)
+    assert house.evaluations.start(request()).state is EvaluationState.FINISHED
+    house.storage.add_samples("test", [15])
+    assert house.evaluations.start(request()).state is EvaluationState.QUEUED
+    assert house.run.job(1).intervals == [Interval(10, 20)]
+    house.run.job(1).give([Score(Interval(10, 20), label, 0.75, "", 11, 11) for label in ("Accuracy", "F1Score")])
+    assert house.end(first).state is EvaluationState.FINISHED
+    assert {(r.interval.start, r.value, r.num_samples) for r in house.results()} == {(0, 0.5, 10), (10, 0.75, 11)}
+
+
+def test_a_dataset_registered_anew_is_another_one(house: House) -> None:
+    first = _finished(house, request(), 0)
+    house.end(first)
+    house.register()
+    for number, handler in enumerate(("matrix", "other"), start=1):
+        assert house.evaluations.start(request(handler)).state is EvaluationState.QUEUED
+        assert len(house.run.job(number).intervals) == 2
+        house.run.job(number).fail(DataError("no"))
+
+
+def test_other_code_of_the_user_is_evaluated_anew(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "packages" / "noise_of_user"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "levels.py").write_text("LEVEL = 1\n")
+    monkeypatch.syspath_prepend(package.parent)
+    dataset = DATASET | {"transformations": ["noise_of_user:Noise(0.1)"]}
+    asked = request(dataset=dataset)
+    house.end(_finished(house, asked, 0))
+    assert house.evaluations.start(asked).state is EvaluationState.FINISHED
+    session = session_key(asked)
+    (package / "levels.py").write_text("LEVEL = 2\n")
+    assert house.evaluations.start(asked).state is EvaluationState.QUEUED
+    house.run.job(1).finish()
+    assert session_key(asked) != session
+
+
+def test_a_finished_evaluation_stays_so_while_storage_cannot_be_asked(house: House) -> None:
+    status = house.end(_finished(house, request(), 0))
+    del house.storage.datasets["test"]
+    with pytest.raises(NotFoundError, match="no dataset 'test'"):
+        house.evaluations.start(request())
+    assert len(house.results()) == 4
+    assert house.end(status) == status
 
 
 @pytest.mark.parametrize(
@@ -335,17 +389,12 @@ def test_a_note_that_is_no_text_is_kept(house: House) -> None:
 
 def test_what_cannot_begin_fails_with_its_reason(house: House) -> None:
     house.end(_finished(house, request("a"), 0))
-
-    def gone(dataset_id: str, interval: Interval) -> int:
-        raise UnavailableError("storage cannot be reached")
-
-    house.evaluations._count_samples = gone
+    dataset = house.storage.datasets.pop("test")
     end = house.end(house.evaluations.start(request("b")))
-    assert (end.state, end.error_reason) == (EvaluationState.FAILED, "UNAVAILABLE")
-    assert (
-        end.error == "evaluation of run digits-0001, trigger 3, model 5 on dataset 'test' cannot begin: storage cannot be reached"
-    )
-    house.evaluations._count_samples = house._count
+    assert (end.state, end.error_reason) == (EvaluationState.FAILED, "NOT_FOUND")
+    about = "evaluation of run digits-0001, trigger 3, model 5 on dataset 'test'"
+    assert end.error.startswith(f"{about} cannot begin: there is no dataset 'test'")
+    house.storage.datasets["test"] = dataset
     assert house.end(house.evaluations.start(request("b"))).state is EvaluationState.FINISHED
 
 
@@ -434,7 +483,7 @@ def test_postgres_gone_when_results_are_to_be_kept(house: House, postgres_url: s
 
 def test_a_newer_evaluation_of_an_interval_replaces_the_older(house: House) -> None:
     house.end(_finished(house, request(), 0))
-    house.extra_samples = 5
+    house.storage.add_samples("test", [15])
     newer = house.evaluations.start(request(times=[(10, 20), (20, 30)]))
     house.run.job(1).finish(0.9)
     house.end(newer)

@@ -15,6 +15,7 @@ from modyn.errors import ConfigError, NotFoundError
 from modyn.evaluator import service
 from modyn.evaluator.client import EvaluationRequest, EvaluationState, EvaluatorClient
 from modyn.evaluator.outputs import EvaluationJob, OutputCache
+from modyn.evaluator.versions import DataVersion
 from modyn.model_storage import service as model_storage_service
 from modyn.model_storage.client import ModelHeader, ModelStorageClient
 from modyn.models.weights import build_model, save_weights
@@ -147,6 +148,35 @@ def test_one_forward_pass_a_sample_over_handlers_and_restarts(
     assert bool(list((config.service_dir("evaluator") / "outputs").glob("*.outputs"))) == bool(outputs_bytes)
 
 
+def test_a_dataset_registered_anew_with_corrected_labels_gives_the_new_score(
+    evaluator: EvaluatorClient, storage: RunningStorage, model_id: int, tmp_path: Path
+) -> None:
+    def accuracy(asked: EvaluationRequest) -> float | None:
+        end = list(evaluator.watch(evaluator.start(asked).evaluation_id))[-1]
+        assert end.state is EvaluationState.FINISHED, end.error
+        return {(r.handler, r.metric): r.value for r in evaluator.results(RUN)}[asked.handler, "Accuracy"]
+
+    everything = request(model_id, intervals=[EvalInterval(0, 1000, 0)])
+    assert accuracy(everything) == 0.9
+    storage.client.delete_dataset("numbers")
+    write_records(tmp_path / "data" / "a.bin", range(60), 100, [int(n >= 40) for n in range(60)])
+    storage.client.register_dataset(binary_dataset(tmp_path / "data"))
+    storage.ingest()
+    assert accuracy(everything) == 1.0
+    assert accuracy(request(model_id, intervals=[EvalInterval(0, 1000, 0)], handler="other")) == 1.0
+
+
+def test_a_repeated_request_counts_samples_again(
+    evaluator: EvaluatorClient, storage: RunningStorage, model_id: int, tmp_path: Path
+) -> None:
+    for num_samples in (100, 120):
+        end = list(evaluator.watch(evaluator.start(request(model_id)).evaluation_id))[-1]
+        assert end.state is EvaluationState.FINISHED, end.error
+        assert {r.interval.anchor: r.num_samples for r in evaluator.results(RUN)}[150] == num_samples
+        write_records(tmp_path / "data" / "c.bin", range(100, 120), 200, [1] * 20)
+        storage.ingest()
+
+
 def test_failures_name_run_trigger_model_and_dataset(evaluator: EvaluatorClient, model_id: int) -> None:
     broken = DATASET | {"batch_parser_function": "def batch_parser_function(data, offsets):\n    return data['x']\n"}
     end = list(evaluator.watch(evaluator.start(request(model_id, dataset=broken)).evaluation_id))[-1]
@@ -239,5 +269,5 @@ def test_an_evaluation_worker_imports_nothing_after_the_fork(
 ) -> None:
     asked = request(model_id, dataset=DATASET | {"metrics": [*DATASET["metrics"], {"name": "F1Score", "num_classes": 2}]})
     outputs = OutputCache(tmp_path, 2**20)
-    job = EvaluationJob(asked, [Interval(0, 1000)], system_config, scratch=tmp_path, outputs=outputs)
+    job = EvaluationJob(asked, [Interval(0, 1000)], system_config, scratch=tmp_path, outputs=outputs, data=DataVersion("", ""))
     assert imports_after_fork(service.PRELOAD, "modyn.evaluator.evaluate:run", job, tmp_path / "log") == []

@@ -1,0 +1,108 @@
+"""What scores and kept outputs were made of: one registration of a dataset, and the versions of the code that decoded and measured. Imports
+no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from modyn.dataset.user_code import imported_packages
+from modyn.evaluator.client import json_digest
+from modyn.evaluator.config import load_dataset
+from modyn.evaluator.metrics import METRICS
+from modyn.models import MODELS
+from modyn.registry import Registry
+
+_NOT_DECODING: Final = ("metrics", "batch_size", "dataloader_workers")
+"""Keys of a dataset's section that do not change what the model sees of a sample."""
+
+_LIBRARIES: Final = {"modyn": "modyn", "numpy": "numpy", "PIL": "pillow"} | {
+    name: name for name in ("torch", "torchvision", "torchmetrics")
+}
+"""Packages that every evaluation may use, each with the distribution whose version stands for its code."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataVersion:
+    """The samples of one registration of a dataset, as one version of the code decodes them."""
+
+    identity: str
+    """As in `DatasetInfo`; empty: any."""
+    decoding: str
+    """By `decoding_digest`."""
+
+    @property
+    def digest(self) -> str:
+        """Equal where models see equal samples."""
+        return json_digest([self.identity, self.decoding])
+
+
+def decoding_digest(section: Mapping[str, Any]) -> str:
+    """Equal for sections of datasets that decode samples equally, with equal code, so that models see equal inputs and answer alike."""
+    decoding = {name: value for name, value in section.items() if name not in _NOT_DECODING}
+    return json_digest([decoding, code_version(decoding, MODELS)])
+
+
+def metric_digests(section: Mapping[str, Any]) -> dict[str, str]:
+    """Return by label, for each metric of a dataset's section, a digest that is equal for metrics that give equal values."""
+    dataset = load_dataset(section)
+    options = [{name: value for name, value in metric.items() if name != "label"} for metric in dataset.metrics]
+    digests = [json_digest([metric, code_version(metric, METRICS)]) for metric in options]
+    return dict(zip(dataset.metric_labels(), digests, strict=True))
+
+
+def code_version(section: Mapping[str, Any], *registries: Registry[Any]) -> dict[str, str]:
+    """Versions by package: of what every evaluation may use, of what installed packages register, and of what the user code in a section
+    imports."""
+    packages = {package for text in _texts(section) for package in imported_packages(text)}
+    packages |= {plugin.path.partition(":")[0].partition(".")[0] for found in registries for plugin in found.plugins.values()}
+    own = sorted(packages - set(_LIBRARIES) - sys.stdlib_module_names)
+    return {name: _installed(name) for name in sorted(_LIBRARIES.values())} | {name: _source_digest(name) for name in own}
+
+
+def _texts(value: object) -> Iterator[str]:
+    """All texts in JSON data."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _texts(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _texts(part)
+
+
+@cache
+def _installed(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return ""
+
+
+def _source_digest(package: str) -> str:
+    """A digest of the source files of a package, found without importing it; empty: there are none."""
+    try:
+        spec = find_spec(package)
+    except ValueError:  # a module that was made by hand
+        spec = None
+    if spec is None:
+        return ""
+    folders = [Path(place) for place in spec.submodule_search_locations or ()]
+    files = sorted(path for folder in folders for path in folder.rglob("*.py"))
+    if not folders and spec.origin is not None and Path(spec.origin).is_file():
+        files = [Path(spec.origin)]
+    stats = [(path, path.stat()) for path in files]
+    return json_digest([[str(path), _file_digest(path, stat.st_size, stat.st_mtime_ns)] for path, stat in stats])
+
+
+@lru_cache(maxsize=16_384)
+def _file_digest(path: Path, size: int, mtime_ns: int) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
