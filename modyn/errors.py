@@ -64,6 +64,12 @@ class DeadlineError(UnavailableError):
     reason = "DEADLINE"
 
 
+class StreamExpiredError(DeadlineError):
+    """A stream that its server had accepted has lasted until its deadline. Whoever follows it opens it again."""
+
+    reason = "STREAM_EXPIRED"
+
+
 class CancelledError(ModynError):
     """The work was stopped on request."""
 

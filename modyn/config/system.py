@@ -113,7 +113,10 @@ class ServiceConfig(Section):
     metrics_host: str = Field("127.0.0.1", description="address that metrics are served on")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity that is logged")
     max_message_bytes: int = Field(32 * 2**20, ge=2**16, le=2**31 - 1, description="largest gRPC message accepted")
-    max_threads: int = Field(64, ge=4, le=1024, description="calls served at once, streams included")
+    max_threads: int = Field(64, ge=4, le=1024, description="calls served at once, and as many streams")
+    max_followers: int = Field(
+        256, ge=1, le=4096, description="clients that may follow a run, a training, an evaluation or new samples at once"
+    )
 
 
 class StorageConfig(ServiceConfig):

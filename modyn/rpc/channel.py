@@ -20,13 +20,22 @@ from modyn.rpc.status import TOKEN_KEY, from_rpc
 T = TypeVar("T")
 
 DEFAULT_DEADLINE_S = 60.0
+STREAM_DEADLINE_S = 3600.0
+"""Of a whole stream. One that a client follows is opened again after it, see `ResumingStream` and `Retrier.follow`."""
 
 
 class Channel:
     """What the generated stubs need of a gRPC channel. Not interceptors: those do not see errors inside a stream."""
 
-    def __init__(self, endpoint: Endpoint, *, wait_s: float = 10.0, not_repeatable: frozenset[str] = frozenset()) -> None:
-        """`wait_s`: how long unary calls wait for a server that cannot be reached."""
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        wait_s: float = 10.0,
+        stream_s: float = STREAM_DEADLINE_S,
+        not_repeatable: frozenset[str] = frozenset(),
+    ) -> None:
+        """`wait_s`: how long unary calls wait for a server that cannot be reached. `stream_s`: how long a stream may last."""
         options = [
             ("grpc.max_receive_message_length", endpoint.max_message_bytes),
             ("grpc.max_send_message_length", endpoint.max_message_bytes),
@@ -48,6 +57,7 @@ class Channel:
             self._inner = grpc.secure_channel(endpoint.address, grpc.ssl_channel_credentials(roots), options=options)
         self._security = endpoint.security
         self._peer = endpoint.address
+        self._stream_s = stream_s
         self._not_repeatable = not_repeatable
         self.retrier = Retrier(RetryPolicy(wait_s, on_deadline=False))
 
@@ -58,12 +68,16 @@ class Channel:
 
     def stream_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """A call with a stream of requests and one answer."""
-        return partial(self._call, self._inner.stream_unary(method, *args, **kwargs))
+        return partial(self._call, self._inner.stream_unary(method, *args, **kwargs), timeout=self._stream_s)
 
     def unary_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """A call with one request and a `ResponseStream`."""
         call = self._inner.unary_stream(method, *args, **kwargs)
-        return lambda request, timeout=None: ResponseStream(call(request, timeout=timeout, metadata=self._metadata), self._peer)
+
+        def opened(request: Any, timeout: float = self._stream_s) -> ResponseStream[Any]:
+            return ResponseStream(call(request, timeout=timeout, metadata=self._metadata), self._peer)
+
+        return opened
 
     @property
     def _metadata(self) -> tuple[tuple[str, str], ...]:

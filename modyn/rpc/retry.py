@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
-from modyn.errors import CancelledError, DeadlineError, ModynError, NotFoundError, UnavailableError
+from modyn.errors import CancelledError, DeadlineError, ModynError, NotFoundError, StreamExpiredError, UnavailableError
 from modyn.records import JobState
 from modyn.rpc.logs import get_logger
 
@@ -265,7 +265,8 @@ class ResumingStream(Iterator[T], Generic[T, Position]):
                 if isinstance(error, CancelledError):
                     raise
                 self._source = None
-                backoff.wait(error)
+                if not isinstance(error, StreamExpiredError):
+                    backoff.wait(error)
             else:
                 self._position = self._position_after(item)
                 return item
@@ -289,10 +290,14 @@ class _Wrapped:
 
 def _watched(watch: Callable[[], Iterator[S]]) -> Iterator[S]:
     """What `watch` yields. A service that was restarted does not know the job any more: that is repeated like an outage."""
-    try:
-        yield from watch()
-    except NotFoundError as error:
-        raise UnavailableError(f"the service was restarted: {error.message}") from error
+    while True:
+        try:
+            yield from watch()
+        except StreamExpiredError:
+            continue
+        except NotFoundError as error:
+            raise UnavailableError(f"the service was restarted: {error.message}") from error
+        return
 
 
 def _job_error(status: JobStatus) -> ModynError:

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent import futures
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,17 +26,17 @@ from modyn.config.system import Endpoint, SystemConfig
 from modyn.errors import ModynError, SecurityError, UnavailableError
 from modyn.log_files import dropped_lines, is_output, protect_output, write_output_to
 from modyn.rpc.access import NEEDED, AccessTokens, Role
+from modyn.rpc.lanes import HEALTH_CHECK, Lanes
 from modyn.rpc.logs import configure_logs, get_logger
 from modyn.rpc.metrics import MetricsServer
 from modyn.rpc.security import check_exposure, server_credentials
-from modyn.rpc.status import TOKEN_KEY, abort
+from modyn.rpc.status import ACCEPTED, TOKEN_KEY, abort
 from modyn.state_folders import claim_state, hold_lock, prepare_run_dir
 
 CALL_SECONDS = Histogram("modyn_call_seconds", "Seconds that calls took, streams until they ended", ["method", "outcome"])
 LOG_LINES_DROPPED = Gauge("modyn_log_lines_dropped", "Lines of the log that could not be written since the service started")
 LOG_LINES_DROPPED.set_function(dropped_lines)
 
-_HEALTH_CHECK = f"/{health.SERVICE_NAME}/Check"
 _GRACE_S = 1.0
 """Running calls get so long to end when a service stops. Watchers reconnect and lose nothing."""
 _ENDING = (signal.SIGTERM, signal.SIGINT)
@@ -97,8 +96,9 @@ class ServiceContext:
 class RunningServer:
     """A gRPC server that listens at `address`, with the real port in place of port 0."""
 
-    def __init__(self, server: grpc.Server, address: str, health_servicer: health.HealthServicer) -> None:
+    def __init__(self, server: grpc.Server, address: str, health_servicer: health.HealthServicer, lanes: Lanes) -> None:
         self._server = server
+        self._lanes = lanes
         self._health = health_servicer
         self.address = address
 
@@ -106,9 +106,12 @@ class RunningServer:
         """Report the service as not serving, refuse new calls, and cut off running ones after `grace_s` seconds."""
         self._health.enter_graceful_shutdown()
         self._server.stop(grace_s).wait(grace_s + 1)
+        self._lanes.close()
 
 
-def start_server(name: str, endpoint: Endpoint, registrations: Sequence[Registration], *, max_threads: int = 64) -> RunningServer:
+def start_server(
+    name: str, endpoint: Endpoint, registrations: Sequence[Registration], *, max_threads: int = 64, max_followers: int = 256
+) -> RunningServer:
     """Listen at `endpoint`.
 
     Raises: SecurityError: that would be unsafe. UnavailableError: the address is taken.
@@ -120,10 +123,13 @@ def start_server(name: str, endpoint: Endpoint, registrations: Sequence[Registra
         ("grpc.so_reuseport", 0),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+        # A follower whose machine has gone without a word leaves its place.
+        ("grpc.keepalive_time_ms", 60_000),
+        ("grpc.http2.max_pings_without_data", 0),
     ]
-    threads = futures.ThreadPoolExecutor(max_threads, thread_name_prefix=name)
-    translation = _Translation(get_logger("rpc"), AccessTokens(endpoint.security))
-    server = grpc.server(threads, interceptors=[translation], options=options)
+    lanes = Lanes(name, max_threads, max_followers)
+    translation = _Translation(get_logger("rpc"), AccessTokens(endpoint.security), lanes)
+    server = grpc.server(lanes.calls, interceptors=[translation], options=options)
     for registration in registrations:
         registration.add_to_server(registration.servicer, server)
     names = [registration.full_service_name for registration in registrations]
@@ -134,7 +140,7 @@ def start_server(name: str, endpoint: Endpoint, registrations: Sequence[Registra
     server.start()
     for served in ("", *names):
         health_servicer.set(served, health_pb2.HealthCheckResponse.SERVING)
-    return RunningServer(server, address, health_servicer)
+    return RunningServer(server, address, health_servicer, lanes)
 
 
 def run_service(
@@ -161,7 +167,8 @@ def run_service(
         folder = context.directory
         lock = hold_lock(folder / "lock", f"another {name} service works on {folder} already; `modyn down` stops it")
         prepare_run_dir(config.run_dir)
-        server = start_server(name, config.endpoint(name), build(context), max_threads=settings.max_threads)
+        limits_of = {"max_threads": settings.max_threads, "max_followers": settings.max_followers}
+        server = start_server(name, config.endpoint(name), build(context), **limits_of)
         _serve_metrics(context)
     except (ModynError, OSError) as error:
         if isinstance(error, ModynError):
@@ -239,11 +246,12 @@ def _serve_metrics(context: ServiceContext) -> None:
 
 
 class _Translation(grpc.ServerInterceptor):
-    """Check the role of every call's token, measure its time, and turn an error into a status."""
+    """Choose the threads of every call, check the role of its token, measure its time, and turn an error into a status."""
 
-    def __init__(self, logger: FilteringBoundLogger, tokens: AccessTokens) -> None:
+    def __init__(self, logger: FilteringBoundLogger, tokens: AccessTokens, lanes: Lanes) -> None:
         self._logger = logger
         self._tokens = tokens
+        self._lanes = lanes
 
     def intercept_service(self, continuation: Any, details: Any) -> Any:
         handler = continuation(details)
@@ -252,7 +260,7 @@ class _Translation(grpc.ServerInterceptor):
         streaming = (handler.request_streaming, handler.response_streaming)
         kind = "_".join("stream" if is_stream else "unary" for is_stream in streaming)
         behaviour = getattr(handler, kind)
-        call = partial(self._call, method=details.method.rsplit("/", 1)[-1], check=partial(self._check, details))
+        call = partial(self._call, details=details)
 
         def single(request: Any, context: grpc.ServicerContext) -> Any:
             with call(context):
@@ -260,30 +268,35 @@ class _Translation(grpc.ServerInterceptor):
 
         def stream(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
             with call(context):
+                context.send_initial_metadata((ACCEPTED,))
                 yield from behaviour(request, context)
 
+        served: Any = stream if handler.response_streaming else single
+        served.experimental_thread_pool = self._lanes.of(details.method, streams=handler.response_streaming)
         return getattr(grpc, f"{kind}_rpc_method_handler")(
-            stream if handler.response_streaming else single,
+            served,
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )
 
     def _check(self, details: Any) -> None:
         # A health check reveals nothing worth protecting, and orchestrators cannot send a token with it. Not Watch: it holds a thread.
-        if details.method != _HEALTH_CHECK:
+        if details.method != HEALTH_CHECK:
             presented = dict(details.invocation_metadata).get(TOKEN_KEY)
             self._tokens.check(presented, NEEDED.get(details.method, Role.ADMIN), details.method.rsplit("/", 1)[-1])
 
     @contextmanager
-    def _call(self, context: grpc.ServicerContext, method: str, check: Callable[[], None]) -> Iterator[None]:
+    def _call(self, context: grpc.ServicerContext, details: Any) -> Iterator[None]:
         """Surround one call, which ends in the status that stands for what was raised in it."""
+        method = details.method.rsplit("/", 1)[-1]
         try:
-            check()
+            self._check(details)
         except SecurityError as error:
             abort(context, error)
         started, outcome = time.perf_counter(), "ok"
         try:
-            yield
+            with self._lanes.admitted(details.method):
+                yield
         except BaseException as error:
             outcome = getattr(error, "reason", "INTERNAL")
             if isinstance(error, ModynError) and context.is_active():

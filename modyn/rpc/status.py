@@ -21,12 +21,15 @@ from modyn.errors import (
     ModynError,
     NotFoundError,
     SecurityError,
+    StreamExpiredError,
     UnavailableError,
     UserCodeError,
 )
 
 REASON_KEY = "modyn-reason"
 TOKEN_KEY = "authorization"
+ACCEPTED = ("modyn-accepted", "1")
+"""Sent ahead of a stream's messages, of which there may be none for long."""
 
 _MAX_DETAILS = 4000
 """Bytes. Details travel in HTTP/2 headers, which are 8 KiB at most by default."""
@@ -95,5 +98,7 @@ def from_rpc(error: grpc.RpcError, peer: str) -> ModynError:
             f"{peer}: {details}; if a message is too large, raise max_message_bytes of the service in the system file, on both sides"
         )
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        if hasattr(error, "initial_metadata") and any(tuple(entry) == ACCEPTED for entry in error.initial_metadata() or ()):
+            return StreamExpiredError(f"the deadline of a stream from {peer} has passed; ask for the rest of it again")
         return DeadlineError(f"{peer} did not answer in time; `modyn logs` shows what it is doing")
     return _BY_CODE.get(code, ModynError)(f"{peer}: {details}")

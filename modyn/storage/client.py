@@ -29,6 +29,8 @@ RETRY_S = 30.0
 
 WHOLE_INDEX_DEADLINE_S = 3600.0
 """To scrub a dataset reads all of its index, to rebuild one a part of each data file too."""
+INGEST_DEADLINE_S = 24 * 3600.0
+"""For the look at a folder that ends with all of its files indexed."""
 
 NewSamples = ResumingStream[SampleBatch, int]
 """The samples of a dataset as they arrive. `cancel` may be called from another thread: iteration then ends."""
@@ -81,7 +83,7 @@ class StorageClient(ServiceClient):
 
     def ingest(self, name: str) -> Iterator[IngestProgress]:
         """Index what is new in the dataset's folder, now; the last record has `finished`. A broken stream is not opened again."""
-        for progress in self._stub.Ingest(storage_pb2.DatasetName(name=name)):
+        for progress in self._stub.Ingest(storage_pb2.DatasetName(name=name), timeout=INGEST_DEADLINE_S):
             yield from_message(progress, IngestProgress)
 
     def scrub_dataset(self, name: str) -> list[FileProblem]:
