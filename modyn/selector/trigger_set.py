@@ -148,10 +148,14 @@ class TriggerSet:
         ends = np.cumsum(ranges[:, 1] - ranges[:, 0])
         chosen = slice(np.searchsorted(ends, first, "right"), np.searchsorted(ends, last) + 1)
         # Position of sample i of the set in a range that ends behind sample `end` of it: i plus what the stream has more up to there.
-        shifts, numbers = ranges[chosen, 1] - ends[chosen], np.arange(first, last)
-        positions = numbers + shifts[np.searchsorted(ends[chosen], numbers, "right")]
-        window = SelectionWindow(self._reader, 0, int(positions[-1]) + 1, max(len(positions), BLOCK))
-        keys = np.concatenate(list(window.keys_at(iter([positions]))))
+        shifts = ranges[chosen, 1] - ends[chosen]
+        if len(shifts) == 1:  # which is the rule, where nothing was deleted
+            keys = self._reader.read_keys(first + int(shifts[0]), last + int(shifts[0]))
+        else:
+            numbers = np.arange(first, last)
+            positions = numbers + shifts[np.searchsorted(ends[chosen], numbers, "right")]
+            window = SelectionWindow(self._reader, 0, int(positions[-1]) + 1, max(len(positions), BLOCK))
+            keys = np.concatenate(list(window.keys_at(iter([positions]))))
         return KeysAndWeights(keys, np.ones(len(keys), np.float32))
 
 
