@@ -116,5 +116,9 @@ def share_to_proto(share: KeysAndWeights) -> KeyColumns:
 
 def share_from_proto(columns: KeyColumns) -> KeysAndWeights:
     """Decode keys and weights. Raises InvalidArgumentError when the columns differ in length."""
-    weights = unpack_column(columns.weights, columns.num_keys).astype(np.uint32).view(np.float32)
-    return KeysAndWeights(unpack_column(columns.keys, columns.num_keys), weights)
+    keys, packed = unpack_column(columns.keys, columns.num_keys), columns.weights
+    if packed.width or packed.stride or not 0 <= packed.base < 1 << 32:
+        bits = unpack_column(packed, len(keys)).astype(np.uint32)
+    else:
+        bits = np.full(len(keys), packed.base, np.uint32)  # one weight for all, in one pass
+    return KeysAndWeights(keys, bits.view(np.float32))

@@ -11,7 +11,7 @@ from shutil import rmtree
 
 from modyn.rpc.logs import get_logger
 from modyn.trainer_server.client import TrainingRequest
-from modyn.trainer_server.finished import record_path
+from modyn.trainer_server.finished import partial_path, record_path
 
 
 def scratch_dir(folder: Path, request: TrainingRequest) -> Path:
@@ -57,8 +57,9 @@ def remove_outlived(folder: Path, request: TrainingRequest) -> None:
 
 def remove_own(folder: Path, request: TrainingRequest) -> None:
     """Remove what a next attempt at a training would go on from: its checkpoint, and its weights if it was finished."""
-    finished = finished_path(folder, request)
-    for path in (checkpoint_path(folder, request), record_path(finished), finished):
+    weights = finished_path(folder, request)
+    record = record_path(weights)
+    for path in (checkpoint_path(folder, request), record, weights, partial_path(record), partial_path(weights)):
         remove(path)
 
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from modyn.atomic_write import make_folder, sync, write_atomically
+from modyn.atomic_write import make_folder, replacing, sync
 from modyn.errors import ModynError, TrainingError
 from modyn.json_codec import from_json, to_json
 from modyn.models.weights import weights_sha256
@@ -26,6 +26,11 @@ def record_path(weights: Path) -> Path:
     return weights.with_suffix(".json")
 
 
+def partial_path(path: Path) -> Path:
+    """Where a file of a finished training is written first. The same for each attempt, so that none is left behind by one that was killed."""
+    return path.with_name(f".{path.name}.partial")
+
+
 def keep_finished(
     weights: Path, save: Callable[[Path], None], result: Mapping[str, Any], identity: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -34,14 +39,15 @@ def keep_finished(
     Args: weights: where they go. result: of the training. identity: of the training, equal for two attempts. Returns: `result`.
     Raises: TrainingError: the disk cannot be written to.
     """
-    partial = weights.with_name(f".{weights.name}.partial")
+    partial, record_at = partial_path(weights), record_path(weights)
     try:
         make_folder(weights.parent)
         save(partial)
         sync(partial)
         os.replace(partial, weights)
         record = {"version": VERSION, "identity": identity, "weights_sha256": weights_sha256(weights), "result": result}
-        write_atomically(record_path(weights), [to_json(record).encode()])
+        with replacing(record_at, partial_path(record_at)) as file:
+            file.write(to_json(record).encode())
     except Exception as error:  # safetensors has errors of its own for a full disk
         with suppress(OSError):
             partial.unlink()

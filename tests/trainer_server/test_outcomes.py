@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from modyn.records import ModelVersion, RunId
 from modyn.testing.fakes import FakeModelStorage
 from modyn.trainer_server.client import TrainingRequest
 from modyn.trainer_server.divergence import DivergedError, check_weights
-from modyn.trainer_server.files import clean_up
+from modyn.trainer_server.files import clean_up, finished_path
 from tests.support.training import MemoryData, NoModel, RecordedReport, TrainingRoom, small_pipeline
 
 DIVERGING: dict[str, Any] = {
@@ -121,6 +124,21 @@ def test_a_finished_training_is_only_put_again_by_the_next_attempt(tmp_path: Pat
     found = room.train(pipeline, report=report)
     assert (report.looks, found.result["num_batches"]) == (0, 5)
     assert found.result == room.models.describe(found.trained.model_id).training_result
+    assert files(tmp_path) == set()
+
+
+def test_an_attempt_that_was_killed_while_it_wrote_its_result_leaves_no_file(tmp_path: Path) -> None:
+    program = (
+        "import pathlib, resource, signal, sys\n"
+        "from safetensors.torch import save\n"
+        "from modyn.trainer_server.finished import keep_finished\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
+        "keep_finished(pathlib.Path(sys.argv[1]), lambda path: path.write_bytes(save({})), {'notes': 'n' * 100_000}, {})"
+    )
+    weights = finished_path(tmp_path, TrainingRequest(RunId("memory-0001"), 0, {}))
+    assert subprocess.run([sys.executable, "-c", program, str(weights)], check=False).returncode == -signal.SIGXFSZ
+    clean_up(tmp_path, TrainingRequest(RunId("memory-0001"), 0, small_pipeline({})), stored=True)
     assert files(tmp_path) == set()
 
 
