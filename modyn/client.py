@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -136,21 +135,26 @@ class Client:
         options = RunOptions(_mode(mode), _timestamp(from_timestamp), _timestamp(to_timestamp), max_triggers, final_trigger)
         return self.supervisor.submit(override(text, file_name, settings), file_name, options)
 
-    def watch(self, run_id: str, after_seq: int = 0, evaluation: int | None = None) -> Iterator[RunEvent]:
+    def watch(
+        self, run_id: str, after_seq: int = 0, evaluation: int | None = None, *, newest: int | None = None
+    ) -> Iterator[RunEvent]:
         """Yield the events of a run until it is terminal; reconnects if the supervisor restarts.
 
-        Args: after_seq: leave out events up to this `seq`; 0: none.
+        Args: after_seq: leave out events up to this `seq`; 0: none. newest: begin with the newest so many of those that are kept.
         Raises: NotFoundError. UnavailableError: the supervisor stays away.
         """
-        newest = after_seq
+        position = after_seq
 
         def position_after(event: RunEvent) -> int:
-            nonlocal newest
-            newest = max(newest, event.seq)  # Progress is not kept and has no number: its `seq` is 0.
-            return newest
+            nonlocal position
+            position = max(position, event.seq)  # Progress is not kept and has no number: its `seq` is 0.
+            return position
 
         return ResumingStream(
-            lambda seq: self.supervisor.watch(run_id, seq, evaluation), after_seq, position_after, Retrier(_WATCH_POLICY)
+            lambda seq: self.supervisor.watch(run_id, seq, evaluation, None if seq > after_seq else newest),
+            after_seq,
+            position_after,
+            Retrier(_WATCH_POLICY),
         )
 
     def wait(self, run_id: str) -> Run:
@@ -340,16 +344,9 @@ class Client:
 
 
 def _table(kind: type[Any], records: Sequence[Any], without: Sequence[str] = ()) -> pd.DataFrame:
-    """Return records as a table with the fields of `kind` as columns, also when there are no rows."""
-    import pandas as pd
+    from modyn.analysis.times import records_table
 
-    from modyn.analysis.times import with_times
-
-    shown = [field for field in fields(kind) if field.name not in without]
-    rows = [[getattr(record, field.name) for field in shown] for record in records]
-    # Numbers that may be missing stay whole numbers.
-    whole = {field.name: "Int64" for field in shown if field.type == "int | None"}
-    return with_times(pd.DataFrame(rows, columns=[field.name for field in shown]).astype(whole))
+    return records_table(kind, records, without)
 
 
 def read_pipeline(path: Path) -> str:

@@ -56,7 +56,9 @@ class RunResults:
 def read_results(supervisor: SupervisorClient, evaluator: EvaluatorClient, run_id: str) -> RunResults:
     """Read run, triggers and evaluations of a run, finished or not. Raises NotFoundError for an unknown run."""
     run = supervisor.run(run_id)
-    return RunResults(run, triggers_table(supervisor.triggers(run_id)), evaluations_table(evaluator.results(run.run_id)))
+    return RunResults(
+        run, triggers_table(supervisor.triggers(run_id, with_losses=False)), evaluations_table(evaluator.results(run.run_id))
+    )
 
 
 def triggers_table(triggers: Sequence[TriggerRecord]) -> pd.DataFrame:

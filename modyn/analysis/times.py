@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
@@ -44,3 +46,12 @@ def _datetimes(column: pd.Series[float]) -> pd.Series[pd.Timestamp] | None:
     values = np.full(len(column), np.iinfo(np.int64).min)  # NaT
     values[known] = [round(value * factor) for value in seconds]
     return pd.Series(values.view(f"datetime64[{unit}]"), index=column.index).dt.tz_localize("UTC")
+
+
+def records_table(kind: type[Any], records: Sequence[Any], without: Sequence[str] = ()) -> pd.DataFrame:
+    """Return records as a table with the fields of `kind` as columns, also when there are no rows."""
+    shown = [field for field in fields(kind) if field.name not in without]
+    rows = [[getattr(record, field.name) for field in shown] for record in records]
+    # Numbers that may be missing stay whole numbers.
+    whole = {field.name: "Int64" for field in shown if field.type == "int | None"}
+    return with_times(pd.DataFrame(rows, columns=[field.name for field in shown]).astype(whole))

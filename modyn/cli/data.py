@@ -151,7 +151,7 @@ def delete(
     with connect() as client:
         if not keys:
             try:
-                costs = cost_of_deletion(name, client.supervisor.runs())
+                costs = cost_of_deletion(name, client.supervisor.runs(with_pipelines=True))
             except UnavailableError as error:
                 costs = f"which runs read {name} is not known: {error.message}"
         if costs:

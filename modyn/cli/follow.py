@@ -29,22 +29,35 @@ Answer = Literal["detach", "stop", "continue"]
 _PROGRESS_EVERY_S = 5.0
 _SECOND_CTRL_C_S = 3.0
 _SHOWN_TRIGGERS = 8
+EVENTS_SHOWN = 1000
+"""A run of months has more events than a viewer can use: those before the newest so many are left out."""
 
 Events: TypeAlias = "queue.SimpleQueue[RunEvent | ModynError | None]"
 """What the stream of a run's events gives: an event, the error that ended the stream, or None at its end."""
 
 
-def follow(client: Client, run_id: str, *, may_stop: bool = True, evaluation: RequestedEvaluation | None = None) -> bool:
+def follow(
+    client: Client,
+    run_id: str,
+    *,
+    may_stop: bool = True,
+    evaluation: RequestedEvaluation | None = None,
+    newest: int | None = None,
+) -> bool:
     """Show the events of a run until it is terminal. Returns True then, False if the user detaches by Ctrl-C.
 
     Args: may_stop: whether Ctrl-C asks, and can stop the run; False: it only ends the following. evaluation: show the events from its
-        submission on, until it has ended, in place of the run.
+        submission on, until it has ended, in place of the run. newest: begin with so many of the newest events;
+        None: EVENTS_SHOWN.
     """
+    now = client.show(run_id)
     events: Events = queue.SimpleQueue()
 
     def receive() -> None:
         try:
-            for event in client.watch(run_id, *((evaluation.after_seq, evaluation.number) if evaluation else ())):
+            for event in client.watch(
+                run_id, *((evaluation.after_seq, evaluation.number) if evaluation else ()), newest=newest or EVENTS_SHOWN
+            ):
                 events.put(event)
             events.put(None)
         except ModynError as error:
@@ -55,7 +68,7 @@ def follow(client: Client, run_id: str, *, may_stop: bool = True, evaluation: Re
             events.put(ModynError(f"{what}{advice}`modyn watch {run_id}` follows the run again"))
 
     threading.Thread(target=receive, daemon=True, name="watch").start()
-    view = RunView(run_id)
+    view = RunView(run_id, str(now.state), now.num_samples, now.total_samples or 0)
     show = _follow_live if sys.stderr.isatty() and sys.stdout.isatty() else _follow_plain
     while True:
         try:

@@ -116,15 +116,26 @@ def ps(
     )
 
 
-def watch(run: RunArgument, json: Json = False) -> None:
-    """Watch a run until it ends. Ctrl-C ends the watching, never the run. With --json, one event a line, from the run's start."""
+def watch(
+    run: RunArgument,
+    last: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Begin with so many of the newest events. Default: 1000; with --json, all that are kept.",
+            show_default=False,
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Watch a run until it ends. Ctrl-C ends the watching, never the run. With --json, one event a line."""
     with connect() as client:
         client.show(run)
         if json:
-            for event in client.watch(run):
+            for event in client.watch(run, newest=last):
                 print_json(event, indent=None)
             return
-        _follow_to_the_end(client, run, may_stop=False)
+        _follow_to_the_end(client, run, may_stop=False, newest=last)
 
 
 def show(run: RunArgument, json: Json = False) -> None:
@@ -214,12 +225,14 @@ def report(
         typer.echo(client.report(run, output))
 
 
-def _follow_to_the_end(client: Client, run_id: str, report_file: Path | None = None, *, may_stop: bool = True) -> None:
+def _follow_to_the_end(
+    client: Client, run_id: str, report_file: Path | None = None, *, may_stop: bool = True, newest: int | None = None
+) -> None:
     """Watch a run, then print its results. Exits with 1 if the run failed or was interrupted, with 3 if it was stopped."""
     from modyn.cli.follow import follow
     from modyn.supervisor.client import RunState
 
-    if not follow(client, run_id, may_stop=may_stop):
+    if not follow(client, run_id, may_stop=may_stop, newest=newest):
         say(f"detached; the run continues. `modyn watch {run_id}` follows it again, `modyn stop {run_id}` stops it")
         return
     results = client.results(run_id)

@@ -6,18 +6,16 @@ Every value has a default that works on one machine without any file. Environmen
 
 from __future__ import annotations
 
-import hashlib
-import ipaddress
 import os
 import re
-import tempfile
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from modyn.config.base import Matching, Section, problems
+from modyn.config.endpoint import Address, Endpoint, socket_folder
 from modyn.config.security import SecurityConfig
 from modyn.errors import ConfigError, UnavailableError
 from modyn.log_files import LogLimits
@@ -31,29 +29,6 @@ DATASET_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,99}$"
 DatasetName = Annotated[
     str, Matching(DATASET_NAME, "allowed are 1 to 100 letters a to z, digits, `_`, `.`, `-`, no sign in front")
 ]
-
-_UNIX_PATH_LIMIT = 80
-"""The kernel allows 107 bytes in a socket's path; this leaves room for the name of the socket."""
-
-
-def socket_folder(folder: Path, name: str, prefix: str) -> Path:
-    """Return `name` in `folder`; for a deep folder a temporary one, since the kernel limits the length of socket paths."""
-    if len(os.fsencode(folder / name)) <= _UNIX_PATH_LIMIT:
-        return folder / name
-    digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"{prefix}-{os.getuid()}-{digest}"
-
-
-def _check_address(value: str) -> str:
-    if value.startswith("unix:"):
-        return value
-    host, separator, port = value.rpartition(":")
-    if not separator or not host or not port.isdigit() or not 0 <= int(port) <= 65535:
-        raise ValueError(f"{value!r} is not an address; write host:port, for example 127.0.0.1:50051, or unix:/path")
-    return value
-
-
-Address = Annotated[str, AfterValidator(_check_address)]
 
 
 def is_s3(base_path: str) -> bool:
@@ -218,6 +193,12 @@ class SupervisorConfig(ServiceConfig):
         120.0, ge=0, description="seconds to retry a service that cannot be reached before a run is interrupted"
     )
     stream_batch_size: int = Field(10_000, ge=1, le=1_000_000, description="samples in one batch of the stream")
+    events_kept: int = Field(
+        10_000,
+        ge=100,
+        le=10_000_000,
+        description="events kept of each run for `modyn watch`; older ones are removed as the run goes on",
+    )
 
 
 class LogsConfig(Section):
@@ -232,30 +213,6 @@ class LogsConfig(Section):
     def limits(self) -> LogLimits:
         """The same values, as the record that log files take."""
         return LogLimits(self.max_bytes, self.keep)
-
-
-class Endpoint(Section):
-    """The address of a service, and the credentials and limits of its calls."""
-
-    address: str
-    security: SecurityConfig = SecurityConfig()
-    max_message_bytes: int = 32 * 2**20
-
-    @property
-    def is_unix(self) -> bool:
-        """Whether the address is a Unix socket."""
-        return self.address.startswith("unix:")
-
-    @property
-    def is_local(self) -> bool:
-        """Whether only this machine can reach it: a Unix socket or loopback."""
-        host = self.address.rsplit(":", 1)[0].strip("[]")
-        if self.is_unix or host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(host).is_loopback
-        except ValueError:  # a name, which may lead anywhere: 127.example.org
-            return False
 
 
 class SystemConfig(BaseSettings):

@@ -18,7 +18,7 @@ import warnings
 from pathlib import Path
 
 from modyn.atomic_write import sync, write_atomically
-from modyn.config.system import socket_folder
+from modyn.config.endpoint import socket_folder
 from modyn.errors import CorruptStateError, UnavailableError
 from modyn.local.process import ChildProcess, log_tail, packaged_program, running_pid, runs_with, spawn
 

@@ -169,8 +169,8 @@ class ModelStorageClient(SectionClient):
 
     def list(self, run_id: RunId | None = None) -> list[StoredModelInfo]:
         """Return the versions of one run (or all, with imported ones), in the order in which they were put."""
-        reply = self._stub.List(model_storage_pb2.ListModelsRequest(run_id=run_id or ""))
-        return [from_message(model, StoredModelInfo) for model in reply.models]
+        request = model_storage_pb2.ListModelsRequest(run_id=run_id or "")
+        return self._retrier.call(lambda: [from_message(model, StoredModelInfo) for model in self._stub.List(request)])
 
     def delete(self, model_id: int) -> None:
         """Delete a version and its file. Raises NotFoundError, or ConflictError while it is promoted."""

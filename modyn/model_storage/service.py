@@ -95,11 +95,12 @@ class ModelStorageServicer(model_storage_pb2_grpc.ModelStorageServicer):
             raise NotFoundError(f"run '{request.run_id}' has no model of trigger {request.trigger_id}")
         return to_message(found, model_storage_pb2.StoredModelInfo)
 
-    def List(self, request: model_storage_pb2.ListModelsRequest, context: grpc.ServicerContext) -> model_storage_pb2.ModelList:
+    def List(
+        self, request: model_storage_pb2.ListModelsRequest, context: grpc.ServicerContext
+    ) -> Iterator[model_storage_pb2.StoredModelInfo]:
         """The versions of a run, or all, in the order in which they were stored."""
-        return model_storage_pb2.ModelList(
-            models=[to_message(info, model_storage_pb2.StoredModelInfo) for info in self._store.list(RunId(request.run_id))]
-        )
+        for info in self._store.list(RunId(request.run_id)):
+            yield to_message(info, model_storage_pb2.StoredModelInfo)
 
     def Delete(self, request: model_storage_pb2.ModelId, context: grpc.ServicerContext) -> common_pb2.Empty:
         """Delete a version and its file; CONFLICT while it is promoted, NOT_FOUND if there is none."""

@@ -11,7 +11,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import grpc
 
-from modyn.config.system import Endpoint
+from modyn.config.endpoint import Endpoint
 from modyn.errors import ModynError
 from modyn.rpc.retry import CancellationToken, Retrier, RetryPolicy
 from modyn.rpc.security import root_certificates

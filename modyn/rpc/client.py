@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 from modyn.config.base import Problem
-from modyn.config.system import Endpoint
+from modyn.config.endpoint import Endpoint
 from modyn.proto import common_pb2
 from modyn.registry import Plugin
 from modyn.rpc.channel import Channel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from modyn._core import find_runs
-from modyn.config.system import Endpoint
+from modyn.config.endpoint import Endpoint
 from modyn.errors import InvalidArgumentError
 from modyn.proto.common_pb2 import Column, KeyColumns, SampleColumns
 from modyn.records import Int64Array, KeysAndWeights, LabelArray, SampleBatch

@@ -12,8 +12,8 @@ from typing import Any
 
 from prometheus_client import REGISTRY, MetricsHandler
 
+from modyn.config.endpoint import Endpoint
 from modyn.config.security import SecurityConfig
-from modyn.config.system import Endpoint
 from modyn.errors import ConfigError, UnavailableError
 from modyn.rpc.access import AccessTokens
 from modyn.rpc.security import check_exposure

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import grpc
 
-from modyn.config.system import Endpoint
+from modyn.config.endpoint import Endpoint
 from modyn.errors import ConfigError, SecurityError
 
 

@@ -22,7 +22,8 @@ from prometheus_client import Gauge, Histogram
 from structlog.typing import FilteringBoundLogger
 
 from modyn.atomic_write import write_atomically
-from modyn.config.system import Endpoint, SystemConfig
+from modyn.config.endpoint import Endpoint
+from modyn.config.system import SystemConfig
 from modyn.errors import ModynError, SecurityError, UnavailableError
 from modyn.log_files import dropped_lines, is_output, protect_output, write_output_to
 from modyn.rpc.access import NEEDED, AccessTokens, Role

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import grpc
 
-from modyn.config.system import Endpoint
+from modyn.config.endpoint import Endpoint
 from modyn.db.engine import open_database
 from modyn.errors import CancelledError
 from modyn.proto import common_pb2, selector_pb2, selector_pb2_grpc

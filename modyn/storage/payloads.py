@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Literal
 
-from modyn.config.system import ROW_GROUP_CACHE_BYTES, Endpoint
+from modyn.config.endpoint import Endpoint
+from modyn.config.system import ROW_GROUP_CACHE_BYTES
 from modyn.errors import ConfigError, UnavailableError
 from modyn.rpc.logs import get_logger
 from modyn.storage.client import StorageClient

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import grpc
 
-from modyn.config.system import Endpoint, SystemConfig
+from modyn.config.endpoint import Endpoint
+from modyn.config.system import SystemConfig
 from modyn.errors import InvalidArgumentError, SecurityError
 from modyn.proto import common_pb2, storage_pb2, storage_pb2_grpc
 from modyn.records import Interval, SampleBatch

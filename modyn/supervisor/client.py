@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from modyn.config.base import Problem
-from modyn.proto import common_pb2, supervisor_pb2, supervisor_pb2_grpc
+from modyn.proto import supervisor_pb2, supervisor_pb2_grpc
 from modyn.rpc.client import ServiceClient
 from modyn.rpc.wire import from_message, to_message
 from modyn.supervisor.records import (
@@ -64,20 +64,26 @@ class SupervisorClient(ServiceClient):
         request.pipeline.CopyFrom(supervisor_pb2.PipelineText(yaml=yaml, file_name=file_name))
         return from_message(self._stub.Submit(request, timeout=SUBMIT_DEADLINE_S), Run)
 
-    def runs(self) -> list[Run]:
-        """List all runs, oldest first."""
-        return [from_message(run, Run) for run in self._stub.ListRuns(common_pb2.Empty()).runs]
+    def runs(self, *, with_pipelines: bool = False) -> list[Run]:
+        """List all runs, oldest first. Args: with_pipelines: also `yaml` and `pipeline`, which are empty otherwise."""
+        request = supervisor_pb2.ListRunsRequest(with_pipelines=with_pipelines)
+        return self._retrier.call(lambda: [from_message(run, Run) for run in self._stub.ListRuns(request)])
 
     def run(self, run_id: str) -> Run:
         """Return one run. Raises: NotFoundError."""
         return from_message(self._stub.GetRun(supervisor_pb2.RunName(run_id=run_id)), Run)
 
-    def watch(self, run_id: str, after_seq: int = 0, evaluation: int | None = None) -> Iterator[RunEvent]:
+    def watch(
+        self, run_id: str, after_seq: int = 0, evaluation: int | None = None, newest: int | None = None
+    ) -> Iterator[RunEvent]:
         """Yield the events that are kept after `after_seq`, then new ones and progress as they happen, until the run is terminal.
 
+        Args: evaluation: number of requested evaluations, whose end counts instead of the run's. newest: begin with the newest so many of
+            those that are kept; None: with the oldest.
         Raises: UnavailableError: the supervisor went away; call again with the last `seq` received.
         """
-        for event in self._stub.Watch(supervisor_pb2.WatchRequest(run_id=run_id, after_seq=after_seq, evaluation=evaluation)):
+        request = supervisor_pb2.WatchRequest(run_id=run_id, after_seq=after_seq, evaluation=evaluation, newest=newest)
+        for event in self._stub.Watch(request):
             yield from_message(event, RunEvent)
 
     def stop(self, run_id: str) -> Run:
@@ -115,7 +121,7 @@ class SupervisorClient(ServiceClient):
         name = supervisor_pb2.EvaluationName(run_id=run_id, number=number)
         return from_message(self._stub.GetEvaluation(name), RequestedEvaluation)
 
-    def triggers(self, run_id: str) -> list[TriggerRecord]:
-        """List all triggers, in order."""
-        reply = self._stub.ListTriggers(supervisor_pb2.RunName(run_id=run_id))
-        return [from_message(trigger, TriggerRecord) for trigger in reply.triggers]
+    def triggers(self, run_id: str, *, with_losses: bool = True) -> list[TriggerRecord]:
+        """List all triggers, in order. Args: with_losses: also `losses` and `epoch_losses` of their `training_result`, which are long."""
+        request = supervisor_pb2.ListTriggersRequest(run_id=run_id, with_losses=with_losses)
+        return self._retrier.call(lambda: [from_message(trigger, TriggerRecord) for trigger in self._stub.ListTriggers(request)])

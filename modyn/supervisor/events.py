@@ -94,12 +94,23 @@ class EventHub:
 
 
 def watch(
-    journal: JournalQueries, watcher: RunWatcher, run_id: str, after_seq: int, evaluation: int | None = None
+    journal: JournalQueries,
+    watcher: RunWatcher,
+    run_id: str,
+    after_seq: int,
+    evaluation: int | None = None,
+    newest: int | None = None,
 ) -> Iterator[RunEvent]:
     """Yield the kept events after `after_seq` without a gap, and progress in between, until the run is terminal.
 
-    Args: watcher: registered for the run; once it is closed, the stream ends with UnavailableError.
+    Args: watcher: registered for the run; once it is closed, the stream ends with UnavailableError. newest: begin with the newest so many
+        of the kept ones; None: with the oldest, behind a message if older ones were removed.
     """
+    first = journal.first_event(run_id, newest)
+    if newest is None and after_seq + 1 < first:
+        gone = "its first events are no longer kept (supervisor.events_kept); `modyn show` has all triggers and results"
+        yield RunEvent(0, time.time(), EventKind.MESSAGE, None, {"message": f"run {run_id}: {gone}"})
+    after_seq = max(after_seq, first - 1)
     while True:
         events, complete = journal.events(run_id, after_seq, evaluation=evaluation)
         yield from events

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from sqlalchemy import Table, func, insert, select, text, update
+from sqlalchemy import Table, delete, func, insert, select, text, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.orm import Session
 
@@ -31,6 +31,8 @@ from modyn.supervisor.states import TERMINAL, TRIGGER_TRANSITIONS, RunState, Tri
 from modyn.supervisor.tables import CHECKS, CURSORS, EVALUATIONS, EVENTS, RUNS, STEPS, TRIGGERS
 from modyn.supervisor.triggers.base import CheckRecord
 
+_IDLE_STATES = (str(RunState.STREAMING), str(RunState.WAITING_FOR_DATA))
+
 
 @dataclass
 class Write:
@@ -42,12 +44,16 @@ class Write:
     last_seq: int
     changes: dict[str, Any] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
+    replaces_last: bool = False
+    """The event of a change between streaming and waiting for data takes the place of that of the change before it."""
 
     def become(self, to: RunState, **detail: str) -> None:
         """Change the run's state and record the event; nothing happens if it is in `to` already. Raises: ConflictError."""
         if to == self.state:
             return
         check_transition(self.run_id, self.state, to)
+        # An idle run changes between these two for ever.
+        self.replaces_last = {self.state, to} == {RunState.STREAMING, RunState.WAITING_FOR_DATA}
         self.state = to
         detail = {name: sanitize(value) for name, value in detail.items()}
         self.changes |= {"state": str(to), "finished_at": time.time() if to in TERMINAL else None, **detail}
@@ -62,6 +68,10 @@ class Write:
         cleaned = {name: sanitize(value) if isinstance(value, str) else value for name, value in detail.items()}
         event = RunEvent(self.last_seq + len(self.events) + 1, time.time(), kind, trigger_id, cleaned)
         self.events.append({"run_id": self.run_id, **to_row(event, EVENTS)})
+
+    def prune(self, kept: int) -> None:
+        """Remove all events but the newest `kept`."""
+        self.session.execute(delete(EVENTS).where(EVENTS.c.run_id == self.run_id, EVENTS.c.seq <= self.last_seq - kept))
 
     def update_trigger(self, trigger: TriggerRecord) -> None:
         """Bring the row of a trigger to the record's state, unless it is there. Raises: ConflictError."""
@@ -101,9 +111,11 @@ class Write:
 class Journal(JournalQueries):
     """All runs of an installation. `committed` is called with the run's id after every write that left an event."""
 
-    def __init__(self, database: Database, committed: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, database: Database, committed: Callable[[str], None] = lambda _: None, events_kept: int = 10_000) -> None:
         super().__init__(database)
         self._committed = committed
+        self.events_kept = events_kept
+        """The newest so many of each run, once `Write.prune` was called."""
 
     def create(self, new: NewRun) -> Run:
         """Accept a run. Its id is the pipeline's name and a number that no other run has."""
@@ -198,6 +210,7 @@ class Journal(JournalQueries):
             )
             result = f"failed: {error}" if failures else "are made"
             write.event(EventKind.MESSAGE, {"message": f"requested evaluations {request.number} {result}"})
+            write.prune(self.events_kept)
 
     @contextmanager
     def write(self, run_id: str, attempt: int | None = None) -> Iterator[Write]:
@@ -213,6 +226,9 @@ class Journal(JournalQueries):
             write = Write(session, run_id, RunState(row.state), row.last_seq)
             yield write
             if write.events:
+                if write.replaces_last:
+                    last = (EVENTS.c.run_id == run_id, EVENTS.c.seq == write.last_seq, EVENTS.c.kind == str(EventKind.RUN_STATE))
+                    session.execute(delete(EVENTS).where(*last, EVENTS.c.detail["state"].astext.in_(_IDLE_STATES)))
                 session.execute(insert(EVENTS), write.events)
                 write.changes["last_seq"] = write.last_seq + len(write.events)
             if write.changes:
@@ -247,6 +263,7 @@ class RunJournal:
         with self._write() as write:
             statement = upsert(CURSORS).values(run_id=self.run_id, **values)
             write.session.execute(statement.on_conflict_do_update(index_elements=["run_id"], set_=values))
+            write.prune(self._journal.events_kept)
 
     def checked(self, record: CheckRecord) -> None:
         """The policy has looked at data and decided: a resumed run takes this verdict."""

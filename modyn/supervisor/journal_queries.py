@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
-from sqlalchemy import BigInteger, Double, RowMapping, and_, cast, exists, func, or_, select
+from sqlalchemy import BigInteger, Double, RowMapping, Select, Text, and_, cast, exists, func, literal, or_, select
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Session
 
 from modyn.db.engine import Database
@@ -22,6 +23,7 @@ from modyn.supervisor.work_clock import stage_seconds
 
 CURSOR_VERSION = 1
 EVENTS_PER_PAGE = 500
+_ROWS_PER_PAGE = 200
 
 R = TypeVar("R")
 
@@ -58,8 +60,18 @@ class JournalQueries:
 
     def runs(self) -> list[Run]:
         """List all runs, oldest first."""
-        with self.database.session() as session:
-            return [from_row(row, Run) for row in session.execute(_RUN_QUERY.order_by(RUNS.c.number)).mappings()]
+        return list(self.each_run())
+
+    def each_run(self, *, with_pipelines: bool = True) -> Iterator[Run]:
+        """Yield all runs, oldest first, read page by page. Args: with_pipelines: also `yaml` and `pipeline`, which are empty otherwise."""
+        query, after = (_RUN_QUERY if with_pipelines else _BRIEF_RUN_QUERY).order_by(RUNS.c.number).limit(_ROWS_PER_PAGE), 0
+        while True:
+            with self.database.session() as session:  # not held while a page is consumed
+                rows = session.execute(query.where(RUNS.c.number > after)).mappings().all()
+            yield from (from_row(row, Run) for row in rows)
+            if len(rows) < _ROWS_PER_PAGE:
+                return
+            after = rows[-1]["number"]
 
     def run(self, run_id: str) -> Run:
         """Return a run. Raises: NotFoundError."""
@@ -100,9 +112,23 @@ class JournalQueries:
 
     def triggers(self, run_id: str) -> tuple[TriggerRecord, ...]:
         """Return the run's triggers in order. Raises: NotFoundError: there is no such run."""
+        return tuple(self.each_trigger(run_id))
+
+    def each_trigger(self, run_id: str, *, with_losses: bool = True) -> Iterator[TriggerRecord]:
+        """Yield the run's triggers in order, read page by page. Raises: NotFoundError: there is no such run.
+
+        Args: with_losses: also `losses` and `epoch_losses` of their `training_result`, which are long.
+        """
         with self.database.session() as session:
             _run_row(session, run_id)
-            return _triggers(session, run_id)
+        after = -1
+        while True:
+            with self.database.session() as session:  # not held while a page is consumed
+                page = _triggers(session, run_id, after, _ROWS_PER_PAGE, with_losses=with_losses)
+            yield from page
+            if len(page) < _ROWS_PER_PAGE:
+                return
+            after = page[-1].trigger_id
 
     def checks(self, run_id: str) -> tuple[CheckRecord, ...]:
         """Return the run's journalled checks in order. Raises: NotFoundError: there is no such run."""
@@ -125,6 +151,14 @@ class JournalQueries:
         with self.database.session() as session:
             query = select(EVALUATIONS).where(EVALUATIONS.c.finished_at.is_(None)).order_by(EVALUATIONS.c.submitted_at)
             return [from_row(row, RequestedEvaluation) for row in session.execute(query).mappings()]
+
+    def first_event(self, run_id: str, newest: int | None = None) -> int:
+        """Return the number of the oldest event that is kept; of the newest so many, if `newest` is given. 1 if there is none."""
+        query = select(EVENTS.c.seq).where(EVENTS.c.run_id == run_id)
+        with self.database.session() as session:
+            place = None if newest is None else query.order_by(EVENTS.c.seq.desc()).offset(max(newest, 1) - 1).limit(1)
+            seq = None if place is None else session.scalar(place)
+            return (session.scalar(query.order_by(EVENTS.c.seq).limit(1)) or 1) if seq is None else seq
 
     def events(
         self, run_id: str, after_seq: int, limit: int = EVENTS_PER_PAGE, evaluation: int | None = None
@@ -198,19 +232,27 @@ _FAILED_EVALUATIONS = (
     .correlate(RUNS)
     .scalar_subquery()
 )
-_RUN_QUERY = (
-    select(
-        RUNS,
+_LONG_OF_RUN = ("yaml", "pipeline")
+_LONG_OF_TRAINING = ("losses", "epoch_losses")
+
+
+def _run_query(*columns: Any) -> Select[Any]:
+    position = func.greatest(func.coalesce(CURSORS.c.position, 0), func.coalesce(_TRIGGER_COUNTS.c.trigger_position, 0))
+    counts = (
         _FAILED_EVALUATIONS.label("failed_evaluations"),
-        func.greatest(func.coalesce(CURSORS.c.position, 0), func.coalesce(_TRIGGER_COUNTS.c.trigger_position, 0)).label(
-            "num_samples"
-        ),
+        position.label("num_samples"),
         func.coalesce(_TRIGGER_COUNTS.c.num_triggers, 0).label("num_triggers"),
         func.coalesce(_TRIGGER_COUNTS.c.trained, 0).label("samples_trained"),
     )
-    .outerjoin(CURSORS, CURSORS.c.run_id == RUNS.c.run_id)
-    .outerjoin(_TRIGGER_COUNTS, _TRIGGER_COUNTS.c.run_id == RUNS.c.run_id)
-)
+    return (
+        select(*columns, *counts)
+        .outerjoin_from(RUNS, CURSORS, CURSORS.c.run_id == RUNS.c.run_id)
+        .outerjoin(_TRIGGER_COUNTS, _TRIGGER_COUNTS.c.run_id == RUNS.c.run_id)
+    )
+
+
+_RUN_QUERY = _run_query(RUNS)
+_BRIEF_RUN_QUERY = _run_query(*(column for column in RUNS.c if column.name not in _LONG_OF_RUN))
 
 
 def _run_row(session: Session, run_id: str) -> RowMapping:
@@ -225,18 +267,29 @@ def _checks(session: Session, run_id: str, after: int = -1) -> tuple[CheckRecord
     return tuple(from_row(row, CheckRecord) for row in session.execute(query).mappings())
 
 
-def _triggers(session: Session, run_id: str) -> tuple[TriggerRecord, ...]:
+def _triggers(
+    session: Session, run_id: str, after: int = -1, limit: int | None = None, *, with_losses: bool = True
+) -> tuple[TriggerRecord, ...]:
+    columns: dict[str, Any] = {column.name: column for column in TRIGGERS.c}
+    if not with_losses:
+        for name in _LONG_OF_TRAINING:
+            columns["training_result"] = columns["training_result"].op("-", return_type=JSONB())(literal(name, Text))
+        columns["training_result"] = columns["training_result"].label("training_result")
+    query = select(*columns.values()).where(TRIGGERS.c.run_id == run_id, TRIGGERS.c.trigger_id > after)
+    rows = session.execute(query.order_by(TRIGGERS.c.trigger_id).limit(limit)).mappings().all()
+    if not rows:
+        return ()
     seconds: dict[int, dict[str, float]] = {}
     worked = cast(STEPS.c.detail["seconds"].astext, Double)
     steps = (
         # Steps that were journalled before seconds were: by their times, which a clock that was set back makes negative.
         select(STEPS.c.trigger_id, STEPS.c.step, func.sum(func.coalesce(worked, func.greatest(_BY_TIMES, 0.0))))
         .where(STEPS.c.run_id == run_id, STEPS.c.state == "finished")
+        .where(STEPS.c.trigger_id.between(rows[0]["trigger_id"], rows[-1]["trigger_id"]))
         .group_by(STEPS.c.trigger_id, STEPS.c.step)
     )
     for trigger_id, step, of_step in session.execute(steps):
         seconds.setdefault(trigger_id, {})[step] = of_step
-    rows = session.execute(select(TRIGGERS).where(TRIGGERS.c.run_id == run_id).order_by(TRIGGERS.c.trigger_id)).mappings()
     return tuple(
         from_row({**row, "seconds": stage_seconds(seconds.get(row["trigger_id"], {}), row["training_result"])}, TriggerRecord)
         for row in rows

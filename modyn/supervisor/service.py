@@ -37,9 +37,10 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
         pipeline, options = request.pipeline, from_message(request, RunOptions)
         return to_message(self._runs.submit(pipeline.yaml, pipeline.file_name, options), supervisor_pb2.Run)
 
-    def ListRuns(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> supervisor_pb2.RunList:
-        """All runs, oldest first."""
-        return supervisor_pb2.RunList(runs=[to_message(run, supervisor_pb2.Run) for run in self._journal.runs()])
+    def ListRuns(self, request: supervisor_pb2.ListRunsRequest, context: grpc.ServicerContext) -> Iterator[supervisor_pb2.Run]:
+        """Stream all runs, oldest first."""
+        for run in self._journal.each_run(with_pipelines=request.with_pipelines):
+            yield to_message(run, supervisor_pb2.Run)
 
     def GetRun(self, request: supervisor_pb2.RunName, context: grpc.ServicerContext) -> supervisor_pb2.Run:
         """A run as it is journalled; NOT_FOUND if there is none."""
@@ -48,10 +49,11 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
     def Watch(self, request: supervisor_pb2.WatchRequest, context: grpc.ServicerContext) -> Iterator[supervisor_pb2.RunEvent]:
         """Stream the events after `after_seq`, kept ones first, until the run is terminal or the client leaves."""
         number = request.evaluation if request.HasField("evaluation") else None
+        newest = request.newest if request.HasField("newest") else None
         with self._hub.watching(request.run_id) as watcher:
             if not context.add_callback(watcher.close):
                 return  # The call has ended already.
-            for event in watch(self._journal, watcher, request.run_id, request.after_seq, number):
+            for event in watch(self._journal, watcher, request.run_id, request.after_seq, number, newest):
                 yield to_message(event, supervisor_pb2.RunEvent)
 
     def StopRun(self, request: supervisor_pb2.RunName, context: grpc.ServicerContext) -> supervisor_pb2.Run:
@@ -79,10 +81,12 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
         """Return evaluations that were asked for."""
         return to_message(self._journal.evaluation(request.run_id, request.number), supervisor_pb2.RequestedEvaluation)
 
-    def ListTriggers(self, request: supervisor_pb2.RunName, context: grpc.ServicerContext) -> supervisor_pb2.TriggerList:
-        """The triggers of a run in order; NOT_FOUND if there is no such run."""
-        triggers = self._journal.triggers(request.run_id)
-        return supervisor_pb2.TriggerList(triggers=[to_message(trigger, supervisor_pb2.TriggerRecord) for trigger in triggers])
+    def ListTriggers(
+        self, request: supervisor_pb2.ListTriggersRequest, context: grpc.ServicerContext
+    ) -> Iterator[supervisor_pb2.TriggerRecord]:
+        """Stream the triggers of a run in order; NOT_FOUND if there is no such run."""
+        for trigger in self._journal.each_trigger(request.run_id, with_losses=request.with_losses):
+            yield to_message(trigger, supervisor_pb2.TriggerRecord)
 
     def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> common_pb2.PluginList:
         """The trigger policies and evaluation strategies that are registered here."""
@@ -95,7 +99,9 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     database = open_database(config, "supervisor", "modyn.supervisor.migrations")
     context.on_shutdown(database.close)
     hub = EventHub()
-    runs = RunQueue(Journal(database, hub.committed), hub, lambda: open_clients(config), config.supervisor)
+    runs = RunQueue(
+        Journal(database, hub.committed, config.supervisor.events_kept), hub, lambda: open_clients(config), config.supervisor
+    )
     context.on_shutdown(runs.close)
     runs.recover()
     return [Registration(supervisor_pb2_grpc.add_SupervisorServicer_to_server, SupervisorService(runs, hub), "modyn.Supervisor")]

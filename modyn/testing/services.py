@@ -62,7 +62,9 @@ class InMemoryServices:
         """A supervisor over these services, without gRPC."""
         database = open_database(config, "supervisor", "modyn.supervisor.migrations")
         hub = EventHub()
-        runs = RunQueue(Journal(database, hub.committed), hub, open_clients or self.clients, config.supervisor)
+        runs = RunQueue(
+            Journal(database, hub.committed, config.supervisor.events_kept), hub, open_clients or self.clients, config.supervisor
+        )
         try:
             runs.recover()
             yield runs

@@ -27,8 +27,10 @@ class Shaky(SupervisorClient):
 
     breaks = 6
 
-    def watch(self, run_id: str, after_seq: int = 0, evaluation: int | None = None) -> Iterator[RunEvent]:
-        for number, event in enumerate(super().watch(run_id, after_seq, evaluation)):
+    def watch(
+        self, run_id: str, after_seq: int = 0, evaluation: int | None = None, newest: int | None = None
+    ) -> Iterator[RunEvent]:
+        for number, event in enumerate(super().watch(run_id, after_seq, evaluation, newest)):
             if number == 2 and self.breaks:
                 self.breaks -= 1
                 raise UnavailableError("the supervisor has gone")
@@ -85,8 +87,10 @@ def test_a_run_that_does_not_exist_is_an_error(client: Client) -> None:
 class Newer(SupervisorClient):
     """Tells of things that this program has not heard of."""
 
-    def watch(self, run_id: str, after_seq: int = 0, evaluation: int | None = None) -> Iterator[RunEvent]:
-        yield from super().watch(run_id, after_seq, evaluation)
+    def watch(
+        self, run_id: str, after_seq: int = 0, evaluation: int | None = None, newest: int | None = None
+    ) -> Iterator[RunEvent]:
+        yield from super().watch(run_id, after_seq, evaluation, newest)
         yield RunEvent(99, 0.0, EventKind("something_new"), None, {})
 
 

@@ -17,8 +17,9 @@ import pytest
 import trustme
 import yaml
 
+from modyn.config.endpoint import Endpoint
 from modyn.config.security import SecurityConfig
-from modyn.config.system import SERVICES, Endpoint
+from modyn.config.system import SERVICES
 from modyn.errors import SecurityError, UnavailableError
 from modyn.evaluator.client import EvaluatorClient
 from modyn.model_storage.client import ModelStorageClient

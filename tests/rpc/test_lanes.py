@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from modyn.config.system import Endpoint
+from modyn.config.endpoint import Endpoint
 from modyn.errors import DeadlineError, StreamExpiredError, UnavailableError
 from modyn.proto import supervisor_pb2 as pb
 from modyn.proto import supervisor_pb2_grpc as pb_grpc

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from modyn.config.endpoint import Endpoint
 from modyn.config.security import SecurityConfig
-from modyn.config.system import Endpoint
 from modyn.errors import InvalidArgumentError, NotFoundError, SecurityError
 from modyn.proto import selector_pb2 as pb
 from modyn.proto import selector_pb2_grpc as pb_grpc

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import trustme
 
+from modyn.config.endpoint import Endpoint
 from modyn.config.security import SecurityConfig
-from modyn.config.system import Endpoint
 from modyn.errors import ConfigError, SecurityError, UnavailableError
 from modyn.rpc.metrics import MetricsServer
 

@@ -19,8 +19,9 @@ import trustme
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
+from modyn.config.endpoint import Endpoint
 from modyn.config.security import SecurityConfig
-from modyn.config.system import Endpoint, SystemConfig
+from modyn.config.system import SystemConfig
 from modyn.errors import BY_REASON, CancelledError, DataError, ModynError, SecurityError, UnavailableError
 from modyn.proto import selector_pb2 as pb
 from modyn.proto import selector_pb2_grpc as pb_grpc

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from modyn.config.system import Endpoint, SystemConfig
+from modyn.config.endpoint import Endpoint
+from modyn.config.system import SystemConfig
 from modyn.errors import NotFoundError, UnavailableError
 from modyn.storage.flight.client import FetchLimits, PayloadClient
 from modyn.storage.flight.server import PayloadServer

@@ -10,6 +10,7 @@ import pytest
 from modyn.config.system import SystemConfig
 from modyn.db.engine import open_database
 from modyn.errors import UnavailableError
+from modyn.supervisor.cursor import Cursor
 from modyn.supervisor.events import PROGRESS_KEPT, EventHub, RunWatcher, watch
 from modyn.supervisor.journal import Journal
 from modyn.supervisor.records import EventKind, NewRun, RunEvent, RunMode, RunOptions
@@ -98,6 +99,27 @@ def test_watching_goes_on_after_an_earlier_rest(watched: Watched) -> None:
     events = list(watched.watch())
     assert [event.detail["state"] for event in events] == ["submitted", "failed", "submitted", "stopped"]
     assert [event.seq for event in watched.watch(3)] == [4]
+
+
+def test_a_watcher_of_the_newest_events_does_not_replay_all(watched: Watched) -> None:
+    for number in range(20):
+        watched.writer.message(str(number))
+    watched.writer.end(RunState.FAILED, error="x")
+    with watched.hub.watching(watched.run_id) as watcher:
+        assert [event.seq for event in watch(watched.journal, watcher, watched.run_id, 0, newest=3)] == [20, 21, 22]
+        assert [event.seq for event in watch(watched.journal, watcher, watched.run_id, 21, newest=3)] == [22]
+
+
+def test_a_watcher_hears_that_the_first_events_are_gone(watched: Watched) -> None:
+    journal = Journal(watched.database, watched.hub.committed, events_kept=5)
+    writer = journal.claim(watched.run_id)
+    for number in range(20):
+        writer.message(str(number))
+    writer.advance(Cursor(), {})
+    writer.end(RunState.FAILED, error="x")
+    seen = list(watched.watch())
+    assert "its first events are no longer kept" in seen[0].detail["message"]
+    assert [event.seq for event in seen] == [0, 17, 18, 19, 20, 21, 22]
 
 
 def test_progress_is_throttled_by_kind_and_trigger(watched: Watched) -> None:

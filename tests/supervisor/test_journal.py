@@ -20,7 +20,7 @@ from modyn.records import EvalInterval, JobState, RunId, SampleBatch
 from modyn.supervisor.cursor import Cursor
 from modyn.supervisor.evaluation_plan import EvaluationTask
 from modyn.supervisor.journal import Journal, RunJournal, slug
-from modyn.supervisor.records import EventKind, NewRun, RunMode, RunOptions, TriggerRecord
+from modyn.supervisor.records import EventKind, NewRun, RunEvent, RunMode, RunOptions, TriggerRecord
 from modyn.supervisor.states import RunState, TriggerState, check_transition
 from modyn.supervisor.tables import CURSORS, METADATA, STEPS
 from modyn.supervisor.triggers import build_trigger
@@ -170,6 +170,40 @@ def test_events_come_in_pages(journal: Journal) -> None:
     rest, complete = journal.events(run_id, 4, limit=3)
     assert ([event.seq for event in rest], complete) == ([5, 6], True)
     assert rest[-1].detail == {"state": "failed", "error": "no", "error_reason": "DATA"}
+
+
+def kept_events(journal: Journal, run_id: str) -> list[RunEvent]:
+    return journal.events(run_id, 0, limit=10_000)[0]
+
+
+def test_an_idle_run_writes_no_more_events_for_ever(journal: Journal) -> None:
+    run_id = journal.create(NEW).run_id
+    run_journal = journal.claim(run_id)
+    for _ in range(20):
+        run_journal.enter(RunState.STREAMING)
+        run_journal.enter(RunState.WAITING_FOR_DATA)
+    assert [event.detail["state"] for event in kept_events(journal, run_id)] == ["submitted", "waiting_for_data"]
+    run_journal.message("something")
+    run_journal.enter(RunState.STREAMING)
+    kept = [event.detail.get("state") for event in kept_events(journal, run_id)]
+    assert kept == ["submitted", "waiting_for_data", None, "streaming"], "only the last event is replaced"
+
+
+def test_the_oldest_events_are_removed(database: Database) -> None:
+    journal = Journal(database, events_kept=10)
+    run_id = journal.create(NEW).run_id
+    run_journal = journal.claim(run_id)
+    for number in range(30):
+        run_journal.message(f"message {number}")
+    run_journal.advance(CURSOR, {})
+    assert [event.detail["message"] for event in kept_events(journal, run_id)] == [f"message {n}" for n in range(20, 30)]
+    assert journal.first_event(run_id) == 22
+    assert journal.first_event(run_id, newest=3) == 29
+    for number in range(5):
+        run_journal.message(f"message {number}")
+    request = journal.request_evaluation(run_id, [], None)
+    journal.end_evaluation(request, [])
+    assert len(kept_events(journal, run_id)) <= 11, "also where no batch is processed"
 
 
 def test_committed_is_called_after_the_commit(database: Database) -> None:

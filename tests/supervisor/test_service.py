@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from modyn.records import JobState
 from modyn.supervisor.client import EventKind, RunMode, RunOptions, SupervisorClient
 from modyn.supervisor.states import RunState, TriggerState
 from modyn.testing.services import InMemoryServices, pipeline_yaml
+from modyn.trainer_server.client import TrainingRequest
 from tests.support.running_supervisor import serve_supervisor
 
 STRATEGY = {"type": "SlicingEvalStrategy", "eval_every": "10s", "eval_start_from": 0, "eval_end_at": 20}
@@ -37,7 +39,7 @@ def test_a_run_over_the_wire(client: SupervisorClient) -> None:
     submitted = client.submit(pipeline_yaml(evaluation=EVALUATION), "p.yaml", options)
     events = list(client.watch(submitted.run_id))
     run = client.run(submitted.run_id)
-    assert run == client.runs()[0]
+    assert run == client.runs(with_pipelines=True)[0]
     assert run.final_trigger
     assert (run.state, run.mode, run.from_timestamp, run.to_timestamp, run.max_triggers) == (
         RunState.FINISHED,
@@ -68,6 +70,31 @@ def test_a_run_over_the_wire(client: SupervisorClient) -> None:
     assert client.evaluation(run.run_id, request.number).state is JobState.FINISHED
     assert client.run(run.run_id).state is RunState.FINISHED
     assert client.finish(run.run_id).state is RunState.FINISHED
+
+
+def test_no_answer_passes_the_message_limit(system_config: SystemConfig, tmp_path: Path) -> None:
+    services = InMemoryServices(tmp_path)
+    services.storage.add_dataset("train")
+    services.storage.add_samples("train", timestamps=range(50))
+    train = services.trainer_server.train
+
+    def with_losses(request: TrainingRequest) -> tuple[int, str, Mapping[str, Any]]:
+        model_id, digest, result = train(request)
+        return model_id, digest, {**result, "losses": [0.125] * 2000, "epoch_losses": [0.125] * 500}
+
+    services.trainer_server.train = with_losses
+    small = system_config.supervisor.model_copy(update={"max_message_bytes": 2**16})
+    with serve_supervisor(services, system_config.model_copy(update={"supervisor": small})) as client:
+        long = pipeline_yaml() + "\n# " + 20_000 * "x"
+        for _ in range(4):
+            run = client.submit(long, "p.yaml", RunOptions(RunMode.EXPERIMENT))
+        list(client.watch(run.run_id))
+        assert len(client.runs()) == 4
+        assert [run.yaml for run in client.runs(with_pipelines=True)] == 4 * [long]
+        assert {run.yaml for run in client.runs()} == {""}
+        triggers = client.triggers(run.run_id)
+        assert [len(t.training_result["losses"]) for t in triggers] == 5 * [2000]
+        assert {"losses", "epoch_losses"}.isdisjoint(client.triggers(run.run_id, with_losses=False)[0].training_result)
 
 
 def test_stop_and_resume_over_the_wire(client: SupervisorClient) -> None:

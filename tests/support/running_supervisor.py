@@ -23,7 +23,7 @@ def serve_supervisor(services: InMemoryServices, config: SystemConfig) -> Iterat
     """The service at its endpoint of `config`, and a client of it."""
     database = open_database(config, "supervisor", "modyn.supervisor.migrations")
     hub = EventHub()
-    runs = RunQueue(Journal(database, hub.committed), hub, services.clients, config.supervisor)
+    runs = RunQueue(Journal(database, hub.committed, config.supervisor.events_kept), hub, services.clients, config.supervisor)
     endpoint = config.endpoint("supervisor")
     add = supervisor_pb2_grpc.add_SupervisorServicer_to_server
     prepare_run_dir(config.run_dir)

@@ -12,7 +12,8 @@ import pytest
 from prometheus_client import REGISTRY
 
 from modyn.config.base import Problem
-from modyn.config.system import Endpoint, SystemConfig
+from modyn.config.endpoint import Endpoint
+from modyn.config.system import SystemConfig
 from modyn.errors import (
     ConfigError,
     ConflictError,

@@ -9,7 +9,7 @@ from typing import Self
 
 import numpy as np
 
-from modyn.config.system import Endpoint
+from modyn.config.endpoint import Endpoint
 from modyn.errors import CancelledError, InvalidArgumentError
 from modyn.records import Int64Array
 from modyn.storage.flight.endpoints import EndpointPool

@@ -12,7 +12,7 @@ from typing import Any
 
 from pyarrow import flight
 
-from modyn.config.system import Endpoint
+from modyn.config.endpoint import Endpoint
 from modyn.rpc.security import root_certificates
 from modyn.rpc.status import TOKEN_KEY
 from modyn.storage.flight.protocol import location

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import flight
 
-from modyn.config.system import Endpoint
+from modyn.config.endpoint import Endpoint
 from modyn.errors import BY_REASON, InvalidArgumentError, ModynError, SecurityError, UnavailableError
 from modyn.records import Int64Array, LabelArray
 from modyn.rpc.status import bounded

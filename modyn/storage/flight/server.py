@@ -18,7 +18,7 @@ import pyarrow as pa
 from prometheus_client import Histogram
 from pyarrow import flight
 
-from modyn.config.system import Endpoint
+from modyn.config.endpoint import Endpoint
 from modyn.errors import DataError, InvalidArgumentError, ModynError, SecurityError, UnavailableError
 from modyn.records import Int64Array
 from modyn.rpc.access import AccessTokens, Role

@@ -15,8 +15,9 @@ import trustme
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from modyn.config.endpoint import Endpoint
 from modyn.config.security import SecurityConfig
-from modyn.config.system import DatasetConfig, Endpoint
+from modyn.config.system import DatasetConfig
 from modyn.errors import (
     DataError,
     InvalidArgumentError,

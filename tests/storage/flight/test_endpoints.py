@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from pyarrow import flight
 
-from modyn.config.system import Endpoint
+from modyn.config.endpoint import Endpoint
 from modyn.errors import CancelledError, UnavailableError
 from modyn.storage.flight.client import PayloadClient
 from modyn.storage.flight.endpoints import EndpointPool

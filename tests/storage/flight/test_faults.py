@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
-from modyn.config.system import Endpoint
+from modyn.config.endpoint import Endpoint
 from modyn.errors import CancelledError, DataError, DeadlineError, ModynError, NotFoundError, UnavailableError
 from modyn.records import Int64Array
 from modyn.storage.flight.client import OnMissing, PayloadClient, PayloadStream

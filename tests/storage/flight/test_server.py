@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from pyarrow import flight
 
-from modyn.config.system import Endpoint
+from modyn.config.endpoint import Endpoint
 from modyn.errors import DataError, ModynError, UnavailableError
 from modyn.storage.flight.client import PayloadClient
 from modyn.storage.flight.protocol import AnswerHead, PayloadRequest, error_from_text, location

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from modyn.config.system import Endpoint
+from modyn.config.endpoint import Endpoint
 from modyn.errors import CancelledError, NotFoundError, UnavailableError
 from modyn.records import Int64Array
 from modyn.storage.datasets import DatasetStore

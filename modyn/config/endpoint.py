@@ -1,0 +1,62 @@
+"""Addresses of services: how they are written, and what a client needs to call one."""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import os
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from modyn.config.base import Section
+from modyn.config.security import SecurityConfig
+
+_UNIX_PATH_LIMIT = 80
+"""The kernel allows 107 bytes in a socket's path; this leaves room for the name of the socket."""
+
+
+def socket_folder(folder: Path, name: str, prefix: str) -> Path:
+    """Return `name` in `folder`; for a deep folder a temporary one, since the kernel limits the length of socket paths."""
+    if len(os.fsencode(folder / name)) <= _UNIX_PATH_LIMIT:
+        return folder / name
+    digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"{prefix}-{os.getuid()}-{digest}"
+
+
+def _check_address(value: str) -> str:
+    if value.startswith("unix:"):
+        return value
+    host, separator, port = value.rpartition(":")
+    if not separator or not host or not port.isdigit() or not 0 <= int(port) <= 65535:
+        raise ValueError(f"{value!r} is not an address; write host:port, for example 127.0.0.1:50051, or unix:/path")
+    return value
+
+
+Address = Annotated[str, AfterValidator(_check_address)]
+
+
+class Endpoint(Section):
+    """The address of a service, and the credentials and limits of its calls."""
+
+    address: str
+    security: SecurityConfig = SecurityConfig()
+    max_message_bytes: int = 32 * 2**20
+
+    @property
+    def is_unix(self) -> bool:
+        """Whether the address is a Unix socket."""
+        return self.address.startswith("unix:")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach it: a Unix socket or loopback."""
+        host = self.address.rsplit(":", 1)[0].strip("[]")
+        if self.is_unix or host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(host).is_loopback
+        except ValueError:  # a name, which may lead anywhere: 127.example.org
+            return False
