@@ -16,7 +16,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
-from modyn.errors import CancelledError, DeadlineError, ModynError, NotFoundError, StreamExpiredError, UnavailableError
+from modyn.errors import (
+    CancelledError,
+    DeadlineError,
+    ModynError,
+    NotFoundError,
+    StreamExpiredError,
+    UnavailableError,
+    WorkerDiedError,
+)
 from modyn.records import JobState
 from modyn.rpc.logs import get_logger
 
@@ -39,6 +47,8 @@ class RetryPolicy:
     """Part of each pause that is random, so that many callers do not come back at once."""
     max_attempts_without_progress: int = 20
     """A job that was started so often in a row without getting further is given up (`Retrier.follow`)."""
+    max_worker_deaths: int = 3
+    """A job of which so many workers were killed or crashed is given up (`Retrier.follow`)."""
     on_deadline: bool = True
     """Whether DeadlineError is repeated like every other UnavailableError."""
     advice: str = ""
@@ -177,12 +187,14 @@ class Retrier:
     ) -> S:
         """Start a job at another service and return its status once it has finished.
 
-        It is started again when the service was restarted, could not be reached, or stopped it for another caller. It is stopped when
-        the token is cancelled with CancelledError; any other cause leaves it running, since a resumed run finds it again.
+        It is started again when the service was restarted, could not be reached, or stopped it for another caller, and a few times when its
+        worker was killed. It is stopped when the token is cancelled with CancelledError; any other cause leaves it running, since a resumed
+        run finds it again.
 
         Args: watch: yields statuses up to the final one. report: receives every status.
         Raises: the error of a failed job; UnavailableError when the limit has passed, or after
-            `max_attempts_without_progress` attempts in a row that got no further than those before.
+            `max_attempts_without_progress` attempts in a row that got no further than those before; WorkerDiedError after
+            `max_worker_deaths`.
         """
 
         def stop_on_request(cause: ModynError | None) -> None:
@@ -202,7 +214,7 @@ class Retrier:
 
     def _follow(self, start: Callable[[], S], watch: Callable[[], Iterator[S]], report: Callable[[S], None]) -> S:
         backoff = self.backoff()
-        furthest, attempts = -1, 0
+        furthest, attempts, deaths = -1, 0, 0
         while True:
             self.token.check()
             try:
@@ -223,6 +235,17 @@ class Retrier:
                 if attempts >= self.policy.max_attempts_without_progress:
                     raise UnavailableError(f"gave up after {attempts} attempts without progress: {error.message}") from error
                 backoff.wait(error)
+            except WorkerDiedError as error:
+                self.token.check()
+                deaths += 1
+                most = self.policy.max_worker_deaths
+                if deaths >= most:
+                    raise WorkerDiedError(
+                        f"{error.message}; it was the last of {most} workers, which all ended so: give them more memory, or see in the log "
+                        "what they were doing"
+                    ) from error
+                self._report(f"{error.message} (another worker makes it again, attempt {deaths + 1} of {most})")
+                self.token.wait(self.policy.longest_pause_s)
 
 
 class ResumingStream(Iterator[T], Generic[T, Position]):

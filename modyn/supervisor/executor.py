@@ -79,6 +79,15 @@ def retry_policy(config: SupervisorConfig) -> RetryPolicy:
     return RetryPolicy(config.patience_s, longest_pause_s=2.0, advice=advice)
 
 
+def report_wait(journal: RunJournal, message: str) -> None:
+    """Show the watchers of a run why it waits. journal: not retried, since this reports that the retries begin."""
+    _LOG.warning("waiting", run_id=journal.run_id, reason=message)
+    try:
+        journal.message(message)
+    except UnavailableError:
+        _LOG.warning("journal_unavailable", run_id=journal.run_id)
+
+
 class RunExecutor:
     """Takes a run from where its journal stands to its end."""
 
@@ -98,10 +107,9 @@ class RunExecutor:
         self._run_id = snapshot.run.run_id
         self._pipeline = load_pipeline(snapshot.run.yaml, snapshot.file_name)
         self._snapshot = snapshot
-        self._plain_journal = journal
         self._hub = hub
         self._batch_size = config.stream_batch_size
-        self._retrier = Retrier(retry_policy(config), token, self._report_outage)
+        self._retrier = Retrier(retry_policy(config), token, partial(report_wait, journal))
         self._journal = self._retrier.wrap(journal)
         self._selector = self._retrier.wrap(clients.selector)
         self._trainer_server = clients.trainer_server
@@ -320,13 +328,6 @@ class RunExecutor:
 
     def _stream_end(self) -> int | None:
         return None if self._cursor.max_timestamp is None else self._cursor.max_timestamp + 1
-
-    def _report_outage(self, message: str) -> None:
-        _LOG.warning("waiting", run_id=self._run_id, reason=message)
-        try:
-            self._plain_journal.message(message)  # Not retried: this reports that the retries begin.
-        except UnavailableError:
-            _LOG.warning("journal_unavailable", run_id=self._run_id)
 
     def _report_stream_progress(self) -> None:
         detail = {

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from modyn.config.base import Problem, refuse
@@ -19,7 +20,7 @@ from modyn.supervisor.evaluation import check_handlers, load_handlers
 from modyn.supervisor.evaluation_plan import EvaluationSchedule, EvaluationTask, trained_models
 from modyn.supervisor.evaluation_queue import EvaluationQueue, RunContext
 from modyn.supervisor.events import EventHub
-from modyn.supervisor.executor import RunClients, retry_policy
+from modyn.supervisor.executor import RunClients, report_wait, retry_policy
 from modyn.supervisor.journal import Journal, RunJournal
 from modyn.supervisor.journal_queries import RunSnapshot
 from modyn.supervisor.records import RequestedEvaluation
@@ -116,7 +117,8 @@ class RequestedEvaluations:
     def _evaluate(self, request: RequestedEvaluation) -> list[str]:
         """Make the evaluations; return why some failed."""
         token = CancellationToken()  # of this request alone: its evaluator may stay away
-        retrier = Retrier(retry_policy(self._config), token)
+        plain_journal = RunJournal(self._journal, request.run_id, attempt=None)
+        retrier = Retrier(retry_policy(self._config), token, partial(report_wait, plain_journal))
         with ExitStack() as stack:
             stack.callback(self._closing.on_cancel(token.cancel))
             clients = stack.enter_context(closing(self._open_clients()))
@@ -124,8 +126,7 @@ class RequestedEvaluations:
             stack.callback(self._closing.on_cancel(lambda _: clients.close()))
             snapshot = retrier.call(self._journal.snapshot, request.run_id)
             section = request.section or snapshot.run.pipeline.get("evaluation")
-            journal = retrier.wrap(RunJournal(self._journal, request.run_id, attempt=None))
-            context = RunContext(request.run_id, clients.evaluator, journal, self._hub, retrier)
+            context = RunContext(request.run_id, clients.evaluator, retrier.wrap(plain_journal), self._hub, retrier)
             evaluations = EvaluationQueue(context, section, snapshot.evaluated)
             stack.callback(evaluations.close)
             evaluations.use_final_workers()

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 import pytest
 
-from modyn.errors import CancelledError, DeadlineError, ModynError, NotFoundError, TrainingError, UnavailableError
+from modyn.errors import (
+    CancelledError,
+    DeadlineError,
+    ModynError,
+    NotFoundError,
+    TrainingError,
+    UnavailableError,
+    WorkerDiedError,
+)
 from modyn.records import JobState
 from modyn.rpc.retry import CancellationToken, ResumingStream, Retrier, RetryPolicy
 from modyn.testing.waiting import PATIENCE_S
@@ -134,6 +142,51 @@ def test_a_job_that_fails_or_never_gets_further_is_given_up() -> None:
         UnavailableError, match="gave up after 3 attempts without progress: the job was stopped by another caller"
     ):
         Retrier(QUICK).follow(start, lambda: watch(JobState.STOPPED), lambda _: None, not_called)
+
+
+@pytest.mark.parametrize("deaths", [0, 2, 3])
+def test_a_job_whose_worker_was_killed_is_started_again_a_bounded_number_of_times(deaths: int) -> None:
+    """Also if each attempt got further than the one before, since some work kills every worker."""
+
+    class Killed(Status):
+        def to_error(self) -> ModynError:
+            return WorkerDiedError("the process ended by SIGKILL (log: x)")
+
+    reported, starts = list[str](), list[str]()
+
+    def start() -> Status:
+        starts.append("start")
+        return Status(JobState.QUEUED)
+
+    def watch() -> Iterator[Status]:
+        yield Killed(JobState.FAILED, len(starts)) if len(starts) <= deaths else Status(JobState.FINISHED, 9)
+
+    retrier = Retrier(QUICK, report=reported.append)
+    if deaths < QUICK.max_worker_deaths:
+        assert retrier.follow(start, watch, lambda _: None, not_called).state is JobState.FINISHED
+    else:
+        with pytest.raises(WorkerDiedError, match=r"SIGKILL \(log: x\); it was the last of 3 workers, .* more memory"):
+            retrier.follow(start, watch, lambda _: None, not_called)
+    assert len(starts) == min(deaths + 1, QUICK.max_worker_deaths)
+    told = "the process ended by SIGKILL (log: x) (another worker makes it again, attempt {} of 3)"
+    assert reported == [told.format(attempt) for attempt in range(2, len(starts) + 1)]
+
+
+def test_a_cancelled_job_is_not_made_again_by_another_worker() -> None:
+    token, starts = CancellationToken(), list[str]()
+
+    def start() -> Status:
+        starts.append("start")
+        return Status(JobState.QUEUED)
+
+    def watch() -> Iterator[Status]:
+        yield Status(JobState.RUNNING)
+        token.cancel(CancelledError("on request"))
+        raise WorkerDiedError("the process ended by SIGKILL")
+
+    with pytest.raises(CancelledError, match="on request"):
+        Retrier(QUICK, token).follow(start, watch, lambda _: None, lambda: None)
+    assert starts == ["start"]
 
 
 @pytest.mark.parametrize(("cause", "stops"), [(CancelledError("on request"), 2), (UnavailableError("the supervisor ends"), 0)])
