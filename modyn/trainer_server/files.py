@@ -46,10 +46,11 @@ def clean_up(folder: Path, request: TrainingRequest, *, stored: bool) -> None:
 
 
 def remove_outlived(folder: Path, request: TrainingRequest) -> None:
-    """Remove what a training whose model is stored went on from, and optimizers' states of earlier triggers of its run."""
+    """Remove what a training whose model is stored went on from, and optimizers' states and ends of earlier triggers of its run."""
     remove_own(folder, request)
-    for path in folder.glob(f"optimizers/{escape(request.run_id)}.*.pt"):
-        trigger_id = path.name.removeprefix(f"{request.run_id}.").removesuffix(".pt")
+    run_id = request.run_id
+    for path in (*folder.glob(f"optimizers/{escape(run_id)}.*.pt"), *folder.glob(f"finished/{escape(run_id)}.*.json")):
+        trigger_id = path.name.removeprefix(f"{run_id}.").removesuffix(path.suffix)
         # The name of another run may begin with the name of this one: then the rest is not a number.
         if trigger_id.isdecimal() and int(trigger_id) < request.trigger_id:
             remove(path)

@@ -1,7 +1,7 @@
-"""A training that is finished and perhaps not yet in model storage: weights and result on disk, so that the next attempt only puts them.
+"""A training that has ended and whose end was perhaps not seen: weights and result on disk, so that the next attempt only puts them.
 
-Two files, both durable: the weights, then a record of whose they are. Without the record, weights count for nothing. Imports no torch; who
-writes the weights does.
+Two files, both durable: the weights, then a record of whose they are. Without the record, weights count for nothing; a record without weights
+is of a training that made no model. Imports no torch; who writes the weights does.
 """
 
 from __future__ import annotations
@@ -39,15 +39,13 @@ def keep_finished(
     Args: weights: where they go. result: of the training. identity: of the training, equal for two attempts. Returns: `result`.
     Raises: TrainingError: the disk cannot be written to.
     """
-    partial, record_at = partial_path(weights), record_path(weights)
+    partial = partial_path(weights)
     try:
         make_folder(weights.parent)
         save(partial)
         sync(partial)
         os.replace(partial, weights)
-        record = {"version": VERSION, "identity": identity, "weights_sha256": weights_sha256(weights), "result": result}
-        with replacing(record_at, partial_path(record_at)) as file:
-            file.write(to_json(record).encode())
+        _write_record(weights, result, identity, weights_sha256(weights))
     except Exception as error:  # safetensors has errors of its own for a full disk
         with suppress(OSError):
             partial.unlink()
@@ -59,8 +57,20 @@ def keep_finished(
     return dict(result)
 
 
+def keep_without_model(weights: Path, result: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+    """Write the record alone, of a training that made no model. Args: as above. Raises: TrainingError: the disk cannot be written to."""
+    try:
+        make_folder(weights.parent)
+        _write_record(weights, result, identity, None)
+    except OSError as error:
+        raise TrainingError(
+            f"the end of the training cannot be written to {record_path(weights)}: {error.strerror}; free space there and resume the run"
+        ) from error
+
+
 def find_finished(weights: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The result of a training that an earlier attempt finished, if its record and its weights are whole; None if there is none.
+    """The result of a training that an earlier attempt finished, if its record and its weights, if it made any, are whole; None if there is
+    none.
 
     What cannot be used is logged; the training is then made again.
     """
@@ -71,7 +81,7 @@ def find_finished(weights: Path, identity: Mapping[str, Any]) -> dict[str, Any] 
         record = from_json(path.read_bytes())
         if record["version"] != VERSION or record["identity"] != dict(identity):
             reason = "it is of another version or of another training"
-        elif record["weights_sha256"] != weights_sha256(weights):
+        elif record["weights_sha256"] is not None and record["weights_sha256"] != weights_sha256(weights):
             reason = f"{weights} does not match its checksum"
         else:
             result: dict[str, Any] = record["result"]
@@ -80,3 +90,9 @@ def find_finished(weights: Path, identity: Mapping[str, Any]) -> dict[str, Any] 
         reason = error.message if isinstance(error, ModynError) else f"{type(error).__name__}: {error}"
     get_logger("training").warning("finished_training_ignored", path=str(path), reason=reason)
     return None
+
+
+def _write_record(weights: Path, result: Mapping[str, Any], identity: Mapping[str, Any], digest: str | None) -> None:
+    record, path = {"version": VERSION, "identity": identity, "weights_sha256": digest, "result": result}, record_path(weights)
+    with replacing(path, partial_path(path)) as file:
+        file.write(to_json(record).encode())

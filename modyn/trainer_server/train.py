@@ -12,7 +12,7 @@ from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from modyn.dataset.connections import DatasetSource
 from modyn.dataset.loader import BatchLoader
 from modyn.dataset.order.plan import Position
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset, mean_weight
-from modyn.errors import ConfigError, CorruptStateError, InvalidArgumentError, NotFoundError, TrainingError
+from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError, TrainingError
 from modyn.model_storage.client import ModelHeader, ModelStorageClient, StoredModel, StoredModelInfo
 from modyn.models.weights import build_model, load_weights, save_weights
 from modyn.rpc.logs import bind, configure_logs, get_logger
@@ -39,27 +39,23 @@ from modyn.trainer_server.checkpoint import (
     seed_everything,
 )
 from modyn.trainer_server.client import NOTHING_TRAINED, NothingTrained, TrainingJob, TrainingRequest
-from modyn.trainer_server.components import TrainingComponents, build_components
+from modyn.trainer_server.components import build_components
 from modyn.trainer_server.config import TrainingConfig
 from modyn.trainer_server.divergence import DivergedError, FiniteLoss, check_weights
 from modyn.trainer_server.files import (
     checkpoint_path,
     finished_path,
-    optimizers_path,
     remove,
     remove_outlived,
     remove_own,
     scratch_dir,
 )
-from modyn.trainer_server.finished import find_finished, keep_finished
+from modyn.trainer_server.finished import find_finished, keep_finished, keep_without_model
 from modyn.trainer_server.inputs import TrainingContext, TrainingInputs
 from modyn.trainer_server.loop import Clock, EarlyStopping, Hook, Losses, ProgressReports, Training
-from modyn.trainer_server.state_file import read_state_file, write_state_file
+from modyn.trainer_server.optimizer_states import keep_optimizers, take_over_optimizers
 from modyn.workers import JobConnection
 from modyn.workers.devices import missing_device
-
-OPTIMIZERS_LOST: Final = "optimizer_state_not_kept"
-"""In the result of a training: why the optimizers' states were not kept for the next."""
 
 _WEIGHTS, _TRAINING = 1, 2
 """Purposes of seeds."""
@@ -112,6 +108,8 @@ def run_training(
             )
         path = checkpoint_path(context.folder, request)
         result = find_finished(finished_path(context.folder, request), inputs.identity())
+        if result is not None and NOTHING_TRAINED in result:
+            return NothingTrained(result[NOTHING_TRAINED], result)
         if result is not None:
             get_logger("training").info("finished_before", reason="only the put to model storage is repeated")
             return put(inputs, result, fetched_parent())
@@ -127,18 +125,19 @@ def run_training(
         fit(inputs, training, seed, checkpoint)
         check_weights(training.components.model)
     except DivergedError as error:
-        # Not gone on from: what it holds may be on its way there, or there.
-        remove_own(context.folder, request)
         reason = f"the training diverged: {error.message}"
         if config.on_divergence == "keep_previous":
-            return nothing_trained(inputs, reason)
+            return end_without_model(inputs, reason)
+        # Not gone on from: what the checkpoint holds may be on its way there, or there.
+        remove_own(context.folder, request)
         raise TrainingError(
             f"{reason}; lower the learning rate, set training.gradient_clip_norm, or go on with the model before by "
             "training.on_divergence: keep_previous"
         ) from error
     if not training.progress.steps:
-        remove_own(context.folder, request)
-        return nothing_trained(inputs, "all samples of the trigger set were deleted meanwhile, or left out by data.on_bad_sample")
+        return end_without_model(
+            inputs, "all samples of the trigger set were deleted meanwhile, or left out by data.on_bad_sample"
+        )
     return put(inputs, finish(inputs, training), parent)
 
 
@@ -212,45 +211,6 @@ def weigh(inputs: TrainingInputs) -> float:
     return mean
 
 
-def take_over_optimizers(inputs: TrainingInputs, components: TrainingComponents, stored: StoredModelInfo) -> None:
-    """Load moments and counters of the parent's optimizers. Learning rates and other options stay as configured, since schedulers
-    start anew. A parent of another run (a pretrained model) has none.
-
-    Raises: TrainingError: they were not kept. CorruptStateError: they do not fit the configured optimizers.
-    """
-    parent, training_result = stored.version, stored.training_result
-    if parent.run_id != inputs.request.run_id:
-        return
-    path = optimizers_path(inputs.context.folder, parent.run_id, parent.trigger_id)
-    if lost := training_result.get(OPTIMIZERS_LOST):
-        get_logger("training").warning(
-            "optimizers_start_anew", reason=f"those of trigger {parent.trigger_id} were not kept: {lost}"
-        )
-        return
-    if not path.exists():
-        raise TrainingError(
-            f"training.keep_optimizer_state: the optimizers of trigger {parent.trigger_id} were not kept here ({path} does not exist); "
-            "set it to false, or start a new run"
-        )
-    try:
-        saved = read_state_file(path)["optimizers"]
-    except CorruptStateError as error:
-        raise CorruptStateError(
-            f"training.keep_optimizer_state: the optimizers of trigger {parent.trigger_id} cannot be gone on from: {error.message}; set it to "
-            "false, or start a new run"
-        ) from error
-    for name, optimizer in components.optimizers.items():
-        options = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-        try:
-            optimizer.load_state_dict(saved[name])
-        except (KeyError, ValueError) as error:
-            raise CorruptStateError(
-                f"{path} does not fit optimizer '{name}': {error}; it was written for another pipeline"
-            ) from error
-        for group, own in zip(optimizer.param_groups, options, strict=True):
-            group.update(own)
-
-
 def fit(inputs: TrainingInputs, training: Training, seed: int, checkpoint: Mapping[str, Any] | None) -> None:
     """Train from the beginning, or from the checkpoint on."""
     logger, plan = get_logger("training"), training.plan
@@ -300,13 +260,7 @@ def finish(inputs: TrainingInputs, training: Training) -> dict[str, Any]:
     result, started = _result(inputs, training), perf_counter()
     request, folder = inputs.request, inputs.context.folder
     if inputs.config.keep_optimizer_state:
-        states = {name: optimizer.state_dict() for name, optimizer in training.components.optimizers.items()}
-        try:
-            kept = optimizers_path(folder, request.run_id, request.trigger_id)
-            write_state_file(kept, {"version": 1, "optimizers": states}, "training.keep_optimizer_state")
-        except TrainingError as error:
-            result[OPTIMIZERS_LOST] = error.message
-            get_logger("training").warning("optimizer_state_not_kept", reason=error.message)
+        result |= keep_optimizers(inputs, training.components)
     model = training.components.model
     save = partial(save_weights, model)
     result = keep_finished(finished_path(folder, request), save, result, inputs.identity())
@@ -346,6 +300,14 @@ def nothing_trained(inputs: TrainingInputs, reason: str) -> NothingTrained:
         NOTHING_TRAINED: reason,
     }
     return NothingTrained(reason, result)
+
+
+def end_without_model(inputs: TrainingInputs, reason: str) -> NothingTrained:
+    """Keep the end of a training that was made and has no model, in place of its checkpoint, so that it is not made again."""
+    nothing, path = nothing_trained(inputs, reason), finished_path(inputs.context.folder, inputs.request)
+    remove_own(inputs.context.folder, inputs.request)
+    keep_without_model(path, nothing.result, inputs.identity())
+    return nothing
 
 
 def _result(inputs: TrainingInputs, training: Training) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +76,28 @@ def test_a_diverged_training_keeps_the_model_before_if_asked(tmp_path: Path) -> 
     assert found.value.nothing.result["num_samples"] == 0
     # The next training goes on from the parent, whose optimizers are still there.
     clean_up(tmp_path, TrainingRequest(RunId("memory-0001"), 1, small_pipeline(keeps)), stored=False)
-    assert files(tmp_path) == {"optimizers/memory-0001.0.pt"}
+    assert files(tmp_path) == {"optimizers/memory-0001.0.pt", "finished/memory-0001.1.json"}
     room.train(small_pipeline(keeps), MemoryData(trigger_id=2), trigger_id=2, parent_model_id=first.trained.model_id)
+
+
+@pytest.mark.parametrize("why", ["diverged", "deleted"])
+def test_a_training_that_made_no_model_is_not_made_again_before_its_end_was_seen(tmp_path: Path, why: str) -> None:
+    room, options = TrainingRoom(tmp_path), {**DIVERGING, "on_divergence": "keep_previous"}
+    data = MemoryData(deleted=frozenset(range(40)) if why == "deleted" else frozenset())
+    with pytest.raises(NoModel, match=why) as first:
+        room.train(small_pipeline(options), data)
+    report = RecordedReport()
+    with pytest.raises(NoModel, match=why) as again:
+        room.train(small_pipeline(options), data, report)
+    assert report.messages == []  # a training reports its progress before its first batch
+    assert again.value.nothing == first.value.nothing
+    # Another training under the same name is made, and a later one leaves nothing of it.
+    assert room.train(small_pipeline({"epochs_per_trigger": 2}), MemoryData(41)).result["num_epochs"] == 2
+    with pytest.raises(NoModel, match=why):
+        room.train(small_pipeline(options), replace(data, trigger_id=1), trigger_id=1)
+    assert files(tmp_path) == {"finished/memory-0001.1.json"}
+    room.train(small_pipeline(), MemoryData(trigger_id=2), trigger_id=2)
+    assert files(tmp_path) == set()
 
 
 def test_weights_that_are_not_finite_are_found_whatever_the_loss(tmp_path: Path) -> None:
