@@ -199,7 +199,7 @@ def test_what_a_training_worker_imports_to_read() -> None:
 
 TRAINING_WORKER = {
     "": "_core atomic_write columnar errors json_codec log_files records registry",
-    "config": "base endpoint policy security system",
+    "config": "alerts base endpoint policy security system",
     "dataset": "bad_samples batch chunks config connections decode flight_batches functions loader local_batches prefetch reader "
     "trigger_set user_code",
     "dataset.order": "plan",

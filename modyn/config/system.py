@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from modyn.config.alerts import AlertsConfig
 from modyn.config.base import Matching, Section, problems
 from modyn.config.endpoint import Address, Endpoint, socket_folder
 from modyn.config.security import SecurityConfig
@@ -234,6 +235,7 @@ class SystemConfig(BaseSettings):
     redis_url: str | None = Field(None, description="Redis, as redis://host:port/0; none: embedded", repr=False)
     logs: LogsConfig = LogsConfig()
     security: SecurityConfig = SecurityConfig()
+    alerts: AlertsConfig = AlertsConfig()
     storage: StorageConfig = StorageConfig()
     selector: ServiceConfig = ServiceConfig()
     model_storage: ServiceConfig = ServiceConfig()
@@ -315,8 +317,8 @@ class SystemConfig(BaseSettings):
         return [self.endpoint("flight"), *self.replicas.values()]
 
     def without_databases(self) -> SystemConfig:
-        """Return it for processes that need no database, whose URL may hold a password."""
-        return self.model_copy(update={"database_url": None, "redis_url": None})
+        """Return it for processes that need no database and send no alerts, without the passwords of those."""
+        return self.model_copy(update={"database_url": None, "redis_url": None, "alerts": AlertsConfig()})
 
     def resolved_database_url(self) -> str:
         """Return the URL of the configured PostgreSQL, or of the embedded one, which records it at start. Raises UnavailableError."""

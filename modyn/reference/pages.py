@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from modyn.config.alerts import AlertsConfig
 from modyn.config.security import SecurityConfig
 from modyn.config.system import SERVICES, DatasetConfig, LogsConfig, ServiceConfig, SystemConfig
 from modyn.reference.api import api_reference
@@ -35,13 +36,15 @@ def _pipeline() -> Iterator[str]:
 
 def _system() -> Iterator[str]:
     whole, common = of_model(SystemConfig), of_model(ServiceConfig)
-    own = {name: field for name, field in whole["properties"].items() if name not in (*SERVICES, "logs", "security")}
+    own = {name: field for name, field in whole["properties"].items() if name not in (*SERVICES, "logs", "security", "alerts")}
     yield "## The installation\n"
     yield from tables({"properties": own}, "###", "")
     yield "## `logs`\n"
     yield from tables(of_model(LogsConfig), "###", "logs")
     yield "## `security`\n\nAccess to the services. Beyond loopback, TLS and a token are required: [deployment](deployment.md).\n"
     yield from tables(of_model(SecurityConfig), "###", "security")
+    yield f"## `alerts`\n\n{AlertsConfig.__doc__} What they hold: [deployment](deployment.md#alerts).\n"
+    yield from tables(of_model(AlertsConfig), "###", "alerts")
     yield f"## Each service\n\nThe sections {', '.join(f'`{name}`' for name in SERVICES)} have these fields:\n"
     yield from tables(common, "###", "")
     for name in SERVICES:

@@ -51,12 +51,18 @@ class EventHub:
         self._lock = threading.Lock()  # Protects `_watchers`, and what their watchers know of progress.
         self._watchers: dict[str, list[RunWatcher]] = {}
         self._clock = clock
+        self._listener: Callable[[str, RunEvent | None], None] = lambda run_id, progress: None
+
+    def listen(self, listener: Callable[[str, RunEvent | None], None]) -> None:
+        """Have `listener` called with the id of each run whose journal has news, or with its progress. It must return at once."""
+        self._listener = listener
 
     def committed(self, run_id: str) -> None:
         """Wake the watchers of the run: its journal has news."""
         with self._lock:
             for watcher in self._watchers.get(run_id, ()):
                 watcher.changed.set()
+        self._listener(run_id, None)
 
     def progress(self, run_id: str, kind: EventKind, detail: Mapping[str, Any], trigger_id: int | None = None) -> None:
         """Send progress, at most PROGRESS_PER_S a second of each kind, trigger and dataset.
@@ -65,12 +71,14 @@ class EventHub:
         """
         now = self._clock()
         about = (str(kind), trigger_id, str(detail.get("dataset", "")))
+        event = RunEvent(0, time.time(), kind, trigger_id, dict(detail))
         with self._lock:
             for watcher in self._watchers.get(run_id, ()):
                 if now - watcher.last.get(about, -1.0) >= 1 / PROGRESS_PER_S:
                     watcher.last = {key: when for key, when in watcher.last.items() if now - when <= 60} | {about: now}
-                    watcher.progress.append(RunEvent(0, time.time(), kind, trigger_id, dict(detail)))
+                    watcher.progress.append(event)
                     watcher.changed.set()
+        self._listener(run_id, event)
 
     @contextmanager
     def watching(self, run_id: str) -> Iterator[RunWatcher]:

@@ -160,6 +160,12 @@ class JournalQueries:
             seq = None if place is None else session.scalar(place)
             return (session.scalar(query.order_by(EVENTS.c.seq).limit(1)) or 1) if seq is None else seq
 
+    def last_seq(self, run_id: str, before: float) -> int:
+        """Return the number of the run's last event before a time in seconds since 1970; 0: there is none."""
+        with self.database.session() as session:
+            of_run = select(func.max(EVENTS.c.seq)).where(EVENTS.c.run_id == run_id, EVENTS.c.time < before)
+            return int(session.scalar(of_run) or 0)
+
     def events(
         self, run_id: str, after_seq: int, limit: int = EVENTS_PER_PAGE, evaluation: int | None = None
     ) -> tuple[list[RunEvent], bool]:

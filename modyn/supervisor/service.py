@@ -10,6 +10,7 @@ from modyn.db.engine import open_database
 from modyn.proto import common_pb2, supervisor_pb2, supervisor_pb2_grpc
 from modyn.rpc.server import Registration, ServiceContext
 from modyn.rpc.wire import from_message, plugins_to_proto, problems_to_proto, to_message
+from modyn.supervisor.alerts import follow_runs
 from modyn.supervisor.evaluation import EVALUATION_STRATEGIES
 from modyn.supervisor.events import EventHub, watch
 from modyn.supervisor.executor import open_clients
@@ -99,9 +100,10 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     database = open_database(config, "supervisor", "modyn.supervisor.migrations")
     context.on_shutdown(database.close)
     hub = EventHub()
-    runs = RunQueue(
-        Journal(database, hub.committed, config.supervisor.events_kept), hub, lambda: open_clients(config), config.supervisor
-    )
+    journal = Journal(database, hub.committed, config.supervisor.events_kept)
+    if (alerts := follow_runs(config.alerts, journal, hub)) is not None:
+        context.on_shutdown(alerts.close)
+    runs = RunQueue(journal, hub, lambda: open_clients(config), config.supervisor)
     context.on_shutdown(runs.close)
     runs.recover()
     return [Registration(supervisor_pb2_grpc.add_SupervisorServicer_to_server, SupervisorService(runs, hub), "modyn.Supervisor")]

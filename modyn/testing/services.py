@@ -25,6 +25,7 @@ from modyn.evaluator.client import EvaluatorClient
 from modyn.model_storage.client import ModelHeader, ModelStorageClient
 from modyn.selector.client import SelectorClient
 from modyn.selector.deletions import StorageDeletions
+from modyn.supervisor.alerts import follow_runs
 from modyn.supervisor.client import Run
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.executor import RunClients
@@ -62,14 +63,16 @@ class InMemoryServices:
         """A supervisor over these services, without gRPC."""
         database = open_database(config, "supervisor", "modyn.supervisor.migrations")
         hub = EventHub()
-        runs = RunQueue(
-            Journal(database, hub.committed, config.supervisor.events_kept), hub, open_clients or self.clients, config.supervisor
-        )
+        journal = Journal(database, hub.committed, config.supervisor.events_kept)
+        alerts = follow_runs(config.alerts, journal, hub)
+        runs = RunQueue(journal, hub, open_clients or self.clients, config.supervisor)
         try:
             runs.recover()
             yield runs
         finally:
             runs.close()
+            if alerts is not None:
+                alerts.close()
             database.close()
 
     def _train(self, request: TrainingRequest) -> tuple[int, str, Mapping[str, Any]]:

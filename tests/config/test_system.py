@@ -61,7 +61,7 @@ def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("storge: {}", r"storge: there is no such key, did you mean 'storage'\? Allowed: database_url"),
+        ("storge: {}", r"storge: there is no such key, did you mean 'storage'\? Allowed: alerts, database_url"),
         ("storage: {num_thread: 1}", r"storage\.num_thread: there is no such key, did you mean 'num_threads'"),
         ("storage: {num_threads: 0}", r"storage\.num_threads: 0 is wrong: input should be greater than or equal to 1"),
         ("storage: {num_threads: many}", r"storage\.num_threads: 'many' is wrong"),
@@ -74,6 +74,17 @@ def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
         ),
         ("storage: {datasets: [{name: a, base_path: '', file_wrapper: F}]}", r"storage\.datasets\.0\.base_path: '' is wrong"),
         ("security: {token: short}", r"security\.token"),
+        (
+            "alerts: {webhook_url: 'ftp://hush'}",
+            r"alerts\.webhook_url: the address of a webhook begins with https:// or http://$",
+        ),
+        (
+            "alerts: {webhook_secret: hush}",
+            r"alerts\.webhook_secret: the secret has fewer than 16 characters; choose a longer one$",
+        ),
+        ("alerts: {smtp_address: 'h:25'}", r"alerts: smtp_address needs mail_from and mail_to"),
+        ("alerts: {smtp_security: none, smtp_user: u}", r"alerts: smtp_user needs smtp_security starttls or tls"),
+        ("alerts: {kinds: [late]}", r"alerts\.kinds\.0: 'late' is wrong: .*'failed', 'stalled', 'finished' or 'degraded'"),
         ("security: {tls_cert: /c}", r"security: tls_cert and tls_key belong together"),
         ("security: {token: 0123456789abcdef, token_file: /t}", r"security: set token or token_file, not both"),
         ("[1, 2]", r":1: is not a mapping of sections"),
@@ -207,3 +218,12 @@ def test_dataset_names_are_safe_as_file_names() -> None:
     for name in ("../x", "a/b", "", ".hidden", "a" * 101):
         with pytest.raises(ValueError, match="name"):
             DatasetConfig(name=name, base_path=Path("/x"), file_wrapper="F")
+
+
+def test_what_needs_no_database_gets_no_passwords(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODYN_ALERTS__WEBHOOK_SECRET", "hush" * 4)
+    monkeypatch.setenv("MODYN_ALERTS__SMTP_PASSWORD", "hush")
+    config = load_system_config(written(tmp_path, "database_url: 'postgresql://u:hush@h/d'\n"))
+    assert (config.alerts.webhook_secret, config.alerts.smtp_password) == ("hush" * 4, "hush")
+    assert "hush" not in repr(config.alerts)
+    assert "hush" not in config.without_databases().model_dump_json()
