@@ -147,6 +147,11 @@ class KeysAndWeights:
         return len(self.keys)
 
     @staticmethod
+    def unweighted(keys: Int64Array) -> KeysAndWeights:
+        """The keys, each with weight 1: a read-only view of one number."""
+        return KeysAndWeights(keys, np.broadcast_to(np.float32(1), keys.shape))
+
+    @staticmethod
     def concatenate(parts: Sequence[KeysAndWeights]) -> KeysAndWeights:
         """One record with the keys and weights of all parts, in order."""
         return KeysAndWeights(

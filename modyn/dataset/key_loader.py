@@ -91,7 +91,7 @@ class _GivenKeys:
     def keys_of(self, read: PartitionRead) -> KeysAndWeights:
         """The keys of a read, with weights 1. To be called once for each read."""
         keys = self._parts.pop(read.partition)
-        return KeysAndWeights(keys, np.ones(len(keys), np.float32))
+        return KeysAndWeights.unweighted(keys)
 
     def reads(self, batch_size: int, limit: int) -> Iterator[PartitionRead]:
         """Reads of at most `limit` keys, with batches that are full across them; the last read is empty and completes the last batch."""

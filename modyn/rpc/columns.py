@@ -104,7 +104,10 @@ def batch_from_proto(columns: SampleColumns) -> SampleBatch:
 
 def share_to_proto(share: KeysAndWeights) -> KeyColumns:
     """Pack keys and weights into columns; weights travel as the bits of float32, and equal ones as one number."""
-    bits = np.ascontiguousarray(share.weights, np.float32).view(np.uint32)
+    weights = np.asarray(share.weights, np.float32)
+    if weights.strides == (0,):  # one number for all
+        weights = weights[:1]
+    bits = np.ascontiguousarray(weights).view(np.uint32)
     # Most policies give all samples one weight, which is cheap to check.
     alike = len(bits) and (bits == bits[0]).all()
     return KeyColumns(

@@ -1,7 +1,8 @@
 """A trigger set: which may come next, and its file, immutable and columnar, written whole or not at all, mapped for reading.
 
 Columns: the keys as int64, the weights as float32; or, for a set of whole parts of the stream, `ranges` of positions in the run's log as int64
-(n, 2), whose samples have weight 1. Partition p holds positions [p·size, (p+1)·size) of the set.
+(n, 2), whose samples have weight 1. Where the keys of these are few progressions, as those of files that were indexed in the order of their
+times are, the header has them, and the log is not read. Partition p holds positions [p·size, (p+1)·size) of the set.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from modyn._core import find_runs
 from modyn.atomic_write import sync
 from modyn.columnar import ColumnFile, FileKind, column_writer
 from modyn.errors import ConflictError, InvalidArgumentError, ModynError, UnavailableError
@@ -26,15 +28,21 @@ from modyn.selector.window.reader import BLOCK, SampleReader
 _KIND = FileKind(b"MODYNSET", 3, "trigger set", "restore it from a backup, or delete the run and start it anew")
 _VERIFYING = tuple(threading.Lock() for _ in range(16))
 """One thread verifies a file; others that open it meanwhile wait for the result instead of reading it too."""
+_MOST_RUNS = 256
+"""Upper limit of the progressions of keys in a header."""
+
+KeyRun = tuple[int, int, int]
+"""A progression of keys: its first position in the set, its first key, and the step from key to key."""
 
 
 @dataclass(frozen=True, slots=True)
 class TriggerSetHeader:
-    """What the header of the file says. keys_sha256: of the keys as little-endian int64, in hexadecimal."""
+    """What the header of the file says. keys_sha256: of the keys as little-endian int64, in hexadecimal. key_runs: all keys; empty: see columns."""
 
     num_keys: int
     partition_size: int
     keys_sha256: str
+    key_runs: Sequence[KeyRun] = ()
 
 
 def check_next(run_id: RunId, held: int, boundaries: Sequence[int], trigger_id: int, num_samples: int) -> None:
@@ -96,9 +104,11 @@ def write_trigger_set(path: Path, partition_size: int, selection: Selection) -> 
         columns = {"ranges": ("<i8", (len(ranges), 2))}
         if promised != (covered := sum(end - start for start, end in ranges)):
             raise _broken_promise(promised, f"ranges of {covered}")
+    runs: list[KeyRun] | None = None if ranges is None else []
     with column_writer(path, _KIND, columns) as writer:
         for part in selection.parts:
             keys = np.ascontiguousarray(part.keys, "<i8")
+            runs = _with_runs(runs, done, keys)
             done += len(keys)
             if len(keys) != len(part.weights) or done > promised:
                 raise _broken_promise(promised, f"{done} keys and {done - len(keys) + len(part.weights)} weights or more")
@@ -110,13 +120,32 @@ def write_trigger_set(path: Path, partition_size: int, selection: Selection) -> 
             raise _broken_promise(promised, f"{done} keys")
         if ranges is not None:
             writer.append("ranges", np.array(ranges, np.int64).reshape(-1, 2))
-        header = TriggerSetHeader(done, partition_size, digest.hexdigest())
+        header = TriggerSetHeader(done, partition_size, digest.hexdigest(), runs or ())
         writer.meta = asdict(header)
     return header
 
 
 def _broken_promise(promised: int, found: str) -> ModynError:
     return ModynError(f"the selection policy promised {promised} keys and yielded {found}; correct its num_keys")
+
+
+def _with_runs(runs: list[KeyRun] | None, start: int, keys: Int64Array) -> list[KeyRun] | None:
+    """`runs` of the keys before position `start`, and those of `keys` behind them; None once they are too many.
+
+    >>> runs = _with_runs(_with_runs([], 0, np.arange(3)), 3, np.arange(3, 6))
+    >>> _with_runs(runs, 6, np.array([9, 8, 5]))
+    [(0, 0, 1), (6, 9, -1), (8, 5, 0)]
+    """
+    if runs is None or not len(keys):
+        return runs
+    if (found := find_runs(keys, _MOST_RUNS - len(runs))) is None:
+        return None
+    new = [(start + int(at), int(key), int(step)) for at, key, step in zip(*found, strict=True)]
+    if runs:
+        at, key, step = runs[-1]
+        if new[0][1:] == (key + (start - at) * step, step):
+            del new[0]
+    return runs + new
 
 
 class TriggerSet:
@@ -137,26 +166,40 @@ class TriggerSet:
         """Return a partition in chunks of at most `chunk_size` keys. Raises InvalidArgumentError as `partition_bounds` does."""
         start, stop = partition_bounds(self.header.num_keys, self.header.partition_size, partition)
         cuts = pairwise((*range(start, stop, chunk_size), stop))
+        if self.header.key_runs:
+            return (KeysAndWeights.unweighted(self._from_runs(first, last)) for first, last in cuts)
         if "ranges" in self._file:
-            return (self._from_log(first, last) for first, last in cuts)
+            return (KeysAndWeights.unweighted(self._from_log(first, last)) for first, last in cuts)
         keys, weights = self._file.column("keys"), self._file.column("weights")
         return (KeysAndWeights(keys[first:last], weights[first:last]) for first, last in cuts)
 
-    def _from_log(self, first: int, last: int) -> KeysAndWeights:
-        """Samples [first, last) of the set, which are at least one."""
+    def _from_runs(self, first: int, last: int) -> Int64Array:
+        """Keys [first, last) of the set."""
+        header, parts = self.header, []
+        ends = [run[0] for run in header.key_runs[1:]] + [header.num_keys]
+        for (start, key, step), end in zip(header.key_runs, ends, strict=True):
+            count = min(last, end) - (begin := max(first, start))
+            if count > 0:
+                parts.append(_progression(key + (begin - start) * step, step, count))
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _from_log(self, first: int, last: int) -> Int64Array:
+        """Keys [first, last) of the set, which are at least one."""
         ranges: Int64Array = self._file.column("ranges")
         ends = np.cumsum(ranges[:, 1] - ranges[:, 0])
         chosen = slice(np.searchsorted(ends, first, "right"), np.searchsorted(ends, last) + 1)
         # Position of sample i of the set in a range that ends behind sample `end` of it: i plus what the stream has more up to there.
         shifts = ranges[chosen, 1] - ends[chosen]
         if len(shifts) == 1:  # which is the rule, where nothing was deleted
-            keys = self._reader.read_keys(first + int(shifts[0]), last + int(shifts[0]))
-        else:
-            numbers = np.arange(first, last)
-            positions = numbers + shifts[np.searchsorted(ends[chosen], numbers, "right")]
-            window = SelectionWindow(self._reader, 0, int(positions[-1]) + 1, max(len(positions), BLOCK))
-            keys = np.concatenate(list(window.keys_at(iter([positions]))))
-        return KeysAndWeights(keys, np.ones(len(keys), np.float32))
+            return self._reader.read_keys(first + int(shifts[0]), last + int(shifts[0]))
+        numbers = np.arange(first, last)
+        positions = numbers + shifts[np.searchsorted(ends[chosen], numbers, "right")]
+        window = SelectionWindow(self._reader, 0, int(positions[-1]) + 1, max(len(positions), BLOCK))
+        return np.concatenate(list(window.keys_at(iter([positions]))))
+
+
+def _progression(key: int, step: int, count: int) -> Int64Array:
+    return np.arange(key, key + count * step, step) if step else np.full(count, key)
 
 
 @lru_cache(maxsize=4096)

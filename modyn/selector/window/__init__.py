@@ -117,7 +117,7 @@ def window_of_trigger(
 
 def whole(window: SelectionWindow) -> Selection:
     """Select every sample of the window, with weight 1."""
-    return Selection(len(window), (_unweighted(keys) for keys in window.all_keys()), window.ranges())
+    return Selection(len(window), map(KeysAndWeights.unweighted, window.all_keys()), window.ranges())
 
 
 def uniform(window: SelectionWindow, size: int, generator: np.random.Generator) -> Selection:
@@ -125,11 +125,7 @@ def uniform(window: SelectionWindow, size: int, generator: np.random.Generator) 
     if size >= len(window):
         return whole(window)
     positions = sample_positions(len(window), size, generator)
-    return Selection(size, (_unweighted(keys) for keys in window.keys_at(positions)))
-
-
-def _unweighted(keys: Int64Array) -> KeysAndWeights:
-    return KeysAndWeights(keys, np.ones(len(keys), np.float32))
+    return Selection(size, map(KeysAndWeights.unweighted, window.keys_at(positions)))
 
 
 def sample_positions(population: int, size: int, generator: np.random.Generator, block: int = BLOCK) -> Iterator[Int64Array]:
