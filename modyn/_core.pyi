@@ -196,16 +196,67 @@ def find_runs(
     Nothing has no runs."""
 
 @final
-class FolderScan:
-    """Collects the regular files below the folder `base` whose names end with `ending`. Not safe to share between threads."""
+class KnownFiles:
+    """Indexed files by id (dense from 0) and by path, with size (bytes) and time (ns), about 50 bytes each and the path. One writer."""
 
-    def __init__(self, base: PathLike, ending: str, companion_ending: str, num_threads: int = 1) -> None:
-        """`companion_ending`: of the name of the file beside each of the files, in place of `ending`; empty if there is none."""
+    def __init__(self) -> None: ...
+    def append(
+        self, paths: Sequence[PathLike], sizes: npt.NDArray[np.int64], mtimes_ns: npt.NDArray[np.int64], altered: Sequence[bool]
+    ) -> None:
+        """The next ids are those of these files."""
+    def change(self, file_id: int, size: int, mtime_ns: int, altered: bool) -> None:
+        """Replace what is known of a file. Raises: IndexError."""
+    def find(self, paths: Sequence[PathLike]) -> npt.NDArray[np.int64]:
+        """Ids of `paths`, -1 where there is none."""
+    def path(self, file_id: int) -> str:
+        """Raises: IndexError."""
+    def stamps(self, file_ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Sizes and times. Raises: IndexError."""
+    def packed_paths(self, first: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+        """The paths of the files from id `first` on, one behind the other, and where each ends."""
+    def any_below(self, folder: PathLike) -> bool:
+        """Whether a file lies below the folder, at any depth."""
+    def __len__(self) -> int: ...
+
+@final
+class FolderWatch:
+    """What changes below the folders that a `FolderScan` entered with it, as inotify reports it: writes by a memory map are not. Ends where it
+    cannot know: on file systems that other machines may write to, without room for one more folder, when a folder goes, or on an overflow."""
+
+    def __init__(self) -> None: ...
+    @property
+    def holds(self) -> bool:
+        """It has not ended."""
+    def take(self) -> list[str] | None:
+        """Paths that changed, appeared or went since the last call, sorted; None if the watch has ended."""
+    def end(self) -> None:
+        """Watch nothing any more."""
+
+@final
+class FolderScan:
+    """Collects the regular files below the folder `base` whose names end with `ending`, but for those of `known` that are as they were indexed.
+    `known` must not change before the end. Not safe to share between threads."""
+
+    def __init__(
+        self,
+        base: PathLike,
+        ending: str,
+        companion_ending: str,
+        num_threads: int,
+        known: KnownFiles,
+        watch: FolderWatch | None = None,
+    ) -> None:
+        """`companion_ending`: of the name of the file beside each of the files, in place of `ending`; empty if there is none. `watch`: of all
+        folders that are entered."""
     def enter(self, path: PathLike) -> None:
         """Look at the folder `path` below `base` and all in it, once, whatever path leads to it. Links are not followed."""
-    def take_files(self) -> tuple[list[str], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """The files found, in order of modification time, then path: paths below `base`, sizes (bytes), modification times (ns), and the
-        later of the file's own and its companion's; the least int64 where that is missing. A second call gives nothing."""
+    def look_at(self, paths: Sequence[PathLike]) -> None:
+        """Look at these paths alone: files, folders, which are entered, or nothing."""
+    def absent(self, *, of_all: bool) -> npt.NDArray[np.int64]:
+        """Ids of known files that were not met, ascending: of all, or only of those that `look_at` was asked for."""
+    def take_files(self, max_files: int) -> tuple[list[str], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The next files found, in order of modification time, then path: paths below `base`, sizes (bytes), modification times (ns), and the
+        later of the file's own and its companion's; the least int64 where that is missing. None at the end."""
     def take_links(self) -> list[str]:
         """Paths of symbolic links that were met since the last call, sorted."""
     def take_refused(self) -> list[tuple[str, int]]:

@@ -46,9 +46,79 @@ py::array_t<std::uint8_t> map_file(const py::object& path) {
   return array;
 }
 
+void append_files(KnownFiles& known, const py::sequence& path_objects, const Int64Array& sizes, const Int64Array& mtimes_ns,
+                  const py::sequence& altered) {
+  const auto paths = to_paths(path_objects);
+  check_column(sizes, "sizes", static_cast<py::ssize_t>(paths.size()));
+  check_column(mtimes_ns, "mtimes_ns", static_cast<py::ssize_t>(paths.size()));
+  std::vector<bool> flags;
+  for (const auto& flag : altered) flags.push_back(flag.cast<bool>());
+  if (flags.size() != paths.size()) throw InvalidArgument("altered must have an entry for each path");
+  const py::gil_scoped_release release;
+  for (std::size_t i = 0; i < paths.size(); ++i) known.append(paths[i], sizes.data()[i], mtimes_ns.data()[i], flags[i]);
+}
+
+py::array_t<std::int64_t> find_files(const KnownFiles& known, const py::sequence& path_objects) {
+  const auto paths = to_paths(path_objects);
+  return filled_array<std::int64_t>(static_cast<std::int64_t>(paths.size()), [&](std::int64_t* ids) {
+    for (std::size_t i = 0; i < paths.size(); ++i) ids[i] = known.find(paths[i]);
+  });
+}
+
+py::tuple stamps_of(const KnownFiles& known, const Int64Array& ids) {
+  check_column(ids, "ids");
+  const std::size_t count = size_of(ids);
+  for (std::size_t i = 0; i < count; ++i) {
+    if (static_cast<std::uint64_t>(ids.data()[i]) >= known.size()) throw py::index_error("there is no file " + std::to_string(ids.data()[i]));
+  }
+  std::vector<std::int64_t> sizes(count), mtimes_ns(count);
+  without_gil([&] {
+    for (std::size_t i = 0; i < count; ++i) {
+      sizes[i] = known.bytes(static_cast<std::size_t>(ids.data()[i]));
+      mtimes_ns[i] = known.mtime_ns(static_cast<std::size_t>(ids.data()[i]));
+    }
+  });
+  return py::make_tuple(to_array(std::move(sizes)), to_array(std::move(mtimes_ns)));
+}
+
+py::tuple packed_paths(const KnownFiles& known, std::size_t first) {
+  std::vector<std::uint8_t> text;
+  std::vector<std::int64_t> ends;
+  without_gil([&] {
+    for (std::size_t id = first; id < known.size(); ++id) {
+      const auto path = known.path(id);
+      text.insert(text.end(), path.begin(), path.end());
+      ends.push_back(static_cast<std::int64_t>(text.size()));
+    }
+  });
+  return py::make_tuple(to_array(std::move(text)), to_array(std::move(ends)));
+}
+
+py::str path_of(const KnownFiles& known, std::size_t id) {
+  if (id >= known.size()) throw py::index_error("there is no file " + std::to_string(id));
+  return from_path(std::string(known.path(id)));
+}
+
+py::object take_changes(FolderWatch& watch) {
+  const auto changes = without_gil([&] { return watch.take(); });
+  if (!changes) return py::none();
+  py::list paths;
+  for (const auto& path : *changes) paths.append(from_path(path));
+  return paths;
+}
+
 std::unique_ptr<FolderScan> make_scan(const py::object& base, const py::object& ending, const py::object& companion_ending,
-                                      std::size_t num_threads) {
-  return std::make_unique<FolderScan>(to_path(base), to_path(ending), to_path(companion_ending), num_threads);
+                                      std::size_t num_threads, const KnownFiles& known, FolderWatch* watch) {
+  return std::make_unique<FolderScan>(to_path(base), to_path(ending), to_path(companion_ending), num_threads, known, watch);
+}
+
+void look_at(FolderScan& scan, const py::sequence& path_objects) {
+  const auto paths = to_paths(path_objects);
+  without_gil([&] { scan.look_at(paths); });
+}
+
+py::array_t<std::int64_t> absent_files(const FolderScan& scan, bool of_all) {
+  return to_array(without_gil([&] { return scan.absent(of_all); }));
 }
 
 void enter(FolderScan& scan, const py::object& path) {
@@ -57,8 +127,8 @@ void enter(FolderScan& scan, const py::object& path) {
   scan.enter(folder);
 }
 
-py::tuple take_files(FolderScan& scan) {
-  const auto files = without_gil([&] { return scan.take_files(); });
+py::tuple take_files(FolderScan& scan, std::size_t max_files) {
+  const auto files = without_gil([&] { return scan.take_files(max_files); });
   py::list paths;
   std::vector<std::int64_t> sizes, modification_times, changed;
   for (const FoundFile& file : files) {
@@ -113,10 +183,34 @@ py::object next_rows(CsvIndexer& indexer, std::size_t max_rows) {
 void register_files(py::module_& module) {
   module.def("stat_and_read_numbers", &stat_and_read, py::arg("paths"), py::arg("ending_size"), py::arg("number_ending"),
              py::arg("floats"), py::arg("roots") = py::tuple(), py::arg("num_threads") = 1);
+  py::class_<KnownFiles>(module, "KnownFiles", py::is_final())
+      .def(py::init<>())
+      .def("append", &append_files, py::arg("paths"), py::arg("sizes"), py::arg("mtimes_ns"), py::arg("altered"))
+      .def("change", &KnownFiles::change, py::arg("file_id"), py::arg("size"), py::arg("mtime_ns"), py::arg("altered"))
+      .def("find", &find_files, py::arg("paths"))
+      .def("path", &path_of, py::arg("file_id"))
+      .def("stamps", &stamps_of, py::arg("file_ids"))
+      .def("packed_paths", &packed_paths, py::arg("first"))
+      .def(
+          "any_below",
+          [](const KnownFiles& known, const py::object& folder) {
+            const std::string path = to_path(folder);
+            return without_gil([&] { return known.any_below(path); });
+          },
+          py::arg("folder"))
+      .def("__len__", &KnownFiles::size);
+  py::class_<FolderWatch>(module, "FolderWatch", py::is_final())
+      .def(py::init<>())
+      .def_property_readonly("holds", &FolderWatch::holds)
+      .def("end", &FolderWatch::end)
+      .def("take", &take_changes);
   py::class_<FolderScan>(module, "FolderScan", py::is_final())
-      .def(py::init(&make_scan), py::arg("base"), py::arg("ending"), py::arg("companion_ending"), py::arg("num_threads") = 1)
+      .def(py::init(&make_scan), py::arg("base"), py::arg("ending"), py::arg("companion_ending"), py::arg("num_threads"), py::arg("known"),
+           py::arg("watch") = py::none(), py::keep_alive<1, 6>(), py::keep_alive<1, 7>())
       .def("enter", &enter, py::arg("path"))
-      .def("take_files", &take_files)
+      .def("look_at", &look_at, py::arg("paths"))
+      .def("absent", &absent_files, py::kw_only(), py::arg("of_all"))
+      .def("take_files", &take_files, py::arg("max_files"))
       .def("take_links", &take_links)
       .def("take_refused", &take_refused);
   py::class_<CsvIndexer>(module, "CsvIndexer", py::is_final())

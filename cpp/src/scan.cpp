@@ -72,8 +72,15 @@ void for_blocks(std::size_t count, std::size_t threads, const Work& work) {
 
 }  // namespace
 
-FolderScan::FolderScan(std::string base, std::string ending, std::string companion_ending, std::size_t threads)
-    : base_(std::move(base)), ending_(std::move(ending)), companion_ending_(std::move(companion_ending)), threads_(threads) {}
+FolderScan::FolderScan(std::string base, std::string ending, std::string companion_ending, std::size_t threads, const KnownFiles& known,
+                       FolderWatch* watch)
+    : base_(std::move(base)),
+      ending_(std::move(ending)),
+      companion_ending_(std::move(companion_ending)),
+      threads_(threads),
+      known_(known),
+      watch_(watch),
+      met_(known.size()) {}
 
 void FolderScan::enter(const std::string& path) {
   std::vector<std::string> pending;
@@ -98,6 +105,7 @@ void FolderScan::enter_one(const std::string& path, int flags, std::vector<std::
   struct stat status {};
   if (::fstat(descriptor, &status) != 0) return refused_.push_back({path, errno});
   if (!entered_.emplace(status.st_dev, status.st_ino).second) return;
+  if (watch_ != nullptr) watch_->add(descriptor, path);
   look_at_files(descriptor, path, read_entries(stream.get(), path, folders));
 }
 
@@ -131,40 +139,91 @@ std::vector<std::string> FolderScan::read_entries(DIR* stream, const std::string
   }
 }
 
-void FolderScan::look_at_files(int descriptor, const std::string& path, const std::vector<std::string>& names) {
-  const auto look = [&](const std::string& name, std::vector<FoundFile>& files, std::vector<Refused>& refused) {
+void FolderScan::look_at(const std::vector<std::string>& paths) {
+  for (const auto& path : paths) {
+    const auto id = known_.find(path);
+    if (id != KnownFiles::unknown) asked_.push_back(id);
     struct stat status {};
-    if (::fstatat(descriptor, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) {
-      if (errno != ENOENT) refused.push_back({joined(path, name), errno});
-      return;
+    if (::fstatat(AT_FDCWD, joined(base_, path).c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) {
+      if (errno != ENOENT && errno != ENOTDIR) refused_.push_back({path, errno});
+    } else if (S_ISDIR(status.st_mode)) {
+      enter(path);
+    } else if (S_ISLNK(status.st_mode)) {
+      links_.push_back(path);
+    } else if (S_ISREG(status.st_mode) && ends_with(path, ending_)) {
+      const auto slash = path.rfind('/');
+      const std::string folder = slash == std::string::npos ? "" : path.substr(0, slash);
+      const int descriptor = ::open(folder.empty() ? base_.c_str() : joined(base_, folder).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+      if (descriptor < 0) continue;  // it went since
+      look_at_file(descriptor, folder, path.substr(slash == std::string::npos ? 0 : slash + 1), files_, refused_);
+      ::close(descriptor);
     }
-    if (!S_ISREG(status.st_mode)) return;  // replaced since it was listed
-    const std::int64_t modified = nanoseconds(status.st_mtim);
-    std::int64_t changed = modified;
-    if (!companion_ending_.empty()) {
-      const std::string companion = name.substr(0, name.size() - ending_.size()) + companion_ending_;
-      struct stat beside {};
-      changed = ::fstatat(descriptor, companion.c_str(), &beside, 0) == 0 ? std::max(modified, nanoseconds(beside.st_mtim)) : no_companion;
-    }
-    files.push_back({joined(path, name), status.st_size, modified, changed});
-  };
+  }
+}
+
+void FolderScan::look_at_file(int descriptor, const std::string& path, const std::string& name, std::vector<FoundFile>& files,
+                              std::vector<Refused>& refused) {
+  struct stat status {};
+  if (::fstatat(descriptor, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) {
+    if (errno != ENOENT) refused.push_back({joined(path, name), errno});
+    return;
+  }
+  if (!S_ISREG(status.st_mode)) return;  // replaced since it was listed
+  const std::int64_t modified = nanoseconds(status.st_mtim);
+  std::string whole = joined(path, name);
+  const auto id = known_.find(whole);
+  if (id != KnownFiles::unknown) {
+    met_[static_cast<std::size_t>(id)].store(true, std::memory_order_relaxed);
+    if (known_.is_as_indexed(static_cast<std::size_t>(id), status.st_size, modified)) return;
+  }
+  std::int64_t changed = modified;
+  if (!companion_ending_.empty()) {
+    const std::string companion = name.substr(0, name.size() - ending_.size()) + companion_ending_;
+    struct stat beside {};
+    changed = ::fstatat(descriptor, companion.c_str(), &beside, 0) == 0 ? std::max(modified, nanoseconds(beside.st_mtim)) : no_companion;
+  }
+  files.push_back({std::move(whole), status.st_size, modified, changed});
+}
+
+void FolderScan::look_at_files(int descriptor, const std::string& path, const std::vector<std::string>& names) {
   std::mutex merging;  // for files_ and refused_
   for_blocks(names.size(), threads_, [&](std::size_t first, std::size_t last) {
     std::vector<FoundFile> files;
     std::vector<Refused> refused;
-    files.reserve(last - first);
-    for (std::size_t i = first; i < last; ++i) look(names[i], files, refused);
+    for (std::size_t i = first; i < last; ++i) look_at_file(descriptor, path, names[i], files, refused);
     const std::lock_guard lock(merging);
     std::move(files.begin(), files.end(), std::back_inserter(files_));
     std::move(refused.begin(), refused.end(), std::back_inserter(refused_));
   });
 }
 
-std::vector<FoundFile> FolderScan::take_files() {
-  std::sort(files_.begin(), files_.end(), [](const FoundFile& a, const FoundFile& b) {
-    return std::tie(a.modification_time, a.path) < std::tie(b.modification_time, b.path);
-  });
-  return std::exchange(files_, {});
+std::vector<FoundFile> FolderScan::take_files(std::size_t max_files) {
+  if (!in_order_) {
+    std::sort(files_.begin(), files_.end(), [](const FoundFile& a, const FoundFile& b) {
+      return std::tie(b.modification_time, b.path) < std::tie(a.modification_time, a.path);  // the first ones are taken from the end
+    });
+    in_order_ = true;
+  }
+  const auto from = files_.end() - static_cast<std::ptrdiff_t>(std::min(max_files, files_.size()));
+  std::vector<FoundFile> taken(std::make_move_iterator(from), std::make_move_iterator(files_.end()));
+  files_.erase(from, files_.end());
+  std::reverse(taken.begin(), taken.end());
+  return taken;
+}
+
+std::vector<std::int64_t> FolderScan::absent(bool of_all) const {
+  std::vector<std::int64_t> ids;
+  const auto add = [&](std::int64_t id) {
+    if (!met_[static_cast<std::size_t>(id)].load(std::memory_order_relaxed)) ids.push_back(id);
+  };
+  if (of_all) {
+    for (std::size_t id = 0; id < met_.size(); ++id) add(static_cast<std::int64_t>(id));
+  } else {
+    for (const auto id : asked_) add(id);
+    std::sort(ids.begin(), ids.end());
+    ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+  }
+  return ids;
 }
 
 std::vector<std::string> FolderScan::take_links() {

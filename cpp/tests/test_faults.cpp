@@ -186,7 +186,8 @@ TEST_CASE("a folder that becomes a link while it is scanned is not followed") {
     std::filesystem::remove(folder.at("base/sub"));
     std::filesystem::create_directory_symlink(folder.at("outside"), folder.at("base/sub"));
   };
-  modyn::FolderScan scan(folder.at("base"), ".x", "", 1);
+  const modyn::KnownFiles none;
+  modyn::FolderScan scan(folder.at("base"), ".x", "", 1, none);
   {
     const WithFaults with(answers);
     scan.enter("");

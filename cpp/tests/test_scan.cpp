@@ -11,6 +11,9 @@
 
 namespace {
 
+constexpr std::size_t all = 1 << 20;
+const modyn::KnownFiles none;
+
 std::vector<std::string> paths_of(std::vector<modyn::FoundFile> files) {
   std::vector<std::string> paths;
   for (auto& file : files) paths.push_back(std::move(file.path));
@@ -28,14 +31,14 @@ TEST_CASE("files by their ending, links handed out, each folder once") {
   folder.write("sub/deeper/c.x", "");
   std::filesystem::create_symlink(folder.at("sub"), folder.at("link"));
   ::mkfifo(folder.at("pipe.x").c_str(), 0600);
-  modyn::FolderScan scan(folder.at(""), ".x", "", 2);
+  modyn::FolderScan scan(folder.at(""), ".x", "", 2, none);
   scan.enter("");
   CHECK(scan.take_links() == std::vector<std::string>{"link"});
   scan.enter("link");  // leads to a folder that was entered
   scan.enter("none");
   CHECK(scan.take_refused().empty());
-  CHECK(paths_of(scan.take_files()) == std::vector<std::string>{"a.x", "sub/deeper/c.x"});
-  CHECK(scan.take_files().empty());
+  CHECK(paths_of(scan.take_files(all)) == std::vector<std::string>{"a.x", "sub/deeper/c.x"});
+  CHECK(scan.take_files(all).empty());
 }
 
 TEST_CASE("links come sorted, in whatever order they are listed") {
@@ -43,7 +46,7 @@ TEST_CASE("links come sorted, in whatever order they are listed") {
   std::vector<std::string> names;
   for (int i = 0; i < 50; ++i) names.push_back("link" + std::to_string(i * 7919 % 1000));
   for (const auto& name : names) std::filesystem::create_symlink(folder.at("target"), folder.at(name));
-  modyn::FolderScan scan(folder.at(""), ".x", "", 1);
+  modyn::FolderScan scan(folder.at(""), ".x", "", 1, none);
   scan.enter("");
   std::sort(names.begin(), names.end());
   CHECK(scan.take_links() == names);
@@ -59,9 +62,9 @@ TEST_CASE("many files with companions, in order of time and path") {
     const timespec times[] = {{i % 7, 0}, {i % 7, 5}};
     REQUIRE(::utimensat(AT_FDCWD, path.c_str(), times, 0) == 0);
   }
-  modyn::FolderScan scan(folder.at(""), ".x", ".label", 4);
+  modyn::FolderScan scan(folder.at(""), ".x", ".label", 4, none);
   scan.enter("");
-  const auto files = scan.take_files();
+  const auto files = scan.take_files(all);
   REQUIRE(files.size() == 1500);
   for (std::size_t at = 0; at < files.size(); ++at) {
     const int i = std::stoi(files[at].path);
@@ -73,6 +76,63 @@ TEST_CASE("many files with companions, in order of time and path") {
       CHECK(std::pair(files[at - 1].modification_time, files[at - 1].path) < std::pair(files[at].modification_time, files[at].path));
     }
   }
+}
+
+TEST_CASE("known files that are as they were are not handed out, and those that went are") {
+  const TemporaryFolder folder;
+  std::filesystem::create_directories(folder.at("sub"));
+  for (const char* name : {"a.x", "b.x", "sub/c.x", "sub/new.x"}) {
+    const timespec times[] = {{7, 0}, {7, 0}};
+    REQUIRE(::utimensat(AT_FDCWD, folder.write(name, "12").c_str(), times, 0) == 0);
+  }
+  modyn::KnownFiles known;
+  for (const char* name : {"a.x", "sub/c.x", "gone.x"}) known.append(name, 2, 7'000'000'000, false);
+  known.append("b.x", 2, 7'000'000'000, true);
+  modyn::FolderScan scan(folder.at(""), ".x", "", 2, known);
+  scan.enter("");
+  CHECK(paths_of(scan.take_files(all)) == std::vector<std::string>{"b.x", "sub/new.x"});
+  CHECK(scan.absent(true) == std::vector<std::int64_t>{2});
+  known.change(0, 3, 7'000'000'000, false);
+  modyn::FolderScan some(folder.at(""), ".x", "", 2, known);
+  some.look_at({"a.x", "gone.x", "sub/c.x", "nothing.x"});
+  CHECK(some.absent(false) == std::vector<std::int64_t>{2});
+  CHECK(paths_of(some.take_files(all)) == std::vector<std::string>{"a.x"});
+}
+
+TEST_CASE("known files are found by path, among many and of equal paths the newest") {
+  modyn::KnownFiles known;
+  CHECK(known.find("1") == modyn::KnownFiles::unknown);
+  for (int i = 0; i < 5000; ++i) known.append("folder/" + std::to_string(i), i, 2 * i, i % 2 == 1);
+  known.append("folder/17", 0, 0, false);
+  for (int i = 0; i < 5000; ++i) CHECK(known.find("folder/" + std::to_string(i)) == (i == 17 ? 5000 : i));
+  CHECK(known.find("folder/5000") == modyn::KnownFiles::unknown);
+  CHECK(known.path(4711) == "folder/4711");
+  CHECK(known.is_as_indexed(4710, 4710, 9420));
+  CHECK(!known.is_as_indexed(4711, 4711, 9422));  // altered
+  CHECK(known.any_below("folder"));
+  CHECK(!known.any_below("fold"));
+}
+
+TEST_CASE("a watch names what changed, and ends where it cannot know") {
+  const TemporaryFolder folder;
+  std::filesystem::create_directories(folder.at("sub"));
+  folder.write("sub/a.x", "1");
+  modyn::FolderWatch watch;
+  modyn::FolderScan scan(folder.at(""), ".x", "", 2, none, &watch);
+  scan.enter("");
+  if (!watch.holds()) return;  // the temporary folder lies on a file system that others may write to
+  CHECK(watch.take() == std::vector<std::string>{});
+  folder.write("sub/a.x", "12");
+  folder.write("b.x", "1");
+  std::filesystem::create_directories(folder.at("more"));
+  CHECK(watch.take() == std::vector<std::string>{"b.x", "more", "sub/a.x"});
+  modyn::FolderScan again(folder.at(""), ".x", "", 2, none, &watch);
+  again.look_at({"more"});
+  folder.write("more/c.x", "1");
+  CHECK(watch.take() == std::vector<std::string>{"more/c.x"});
+  std::filesystem::remove_all(folder.at("sub"));
+  CHECK(!watch.take().has_value());
+  CHECK(!watch.holds());
 }
 
 TEST_CASE("sizes and labels, and problems that stay with their file") {

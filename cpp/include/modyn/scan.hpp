@@ -3,6 +3,7 @@
 
 #include <dirent.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <set>
@@ -12,6 +13,8 @@
 #include <vector>
 
 #include "modyn/file.hpp"
+#include "modyn/folder_watch.hpp"
+#include "modyn/known_files.hpp"
 
 namespace modyn {
 
@@ -29,24 +32,32 @@ struct Refused {
   int error_number;
 };
 
-// Collects the regular files below a folder whose names end with `ending`. Symbolic links are not followed but handed out. About 100 bytes
-// and the path for each file; nothing for files of other names. Not safe to share between threads.
+// Collects the regular files below a folder whose names end with `ending`, but for known ones that are as they were indexed. Symbolic links are
+// not followed but handed out. About 100 bytes and the path for each file; nothing for files of other names, a byte for a known one. Not safe to
+// share between threads.
 class FolderScan {
  public:
   static constexpr std::int64_t no_companion = INT64_MIN;
 
   // `companion_ending`: of the name of the file that stands beside each of the files, in place of `ending`; empty if there is none.
-  FolderScan(std::string base, std::string ending, std::string companion_ending, std::size_t threads);
+  // `known` must outlive the scan and not change meanwhile. `watch`: of all folders that are entered, from before they are read; may be null.
+  FolderScan(std::string base, std::string ending, std::string companion_ending, std::size_t threads, const KnownFiles& known,
+             FolderWatch* watch = nullptr);
 
   // Looks at the folder `path` below the base ("": the base itself) and all folders in it. A folder that was entered before, on whatever
   // path, is not entered again. What vanishes meanwhile is not there.
   void enter(const std::string& path);
+  // Looks at these paths alone, which may be those of files, of folders, which are entered, or of nothing.
+  void look_at(const std::vector<std::string>& paths);
 
-  // Those that were found, in order of modification time, then path. They are handed over: a second call gives none.
-  std::vector<FoundFile> take_files();
+  // The next ones of those that were found, in order of modification time, then path, at most `max_files`; none at the end. Nothing is entered
+  // after the first call.
+  std::vector<FoundFile> take_files(std::size_t max_files);
   // Paths of the symbolic links that were met since the last call, sorted: of two that lead to one folder, the first that is entered names
   // its files, which must not depend on the order in which the file system lists them.
   std::vector<std::string> take_links();
+  // Ids of known files that were not met, ascending: of all, or only of those at paths that `look_at` was given.
+  std::vector<std::int64_t> absent(bool of_all) const;
   // What was refused since the last call, sorted by path.
   std::vector<Refused> take_refused();
 
@@ -56,13 +67,20 @@ class FolderScan {
   // Names of the files with our ending.
   std::vector<std::string> read_entries(DIR* stream, const std::string& path, std::vector<std::string>& folders);
   void look_at_files(int descriptor, const std::string& path, const std::vector<std::string>& names);
+  // Adds the file unless it is as it was indexed; `descriptor`: of the folder `path` that it lies in.
+  void look_at_file(int descriptor, const std::string& path, const std::string& name, std::vector<FoundFile>& files, std::vector<Refused>& refused);
 
   std::string base_;
   std::string ending_;
   std::string companion_ending_;
   std::size_t threads_;
+  const KnownFiles& known_;
+  FolderWatch* watch_;
+  std::vector<std::atomic<bool>> met_;  // by id; several threads set it
+  std::vector<std::int64_t> asked_;     // ids
   std::set<std::pair<std::uint64_t, std::uint64_t>> entered_;  // device and inode
   std::vector<FoundFile> files_;
+  bool in_order_ = false;  // and reversed
   std::vector<std::string> links_;
   std::vector<Refused> refused_;
 };

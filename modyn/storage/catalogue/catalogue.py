@@ -10,7 +10,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field
 
 from psycopg2 import extensions
@@ -21,11 +21,12 @@ from modyn.db.engine import Database, open_database
 from modyn.errors import ConflictError
 from modyn.json_codec import sanitize
 from modyn.storage.index.segment_file import SegmentInfo
-from modyn.storage.model.file_table import FileRow
+from modyn.storage.model.file_table import FileRow, FileTable
 from modyn.storage.model.records import FileProblem
 
 LISTED_PROBLEMS = 10_000
 """At most so many problems of a dataset are listed, the newest ones; all are counted."""
+_ROWS_AT_ONCE = 1 << 13
 _FILE_COLUMNS = "file_id, path, size, mtime_ns, indexed_end, num_samples, fingerprint, altered"
 _SEGMENT_COLUMNS = "first_key, num_samples, min_timestamp, max_timestamp, num_bytes, checksum, file_name"
 
@@ -79,7 +80,7 @@ class Contents:
     """All rows of a dataset at one version."""
 
     row: DatasetRow
-    files: Sequence[FileRow] = field(repr=False)
+    files: FileTable = field(repr=False)
     segments: Sequence[SegmentRow] = field(repr=False)
     problems: dict[str, str] = field(repr=False)
     """Signature by path."""
@@ -153,7 +154,9 @@ class Catalogue:
             if not rows:
                 return None
             id_ = (rows[0].id,)
-            files = _file_rows(cursor, "WHERE dataset_id = %s ORDER BY file_id", id_)
+            with connection.cursor("files") as streamed:  # There may be millions.
+                streamed.itersize = _ROWS_AT_ONCE
+                files = FileTable(_file_rows(streamed, "WHERE dataset_id = %s ORDER BY file_id", id_))
             cursor.execute(f"SELECT {_SEGMENT_COLUMNS} FROM storage.segments WHERE dataset_id = %s ORDER BY first_key", id_)
             segments = [SegmentRow(SegmentInfo(*row[:6]), row[6]) for row in cursor]
             cursor.execute("SELECT path, signature FROM storage.problems WHERE dataset_id = %s", id_)
@@ -163,10 +166,15 @@ class Catalogue:
     def file(self, dataset_id: int, file_id: int) -> FileRow:
         """The row of one indexed file. Raises: ConflictError: `file_id` is no longer in the catalogue."""
         with self.database.raw() as connection, connection.cursor() as cursor:
-            rows = _file_rows(cursor, "WHERE dataset_id = %s AND file_id = %s", (dataset_id, file_id))
-        if not rows:
+            found = next(_file_rows(cursor, "WHERE dataset_id = %s AND file_id = %s", (dataset_id, file_id)), None)
+        if found is None:
             raise ConflictError(f"file {file_id} of dataset {dataset_id} is not in the catalogue any more")
-        return rows[0]
+        return found
+
+    def files(self, dataset_id: int) -> list[FileRow]:
+        """The rows of all files, by id: some hundred bytes each."""
+        with self.database.raw() as connection, connection.cursor() as cursor:
+            return list(_file_rows(cursor, "WHERE dataset_id = %s ORDER BY file_id", (dataset_id,)))
 
     def commit(self, dataset_id: int, version: int, change: Change) -> int:
         """Apply `change` to the dataset at `version`, all of it or nothing, and return the new version.
@@ -231,9 +239,10 @@ def _dataset_rows(cursor: extensions.cursor, condition: str, values: tuple[objec
     return [DatasetRow(row[0], DatasetConfig.model_validate(row[1]), *row[2:]) for row in cursor]
 
 
-def _file_rows(cursor: extensions.cursor, condition: str, values: tuple[object, ...]) -> list[FileRow]:
+def _file_rows(cursor: extensions.cursor, condition: str, values: tuple[object, ...]) -> Iterator[FileRow]:
     cursor.execute(f"SELECT {_FILE_COLUMNS} FROM storage.files {condition}", values)
-    return [FileRow(row[0], os.fsdecode(bytes(row[1])), *row[2:]) for row in cursor]
+    for row in cursor:
+        yield FileRow(row[0], os.fsdecode(bytes(row[1])), *row[2:])
 
 
 def _copy_files(cursor: extensions.cursor, dataset_id: int, files: Sequence[FileRow]) -> None:

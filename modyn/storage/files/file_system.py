@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 from modyn._core import FileAccessError
 from modyn.errors import ConfigError, DataError, ModynError, SecurityError
 from modyn.records import Int64Array
+from modyn.storage.model.file_table import FileTable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -103,11 +104,6 @@ class SeenFiles:
         paths = [self.paths[position] for position in positions.tolist()]
         return SeenFiles(paths, self.sizes[positions], self.mtimes_ns[positions], self.changed_ns[positions])
 
-    @property
-    def columns(self) -> tuple[list[str], Int64Array, Int64Array]:
-        """Paths, sizes and times, as `FileTable.compare` takes them."""
-        return self.paths, self.sizes, self.mtimes_ns
-
     def merged_with(self, others: SeenFiles) -> SeenFiles:
         """Merge both, in the order in which files are to be indexed."""
         mine, theirs = ((files.sizes, files.mtimes_ns, files.changed_ns) for files in (self, others))
@@ -121,10 +117,21 @@ class SeenFiles:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What one look at a folder found. `refused`: relative path → why it was not looked into."""
+    """What one look at a folder found.
+
+    files: that hold samples, but for indexed ones that are as they were. refused: relative path → why it was not looked into. absent: ids of
+    indexed files that are not there, int64, ascending.
+    """
 
     files: SeenFiles
     refused: dict[str, str]
+    absent: Int64Array
+
+    @staticmethod
+    def compared(files: SeenFiles, refused: dict[str, str], known: FileTable) -> Listing:
+        """A listing of all `files` that hold samples, compared with those that are indexed."""
+        found = known.compare(files.paths, files.sizes, files.mtimes_ns)
+        return Listing(files.take(found.differing), refused, found.absent)
 
 
 @dataclass(frozen=True)
@@ -186,10 +193,11 @@ class FileSystem(ABC):
         """Check that the folder can be read. Raises: NotFoundError: there is none. SecurityError: it lies outside the roots."""
 
     @abstractmethod
-    def list_files(self, names: Names, roots: Roots, indexed: Sequence[str] = ()) -> Listing:
-        """List the files that hold samples by their names, in the order in which they are to be indexed.
+    def list_files(self, names: Names, roots: Roots, known: FileTable, *, complete: bool = True) -> Listing:
+        """List the files that hold samples by their names, in the order in which they are to be indexed, but for those that `known` has as they are.
 
-        Args: indexed: paths of indexed files; of several links to one folder, the one in these paths is followed.
+        Args: known: indexed files; of several links to one folder, the one in their paths is followed. complete: look at everything; otherwise
+        what is known not to have changed since the last listing against the same `known` may be left out.
         Raises: as `check`.
         """
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +16,7 @@ import numpy as np
 from modyn import _core
 from modyn.config.system import is_s3
 from modyn.errors import DataError, NotFoundError, SecurityError
+from modyn.records import Int64Array
 from modyn.storage.files.file_system import (
     UNKNOWN,
     FileStatus,
@@ -27,12 +30,34 @@ from modyn.storage.files.file_system import (
     UnusableNowError,
     mtime_ns,
 )
+from modyn.storage.model.file_table import FileTable
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _SCAN_THREADS = 4
 """Looking at files waits for the disk, so that a few threads help on any number of cores."""
+
+
+_FILES_AT_ONCE = 1 << 13
+"""Files that one call hands from the core to Python, while it holds the interpreter."""
+COMPLETE_EVERY_S = 600.0
+"""A folder is listed by what the kernel reports for so long: it does not report writes by memory maps."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    """What the next listing continues from. watch: None if the folder cannot be watched; it is tried again after `until`, of a clock that never
+    jumps. unsettled: paths of what was not as it was indexed in the last listing: they are looked at each time."""
+
+    watch: _core.FolderWatch | None
+    known: FileTable
+    state: tuple[int, int, bytes]
+    until: float
+    unsettled: set[str] = field(default_factory=set)
+
+    def continues(self, known: FileTable, state: tuple[int, int, bytes]) -> bool:
+        return self.known is known and self.state == state and time.monotonic() < self.until
 
 
 class LocalFiles(FileSystem):
@@ -42,6 +67,7 @@ class LocalFiles(FileSystem):
         """roots: what `open` may open."""
         super().__init__(base)
         self._roots = roots
+        self._watched: _Watched | None = None
 
     def check_roots(self, roots: Roots) -> None:
         """Raise SecurityError if the folder, with symbolic links followed, lies outside the roots."""
@@ -59,16 +85,62 @@ class LocalFiles(FileSystem):
         if not stat.S_ISDIR(status.st_mode):
             raise NotFoundError(f"the dataset's base_path {self.base} is not a folder; give the folder that holds its files")
 
-    def list_files(self, names: Names, roots: Roots, indexed: Sequence[str] = ()) -> Listing:
+    def list_files(self, names: Names, roots: Roots, known: FileTable, *, complete: bool = True) -> Listing:
         """As `FileSystem.list_files`. Symbolic links are followed where they stay under the roots; of several links to one folder, the one in
-        the paths of `indexed`, or the first by name."""
+        the paths of `known`, or the first by name. Unless `complete`, only what the kernel reports to have changed is looked at, where it can."""
         self.check(roots)
-        endings = names if isinstance(names, NameEndings) else NameEndings("")
-        scan = _core.FolderScan(self.base, endings.samples, endings.companions, _SCAN_THREADS)
+        if not isinstance(names, NameEndings):
+            found, refused, _ = self._listed(NameEndings(""), names, roots, FileTable())
+            held = [i for i, path in enumerate(found.paths) if names(self.full_path(path))]
+            return Listing.compared(
+                replace(found.take(np.array(held, np.int64)), changed_ns=np.full(len(held), UNKNOWN)), refused, known
+            )
+        watched, state = self._watched, self._state()
+        if watched is not None and not watched.continues(known, state):
+            self._watched = watched = None
+        if not complete and watched is not None and watched.watch is not None:
+            if (changes := self._changes(names, known, watched.watch, watched.unsettled)) is not None:
+                watched.unsettled = _unsettled(changes, known)
+                return changes
+            self._watched = watched = None
+        if complete or watched is not None:
+            listing = Listing(*self._listed(names, names, roots, known))
+        else:
+            watch = _core.FolderWatch()
+            listing = Listing(*self._listed(names, names, roots, known, watch))
+            until = time.monotonic() + COMPLETE_EVERY_S
+            self._watched = watched = _Watched(watch if watch.holds else None, known, state, until)
+        if watched is not None and watched.watch is not None:
+            watched.unsettled = _unsettled(listing, known)
+        return listing
+
+    def _state(self) -> tuple[int, int, bytes]:
+        """What a list of changes continues from: the folder itself, and what is mounted, maybe over it."""
+        status = os.stat(self.base)
+        return status.st_dev, status.st_ino, Path("/proc/self/mountinfo").read_bytes()
+
+    def _changes(self, names: NameEndings, known: FileTable, watch: _core.FolderWatch, unsettled: set[str]) -> Listing | None:
+        """A listing of what changed; None if that is not known."""
+        if (changes := watch.take()) is None:
+            return None
+        scan = _core.FolderScan(self.base, names.samples, names.companions, _SCAN_THREADS, known.known, watch)
+        scan.look_at(sorted(unsettled.union(changes)))
+        if scan.take_links() or not watch.holds:
+            return None
+        return Listing(_files_of(scan), _refused_by(scan), scan.absent(of_all=False))
+
+    def _listed(
+        self, endings: NameEndings, names: Names, roots: Roots, known: FileTable, watch: _core.FolderWatch | None = None
+    ) -> tuple[SeenFiles, dict[str, str], Int64Array]:
+        """The fields of a listing of the whole folder. `names`: which linked files hold samples. `watch` ends at the first link: what it leads
+        to may lie anywhere."""
+        scan = _core.FolderScan(self.base, endings.samples, endings.companions, _SCAN_THREADS, known.known, watch)
         refused: dict[str, str] = {}
         linked: list[SeenFile] = []
         scan.enter("")
         while links := scan.take_links():
+            if watch is not None:
+                watch.end()
             folders: dict[tuple[int, int], list[str]] = {}
             for link in links:
                 full_path = self.full_path(link)
@@ -87,15 +159,16 @@ class LocalFiles(FileSystem):
                     refused[link] = error.message
             for same in folders.values():
                 # A file keeps its path when another link to its folder is added.
-                in_use = (link for link in same if any(path.startswith(f"{link}/") for path in indexed)) if len(same) > 1 else ()
+                in_use = (link for link in same if known.known.any_below(link)) if len(same) > 1 else ()
                 scan.enter(next(iter(in_use), same[0]))
-        for path, error_number in scan.take_refused():
-            refused[path] = f"it cannot be looked at: {os.strerror(error_number)}; make it readable for the storage service"
-        files = SeenFiles(*scan.take_files())
-        if not isinstance(names, NameEndings):
-            held = [i for i, path in enumerate(files.paths) if names(self.full_path(path))]
-            files = replace(files.take(np.array(held, np.int64)), changed_ns=np.full(len(held), UNKNOWN, np.int64))
-        return Listing(files.merged_with(SeenFiles.of(linked)) if linked else files, refused)
+        refused |= _refused_by(scan)
+        files, absent = _files_of(scan), scan.absent(of_all=True)
+        if linked:
+            through_links = SeenFiles.of(linked)
+            compared = known.compare(through_links.paths, through_links.sizes, through_links.mtimes_ns)
+            files = files.merged_with(through_links.take(compared.differing))
+            absent = np.intersect1d(absent, compared.absent)
+        return files, refused, absent
 
     def status(self, path: str) -> FileStatus | None:
         """Size and time by `stat`; None also for a file that cannot be looked at."""
@@ -124,6 +197,26 @@ class LocalFiles(FileSystem):
     def stamp(self, path: str) -> FileStatus | None:
         """The status now: a look at a local file needs no request."""
         return self.status(path)
+
+
+def _files_of(scan: _core.FolderScan) -> SeenFiles:
+    """All files that the scan found, in parts: the other threads go on between them."""
+    parts = [scan.take_files(_FILES_AT_ONCE)]
+    while len(parts[-1][0]) == _FILES_AT_ONCE:
+        parts.append(scan.take_files(_FILES_AT_ONCE))
+    paths = [path for part in parts for path in part[0]]
+    return SeenFiles(paths, *(np.concatenate(columns) for columns in list(zip(*parts, strict=True))[1:]))
+
+
+def _refused_by(scan: _core.FolderScan) -> dict[str, str]:
+    return {
+        path: f"it cannot be looked at: {os.strerror(error_number)}; make it readable for the storage service"
+        for path, error_number in scan.take_refused()
+    }
+
+
+def _unsettled(listing: Listing, known: FileTable) -> set[str]:
+    return {*listing.files.paths, *listing.refused, *map(known.path, listing.absent.tolist())}
 
 
 def open_native(path: str, roots: Sequence[str]) -> pa.NativeFile:

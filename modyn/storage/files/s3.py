@@ -26,6 +26,7 @@ from modyn.storage.files.file_system import (
     UnusableNowError,
 )
 from modyn.storage.files.s3_url import S3Url
+from modyn.storage.model.file_table import FileTable
 
 T = TypeVar("T")
 
@@ -97,8 +98,8 @@ class S3Files(FileSystem):
         if found.type == fs.FileType.NotFound:
             raise NotFoundError(f"there are no objects below {self.base}; check bucket and prefix, or put the first object there")
 
-    def list_files(self, names: Names, roots: Roots, indexed: Sequence[str] = ()) -> Listing:
-        """List the prefix, for `status` too; `indexed` has no effect. Raises: NotFoundError, SecurityError, UnavailableError."""
+    def list_files(self, names: Names, roots: Roots, known: FileTable, *, complete: bool = True) -> Listing:
+        """List the prefix, all of it, for `status` too. Raises: NotFoundError, SecurityError, UnavailableError."""
         self.check_roots(roots)
         files: list[SeenFile] = []
         listed: dict[str, FileStatus] = {}
@@ -117,7 +118,7 @@ class S3Files(FileSystem):
                 else:
                     refused[name] = "the object's name is none that a file may have; copy it to another name"
         self._listed = listed
-        return Listing(SeenFiles.of(files), refused)
+        return Listing.compared(SeenFiles.of(files), refused, known)
 
     def status(self, path: str) -> FileStatus | None:
         """The status in the last listing: a request for each object would take longer than listing all."""

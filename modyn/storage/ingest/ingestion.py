@@ -123,17 +123,17 @@ class _Ingestion:
     def _look(self, retry_all: bool) -> None:
         """Look at the folder once and index what is new. `retry_all`: also files that were set aside and did not change."""
         try:
-            listing = self._files.list_files(self._format.names(), self._roots, self._dataset.files.paths)
+            names, complete = self._format.names(), retry_all or not self._dataset.row.config.watch
+            listing = self._files.list_files(names, self._roots, self._dataset.files, complete=complete)
         except (NotFoundError, SecurityError) as error:
             self._problems.report(FOLDER, error.message, error.message)
             self._writer.flush()
             raise
         self._num_changed = 0
-        self._report_progress(files_seen=len(listing.files))
-        compared = self._dataset.files.compare(*listing.files.columns)
-        self._problems.compare_with(listing, compared.absent, compared.unchanged)
-        files = listing.files.take(np.sort(np.concatenate([compared.new, compared.changed])))
-        due = files if retry_all else self._problems.without_set_aside(files)
+        num_new = np.count_nonzero(self._dataset.files.ids(listing.files.paths) < 0)
+        self._report_progress(files_seen=len(self._dataset.files) - len(listing.absent) + int(num_new))
+        self._problems.compare_with(listing)
+        due = listing.files if retry_all else self._problems.without_set_aside(listing.files)
         ready, late = self._dataset.stability.stable(self._files, due, self._format.companions, time.time(), time.monotonic())
         for path, reason in late.items():
             self._problems.report(path, "waiting", reason)
@@ -267,10 +267,10 @@ class _Ingestion:
 
     def _index_whole_files(self, file_format: WholeFileFormat, ready: SeenFiles) -> None:
         """Index new files in groups: another thread looks at one group while the group before it is added and committed."""
-        compared = self._dataset.files.compare(*ready.columns)
-        for position in compared.changed.tolist():
+        ids = self._dataset.files.ids(ready.paths)
+        for position in np.flatnonzero(ids >= 0).tolist():
             self._recheck(ready[position])
-        files = ready.take(compared.new)
+        files = ready.take(np.flatnonzero(ids < 0))
 
         def look() -> Iterator[tuple[SeenFiles, IndexedFiles]]:
             most = self._dataset.limits.files_at_once

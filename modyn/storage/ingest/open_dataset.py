@@ -115,7 +115,7 @@ class OpenDataset:
         self._load(contents)
 
     def _load(self, contents: Contents) -> None:
-        self.files = FileTable(contents.files)
+        self.files: FileTable = contents.files
         self.problems: dict[str, str] = dict(contents.problems)
         """Signature by path."""
         self._segment_names = {segment.info.first_key: segment.file_name for segment in contents.segments}

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from modyn.errors import DataError
-from modyn.records import Int64Array
 from modyn.rpc.logs import get_logger
 from modyn.storage.catalogue.catalogue import ProblemRow
 from modyn.storage.files.file_system import UNRELATED_TO_CONTENT, Listing, SeenFile, SeenFiles
@@ -62,9 +61,9 @@ class ProblemReporter:
         self._writer.report(ProblemRow(path, signature, reason))
         self._on_new()
 
-    def compare_with(self, listing: Listing, absent: Int64Array, unchanged: Int64Array) -> None:
-        """Report indexed files that are gone (`absent`: their ids) and files that may not be read; solve problems of files that are as they
-        were indexed (`unchanged`: positions in the listing) and of files that were never indexed and are gone."""
+    def compare_with(self, listing: Listing) -> None:
+        """Report indexed files that are gone and files that may not be read; solve problems of files that are as they were indexed, and of files
+        that were never indexed and are gone."""
         table = self._dataset.files
         for path, reason in listing.refused.items():
             self.report(path, "refused", reason)
@@ -73,15 +72,13 @@ class ProblemReporter:
                 # Such as a link that leads out of the dataset's roots by now: what it leads to is not what was indexed.
                 row = self._dataset.catalogue.file(self._dataset.row.id, file_id)
                 self._writer.change_file(row._replace(altered=True))
-        gone = [path for i in absent.tolist() if not _is_below(path := table.paths[i], listing.refused)]
+        gone = [path for i in listing.absent.tolist() if not _is_below(path := table.path(i), listing.refused)]
         if len(gone) > 1 and len(gone) == len(table):
             # A disk that is not mounted looks so: a report of each file would say nothing more.
             reason = f"none of the {len(gone):,} files that are indexed is there; mount the folder, or put the files back"
             self.report(FOLDER, "gone", reason)
         else:
             self._report_gone(gone, listing)
-        for position in unchanged.tolist() if self._dataset.problems else ():
-            self._writer.solve(listing.files.paths[position])
 
     def _report_gone(self, gone: Sequence[str], listing: Listing) -> None:
         if FOLDER not in listing.refused:
@@ -93,9 +90,9 @@ class ProblemReporter:
             )
             self.report(path, "gone", reason)
         if problems := self._dataset.problems:
-            for path in problems.keys() - set(listing.files.paths) - listing.refused.keys():
-                if self._dataset.files.id_of(path) is None:
-                    self._writer.solve(path)
+            differing = {*listing.files.paths, *listing.refused, FOLDER, *map(self._dataset.files.path, listing.absent.tolist())}
+            for path in problems.keys() - differing:
+                self._writer.solve(path)
 
     def _signature(self, file: SeenFile) -> str:
         """The state of a file and its companions."""

@@ -43,7 +43,7 @@ def rebuild(dataset: OpenDataset) -> None:
         index = dataset.snapshot().index
         for segment in index.segments:
             segment.verify()
-        known = {row.file_id: row for row in contents.files}
+        known = {row.file_id: row for row in dataset.catalogue.files(contents.row.id)}
         rows = [
             _kept(row, known.get(row.file_id)) or _completed(dataset, row) for row in _published_files(dataset, published, index)
         ]

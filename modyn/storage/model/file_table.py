@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
+from modyn import _core
 from modyn.records import Int64Array
+
+_PART = 1 << 13
+"""Files that pass between Python and the core with one call, which holds the interpreter for some milliseconds."""
 
 
 class FileRow(NamedTuple):
@@ -35,67 +38,80 @@ class FileRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Comparison:
-    """Listed files against indexed files: positions in the listing, int64, ascending.
+    """Listed files against indexed files.
 
-    unchanged: size and time are those with which the file was indexed, and it is not altered.
-    absent: ids of indexed files that are not in the listing.
+    differing: positions in the listing of files that are new, that have another size or time than when they were indexed, or that are altered:
+    int64, ascending. absent: ids of indexed files that are not in the listing: int64, ascending.
     """
 
-    new: Int64Array
-    changed: Int64Array
-    unchanged: Int64Array
+    differing: Int64Array
     absent: Int64Array
 
 
 class FileTable:
-    """Indexed files by id (dense from 0) and by path, about 200 bytes each. One writer; readers may look up ids that they know."""
+    """Indexed files by id (dense from 0) and by path, in the core's memory: about 50 bytes each and the path. One writer; readers may look up
+    ids that they know."""
 
     def __init__(self, rows: Iterable[FileRow] = ()) -> None:
-        self.paths: list[str] = []
+        self.known = _core.KnownFiles()
+        """The files as a `FolderScan` takes them."""
         self.altered: set[int] = set()
-        self._ids: dict[str, int] = {}
-        self._sizes = array("q")
-        self._mtimes = array("q")
         self.add(rows)
 
     def __len__(self) -> int:
-        return len(self.paths)
+        return len(self.known)
 
     def add(self, rows: Iterable[FileRow]) -> None:
         """Append new files. Raises: ValueError: an id does not follow the last one."""
-        for row in rows:
-            if row.file_id != len(self.paths):
-                raise ValueError(f"file {row.file_id} does not follow {len(self.paths) - 1}")
-            self.paths.append(row.path)
-            self._ids[row.path] = row.file_id
-            self._sizes.append(row.size)
-            self._mtimes.append(row.mtime_ns)
-            if row.altered:
-                self.altered.add(row.file_id)
+        for part in _parts(rows):
+            for file_id, row in enumerate(part, len(self)):
+                if row.file_id != file_id:
+                    raise ValueError(f"file {row.file_id} does not follow {file_id - 1}")
+            _, paths, sizes, mtimes_ns, _, _, _, altered = zip(*part, strict=True)
+            self.known.append(paths, np.array(sizes, np.int64), np.array(mtimes_ns, np.int64), altered)
+            self.altered.update(row.file_id for row in part if row.altered)
 
     def change(self, rows: Iterable[FileRow]) -> None:
         """Replace size, time and `altered` of known files."""
         for row in rows:
-            self._sizes[row.file_id], self._mtimes[row.file_id] = row.size, row.mtime_ns
+            self.known.change(row.file_id, row.size, row.mtime_ns, row.altered)
             (self.altered.add if row.altered else self.altered.discard)(row.file_id)
 
-    def stamps(self, file_ids: Int64Array | slice) -> tuple[Int64Array, Int64Array]:
+    def stamps(self, file_ids: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Sizes and times (ns) with which these files were last indexed or found unchanged: int64."""
-        # Indexing by a slice would share the memory, and the arrays could not grow then.
-        return np.array(np.asarray(self._sizes)[file_ids]), np.array(np.asarray(self._mtimes)[file_ids])
+        return self.known.stamps(file_ids)
+
+    def path(self, file_id: int) -> str:
+        """The path of the file, relative to the dataset's folder."""
+        return self.known.path(file_id)
 
     def id_of(self, path: str) -> int | None:
         """The id of the file at `path`; None if it is not known."""
-        return self._ids.get(path)
+        found = int(self.known.find([path])[0])
+        return found if found >= 0 else None
+
+    def ids(self, paths: Sequence[str]) -> Int64Array:
+        """The ids of the files at `paths`: int64 (n,), -1 where none is known."""
+        parts = [self.known.find(paths[first : first + _PART]) for first in range(0, len(paths), _PART)]
+        return np.concatenate([np.empty(0, np.int64), *parts])
 
     def compare(self, paths: Sequence[str], sizes: Int64Array, mtimes_ns: Int64Array) -> Comparison:
         """Compare listed files with the indexed ones. Args: paths: relative to the dataset's folder. sizes, mtimes_ns: int64 (n,)."""
-        ids = np.fromiter(map(self._ids.get, paths, repeat(-1)), np.int64, len(paths))
-        known = np.flatnonzero(ids >= 0)
-        found = ids[known]
-        same = (np.asarray(self._sizes)[found] == sizes[known]) & (np.asarray(self._mtimes)[found] == mtimes_ns[known])
+        ids = self.ids(paths)
+        listed = np.flatnonzero(ids >= 0)
+        found = ids[listed]
+        known_sizes, known_times = self.stamps(found)
+        same = (known_sizes == sizes[listed]) & (known_times == mtimes_ns[listed])
         if self.altered:
             same &= ~np.isin(found, list(self.altered))
+        differs = np.ones(len(paths), np.bool_)
+        differs[listed[same]] = False
         is_absent = np.ones(len(self), np.bool_)
         is_absent[found] = False
-        return Comparison(np.flatnonzero(ids < 0), known[~same], known[same], np.flatnonzero(is_absent))
+        return Comparison(np.flatnonzero(differs), np.flatnonzero(is_absent))
+
+
+def _parts(rows: Iterable[FileRow]) -> Iterator[list[FileRow]]:
+    remaining = iter(rows)
+    while part := list(islice(remaining, _PART)):
+        yield part

@@ -9,7 +9,6 @@ publishes a change before it answers with it: the sample of a key that a client 
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,10 +135,8 @@ class NameColumns:
 
 def write_names(path: Path, files: FileTable, first: int) -> None:
     """Write a block about the files from id `first` on. Raises UnavailableError."""
-    encoded = [os.fsencode(name) for name in files.paths[first:]]
-    ends = np.cumsum([len(name) for name in encoded], dtype=np.int64)
-    sizes, mtimes_ns = files.stamps(slice(first, None))
-    text = np.frombuffer(b"".join(encoded), np.uint8)
+    text, ends = files.known.packed_paths(first)
+    sizes, mtimes_ns = files.stamps(np.arange(first, len(files)))
     write_columns(path, _NAMES_KIND, {"ends": ends, "sizes": sizes, "mtimes_ns": mtimes_ns, "text": text})
 
 

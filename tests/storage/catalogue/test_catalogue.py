@@ -44,7 +44,8 @@ def test_what_is_committed_is_read_again(catalogue: Catalogue) -> None:
     contents = catalogue.contents("numbers")
     assert contents is not None
     assert (contents.row.config, contents.row.float_labels, contents.row.next_key, contents.row.version) == (CONFIG, True, 4, 1)
-    assert list(contents.files) == FILES
+    assert catalogue.files(row.id) == FILES
+    assert [contents.files.path(i) for i in range(3)] == [file.path for file in FILES]
     assert list(contents.segments) == SEGMENTS
     assert contents.problems == {ODD: "1:2", "": "s"}
     assert catalogue.file(row.id, 1) == FILES[1]
@@ -77,7 +78,8 @@ def test_changes_replace_what_they_name(catalogue: Catalogue) -> None:
     catalogue.commit(row.id, 1, change)
     contents = catalogue.contents("numbers")
     assert contents is not None
-    assert list(contents.files) == [FILES[0], changed, FILES[2]]
+    assert catalogue.files(row.id) == [FILES[0], changed, FILES[2]]
+    assert contents.files.altered == {1, 2}
     assert list(contents.segments) == [merged]
     assert contents.problems == {"p": "2"}
 

@@ -18,6 +18,7 @@ from modyn.storage.files.file_system import UNKNOWN, NameEndings, Roots, SeenFil
 from modyn.storage.files.local import LocalFiles
 from modyn.storage.formats import build_format
 from modyn.storage.formats.base import FileFormat
+from modyn.storage.model.file_table import FileTable
 
 IMAGES = build_format("SingleSampleFileWrapper", {"file_extension": ".png", "label_file_extension": ".label"})
 BINARY = build_format("BinaryFileWrapper", {"record_size": 16, "label_size": 8})
@@ -56,7 +57,7 @@ def walked(base: Path, file_format: FileFormat) -> list[tuple[int, bytes, int, i
 
 
 def listed(base: Path, file_format: FileFormat) -> list[tuple[int, bytes, int, int]]:
-    files = LocalFiles(str(base)).list_files(file_format.names(), Roots()).files
+    files = LocalFiles(str(base)).list_files(file_format.names(), Roots(), FileTable()).files
     columns = (files.mtimes_ns.tolist(), files.paths, files.sizes.tolist(), files.changed_ns.tolist())
     return [(time, os.fsencode(path), size, changed) for time, path, size, changed in zip(*columns, strict=True)]
 
@@ -108,7 +109,7 @@ def test_each_folder_is_entered_once_and_links_stay_under_the_roots(tmp_path: Pa
     (base / "round").symlink_to("round")
     (base / "folder.bin").mkdir()
     os.mkfifo(base / "pipe.bin")
-    listing = LocalFiles(str(base)).list_files(BINARY.names(), Roots.of([tmp_path / "root"]))
+    listing = LocalFiles(str(base)).list_files(BINARY.names(), Roots.of([tmp_path / "root"]), FileTable())
     through_a_link = {"a/x.bin", "b/x.bin"} & set(listing.files.paths)
     assert len(through_a_link) == 1
     assert listing.files.paths == sorted(["deep/own.bin", "one.bin", "own.bin", *through_a_link])
@@ -130,7 +131,7 @@ def test_what_vanishes_while_it_is_looked_at_is_no_error(tmp_path: Path) -> None
     thread.start()
     try:
         for _ in range(50):
-            listing = LocalFiles(str(tmp_path)).list_files(BINARY.names(), Roots())
+            listing = LocalFiles(str(tmp_path)).list_files(BINARY.names(), Roots(), FileTable())
             assert listing.refused == {}
             assert "stays.bin" in listing.files.paths
     finally:
@@ -140,13 +141,13 @@ def test_what_vanishes_while_it_is_looked_at_is_no_error(tmp_path: Path) -> None
 
 def test_a_scan_gives_what_it_found_once(tmp_path: Path) -> None:
     write(tmp_path / "a.bin", 3, 7)
-    scan = _core.FolderScan(tmp_path, ".bin", "")
+    scan = _core.FolderScan(tmp_path, ".bin", "", 1, _core.KnownFiles())
     scan.enter("")
     scan.enter("")
     scan.enter("nowhere")
-    paths, sizes, mtimes, changed = scan.take_files()
+    paths, sizes, mtimes, changed = scan.take_files(9)
     assert (paths, sizes.tolist(), mtimes.tolist(), changed.tolist()) == (["a.bin"], [3], [7], [7])
-    assert scan.take_files()[0] == []
+    assert scan.take_files(9)[0] == []
     assert (scan.take_links(), scan.take_refused()) == ([], [])
 
 
@@ -163,7 +164,7 @@ def test_files_are_listed_in_one_order(tmp_path: Path) -> None:
         path.parent.mkdir(exist_ok=True)
         path.touch()
         os.utime(path, (mtime, mtime))
-    assert [file.path for file in LocalFiles(str(tmp_path)).list_files(BINARY.names(), Roots()).files] == [
+    assert [file.path for file in LocalFiles(str(tmp_path)).list_files(BINARY.names(), Roots(), FileTable()).files] == [
         "z/a.bin",
         "a.bin",
         "b.bin",

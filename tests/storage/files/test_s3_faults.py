@@ -28,6 +28,7 @@ from modyn.storage.files.s3 import S3Files
 from modyn.storage.formats import build_format
 from modyn.storage.formats.base import FormatResume
 from modyn.storage.ingest.file_indexer import ChangedError, FileJob
+from modyn.storage.model.file_table import FileTable
 from modyn.storage.model.samples import IndexedSamples
 from modyn.storage.read.record_readers import RecordReaders
 
@@ -96,7 +97,7 @@ def put(bucket: Path, name: str, content: bytes, time: int = 1000) -> None:
 
 
 def listed(files: S3Files) -> list[SeenFile]:
-    return list(files.list_files(CSV.names(), Roots()).files)
+    return list(files.list_files(CSV.names(), Roots(), FileTable()).files)
 
 
 def test_an_object_that_is_replaced_while_it_is_indexed_is_left_to_the_next_look(

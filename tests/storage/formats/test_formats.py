@@ -17,6 +17,7 @@ from modyn.storage.files.local import LocalFiles
 from modyn.storage.formats import FILE_FORMATS, REGISTRY, build_format
 from modyn.storage.formats.base import FileFormat, OwnReader
 from modyn.storage.ingest.file_indexer import fingerprint
+from modyn.storage.model.file_table import FileTable
 from modyn.storage.model.samples import IndexedSamples, UInt8Array
 from modyn.storage.read.record_readers import RecordReaders
 from modyn.testing.format_checks import check_file_format
@@ -93,7 +94,7 @@ def test_a_rule_for_names_counts_beside_the_option_for_their_ending(tmp_path: Pa
     for name in ("a.csv", ".b.csv", "c.txt"):
         (tmp_path / name).write_text("1\n")
     built = Visible(build_format("CsvFileWrapper", {"label_index": 0}).config)
-    assert LocalFiles(str(tmp_path)).list_files(built.names(), Roots()).files.paths == ["a.csv"]
+    assert LocalFiles(str(tmp_path)).list_files(built.names(), Roots(), FileTable()).files.paths == ["a.csv"]
 
 
 @pytest.mark.parametrize(

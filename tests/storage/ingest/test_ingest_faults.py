@@ -361,13 +361,14 @@ def test_files_below_a_folder_that_may_not_be_read_are_not_gone(
     write_records(data / "own.bin", [5], 2000)
     storage.client.register_dataset(binary_dataset(data))
     storage.ingest()
-    files = storage.store.dataset("numbers").filesystem
+    dataset = storage.store.dataset("numbers")
+    files = dataset.filesystem
     listed = files.list_files
 
-    def refused(*arguments: object) -> object:
-        listing = listed(*arguments)  # type: ignore[arg-type]
-        keep = np.flatnonzero([path == "own.bin" for path in listing.files.paths])
-        return type(listing)(listing.files.take(keep), {"sub": "it cannot be looked at"})
+    def refused(*arguments: object, **options: object) -> object:
+        listing = listed(*arguments, **options)  # type: ignore[arg-type]
+        below = [dataset.files.id_of(f"sub/deep/{i}.bin") for i in range(5)]
+        return type(listing)(listing.files, {"sub": "it cannot be looked at"}, np.sort(np.array(below, np.int64)))
 
     with monkeypatch.context() as patch:
         patch.setattr(files, "list_files", refused)

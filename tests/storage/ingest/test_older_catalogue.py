@@ -23,19 +23,24 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def contents_of(storage: RunningStorage) -> Contents:
-    contents = storage.store.dataset("numbers").catalogue.contents("numbers")
+Backup = tuple[Contents, list[FileRow]]
+
+
+def contents_of(storage: RunningStorage) -> Backup:
+    catalogue = storage.store.dataset("numbers").catalogue
+    contents = catalogue.contents("numbers")
     assert contents is not None
-    return contents
+    return contents, catalogue.files(contents.row.id)
 
 
-def restore(config: SystemConfig, backup: Contents) -> None:
+def restore(config: SystemConfig, backup: Backup) -> None:
     """Give the database the rows of `backup`."""
     catalogue = Catalogue.open(config)
-    row = backup.row
+    contents, files = backup
+    row = contents.row
     version = catalogue.version(row.id)
     assert version is not None
-    catalogue.replace(row.id, version, row.version, backup.files, backup.segments)
+    catalogue.replace(row.id, version, row.version, files, contents.segments)
     catalogue.close()
 
 

@@ -153,7 +153,7 @@ def test_a_registration_is_told_from_the_one_before_it(storage: RunningStorage, 
     assert identity() != first
 
 
-@pytest.mark.parametrize("fails", ["ingest.open_dataset.Publisher.publish", "ingest.open_dataset.FileTable"])
+@pytest.mark.parametrize("fails", ["ingest.open_dataset.Publisher.publish", "ingest.open_dataset.Publisher"])
 def test_what_another_process_committed_is_taken_over_as_a_whole(
     storage: RunningStorage, tmp_path: Path, sources: RecordReaders, fails: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,173 @@
+"""Listings by what the kernel reports, against complete ones; and that a look at unchanged files makes nothing for each of them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from modyn import _core
+from modyn.storage.files.file_system import Listing, Roots
+from modyn.storage.files.local import LocalFiles
+from modyn.storage.formats import build_format
+from modyn.storage.model.file_table import FileRow, FileTable
+
+IMAGES = build_format("SingleSampleFileWrapper", {"file_extension": ".png", "label_file_extension": ".label"})
+
+
+def can_be_watched(folder: Path) -> bool:
+    watch = _core.FolderWatch()
+    _core.FolderScan(folder, "", "", 1, _core.KnownFiles(), watch).enter("")
+    return watch.holds
+
+
+def content(listing: Listing) -> tuple[object, ...]:
+    files = listing.files
+    columns = files.paths, files.sizes.tolist(), files.mtimes_ns.tolist(), files.changed_ns.tolist()
+    return columns, listing.refused, listing.absent.tolist()
+
+
+def index(table: FileTable, listing: Listing) -> None:
+    """Take all files of the listing as they are."""
+    ids = table.ids(listing.files.paths).tolist()
+    rows = [FileRow(i, file.path, file.size, file.mtime_ns, file.size, 1, "") for i, file in zip(ids, listing.files, strict=True)]
+    table.change(row for row in rows if row.file_id >= 0)
+    new = (row for row in rows if row.file_id < 0)
+    table.add(row._replace(file_id=file_id) for file_id, row in enumerate(new, len(table)))
+
+
+folders = st.sampled_from(["", "a", "a/b", "c"])
+names = st.sampled_from(["1.png", "1.label", "2.png", "other"])
+steps = st.one_of(
+    st.tuples(st.sampled_from(["write", "append", "touch", "remove", "link"]), folders, names),
+    st.tuples(
+        st.sampled_from(["make folder", "remove folder", "replace base", "look", "look at all", "index"]), folders, st.just("")
+    ),
+    st.tuples(st.sampled_from(["rename", "rename folder"]), folders, st.sampled_from(["2.png", "a", "c", "a/d"])),
+)
+
+
+def change(base: Path, kind: str, folder: str, name: str) -> None:
+    path = base / folder / name
+    try:
+        match kind:
+            case "write":
+                path.write_bytes(b"x" * (os.stat(path).st_size + 1 if path.exists() else 1))
+            case "append":
+                with path.open("ab") as file:
+                    file.write(b"yy")
+            case "touch":
+                os.utime(path, ns=(5, os.stat(path).st_mtime_ns + 1))
+            case "remove":
+                path.unlink()
+            case "link":
+                path.symlink_to(base / "a")
+            case "make folder":
+                path.mkdir(parents=True)
+            case "remove folder":
+                shutil.rmtree(path)
+            case "replace base":
+                shutil.copytree(base, f"{base}-new", symlinks=True)
+                base.rename(f"{base}-old")
+                Path(f"{base}-new").rename(base)
+                shutil.rmtree(f"{base}-old")
+            case "rename":
+                (base / folder / "1.png").rename(path)
+            case "rename folder":
+                (base / folder).rename(base / name)
+    except OSError:
+        pass  # There is no such file or folder now, or another one in its place.
+
+
+@settings(max_examples=150)
+@given(steps=st.lists(steps, min_size=5, max_size=40))
+def test_a_listing_of_what_changed_is_a_complete_one(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, str, str]]
+) -> None:
+    base = tmp_path_factory.mktemp("watched") / "base"
+    for folder in ("a/b", "c"):
+        (base / folder).mkdir(parents=True)
+    watching, table = LocalFiles(str(base)), FileTable()
+    for kind, folder, name in [*steps, ("look", "", "")]:
+        change(base, kind, folder, name)
+        if kind in {"look", "look at all", "index"} and base.exists():
+            everything = LocalFiles(str(base)).list_files(IMAGES.names(), Roots(), table)
+            listing = watching.list_files(IMAGES.names(), Roots(), table, complete=kind == "look at all")
+            assert content(listing) == content(everything)
+            if kind == "index":
+                index(table, listing)
+
+
+def test_nothing_is_looked_at_where_nothing_changed(tmp_path: Path) -> None:
+    """The kernel's report is all there is to know: a file whose change it cannot report is found by the next complete listing."""
+    if not can_be_watched(tmp_path):
+        pytest.skip("the temporary folder lies on a file system that other machines may write to")
+    (tmp_path / "a.png").write_bytes(b"1")
+    files, table = LocalFiles(str(tmp_path)), FileTable()
+    index(table, files.list_files(IMAGES.names(), Roots(), table, complete=False))
+    assert content(files.list_files(IMAGES.names(), Roots(), table, complete=False)) == content(
+        files.list_files(IMAGES.names(), Roots(), table)
+    )
+    table.change([FileRow(0, "a.png", 2, 0, 2, 1, "")])  # As if it had changed without a report.
+    assert files.list_files(IMAGES.names(), Roots(), table, complete=False).files.paths == []
+    assert files.list_files(IMAGES.names(), Roots(), table).files.paths == ["a.png"]
+
+
+def lines_of(call: Callable[[], object]) -> int:
+    """Lines of Python that `call` runs."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def fill(base: Path, num_files: int) -> None:
+    for first in range(0, num_files, 1000):
+        folder = base / f"{first:08d}"
+        folder.mkdir(parents=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+        for i in range(min(1000, num_files - first)):
+            os.close(os.open(f"{i}.png", os.O_WRONLY | os.O_CREAT, 0o644, dir_fd=descriptor))
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize("num_files", [20_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
+def test_a_look_at_unchanged_files_makes_nothing_for_each_of_them(tmp_path: Path, num_files: int) -> None:
+    """Neither a line of Python nor an object: what holds the interpreter's lock and takes memory does not grow with the files."""
+    fill(tmp_path / "many", num_files)
+    files, table = LocalFiles(str(tmp_path / "many")), FileTable()
+    index(table, files.list_files(IMAGES.names(), Roots(), table, complete=False))
+    assert len(table) == num_files
+    found: list[Listing] = []
+    for complete in (True, False):
+        looks = lines_of(lambda: found.append(files.list_files(IMAGES.names(), Roots(), table, complete=complete)))  # noqa: B023
+        assert looks < 300
+        tracemalloc.start()
+        try:
+            found.append(files.list_files(IMAGES.names(), Roots(), table, complete=complete))
+            assert tracemalloc.get_traced_memory()[1] < 256 << 10
+        finally:
+            tracemalloc.stop()
+    assert all(not len(listing.files) and not len(listing.absent) for listing in found)
+    assert np.array_equal(table.ids([f"{num_files - 1000:08d}/999.png"]), [num_files - 1]) or num_files > 1000
+    shutil.rmtree(tmp_path / "many")
