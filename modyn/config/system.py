@@ -191,7 +191,9 @@ class SupervisorConfig(ServiceConfig):
     max_runs: int = Field(4, ge=1, le=1000, description="runs executed at once; further runs wait in the queue")
     resume_on_start: bool = Field(False, description="resume interrupted runs when the supervisor starts")
     patience_s: float = Field(
-        120.0, ge=0, description="seconds to retry a service that cannot be reached before a run is interrupted"
+        120.0,
+        ge=0,
+        description="seconds to retry a service that cannot be reached before a run is interrupted, or, for the evaluator, goes on without it",
     )
     stream_batch_size: int = Field(10_000, ge=1, le=1_000_000, description="samples in one batch of the stream")
     events_kept: int = Field(

@@ -164,6 +164,10 @@ class Retrier:
         self.token = token or CancellationToken()
         self._report = report
 
+    def under(self, policy: RetryPolicy, *, silent: bool = False) -> Retrier:
+        """Return one with the same token under another policy. silent: nothing is reported."""
+        return Retrier(policy, self.token) if silent else Retrier(policy, self.token, self._report)
+
     def backoff(self) -> Backoff:
         """Start the pauses of one stretch of attempts under this policy and token."""
         return Backoff(self.policy, self.token, self._report)

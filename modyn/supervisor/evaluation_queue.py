@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from modyn.errors import ModynError, UnavailableError
@@ -40,8 +41,9 @@ class RunContext:
 class EvaluationQueue:
     """Evaluations beside the run's main loop.
 
-    One that fails is journalled with its reason and blocks no other; `drain` returns the reasons. One whose evaluator stays away cancels
-    the token.
+    One that fails is journalled with its reason and blocks no other; `drain` returns the reasons. While the evaluator stays away for longer than
+    the run's patience, evaluations wait without holding the run back; those that still wait when the patience of `drain` ends have failed, so
+    that they can be asked for. An error of anything but evaluations and their evaluator cancels the token.
 
     All methods are called by the run's thread. It drains the queue before `use_final_workers`, whose new pool takes the place of an idle
     one, and closes the queue last, also when the run fails.
@@ -51,12 +53,23 @@ class EvaluationQueue:
         """Args: section: `evaluation` of the pipeline. evaluated: steps that the journal holds as finished."""
         self._context = context
         self._token = context.retrier.token
+        policy = replace(context.retrier.policy, advice="")
+        self._retrier = context.retrier.under(policy)
+        self._silent_retrier = context.retrier.under(policy, silent=True)
         self._section = section or {}
         self._known = set(evaluated)
         # Appended to by the threads of the pool (one operation under the interpreter's lock), read by `drain` once all futures are done.
         self._failures: list[str] = []
         # Used by the run's thread alone: what is queued or runs.
         self._futures: list[Future[None]] = []
+        # Guards the fields below. Notified when fewer evaluations are open, and when the evaluator is found to stay away.
+        self._changed = threading.Condition()
+        self._num_open = 0
+        self._is_away = False
+        self._came_back = False
+        """And no message has said so yet."""
+        self._draining = False
+        self._given_up: ModynError | None = None
         self._start_workers("after_training_evaluation_workers")
 
     def use_final_workers(self) -> None:
@@ -65,20 +78,25 @@ class EvaluationQueue:
         self._start_workers("after_pipeline_evaluation_workers")
 
     def add(self, tasks: Iterable[EvaluationTask]) -> None:
-        """Queue the tasks that have not been made yet. Waits while too many are queued."""
+        """Queue the tasks that have not been made yet. Waits while too many are queued, unless the evaluator stays away."""
         for task in tasks:
             step = (task.trigger_id, task.step_name)
             if step in self._known:
                 continue
             self._known.add(step)
+            with self._changed:
+                while self._num_open >= self._workers * (1 + BACKLOG) and not self._is_away:
+                    self._changed.wait()
+                self._num_open += 1
+            self._token.check()
             self._futures = [future for future in self._futures if not future.done()]
-            while len(self._futures) >= self._workers * (1 + BACKLOG):
-                self._futures.pop(0).result()
-                self._token.check()
             self._futures.append(self._pool.submit(self._evaluate, task))
 
     def drain(self) -> list[str]:
-        """Wait for all queued evaluations; return why some of them failed."""
+        """Wait for all queued evaluations; return why some of them failed. For the end of a run: from now on, the evaluator is waited for once more
+        for the run's patience, and not any longer."""
+        with self._changed:
+            self._draining = True
         for future in self._futures:
             future.result()
             self._token.check()
@@ -95,14 +113,21 @@ class EvaluationQueue:
 
     def _evaluate(self, task: EvaluationTask) -> None:
         """Make one evaluation, in a thread of the pool. An error that is not the evaluation's own ends the run."""
-        if self._token.cause is not None:
-            return
+        try:
+            if self._token.cause is None:
+                self._evaluate_journalled(task)
+        finally:
+            with self._changed:
+                self._num_open -= 1
+                self._changed.notify_all()
+
+    def _evaluate_journalled(self, task: EvaluationTask) -> None:
         journal = self._context.journal
         with bind(run_id=self._context.run_id, trigger_id=task.trigger_id):
             try:
                 journal.evaluating(task)
                 clock = WorkClock()
-                failure = self._follow(task, clock)
+                failure = self._make(task, clock)
                 journal.evaluated(task, clock.seconds, None if failure is None else failure.message)
                 if failure is not None:
                     about = f"evaluation of trigger {task.trigger_id} by handler '{task.handler}' on dataset '{task.dataset}'"
@@ -113,9 +138,59 @@ class EvaluationQueue:
                 _LOG.exception("evaluation_crashed")
                 self._token.cancel(ModynError(f"evaluating trigger {task.trigger_id} failed: {type(error).__name__}: {error}"))
 
-    def _follow(self, task: EvaluationTask, clock: WorkClock) -> ModynError | None:
-        """Bring the evaluation to its end; return the error that it failed with. Args: clock: counts its seconds of work."""
+    def _make(self, task: EvaluationTask, clock: WorkClock) -> ModynError | None:
+        """Bring the evaluation to its end, however long the evaluator stays away before `drain`; return the error that it failed with.
+
+        Args: clock: counts its seconds of work.
+        """
+        while True:
+            with self._changed:
+                was_away, is_last, given_up = self._is_away, self._draining, self._given_up
+            if given_up is not None:
+                return given_up
+            failure, answered = self._follow(task, clock, self._silent_retrier if was_away else self._retrier)
+            if answered:
+                self._report_return()
+                return failure
+            assert failure is not None
+            self._stays_away(failure, for_good=is_last)
+
+    def _report_return(self) -> None:
+        with self._changed:
+            came_back, self._came_back = self._came_back, False
+        if came_back:
+            self._context.journal.message("the evaluator is back; the evaluations that waited are made")
+
+    def _stays_away(self, error: ModynError, for_good: bool) -> None:
+        with self._changed:
+            is_known, self._is_away = self._is_away, True
+            if for_good:
+                again = f"`modyn evaluate {self._context.run_id}` makes it once the evaluator is back"
+                self._given_up = UnavailableError(f"not made, since the evaluator stayed away: {error.message}; {again}")
+            self._changed.notify_all()
+        if not is_known:
+            self._context.journal.message(
+                f"the evaluator stays away ({error.message}); the run goes on, and its evaluations wait"
+            )
+
+    def _follow(self, task: EvaluationTask, clock: WorkClock, retrier: Retrier) -> tuple[ModynError | None, bool]:
+        """Bring the evaluation to its end. Return the error that it failed with, and whether the evaluator has answered at last.
+
+        Raises: the cause of the token.
+        """
         evaluator = self._context.evaluator
+        answered = False
+
+        def start() -> EvaluationStatus:
+            nonlocal answered
+            answered = False
+            status = evaluator.start(request)
+            answered = True
+            with self._changed:
+                self._came_back |= self._is_away
+                self._is_away = False
+            return status
+
         request = EvaluationRequest(
             run_id=self._context.run_id,
             trigger_id=task.trigger_id,
@@ -126,19 +201,16 @@ class EvaluationQueue:
             device=self._section.get("device", "cpu"),
         )
         try:
-            self._context.retrier.follow(
-                start=lambda: evaluator.start(request),
+            retrier.follow(
+                start=start,
                 watch=lambda: evaluator.watch(request.evaluation_id),
                 report=lambda status: self._report(task, status, clock),
                 stop=lambda: evaluator.stop(request.evaluation_id),
             )
-        except UnavailableError:
-            raise
         except ModynError as error:
-            if self._token.cause is not None:
-                raise
-            return error
-        return None
+            self._token.check()
+            return error, answered or not isinstance(error, UnavailableError)
+        return None, True
 
     def _report(self, task: EvaluationTask, status: EvaluationStatus, clock: WorkClock) -> None:
         clock.report(status)

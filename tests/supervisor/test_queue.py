@@ -665,7 +665,7 @@ def test_a_service_that_comes_back_in_time_is_waited_for(runs: RunQueue, service
     assert (run.state, run.num_triggers) == (RunState.FINISHED, 3)
 
 
-@pytest.mark.parametrize("service", ["selector.inform", "selector.trigger", "trainer_server.start", "evaluator.start"])
+@pytest.mark.parametrize("service", ["selector.inform", "selector.trigger", "trainer_server.start"])
 def test_a_service_that_stays_away_interrupts_the_run(
     impatient_runs: RunQueue, services: InMemoryServices, monkeypatch: pytest.MonkeyPatch, service: str
 ) -> None:
