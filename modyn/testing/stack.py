@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import psycopg2
+import psycopg2.errors
 import pytest
 import yaml
 
@@ -218,7 +219,9 @@ def postgres_server() -> Iterator[PostgresServer]:
 def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
     """An empty database of its own for the test."""
     name = f"t{uuid.uuid4().hex[:16]}"
-    _administer(postgres_server, f"CREATE DATABASE {name} STRATEGY wal_log")
+    # No signal interrupts a wait for PostgreSQL, so no time limit of a test would: the server ends it.
+    limit = f"ALTER DATABASE {name} SET statement_timeout = '{2 * PATIENCE_S:.0f}s'"
+    _administer(postgres_server, f"CREATE DATABASE {name} STRATEGY wal_log", limit)
     yield postgres_server.url.replace("/postgres?", f"/{name}?")
     _administer(postgres_server, f"DROP DATABASE {name} WITH (FORCE)")
 
@@ -249,11 +252,20 @@ def running_stack() -> Iterator[RunningStack]:
         yield stack
 
 
-def _administer(server: PostgresServer, statement: str) -> None:
-    connection = psycopg2.connect(server.url)
+def _administer(server: PostgresServer, *statements: str) -> None:
+    """Execute statements outside a transaction. Raises: AssertionError: one waited in vain; names what all sessions of the server do."""
+    connection = psycopg2.connect(server.url, options=f"-c statement_timeout={PATIENCE_S:.0f}s")
     connection.autocommit = True
     try:
         with connection.cursor() as cursor:
-            cursor.execute(statement)
+            try:
+                for statement in statements:
+                    cursor.execute(statement)
+            except psycopg2.errors.QueryCanceled as error:
+                cursor.execute(
+                    "SELECT datname, application_name, state, wait_event_type, wait_event, query FROM pg_stat_activity"
+                )
+                sessions = "\n".join(map(str, cursor.fetchall()))
+                raise AssertionError(f"{statements} waited for {PATIENCE_S:g} s in vain; the sessions:\n{sessions}") from error
     finally:
         connection.close()
