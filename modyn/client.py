@@ -237,10 +237,11 @@ class Client:
     def report(self, run_id: str, path: Path | str | None = None) -> Path:
         """Write the HTML report of a run and return its path, by default `modyn-report-<run>.html` here."""
         from modyn.analysis.report import write_report
+        from modyn.analysis.results import read_results
 
         target = Path(path or f"modyn-report-{run_id}.html")
         with _writing(target):
-            return write_report(self.results(run_id), target)
+            return write_report(read_results(self.supervisor, self.evaluator, run_id, with_losses=True), target)
 
     # --- Data -------------------------------------------------------------------------------------------------------------------
 

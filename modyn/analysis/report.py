@@ -14,6 +14,7 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from modyn.analysis.results import (
+    LOSS_CURVES,
     STAGES,
     Cost,
     Kind,
@@ -33,6 +34,9 @@ ACTIVE, TRAINED, NEUTRAL = "#1f6feb", "#d9822b", "#6e7781"
 _STAGE_COLOURS = dict(zip(STAGES, ("#8250df", ACTIVE, "#2da44e", TRAINED), strict=True))
 
 _MODELS_NOTE = "Each bar spans the data that a model was trained on; the diamond is its trigger."
+_LOSS_NOTE = (
+    f"The newest {LOSS_CURVES} trainings in a row: means of epochs, and losses of batches that training.record_loss_every keeps."
+)
 _STAGES_NOTE = "Seconds of work per trigger. Evaluation overlaps the next training."
 
 _STYLE = """
@@ -75,6 +79,7 @@ def render(results: RunResults) -> str:
         parts += [
             _section("Models", _MODELS_NOTE, models_figure(results)),
             _section("Triggers", "Size of the trigger set over the time of the stream.", triggers_figure(results)),
+            *([_section("Loss", _LOSS_NOTE, losses_figure(results.losses))] if len(results.losses) else []),
             _section("Time by stage", _STAGES_NOTE, stages_figure(results)),
             _triggers_table(results),
         ]
@@ -184,6 +189,28 @@ def triggers_figure(results: RunResults) -> go.Figure:
     return figure
 
 
+def losses_figure(losses: pd.DataFrame) -> go.Figure:
+    """Draw losses over the batches of trainings, put one behind the other. Args: losses: of `losses_table`."""
+    figure = go.Figure()
+    before = losses.groupby("trigger_id")["batch"].max().cumsum().shift(fill_value=0)
+    for is_mean, name, mode, colour in (
+        (False, "batches", "lines", NEUTRAL),
+        (True, "mean of the epoch", "lines+markers", ACTIVE),
+    ):
+        curves = [curve for _, curve in losses[losses["is_mean"] == is_mean].groupby("trigger_id")]
+        x, y, triggers = list[int | None](), list[float | None](), list[int | None]()
+        for curve in curves:  # a gap behind each
+            trigger_id = int(curve["trigger_id"].iloc[0])
+            x += [*(int(before[trigger_id]) + curve["batch"]), None]
+            y += [*curve["loss"], None]
+            triggers += [trigger_id] * len(curve) + [None]
+        hover = "trigger %{customdata}<br>batch %{x}<br>loss %{y:.4f}<extra>" + name + "</extra>"
+        if curves:
+            figure.add_scatter(x=x, y=y, customdata=triggers, name=name, mode=mode, line={"color": colour}, hovertemplate=hover)
+    figure.update_layout(height=300, xaxis={"title": "batches, over all trainings shown"}, yaxis={"title": "loss"})
+    return figure
+
+
 def stages_figure(results: RunResults) -> go.Figure:
     """Draw seconds by stage, stacked, one bar a trigger."""
     triggers = results.triggers
@@ -201,8 +228,8 @@ def _head(results: RunResults, spent: Cost) -> str:
     cards = [("state", run.state.value), ("triggers", f"{spent.num_triggers}"), ("samples seen", f"{run.num_samples:,}")]
     cards += [("samples trained on", f"{spent.num_samples:,}"), ("wall time", f"{spent.wall_s:.1f} s")]
     cards += [
-        (f"{metric} · {dataset} · currently active", f"{score:.3f}" if pd.notna(score) else "–")
-        for metric, dataset, score in zip(table["metric"], table["dataset"], table["active"], strict=True)
+        (f"{metric} · {dataset} · {handler} · currently active", f"{score:.3f}" if pd.notna(score) else "–")
+        for metric, dataset, handler, score in table[["metric", "dataset", "handler", "active"]].itertuples(index=False)
     ]
     shown = "".join(
         f"<div class='card'><b>{html.escape(value)}</b><span>{html.escape(name)}</span></div>" for name, value in cards

@@ -6,7 +6,7 @@ All are defined in section 3.1 of the SIGMOD'25 paper.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, field, fields
 from typing import Any, Literal
 
 import numpy as np
@@ -20,6 +20,9 @@ Kind = Literal["active", "trained"]
 
 STAGES = ("select", "train", "store", "evaluate")
 """Stages of a trigger whose seconds are reported, in the order in which they run."""
+
+LOSS_CURVES = 30
+"""The newest so many trainings of a run show their losses."""
 
 _STAGE_SECONDS = tuple(f"{stage}_s" for stage in (*STAGES, "total"))
 _TRIGGER_COLUMNS = [
@@ -51,14 +54,37 @@ class RunResults:
     run: Run
     triggers: pd.DataFrame
     evaluations: pd.DataFrame
+    losses: pd.DataFrame = field(default_factory=lambda: losses_table([]))
+    """Of the newest trainings, if they were asked for: as `losses_table`."""
 
 
-def read_results(supervisor: SupervisorClient, evaluator: EvaluatorClient, run_id: str) -> RunResults:
-    """Read run, triggers and evaluations of a run, finished or not. Raises NotFoundError for an unknown run."""
+def read_results(
+    supervisor: SupervisorClient, evaluator: EvaluatorClient, run_id: str, *, with_losses: bool = False
+) -> RunResults:
+    """Read run, triggers and evaluations of a run, finished or not. Raises NotFoundError for an unknown run.
+
+    Args: with_losses: also those of the newest LOSS_CURVES trainings.
+    """
     run = supervisor.run(run_id)
-    return RunResults(
-        run, triggers_table(supervisor.triggers(run_id, with_losses=False)), evaluations_table(evaluator.results(run.run_id))
-    )
+    triggers = triggers_table(supervisor.triggers(run_id, with_losses=False))
+    losses = losses_table([])
+    if with_losses and len(made := triggers["trigger_id"][triggers["loss"].notna()]):
+        losses = losses_table(supervisor.triggers(run_id, int(made.iloc[-LOSS_CURVES:].iloc[0])))
+    return RunResults(run, triggers, evaluations_table(evaluator.results(run.run_id)), losses)
+
+
+def losses_table(triggers: Sequence[TriggerRecord]) -> pd.DataFrame:
+    """Return the losses that trainings have kept, one row each: trigger_id, batch (from 1), loss, and whether it is the mean of an epoch."""
+    rows = []
+    for trigger in triggers:
+        result = trigger.training_result
+        epochs, batches = result.get("epoch_losses", []), result.get("num_batches", 0)
+        rows += [(trigger.trigger_id, int(batch), loss, False) for batch, loss in result.get("losses", [])]
+        # Epochs have the same number of batches; the log of epochs may be shorter than the training.
+        per_epoch = batches / max(result.get("num_epochs", 0), len(epochs), 1)
+        rows += [(trigger.trigger_id, round((i + 1) * per_epoch), loss, True) for i, loss in enumerate(epochs)]
+    types = {"trigger_id": "int64", "batch": "int64", "loss": "float64", "is_mean": "bool"}
+    return pd.DataFrame(rows, columns=list(types)).astype(types)
 
 
 def triggers_table(triggers: Sequence[TriggerRecord]) -> pd.DataFrame:
@@ -99,7 +125,7 @@ def evaluations_table(results: Sequence[EvaluationResult]) -> pd.DataFrame:
 
 
 def _values(record: Any) -> dict[str, Any]:
-    return {field.name: getattr(record, field.name) for field in fields(record)}
+    return {column.name: getattr(record, column.name) for column in fields(record)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,14 +114,14 @@ class JournalQueries:
         """Return the run's triggers in order. Raises: NotFoundError: there is no such run."""
         return tuple(self.each_trigger(run_id))
 
-    def each_trigger(self, run_id: str, *, with_losses: bool = True) -> Iterator[TriggerRecord]:
+    def each_trigger(self, run_id: str, first: int = 0, *, with_losses: bool = True) -> Iterator[TriggerRecord]:
         """Yield the run's triggers in order, read page by page. Raises: NotFoundError: there is no such run.
 
-        Args: with_losses: also `losses` and `epoch_losses` of their `training_result`, which are long.
+        Args: first: id of the first of them. with_losses: also `losses` and `epoch_losses` of their `training_result`, which are long.
         """
         with self.database.session() as session:
             _run_row(session, run_id)
-        after = -1
+        after = first - 1
         while True:
             with self.database.session() as session:  # not held while a page is consumed
                 page = _triggers(session, run_id, after, _ROWS_PER_PAGE, with_losses=with_losses)

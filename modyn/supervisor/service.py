@@ -85,8 +85,8 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
     def ListTriggers(
         self, request: supervisor_pb2.ListTriggersRequest, context: grpc.ServicerContext
     ) -> Iterator[supervisor_pb2.TriggerRecord]:
-        """Stream the triggers of a run in order; NOT_FOUND if there is no such run."""
-        for trigger in self._journal.each_trigger(request.run_id, with_losses=request.with_losses):
+        """Stream the triggers of a run in order, from the first that is asked for; NOT_FOUND if there is no such run."""
+        for trigger in self._journal.each_trigger(request.run_id, request.first_trigger_id, with_losses=request.with_losses):
             yield to_message(trigger, supervisor_pb2.TriggerRecord)
 
     def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> common_pb2.PluginList:

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from modyn.analysis.report import render, write_report
-from modyn.analysis.results import RunResults, cost, evaluations_table, triggers_table
+from modyn.analysis.report import losses_figure, render, write_report
+from modyn.analysis.results import RunResults, cost, evaluations_table, losses_table, triggers_table
 from modyn.evaluator.client import EvaluationResult
 from modyn.records import EvalInterval, RunId
 from modyn.supervisor.client import Run, RunMode, RunState, TriggerRecord, TriggerState
@@ -63,6 +63,27 @@ def test_the_report_has_every_section_and_needs_no_network(tmp_path: Path) -> No
     assert "src=" not in page.split("</script>")[-1]
     assert "&lt;b&gt;demo" in page
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_losses_are_curves_of_the_trainings_in_a_row() -> None:
+    per_training = {"loss": 0.5, "epoch_losses": [0.9, 0.5], "losses": [[2, 0.8], [4, 0.4]], "num_batches": 4, "num_epochs": 2}
+    records = [
+        TriggerRecord(i, 10, 0, 9, 9, TriggerState.TRAINED, 1.0, model_id=i + 1, training_result=result)
+        for i, result in enumerate([per_training, {}, per_training])
+    ]
+    losses = losses_table(records)
+    assert losses[losses["is_mean"]][["trigger_id", "batch", "loss"]].to_numpy().tolist() == [
+        *([0, 2, 0.9], [0, 4, 0.5], [2, 2, 0.9], [2, 4, 0.5])
+    ]
+    batches, means = losses_figure(losses).data
+    assert (list(batches.x), list(batches.y)) == ([2, 4, None, 6, 8, None], [0.8, 0.4, None, 0.8, 0.4, None])
+    assert (list(means.x), list(means.customdata)) == ([2, 4, None, 6, 8, None], [0, 0, None, 2, 2, None])
+    assert "<h2>Loss</h2>" in render(RunResults(run(), triggers_table(records), evaluations_table([]), losses))
+    assert "<h2>Loss</h2>" not in render(results())
+
+
+def test_tiles_name_metric_dataset_and_handler() -> None:
+    assert "<span>Accuracy · d · h · currently active</span>" in render(results())
 
 
 def test_a_run_without_triggers_and_one_that_failed_have_a_report_too() -> None:

@@ -94,6 +94,7 @@ def test_no_answer_passes_the_message_limit(system_config: SystemConfig, tmp_pat
         assert {run.yaml for run in client.runs()} == {""}
         triggers = client.triggers(run.run_id)
         assert [len(t.training_result["losses"]) for t in triggers] == 5 * [2000]
+        assert client.triggers(run.run_id, 3) == triggers[3:]
         assert {"losses", "epoch_losses"}.isdisjoint(client.triggers(run.run_id, with_losses=False)[0].training_result)
 
 
