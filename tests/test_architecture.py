@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import pkgutil
 import re
 import subprocess
@@ -173,6 +174,25 @@ def test_services_start_without_what_only_workers_and_faces_need(service: str) -
     assert done.stdout.strip() == "[]"
 
 
+def test_what_a_service_process_imports_to_serve(tmp_path: Path) -> None:
+    """Not rich, which structlog imports where it can, nor what only migrations need."""
+    (tmp_path / "file").touch()
+    environment = {**os.environ, "MODYN_STATE_DIR": str(tmp_path / "file" / "state"), "PYTHONPROFILEIMPORTTIME": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "modyn.rpc", "model_storage"], capture_output=True, text=True, check=False, env=environment
+    )
+    assert "make it writable or change state_dir" in done.stderr
+    imported = {line.rsplit("|", 1)[1].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert {"structlog", "grpc", "sqlalchemy"} <= imported
+    assert not imported & {"rich.console", "pygments", "alembic", "torch", "pandas"}
+
+
+def test_the_process_that_looks_after_the_stack_is_light() -> None:
+    program = "import sys, modyn.local.stack; print([m for m in ('grpc', 'numpy', 'sqlalchemy', 'rich') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_help_loads_nothing_heavy() -> None:
     program = (
         "import sys, modyn.cli.main; "
@@ -219,7 +239,7 @@ TRAINING_WORKER = {
         "optimizer_states plan preload state_file train"
     ),
     "trainer_server.downsampling": "no",
-    "workers": "devices job job_table kept_models limits placement pool process session surroundings",
+    "workers": "devices fork_server job job_table kept_models limits placement pool process session surroundings",
 }
 """All modules of Modyn in a training worker, without generated ones, by package. Imported before the fork, by the fork server."""
 

@@ -15,7 +15,7 @@ from benchmark.data_path.installation import Installation
 from benchmark.data_path.resident import MIB, Watched, watching
 from benchmark.data_path.side_process import Arrange, SideProcess, SideProcesses, Start, serve
 from modyn.records import TriggerSetInfo
-from modyn.workers.pool import ENVIRONMENT
+from modyn.workers.fork_server import ENVIRONMENT
 
 ShortCut = Literal["auto", "on", "off"]
 

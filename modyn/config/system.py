@@ -175,6 +175,13 @@ class WorkerServiceConfig(ServiceConfig):
         ge=0,
         description="weights that each worker process keeps for further work of the same run, the newest; 0: keep none",
     )
+    fork_server_idle_s: float = Field(
+        300.0,
+        ge=0,
+        le=86_400,
+        description="seconds without a worker process after which the process that they are forked from, with PyTorch imported, ends; the next "
+        "worker waits some seconds for a new one",
+    )
 
 
 class EvaluatorConfig(WorkerServiceConfig):

@@ -101,6 +101,10 @@ class Evaluations:
             self._changed.notify_all()
         self._dispatcher.join(5)
 
+    def warm_up(self) -> None:
+        """Prepare for evaluations that are soon to come: the first one then finds PyTorch imported."""
+        self._pool.warm_up()
+
     def start(self, request: EvaluationRequest) -> EvaluationStatus:
         """Start an evaluation, or find the one that runs or has finished. One that failed or was stopped is started again, and so is one
         whose data or code have changed since.

@@ -43,8 +43,12 @@ class EvaluatorServicer(evaluator_pb2_grpc.EvaluatorServicer):
         self._store = store
 
     def ValidateSection(self, request: common_pb2.SectionRequest, context: grpc.ServicerContext) -> common_pb2.SectionReply:
-        """Problems of the `evaluation` section of a whole pipeline; empty if it is valid."""
-        return problems_to_proto(check_evaluation(from_struct(request.pipeline)))
+        """Problems of the `evaluation` section of a whole pipeline; empty if it is valid, and workers are soon to be wanted."""
+        pipeline = from_struct(request.pipeline)
+        problems = check_evaluation(pipeline)
+        if pipeline.get("evaluation") and not problems:
+            self._evaluations.warm_up()
+        return problems_to_proto(problems)
 
     def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> common_pb2.PluginList:
         """The metrics that are registered here; those of torchmetrics are not listed."""
@@ -77,7 +81,7 @@ class EvaluatorServicer(evaluator_pb2_grpc.EvaluatorServicer):
 
 
 def build(context: ServiceContext) -> Sequence[Registration]:
-    """The service, from its configuration. Scratch files of an earlier process are removed; workers are warmed up once it answers."""
+    """The service, from its configuration. Scratch files of an earlier process are removed."""
     config = context.config
     settings = config.evaluator
     database = open_database(config, "evaluator", "modyn.evaluator.migrations")
@@ -90,7 +94,9 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     outputs.prepare()
     limits = WorkerLimits("evaluator", settings.user_function_timeout_s, settings.worker_memory_bytes, config.logs.limits)
     rules = SessionRules(settings.num_threads, limits, settings.session_idle_s, settings.session_models_bytes)
-    pool = WorkerPool(settings.max_workers, rules=rules, preload=PRELOAD, failure=ModynError)
+    pool = WorkerPool(
+        settings.max_workers, rules=rules, preload=PRELOAD, failure=ModynError, server_idle_s=settings.fork_server_idle_s
+    )
     storage = StorageClient(config.endpoint("storage"))
     context.on_shutdown(storage.close)
 
@@ -102,5 +108,4 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     # Called in the reverse order: no job starts any more, then workers end, then what they report can still be stored.
     context.on_shutdown(pool.close)
     context.on_shutdown(evaluations.close)
-    context.when_healthy.append(pool.warm_up)
     return [Registration(evaluator_pb2_grpc.add_EvaluatorServicer_to_server, EvaluatorServicer(evaluations, store), FULL_NAME)]

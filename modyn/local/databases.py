@@ -159,6 +159,7 @@ class RedisServer(ChildProcess):
             "unixsocketperm": "700",
             "save": "",
             "appendonly": "no",
+            "hz": "1",
             "maxmemory": "256mb",
             "maxmemory-policy": "allkeys-lru",
             "dir": str(self.folder),

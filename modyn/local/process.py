@@ -32,6 +32,11 @@ class ChildProcess:
         """None: it does not run."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
+    @property
+    def is_serving(self) -> bool:
+        """Whether it answers since it was started; True where `start` itself waits for that."""
+        return True
+
     def start(self) -> None:
         """Start the server."""
         raise NotImplementedError

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import select
 import signal
 import sys
 import time
@@ -26,6 +27,9 @@ from modyn.log_files import is_output, rotate, write_output_to
 from modyn.state_folders import claim_state, hold_lock, is_locked, prepare_run_dir
 
 _LOOK_EVERY_S = 0.05
+"""While parts start. The end of a part wakes this process at any time."""
+_LOOK_WHEN_WELL_S = 1.0
+"""At the sizes of logs."""
 _PAUSES_S = (0.0, 0.2, 1.0, 3.0, 10.0)
 """Before the first, second, … restart of a part that keeps dying; one that has lived for a minute starts over at the first."""
 _LONGEST_PAUSE_WHEN_HEALTHY = 1
@@ -49,9 +53,21 @@ class ServiceProcess(ChildProcess):
         if self._process is not None:
             _end_group(self._process.pid)
         self._end_leftover()
+        with suppress(FileNotFoundError, NotADirectoryError):
+            self._serving_file.unlink()
         # State is where the stack says it is, whatever folder the service is started in.
         environment = {"MODYN_STATE_DIR": str(self._config.state_dir)}
         self._process = spawn(self._command, self._config.log_file(self._name), environment=environment)
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether it has said so since `start`. Not asked over gRPC, whose import would take this process as much memory as all else."""
+        return self._serving_file.exists()
+
+    @property
+    def _serving_file(self) -> Path:
+        """What a service writes when it has begun to answer."""
+        return self._config.service_dir(self._name) / "metrics_url"
 
     def stop(self) -> int | None:
         """End the service and its workers; report one that had to be killed. Returns the exit code; None: it was not started."""
@@ -129,10 +145,14 @@ class Stack:
         self._services = [Part(name, ServiceProcess(name, config, config_file)) for name in names]
         self._parts = (*self._databases, *self._services)
         self._stopping = False
+        self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        """A byte for each signal."""
 
     def run(self) -> int:
         """Start everything, restart what dies until SIGTERM or SIGINT, then stop everything; return the exit code."""
         become_subreaper()
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # for its byte in the pipe only
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._ask_to_stop)
         try:
@@ -143,7 +163,7 @@ class Stack:
             return 1
         while not self._stopping:
             self._look_after()
-            time.sleep(_LOOK_EVERY_S)
+            self._wait()
         self._write("stopping")
         self._stop()
         self._write("stopped")
@@ -165,7 +185,7 @@ class Stack:
                 return
             for part in self._services:
                 self._check_start(part, deadline)
-            time.sleep(_LOOK_EVERY_S)
+            self._wait()
         self._write("ready")
 
     def _check_start(self, part: Part, deadline: float) -> None:
@@ -174,7 +194,7 @@ class Stack:
             raise UnavailableError(f"{part.name} did not start: {last_words(log)}")
         if time.monotonic() > deadline:
             raise UnavailableError(f"{part.name} did not become healthy in {START_PATIENCE_S:.0f} s; see {log}")
-        if not part.healthy and self._is_serving(part):
+        if not part.healthy and part.server.is_serving:
             part.healthy = True
             self._write("starting")
 
@@ -185,7 +205,7 @@ class Stack:
         for part in self._parts:
             if part.server.pid is None:
                 changed |= self._bring_back(part, now)
-            elif not part.healthy and (part in self._databases or self._is_serving(part)):
+            elif not part.healthy and part.server.is_serving:
                 part.healthy = changed = True
         for part in self._databases:  # services and this process rotate theirs by themselves
             with suppress(OSError):
@@ -215,11 +235,12 @@ class Stack:
     def _ask_to_stop(self, *_: object) -> None:
         self._stopping = True
 
-    def _is_serving(self, part: Part) -> bool:
-        # Imported late: gRPC takes a third of a second, for which no service would have been started.
-        from modyn.rpc.channel import is_serving
-
-        return is_serving(self._config.endpoint(part.name), timeout_s=0.5)
+    def _wait(self) -> None:
+        """Until a signal, of a part that has ended or to stop; or until it is time to look again."""
+        well = all(part.healthy and part.server.pid is not None for part in self._parts)
+        select.select([self._reader], [], [], _LOOK_WHEN_WELL_S if well else _LOOK_EVERY_S)
+        with suppress(BlockingIOError):
+            os.read(self._reader, 4096)
 
     def _write(self, state: State, error: str = "") -> None:
         parts = [

@@ -32,6 +32,8 @@ def main() -> int:
     if isinstance(settings := config.service(name), WorkerServiceConfig):
         # What this process starts runs user code, which must not inherit passwords. The configuration has been read.
         keep_allowed(os.environ, settings.worker_environment)
+    # structlog imports rich where it can, for a renderer that no service uses: five megabytes in each.
+    sys.modules["rich"] = None  # type: ignore[assignment]
     # Imported late, so that a wrong configuration is reported at once.
     from modyn.rpc.server import run_service
 

@@ -63,17 +63,16 @@ class TrainerServicer(trainer_server_pb2_grpc.TrainerServerServicer):
 
 
 def build(context: ServiceContext) -> Sequence[Registration]:
-    """The service, from its configuration. Workers are warmed up once it answers."""
+    """The service, from its configuration. Its fork server starts with the first check of a pipeline."""
     config = context.config
     settings = config.trainer_server
     limits = WorkerLimits("trainer_server", settings.user_function_timeout_s, settings.worker_memory_bytes, config.logs.limits)
     rules = SessionRules(settings.num_threads, limits, settings.session_idle_s, settings.session_models_bytes)
-    pool = WorkerPool(settings.max_workers, rules=rules, preload=PRELOAD)
-    checks = WorkerPool(1, preload=PRELOAD)
+    pool = WorkerPool(settings.max_workers, rules=rules, preload=PRELOAD, server_idle_s=settings.fork_server_idle_s)
+    checks = WorkerPool(1, preload=PRELOAD, server_idle_s=settings.fork_server_idle_s)
     models = ModelStorageClient(config.endpoint("model_storage"))
     rmtree(context.directory / "scratch", ignore_errors=True)
     trainings = Trainings(config, pool, checks, models.find)
-    context.when_healthy.append(pool.warm_up)
     # Called in the reverse order: workers end first, while model storage can still be reached.
     context.on_shutdown(models.close)
     context.on_shutdown(checks.close)

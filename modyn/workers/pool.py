@@ -4,31 +4,22 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from multiprocessing import forkserver, get_context
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from modyn.errors import BY_REASON, CancelledError, ConflictError, ModynError, TrainingError, UnavailableError, WorkerDiedError
 from modyn.records import JobState
 from modyn.workers.devices import gpu_bytes
+from modyn.workers.fork_server import start_worker, warm_up
 from modyn.workers.job import Failure, Job, JobSpec, Result
 from modyn.workers.placement import place
 from modyn.workers.process import SessionRules
-from modyn.workers.session import PROCESS_TABLE, Session
-
-ENVIRONMENT: Final = {
-    # OpenBLAS (PyTorch brings its own linear algebra) and Arrow's allocator start threads when they are imported.
-    "OPENBLAS_NUM_THREADS": "1",
-    "JE_ARROW_MALLOC_CONF": "background_thread:false",
-    # With one arena for each thread that receives payloads, no thread can use what another frees: twice as much memory, no more speed.
-    "MALLOC_ARENA_MAX": "2",
-}
-"""Environment variables of workers, where the service was not started with other values."""
+from modyn.workers.session import Session
 
 _logger = logging.getLogger(__name__)
 
@@ -42,7 +33,9 @@ class WorkerPool:
     Args:
         rules: of each worker process.
         preload: modules that the fork server imports; they must not start threads, which a fork does not carry along. There is one fork
-            server in a process: the first pool that warms up determines what is preloaded.
+            server in a process: the pool that starts it determines what is preloaded.
+        server_idle_s: seconds without a worker after which the fork server ends, and with it the memory of what it imported; the next
+            worker waits for a new one. None: it ends with the service.
         failure: class of the error of a job that raised an error of a class other than ours.
         kill_after_s: seconds between SIGTERM and SIGKILL, for a worker that did not stop on request.
         gpus: the memory of each GPU in bytes; asked when a job wants one.
@@ -56,6 +49,7 @@ class WorkerPool:
         preload: Sequence[str] = ("torch",),
         failure: type[ModynError] = TrainingError,
         kill_after_s: float = 3.0,
+        server_idle_s: float | None = None,
         gpus: Callable[[], Sequence[int]] = gpu_bytes,
     ) -> None:
         self._rules = rules or SessionRules()
@@ -63,6 +57,7 @@ class WorkerPool:
         self._kill_after_s = kill_after_s
         self._max_workers = max_workers
         self._preload = list(preload)
+        self._server_idle_s = server_idle_s
         self._failure = failure
         self._gpus = gpus
         self._queue: deque[Job] = deque()
@@ -79,11 +74,7 @@ class WorkerPool:
 
     def warm_up(self) -> None:
         """Start the fork server, which imports its modules in the background. Returns at once; repeated calls do nothing."""
-        with PROCESS_TABLE:
-            for name, value in ENVIRONMENT.items():
-                os.environ.setdefault(name, value)
-            get_context("forkserver").set_forkserver_preload(self._preload)
-            forkserver.ensure_running()
+        warm_up(self._preload, self._server_idle_s)
 
     def submit(
         self,
@@ -191,7 +182,7 @@ class WorkerPool:
             try:
                 job.log_path.parent.mkdir(parents=True, exist_ok=True)
                 if not session.num_jobs:
-                    session.start(self._rules, job.name, self.warm_up)
+                    session.start(self._rules, job.name, self._start_process)
                 begun, answer = session.run(job, self._kill_after_s)
             except Exception as error:  # of any class: the job must end
                 _logger.exception("the watcher of %s failed", job.name)
@@ -205,6 +196,9 @@ class WorkerPool:
                 self._conclude(job, answer, exit_code)
                 return
             # Its worker had ended while it was idle, or did so just now: nothing of this job was done.
+
+    def _start_process(self, process: ForkServerProcess) -> None:
+        start_worker(process, self._preload, self._server_idle_s)
 
     def _take_session(self, job: Job) -> Session:
         """Place the job: in an idle session of its key, or in a new one, for which others may have to end."""

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import pickle
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
-from typing import Any, Final
+from typing import Any
 
 from modyn.records import JobState
+from modyn.workers.fork_server import PROCESS_TABLE
 from modyn.workers.job import Begun, Command, Failure, Job, Progress, Result, Stop
 from modyn.workers.placement import Occupant
 from modyn.workers.process import SessionRules, run_worker
-
-# Protects the standard library's table of children, which is not made for several threads: `start` polls every child, and an exit status
-# can be read once only. One lock for all pools of the process, over `start` and `join`; `start` takes it again to warm up.
-PROCESS_TABLE: Final = threading.RLock()
 
 
 class Session:
@@ -49,14 +45,13 @@ class Session:
         """Whether its process is gone."""
         return self._process is not None and bool(wait([self._process.sentinel], 0))
 
-    def start(self, rules: SessionRules, name: str, warm_up: Callable[[], None]) -> None:
-        """Start the process. warm_up: starts the fork server if it does not run."""
+    def start(self, rules: SessionRules, name: str, start: Callable[[ForkServerProcess], None]) -> None:
+        """Make the process and let `start` start it."""
         context = get_context("forkserver")
         self._connection, theirs = context.Pipe()
         process = context.Process(target=run_worker, args=(rules, theirs), name=name)
-        with theirs, PROCESS_TABLE:
-            warm_up()
-            process.start()
+        with theirs:
+            start(process)
         self._process = process
 
     def run(self, job: Job, kill_after_s: float) -> tuple[bool, Result | Failure | None]:

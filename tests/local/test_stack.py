@@ -76,6 +76,12 @@ def test_every_part_is_told_with_its_process(stack: RunningStack) -> None:
     assert len({part.pid for part in status.parts}) == len(PARTS)
 
 
+def test_a_stack_without_work_has_not_imported_pytorch(stack: RunningStack) -> None:
+    programs = [" ".join(process.cmdline()) for process in processes_of(stack.config)]
+    assert any("modyn.rpc trainer_server" in program for program in programs)
+    assert not [program for program in programs if "forkserver" in program]
+
+
 def test_up_again_leaves_a_stack_that_runs_alone(stack: RunningStack) -> None:
     with stack.client() as client:
         before = client.status()

@@ -1,0 +1,90 @@
+"""The process that workers are forked from, with PyTorch imported: one in a service, started on demand, ended when it is idle."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from multiprocessing import forkserver, get_context
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerProcess
+from typing import Final
+
+ENVIRONMENT: Final = {
+    # OpenBLAS (PyTorch brings its own linear algebra) and Arrow's allocator start threads when they are imported.
+    "OPENBLAS_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+    # With one arena for each thread that receives payloads, no thread can use what another frees: twice as much memory, no more speed.
+    "MALLOC_ARENA_MAX": "2",
+}
+"""Environment variables of workers, where the service was not started with other values."""
+
+# Protects the standard library's table of children, which is not made for several threads: `start` polls every child, and an exit status
+# can be read once only. One lock for all pools of the process, over `start` and `join`.
+PROCESS_TABLE: Final = threading.Lock()
+
+_logger = logging.getLogger(__name__)
+_workers: Final[list[ForkServerProcess]] = []
+"""Those that may live. Ending the fork server would end them."""
+_ending: list[threading.Thread] = []
+"""The thread that ends the fork server, while there is one."""
+_last_used = 0.0
+
+
+def warm_up(preload: Sequence[str], idle_s: float | None) -> None:
+    """Start the fork server, which imports its modules in the background, unless it runs. Returns at once.
+
+    Args: preload, idle_s: see `WorkerPool`.
+    """
+    with PROCESS_TABLE:
+        _ensure_running(preload, idle_s)
+
+
+def start_worker(process: ForkServerProcess, preload: Sequence[str], idle_s: float | None) -> None:
+    """Start a worker process. preload, idle_s: of the fork server, see `WorkerPool`."""
+    with PROCESS_TABLE:
+        _ensure_running(preload, idle_s)
+        process.start()
+        _forget_ended()
+        _workers.append(process)
+
+
+def _ensure_running(preload: Sequence[str], idle_s: float | None) -> None:
+    global _last_used  # noqa: PLW0603  (there is one fork server in a process)
+    _last_used = time.monotonic()
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    get_context("forkserver").set_forkserver_preload(list(preload))
+    forkserver.ensure_running()
+    if idle_s is not None and not _ending:
+        _ending.append(threading.Thread(target=_end_when_idle, args=(idle_s,), name="fork-server", daemon=True))
+        _ending[0].start()
+
+
+def _end_when_idle(idle_s: float) -> None:
+    """End the fork server once there has been no worker for `idle_s` seconds."""
+    global _last_used  # noqa: PLW0603
+    while True:
+        with PROCESS_TABLE:
+            _forget_ended()
+            living = list(_workers)  # kept, and with them the descriptors of their sentinels
+            now = time.monotonic()
+            if living:
+                _last_used = now
+            elif now >= _last_used + idle_s:
+                _ending.clear()
+                forkserver._forkserver._stop()  # type: ignore[attr-defined]
+                _logger.info("no worker was wanted for %g s: the fork server has ended", idle_s)
+                return
+            left_s = _last_used + idle_s - now
+        if living:
+            wait([worker.sentinel for worker in living])
+        else:
+            time.sleep(left_s)
+
+
+def _forget_ended() -> None:
+    ended = wait([worker.sentinel for worker in _workers], 0)
+    _workers[:] = [worker for worker in _workers if worker.sentinel not in ended]

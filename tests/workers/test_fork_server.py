@@ -1,0 +1,59 @@
+"""The process that workers are forked from: started on demand, ended when it is idle, started again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from modyn.testing.waiting import PATIENCE_S
+
+HERE = Path(__file__).parent
+
+# In a process of its own: the fork server of this one serves the other tests.
+SERVICE = """
+    import sys
+    sys.path.insert(0, {here!r})
+    from pathlib import Path
+    from modyn.testing.waiting import eventually
+    from modyn.workers import SessionRules, WorkerPool
+
+    def children():
+        pids = {{pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}}
+        return [pid for pid in pids if b"forkserver" in Path("/proc", pid, "cmdline").read_bytes()]
+
+    if __name__ == "__main__":
+        pool = WorkerPool(1, rules=SessionRules(idle_s=60), preload=(), server_idle_s=0.0)
+
+        def fork_server(name, session=None):
+            job = pool.submit("worker_tasks:surroundings", None, name=name, log_path=Path({log!r}) / name, session=session)
+            return str(job.result(60)["fork_server"])
+
+        print("before the first job:", children() == [])
+        first = fork_server("first")
+        eventually(lambda: children() == [])
+        print("ended without workers: True")
+        second = fork_server("second", "a session")
+        print("started again:", children() == [second] and second != first)
+        print("kept while a session waits:", fork_server("third", "a session") == second)
+        pool.warm_up()
+        print("same for all:", children() == [second])
+        pool.close()
+        eventually(lambda: children() == [])
+        print("ended with its last session: True")
+"""
+
+
+def test_the_fork_server_is_there_on_demand_and_ends_without_workers(tmp_path: Path) -> None:
+    path = tmp_path / "service.py"
+    path.write_text(textwrap.dedent(SERVICE).format(here=str(HERE), log=str(tmp_path)))
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    assert done.stdout.splitlines() == [
+        "before the first job: True",
+        "ended without workers: True",
+        "started again: True",
+        "kept while a session waits: True",
+        "same for all: True",
+        "ended with its last session: True",
+    ], done.stderr
