@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from modyn.errors import ConfigError, CorruptStateError
+from modyn.errors import ConfigError, CorruptStateError, TrainingError
 from modyn.rpc.logs import get_logger
 from modyn.trainer_server.loop import Hook, Training
 from modyn.trainer_server.state_file import read_state_file, write_state_file
@@ -29,7 +29,7 @@ _logger = get_logger("checkpoint")
 
 
 class Checkpoints(Hook):
-    """Writes a checkpoint every `interval` batches, at the next boundary between two steps."""
+    """Writes a checkpoint every `interval` batches, at the next boundary between two steps, and when the training is to stop there."""
 
     def __init__(self, path: Path, interval: int, identity: Mapping[str, Any], seed: int) -> None:
         self._path = path
@@ -45,11 +45,17 @@ class Checkpoints(Hook):
         _check_readable({name: state[name] for name in ("optimizers", "schedulers")})
 
     def on_boundary(self, training: Training) -> None:
-        """Write a checkpoint once `interval` batches have passed. Raises TrainingError if the file cannot be written."""
-        if training.progress.batches - self._last < self._interval:
+        """Write a checkpoint once `interval` batches have passed, or when the training stops. Raises TrainingError if the file cannot be
+        written, unless it stops anyway."""
+        if not training.stopping and training.progress.batches - self._last < self._interval:
             return
         self._last = training.progress.batches
-        write_state_file(self._path, {**self._header, **snapshot(training)})
+        try:
+            write_state_file(self._path, {**self._header, **snapshot(training)})
+        except TrainingError as error:
+            if not training.stopping:
+                raise
+            _logger.warning("checkpoint_not_written", reason=error.message)
 
 
 def snapshot(training: Training) -> dict[str, Any]:

@@ -110,5 +110,5 @@ class TrainerServerClient(SectionClient):
             yield from_message(status, TrainingStatus)
 
     def stop(self, run_id: str, trigger_id: int) -> None:
-        """Ask a training to stop, and return at once; it ends as STOPPED and keeps its last checkpoint. Raises: NotFoundError."""
+        """Ask a training to stop, and return at once; it ends as STOPPED, with a checkpoint if it keeps any. Raises: NotFoundError."""
         self._stub.Stop(trainer_server_pb2.TrainingId(run_id=run_id, trigger_id=trigger_id))

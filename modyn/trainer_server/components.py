@@ -13,8 +13,9 @@ from typing import Any, Final, Literal
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau
 
+from modyn.config.base import load_section
 from modyn.errors import ConfigError, ModynError
 from modyn.registry import load_object, nearest
 from modyn.trainer_server.config import (
@@ -22,6 +23,7 @@ from modyn.trainer_server.config import (
     SCHEDULERS,
     OptimizerConfig,
     SchedulerConfig,
+    SchedulerPart,
     TrainingConfig,
 )
 from modyn.trainer_server.criterion import Criterion
@@ -129,22 +131,64 @@ def build_schedulers(
     """
     if config is None:
         return []
-    path = "training.lr_scheduler"
-    if config.source == "Custom":
-        kind: Any = SCHEDULERS.get(config.name)
-    else:
-        kind = getattr(torch.optim.lr_scheduler, config.name, None)
-        if not (inspect.isclass(kind) and issubclass(kind, LRScheduler) and kind is not LRScheduler):
-            names = [name for name in dir(torch.optim.lr_scheduler) if name.endswith(("LR", "Restarts", "Plateau"))]
-            raise ConfigError(f"{path}.name: torch.optim.lr_scheduler has no '{config.name}'{nearest(config.name, names)}")
     # Classes refuse totals of 0, but a trigger set smaller than a batch is legal: nothing will step.
     numbers = {"MODYN_NUM_BATCHES": max(1, num_batches), "MODYN_NUM_EPOCHS": max(1, num_epochs)}
-    options = {name: resolve(value, numbers, f"{path}.config.{name}") for name, value in config.config.items()}
+    part, path = SchedulerPart(**config.model_dump(include={"name", "source", "config"})), "training.lr_scheduler"
+    chosen = [optimizers[name] for name in config.optimizers or optimizers]
+    built = [_scheduler(part, path, optimizer, numbers, run_user_code) for optimizer in chosen]
+    return [scheduler for scheduler in built if scheduler is not None]
+
+
+def _scheduler(part: SchedulerPart, path: str, optimizer: Optimizer, numbers: Mapping[str, int], run_user_code: bool) -> Any:
+    """Build one scheduler, after those that it is composed of. None: it would call functions of the user, which are not to run."""
+    kind = _scheduler_class(part, path)
+    given = {name: value for name, value in part.config.items() if name != "schedulers"}
+    options = {name: resolve(value, numbers, f"{path}.config.{name}") for name, value in given.items()}
+    if isinstance(options.get("milestones"), list):
+        # PyTorch looks for the very number of a step, which the result of a division may not be.
+        options["milestones"] = [int(step) if isinstance(step, float) else step for step in options["milestones"]]
+    if "schedulers" in part.config:
+        parts = [
+            (
+                _scheduler(load_section(SchedulerPart, entry, where), where, optimizer, numbers, run_user_code),
+                entry["name"],
+                where,
+            )
+            for entry, where in _parts(part.config["schedulers"], f"{path}.config.schedulers")
+        ]
+        for built, name, where in parts:
+            if isinstance(built, ReduceLROnPlateau):
+                raise ConfigError(
+                    f"{where}.name: {name} looks at a loss when it steps, so it cannot be a part of another scheduler"
+                )
+        if any(built is None for built, _, _ in parts):
+            return None
+        options["schedulers"] = [built for built, _, _ in parts]
     if "lr_lambda" in options:
         options["lr_lambda"] = _lambdas(options["lr_lambda"], numbers, f"{path}.config.lr_lambda", run_user_code)
         if not run_user_code:
-            return []
-    return [_constructed(kind, path, "config", optimizers[name], **options) for name in config.optimizers or optimizers]
+            return None
+    if kind is ChainedScheduler:  # the one that takes its optimizer last
+        return _constructed(kind, path, "config", optimizer=optimizer, **options)
+    return _constructed(kind, path, "config", optimizer, **options)
+
+
+def _scheduler_class(part: SchedulerPart, path: str) -> Any:
+    if part.source == "Custom":
+        return SCHEDULERS.get(part.name)
+    kind = getattr(torch.optim.lr_scheduler, part.name, None)
+    if not (inspect.isclass(kind) and issubclass(kind, LRScheduler) and kind is not LRScheduler):
+        names = [name for name in dir(torch.optim.lr_scheduler) if name.endswith(("LR", "Restarts", "Plateau", "Scheduler"))]
+        names.remove("LRScheduler")
+        raise ConfigError(f"{path}.name: torch.optim.lr_scheduler has no '{part.name}'{nearest(part.name, names)}")
+    return kind
+
+
+def _parts(entries: Any, path: str) -> list[tuple[Any, str]]:
+    """The entries of a list of schedulers, with their paths."""
+    if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
+        raise ConfigError(f"{path}: {entries!r} is no list of schedulers; write {{name: …, config: …}} for each")
+    return [(entry, f"{path}.{i}") for i, entry in enumerate(entries)]
 
 
 def build_scaler(config: TrainingConfig) -> torch.amp.GradScaler:

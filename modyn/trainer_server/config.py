@@ -64,22 +64,28 @@ class CriterionConfig(Section):
         return value
 
 
-class SchedulerConfig(Section):
-    """How learning rates change over one training. A scheduler starts anew with each trigger."""
+class SchedulerPart(Section):
+    """A scheduler, by itself or as a part of another one."""
 
     name: str = Field(description="a class of torch.optim.lr_scheduler, or a registered id", examples=["CosineAnnealingLR"])
     source: Literal["PyTorch", "Custom"] = Field(
         "PyTorch", description="where `name` is from; `Custom`: the registry modyn.schedulers"
     )
-    step_every: Literal["epoch", "batch"] = Field("epoch", description="`batch`: after each step of the optimizers")
-    optimizers: list[str] = Field(
-        default_factory=list, description="names of the optimizers that it drives, each with a scheduler of its own; none: all"
-    )
     config: dict[str, Any] = Field(
         default_factory=dict,
         description="arguments of its constructor; MODYN_NUM_BATCHES and MODYN_NUM_EPOCHS stand for the number of times that the "
-        "optimizers step, and of epochs, in this training; arithmetic is allowed",
+        "optimizers step, and of epochs, in this training; arithmetic is allowed. `schedulers` of SequentialLR and ChainedScheduler: a list of "
+        "entries with `name`, `source` and `config`, for a warm-up before a cosine, say; `milestones` are rounded down",
         examples=[{"T_max": "MODYN_NUM_BATCHES"}],
+    )
+
+
+class SchedulerConfig(SchedulerPart):
+    """How learning rates change over one training. A scheduler starts anew with each trigger."""
+
+    step_every: Literal["epoch", "batch"] = Field("epoch", description="`batch`: after each step of the optimizers")
+    optimizers: list[str] = Field(
+        default_factory=list, description="names of the optimizers that it drives, each with a scheduler of its own; none: all"
     )
 
     @model_validator(mode="after")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from modyn.dataset.batch import Batch, map_tensors
-from modyn.errors import DataError, ModynError, TrainingError
+from modyn.errors import CancelledError, DataError, ModynError, TrainingError
 from modyn.models.calls import forward
 from modyn.trainer_server.components import TrainingComponents
 from modyn.trainer_server.config import EarlyStoppingConfig
@@ -99,6 +99,8 @@ class Training:
         """Sum over the batches of this epoch, on the device."""
         self.finished = False
         """Set by a hook that wants the training to end after this epoch."""
+        self.stopping = False
+        """Set by a hook that was asked to stop: the training ends between two steps, after the other hooks."""
         self._pending = False
         self._network = components.compiled if components.compiled is not None else components.model
         self._joint_step = JointStep(components.optimizers, components.scaler, components.clip_norm)
@@ -127,6 +129,8 @@ class Training:
             if not self._pending:
                 for call in self._on_boundary:
                     call(self)
+                if self.stopping:
+                    raise _stopped()
                 self.clock.lap("hooks")
 
     def _goes_on_with(self, batch: Batch) -> bool:
@@ -272,13 +276,16 @@ class EarlyStopping(Hook):
 
 
 class ProgressReports(Hook):
-    """Sends progress every `interval_s` seconds, and raises CancelledError once the service asks to stop.
+    """Sends progress every `interval_s` seconds, and ends the training once the service asks to stop.
 
     Only then is the loss read, which waits for the device.
+
+    Args: between_steps: end it between two steps, where a checkpoint can be taken; otherwise at once.
     """
 
-    def __init__(self, connection: JobConnection, interval_s: float) -> None:
+    def __init__(self, connection: JobConnection, interval_s: float, *, between_steps: bool) -> None:
         self._connection = connection
+        self._between_steps = between_steps
         self._interval_s = interval_s
         self._last = 0.0
         self._last_samples = 0
@@ -290,7 +297,10 @@ class ProgressReports(Hook):
 
     def on_batch(self, training: Training) -> None:
         """Send progress if `interval_s` seconds have passed since the last message. Raises CancelledError."""
-        self._connection.check()
+        if self._connection.stopping:
+            if not self._between_steps:
+                raise _stopped()
+            training.stopping = True
         now = perf_counter()
         if now - self._last >= self._interval_s:
             self._send(training, (training.progress.samples - self._last_samples) / (now - self._last))
@@ -306,6 +316,10 @@ class ProgressReports(Hook):
                 "samples_per_s": samples_per_s,
             }
         )
+
+
+def _stopped() -> CancelledError:
+    return CancelledError("the training was stopped on request")
 
 
 def _explained(error: Exception, batch: Batch, model: nn.Module) -> ModynError:

@@ -191,8 +191,9 @@ def build(inputs: TrainingInputs, parent: StoredModel | None, seed: int, connect
     hooks: list[Hook] = [Losses(config.record_loss_every), FiniteLoss()]
     if config.early_stopping:
         hooks.append(EarlyStopping(config.early_stopping))
-    hooks.append(ProgressReports(connection, inputs.context.report_interval_s))
-    if config.checkpointing.activated:
+    keeps_checkpoints = config.checkpointing.activated
+    hooks.append(ProgressReports(connection, inputs.context.report_interval_s, between_steps=keeps_checkpoints))
+    if keeps_checkpoints:
         path = checkpoint_path(inputs.context.folder, request)
         hooks.append(Checkpoints(path, config.checkpointing.interval, inputs.identity(), seed))
     clock = Clock(torch.device(config.device) if config.enable_accurate_gpu_measurements else None)

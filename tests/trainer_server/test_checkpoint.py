@@ -84,7 +84,7 @@ def test_a_training_that_goes_on_ends_as_an_undisturbed_one(tmp_path: Path, afte
     undisturbed = TrainingRoom(tmp_path / "undisturbed").train(pipeline)
     room = TrainingRoom(tmp_path / "disturbed")
     path = interrupted(room, pipeline, after)
-    assert read_state_file(path)["progress"]["batches"] in (after - 1, after - 2)
+    assert read_state_file(path)["progress"]["batches"] in (after, after + 1)
 
     np.random.default_rng().random()
     torch.rand(3)
@@ -94,6 +94,25 @@ def test_a_training_that_goes_on_ends_as_an_undisturbed_one(tmp_path: Path, afte
     assert resumed.trained.weights_sha256 == undisturbed.trained.weights_sha256
     assert comparable(resumed) == comparable(undisturbed)
     assert not path.exists()
+
+
+def test_a_stop_writes_a_checkpoint_whatever_the_interval(tmp_path: Path) -> None:
+    room = TrainingRoom(tmp_path)
+    path = interrupted(room, demanding_pipeline(interval=1000), 9)
+    assert read_state_file(path)["progress"]["batches"] == 9  # in epoch 1, whose second step is made of batches 3 and 4
+    assert read_state_file(interrupted(room, demanding_pipeline(interval=1000), 2))["progress"]["batches"] == 12
+
+
+def test_a_stop_whose_checkpoint_cannot_be_written_is_a_stop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    room = TrainingRoom(tmp_path)
+    path = interrupted(room, demanding_pipeline(interval=1000), 3)
+    before = path.read_bytes()
+
+    path.with_name(f".{path.name}.partial").mkdir()  # in the place of the file that is written first
+    with pytest.raises(CancelledError):
+        room.train(demanding_pipeline(interval=1000), report=RecordedReport(stop_after=3))
+    assert "checkpoint_not_written" in capsys.readouterr().err
+    assert path.read_bytes() == before
 
 
 def read_progress(report: RecordedReport) -> int:
@@ -111,7 +130,7 @@ def test_a_training_with_an_epoch_schedule_goes_on_at_the_border_of_an_epoch(tmp
     pipeline = demanding_pipeline(interval=5, **options)
     undisturbed = TrainingRoom(tmp_path / "undisturbed").train(pipeline)
     room = TrainingRoom(tmp_path / "disturbed")
-    path = interrupted(room, pipeline, 7)
+    path = interrupted(room, pipeline, 5)
     progress = read_state_file(path)["progress"]
     assert (progress["epoch"], progress["batches_in_epoch"], progress["batches"]) == (1, 0, 5)
     assert room.train(pipeline).trained.weights_sha256 == undisturbed.trained.weights_sha256
@@ -212,8 +231,17 @@ def test_checkpoints_can_lie_elsewhere_and_come_every_so_many_batches(tmp_path: 
         "gradient_accumulation_steps": 1,
     }
     room = TrainingRoom(tmp_path / "room")
-    with pytest.raises(CancelledError):
-        room.train(demanding_pipeline(**options), report=RecordedReport(stop_after=16))
+
+    class Breaks(RecordedReport):
+        @property
+        def stopping(self) -> bool:
+            self.looks += 1
+            if self.looks == 17:
+                raise TrainingError("broken")
+            return False
+
+    with pytest.raises(TrainingError, match="broken"):
+        room.train(demanding_pipeline(**options), report=Breaks())
     assert [path.name for path in elsewhere.iterdir()] == ["memory-0001.0.checkpoint"]
     assert read_state_file(elsewhere / "memory-0001.0.checkpoint")["progress"]["batches"] == 12
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
@@ -169,6 +170,66 @@ def test_numbers_known_at_run_time_are_filled_in_at_any_depth() -> None:
         "nested": {"x": "MODYN_NUM_EPOCHS"},
     }
     assert resolve(given, numbers, "config") == {"milestones": [6.0, -1], "mode": "min", "nested": {"x": 3}}
+
+
+WARM_UP_AND_COSINE: dict[str, Any] = {
+    "name": "SequentialLR",
+    "step_every": "batch",
+    "config": {
+        "schedulers": [
+            {"name": "LinearLR", "config": {"start_factor": 0.25, "total_iters": "MODYN_NUM_BATCHES // 5"}},
+            {"name": "CosineAnnealingLR", "config": {"T_max": "MODYN_NUM_BATCHES - MODYN_NUM_BATCHES // 5"}},
+        ],
+        "milestones": ["0.23 * MODYN_NUM_BATCHES"],
+    },
+}
+
+
+def rates(config: dict[str, Any], num_steps: int) -> list[float]:
+    """The learning rates of steps 0, 1, … of an optimizer whose rate is 1."""
+    sgd = SGD(network().parameters(), lr=1.0)
+    (scheduler,) = build_schedulers(SchedulerConfig(**config), {"default": sgd}, num_batches=num_steps, num_epochs=1)
+    found = []
+    for _ in range(num_steps):
+        found.append(sgd.param_groups[0]["lr"])
+        sgd.step()
+        scheduler.step()
+    return found
+
+
+def test_a_warm_up_is_followed_by_a_cosine() -> None:
+    found = rates(WARM_UP_AND_COSINE, 20)
+    assert found[:5] == pytest.approx([0.25, 0.4375, 0.625, 0.8125, 1.0])
+    assert found[4:] == pytest.approx([(1 + math.cos(math.pi * i / 16)) / 2 for i in range(16)])
+
+
+def test_schedulers_are_chained() -> None:
+    parts = [
+        {"name": "ConstantLR", "config": {"factor": 0.5, "total_iters": 2}},
+        {"name": "ExponentialLR", "config": {"gamma": 0.5}},
+    ]
+    assert rates({"name": "ChainedScheduler", "step_every": "batch", "config": {"schedulers": parts}}, 4) == [
+        0.5,
+        0.25,
+        0.25,
+        0.125,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ([{"name": "LinearR"}], r"lr_scheduler\.config\.schedulers\.0\.name: .* no 'LinearR', did you mean 'LinearLR'"),
+        ([{"name": "StepLR"}], r"lr_scheduler\.config\.schedulers\.0\.config: StepLR refuses its options: .*step_size"),
+        ([{"name": "ReduceLROnPlateau"}], r"schedulers\.0\.name: ReduceLROnPlateau looks at a loss .* cannot be a part"),
+        ([{"nam": "StepLR"}], r"lr_scheduler\.config\.schedulers\.0\.nam"),
+        ("StepLR", r"lr_scheduler\.config\.schedulers: 'StepLR' is no list"),
+    ],
+)
+def test_a_wrong_part_of_a_scheduler_is_named_with_its_path(parts: Any, message: str) -> None:
+    config = SchedulerConfig(name="ChainedScheduler", config={"schedulers": parts})
+    with pytest.raises(ConfigError, match=message):
+        build_schedulers(config, {"default": SGD(network().parameters(), lr=1.0)}, num_batches=5, num_epochs=2)
 
 
 def test_functions_of_the_user_drive_a_lambda_scheduler() -> None:
