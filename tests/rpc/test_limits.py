@@ -102,3 +102,13 @@ def test_so_many_samples_fit_into_a_message() -> None:
     count = items_per_message(endpoint, 24)
     anything = np.random.default_rng(1).integers(-(2**63), 2**63 - 1, count)
     assert 0.9 * 2**16 < batch_to_proto(SampleBatch(anything, anything, anything)).ByteSize() <= 2**16
+
+
+def test_a_compressed_message_is_not_unpacked_beyond_the_limit(serve: Serve) -> None:
+    endpoint = serve(max_message_bytes=2**16)
+    request = pb.TriggerRequest(run_id="x" * 2**20).SerializeToString()
+    with grpc.insecure_channel(endpoint.address) as channel:
+        trigger: Any = channel.unary_unary("/modyn.Selector/Trigger")
+        with pytest.raises(grpc.RpcError) as caught:
+            trigger(request, compression=grpc.Compression.Gzip, timeout=PATIENCE_S)
+    assert caught.value.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNIMPLEMENTED)

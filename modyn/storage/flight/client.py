@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import uuid
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Self
@@ -37,6 +38,7 @@ class PayloadClient:
             raise InvalidArgumentError(
                 f"a payload client needs at least one endpoint and one stream, not {len(endpoints)} and {streams}"
             )
+        self._name = uuid.uuid4().hex
         self._pool = EndpointPool(endpoints)
         self._streams = streams
         self._limits = limits or FetchLimits()
@@ -85,7 +87,7 @@ class PayloadClient:
             DeadlineError: `deadline_s` has passed; it names the sample and the endpoints that owe it.
             CancelledError: the fetch was cancelled or the client closed.
         """
-        asked = PayloadRequest(dataset, on_missing, np.ascontiguousarray(keys, np.int64), identity)
+        asked = PayloadRequest(dataset, on_missing, np.ascontiguousarray(keys, np.int64), identity, self._name)
         fetch = Fetch(asked, self._pool, self._streams, self._limits, deadline_s)
         with self._lock:
             if self._closed:

@@ -20,6 +20,9 @@ from modyn.storage.flight.protocol import location
 WINDOW_BYTES = 2 * 2**20
 """Most bytes of a call that gRPC receives ahead of the reader. Fixed, not estimated: it is part of the bound on a client's memory."""
 
+REQUEST_DEADLINE_S = 600.0
+"""Of one request, some megabytes. It frees the server of what is not read, and a consumer that was away for longer asks again for the rest."""
+
 # The first pause hardly delays a fetch when one connection breaks; the last one bounds the wait after an endpoint is back, while
 # thousands of workers do not overrun a server that starts. Both are far below `retry_s`, so every endpoint is tried many times.
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 1.0
@@ -109,7 +112,7 @@ class EndpointPool:
         peer = self._peers[index]
         secret = peer.endpoint.security.secret()  # As it is now: its file may have changed.
         headers = [] if secret is None else [(TOKEN_KEY.encode(), b"Bearer " + secret.encode())]
-        options = flight.FlightCallOptions(headers=headers)
+        options = flight.FlightCallOptions(timeout=REQUEST_DEADLINE_S, headers=headers)
         with self._lock:
             if peer.idle:
                 return peer.idle.pop(), options

@@ -1,4 +1,4 @@
-"""Which requests a payload server answers at once, so that neither idle ones nor those of one dataset keep the others out."""
+"""Which requests a payload server answers at once, so that neither idle ones nor those of one dataset or client keep the others out."""
 
 from __future__ import annotations
 
@@ -21,21 +21,25 @@ class _Place:
     """The place of one request. idle_since: when its client was given a message that it has not taken; None: the server works on it."""
 
     dataset: str
+    client: str
     idle_since: float | None = None
 
 
 class Places:
     """At most `number` requests have a place. One whose client has read nothing for `idle_s` seconds loses it to another that has none.
 
+    While a client waits, those that hold their equal share of all places or more get no other. It waits for `idle_s` after it last asked.
+
     Args: busy: the start of the message of a refused request. clock: seconds, never set back. Thread-safe.
     """
 
     def __init__(self, number: int, idle_s: float, busy: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._number, self._idle_s, self._busy, self._clock = number, idle_s, busy, clock
-        self._lock = threading.Lock()  # Protects the two sets and the times of the places in them.
+        self._lock = threading.Lock()  # Protects what follows, and the times of the places.
         self._held: set[_Place] = set()
         # Each still takes a thread and two chunks, so their number is bounded as well.
         self._lost: set[_Place] = set()
+        self._waiting: dict[str, float] = {}  # When a client was refused that has not got a place since.
 
     @property
     def taken(self) -> int:
@@ -44,9 +48,9 @@ class Places:
             return len(self._held)
 
     @contextmanager
-    def admitted(self, dataset: str) -> Iterator[_Place]:
+    def admitted(self, dataset: str, client: str = "") -> Iterator[_Place]:
         """Give a request a place while it lasts. Raises UnavailableError: there is none, the client is to try again."""
-        place = _Place(dataset)
+        place = _Place(dataset, client)
         self._take(place)
         try:
             yield place
@@ -69,13 +73,32 @@ class Places:
 
     def _take(self, place: _Place) -> None:
         with self._lock:
-            of_dataset = [other for other in self._held if other.dataset == place.dataset]
-            if len(of_dataset) >= ceil(self._number * SHARE):
-                self._free(of_dataset)
-            elif len(self._held) >= self._number:
-                self._free(self._held)
-            self._lost.discard(place)
-            self._held.add(place)
+            try:
+                self._take_now(place)
+            except UnavailableError:
+                if len(self._waiting) < self._number:
+                    self._waiting[place.client] = self._clock()
+                raise
+            self._waiting.pop(place.client, None)
+
+    def _take_now(self, place: _Place) -> None:
+        of_dataset = [other for other in self._held if other.dataset == place.dataset]
+        if self._has_its_share(place.client):
+            raise UnavailableError(self._busy)
+        if len(of_dataset) >= ceil(self._number * SHARE):
+            self._free(of_dataset)
+        elif len(self._held) >= self._number:
+            self._free(self._held)
+        self._lost.discard(place)
+        self._held.add(place)
+
+    def _has_its_share(self, client: str) -> bool:
+        """Whether `client` is to leave the next place to another that waits."""
+        since = self._clock() - self._idle_s
+        self._waiting = {other: refused for other, refused in self._waiting.items() if refused > since}
+        held = [place.client for place in self._held]
+        clients = {client, *self._waiting, *held}
+        return not self._waiting.keys() <= {client} and held.count(client) >= max(1, self._number // len(clients))
 
     def _free(self, places: set[_Place] | list[_Place]) -> None:
         """Take a place from the request of `places` that has been idle for longest. Raises UnavailableError: none has been for long enough."""

@@ -153,7 +153,7 @@ class PayloadServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
         """The messages of an answer; its errors are the last one."""
         done = 0
         try:
-            with self._places.admitted(request.dataset) as place, PAYLOAD_SECONDS.time():
+            with self._places.admitted(request.dataset, request.client) as place, PAYLOAD_SECONDS.time():
                 for chunk in self._chunks(request, identity, context):
                     if chunk is None:
                         message = no_samples(schema), AnswerHead(done).to_bytes()

@@ -90,3 +90,38 @@ def test_those_that_lost_their_place_are_bounded_as_well(clock: Clock) -> None:
         with pytest.raises(UnavailableError), places.admitted("e"):
             pass
         held.pop_all()
+
+
+def test_a_client_with_many_requests_leaves_a_place_to_one_that_waits(places: Places) -> None:
+    """And has all of them while no other client wants one."""
+    greedy = [ExitStack() for _ in range(4)]
+    for number, one in enumerate(greedy):
+        one.enter_context(places.admitted(f"d{number}", "greedy"))
+    with pytest.raises(UnavailableError, match="busy"), places.admitted("d", "modest"):
+        pass
+    with greedy[0]:
+        pass
+    with pytest.raises(UnavailableError, match="busy"), places.admitted("d0", "greedy"):
+        pass
+    with places.admitted("d", "modest"), pytest.raises(UnavailableError, match="busy"), places.admitted("d0", "greedy"):
+        pass
+    with places.admitted("d0", "greedy"):
+        pass
+    for one in greedy:
+        one.close()
+
+
+def test_a_client_that_does_not_come_back_is_waited_for_no_longer(places: Places, clock: Clock) -> None:
+    with ExitStack() as held:
+        last = [held.enter_context(ExitStack()) for _ in range(4)][-1]
+        for number in range(3):
+            held.enter_context(places.admitted(f"d{number}", "greedy"))
+        last.enter_context(places.admitted("d3", "greedy"))
+        with pytest.raises(UnavailableError), places.admitted("d", "modest"):
+            pass
+        last.close()
+        with pytest.raises(UnavailableError), places.admitted("d3", "greedy"):
+            pass
+        clock.now += 5.1
+        with places.admitted("d3", "greedy"):
+            pass
