@@ -13,9 +13,15 @@ from modyn.errors import ConfigError
 class SecurityConfig(Section):
     """Access to the services. Beyond loopback, TLS and a token are required."""
 
-    tls_cert: Path | None = Field(None, description="PEM file with the certificate that servers show")
+    tls_cert: Path | None = Field(
+        None,
+        description="PEM file with the certificate that servers show, and clients where it is asked for. Read again when it changes",
+    )
     tls_key: Path | None = Field(None, description="PEM file with the private key of `tls_cert`")
     tls_ca: Path | None = Field(None, description="PEM file with the authority that clients trust; default: `tls_cert`")
+    client_ca: Path | None = Field(
+        None, description="PEM file with the authority of the certificates that clients must show; none: they need no certificate"
+    )
     token: str | None = Field(None, description="secret that clients send with each call, at least 16 characters", repr=False)
     token_file: Path | None = Field(
         None,
@@ -40,6 +46,8 @@ class SecurityConfig(Section):
     def _pairs(self) -> SecurityConfig:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key belong together: set both or none")
+        if self.client_ca is not None and self.tls_cert is None:
+            raise ValueError("client_ca asks clients for certificates, which needs TLS: set tls_cert and tls_key as well")
         if self.token is not None and self.token_file is not None:
             raise ValueError("set token or token_file, not both")
         return self

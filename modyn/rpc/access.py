@@ -15,6 +15,7 @@ from modyn.config.security import SecurityConfig
 from modyn.config.system import SystemConfig
 from modyn.errors import ConfigError, SecurityError
 from modyn.rpc.logs import get_logger
+from modyn.rpc.security import version_of
 
 
 class Role(IntEnum):
@@ -123,12 +124,8 @@ class AccessTokens:
                 self._read = (version, self._read[1])
         return self._read[1]
 
-    def _version(self) -> tuple[int, ...]:
-        try:
-            found = self._file.stat() if self._file is not None else None
-        except OSError:
-            return ()
-        return () if found is None else (found.st_ino, found.st_mtime_ns, found.st_size)
+    def _version(self) -> tuple[tuple[int, ...], ...]:
+        return () if self._file is None else version_of(self._file)
 
 
 def _accepted(security: SecurityConfig) -> dict[str, Role]:
@@ -152,10 +149,16 @@ def _accepted(security: SecurityConfig) -> dict[str, Role]:
 
 
 def for_workers(config: SystemConfig, role: Role) -> SystemConfig:
-    """Return what worker processes get: no database, no key, and a token of `role`, or of a lower one if this process has no higher."""
+    """Return what worker processes get: no database, no key unless clients need one, and a token of `role`.
+
+    The token is one of a lower role if this process has no higher one.
+    """
     security = config.security
     secret = security.secret()
     if secret is not None and (security.accepted_file is None or _accepted(security).get(digest(secret)) is Role.ADMIN):
         secret = derived_token(secret, role)
     limited = SecurityConfig(tls_ca=security.tls_ca or security.tls_cert, token=secret)
+    if security.client_ca is not None:  # No service would take a connection without one.
+        shown = {"tls_cert": security.tls_cert, "tls_key": security.tls_key, "client_ca": security.client_ca}
+        limited = limited.model_copy(update=shown)
     return config.without_databases().model_copy(update={"security": limited})

@@ -5,7 +5,8 @@ A unary call that meets an unavailable server is repeated for a while: all calls
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
@@ -14,7 +15,7 @@ import grpc
 from modyn.config.endpoint import Endpoint
 from modyn.errors import ModynError
 from modyn.rpc.retry import CancellationToken, Retrier, RetryPolicy
-from modyn.rpc.security import root_certificates
+from modyn.rpc.security import Certificates, FreshCertificates, client_certificates
 from modyn.rpc.status import TOKEN_KEY, from_rpc
 
 T = TypeVar("T")
@@ -36,7 +37,7 @@ class Channel:
         not_repeatable: frozenset[str] = frozenset(),
     ) -> None:
         """`wait_s`: how long unary calls wait for a server that cannot be reached. `stream_s`: how long a stream may last."""
-        options = [
+        self._options = [
             ("grpc.max_receive_message_length", endpoint.max_message_bytes),
             ("grpc.max_send_message_length", endpoint.max_message_bytes),
             ("grpc.initial_reconnect_backoff_ms", 50),
@@ -50,11 +51,9 @@ class Channel:
             # Without it channels to one address share a connection, and a client made after a restart inherits its back-off.
             ("grpc.use_local_subchannel_pool", 1),
         ]
-        roots = root_certificates(endpoint)
-        if roots is None:
-            self._inner = grpc.insecure_channel(endpoint.address, options=options)
-        else:
-            self._inner = grpc.secure_channel(endpoint.address, grpc.ssl_channel_credentials(roots), options=options)
+        self._certificates = FreshCertificates(endpoint, client_certificates)
+        self._lock = threading.Lock()  # Protects the connections.
+        self._connections: list[tuple[Certificates | None, grpc.Channel]] = []
         self._security = endpoint.security
         self._peer = endpoint.address
         self._stream_s = stream_s
@@ -63,19 +62,19 @@ class Channel:
 
     def unary_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """A call with one request and one answer. Repeated while the server is unavailable, unless it is `not_repeatable`."""
-        once = partial(self._call, self._inner.unary_unary(method, *args, **kwargs), timeout=DEFAULT_DEADLINE_S)
+        once = partial(self._call, self._bound("unary_unary", method, *args, **kwargs), timeout=DEFAULT_DEADLINE_S)
         return once if method.rsplit("/", 1)[-1] in self._not_repeatable else partial(self.retrier.call, once)
 
     def stream_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """A call with a stream of requests and one answer."""
-        return partial(self._call, self._inner.stream_unary(method, *args, **kwargs), timeout=self._stream_s)
+        return partial(self._call, self._bound("stream_unary", method, *args, **kwargs), timeout=self._stream_s)
 
     def unary_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """A call with one request and a `ResponseStream`."""
-        call = self._inner.unary_stream(method, *args, **kwargs)
+        call = self._bound("unary_stream", method, *args, **kwargs)
 
         def opened(request: Any, timeout: float = self._stream_s) -> ResponseStream[Any]:
-            return ResponseStream(call(request, timeout=timeout, metadata=self._metadata), self._peer)
+            return ResponseStream(call()(request, timeout=timeout, metadata=self._metadata), self._peer)
 
         return opened
 
@@ -87,7 +86,9 @@ class Channel:
 
     def close(self) -> None:
         """Close the connection."""
-        self._inner.close()
+        with self._lock:
+            for _, connection in self._connections:
+                connection.close()
 
     def __enter__(self) -> Self:
         return self
@@ -95,12 +96,43 @@ class Channel:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _call(self, call: Any, request: Any, timeout: float | None = None, token: CancellationToken | None = None) -> Any:
+    def _bound(self, kind: str, method: str, *args: Any, **kwargs: Any) -> Callable[[], Any]:
+        """What gives the call `method` of the newest connection."""
+        made: tuple[grpc.Channel | None, Any] = None, None
+
+        def call() -> Any:
+            nonlocal made
+            connection, bound = made
+            newest = self._connection()
+            if newest is not connection:
+                bound = getattr(newest, kind)(method, *args, **kwargs)
+                made = newest, bound
+            return bound
+
+        return call
+
+    def _connection(self) -> grpc.Channel:
+        """The connection with the certificates as they are now. Calls on an older one go on."""
+        with self._lock:
+            certificates = self._certificates.newest()
+            if not self._connections or self._connections[-1][0] is not certificates:
+                self._connections.append((certificates, self._connect(certificates)))
+            return self._connections[-1][1]
+
+    def _connect(self, certificates: Certificates | None) -> grpc.Channel:
+        if certificates is None:
+            return grpc.insecure_channel(self._peer, options=self._options)
+        credentials = grpc.ssl_channel_credentials(certificates.authority, certificates.key, certificates.chain)
+        return grpc.secure_channel(self._peer, credentials, options=self._options)
+
+    def _call(
+        self, call: Callable[[], Any], request: Any, timeout: float | None = None, token: CancellationToken | None = None
+    ) -> Any:
         """The answer to one call. token: ends the call at both sides when it is cancelled; its cause is raised."""
         try:
             if token is None:
-                return call(request, timeout=timeout, metadata=self._metadata)
-            running = call.future(request, timeout=timeout, metadata=self._metadata)
+                return call()(request, timeout=timeout, metadata=self._metadata)
+            running = call().future(request, timeout=timeout, metadata=self._metadata)
             unregister = token.on_cancel(lambda _: running.cancel())
             try:
                 return running.result()

@@ -13,7 +13,7 @@ from typing import Any
 from pyarrow import flight
 
 from modyn.config.endpoint import Endpoint
-from modyn.rpc.security import root_certificates
+from modyn.rpc.security import client_certificates
 from modyn.rpc.status import TOKEN_KEY
 from modyn.storage.flight.protocol import location
 
@@ -117,9 +117,11 @@ class EndpointPool:
             if peer.idle:
                 return peer.idle.pop(), options
         settings: dict[str, Any] = {"generic_options": _CHANNEL}
-        trusted = root_certificates(peer.endpoint)
-        if trusted is not None:
-            settings["tls_root_certs"] = trusted
+        certificates = client_certificates(peer.endpoint)
+        if certificates is not None:
+            settings["tls_root_certs"] = certificates.authority
+            if certificates.chain is not None:
+                settings |= {"cert_chain": certificates.chain, "private_key": certificates.key}
         return flight.FlightClient(location(peer.endpoint), **settings), options
 
     def give_back(self, index: int, client: flight.FlightClient) -> None:

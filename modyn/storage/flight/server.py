@@ -23,7 +23,7 @@ from modyn.errors import DataError, InvalidArgumentError, ModynError, SecurityEr
 from modyn.records import Int64Array
 from modyn.rpc.access import AccessTokens, Role
 from modyn.rpc.logs import get_logger
-from modyn.rpc.security import check_exposure, read_pem
+from modyn.rpc.security import check_exposure, server_certificates
 from modyn.rpc.status import TOKEN_KEY
 from modyn.storage.flight.places import Places
 from modyn.storage.flight.protocol import (
@@ -106,9 +106,11 @@ class PayloadServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
         self._is_stopping = False
         tokens = AccessTokens(endpoint.security)
         options: dict[str, Any] = {"middleware": {"token": _TokenCheck(tokens)}} if tokens.required else {}
-        certificate, key = endpoint.security.tls_cert, endpoint.security.tls_key
-        if certificate is not None and key is not None and not endpoint.is_unix:
-            options["tls_certificates"] = [(read_pem(certificate, "tls_cert"), read_pem(key, "tls_key"))]
+        certificates = server_certificates(endpoint)
+        if certificates is not None:
+            options["tls_certificates"] = [(certificates.chain, certificates.key)]
+            if certificates.authority is not None:
+                options |= {"verify_client": True, "root_certificates": certificates.authority}
         self._reader = ChunkReader(self._limits)
         try:
             super().__init__(location(endpoint), **options)
