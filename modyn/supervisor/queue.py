@@ -6,25 +6,24 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
 
-from prometheus_client import Counter, Gauge
+from prometheus_client import Gauge
 
 from modyn.config.base import Problem
 from modyn.config.system import SupervisorConfig
 from modyn.errors import CancelledError, ConflictError, ModynError, UnavailableError
 from modyn.records import RunId
 from modyn.rpc.logs import bind, get_logger
-from modyn.rpc.retry import CancellationToken, Retrier, RetryPolicy
+from modyn.supervisor.attempt import Entry, RunAttempts, elsewhere, interrupt_if_abandoned
 from modyn.supervisor.events import EventHub
-from modyn.supervisor.executor import RunClients, RunExecutor, retry_policy
-from modyn.supervisor.journal import Journal, RunJournal
+from modyn.supervisor.executor import RunClients
+from modyn.supervisor.journal import Journal
 from modyn.supervisor.keeper import RunKeeper
 from modyn.supervisor.records import NewRun, RequestedEvaluation, Run, RunMode, RunOptions
 from modyn.supervisor.requested_evaluations import EvaluationOrder, RequestedEvaluations
-from modyn.supervisor.states import RESUMABLE, TERMINAL, RunState
+from modyn.supervisor.states import RESUMABLE, RunState
 from modyn.supervisor.validation import check_pipeline, check_references, checked_pipeline, measure_stream, unreached_handlers
 
 SHUTDOWN_S = 5.0
@@ -33,46 +32,8 @@ OWNER_GONE_S = 2.0
 """PostgreSQL needs a moment to notice that the supervisor that executed a run has been killed."""
 
 RUNS_EXECUTING = Gauge("modyn_supervisor_runs_executing", "Runs that are executed now")
-RUNS_ENDED = Counter("modyn_supervisor_runs_ended", "Runs that became terminal, by state", ["state"])
 
 _LOG = get_logger("supervisor")
-
-
-@dataclass(eq=False)
-class _Entry:
-    """A run that waits or executes."""
-
-    run_id: RunId
-    token: CancellationToken = field(default_factory=CancellationToken)
-    finishing: CancellationToken = field(default_factory=CancellationToken)
-    """Cancelled: the run was asked to finish."""
-    thread: threading.Thread | None = None
-    """None: it waits."""
-    clients: RunClients | None = None
-    begun: bool = False
-
-
-@dataclass(frozen=True)
-class _Outcome:
-    """How a run ended: with an error, or well, with a message for the user."""
-
-    error: ModynError | None = None
-    message: str = ""
-
-    @property
-    def state(self) -> RunState:
-        if self.error is None:
-            return RunState.FINISHED
-        if isinstance(self.error, CancelledError):
-            return RunState.STOPPED
-        return RunState.INTERRUPTED if isinstance(self.error, UnavailableError) else RunState.FAILED
-
-    @property
-    def detail(self) -> dict[str, str]:
-        """What the journal keeps of the error. A run that was stopped on request has none."""
-        if self.error is None or self.state is RunState.STOPPED:
-            return {}
-        return {"error": self.error.message, "error_reason": self.error.reason}
 
 
 class RunQueue:
@@ -90,9 +51,9 @@ class RunQueue:
         self._section_checks = [client.validate for client in owners]
         # Guards the two fields below, and the threads of entries. Never held during a call to PostgreSQL or another service.
         self._lock = threading.RLock()
-        self._entries: list[_Entry] = []
+        self._entries: list[Entry] = []
         self._closing = False
-        self._until_closed = Retrier(RetryPolicy(float("inf"), longest_pause_s=2.0))
+        self._attempts = RunAttempts(journal, hub, open_clients, config, self._keep_going)
 
     def recover(self) -> None:
         """Mark runs as interrupted that an earlier supervisor left behind; resume them if so configured."""
@@ -143,8 +104,8 @@ class RunQueue:
                 return stopped
             run = self.journal.run(run_id)
         if not run.is_terminal and entry is None:
-            if not self._interrupt_if_abandoned(run_id):
-                raise _elsewhere(run_id)
+            if not interrupt_if_abandoned(self.journal, run_id):
+                raise elsewhere(run_id)
             run = self.journal.run(run_id)  # It may have become terminal by itself meanwhile.
         if run.state is RunState.INTERRUPTED:
             return self.journal.become(run_id, RunState.STOPPED)
@@ -167,8 +128,8 @@ class RunQueue:
         Raises: NotFoundError. ConflictError: another supervisor executes it, or it has finished.
         """
         run = self.journal.run(run_id)
-        if not run.is_terminal and self._entry(run_id) is None and not self._interrupt_if_abandoned(run_id):
-            raise _elsewhere(run_id)
+        if not run.is_terminal and self._entry(run_id) is None and not interrupt_if_abandoned(self.journal, run_id):
+            raise elsewhere(run_id)
         run = self.journal.run(run_id)
         if not run.is_terminal:
             return run
@@ -225,17 +186,17 @@ class RunQueue:
             if entry.thread is not None:
                 entry.thread.join(max(give_up - time.monotonic(), 0.0))
         # Only now: until here the threads write how their runs ended.
-        self._until_closed.token.cancel(cause)
+        self._attempts.until_closed.token.cancel(cause)
         self._requested.close(cause)
         self._hub.close()
         self._clients.close()
 
     def _enqueue(self, run_id: RunId) -> None:
         with self._lock:
-            self._entries.append(_Entry(run_id))
+            self._entries.append(Entry(run_id))
         self._start_next()
 
-    def _entry(self, run_id: str) -> _Entry | None:
+    def _entry(self, run_id: str) -> Entry | None:
         """The newest entry of a run: one that was resumed may wait while its last thread is just ending."""
         with self._lock:
             return next((entry for entry in reversed(self._entries) if entry.run_id == run_id), None)
@@ -266,7 +227,7 @@ class RunQueue:
         for run_id, cause in stranded:
             self._mark_interrupted(run_id, cause)
 
-    def _stop_waiting(self, entry: _Entry) -> Run | None:
+    def _stop_waiting(self, entry: Entry) -> Run | None:
         """Stop a run before it begins; None if its turn has just come. It stays queued if PostgreSQL cannot be reached."""
         try:
             run = self.journal.become(entry.run_id, RunState.STOPPED)
@@ -285,12 +246,12 @@ class RunQueue:
         except ModynError as error:
             _LOG.warning("not_marked_interrupted", run_id=run_id, error=error.message)
 
-    def _drive(self, entry: _Entry) -> None:
+    def _drive(self, entry: Entry) -> None:
         """Execute one run, in its own thread."""
         with bind(run_id=entry.run_id):
             try:
                 with RUNS_EXECUTING.track_inprogress():
-                    self._until_closed.call(self._drive_locked, entry)
+                    self._attempts.until_closed.call(self._attempts.drive, entry)
             except ModynError as error:
                 # Another supervisor executes the run, or this one is closing: the next start finds what the journal says.
                 _LOG.error("run_given_up", error=error.message, reason=error.reason)
@@ -301,60 +262,9 @@ class RunQueue:
                     self._entries.remove(entry)
                 self._start_next()
 
-    def _drive_locked(self, entry: _Entry) -> None:
-        """Execute the run and write how it ended: the only way on which a run that began ends.
-
-        Holds the lock that keeps other supervisors on this database away. Called again when PostgreSQL could not be reached.
-        """
-        if entry.begun:
-            return  # The end is written; only giving the lock back has failed.
-        journal, outcome = RunJournal(self.journal, entry.run_id, attempt=None), None
-        with ExitStack() as lock:
-            try:
-                if not lock.enter_context(self.journal.database.advisory_lock(f"run/{entry.run_id}")):
-                    raise _elsewhere(entry.run_id)
-                journal = self.journal.claim(entry.run_id)
-            except ModynError:
-                raise
-            except Exception as error:  # noqa: BLE001 - as below
-                outcome = _Outcome(_as_modyn_error(entry, error))
-            entry.begun = True
-            outcome = outcome or self._execute(entry, journal)
-            if outcome is not None:
-                self._write_end(journal, outcome)
-                run = self._until_closed.call(self.journal.run, entry.run_id)
-                if run.state is RunState.INTERRUPTED and run.mode is RunMode.PRODUCTION:
-                    self._keeper.interrupted(entry.run_id)
-
-    def _execute(self, entry: _Entry, journal: RunJournal) -> _Outcome | None:
-        """Execute the run and return how it ended; None if it was stopped just as its turn came."""
-        try:
-            with closing(self._open_clients()) as clients:
-                entry.clients = clients
-                snapshot = Retrier(retry_policy(self._config), entry.token).call(self.journal.snapshot, entry.run_id)
-                if snapshot.run.is_terminal:
-                    return None
-                if snapshot.finish_requested:
-                    entry.finishing.cancel(CancelledError(f"run {entry.run_id} was asked to finish"))
-                executor = RunExecutor(snapshot, journal, clients, self._hub, self._config, entry.token, entry.finishing)
-                return _Outcome(message=executor.execute())
-        except Exception as error:  # noqa: BLE001 - the user sees it as the end of the run
-            return _Outcome(_as_modyn_error(entry, error))
-
-    def _write_end(self, journal: RunJournal, outcome: _Outcome) -> None:
-        """Write how a run ended, however long PostgreSQL stays away."""
-        state = outcome.state
-        RUNS_ENDED.labels(str(state)).inc()
-        _LOG.info("terminal", state=str(state), message=outcome.message, **outcome.detail)
-        try:
-            self._until_closed.call(journal.end, state, message=outcome.message, **outcome.detail)
-        except ModynError:
-            raise
-        except Exception as error:  # noqa: BLE001 - nothing executes the run any more, so the journal must not say that it is active
-            _LOG.exception("end_not_written")
-            unwritten = f"why could not be written down ({type(error).__name__}), the supervisor's log has it"
-            plain = f"run {journal.run_id} is {state}; {unwritten}"
-            self._until_closed.call(journal.end, state, error=plain, error_reason=ModynError.reason)
+    def _keep_going(self, run: Run) -> None:
+        if run.state is RunState.INTERRUPTED and run.mode is RunMode.PRODUCTION:
+            self._keeper.interrupted(run.run_id)
 
     def _resume_interrupted(self, run_id: str) -> None:
         try:
@@ -363,38 +273,14 @@ class RunQueue:
             _LOG.info("not_resumed", run_id=run_id, reason=error.message)
 
     def _interrupt_left_behind(self, run_id: str, give_up: float) -> bool:
-        """Call `_interrupt_if_abandoned` for a run whose supervisor may just have been killed, until the monotonic time `give_up`."""
+        """Call `interrupt_if_abandoned` for a run whose supervisor may just have been killed, until the monotonic time `give_up`."""
         # Polled, because nothing reports it: PostgreSQL gives the lock back once it notices that the session's process is gone.
-        while not (interrupted := self._interrupt_if_abandoned(run_id)) and time.monotonic() < give_up:
+        while not (interrupted := interrupt_if_abandoned(self.journal, run_id)) and time.monotonic() < give_up:
             time.sleep(0.05)
         if not interrupted:
             _LOG.info("executed_elsewhere", run_id=run_id)
         return interrupted
 
-    def _interrupt_if_abandoned(self, run_id: str) -> bool:
-        """Mark the run as interrupted if it is active by the journal and no supervisor executes it; False if one does."""
-        with self.journal.database.advisory_lock(f"run/{run_id}") as held:
-            if not held:
-                return False
-            if self.journal.run(run_id).state not in TERMINAL:
-                error = UnavailableError(f"the supervisor that executed run {run_id} went away; resume the run")
-                self.journal.claim(run_id).end(RunState.INTERRUPTED, error=error.message, error_reason=error.reason)
-            return True
-
-
-def _elsewhere(run_id: str) -> ConflictError:
-    return ConflictError(f"run {run_id} is executed by another supervisor on the same database; ask that one")
-
 
 def _stopped(run_id: str) -> CancelledError:
     return CancelledError(f"run {run_id} was stopped on request")
-
-
-def _as_modyn_error(entry: _Entry, error: Exception) -> ModynError:
-    """The error that the user sees as the end of the run: the cause of its cancellation, if there is one."""
-    if entry.token.cause is not None:
-        return entry.token.cause
-    if isinstance(error, ModynError):
-        return error
-    _LOG.error("run_crashed", exc_info=error)
-    return ModynError(f"run {entry.run_id} failed: {type(error).__name__}: {error}; the supervisor's log has the details")
