@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from modyn.config.base import Problem
 from modyn.config.durations import parse_timestamp
-from modyn.config.overrides import override
+from modyn.config.overrides import override, pipeline_yaml, read_pipeline
 from modyn.config.system import DatasetConfig, SystemConfig, load_system_config
-from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError, UnavailableError
+from modyn.errors import InvalidArgumentError, UnavailableError
 from modyn.evaluator.client import EvaluatorClient
 from modyn.local.control import StackStatus, stack_status, start_stack, stop_stack
 from modyn.model_storage.client import ModelStorageClient, StoredModel, StoredModelInfo
@@ -129,7 +129,7 @@ class Client:
         Raises: ConfigError: every mistake in the file, with its line.
         """
         if isinstance(pipeline, Mapping):
-            text, file_name = _yaml_of(pipeline), "pipeline"
+            text, file_name = pipeline_yaml(pipeline), "pipeline"
         else:
             text, file_name = read_pipeline(Path(pipeline)), str(pipeline)
         options = RunOptions(_mode(mode), _timestamp(from_timestamp), _timestamp(to_timestamp), max_triggers, final_trigger)
@@ -185,6 +185,14 @@ class Client:
         Raises: NotFoundError. ConflictError: it is stopping, or another supervisor executes it.
         """
         return self.supervisor.finish(run_id)
+
+    def remove(self, run_id: str, *, even_promoted: bool = False) -> None:
+        """Remove a run that has ended from all services, permanently: journal, trigger sets, models, results and files of its trainings.
+
+        Args: even_promoted: also if one of its models is promoted.
+        Raises: NotFoundError. ConflictError: it is active, or one of its models is promoted or needed by another run.
+        """
+        self.supervisor.remove(run_id, even_promoted=even_promoted)
 
     def evaluate(
         self, run_id: str, handlers: Sequence[str | Path] = (), *, datasets: Sequence[str] = (), metrics: Sequence[str] = ()
@@ -348,27 +356,6 @@ def _table(kind: type[Any], records: Sequence[Any], without: Sequence[str] = ())
     from modyn.analysis.times import records_table
 
     return records_table(kind, records, without)
-
-
-def read_pipeline(path: Path) -> str:
-    """Read the text of a pipeline file. Raises NotFoundError or ConfigError that name it."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise NotFoundError(f"there is no pipeline file {path}; give the path of a YAML file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the pipeline file {path}: {error}") from error
-
-
-def _yaml_of(pipeline: Mapping[str, Any]) -> str:
-    import yaml
-
-    try:
-        return yaml.safe_dump(dict(pipeline), sort_keys=False, allow_unicode=True)
-    except yaml.YAMLError as error:
-        raise InvalidArgumentError(
-            f"a pipeline is made of dictionaries, lists, text, numbers, true, false and None: {error}"
-        ) from error
 
 
 @contextmanager

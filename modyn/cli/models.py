@@ -57,6 +57,21 @@ def show(model: ModelIdArgument, json: Json = False) -> None:
     )  # fmt: skip
 
 
+@app.command("rm")
+def remove(
+    models: Annotated[list[int], typer.Argument(metavar="MODEL…", help="Numbers of model versions.", show_default=False)],
+    even_promoted: Annotated[bool, typer.Option("--even-promoted", help="Also one that is promoted.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Remove model versions, permanently. One that a run needs to go on is refused."""
+    with connect() as client:
+        if not yes:
+            typer.confirm(f"Remove model {', '.join(map(str, models))}?", abort=True)
+        for model in models:
+            client.supervisor.remove_model(model, even_promoted=even_promoted)
+            say(f"removed model {model}")
+
+
 @app.command()
 def export(
     model: ModelIdArgument,

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 def check(file: Annotated[Path, typer.Argument(help="Pipeline file.", show_default=False)], json: Json = False) -> None:
     """Validate a pipeline file without running anything in it. Exit code 1 if it has mistakes, each with its line; 0 if warnings only."""
-    from modyn.client import read_pipeline
     from modyn.config.base import Severity
+    from modyn.config.overrides import read_pipeline
     from modyn.config.pipeline import check_frame
     from modyn.config.yaml_source import load_yaml, with_lines
 

@@ -46,8 +46,7 @@ def run(
     ] = None,
 ) -> None:
     """Run a pipeline and watch it. Services start by themselves. Ctrl-C asks whether to detach; a second one stops the run."""
-    from modyn.client import read_pipeline
-    from modyn.config.overrides import override
+    from modyn.config.overrides import override, read_pipeline
     from modyn.config.pipeline import load_pipeline
 
     if report_file is not None and not report_file.absolute().parent.is_dir():
@@ -179,6 +178,22 @@ def finish(run: RunArgument, detach: Detach = False) -> None:
         say(f"{run} finishes")
         if not detach:
             _follow_to_the_end(client, run, may_stop=False)
+
+
+def rm(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN…", help="Names of runs that have ended.", show_default=False)],
+    even_promoted: Annotated[bool, typer.Option("--even-promoted", help="Also a run with a promoted model.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Remove runs, permanently: their journal, trigger sets, models, results and logs. A removal that was cut off is repeated."""
+    with connect() as client:
+        for run in runs:
+            found = client.show(run)
+            if not yes:
+                about = f"{run} ({found.pipeline_name}, {found.state}, {found.num_triggers} triggers) with its models and results"
+                typer.confirm(f"Remove {about}?", abort=True)
+            client.remove(run, even_promoted=even_promoted)
+            say(f"removed {run}")
 
 
 def evaluate(

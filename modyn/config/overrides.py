@@ -1,15 +1,16 @@
-"""Values of a pipeline file that are set for one run: `training.batch_size=64`."""
+"""The text of a pipeline: of a file, of a dictionary, and with values that are set for one run: `training.batch_size=64`."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
 
 from modyn.config.yaml_source import load_yaml
-from modyn.errors import InvalidArgumentError
+from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError
 
 
 def override(text: str, file_name: str, settings: Sequence[str]) -> str:
@@ -62,3 +63,25 @@ def _index(data: Sequence[object], name: str, setting: str) -> int:
             f"'{setting}': '{name}' is not the number of an item; the list has {len(data)}, counted from 0"
         )
     return int(name)
+
+
+def read_pipeline(path: Path) -> str:
+    """Read the text of a pipeline file. Raises NotFoundError or ConfigError that name it."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise NotFoundError(f"there is no pipeline file {path}; give the path of a YAML file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the pipeline file {path}: {error}") from error
+
+
+def pipeline_yaml(pipeline: Mapping[str, Any]) -> str:
+    """Return a pipeline that is given as a dictionary as the text of a file. Raises: InvalidArgumentError: it holds what YAML cannot."""
+    import yaml
+
+    try:
+        return yaml.safe_dump(dict(pipeline), sort_keys=False, allow_unicode=True)
+    except yaml.YAMLError as error:
+        raise InvalidArgumentError(
+            f"a pipeline is made of dictionaries, lists, text, numbers, true, false and None: {error}"
+        ) from error

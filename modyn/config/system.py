@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from modyn.config.alerts import AlertsConfig
 from modyn.config.base import Matching, Section, problems
 from modyn.config.endpoint import Address, Endpoint, socket_folder
+from modyn.config.retention import RetentionConfig
 from modyn.config.security import SecurityConfig
 from modyn.errors import ConfigError, UnavailableError
 from modyn.log_files import LogLimits
@@ -243,6 +244,7 @@ class SystemConfig(BaseSettings):
     )
     redis_url: str | None = Field(None, description="Redis, as redis://host:port/0; none: embedded", repr=False)
     logs: LogsConfig = LogsConfig()
+    retention: RetentionConfig = RetentionConfig()
     security: SecurityConfig = SecurityConfig()
     alerts: AlertsConfig = AlertsConfig()
     storage: StorageConfig = StorageConfig()

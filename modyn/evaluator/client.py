@@ -108,6 +108,13 @@ class EvaluatorClient(SectionClient):
         """Stop an evaluation; nothing happens if it has ended. NotFoundError if it is unknown."""
         self._stub.Stop(evaluator_pb2.EvaluationId(evaluation_id=evaluation_id))
 
+    def delete_run(self, run_id: RunId, model_ids: Sequence[int]) -> None:
+        """End the evaluations of a run, and remove their results and the kept outputs of its models. May be repeated.
+
+        Raises: UnavailableError: an evaluation does not end.
+        """
+        self._stub.DeleteRun(evaluator_pb2.EvaluatedRun(run_id=run_id, model_ids=list(model_ids)))
+
     def results(self, run_id: RunId) -> list[EvaluationResult]:
         """All results of a run, by trigger, handler, dataset, metric and interval."""
         stream = self._stub.Results(evaluator_pb2.ResultsRequest(run_id=run_id))

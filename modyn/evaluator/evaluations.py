@@ -21,7 +21,7 @@ from modyn.evaluator.store import EvaluationStore, ScoreKey
 from modyn.evaluator.versions import DataVersion, code_version, decoding_digest, metric_digests
 from modyn.json_codec import whole_numbers
 from modyn.models import MODELS
-from modyn.records import Interval
+from modyn.records import Interval, RunId
 from modyn.rpc.logs import get_logger
 from modyn.storage.client import StorageClient
 from modyn.workers import Job, JobTable, WorkerPool
@@ -174,6 +174,12 @@ class Evaluations:
                 job.stop()
         elif not known:
             self.table.status(evaluation_id)
+
+    def delete_run(self, run_id: RunId) -> None:
+        """Stop the evaluations of a run and delete them with their results."""
+        for evaluation_id in self._store.evaluation_ids(run_id):
+            self.stop(evaluation_id)
+        self._store.delete_run(run_id)
 
     def _dispatch(self) -> None:
         while group := self._take():

@@ -94,6 +94,13 @@ class OutputCache:
             for number, path in enumerate(files):
                 os.replace(path, self.folder / f"{name}-{time.time_ns():020d}-{token_hex(4)}-{number:04d}{SUFFIX}")
 
+    def remove_models(self, model_ids: Iterable[int]) -> None:
+        """Remove all outputs of these models."""
+        with self._locked():
+            for model_id in model_ids:
+                for path in self.folder.glob(f"{model_id}-*{SUFFIX}"):
+                    path.unlink()
+
     def remove(self, path: Path) -> None:
         """Remove a file, if it is there."""
         with self._locked():

@@ -38,9 +38,10 @@ class EvaluatorServicer(evaluator_pb2_grpc.EvaluatorServicer):
     Each method decodes the request of the call of the same name in protos/, calls `Evaluations` or the store and encodes the answer.
     """
 
-    def __init__(self, evaluations: Evaluations, store: EvaluationStore) -> None:
+    def __init__(self, evaluations: Evaluations, store: EvaluationStore, outputs: OutputCache) -> None:
         self._evaluations = evaluations
         self._store = store
+        self._outputs = outputs
 
     def ValidateSection(self, request: common_pb2.SectionRequest, context: grpc.ServicerContext) -> common_pb2.SectionReply:
         """Problems of the `evaluation` section of a whole pipeline; empty if it is valid, and workers are soon to be wanted."""
@@ -70,6 +71,12 @@ class EvaluatorServicer(evaluator_pb2_grpc.EvaluatorServicer):
     def Stop(self, request: evaluator_pb2.EvaluationId, context: grpc.ServicerContext) -> common_pb2.Empty:
         """Stop one evaluation; without effect if it has ended, NOT_FOUND for an unknown id."""
         self._evaluations.stop(request.evaluation_id)
+        return common_pb2.Empty()
+
+    def DeleteRun(self, request: evaluator_pb2.EvaluatedRun, context: grpc.ServicerContext) -> common_pb2.Empty:
+        """End the evaluations of a run and remove their results; without effect for an unknown run."""
+        self._evaluations.delete_run(RunId(request.run_id))
+        self._outputs.remove_models(request.model_ids)
         return common_pb2.Empty()
 
     def Results(
@@ -108,4 +115,8 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     # Called in the reverse order: no job starts any more, then workers end, then what they report can still be stored.
     context.on_shutdown(pool.close)
     context.on_shutdown(evaluations.close)
-    return [Registration(evaluator_pb2_grpc.add_EvaluatorServicer_to_server, EvaluatorServicer(evaluations, store), FULL_NAME)]
+    return [
+        Registration(
+            evaluator_pb2_grpc.add_EvaluatorServicer_to_server, EvaluatorServicer(evaluations, store, outputs), FULL_NAME
+        )
+    ]

@@ -122,6 +122,16 @@ class EvaluationStore:
             if rows:
                 session.execute(insert(results), rows)
 
+    def delete_run(self, run_id: RunId) -> None:
+        """Delete the evaluations of a run and their results."""
+        with self._database.session() as session:
+            session.execute(delete(evaluations).where(evaluations.c.run_id == run_id))
+
+    def evaluation_ids(self, run_id: RunId) -> frozenset[str]:
+        """Return the ids of all evaluations of a run."""
+        with self._database.session() as session:
+            return frozenset(session.scalars(select(evaluations.c.evaluation_id).where(evaluations.c.run_id == run_id)))
+
     def known(self, model_id: int, digest: str) -> dict[ScoreKey, Score]:
         """All scores of the model `model_id` on one version of the data (`DataVersion.digest`)."""
         statement = select(results).where(results.c.model_id == model_id, results.c.dataset_digest == digest)

@@ -172,9 +172,9 @@ class ModelStorageClient(SectionClient):
         request = model_storage_pb2.ListModelsRequest(run_id=run_id or "")
         return self._retrier.call(lambda: [from_message(model, StoredModelInfo) for model in self._stub.List(request)])
 
-    def delete(self, model_id: int) -> None:
-        """Delete a version and its file. Raises NotFoundError, or ConflictError while it is promoted."""
-        self._stub.Delete(model_storage_pb2.ModelId(model_id=model_id))
+    def delete(self, model_id: int, *, even_promoted: bool = False) -> None:
+        """Delete a version and its file. Raises NotFoundError, or ConflictError while it is promoted, unless `even_promoted`."""
+        self._stub.Delete(model_storage_pb2.DeleteModelRequest(model_id=model_id, even_promoted=even_promoted))
 
     def promote(self, model_id: int) -> StoredModelInfo:
         """Mark a version as the one to use, in place of the one of the same run that was promoted before. Raises NotFoundError."""

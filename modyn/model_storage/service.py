@@ -102,9 +102,9 @@ class ModelStorageServicer(model_storage_pb2_grpc.ModelStorageServicer):
         for info in self._store.list(RunId(request.run_id)):
             yield to_message(info, model_storage_pb2.StoredModelInfo)
 
-    def Delete(self, request: model_storage_pb2.ModelId, context: grpc.ServicerContext) -> common_pb2.Empty:
+    def Delete(self, request: model_storage_pb2.DeleteModelRequest, context: grpc.ServicerContext) -> common_pb2.Empty:
         """Delete a version and its file; CONFLICT while it is promoted, NOT_FOUND if there is none."""
-        self._store.delete(request.model_id)
+        self._store.delete(request.model_id, even_promoted=request.even_promoted)
         self._logger.info("model_deleted", model_id=request.model_id)
         return common_pb2.Empty()
 

@@ -160,14 +160,14 @@ class ModelStore:
         with self._database.session() as session:
             return [_info(row) for row in session.execute(wanted).mappings()]
 
-    def delete(self, model_id: int) -> None:
+    def delete(self, model_id: int, *, even_promoted: bool = False) -> None:
         """Delete a version, then its file. Its children stay: a parent is lineage only, as every version is stored whole.
 
-        Raises NotFoundError, or ConflictError while the version is promoted.
+        Raises NotFoundError, or ConflictError while the version is promoted, unless `even_promoted`.
         """
         with self._database.session() as session:
             row = _one(session, select(models).where(models.c.model_id == model_id).with_for_update(), model_id)
-            if row["promoted"]:
+            if row["promoted"] and not even_promoted:
                 raise ConflictError(
                     f"model {model_id} is promoted, so it may be in use; promote another version of the run first"
                 )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from modyn.config.alerts import AlertsConfig
+from modyn.config.retention import RetentionConfig
 from modyn.config.security import SecurityConfig
 from modyn.config.system import SERVICES, DatasetConfig, LogsConfig, ServiceConfig, SystemConfig
 from modyn.reference.api import api_reference
@@ -36,11 +37,14 @@ def _pipeline() -> Iterator[str]:
 
 def _system() -> Iterator[str]:
     whole, common = of_model(SystemConfig), of_model(ServiceConfig)
-    own = {name: field for name, field in whole["properties"].items() if name not in (*SERVICES, "logs", "security", "alerts")}
+    apart = (*SERVICES, "logs", "retention", "security", "alerts")
+    own = {name: field for name, field in whole["properties"].items() if name not in apart}
     yield "## The installation\n"
     yield from tables({"properties": own}, "###", "")
     yield "## `logs`\n"
     yield from tables(of_model(LogsConfig), "###", "logs")
+    yield "## `retention`\n"
+    yield from tables(of_model(RetentionConfig), "###", "retention")
     yield "## `security`\n\nAccess to the services. Beyond loopback, TLS and a token are required: [deployment](deployment.md).\n"
     yield from tables(of_model(SecurityConfig), "###", "security")
     yield f"## `alerts`\n\n{AlertsConfig.__doc__} What they hold: [deployment](deployment.md#alerts).\n"

@@ -53,11 +53,20 @@ NEEDED: Final[dict[str, Role]] = {
             Role.WRITER: "ValidateSection Promote",
             Role.ADMIN: "Delete",
         },
-        "modyn.TrainerServer": {Role.READER: "ListPlugins Watch", Role.WRITER: "ValidateSection Start Stop"},
-        "modyn.Evaluator": {Role.READER: "ListPlugins Watch Results", Role.WRITER: "ValidateSection Start Stop"},
+        "modyn.TrainerServer": {
+            Role.READER: "ListPlugins Watch",
+            Role.WRITER: "ValidateSection Start Stop",
+            Role.ADMIN: "DeleteRun",
+        },
+        "modyn.Evaluator": {
+            Role.READER: "ListPlugins Watch Results",
+            Role.WRITER: "ValidateSection Start Stop",
+            Role.ADMIN: "DeleteRun",
+        },
         "modyn.Supervisor": {
             Role.READER: "ListPlugins ListRuns GetRun GetEvaluation Watch ListTriggers",
             Role.WRITER: "Validate Submit StopRun ResumeRun FinishRun EvaluateRun",
+            Role.ADMIN: "RemoveRun RemoveModel",
         },
     }.items()
     for role, names in calls.items()

@@ -26,6 +26,7 @@ from modyn.config.endpoint import Endpoint
 from modyn.config.system import SystemConfig
 from modyn.errors import ModynError, SecurityError, UnavailableError
 from modyn.log_files import dropped_lines, is_output, protect_output, write_output_to
+from modyn.retention import Periodic, remove_outlived_files
 from modyn.rpc.access import NEEDED, AccessTokens, Role
 from modyn.rpc.lanes import HEALTH_CHECK, Lanes
 from modyn.rpc.logs import configure_logs, get_logger
@@ -84,6 +85,25 @@ class ServiceContext:
     def on_shutdown(self, callback: Callable[[], None]) -> None:
         """Run `callback` when the service stops, in reverse order. One that raises is logged; the others run all the same."""
         self._callbacks.append(callback)
+
+    def remove_outlived(self, pattern: str) -> None:
+        """From when the service answers until it stops, remove files in its folder that have outlived section `retention`.
+
+        Args: pattern: of the files, relative to the folder.
+        """
+        retention = self.config.retention
+        if retention.files:
+
+            def remove() -> None:
+                for path in remove_outlived_files(self.directory.glob(pattern), retention.files):
+                    self.logger.info("outlived_file_removed", path=str(path))
+
+            def report(error: Exception) -> None:
+                self.logger.warning("outlived_files_not_removed", error=str(error))
+
+            task = Periodic("retention", retention.every_s, [remove], report)
+            self.when_healthy.append(task.start)
+            self.on_shutdown(task.close)
 
     def shut_down(self) -> None:
         """Run the callbacks of `on_shutdown`, last first; one that raises is logged."""

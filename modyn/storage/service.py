@@ -20,7 +20,7 @@ from modyn.storage.catalogue.catalogue import Catalogue
 from modyn.storage.datasets import DatasetStore
 from modyn.storage.flight.server import PayloadServer, ServerLimits
 from modyn.storage.formats import REGISTRY
-from modyn.storage.ingest.open_dataset import OpenDataset
+from modyn.storage.ingest.open_dataset import QUARANTINE, OpenDataset
 from modyn.storage.read.snapshot import DatasetSnapshot
 from modyn.storage.wire import info_to_proto, spec_from_proto
 
@@ -160,6 +160,7 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     _check_roots(config)
     store = DatasetStore(config, Catalogue.open(config))
     context.on_shutdown(store.close)
+    context.remove_outlived(f"datasets/*/{QUARANTINE}/*")
     store.start()
     prepare_run_dir(config.run_dir)
     payloads = PayloadServer(config.endpoint("flight"), store, ServerLimits(config.storage.max_threads))

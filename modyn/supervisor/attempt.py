@@ -48,6 +48,7 @@ class Outcome:
 
     @property
     def state(self) -> RunState:
+        """The state that the run ends in."""
         if self.error is None:
             return RunState.FINISHED
         if isinstance(self.error, CancelledError):

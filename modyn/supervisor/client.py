@@ -39,6 +39,9 @@ __all__ = [
 SUBMIT_DEADLINE_S = 300.0
 """A pipeline is checked by every service that acts on it, and one of them may be starting."""
 
+REMOVAL_DEADLINE_S = 3600.0
+"""Of a run with tens of thousands of models."""
+
 
 class SupervisorClient(ServiceClient):
     """Calls of the supervisor. Every method raises from `modyn.errors`: NotFoundError for an unknown run, ConflictError when the run's
@@ -120,6 +123,19 @@ class SupervisorClient(ServiceClient):
         """Return evaluations that were asked for. Raises: NotFoundError."""
         name = supervisor_pb2.EvaluationName(run_id=run_id, number=number)
         return from_message(self._stub.GetEvaluation(name), RequestedEvaluation)
+
+    def remove(self, run_id: str, *, even_promoted: bool = False) -> None:
+        """Remove a terminal run from all services: journal, trigger sets, models, results, files of its trainings. Repeated, it goes on.
+
+        Args: even_promoted: also if one of its models is promoted.
+        Raises: NotFoundError. ConflictError: it is active, or a model of it is promoted or needed by another run.
+        """
+        request = supervisor_pb2.RemoveRunRequest(run_id=run_id, even_promoted=even_promoted)
+        self._stub.RemoveRun(request, timeout=REMOVAL_DEADLINE_S)
+
+    def remove_model(self, model_id: int, *, even_promoted: bool = False) -> None:
+        """Remove one model version. Raises: NotFoundError. ConflictError: it is promoted, or a run needs it to go on."""
+        self._stub.RemoveModel(supervisor_pb2.RemoveModelRequest(model_id=model_id, even_promoted=even_promoted))
 
     def triggers(self, run_id: str, first: int = 0, *, with_losses: bool = True) -> list[TriggerRecord]:
         """List the triggers of a run, in order.

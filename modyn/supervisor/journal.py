@@ -121,7 +121,7 @@ class Journal(JournalQueries):
         """Accept a run. Its id is the pipeline's name and a number that no other run has."""
         with self.database.session() as session:
             session.execute(text("SELECT pg_advisory_xact_lock(hashtextextended('supervisor/create', 0))"))
-            number = 1 + (session.scalar(select(func.max(RUNS.c.number))) or 0)
+            number = session.scalar(select(func.nextval("supervisor.run_numbers")))
             run_id = RunId(f"{slug(new.pipeline_name)}-{number:04d}")
             values = to_row(new, RUNS) | to_row(new.options, RUNS)
             values |= {name: sanitize(values[name]) for name in ("pipeline_name", "file_name")}
@@ -214,13 +214,19 @@ class Journal(JournalQueries):
 
     @contextmanager
     def write(self, run_id: str, attempt: int | None = None) -> Iterator[Write]:
-        """Open one transaction on a run. Raises ConflictError when another attempt than `attempt` executes it now."""
+        """Open one transaction on a run. Raises ConflictError: another attempt than `attempt` executes it now, or it is being removed."""
         with self.database.session() as session:
             # The row lock orders all writes of the run, and with them the numbers of its events.
-            query = select(RUNS.c.state, RUNS.c.attempt, RUNS.c.last_seq).where(RUNS.c.run_id == run_id).with_for_update()
+            query = (
+                select(RUNS.c.state, RUNS.c.attempt, RUNS.c.last_seq, RUNS.c.removing)
+                .where(RUNS.c.run_id == run_id)
+                .with_for_update()
+            )
             row = session.execute(query).one_or_none()
             if row is None:
                 raise unknown_run(run_id)
+            if row.removing:
+                raise ConflictError(f"run {run_id} is being removed; `modyn rm {run_id}` goes on with that")
             if attempt is not None and row.attempt != attempt:
                 raise ConflictError(f"run {run_id} has been taken over by another supervisor (attempt {row.attempt})")
             write = Write(session, run_id, RunState(row.state), row.last_seq)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -77,6 +77,29 @@ class JournalQueries:
         """Return a run. Raises: NotFoundError."""
         with self.database.session() as session:
             return from_row(_run_row(session, run_id), Run)
+
+    def is_removing(self, run_id: str) -> bool:
+        """Return whether `modyn rm` has begun to remove the run. Raises: NotFoundError."""
+        with self.database.session() as session:
+            return bool(_run_row(session, run_id)["removing"])
+
+    def runs_in_removal(self) -> list[str]:
+        """List the runs whose removal has begun and not ended."""
+        with self.database.session() as session:
+            return list(session.scalars(select(RUNS.c.run_id).where(RUNS.c.removing).order_by(RUNS.c.number)))
+
+    def newest_model(self, run_id: str) -> int | None:
+        """Return the model that the next training of a run goes on from, if it is asked to."""
+        query = select(TRIGGERS.c.model_id).where(TRIGGERS.c.run_id == run_id, TRIGGERS.c.model_id.is_not(None))
+        with self.database.session() as session:
+            return session.scalar(query.order_by(TRIGGERS.c.trigger_id.desc()).limit(1))
+
+    def active_runs_from(self, model_ids: Collection[int]) -> list[str]:
+        """List the runs that have not finished and begin with one of these models (`training.initial_model_id`)."""
+        initial = RUNS.c.pipeline["training"]["initial_model_id"].astext
+        query = select(RUNS.c.run_id).where(RUNS.c.state != str(RunState.FINISHED), initial.in_([str(i) for i in model_ids]))
+        with self.database.session() as session:
+            return list(session.scalars(query.order_by(RUNS.c.number)))
 
     def snapshot(self, run_id: str) -> RunSnapshot:
         """Return all of a run that survives a restart. Raises CorruptStateError when this release cannot read its cursor."""

@@ -22,6 +22,7 @@ from modyn.supervisor.executor import RunClients
 from modyn.supervisor.journal import Journal
 from modyn.supervisor.keeper import RunKeeper
 from modyn.supervisor.records import NewRun, RequestedEvaluation, Run, RunMode, RunOptions
+from modyn.supervisor.removal import RunRemoval
 from modyn.supervisor.requested_evaluations import EvaluationOrder, RequestedEvaluations
 from modyn.supervisor.states import RESUMABLE, RunState
 from modyn.supervisor.validation import check_pipeline, check_references, checked_pipeline, measure_stream, unreached_handlers
@@ -45,6 +46,7 @@ class RunQueue:
         self._open_clients = open_clients
         self._config = config
         self._clients = open_clients()
+        self._removal = RunRemoval(journal, self._clients)
         self._keeper = RunKeeper(self._resume_interrupted)
         self._requested = RequestedEvaluations(journal, hub, open_clients, config)
         owners = (self._clients.selector, self._clients.trainer_server, self._clients.model_storage, self._clients.evaluator)
@@ -165,6 +167,14 @@ class RunQueue:
         Raises: InvalidArgumentError: nothing to evaluate, or a handler that there is not. ConfigError: the section of the order is wrong.
         """
         return self._requested.submit(run_id, order, self._clients.evaluator.validate)
+
+    def remove(self, run_id: str, *, even_promoted: bool = False) -> None:
+        """Remove a terminal run from all services, as `RunRemoval.remove_run` says."""
+        self._removal.remove_run(run_id, even_promoted=even_promoted)
+
+    def remove_model(self, model_id: int, *, even_promoted: bool = False) -> None:
+        """Remove one model version, as `RunRemoval.remove_model` says."""
+        self._removal.remove_model(model_id, even_promoted=even_promoted)
 
     def close(self) -> None:
         """End all runs as interrupted, so that they can be resumed, and end all watching."""

@@ -8,6 +8,7 @@ import grpc
 
 from modyn.db.engine import open_database
 from modyn.proto import common_pb2, supervisor_pb2, supervisor_pb2_grpc
+from modyn.retention import Periodic
 from modyn.rpc.server import Registration, ServiceContext
 from modyn.rpc.wire import from_message, plugins_to_proto, problems_to_proto, to_message
 from modyn.supervisor.alerts import follow_runs
@@ -17,7 +18,9 @@ from modyn.supervisor.executor import open_clients
 from modyn.supervisor.journal import Journal
 from modyn.supervisor.queue import RunQueue
 from modyn.supervisor.records import RunOptions
+from modyn.supervisor.removal import RunRemoval
 from modyn.supervisor.requested_evaluations import EvaluationOrder
+from modyn.supervisor.retention import Retention
 from modyn.supervisor.triggers import TRIGGERS
 
 
@@ -89,6 +92,16 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
         for trigger in self._journal.each_trigger(request.run_id, request.first_trigger_id, with_losses=request.with_losses):
             yield to_message(trigger, supervisor_pb2.TriggerRecord)
 
+    def RemoveRun(self, request: supervisor_pb2.RemoveRunRequest, context: grpc.ServicerContext) -> common_pb2.Empty:
+        """Remove a terminal run from all services; CONFLICT if it is active or needed."""
+        self._runs.remove(request.run_id, even_promoted=request.even_promoted)
+        return common_pb2.Empty()
+
+    def RemoveModel(self, request: supervisor_pb2.RemoveModelRequest, context: grpc.ServicerContext) -> common_pb2.Empty:
+        """Remove one model version; CONFLICT if it is promoted or needed."""
+        self._runs.remove_model(request.model_id, even_promoted=request.even_promoted)
+        return common_pb2.Empty()
+
     def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> common_pb2.PluginList:
         """The trigger policies and evaluation strategies that are registered here."""
         return plugins_to_proto(TRIGGERS, EVALUATION_STRATEGIES)
@@ -104,6 +117,16 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     if (alerts := follow_runs(config.alerts, journal, hub)) is not None:
         context.on_shutdown(alerts.close)
     runs = RunQueue(journal, hub, lambda: open_clients(config), config.supervisor)
+    clients = open_clients(config)
+    context.on_shutdown(clients.close)
     context.on_shutdown(runs.close)
     runs.recover()
+    retention = Retention(runs.journal, RunRemoval(runs.journal, clients), clients.model_storage, config.retention)
+
+    def report(error: Exception) -> None:
+        context.logger.warning("retention_goes_on_later", error=str(error))
+
+    sweeps = Periodic("retention", config.retention.every_s, [retention.sweep], report)
+    context.when_healthy.append(sweeps.start)
+    context.on_shutdown(sweeps.close)
     return [Registration(supervisor_pb2_grpc.add_SupervisorServicer_to_server, SupervisorService(runs, hub), "modyn.Supervisor")]

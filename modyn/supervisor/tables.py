@@ -22,6 +22,8 @@ RUNS = Table(
     Column("selection_seed", BigInteger),
     # The user asked the run to end its stream and to make its final evaluations, `modyn finish`.
     Column("finish_requested", Boolean),
+    # `modyn rm` has begun: nothing moves the run on any more.
+    Column("removing", Boolean),
     # Number of the newest attempt to execute the run. Writes of earlier attempts are refused.
     Column("attempt", BigInteger),
 )

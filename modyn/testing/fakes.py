@@ -185,10 +185,11 @@ class FakeSelectorClient(FakeClient):
 
 
 class FakeModelStorage(FakeSectionClient):
-    """Use in place of a ModelStorageClient. Models are neither promoted nor deleted."""
+    """Use in place of a ModelStorageClient. Models are not promoted."""
 
     def __init__(self) -> None:
-        self._models: list[tuple[StoredModelInfo, bytes]] = []
+        self._models: dict[int, tuple[StoredModelInfo, bytes]] = {}
+        self._ids = count(1)
         self._lock = threading.Lock()
 
     def put(self, header: ModelHeader, safetensors_path: Path) -> ModelVersion:
@@ -199,7 +200,7 @@ class FakeModelStorage(FakeSectionClient):
             if existing is not None:
                 return existing.version
             version = ModelVersion(
-                model_id=len(self._models) + 1,
+                model_id=next(self._ids),
                 run_id=header.run_id,
                 trigger_id=header.trigger_id,
                 parent_id=header.parent_id,
@@ -210,20 +211,20 @@ class FakeModelStorage(FakeSectionClient):
                 promoted=False,
             )
             info = StoredModelInfo(version, header.model_class, dict(header.model_config), dict(header.training_result))
-            self._models.append((info, content))
+            self._models[version.model_id] = (info, content)
             return version
 
     def get(self, model_id: int, into: Path, kept: KeptModels | None = None) -> StoredModel:
         """Write the stored bytes to `into`; `kept` is left as it is. Raises NotFoundError."""
         info = self.describe(model_id)
-        into.write_bytes(self._models[model_id - 1][1])
+        into.write_bytes(self._models[model_id][1])
         return StoredModel(info.version, info.model_class, info.model_config, info.training_result, into)
 
     def describe(self, model_id: int) -> StoredModelInfo:
         """A version without its weights. Raises NotFoundError."""
-        if not 1 <= model_id <= len(self._models):
+        if model_id not in self._models:
             raise NotFoundError(f"there is no model {model_id}; `modyn models ls` lists those that exist")
-        return self._models[model_id - 1][0]
+        return self._models[model_id][0]
 
     def find(self, run_id: RunId, trigger_id: int) -> StoredModelInfo | None:
         """The version of a trigger; None if there is none."""
@@ -231,7 +232,12 @@ class FakeModelStorage(FakeSectionClient):
 
     def list(self, run_id: RunId | None = None) -> list[StoredModelInfo]:
         """The versions of a run, or all, in the order in which they were put."""
-        return [info for info, _ in self._models if not run_id or info.version.run_id == run_id]
+        return [info for info, _ in self._models.values() if not run_id or info.version.run_id == run_id]
+
+    def delete(self, model_id: int, *, even_promoted: bool = False) -> None:
+        """Delete a version. Raises NotFoundError."""
+        self.describe(model_id)
+        del self._models[model_id]
 
 
 Train = Callable[[TrainingRequest], tuple[int, str, Mapping[str, Any]]]
@@ -280,6 +286,12 @@ class FakeTrainerServer(FakeSectionClient):
         if self._waiting.pop((run_id, trigger_id), None) is not None:
             stopped = replace(status, state=TrainingState.STOPPED, error="stopped on request", error_reason="CANCELLED")
             self._statuses[run_id, trigger_id] = stopped
+
+    def delete_run(self, run_id: str) -> None:
+        """Forget the trainings of a run."""
+        for statuses in (self._statuses, self._waiting):
+            for key in [key for key in statuses if key[0] == run_id]:
+                del statuses[key]
 
     def _status(self, run_id: str, trigger_id: int) -> TrainingStatus:
         if (run_id, trigger_id) not in self._statuses:
@@ -350,6 +362,13 @@ class FakeEvaluator(FakeSectionClient):
     def stop(self, evaluation_id: str) -> None:
         """Without effect, as every evaluation has ended. Raises NotFoundError."""
         next(self.watch(evaluation_id))
+
+    def delete_run(self, run_id: RunId, model_ids: Sequence[int]) -> None:
+        """Forget the results of a run."""
+        with self._lock:
+            for id_ in [id_ for id_ in self._statuses if id_.startswith(f"{run_id}-")]:
+                del self._statuses[id_]
+                self._results.pop(id_, None)
 
     def results(self, run_id: RunId) -> list[EvaluationResult]:
         """All results of a run in the order in which they were made."""

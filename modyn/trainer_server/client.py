@@ -112,3 +112,10 @@ class TrainerServerClient(SectionClient):
     def stop(self, run_id: str, trigger_id: int) -> None:
         """Ask a training to stop, and return at once; it ends as STOPPED, with a checkpoint if it keeps any. Raises: NotFoundError."""
         self._stub.Stop(trainer_server_pb2.TrainingId(run_id=run_id, trigger_id=trigger_id))
+
+    def delete_run(self, run_id: str) -> None:
+        """End what is left of a run here, and remove its logs, checkpoints, finished trainings and states of optimizers. May be repeated.
+
+        Raises: UnavailableError: a training does not end.
+        """
+        self._stub.DeleteRun(trainer_server_pb2.TrainedRun(run_id=run_id))

@@ -61,6 +61,11 @@ class TrainerServicer(trainer_server_pb2_grpc.TrainerServerServicer):
         self._trainings.table.stop((request.run_id, request.trigger_id))
         return common_pb2.Empty()
 
+    def DeleteRun(self, request: trainer_server_pb2.TrainedRun, context: grpc.ServicerContext) -> common_pb2.Empty:
+        """End the trainings of a run and remove its files; without effect for an unknown run."""
+        self._trainings.delete_run(request.run_id)
+        return common_pb2.Empty()
+
 
 def build(context: ServiceContext) -> Sequence[Registration]:
     """The service, from its configuration. Its fork server starts with the first check of a pipeline."""
@@ -73,6 +78,7 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     models = ModelStorageClient(config.endpoint("model_storage"))
     rmtree(context.directory / "scratch", ignore_errors=True)
     trainings = Trainings(config, pool, checks, models.find)
+    context.remove_outlived("finished/*")
     # Called in the reverse order: workers end first, while model storage can still be reached.
     context.on_shutdown(models.close)
     context.on_shutdown(checks.close)

@@ -6,24 +6,35 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from shutil import rmtree
 from typing import Any, Final
 
 from prometheus_client import Counter, Gauge
 
 from modyn.config.base import Problem
 from modyn.config.system import SystemConfig
-from modyn.errors import ConfigError, DeadlineError, InvalidArgumentError, ModynError, NotFoundError, TrainingError
+from modyn.errors import (
+    ConfigError,
+    DeadlineError,
+    InvalidArgumentError,
+    ModynError,
+    NotFoundError,
+    TrainingError,
+    UnavailableError,
+)
 from modyn.json_codec import sanitize, to_json
 from modyn.model_storage.client import StoredModelInfo
 from modyn.records import JobState, RunId
 from modyn.rpc.access import Role, for_workers
 from modyn.rpc.logs import get_logger
 from modyn.trainer_server.client import NothingTrained, TrainingJob, TrainingRequest, TrainingState, TrainingStatus
-from modyn.trainer_server.files import clean_up
+from modyn.trainer_server.files import check_run_id, clean_up, remove_run
 from modyn.workers import Job, JobTable, WorkerPool
 
 CHECK_S: Final = 50.0
 """Below the deadline of the call."""
+ENDING_S: Final = 40.0
+"""As above: for the trainings of a run that is removed."""
 
 TRAININGS = Counter("modyn_trainings", "Trainings that ended", ["state"])
 RUNNING = Gauge("modyn_trainings_running", "Trainings that are queued or run")
@@ -81,6 +92,14 @@ class Trainings:
         _check_request(request)
         key = (str(request.run_id), request.trigger_id)
         return self.table.start(key, lambda: self._find_stored(key, request), lambda: self._begin(key, request))
+
+    def delete_run(self, run_id: str) -> None:
+        """End the trainings of a run and remove its files. Raises: InvalidArgumentError, UnavailableError: a training does not end."""
+        check_run_id(run_id)
+        if not self.table.end_all(lambda key: key[0] == run_id, ENDING_S):
+            raise UnavailableError(f"a training of run {run_id} has not ended within {ENDING_S:.0f} s; remove the run again")
+        remove_run(self._config.service_dir("trainer_server"), run_id)
+        rmtree(self._log_dir / run_id, ignore_errors=True)
 
     def log_path(self, run_id: str, trigger_id: int) -> Path:
         """The file that the worker of this training writes its log to; it may not exist."""
@@ -169,9 +188,10 @@ def _not_found(key: Key) -> TrainingStatus:
 
 
 def _check_request(request: TrainingRequest) -> None:
-    if not request.run_id or "/" in request.run_id or request.run_id.startswith(".") or request.trigger_id < 0:
+    check_run_id(request.run_id)
+    if request.trigger_id < 0:
         raise InvalidArgumentError(
-            f"'{request.run_id}' with trigger {request.trigger_id} names no training: a run id is usable as a file name, triggers count from 0"
+            f"'{request.run_id}' with trigger {request.trigger_id} names no training: triggers count from 0"
         )
     missing = [name for name in ("model", "training", "data") if not isinstance(request.pipeline.get(name), Mapping)]
     if missing:

@@ -96,6 +96,20 @@ class JobTable(Generic[K, S]):
         else:
             job.stop()
 
+    def end_all(self, chosen: Callable[[K], bool], timeout_s: float) -> bool:
+        """Ask the workers of all live jobs with a chosen key to stop, and wait for their ends; forget them. False: one has not ended in time."""
+        with self.changed:
+            live = [job for key, job in self._jobs.items() if chosen(key)]
+        for job in live:
+            job.stop()
+        with self.changed:
+            if not self.changed.wait_for(lambda: not any(chosen(key) for key in self._jobs), timeout_s):
+                return False
+            for key in [key for key, status in self._statuses.items() if chosen(key) and status.state.is_final]:
+                del self._statuses[key]
+            self.changed.notify_all()
+        return True
+
     def watch(self, key: K, active: Callable[[], bool] = lambda: True) -> Iterator[S]:
         """The status now and on every change, up to a final one, or until `active` returns False (call `wake` when that has changed).
 

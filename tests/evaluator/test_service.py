@@ -114,6 +114,12 @@ def test_a_model_is_evaluated_in_a_worker(evaluator: EvaluatorClient, model_id: 
     assert not list((system_config.service_dir("evaluator") / "scratch").iterdir())
     assert evaluator.start(request(model_id)) == states[-1]
     assert list(evaluator.watch(started.evaluation_id)) == [states[-1]]
+    outputs = system_config.service_dir("evaluator") / "outputs"
+    assert list(outputs.glob(f"{model_id}-*.outputs"))
+    for _ in range(2):
+        evaluator.delete_run(RUN, [model_id])
+        assert evaluator.results(RUN) == []
+        assert not list(outputs.glob("*.outputs"))
 
 
 @pytest.mark.parametrize(("outputs_bytes", "passes"), [(2**20, 100), (0, 300)])

@@ -190,6 +190,28 @@ def test_trainings_wait_in_line_and_stop(room: Room) -> None:
     assert room.final(0).state is TrainingState.STOPPED
 
 
+def test_a_run_that_is_deleted_ends_and_leaves_no_file(room: Room, tmp_path: Path) -> None:
+    folder = tmp_path / "trainer_server"
+    gone = [
+        f"checkpoints/{RUN}.0.checkpoint",
+        f"finished/{RUN}.1.safetensors",
+        f"finished/.{RUN}.1.json.partial",
+        f"optimizers/{RUN}.2.pt",
+    ]
+    other = [f"finished/{RUN}.other.1.safetensors", f"finished/{RUN}5.1.safetensors"]
+    for name in (*gone, *other):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    room.client.start(room.request(0, act="wait"))
+    eventually(room.marks)
+    room.client.delete_run(RUN)
+    room.client.delete_run(RUN)
+    assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == set(other)
+    assert not room.trainings.log_path(RUN, 0).parent.exists()
+    with pytest.raises(NotFoundError, match="start it first"):
+        room.client.stop(RUN, 0)
+
+
 def test_what_was_not_started_cannot_be_watched_or_stopped(room: Room) -> None:
     with pytest.raises(NotFoundError, match="no training of run digits-0001, trigger 5"):
         room.final(5)

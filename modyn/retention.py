@@ -1,0 +1,112 @@
+"""What is kept how long: by age, number and size. The choice is a function of its inputs; `Periodic` makes it again and again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+_IN_USE_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class KeepLimits:
+    """Bounds of what is kept; None: not bounded. max_age_s: seconds; max_bytes: of all together."""
+
+    max_age_s: float | None = None
+    max_number: int | None = None
+    max_bytes: int | None = None
+
+    def __bool__(self) -> bool:
+        """Whether anything is bounded."""
+        return any(limit is not None for limit in (self.max_age_s, self.max_number, self.max_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class Kept(Generic[K]):
+    """One thing that is kept. since: seconds since 1970."""
+
+    key: K
+    since: float
+    num_bytes: int = 0
+
+
+def outlived(items: Iterable[Kept[K]], limits: KeepLimits, now: float) -> list[K]:
+    """Choose what goes, the oldest first: what is too old, and of the rest the oldest until number and size are within their limits.
+
+    >>> items = [Kept("a", 10, 5), Kept("b", 20, 5), Kept("c", 30, 5)]
+    >>> outlived(items, KeepLimits(max_age_s=75), now=100), outlived(items, KeepLimits(max_bytes=9), now=100)
+    (['a', 'b'], ['a', 'b'])
+    """
+    number = total = 0
+    kept = set[K]()
+    newest_first = sorted(items, key=lambda item: item.since, reverse=True)
+    for item in newest_first:
+        number, total = number + 1, total + item.num_bytes
+        too_old = limits.max_age_s is not None and now - item.since > limits.max_age_s
+        too_many = limits.max_number is not None and number > limits.max_number
+        too_large = limits.max_bytes is not None and total > limits.max_bytes
+        if too_old or too_many or too_large:
+            break
+        kept.add(item.key)
+    return [item.key for item in reversed(newest_first) if item.key not in kept]
+
+
+def remove_outlived_files(paths: Iterable[Path], limits: KeepLimits, now: float | None = None) -> list[Path]:
+    """Remove files that have outlived the limits, by the time of their last change, and return their paths. Raises: OSError.
+
+    One that was changed within the last hour may be in use, and stays.
+    """
+    now = time.time() if now is None else now
+    items = []
+    for path in paths:
+        try:
+            stat = path.stat()
+        except FileNotFoundError:
+            continue
+        if now - stat.st_mtime >= _IN_USE_S:
+            items.append(Kept(path, stat.st_mtime, stat.st_size))
+    gone = outlived(items, limits, now)
+    for path in gone:
+        path.unlink(missing_ok=True)
+    return gone
+
+
+class Periodic:
+    """Calls actions in a thread of its own, at once and then every so many seconds, until it is closed.
+
+    Args: on_error: called with what an action raised; the thread goes on.
+    """
+
+    def __init__(
+        self, name: str, every_s: float, actions: Sequence[Callable[[], object]], on_error: Callable[[Exception], object]
+    ) -> None:
+        self._every_s = every_s
+        self._actions = actions
+        self._on_error = on_error
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._repeat, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin with the first round."""
+        self._thread.start()
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """End the thread; a round that is under way gets so much time."""
+        self._closed.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def _repeat(self) -> None:
+        while not self._closed.is_set():
+            for action in self._actions:
+                try:
+                    action()
+                except Exception as error:  # noqa: BLE001 - it would end the thread, and all later rounds with it
+                    self._on_error(error)
+            self._closed.wait(self._every_s)

@@ -1,0 +1,112 @@
+"""Remove runs and single models from all services. The journal goes last: a removal that was cut off is repeated, and goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from sqlalchemy import delete, func, select
+
+from modyn.errors import ConflictError, NotFoundError
+from modyn.records import ModelVersion, RunId
+from modyn.rpc.logs import get_logger
+from modyn.supervisor.executor import RunClients
+from modyn.supervisor.journal import Journal
+from modyn.supervisor.states import TERMINAL, RunState
+from modyn.supervisor.tables import CHECKS, CURSORS, EVALUATIONS, EVENTS, RUNS, STEPS, TRIGGERS
+
+OWNER_ENDS_S = 5.0
+"""A run whose end is written holds its lock for a moment longer."""
+
+_LOG = get_logger("supervisor")
+
+
+class RunRemoval:
+    """Removes what a run has left in all services. Safe to use from any thread; each step may be repeated."""
+
+    def __init__(self, journal: Journal, clients: RunClients) -> None:
+        self._journal = journal
+        self._clients = clients
+
+    def remove_run(self, run_id: str, *, even_promoted: bool = False) -> None:
+        """Remove a terminal run: files of its trainings, evaluations and kept outputs, samples and trigger sets, models, journal.
+
+        Args: even_promoted: also if one of its models is promoted.
+        Raises: NotFoundError. ConflictError: it is active, or a model of it is promoted or needed by another run.
+        """
+        give_up = time.monotonic() + OWNER_ENDS_S
+        while True:
+            with self._journal.database.advisory_lock(f"run/{run_id}") as held:
+                if held:
+                    self._remove_locked(RunId(run_id), even_promoted)
+                    return
+            # Polled, because nothing reports it: the thread or the supervisor that holds the lock gives it back.
+            if not self._journal.run(run_id).is_terminal or time.monotonic() >= give_up:
+                raise ConflictError(
+                    f"run {run_id} is executed; stop it (`modyn stop {run_id}`) or wait for its end, then remove it"
+                )
+            time.sleep(0.05)
+
+    def _remove_locked(self, run_id: RunId, even_promoted: bool) -> None:
+        models = [info.version for info in self._clients.model_storage.list(run_id)]
+        if not self._journal.is_removing(run_id):
+            self._refuse_needed(models, even_promoted, besides=run_id)
+        self._mark(run_id)
+        # First what may still make something, then what was made.
+        self._clients.trainer_server.delete_run(run_id)
+        self._clients.evaluator.delete_run(run_id, [model.model_id for model in models])
+        self._clients.selector.delete_run(run_id)
+        for model in self._clients.model_storage.list(run_id):
+            self._delete(model.version.model_id)
+        with self._journal.database.session() as session:
+            for table in (EVENTS, EVALUATIONS, STEPS, CHECKS, TRIGGERS, CURSORS, RUNS):
+                session.execute(delete(table).where(table.c.run_id == run_id))
+        _LOG.info("removed", run_id=run_id, num_models=len(models))
+
+    def _mark(self, run_id: RunId) -> None:
+        """Mark a terminal run as being removed: nothing moves it on any more. Raises ConflictError for an active one."""
+        if self._journal.is_removing(run_id):
+            return
+        with self._journal.write(run_id) as write:
+            if write.state not in TERMINAL:
+                raise ConflictError(
+                    f"run {run_id} is {write.state}; stop it (`modyn stop {run_id}`) or wait for its end, then remove it"
+                )
+            under_way = select(func.count()).where(EVALUATIONS.c.run_id == run_id, EVALUATIONS.c.finished_at.is_(None))
+            if write.session.scalar(under_way):
+                raise ConflictError(f"evaluations of run {run_id} are under way; wait for their end, then remove it")
+            write.changes |= {"removing": True, "message": f"is being removed; `modyn rm {run_id}` goes on with that"}
+
+    def remove_model(self, model_id: int, *, even_promoted: bool = False) -> None:
+        """Remove one model version; the scores that it was given stay with its run.
+
+        Raises: NotFoundError. ConflictError: it is promoted, or a run needs it to go on.
+        """
+        model = self._clients.model_storage.describe(model_id).version
+        self._refuse_needed([model], even_promoted)
+        with suppress(NotFoundError):  # imported, or its run is removed
+            run = self._journal.run(model.run_id)
+            if run.state is not RunState.FINISHED and model_id == self._journal.newest_model(run.run_id):
+                raise ConflictError(
+                    f"model {model_id} is needed by run {run.run_id}, which is {run.state}; finish it (`modyn finish {run.run_id}`) or remove it"
+                )
+        self._delete(model_id)
+        _LOG.info("model_removed", model_id=model_id, run_id=model.run_id)
+
+    def _refuse_needed(self, models: Sequence[ModelVersion], even_promoted: bool, besides: str = "") -> None:
+        if not even_promoted and (promoted := [str(model.model_id) for model in models if model.promoted]):
+            raise ConflictError(
+                f"model {', '.join(promoted)} is promoted, so it may be in use; `--even-promoted` removes it all the same"
+            )
+        needed_by = [
+            run_id for run_id in self._journal.active_runs_from([model.model_id for model in models]) if run_id != besides
+        ]
+        if needed_by:
+            raise ConflictError(
+                f"runs begin with one of these models (training.initial_model_id): {', '.join(needed_by)}; remove them first"
+            )
+
+    def _delete(self, model_id: int) -> None:
+        with suppress(NotFoundError):  # by an attempt before this one
+            self._clients.model_storage.delete(model_id, even_promoted=True)

@@ -1,0 +1,67 @@
+"""Removes runs and models that have outlived the limits of section `retention`, and goes on with removals that were cut off."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+
+from modyn.config.retention import RetentionConfig
+from modyn.errors import ConflictError, NotFoundError
+from modyn.model_storage.client import ModelStorageClient
+from modyn.records import ModelVersion
+from modyn.retention import Kept, outlived
+from modyn.rpc.logs import get_logger
+from modyn.supervisor.journal import Journal
+from modyn.supervisor.removal import RunRemoval
+from modyn.supervisor.states import RunState
+
+_REMOVABLE = frozenset({RunState.FINISHED, RunState.STOPPED, RunState.FAILED})
+"""An interrupted run is to go on."""
+
+_LOG = get_logger("supervisor")
+
+
+class Retention:
+    """What is kept of runs and models. A run or model that is needed, or promoted, stays whatever the limits say."""
+
+    def __init__(self, journal: Journal, removal: RunRemoval, models: ModelStorageClient, config: RetentionConfig) -> None:
+        self._journal = journal
+        self._removal = removal
+        self._models = models
+        self._config = config
+
+    def sweep(self) -> None:
+        """Remove what has outlived the limits now. Raises: UnavailableError: a service cannot be reached; the next sweep goes on."""
+        for run_id in self._journal.runs_in_removal():
+            self._remove(lambda run_id=run_id: self._removal.remove_run(run_id, even_promoted=True))  # type: ignore[misc]
+        if self._config.runs:
+            ended = (run for run in self._journal.each_run(with_pipelines=False) if run.state in _REMOVABLE)
+            kept = [Kept(run.run_id, run.finished_at or run.submitted_at) for run in ended]
+            for run_id in outlived(kept, self._config.runs, time.time()):
+                self._remove(lambda run_id=run_id: self._removal.remove_run(run_id))  # type: ignore[misc]
+        for model_id in self._outlived_models():
+            self._remove(lambda model_id=model_id: self._removal.remove_model(model_id))  # type: ignore[misc]
+
+    def _outlived_models(self) -> list[int]:
+        if not (self._config.models or self._config.models_of_run):
+            return []
+        of_runs: dict[str, list[ModelVersion]] = defaultdict(list)
+        for info in self._models.list():
+            if info.version.run_id and not info.version.promoted:  # imported ones belong to no run
+                of_runs[info.version.run_id].append(info.version)
+        now, gone = time.time(), set[int]()
+        for models in of_runs.values():
+            gone.update(outlived(map(_kept, models), self._config.models_of_run, now))
+        rest = [model for models in of_runs.values() for model in models if model.model_id not in gone]
+        return sorted(gone.union(outlived(map(_kept, rest), self._config.models, now)))
+
+    def _remove(self, remove: Callable[[], None]) -> None:
+        try:
+            remove()
+        except (ConflictError, NotFoundError) as error:
+            _LOG.info("kept", reason=error.message)
+
+
+def _kept(model: ModelVersion) -> Kept[int]:
+    return Kept(model.model_id, model.created_at, model.num_bytes)

@@ -1,0 +1,139 @@
+"""Removing runs and models: nothing is left in any service, a removal that was cut off goes on, and what is needed is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select
+
+from modyn.config.system import SystemConfig
+from modyn.errors import ConflictError, NotFoundError, UnavailableError
+from modyn.supervisor.executor import RunClients
+from modyn.supervisor.queue import RunQueue
+from modyn.supervisor.records import Run, RunMode, RunOptions
+from modyn.supervisor.removal import RunRemoval
+from modyn.supervisor.requested_evaluations import EvaluationOrder
+from modyn.supervisor.states import RunState
+from modyn.supervisor.tables import METADATA
+from modyn.testing.services import InMemoryServices, pipeline_yaml, wait_until_terminal
+from modyn.testing.waiting import eventually
+
+STRATEGY = {"type": "SlicingEvalStrategy", "eval_every": "10s", "eval_start_from": 0, "eval_end_at": 20}
+EVALUATION = {
+    "datasets": [{"dataset_id": "train", "metrics": [{"name": "Accuracy"}]}],
+    "handlers": [{"name": "h", "execution_time": "after_training", "datasets": ["train"], "strategy": STRATEGY}],
+}
+
+
+class Reluctant:
+    """A client in front of another one; its call `name` fails until `failures` are used up."""
+
+    def __init__(self, client: object, name: str) -> None:
+        self._client, self._name, self.failures = client, name, 1
+
+    def __getattr__(self, name: str) -> object:
+        if name == self._name and self.failures:
+            self.failures -= 1
+            raise UnavailableError(f"{name} cannot be reached")
+        return getattr(self._client, name)
+
+
+@pytest.fixture
+def services(tmp_path: Path) -> InMemoryServices:
+    services = InMemoryServices(tmp_path)
+    services.storage.add_dataset("train")
+    services.storage.add_samples("train", timestamps=range(35))
+    return services
+
+
+@pytest.fixture
+def runs(services: InMemoryServices, system_config: SystemConfig) -> Iterator[RunQueue]:
+    with services.supervise(system_config) as runs:
+        yield runs
+
+
+def submit(runs: RunQueue, mode: RunMode = RunMode.EXPERIMENT, **training: object) -> Run:
+    sections = {"training": {"use_previous_model": True, "seed": 7, "batch_size": 4, **training}} if training else {}
+    return runs.submit(pipeline_yaml(evaluation=EVALUATION, **sections), "p.yaml", RunOptions(mode))
+
+
+def finished(runs: RunQueue) -> Run:
+    return wait_until_terminal(runs, submit(runs).run_id)
+
+
+def rows_of(runs: RunQueue, run_id: str) -> int:
+    with runs.journal.database.session() as session:
+        tables = METADATA.tables.values()
+        return sum(session.scalar(select(func.count()).select_from(t).where(t.c.run_id == run_id)) or 0 for t in tables)
+
+
+def left(runs: RunQueue, services: InMemoryServices, run: Run) -> list[object]:
+    """What the services still hold of a run."""
+    found: list[object] = [*services.model_storage.list(run.run_id), *services.evaluator.results(run.run_id)]
+    return [*found, *([run.run_id] if run.run_id in services.selector.runs else []), *range(rows_of(runs, run.run_id))]
+
+
+def test_nothing_of_a_run_is_left_and_its_name_is_not_given_again(runs: RunQueue, services: InMemoryServices) -> None:
+    other, run = finished(runs), finished(runs)
+    untouched = len(left(runs, services, other))
+    runs.remove(run.run_id)
+    assert left(runs, services, run) == []
+    assert len(left(runs, services, other)) == untouched
+    with pytest.raises(NotFoundError):
+        runs.remove(run.run_id)
+    assert finished(runs).run_id == "test-0003"
+
+
+@pytest.mark.parametrize(
+    ("client", "call"),
+    [("trainer_server", "delete_run"), ("evaluator", "delete_run"), ("selector", "delete_run"), ("model_storage", "delete")],
+)
+def test_a_removal_that_was_cut_off_goes_on(runs: RunQueue, services: InMemoryServices, client: str, call: str) -> None:
+    run = finished(runs)
+    clients: RunClients = services.clients()
+    reluctant: dict[str, Any] = {client: Reluctant(getattr(clients, client), call)}
+    removal = RunRemoval(runs.journal, replace(clients, **reluctant))
+    with pytest.raises(UnavailableError):
+        removal.remove_run(run.run_id)
+    assert f"modyn rm {run.run_id}" in runs.journal.run(run.run_id).message
+    for verb in (runs.resume, lambda run_id: runs.evaluate(run_id, EvaluationOrder(["h"]))):
+        with pytest.raises(ConflictError):
+            verb(run.run_id)
+    removal.remove_run(run.run_id)
+    assert left(runs, services, run) == []
+
+
+def test_an_active_run_is_not_removed_and_a_stopped_one_is(runs: RunQueue, services: InMemoryServices) -> None:
+    run = submit(runs, RunMode.PRODUCTION)
+    eventually(lambda: runs.journal.run(run.run_id).state is RunState.WAITING_FOR_DATA)
+    with pytest.raises(ConflictError, match=f"modyn stop {run.run_id}"):
+        runs.remove(run.run_id)
+    newest = services.model_storage.list(run.run_id)[-1].version.model_id
+    with pytest.raises(ConflictError, match=f"model {newest} is needed by run {run.run_id}, which is waiting_for_data"):
+        runs.remove_model(newest)
+    runs.stop(run.run_id)
+    wait_until_terminal(runs, run.run_id)
+    with pytest.raises(ConflictError, match="is needed by"):
+        runs.remove_model(newest)
+    runs.remove_model(newest - 1)
+    runs.remove(run.run_id)
+    assert left(runs, services, run) == []
+
+
+def test_a_model_that_another_run_begins_with_stays(runs: RunQueue, services: InMemoryServices) -> None:
+    run = finished(runs)
+    model = services.model_storage.list(run.run_id)[0].version.model_id
+    later = submit(runs, RunMode.PRODUCTION, use_previous_model=False, initial_model="pretrained", initial_model_id=model)
+    with pytest.raises(ConflictError, match=later.run_id):
+        runs.remove(run.run_id)
+    with pytest.raises(ConflictError, match=later.run_id):
+        runs.remove_model(model)
+    runs.stop(later.run_id)
+    wait_until_terminal(runs, later.run_id)
+    runs.remove(later.run_id)
+    runs.remove(run.run_id)
+    assert left(runs, services, run) == []

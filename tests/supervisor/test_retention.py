@@ -1,0 +1,74 @@
+"""Retention: what has outlived its limits goes, what is needed stays, and by default nothing goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from modyn.config.retention import RetentionConfig
+from modyn.config.system import SystemConfig
+from modyn.supervisor.queue import RunQueue
+from modyn.supervisor.records import RunMode, RunOptions
+from modyn.supervisor.removal import RunRemoval
+from modyn.supervisor.retention import Retention
+from modyn.supervisor.states import RunState
+from modyn.testing.services import InMemoryServices, pipeline_yaml, wait_until_terminal
+from modyn.testing.waiting import eventually
+
+
+@pytest.fixture
+def services(tmp_path: Path) -> InMemoryServices:
+    """Each run makes three models."""
+    services = InMemoryServices(tmp_path)
+    services.storage.add_dataset("train")
+    services.storage.add_samples("train", timestamps=range(35))
+    return services
+
+
+@pytest.fixture
+def runs(services: InMemoryServices, system_config: SystemConfig) -> Iterator[RunQueue]:
+    with services.supervise(system_config) as runs:
+        yield runs
+
+
+def sweep(runs: RunQueue, services: InMemoryServices, **limits: object) -> None:
+    clients = services.clients()
+    config = RetentionConfig.model_validate(limits)
+    Retention(runs.journal, RunRemoval(runs.journal, clients), clients.model_storage, config).sweep()
+
+
+def names(runs: RunQueue) -> list[str]:
+    return [run.run_id for run in runs.journal.runs()]
+
+
+def models(services: InMemoryServices) -> list[int]:
+    return [info.version.model_id for info in services.model_storage.list()]
+
+
+def test_runs_and_models_go_by_number_and_age_but_not_those_that_are_needed(runs: RunQueue, services: InMemoryServices) -> None:
+    for _ in range(3):
+        wait_until_terminal(runs, runs.submit(pipeline_yaml(), "p.yaml", RunOptions(RunMode.EXPERIMENT)).run_id)
+    live = runs.submit(pipeline_yaml(), "p.yaml", RunOptions(RunMode.PRODUCTION)).run_id
+    eventually(lambda: runs.journal.run(live).state is RunState.WAITING_FOR_DATA)
+    sweep(runs, services)
+    assert (names(runs), models(services)) == (["test-0001", "test-0002", "test-0003", live], list(range(1, 13)))
+    sweep(runs, services, runs_max_number=2)
+    assert (names(runs), models(services)) == (["test-0002", "test-0003", live], list(range(4, 13)))
+    sweep(runs, services, models_max_number=2)
+    assert models(services) == [5, 6, 8, 9, 11, 12], "of each run, active or not"
+    sweep(runs, services, runs_max_age_d=1e-9)
+    assert (names(runs), models(services)) == ([live], [11, 12])
+    runs.finish(live)
+    wait_until_terminal(runs, live)
+    sweep(runs, services, models_max_bytes=services.model_storage.describe(12).version.num_bytes)
+    assert models(services) == [12]
+
+
+def test_a_sweep_goes_on_with_a_removal_that_was_cut_off(runs: RunQueue, services: InMemoryServices) -> None:
+    run = wait_until_terminal(runs, runs.submit(pipeline_yaml(), "p.yaml", RunOptions(RunMode.EXPERIMENT)).run_id)
+    with runs.journal.write(run.run_id) as write:
+        write.changes["removing"] = True
+    sweep(runs, services)
+    assert (names(runs), models(services)) == ([], [])
