@@ -315,13 +315,19 @@ class Client:
         """Return the model as a `torch.nn.Module` with its weights, in evaluation mode."""
         import tempfile
 
-        from modyn.models.weights import build_model, load_weights
+        from modyn.models.weights import load_model
 
         with tempfile.TemporaryDirectory() as folder:
             stored = self.export_model(model_id, Path(folder) / "model.safetensors")
-            module = build_model(stored.model_class, stored.model_config)
-            load_weights(module, stored.path)
-        return module.eval()
+            return load_model(stored.model_class, stored.model_config, stored.path)
+
+    def export_program(self, model_id: int, path: Path | str, inputs: Sequence[str]) -> None:
+        """Write a model to `path` as a program that `torch.export.load` reads. Args: inputs: texts that `models.export.parse_input` reads."""
+        from modyn.models.export import export_program, parse_input
+
+        parsed = [parse_input(text) for text in inputs]
+        with _writing(Path(path)):
+            export_program(self.load_model(model_id), parsed, Path(path))
 
     # --- Plug-ins ---------------------------------------------------------------------------------------------------------------
 

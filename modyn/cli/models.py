@@ -75,16 +75,33 @@ def remove(
 @app.command()
 def export(
     model: ModelIdArgument,
-    path: Annotated[Path | None, typer.Argument(help="File to write. Default: model-<number>.safetensors here.")] = None,
+    path: Annotated[Path | None, typer.Argument(help="File to write. Default: model-<number>.safetensors or .pt2 here.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input",
+            help="Write a program for torch.export.load in place of weights, for this input: the sizes of one sample, such as 1,28,28 or "
+            "tokens=128:int64. Again for each further input.",
+        ),
+    ] = None,
 ) -> None:
-    """Write a model's weights as a safetensors file; its class and configuration go beside it as JSON."""
+    """Write a model's weights as a safetensors file; its class and configuration go beside it as JSON.
+
+    With --input a program that runs with PyTorch alone, for batches of any size.
+    """
     import json as json_module
 
-    target = path or Path(f"model-{model}.safetensors")
+    target = path or Path(f"model-{model}.{'pt2' if inputs else 'safetensors'}")
+    if target.suffix == ".json":
+        raise typer.BadParameter(f"{target} is the name of the description beside the weights", param_hint="PATH")
     if target.exists() and not force:
         raise typer.BadParameter(f"{target} exists; give another name or --force", param_hint="PATH")
     with connect() as client:
+        if inputs:
+            client.export_program(model, target, inputs)
+            say(f"wrote {target}")
+            return
         stored = client.export_model(model, target)
     about = target.with_suffix(".json")
     about.write_text(json_module.dumps({"model": {"id": stored.model_class, "config": stored.model_config}}, indent=2) + "\n")

@@ -202,3 +202,10 @@ def load_weights(module: nn.Module, path: Path, *, strict: bool = True) -> None:
         raise InvalidArgumentError(
             f"the weights in {path} do not fit {type(module).__name__}; use the model and model.config they were trained with: {error}"
         ) from error
+
+
+def load_model(id_: str, config: Mapping[str, Any], path: Path) -> nn.Module:
+    """The network with the weights in the file, in evaluation mode. Raises: as `build_model` and `load_weights`."""
+    module = build_model(id_, config)
+    load_weights(module, path)
+    return module.eval()

@@ -108,3 +108,9 @@ def test_a_service_that_is_not_there_is_told_soon(tmp_path: Path, monkeypatch: p
     assert done.returncode == 1
     assert "cannot be reached" in done.stderr
     assert time.monotonic() - started < 10, "as long as clients wait that are to bridge a restart"
+
+
+def test_an_exported_model_does_not_take_the_name_of_its_description(tmp_path: Path) -> None:
+    done = modyn(tmp_path, "models", "export", "1", "model.json")
+    assert done.returncode == 2
+    assert "model.json is the name of the description" in " ".join(done.stderr.split())

@@ -1,0 +1,88 @@
+"""A model as a program of `torch.export`: a file that runs with PyTorch alone, without Modyn and without the Python code of the model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from modyn.atomic_write import replacing
+from modyn.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_INPUT = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>\d+(?:,\d+)*)(?::(?P<dtype>[a-z]+\d+|bool))?")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInput:
+    """One input of a model, without the dimension of the batch."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    name: str | None = None
+    """None: it is given by position."""
+
+
+def parse_input(text: str) -> ModelInput:
+    """Return an input as users write it: sizes of one sample, in front a name, behind a dtype of torch. Raises InvalidArgumentError.
+
+    >>> parse_input("1,28,28"), parse_input("tokens=128:int64")
+    (ModelInput(shape=(1, 28, 28), dtype='float32', name=None), ModelInput(shape=(128,), dtype='int64', name='tokens'))
+    """
+    match = _INPUT.fullmatch(text.replace(" ", ""))
+    if match is None:
+        raise InvalidArgumentError(
+            f"{text!r} is no input of a model; write the sizes of one sample, for example 1,28,28, or with name and dtype tokens=128:int64"
+        )
+    return ModelInput(tuple(map(int, match["shape"].split(","))), match["dtype"] or "float32", match["name"])
+
+
+def export_program(model: nn.Module, inputs: Sequence[ModelInput], path: Path) -> None:
+    """Write a model in evaluation mode as a program, for batches of any size, which is complete or as before. Read by `torch.export.load`.
+
+    The program is run once and must return what the model returns.
+
+    Args: inputs: at least one; all by position, or all by name.
+    Raises: InvalidArgumentError: the model does not take these inputs, or torch.export cannot follow its code. OSError: as it is written.
+    """
+    import torch
+
+    named = {given.name for given in inputs if given.name is not None}
+    if not inputs or len(named) not in (0, len(inputs)):
+        raise InvalidArgumentError("give all inputs of a model by position, or each with a name of its own")
+
+    def batch(num_samples: int) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        tensors = [_example(given, num_samples) for given in inputs]
+        by_name = {str(given.name): tensor for given, tensor in zip(inputs, tensors, strict=True)}
+        return ((), by_name) if named else (tuple(tensors), {})
+
+    any_size = {0: torch.export.Dim("batch")}
+    shapes = {str(given.name): any_size for given in inputs} if named else tuple(any_size for _ in inputs)
+    two, three = batch(2), batch(3)
+    try:
+        with torch.no_grad():
+            program = torch.export.export(model, *two, dynamic_shapes=shapes)
+            expected: Any = model(*three[0], **three[1])
+            torch.testing.assert_close(program.module()(*three[0], **three[1]), expected)
+    except Exception as error:
+        raise InvalidArgumentError(
+            f"{type(model).__name__} cannot be exported as a program with inputs {', '.join(map(str, inputs))}: {error}; check the inputs, or "
+            "export its weights and build it by its class"
+        ) from error
+    with replacing(path, path.with_name(path.name + ".tmp")) as file:
+        torch.export.save(program, file)
+
+
+def _example(given: ModelInput, num_samples: int) -> Tensor:
+    import torch
+
+    dtype = getattr(torch, given.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise InvalidArgumentError(f"torch has no dtype '{given.dtype}'; write for example float32 or int64")
+    shape = (num_samples, *given.shape)
+    # Whole numbers are often indices: zeros are valid ones.
+    return torch.randn(shape, dtype=dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
