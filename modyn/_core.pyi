@@ -129,10 +129,12 @@ class CsvIndexer:
             npt.NDArray[np.int64],
             npt.NDArray[np.int64] | npt.NDArray[np.float64],
             npt.NDArray[np.int64] | None,
+            list[tuple[int, str, bool]],
         ]
         | None
     ):
-        """Offsets, lengths, labels and, if asked for, timestamps of the next rows; None at the end. Raises CsvError, FileAccessError."""
+        """Offsets, lengths, labels and, if asked for, timestamps of the next rows; and the bad ones, at most 1,000: offset, reason, and whether
+        the row has a line break. None at the end. Raises: FileAccessError; CsvError: it cannot be known where the next row begins."""
     @property
     def position(self) -> int:
         """Bytes of the file that are behind the rows given so far, their line breaks included."""

@@ -230,7 +230,7 @@ TRAINING_WORKER = {
     "storage": "client payloads wire",
     "storage.files": "file_system local",
     "storage.flight": "client endpoints fetch protocol",
-    "storage.formats": "base binary csv json_fields json_lines parquet single_sample tar timestamps",
+    "storage.formats": "bad_rows base binary csv json_fields json_lines parquet single_sample tar timestamps",
     "storage.index": "segment_file segment_index tombstones",
     "storage.model": "file_table records samples",
     "storage.read": "locality payload_reader publication record_readers snapshot",

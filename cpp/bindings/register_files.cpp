@@ -171,11 +171,13 @@ std::unique_ptr<CsvIndexer> make_indexer(const py::object& path, const py::seque
 
 py::object next_rows(CsvIndexer& indexer, std::size_t max_rows) {
   CsvRows rows = without_gil([&] { return indexer.next(max_rows); });
-  if (rows.offsets.empty()) return py::none();
+  if (rows.offsets.empty() && rows.bad.empty()) return py::none();
+  py::list bad;
+  for (const auto& row : rows.bad) bad.append(py::make_tuple(row.offset, from_text(row.reason), row.ended));
   py::object timestamps = py::none();
   if (indexer.options().timestamp_column) timestamps = to_array(std::move(rows.timestamps));
   return py::make_tuple(to_array(std::move(rows.offsets)), to_array(std::move(rows.lengths)),
-                        to_labels(std::move(rows.labels), indexer.options().float_labels), timestamps);
+                        to_labels(std::move(rows.labels), indexer.options().float_labels), timestamps, bad);
 }
 
 }  // namespace

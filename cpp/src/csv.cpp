@@ -13,6 +13,7 @@ namespace {
 constexpr std::size_t first_window = 1 << 20;
 // A row longer than this has a quote that is never closed.
 constexpr std::size_t max_row = 256U << 20;
+constexpr std::size_t max_bad_rows = 1000;
 
 }  // namespace
 
@@ -45,13 +46,19 @@ void CsvIndexer::skip_start() {
 CsvRows CsvIndexer::next(std::size_t max_rows) {
   CsvRows rows;
   Row row;
-  while (rows.offsets.size() < max_rows) {
+  while (rows.offsets.size() < max_rows && rows.bad.size() < max_bad_rows) {
     ++row_;  // before the search: an error in it is an error in this row
     if (!find_row(row)) {
       --row_;
       break;
     }
-    append(row, rows);
+    try {
+      append(row, rows);
+    } catch (const CsvError& error) {
+      rows.labels.resize(rows.offsets.size());
+      rows.timestamps.resize(options_.timestamp_column ? rows.offsets.size() : 0);
+      rows.bad.push_back({window_offset_ + static_cast<std::int64_t>(row.begin), error.what(), row.next > row.end});
+    }
     cursor_ = row.next;
   }
   return rows;

@@ -14,7 +14,7 @@ Rows read(const std::string& content, modyn::CsvOptions options = {}, std::size_
   Rows rows;
   for (;;) {
     const modyn::CsvRows found = indexer.next(chunk);
-    if (found.offsets.empty()) return rows;
+    if (found.offsets.empty() && found.bad.empty()) return rows;
     for (std::size_t i = 0; i < found.offsets.size(); ++i) {
       rows.emplace_back(content.substr(static_cast<std::size_t>(found.offsets[i]), static_cast<std::size_t>(found.lengths[i])),
                         found.labels[i]);
@@ -63,17 +63,25 @@ TEST_CASE("line breaks that a window cuts in two") {
   for (const std::size_t shift : {0, 1, 2, 3}) CHECK(read(std::string(shift, '\n') + content, {}, 1000) == expected);
 }
 
-TEST_CASE("errors name row, byte and text") {
-  const auto failure = [](const std::string& content, const modyn::CsvOptions& options = {}) {
-    return thrown_by<modyn::CsvError>([&] { read(content, options); });
+TEST_CASE("bad rows name row and byte, and are in no column") {
+  const auto bad = [](const std::string& content, const modyn::CsvOptions& options = {}) {
+    const TemporaryFolder folder;
+    return modyn::CsvIndexer(folder.write("file.csv", content), {}, 0, 0, options).next(100).bad;
   };
-  const auto bad_label = failure("1,a\n\n22,b\nx7,c\n");
-  CHECK(bad_label.row == 3);
-  CHECK(bad_label.offset == 10);
+  const auto bad_label = bad("1,a\n\n22,b\nx7,c\n4,d\ny");
+  REQUIRE(bad_label.size() == 2);
+  CHECK(bad_label[0].offset == 10);
+  CHECK(bad_label[0].reason.find("row 3 at byte 10: ") != std::string::npos);
+  CHECK(bad_label[0].ended);
+  CHECK(!bad_label[1].ended);
+  CHECK(read("1,a\n\n22,b\nx7,c\n4,d\ny") == Rows{{"1,a", 1}, {"22,b", 22}, {"4,d", 4}});
   modyn::CsvOptions second;
   second.label_column = 1;
-  CHECK(failure("a,1\nb\n", second).row == 2);
-  const auto open_quote = failure("1,a\n2,\"b\n3,c\n");
+  CHECK(bad("a,1\nb\n", second).size() == 1);
+  std::string many;
+  for (int i = 0; i < 3000; ++i) many += "x\n";
+  CHECK(bad(many).size() == 1000);
+  const auto open_quote = thrown_by<modyn::CsvError>([&] { read("1,a\n2,\"b\n3,c\n"); });
   CHECK(open_quote.row == 2);
   CHECK(open_quote.offset == 6);
 }

@@ -98,8 +98,10 @@ def ingest(name: Name) -> None:
     say(f"{name}: {info.num_samples:,} samples in {info.num_files:,} files")
     if info.num_problems:
         say(f"{info.num_problems:,} files were set aside; `modyn data problems {name}` lists the reasons")
-        if not info.num_samples:
-            raise typer.Exit(1)
+    if info.num_skipped:
+        say(f"{info.num_skipped:,} rows were skipped; `modyn data problems {name}` lists them")
+    if info.num_problems and not info.num_samples:
+        raise typer.Exit(1)
 
 
 @app.command("ls")

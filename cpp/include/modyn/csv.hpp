@@ -21,12 +21,20 @@ struct CsvOptions {
   bool skip_first_line = false;  // only where reading starts at byte 0
 };
 
+// A row that cannot be used. `ended`: by a line break; one that is not may yet be continued.
+struct BadRow {
+  std::int64_t offset;
+  std::string reason;  // with path, number of the row, and byte
+  bool ended;
+};
+
 // Columns of some rows, each of the same length. A row's bytes are [offset, offset + length), without its line break.
 struct CsvRows {
   std::vector<std::int64_t> offsets;
   std::vector<std::int64_t> lengths;
   std::vector<std::int64_t> labels;      // of float labels the bits
   std::vector<std::int64_t> timestamps;  // filled if asked for
+  std::vector<BadRow> bad;               // are in no column
 };
 
 // Reads a file from byte `start` to its end, in chunks of rows. Rows end with \n or \r\n; within quotes both are ordinary, and a doubled
@@ -38,7 +46,8 @@ class CsvIndexer {
   // CsvError if the row before `start` had no line break and was continued since.
   CsvIndexer(std::string path, const Roots& roots, std::int64_t start, std::int64_t rows_before, CsvOptions options);
 
-  // Up to `max_rows` rows; none at the end of the file. Throws FileError, CsvError.
+  // Up to `max_rows` rows, and up to 1,000 bad ones between them; none at the end of the file. Throws FileError, and CsvError where it cannot be
+  // known where the next row begins.
   CsvRows next(std::size_t max_rows);
   const CsvOptions& options() const { return options_; }
   // Bytes of the file that are behind the rows given so far, line breaks included.

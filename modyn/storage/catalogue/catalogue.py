@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field
+from typing import NamedTuple
 
 from psycopg2 import extensions
 from psycopg2.extras import execute_values
@@ -60,6 +61,14 @@ class ProblemRow:
     reason: str
 
 
+class SkippedRow(NamedTuple):
+    """A row of an indexed file that cannot be used, from byte `offset` on."""
+
+    path: str
+    offset: int
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """What one transaction changes in a dataset."""
@@ -73,6 +82,8 @@ class Change:
     problems: Sequence[ProblemRow] = ()
     solved: Sequence[str] = ()
     """Paths whose problem is gone."""
+    skipped: Sequence[SkippedRow] = ()
+    """Rows of files of this change; known ones may be among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +95,8 @@ class Contents:
     segments: Sequence[SegmentRow] = field(repr=False)
     problems: dict[str, str] = field(repr=False)
     """Signature by path."""
+    num_skipped: int = 0
+    """Rows that were skipped."""
 
 
 class Catalogue:
@@ -161,7 +174,9 @@ class Catalogue:
             segments = [SegmentRow(SegmentInfo(*row[:6]), row[6]) for row in cursor]
             cursor.execute("SELECT path, signature FROM storage.problems WHERE dataset_id = %s", id_)
             problems = {os.fsdecode(bytes(path)): str(signature) for path, signature in cursor}
-        return Contents(rows[0], files, segments, problems)
+            cursor.execute("SELECT count(*) FROM storage.skipped_rows WHERE dataset_id = %s", id_)
+            found = cursor.fetchone()
+        return Contents(rows[0], files, segments, problems, int(found[0]) if found else 0)
 
     def file(self, dataset_id: int, file_id: int) -> FileRow:
         """The row of one indexed file. Raises: ConflictError: `file_id` is no longer in the catalogue."""
@@ -203,6 +218,7 @@ class Catalogue:
                 )
             _insert_segments(cursor, dataset_id, change.segments)
             _replace_problems(cursor, dataset_id, change)
+            _insert_skipped(cursor, dataset_id, change.skipped)
         return version + 1
 
     def replace(
@@ -225,13 +241,15 @@ class Catalogue:
             _insert_segments(cursor, dataset_id, segments)
 
     def problems(self, dataset_id: int, full_path: Callable[[str], str]) -> list[FileProblem]:
-        """The newest problems first, at most LISTED_PROBLEMS. `full_path`: path in the dataset's folder → path to show."""
+        """The newest problems and skipped rows first, at most LISTED_PROBLEMS. `full_path`: path in the dataset's folder → path to show."""
         with self.database.raw() as connection, connection.cursor() as cursor:
             cursor.execute(
-                "SELECT path, reason, found_at FROM storage.problems WHERE dataset_id = %s ORDER BY found_at DESC, path LIMIT %s",
-                (dataset_id, LISTED_PROBLEMS),
+                "SELECT path, reason, found_at, -1 AS at FROM storage.problems WHERE dataset_id = %s UNION ALL "
+                "SELECT path, reason, found_at, at FROM storage.skipped_rows WHERE dataset_id = %s "
+                "ORDER BY found_at DESC, path, at LIMIT %s",
+                (dataset_id, dataset_id, LISTED_PROBLEMS),
             )
-            return [FileProblem(full_path(os.fsdecode(bytes(path))), *others) for path, *others in cursor]
+            return [FileProblem(full_path(os.fsdecode(bytes(path))), reason, found_at) for path, reason, found_at, _ in cursor]
 
 
 def _dataset_rows(cursor: extensions.cursor, condition: str, values: tuple[object, ...]) -> list[DatasetRow]:
@@ -272,3 +290,14 @@ def _replace_problems(cursor: extensions.cursor, dataset_id: int, change: Change
         now = time.time()
         values = [(dataset_id, os.fsencode(p.path), p.signature, sanitize(p.reason), now) for p in change.problems]
         execute_values(cursor, "INSERT INTO storage.problems (dataset_id, path, signature, reason, found_at) VALUES %s", values)
+
+
+def _insert_skipped(cursor: extensions.cursor, dataset_id: int, skipped: Sequence[SkippedRow]) -> None:
+    if skipped:
+        now = time.time()
+        values = [(dataset_id, os.fsencode(row.path), row.offset, sanitize(row.reason), now) for row in skipped]
+        execute_values(
+            cursor,
+            "INSERT INTO storage.skipped_rows (dataset_id, path, at, reason, found_at) VALUES %s ON CONFLICT DO NOTHING",
+            values,
+        )

@@ -15,11 +15,12 @@ from modyn import _core
 from modyn.errors import DataError
 from modyn.registry import nearest
 from modyn.storage.files.local import reading
-from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume
-from modyn.storage.model.samples import IndexedSamples
+from modyn.storage.formats.bad_rows import BadRows, RowsConfig
+from modyn.storage.formats.base import FileFormat, FormatResume
+from modyn.storage.model.samples import BadRow, IndexedSamples
 
 
-class CsvConfig(FormatConfig):
+class CsvConfig(RowsConfig):
     """Options of `CsvFileWrapper`."""
 
     separator: str = Field(default=",", min_length=1, max_length=1)
@@ -77,7 +78,7 @@ class CsvFormat(FileFormat):
         return offset
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
-        """As `FileFormat.index`; a DataError names the row and the byte."""
+        """As `FileFormat.index`; a DataError names the rows and their bytes."""
         with reading(path):
             shared_timestamp = self.file_time(path, os.stat(path).st_mtime_ns)
         config = self.config
@@ -97,11 +98,15 @@ class CsvFormat(FileFormat):
             timestamp_column=-1 if time is None else int(time) if time.isdigit() else _position(path, columns, time),
             skip_first_line=config.ignore_first_line or bool(columns),
         )
+        bad_rows = BadRows(path, config.max_bad_rows)
         while (rows := indexer.next(self.chunk_rows)) is not None:
-            offsets, lengths, labels, timestamps = rows
+            offsets, lengths, labels, timestamps, bad = rows
+            for offset, reason, ended in bad:
+                bad_rows.add(BadRow(offset, reason), ended=ended)
             times = timestamps if shared_timestamp is None else shared_timestamp
             assert times is not None, "rows have a time each or share one"
-            yield IndexedSamples(offsets, lengths, labels, times, indexer.position)
+            yield IndexedSamples(offsets, lengths, labels, times, indexer.position, bad_rows.take())
+        bad_rows.check()
 
     def _header(self, path: str) -> list[str]:
         """The names of the columns in the first line. Raises: DataError: there is none."""

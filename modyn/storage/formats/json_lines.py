@@ -20,15 +20,16 @@ from pydantic import Field, field_validator
 from modyn.errors import ConfigError, DataError
 from modyn.records import Int64Array, LabelArray
 from modyn.storage.files.local import reading
-from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume
+from modyn.storage.formats.bad_rows import BadRows, RowsConfig
+from modyn.storage.formats.base import FileFormat, FormatResume
 from modyn.storage.formats.json_fields import FIELD_TIMES, FieldPath, field_path, label_in, parse_object, seconds_in
 from modyn.storage.formats.timestamps import iso_seconds
-from modyn.storage.model.samples import IndexedSamples
+from modyn.storage.model.samples import BadRow, IndexedSamples
 
 _NEWLINE, _RETURN, _OPEN, _CLOSE = b"\n"[0], b"\r"[0], b"{"[0], b"}"[0]
 
 
-class JsonLinesConfig(FormatConfig):
+class JsonLinesConfig(RowsConfig):
     """Options of `JsonLinesFileWrapper`."""
 
     label_field: str = Field(min_length=1)
@@ -73,15 +74,17 @@ class JsonLinesFormat(FileFormat):
         return offset
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
-        """As `FileFormat.index`, in blocks of about `block_bytes`; a DataError names the line and the byte."""
+        """As `FileFormat.index`, in blocks of about `block_bytes`; a DataError names the lines and their bytes."""
         start = resume.end if resume else 0
         with reading(path), self.open(path) as file:
             shared = self.file_time(path, os.fstat(file.fileno()).st_mtime_ns)
             if start:
                 _check_line_ended(path, file, start)
+            bad_rows = BadRows(path, self.config.max_bad_rows)
             for offset, block in self._blocks(path, file, start):
-                for chunk in self._index_block(path, file, offset, block):
+                for chunk in self._index_block(path, file, offset, block, bad_rows):
                     yield chunk if shared is None else replace(chunk, timestamps=shared)
+            bad_rows.check()
 
     def _blocks(self, path: str, file: BinaryIO, offset: int) -> Iterator[tuple[int, bytes]]:
         """The rest of the file in blocks of whole lines, each with its offset."""
@@ -101,18 +104,23 @@ class JsonLinesFormat(FileFormat):
                 yield offset, block[:cut]
             offset, rest = offset + cut, block[cut:]
 
-    def _index_block(self, path: str, file: BinaryIO, offset: int, block: bytes) -> Iterator[IndexedSamples]:
+    def _index_block(self, path: str, file: BinaryIO, offset: int, block: bytes, bad_rows: BadRows) -> Iterator[IndexedSamples]:
         """Yield the samples of a block of whole lines at `offset`; their times are 0 if the lines hold none."""
         lines = _lines(block)
         columns = self._parse_block(block, lines)
         if columns is None:
-            lines, columns = self._parse_lines(path, file, offset, block, lines)
+            lines, columns = self._parse_lines(path, file, offset, block, lines, bad_rows)
         labels, timestamps = columns
+        if not len(labels) and (skipped := bad_rows.take()):
+            none = np.empty(0, np.int64)
+            yield IndexedSamples(none, none, labels, none, offset + len(block), skipped)
         for first in range(0, len(labels), self.chunk_rows):
             rows = slice(first, first + self.chunk_rows)
             begins, ends, next_begins = lines[:, rows]
             times = 0 if timestamps is None else timestamps[rows]
-            yield IndexedSamples(begins + offset, ends - begins, labels[rows], times, offset + int(next_begins[-1]))
+            skipped = bad_rows.take() if rows.stop >= len(labels) else ()
+            end = len(block) if skipped else int(next_begins[-1])
+            yield IndexedSamples(begins + offset, ends - begins, labels[rows], times, offset + end, skipped)
 
     def _parse_block(self, block: bytes, lines: Int64Array) -> _Columns | None:
         """Parse all `lines` of the block at once; None if they must be parsed one by one."""
@@ -150,21 +158,30 @@ class JsonLinesFormat(FileFormat):
         return labels, None if time is None else time.to_numpy()
 
     def _parse_lines(
-        self, path: str, file: BinaryIO, offset: int, block: bytes, lines: Int64Array
+        self, path: str, file: BinaryIO, offset: int, block: bytes, lines: Int64Array, bad_rows: BadRows
     ) -> tuple[Int64Array, _Columns]:
-        """Parse the lines that hold more than spaces one by one. Raises: DataError: a line is not as declared."""
-        rows, labels, times = [], [], []
-        for row, (begin, end, _) in enumerate(lines.T.tolist()):
+        """Parse the lines that hold more than spaces one by one; those that are not as declared are bad rows."""
+        rows: list[int] = []
+        labels: list[int | float] = []
+        times: list[int] = []
+        lines_before: int | None = None
+        for row, (begin, end, next_begin) in enumerate(lines.T.tolist()):
             if not (line := block[begin:end]).strip():
                 continue
             try:
                 found = parse_object(line)
-                labels.append(label_in(found, self._label, floats=self.float_labels))
-                times.append(0 if self._time is None else seconds_in(found, self._time))
+                label = label_in(found, self._label, floats=self.float_labels)
+                time = 0 if self._time is None else seconds_in(found, self._time)
             except ValueError as error:
-                number = _lines_before(file, offset + begin) + 1
-                raise DataError(f"{path}, line {number} at byte {offset + begin}: {error}; correct the line") from error
+                if lines_before is None:
+                    lines_before = _lines_before(file, offset)
+                number = lines_before + block.count(b"\n", 0, begin) + 1
+                reason = f"{path}, line {number} at byte {offset + begin}: {error}; correct the line"
+                bad_rows.add(BadRow(offset + begin, reason), ended=next_begin > end)
+                continue
             rows.append(row)
+            labels.append(label)
+            times.append(time)
         label_column: LabelArray = np.array(labels, np.float64) if self.float_labels else np.array(labels, np.int64)
         return lines[:, rows], (label_column, None if self._time is None else np.array(times, np.int64))
 
@@ -215,10 +232,11 @@ def _check_line_ended(path: str, file: BinaryIO, end: int) -> None:
 
 
 def _lines_before(file: BinaryIO, offset: int) -> int:
-    """Line breaks in the first `offset` bytes, for an error message: the position in the file is lost."""
-    count = 0
+    """Line breaks in the first `offset` bytes, for an error message."""
+    count, before = 0, file.tell()
     file.seek(0)
     while offset > 0 and (part := file.read(min(offset, 1 << 20))):
         count += part.count(b"\n")
         offset -= len(part)
+    file.seek(before)
     return count

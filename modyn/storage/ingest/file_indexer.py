@@ -19,9 +19,10 @@ from modyn.records import MAX_TIMESTAMP, Int64Array, LabelArray
 from modyn.rpc.logs import get_logger
 from modyn.storage.files.file_system import FileStatus, FileSystem, SeenFile, UnusableNowError
 from modyn.storage.files.local import LocalFiles
+from modyn.storage.formats.bad_rows import too_many
 from modyn.storage.formats.base import FileFormat, FormatResume, WholeFileFormat
 from modyn.storage.model.file_table import FileRow
-from modyn.storage.model.samples import IndexedFiles, IndexedSamples
+from modyn.storage.model.samples import BadRow, IndexedFiles, IndexedSamples
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -66,6 +67,8 @@ class FileJob:
         self._resume = FormatResume(row.indexed_end, row.num_samples, row.fingerprint) if row and row.num_samples else None
         self.indexed = FormatResume(0, 0, "")
         """What is indexed of the file once `samples` has ended."""
+        self.skipped: list[BadRow] = []
+        """Rows that cannot be used, which no sample is of, once `samples` has ended."""
 
     def samples(self) -> Iterator[IndexedSamples]:
         """Yield all new samples in file order.
@@ -78,22 +81,36 @@ class FileJob:
             if self._resume is not None:
                 check_unchanged(self._folder, self._path, self._resume)
             for chunk in self._chunks():
-                yield chunk
+                self.skipped += chunk.skipped
                 end, num_samples = chunk.end, num_samples + len(chunk)
+                if len(chunk):
+                    yield chunk
             self.indexed = FormatResume(end, num_samples, fingerprint(self._folder, self._path, end))
+
+    def _without_refused(self, chunk: IndexedSamples) -> IndexedSamples:
+        """The chunk with the samples that storage refuses among its skipped rows, where the format may skip some. Raises: DataError."""
+        refused = refused_samples(chunk.labels, chunk.timestamps)
+        if not refused:
+            return chunk
+        bad = [
+            BadRow(offset := int(chunk.offsets[at]), f"{self._path}, the sample at {offset}: {reason}; correct the file")
+            for at, reason in refused.items()
+        ]
+        most = getattr(self._format.config, "max_bad_rows", 0)
+        if len(self.skipped) + len(chunk.skipped) + len(bad) > most:
+            raise too_many(self._path, [*self.skipped, *chunk.skipped, *bad], most)
+        return replace(part_of(chunk, np.setdiff1d(np.arange(len(chunk)), list(refused))), skipped=sorted([*chunk.skipped, *bad]))
 
     def _chunks(self) -> Iterator[IndexedSamples]:
         """The chunks of the format, up to the size with which the file was listed. Exceptions of a plug-in's format become DataError."""
         try:
-            for chunk in _index(self._folder, self._format, self._path, self._resume):
-                for at, reason in refused_samples(chunk.labels, chunk.timestamps).items():
-                    raise DataError(f"{self._path}, the sample at {int(chunk.offsets[at])}: {reason}; correct the file")
+            for chunk in map(self._without_refused, _index(self._folder, self._format, self._path, self._resume)):
                 for at, reason in future_samples(chunk.timestamps, len(chunk), self._future_tolerance_s).items():
                     raise UnusableNowError(f"{self._path}, the sample at {int(chunk.offsets[at])}: {reason}")
                 part = beginning(self._format, chunk, self.seen.size) if self._format.can_grow else chunk
                 if part is not None:
                     yield part
-                elif self._format.row_begin(int(chunk.offsets[0])) is None:
+                elif len(chunk) and self._format.row_begin(int(chunk.offsets[0])) is None:
                     raise ChangedError
                 if part is not chunk:
                     return
@@ -183,12 +200,19 @@ def beginning(file_format: FileFormat, chunk: IndexedSamples, num_bytes: int) ->
     end = num_bytes if kept == len(chunk) else file_format.row_begin(int(chunk.offsets[kept]))
     if not kept or end is None:
         return None
-    return IndexedSamples(
-        chunk.offsets[:kept],
-        chunk.lengths if isinstance(chunk.lengths, int) else chunk.lengths[:kept],
-        chunk.labels[:kept],
-        chunk.timestamps if isinstance(chunk.timestamps, int) else chunk.timestamps[:kept],
-        min(end, num_bytes),
+    # A skipped row may end behind them: it is looked at again with what comes.
+    end = min(end, num_bytes, *(row.offset for row in chunk.skipped if row.offset > int(chunk.offsets[kept - 1])))
+    return replace(part_of(chunk, np.arange(kept)), end=end, skipped=[row for row in chunk.skipped if row.offset < end])
+
+
+def part_of(chunk: IndexedSamples, rows: Int64Array) -> IndexedSamples:
+    """The samples at `rows`, int64 positions, ascending."""
+    return replace(
+        chunk,
+        offsets=chunk.offsets[rows],
+        lengths=chunk.lengths if isinstance(chunk.lengths, int) else chunk.lengths[rows],
+        labels=chunk.labels[rows],
+        timestamps=chunk.timestamps if isinstance(chunk.timestamps, int) else chunk.timestamps[rows],
     )
 
 

@@ -235,8 +235,8 @@ class _Ingestion:
             else:
                 self._problems.set_aside(job.seen, error)
             return
-        self._writer.complete(FileRow(file_id, *astuple(job.seen), *astuple(job.indexed)))
-        self._count(files_indexed=1)
+        self._writer.complete(FileRow(file_id, *astuple(job.seen), *astuple(job.indexed)), job.skipped)
+        self._count(files_indexed=1, problems=len(job.skipped))
         if rest is not None:
             self._flush()
 

@@ -118,6 +118,7 @@ class OpenDataset:
         self.files: FileTable = contents.files
         self.problems: dict[str, str] = dict(contents.problems)
         """Signature by path."""
+        self._num_skipped = contents.num_skipped
         self._segment_names = {segment.info.first_key: segment.file_name for segment in contents.segments}
         self._publisher = Publisher(self.folder)
         # Last: `refresh` compares its version, and loads again what could not be loaded.
@@ -151,6 +152,7 @@ class OpenDataset:
             max_timestamp=index.max_timestamp,
             num_deleted=num_deleted,
             float_labels=self.row.float_labels,
+            num_skipped=self._num_skipped,
         )
 
     def new_samples(self, first_key: int, batch_size: int, is_active: Callable[[], bool]) -> Iterator[SampleBatch]:
@@ -256,6 +258,7 @@ class OpenDataset:
         self.files.change(change.changed_files)
         for path in change.solved:
             self.problems.pop(path, None)
+        self._num_skipped += len(change.skipped)
         self.problems.update({problem.path: problem.signature for problem in change.problems})
         replaced = [self._segment_names.pop(first) for first in change.replaced_segments]
         self._segment_names.update({row.info.first_key: row.file_name for row in change.segments})

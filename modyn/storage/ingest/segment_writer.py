@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from modyn.errors import DataError
-from modyn.storage.catalogue.catalogue import Change, ProblemRow, SegmentRow
+from modyn.storage.catalogue.catalogue import Change, ProblemRow, SegmentRow, SkippedRow
 from modyn.storage.index.segment_file import SEGMENT_ROWS, SegmentBuilder, merge_segments, write_segment
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.model.file_table import FileRow
-from modyn.storage.model.samples import IndexedFiles, IndexedSamples
+from modyn.storage.model.samples import BadRow, IndexedFiles, IndexedSamples
 
 
 class SegmentWriter:
@@ -31,6 +31,7 @@ class SegmentWriter:
         self._changed_files: list[FileRow] = []
         self._problems: dict[str, ProblemRow] = {}
         self._solved: set[str] = set()
+        self._skipped: list[SkippedRow] = []
         self._flushed = time.monotonic()
 
     @property
@@ -53,8 +54,9 @@ class SegmentWriter:
         for chunk in chunks:
             self._builder.add(file_id, chunk)
 
-    def complete(self, row: FileRow) -> None:
-        """Add the row of a file of which all samples were added; none if it is empty."""
+    def complete(self, row: FileRow, skipped: Iterable[BadRow] = ()) -> None:
+        """Add the row of a file of which all samples were added; none if it is empty. `skipped`: rows of which there is no sample."""
+        self._skipped += (SkippedRow(row.path, *bad) for bad in skipped)
         (self._new_files if row.file_id == self.next_file_id else self._changed_files).append(row)
         self.solve(row.path)
 
@@ -101,7 +103,9 @@ class SegmentWriter:
             self._write_one()
         if self._segments or self._new_files or self._changed_files or self._problems or self._solved:
             files, problems, solved = (self._new_files, self._changed_files), list(self._problems.values()), sorted(self._solved)
-            self._dataset.commit(Change(self._next_key, *files, self._segments, problems=problems, solved=solved))
+            self._dataset.commit(
+                Change(self._next_key, *files, self._segments, problems=problems, solved=solved, skipped=self._skipped)
+            )
         self._reset()
 
     def discard(self) -> None:

@@ -25,6 +25,8 @@ class DatasetInfo:
     max_timestamp: int | None
     num_deleted: int
     float_labels: bool
+    num_skipped: int = 0
+    """Rows of its files that cannot be used, of which there is no sample."""
 
     @property
     def name(self) -> str:

@@ -5,9 +5,9 @@ Imports nothing but NumPy and `modyn.records`, because every training worker loa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,14 +21,22 @@ OnMissing = Literal["raise", "skip"]
 """What a read does with keys that were deleted. Keys that never existed are an error in any case."""
 
 
+class BadRow(NamedTuple):
+    """A row that cannot be used, from byte `offset` on, and why."""
+
+    offset: int
+    reason: str
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class IndexedSamples:
-    """Positions of consecutive samples of one file. Arrays have shape (n,), n >= 1.
+    """Positions of consecutive samples of one file. Arrays have shape (n,), n >= 1, or 0 where rows were skipped.
 
     offsets: int64, bytes from the start of the file; rows, if the format declares row groups.
     lengths: int64, bytes of the payloads; one int if all are equal.
     labels: int64 or float64. timestamps: int64 seconds; one int if all are equal.
     end: bytes of the file that are indexed once this chunk is.
+    skipped: rows before `end`, and behind the chunk before this one, that cannot be used, in order.
     """
 
     offsets: Int64Array
@@ -36,6 +44,7 @@ class IndexedSamples:
     labels: LabelArray
     timestamps: Int64Array | int
     end: int
+    skipped: Sequence[BadRow] = ()
 
     def __len__(self) -> int:
         return len(self.offsets)

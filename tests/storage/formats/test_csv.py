@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modyn import _core
 from modyn.errors import ConfigError, DataError
 from modyn.storage.formats import build_format
 from modyn.storage.formats.base import FileFormat, FormatResume
@@ -101,7 +100,7 @@ def test_any_text_is_read_as_python_reads_it(tmp_path_factory: pytest.TempPathFa
     except ValueError:
         expected = None
     if expected is None:
-        with pytest.raises(_core.CsvError):
+        with pytest.raises(DataError):
             rows_of(csv_format(), path)
     else:
         assert [label for _, label in rows_of(csv_format(), path)] == expected
@@ -147,9 +146,8 @@ def test_errors_name_file_row_byte_and_text(
 def test_bad_bytes_in_a_label_do_not_hide_the_error(tmp_path: Path) -> None:
     path = tmp_path / "data.csv"
     path.write_bytes(b"\xff\xfe,1\n")
-    with pytest.raises(_core.CsvError) as caught:
+    with pytest.raises(DataError, match="row 1 at byte 0"):
         rows_of(csv_format(), path)
-    assert (caught.value.row, caught.value.offset) == (1, 0)
 
 
 def test_files_that_are_empty_missing_or_only_a_header(tmp_path: Path) -> None:
@@ -175,9 +173,8 @@ def test_a_file_that_grows_is_indexed_once(tmp_path: Path, line_break: str) -> N
     path.write_bytes(grown.encode())
     assert rows_of(format_, path, resume) == [(b"3,c", 3)]
     path.write_bytes((grown + "x,d").encode())
-    with pytest.raises(_core.CsvError) as caught:
+    with pytest.raises(DataError, match="row 4 at byte"):
         rows_of(format_, path, resume)
-    assert caught.value.row == 4
     path.write_bytes((content + "c" + line_break).encode())
     with pytest.raises(DataError, match="was continued since"):
         rows_of(format_, path, resume)

@@ -1,0 +1,63 @@
+"""Rows of a file that cannot be used: listed all at once, and skipped up to a bound."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from modyn.errors import DataError
+from modyn.storage.formats.base import FormatConfig
+from modyn.storage.model.samples import BadRow
+
+_NAMED = 20
+"""Most bad rows that the reason of a file names; all are counted."""
+_SEARCHED = 1000
+"""So many more than the bound are looked for before a file is given up."""
+
+
+class RowsConfig(FormatConfig):
+    """Options of formats of which a bad row can be skipped: it is known where the next one begins."""
+
+    max_bad_rows: int = Field(0, ge=0)
+    """Most rows of a file (or of what was appended to it) that are skipped because they cannot be used; `modyn data problems` lists them. A file
+    with more is set aside."""
+
+
+class BadRows:
+    """The bad rows of one file, in the order in which they are found. Args: most: so many are skipped."""
+
+    def __init__(self, path: str, most: int) -> None:
+        self._path, self._most = path, most
+        self._found: list[BadRow] = []
+        self._num_taken = 0
+        self._unfinished = False
+
+    def add(self, row: BadRow, *, ended: bool = True) -> None:
+        """Note a bad row; one that is not `ended` by a line break may yet be continued. Raises: DataError: there are very many."""
+        self._found.append(row)
+        self._unfinished = not ended
+        if len(self._found) >= self._most + _SEARCHED:
+            self.check("at least ")
+
+    def take(self) -> Sequence[BadRow]:
+        """The rows that were found since the last call."""
+        first, self._num_taken = self._num_taken, len(self._found)
+        return self._found[first:]
+
+    def check(self, least: str = "") -> None:
+        """Raise DataError if there are more than may be skipped, or if the last one may yet be continued."""
+        if len(self._found) > self._most or self._unfinished:
+            raise too_many(self._path, self._found, self._most, least)
+
+
+def too_many(path: str, rows: Sequence[BadRow], most: int, least: str = "") -> DataError:
+    """The error of a file with more bad rows than may be skipped."""
+    first, *others = rows
+    if not others:
+        return DataError(first.reason)
+    named = "; ".join(row.reason.removeprefix(f"{path}, ") for row in rows[:_NAMED])
+    more = f"; and {least}{len(rows) - _NAMED:,} more" if len(rows) > _NAMED else ""
+    return DataError(
+        f"{path}: {least}{len(rows):,} rows cannot be used, max_bad_rows is {most:,}; correct them, or raise the bound to skip them: {named}{more}"
+    )

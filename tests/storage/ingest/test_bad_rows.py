@@ -1,0 +1,101 @@
+"""Rows of CSV and JSON Lines files that cannot be used: all are named at once, and skipped up to a bound."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from modyn.config.system import DatasetConfig
+from tests.support.running_storage import RunningStorage
+
+FORMATS: dict[str, tuple[dict[str, object], str, str]] = {
+    "CsvFileWrapper": ({"label_index": 0}, ".csv", "{},{}"),
+    "JsonLinesFileWrapper": ({"label_field": "label"}, ".jsonl", '{{"label": {}, "data": {}}}'),
+}
+
+
+class Rows:
+    """A dataset of one file of rows; a bad one has no number as its label."""
+
+    def __init__(self, storage: RunningStorage, folder: Path, wrapper: str, max_bad_rows: int) -> None:
+        self.storage = storage
+        options, ending, self._row = FORMATS[wrapper]
+        self.path = folder / f"a{ending}"
+        folder.mkdir()
+        storage.client.register_dataset(
+            DatasetConfig(
+                name="numbers",
+                base_path=folder,
+                file_wrapper=wrapper,
+                file_wrapper_config={**options, "max_bad_rows": max_bad_rows},
+                watch=False,
+            )
+        )
+
+    def write(self, labels: Sequence[object], *, mode: str = "w", end: str = "\n") -> None:
+        with self.path.open(mode) as file:
+            file.write("\n".join(self._row.format(label, i) for i, label in enumerate(labels)) + end)
+        os.utime(self.path, (1000 + self.path.stat().st_size, 1000 + self.path.stat().st_size))
+
+    def labels(self) -> list[int]:
+        self.storage.ingest()
+        info = self.storage.client.dataset("numbers")
+        batches = self.storage.payloads.fetch("numbers", np.arange(info.next_key)) if info.next_key else []
+        return [int(label) for batch in batches for label in batch.labels]
+
+    def reasons(self) -> list[str]:
+        return [problem.reason for problem in self.storage.client.problems("numbers")]
+
+
+@pytest.fixture(params=FORMATS)
+def wrapper(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+BAD = '"x"'
+
+
+def test_all_bad_rows_of_a_file_are_named_at_once(storage: RunningStorage, tmp_path: Path, wrapper: str) -> None:
+    rows = Rows(storage, tmp_path / "d", wrapper, 2)
+    rows.write([0, BAD, 2, BAD, BAD, 5])
+    assert rows.labels() == []
+    (reason,) = rows.reasons()
+    assert "3 rows cannot be used, max_bad_rows is 2" in reason
+    kind = "row" if wrapper == "CsvFileWrapper" else "line"
+    assert all(f"{kind} {number} at byte " in reason for number in (2, 4, 5))
+    rows.write([0, 1, 2, 3, BAD, 5])
+    assert rows.labels() == [0, 1, 2, 3, 5]
+
+
+def test_bad_rows_within_the_bound_are_skipped_and_listed(storage: RunningStorage, tmp_path: Path, wrapper: str) -> None:
+    rows = Rows(storage, tmp_path / "d", wrapper, 3)
+    rows.write([BAD, 1, 2, BAD])
+    for _ in range(2):  # A look at an unchanged file does not forget them.
+        assert rows.labels() == [1, 2]
+        assert len(rows.reasons()) == 2
+        assert (storage.client.dataset("numbers").num_skipped, storage.client.dataset("numbers").num_problems) == (2, 0)
+    rows.write([4, BAD, 6, BAD], mode="a")
+    assert rows.labels() == [1, 2, 4, 6]
+    assert len(rows.reasons()) == 4
+
+
+def test_a_bad_last_row_may_yet_be_continued(storage: RunningStorage, tmp_path: Path, wrapper: str) -> None:
+    rows = Rows(storage, tmp_path / "d", wrapper, 3)
+    rows.write([1, BAD], end="")
+    assert rows.labels() == []
+    assert len(rows.reasons()) == 1
+    rows.write([], mode="a")
+    assert rows.labels() == [1]
+
+
+def test_a_file_of_bad_rows_alone_is_not_read_to_its_end(storage: RunningStorage, tmp_path: Path, wrapper: str) -> None:
+    rows = Rows(storage, tmp_path / "d", wrapper, 3)
+    rows.write([BAD] * 5000)
+    assert rows.labels() == []
+    (reason,) = rows.reasons()
+    assert "at least 1,003 rows cannot be used" in reason
+    assert len(reason) < 20_000
