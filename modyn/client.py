@@ -240,7 +240,7 @@ class Client:
         from modyn.analysis.results import scores
 
         results = self.results(run_id)
-        return scores(results.triggers, results.evaluations, results.run.pipeline)
+        return scores(results.triggers, results.evaluations, results.handlers)
 
     def report(self, run_id: str, path: Path | str | None = None) -> Path:
         """Write the HTML report of a run and return its path, by default `modyn-report-<run>.html` here."""

@@ -224,7 +224,7 @@ def stages_figure(results: RunResults) -> go.Figure:
 
 def _head(results: RunResults, spent: Cost) -> str:
     run = results.run
-    table = scores(results.triggers, results.evaluations, results.run.pipeline)
+    table = scores(results.triggers, results.evaluations, results.handlers)
     cards = [("state", run.state.value), ("triggers", f"{spent.num_triggers}"), ("samples seen", f"{run.num_samples:,}")]
     cards += [("samples trained on", f"{spent.num_samples:,}"), ("wall time", f"{spent.wall_s:.1f} s")]
     cards += [
@@ -245,7 +245,7 @@ def _head(results: RunResults, spent: Cost) -> str:
 def _series_sections(series: Series, results: RunResults) -> list[str]:
     matrix = evaluation_matrix(results.evaluations, series)
     active = composite_performance(matrix, results.triggers, "active")
-    kinds = evaluated_kinds(results.run.pipeline, series.handler)
+    kinds = evaluated_kinds(results.handlers, series.handler)
     tables = {kind: composite_performance(matrix, results.triggers, kind) for kind in kinds}
     where = f"{series.metric} on {series.dataset} ({series.handler})"
     return [

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from modyn.evaluator.client import EvaluationResult, EvaluatorClient
-from modyn.supervisor.client import Run, SupervisorClient, TriggerRecord, model_at
+from modyn.supervisor.client import RequestedEvaluation, Run, SupervisorClient, TriggerRecord, model_at
 
 Kind = Literal["active", "trained"]
 """Composite models."""
@@ -56,6 +56,15 @@ class RunResults:
     evaluations: pd.DataFrame
     losses: pd.DataFrame = field(default_factory=lambda: losses_table([]))
     """Of the newest trainings, if they were asked for: as `losses_table`."""
+    requested: Sequence[RequestedEvaluation] = ()
+    """Evaluations that users asked for, some with handlers of their own."""
+
+    @property
+    def handlers(self) -> list[Mapping[str, Any]]:
+        """All handlers that evaluated: those of the pipeline, and those that requested evaluations put in their place."""
+        own = (self.run.pipeline.get("evaluation") or {}).get("handlers") or []
+        asked = [(asked.handlers, asked.section.get("handlers") or []) for asked in self.requested if asked.section]
+        return [*own, *(handler for names, handlers in asked for handler in handlers if handler.get("name") in names)]
 
 
 def read_results(
@@ -70,7 +79,8 @@ def read_results(
     losses = losses_table([])
     if with_losses and len(made := triggers["trigger_id"][triggers["loss"].notna()]):
         losses = losses_table(supervisor.triggers(run_id, int(made.iloc[-LOSS_CURVES:].iloc[0])))
-    return RunResults(run, triggers, evaluations_table(evaluator.results(run.run_id)), losses)
+    evaluations = evaluations_table(evaluator.results(run.run_id))
+    return RunResults(run, triggers, evaluations, losses, supervisor.evaluations(run_id))
 
 
 def losses_table(triggers: Sequence[TriggerRecord]) -> pd.DataFrame:
@@ -190,29 +200,32 @@ def pipeline_score(performance: pd.DataFrame) -> float:
     return float(scored.mean()) if len(scored) else float("nan")
 
 
-def evaluated_kinds(pipeline: Mapping[str, Any], handler: str) -> tuple[Kind, ...]:
+def evaluated_kinds(handlers: Sequence[Mapping[str, Any]], name: str) -> tuple[Kind, ...]:
     """Return the composite models whose scores a handler's results determine, the one that counts for its coverage first.
 
     A handler with `models: active` evaluates the cells of one composite model only: what it holds of the other are single cells that happen
-    to be the same, and no score. Args: pipeline: of the run; a handler that it does not name counts as one that evaluates the matrix.
+    to be the same, and no score.
+
+    Args: handlers: of `RunResults`. name: of the handler; there may be several of one name, and one that is not there evaluates the matrix.
     """
-    handlers = (pipeline.get("evaluation") or {}).get("handlers") or []
-    models = next((entry.get("models") for entry in handlers if entry.get("name") == handler), "matrix")
-    return {"active": ("active",), "train": ("trained",)}.get(models, ("active", "trained"))  # type: ignore[return-value]
+    only: dict[str | None, tuple[Kind, ...]] = {"active": ("active",), "train": ("trained",)}
+    both: tuple[Kind, ...] = ("active", "trained")
+    found = [only.get(entry.get("models"), both) for entry in handlers if entry.get("name") == name] or [both]
+    return tuple(kind for kind in both if any(kind in kinds for kinds in found))
 
 
-def scores(triggers: pd.DataFrame, evaluations: pd.DataFrame, pipeline: Mapping[str, Any] | None = None) -> pd.DataFrame:
+def scores(triggers: pd.DataFrame, evaluations: pd.DataFrame, handlers: Sequence[Mapping[str, Any]] = ()) -> pd.DataFrame:
     """Return the pipeline scores of all series, one row each: columns handler, dataset, metric, active, trained, scored_intervals, intervals.
 
     A composite model that the handler did not evaluate has no score (NaN). scored_intervals: those of `intervals` for which the model that
     the handler evaluates, the active one if both, has a score.
 
-    Args: triggers, evaluations: tables of `read_results`. pipeline: of the run; None: every handler evaluates the matrix.
+    Args: triggers, evaluations, handlers: of `RunResults`; without handlers, each evaluates the matrix.
     """
     rows = []
     for series in series_of(evaluations):
         matrix = evaluation_matrix(evaluations, series)
-        found = {kind: composite_performance(matrix, triggers, kind) for kind in evaluated_kinds(pipeline or {}, series.handler)}
+        found = {kind: composite_performance(matrix, triggers, kind) for kind in evaluated_kinds(handlers, series.handler)}
         values = [pipeline_score(found[kind]) if kind in found else float("nan") for kind in ("active", "trained")]
         counted = next(iter(found.values()))
         rows.append([*astuple(series), *values, int(counted["value"].notna().sum()), len(counted)])

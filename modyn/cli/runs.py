@@ -149,7 +149,7 @@ def show(run: RunArgument, json: Json = False) -> None:
                 "run": results.run,
                 "triggers": results.triggers,
                 "evaluations": results.evaluations,
-                "scores": scores(results.triggers, results.evaluations, results.run.pipeline),
+                "scores": scores(results.triggers, results.evaluations, results.handlers),
             }
         )
     _print_run(results.run)
@@ -311,7 +311,7 @@ def _print_results(results: RunResults) -> None:
             ],
             title=f"{series.metric} on {series.dataset} ({series.handler}); * = currently active model",
         )
-    table = scores(triggers, results.evaluations, results.run.pipeline)
+    table = scores(triggers, results.evaluations, results.handlers)
     print_table(
         ["metric", "dataset", "handler", "currently active", "currently trained"],
         [[r["metric"], r["dataset"], r["handler"], r["active"], r["trained"]] for r in table.to_dict("records")],

@@ -124,6 +124,13 @@ class SupervisorClient(ServiceClient):
         name = supervisor_pb2.EvaluationName(run_id=run_id, number=number)
         return from_message(self._stub.GetEvaluation(name), RequestedEvaluation)
 
+    def evaluations(self, run_id: str) -> list[RequestedEvaluation]:
+        """List the evaluations of a run that were asked for, oldest first. Raises: NotFoundError."""
+        name = supervisor_pb2.RunName(run_id=run_id)
+        return self._retrier.call(
+            lambda: [from_message(asked, RequestedEvaluation) for asked in self._stub.ListEvaluations(name)]
+        )
+
     def remove(self, run_id: str, *, even_promoted: bool = False) -> None:
         """Remove a terminal run from all services: journal, trigger sets, models, results, files of its trainings. Repeated, it goes on.
 

@@ -169,6 +169,13 @@ class JournalQueries:
             raise NotFoundError(f"run {run_id} has no requested evaluations {number}; `modyn evaluate {run_id}` asks for some")
         return from_row(row, RequestedEvaluation)
 
+    def evaluations(self, run_id: str) -> list[RequestedEvaluation]:
+        """List the evaluations of a run that were asked for, oldest first. Raises: NotFoundError: there is no such run."""
+        with self.database.session() as session:
+            _run_row(session, run_id)
+            query = select(EVALUATIONS).where(EVALUATIONS.c.run_id == run_id).order_by(EVALUATIONS.c.number)
+            return [from_row(row, RequestedEvaluation) for row in session.execute(query).mappings()]
+
     def open_evaluations(self) -> list[RequestedEvaluation]:
         """List the requested evaluations of all runs that have not ended, oldest first."""
         with self.database.session() as session:

@@ -85,6 +85,13 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
         """Return evaluations that were asked for."""
         return to_message(self._journal.evaluation(request.run_id, request.number), supervisor_pb2.RequestedEvaluation)
 
+    def ListEvaluations(
+        self, request: supervisor_pb2.RunName, context: grpc.ServicerContext
+    ) -> Iterator[supervisor_pb2.RequestedEvaluation]:
+        """Stream the evaluations of a run that were asked for, oldest first; NOT_FOUND if there is no such run."""
+        for evaluation in self._journal.evaluations(request.run_id):
+            yield to_message(evaluation, supervisor_pb2.RequestedEvaluation)
+
     def ListTriggers(
         self, request: supervisor_pb2.ListTriggersRequest, context: grpc.ServicerContext
     ) -> Iterator[supervisor_pb2.TriggerRecord]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import cast
+
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,12 +19,16 @@ from modyn.analysis.results import (
     evaluation_matrix,
     evaluations_table,
     pipeline_score,
+    read_results,
     scores,
     triggers_table,
 )
-from modyn.evaluator.client import EvaluationResult
+from modyn.config.system import SystemConfig
+from modyn.evaluator.client import EvaluationResult, EvaluatorClient
 from modyn.records import EvalInterval, RunId
-from modyn.supervisor.client import TriggerRecord, TriggerState
+from modyn.supervisor.client import RunMode, RunOptions, TriggerRecord, TriggerState
+from modyn.testing.services import InMemoryServices, pipeline_yaml
+from tests.support.running_supervisor import serve_supervisor
 
 
 def trigger(trigger_id: int, last: int, model: int | None = 1, **more: object) -> TriggerRecord:
@@ -89,9 +97,31 @@ def test_a_composite_model_that_was_not_evaluated_has_no_score() -> None:
     triggers = triggers_table([trigger(0, 9), trigger(1, 19)])
     cells = evaluations_table([result(0, 10, 0.5), result(1, 20, 0.8), result(1, 30, 0.6)])
     for models, expected in (("active", (1.9 / 3, np.nan)), ("train", (np.nan, 0.7))):
-        table = scores(triggers, cells, {"evaluation": {"handlers": [{"name": "h", "models": models}]}})
+        table = scores(triggers, cells, [{"name": "h", "models": models}])
         assert (table.loc[0, "active"], table.loc[0, "trained"]) == pytest.approx(expected, nan_ok=True)
     assert (table.loc[0, "scored_intervals"], table.loc[0, "intervals"]) == (2, 3)
+
+
+def test_handlers_of_requests_have_the_scores_that_they_evaluated(system_config: SystemConfig, tmp_path: Path) -> None:
+    """A handler out of a file, which the pipeline does not name."""
+    services = InMemoryServices(tmp_path)
+    services.storage.add_dataset("train")
+    services.storage.add_samples("train", timestamps=range(30))
+    strategy = {"type": "SlicingEvalStrategy", "eval_every": "10s", "eval_start_from": 0, "eval_end_at": 40}
+    handler = {"name": "late", "execution_time": "manual", "models": "active", "strategy": strategy, "datasets": ["train"]}
+    datasets = [{"dataset_id": "train", "metrics": [{"name": "Accuracy"}]}]
+    section = yaml.safe_dump({"handlers": [handler, {**handler, "name": "other", "models": "matrix"}], "datasets": datasets})
+    with serve_supervisor(services, system_config) as client:
+        run = client.submit(pipeline_yaml(), "p.yaml", RunOptions(RunMode.EXPERIMENT))
+        list(client.watch(run.run_id))
+        for name in ("late", "other"):
+            asked = client.evaluate(run.run_id, [name], yaml=section)
+            list(client.watch(run.run_id, asked.after_seq, asked.number))
+        results = read_results(client, cast("EvaluatorClient", services.evaluator), run.run_id)
+        assert [asked.handlers for asked in client.evaluations(run.run_id)] == [["late"], ["other"]]
+    table = scores(results.triggers, results.evaluations, results.handlers).set_index("handler")
+    assert table["trained"].notna().to_dict() == {"late": False, "other": True}
+    assert table["active"].notna().all()
 
 
 def test_nothing_evaluated_gives_an_empty_table() -> None:
