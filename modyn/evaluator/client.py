@@ -13,11 +13,42 @@ from dataclasses import dataclass
 from typing import Any
 
 from modyn.errors import BY_REASON, ModynError
+from modyn.evaluator.records import (
+    AtPositions,
+    InIntervals,
+    Measured,
+    MeasureRequest,
+    OfKeys,
+    OutputKind,
+    Rows,
+    SampleSource,
+    Score,
+)
+from modyn.evaluator.wire import measure_request_to_proto, part_from_proto
 from modyn.json_codec import whole_numbers
 from modyn.proto import evaluator_pb2, evaluator_pb2_grpc
 from modyn.records import EvalInterval, JobState, RunId
 from modyn.rpc.client import SectionClient
+from modyn.rpc.retry import CancellationToken
 from modyn.rpc.wire import from_message, to_message
+
+__all__ = [
+    "AtPositions",
+    "EvaluationRequest",
+    "EvaluationResult",
+    "EvaluationState",
+    "EvaluationStatus",
+    "EvaluatorClient",
+    "InIntervals",
+    "MeasureRequest",
+    "Measured",
+    "OfKeys",
+    "OutputKind",
+    "Rows",
+    "SampleSource",
+    "Score",
+    "json_digest",
+]
 
 EvaluationState = JobState
 """Where an evaluation stands."""
@@ -114,6 +145,26 @@ class EvaluatorClient(SectionClient):
         Raises: UnavailableError: an evaluation does not end.
         """
         self._stub.DeleteRun(evaluator_pb2.EvaluatedRun(run_id=run_id, model_ids=list(model_ids)))
+
+    def measure(self, request: MeasureRequest, token: CancellationToken | None = None) -> Measured:
+        """Pass the samples of a source through a model, and wait for the end. Outputs are kept: what was passed before is not passed again.
+
+        Args: token: ends the call and the pass when it is cancelled.
+        Raises: ConfigError, InvalidArgumentError: the section or the source is wrong. NotFoundError: there is no such dataset, model or key.
+        UnavailableError: too many passes are being made.
+        """
+        stream = self._stub.Measure(measure_request_to_proto(request))
+        unregister = token.on_cancel(lambda _: stream.cancel()) if token is not None else lambda: None
+        try:
+            parts = [part_from_proto(part) for part in stream]
+        except ModynError:
+            if token is not None:
+                token.check()
+            raise
+        finally:
+            unregister()
+        scores = tuple(part for part in parts if isinstance(part, Score))
+        return Measured(scores, Rows.concatenate([part for part in parts if isinstance(part, Rows)]))
 
     def results(self, run_id: RunId) -> list[EvaluationResult]:
         """All results of a run, by trigger, handler, dataset, metric and interval."""

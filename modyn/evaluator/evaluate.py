@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -19,12 +20,15 @@ from modyn.dataset.key_loader import KEYS_PER_READ, load_keys
 from modyn.errors import ConfigError, ModynError, UserCodeError
 from modyn.evaluator.config import EvaluationDatasetConfig, load_dataset
 from modyn.evaluator.metrics import TRANSFORMER, Metric, MetricValue, build_metric
-from modyn.evaluator.outputs import EvaluationJob, KeptOutputs, Rows, Score
+from modyn.evaluator.outputs import EvaluationJob, KeptOutputs, write_rows
+from modyn.evaluator.records import InIntervals, OutputKind, Rows, SampleSource, Score
+from modyn.evaluator.samples import SampleLister
 from modyn.model_storage.client import ModelStorageClient
-from modyn.models.calls import forward
+from modyn.models.calls import Data, embedding, forward, logits
 from modyn.models.weights import build_model, load_weights
 from modyn.records import Int64Array, Interval, SampleBatch
 from modyn.rpc.logs import configure_logs
+from modyn.selector.client import SelectorClient
 from modyn.storage.client import StorageClient
 from modyn.workers import JobConnection
 from modyn.workers.devices import missing_device
@@ -37,8 +41,8 @@ class EvaluationInput:
     """What a model is evaluated on, and how."""
 
     dataset: EvaluationDatasetConfig
-    intervals: Sequence[Interval]
-    """Distinct; they may overlap."""
+    source: SampleSource
+    """Its intervals are distinct; they may overlap."""
     storage: StorageClient
     payloads: PayloadReader
     identity: str = ""
@@ -49,18 +53,30 @@ class EvaluationInput:
     kept: KeptOutputs | None = None
     """Outputs of earlier evaluations, which are used again; new ones are added if all goes well. None: outputs are not kept."""
     keys_per_listing: int = KEYS_PER_READ
-    """Keys in one batch of storage's listing."""
+    """Keys in one batch of the listing."""
+    selector: SelectorClient | None = None
+    """Where positions are looked up."""
+
+    @property
+    def intervals(self) -> Sequence[Interval]:
+        """Those that scores are for: of keys and positions one that holds all times."""
+        return self.source.intervals if isinstance(self.source, InIntervals) else [Interval()]
+
+    @property
+    def _lister(self) -> SampleLister:
+        return SampleLister(self.dataset.dataset_id, self.identity, self.storage, self.selector, self.keys_per_listing)
+
+    def count_samples(self) -> int:
+        """About how many samples there are, for progress."""
+        return self._lister.count(self.source)
 
     def list_samples(self) -> Iterator[SampleBatch]:
-        """The samples of the union of the intervals, as storage lists them now."""
-        for interval in union(self.intervals):
-            yield from self.storage.samples_in_interval(
-                self.dataset.dataset_id, interval, self.keys_per_listing, identity=self.identity
-            )
+        """The samples of the source, as they are listed now."""
+        yield from self._lister.batches(self.source)
 
 
-def run(job: EvaluationJob, connection: JobConnection) -> list[Score]:
-    """Task of a worker process: fetch the model, evaluate it, return the scores.
+def run(job: EvaluationJob, connection: JobConnection) -> list[Score] | list[Path]:
+    """Task of a worker process: fetch the model, pass the samples through it, return the scores, or the files with the rows.
 
     Progress messages are (samples seen, samples in all). Raises CancelledError when the job is asked to stop.
     """
@@ -83,23 +99,76 @@ def run(job: EvaluationJob, connection: JobConnection) -> list[Score]:
     kept = job.kept_outputs(stored.version.weights_sha256)
     source = DatasetSource(config, dataset.dataset_id, dataset.dataloader_workers)
     connection.check()
-    with StorageClient(config.endpoint("storage")) as storage, source.open_payloads() as payloads:
-        inputs = EvaluationInput(dataset, job.intervals, storage, payloads, job.data.identity, connection.device, progress, kept)
-        return evaluate(model, inputs)
+    with (
+        StorageClient(config.endpoint("storage")) as storage,
+        SelectorClient(config.endpoint("selector")) as selector,
+        source.open_payloads() as payloads,
+    ):
+        inputs = EvaluationInput(
+            dataset, job.source, storage, payloads, job.data.identity, connection.device, progress, kept, selector=selector
+        )
+        if job.kind is OutputKind.SCORES:
+            return evaluate(model, inputs)
+        return _write_parts(measure(model, inputs, job.kind), job.scratch)
 
 
 def evaluate(model: nn.Module, inputs: EvaluationInput) -> list[Score]:
     """Every metric of the input's dataset on every one of its intervals: by interval, then by metric in the order of the section.
 
-    Each sample of the union of the intervals is fetched, decoded and passed through the model once, unless its output is kept. The model
-    is left in evaluation mode on the input's device.
+    Each sample of the source is fetched, decoded and passed through the model once, unless its output is kept. The model is left in evaluation
+    mode on the input's device.
     """
-    dataset, intervals, device, kept = inputs.dataset, inputs.intervals, inputs.device, inputs.kept
+    dataset, intervals = inputs.dataset, inputs.intervals
     tallies = [IntervalMetrics(interval, [build_metric(section) for section in dataset.metrics]) for interval in intervals]
     transform = _Transformers(dataset)
-    counts = (inputs.storage.count_samples(dataset.dataset_id, i, identity=inputs.identity) for i in union(intervals))
-    total = sum(counts)
     samples = _FreshSamples(inputs)
+    with closing(_passed(model, forward, inputs, samples)) as parts:
+        for part in parts:
+            outputs = transform(part.output, part.keys)
+            for number, inside in members(intervals, part.timestamps):
+                tallies[number].update(outputs, part.labels, inside)
+    return [score for tally, listed in zip(tallies, samples.listed, strict=True) for score in tally.scores(listed)]
+
+
+def measure(model: nn.Module, inputs: EvaluationInput, kind: OutputKind) -> Iterator[Rows]:
+    """The logits or embeddings of the samples of the source, in parts and in any order; as `evaluate` in all else.
+
+    Raises: ConfigError: the model has no last layer. UserCodeError: it offers an `embedding` that is not one row a sample.
+    """
+    call = {OutputKind.LOGITS: logits, OutputKind.EMBEDDINGS: embedding}[kind]
+    with closing(_passed(model, call, inputs, _FreshSamples(inputs))) as parts:
+        for part in parts:
+            if not isinstance(part.output, torch.Tensor) or part.output.shape[:1] != (len(part.keys),):
+                raise UserCodeError(f"`embedding` of {type(model).__name__} must return one tensor with a row a sample")
+            labels, output = (t.float() if t.dtype is torch.bfloat16 else t for t in (part.labels, part.output))
+            yield Rows(part.keys, part.timestamps, np.array(labels.cpu().numpy()), np.array(output.cpu().numpy()))
+
+
+def _write_parts(parts: Iterator[Rows], folder: Path) -> list[Path]:
+    """Write rows into files of the folder, and return these."""
+    files = []
+    for number, rows in enumerate(parts):
+        files.append(folder / f"measured-{number}")
+        write_rows(files[-1], rows)
+    return files
+
+
+@dataclass(frozen=True, slots=True)
+class _Passed:
+    """Samples that have been passed through the model, and its output for them, on the device."""
+
+    keys: Int64Array
+    timestamps: Int64Array
+    labels: torch.Tensor
+    output: Any
+
+
+def _passed(
+    model: nn.Module, call: Callable[[nn.Module, Data], Any], inputs: EvaluationInput, samples: _FreshSamples
+) -> Generator[_Passed, None, None]:
+    """The one pass: each sample of the source through the model, or out of what is kept. call: of the model, for a batch."""
+    dataset, device, kept = inputs.dataset, inputs.device, inputs.kept
+    total, seen = inputs.count_samples(), 0
     batches = load_keys(
         samples.keys(),
         dataset,
@@ -109,33 +178,26 @@ def evaluate(model: nn.Module, inputs: EvaluationInput) -> list[Score]:
         pin_memory=device.startswith("cuda"),
         payloads=inputs.payloads,
     )
-    seen = 0
-
-    def tally(output: Any, keys: Int64Array, labels: torch.Tensor, timestamps: Int64Array) -> None:
-        nonlocal seen
-        outputs = transform(output, keys)
-        for number, inside in members(intervals, timestamps):
-            tallies[number].update(outputs, labels, inside)
-        seen += len(keys)
-        inputs.progress(seen, total)
-
     with closing(batches), _evaluating(model, device):
         for batch in on_device(batches, device):
             keys = batch.keys.numpy()
             timestamps = samples.take_timestamps(keys)
-            output = forward(model, batch.data)
+            output = call(model, batch.data)
             if kept is not None:
                 kept.add(_rows(batch, timestamps, output))
-            tally(output, keys, batch.labels, timestamps)
+            yield _Passed(keys, timestamps, batch.labels, output)
+            seen += len(keys)
+            inputs.progress(seen, total)
         if kept:
             # Listed again, now that `samples.listed` is complete: samples deleted since then count as listed and not seen.
             for listed in inputs.list_samples():
                 for rows in kept.rows(listed.keys, listed.timestamps, dataset.batch_size):
                     outputs, labels = (torch.from_numpy(column).to(device) for column in (rows.outputs, rows.labels))
-                    tally(outputs, rows.keys, labels, rows.timestamps)
+                    yield _Passed(rows.keys, rows.timestamps, labels, outputs)
+                    seen += len(rows.keys)
+                    inputs.progress(seen, total)
     if kept is not None:
         kept.publish()
-    return [score for tally, listed in zip(tallies, samples.listed, strict=True) for score in tally.scores(listed)]
 
 
 def _rows(batch: Batch, timestamps: Int64Array, output: Any) -> Rows | None:
@@ -251,21 +313,6 @@ class _FreshSamples:
             return np.array([self._timestamps.pop(key) for key in keys.tolist()], np.int64)
         except KeyError as error:
             raise ModynError(f"storage answered key {error}, which was not asked for, or listed it twice") from None
-
-
-def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """Disjoint intervals in order that hold the same times; those that touch are joined, empty ones are left out.
-
-    >>> union([Interval(5, 9), Interval(0, 3), Interval(3, 6), Interval(7, 7)])
-    [Interval(start=0, end=9)]
-    """
-    merged: list[Interval] = []
-    for interval in sorted((i for i in intervals if i.start < i.end), key=lambda i: (i.start, i.end)):
-        if merged and interval.start <= merged[-1].end:
-            merged[-1] = Interval(merged[-1].start, max(merged[-1].end, interval.end))
-        else:
-            merged.append(interval)
-    return merged
 
 
 def members(intervals: Sequence[Interval], timestamps: Int64Array) -> Iterator[tuple[int, Int64Array]]:

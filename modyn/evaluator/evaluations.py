@@ -16,7 +16,8 @@ from modyn.errors import CancelledError, ConflictError, InvalidArgumentError, Mo
 from modyn.evaluator.client import EvaluationRequest, EvaluationState, EvaluationStatus, json_digest
 from modyn.evaluator.config import load_dataset
 from modyn.evaluator.metrics import METRICS
-from modyn.evaluator.outputs import EvaluationJob, Score
+from modyn.evaluator.outputs import EvaluationJob
+from modyn.evaluator.records import InIntervals, MeasureRequest, SampleSource, Score
 from modyn.evaluator.store import EvaluationStore, ScoreKey
 from modyn.evaluator.versions import DataVersion, code_version, decoding_digest, metric_digests
 from modyn.json_codec import whole_numbers
@@ -37,8 +38,8 @@ MAX_WAITING: Final = 10_000
 _NO_CODE: Final = ("batch_size", "dataloader_workers")
 _RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,199}")
 
-MakeJob = Callable[[EvaluationRequest, Sequence[Interval], DataVersion], EvaluationJob]
-"""Makes what a worker gets, for a request that names model, dataset and device, distinct intervals and the version of the data."""
+MakeJob = Callable[[EvaluationRequest | MeasureRequest, SampleSource, DataVersion], EvaluationJob]
+"""Makes what a worker gets, for a request that names model, dataset and device, samples (distinct intervals), and the version of the data."""
 
 
 @dataclass(eq=False)
@@ -113,8 +114,7 @@ class Evaluations:
         finished, and its dataset is gone, or storage cannot be asked for it.
         """
         load_dataset(request.dataset)
-        if not _RUN_ID.fullmatch(request.run_id):
-            raise InvalidArgumentError(f"{request.run_id!r} is no run id: it must be usable as a file name")
+        check_run_id(request.run_id)
         for interval in request.intervals:
             if interval.start > interval.end:
                 raise InvalidArgumentError(f"the interval [{interval.start}, {interval.end}) ends before it starts")
@@ -225,7 +225,7 @@ class Evaluations:
             self._concluded(group, [])
             return
         self._set_all(group, EvaluationState.RUNNING)
-        evaluation = self._make_job(requests[0], missing, group.data)
+        evaluation = self._make_job(requests[0], InIntervals(missing), group.data)
 
         def ended(job: Job) -> None:
             # Not in the worker, which may have been killed.
@@ -323,7 +323,13 @@ class Evaluations:
                 self.table.set(id_, EvaluationStatus(id_, state, seen, total))
 
 
-def session_key(request: EvaluationRequest) -> str:
+def check_run_id(run_id: str) -> None:
+    """Raise InvalidArgumentError for what cannot be the name of a file."""
+    if not _RUN_ID.fullmatch(run_id):
+        raise InvalidArgumentError(f"{run_id!r} is no run id: it must be usable as a file name")
+
+
+def session_key(request: EvaluationRequest | MeasureRequest) -> str:
     """Equal for evaluations that one worker process may do one after the other: those of one run whose datasets run the same code."""
     section = {name: value for name, value in request.dataset.items() if name not in ("dataset_id", *_NO_CODE)}
     return f"{request.run_id} {json_digest([whole_numbers(section), code_version(section, MODELS, METRICS)])}"

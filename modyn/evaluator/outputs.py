@@ -11,12 +11,12 @@ import fcntl
 import hashlib
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +25,9 @@ from modyn.columnar import ColumnFile, FileKind, write_columns
 from modyn.config.system import SystemConfig
 from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
 from modyn.evaluator.client import EvaluationRequest
+from modyn.evaluator.records import MeasureRequest, OutputKind, Rows, SampleSource
 from modyn.evaluator.versions import DataVersion
-from modyn.records import Int64Array, Interval
+from modyn.records import Int64Array
 from modyn.rpc.logs import get_logger
 
 SUFFIX: Final = ".outputs"
@@ -38,24 +39,6 @@ MAX_SEGMENTS: Final = 256
 KIND: Final = FileKind(b"MODYNOUT", 2, "file of kept outputs", "delete it")
 _PLAIN: Final = "biuf"
 """Kinds of numbers that are kept: whole, real and boolean."""
-
-
-class Rows(NamedTuple):
-    """n samples and the outputs of a model. keys, timestamps: int64 (n,). labels: (n, …). outputs: (n, …), as the model returned them."""
-
-    keys: Int64Array
-    timestamps: Int64Array
-    labels: NDArray[Any]
-    outputs: NDArray[Any]
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the four columns in bytes."""
-        return sum(column.nbytes for column in self)
-
-    def take(self, positions: Int64Array) -> Rows:
-        """Copies of the rows at `positions`, int64 (m,), in that order."""
-        return Rows(*(column[positions] for column in self))
 
 
 def write_rows(path: Path, rows: Rows) -> None:
@@ -235,35 +218,23 @@ def _where(segment: Rows, keys: Int64Array, timestamps: Int64Array) -> tuple[Int
 
 @dataclass(frozen=True, slots=True)
 class EvaluationJob:
-    """What a worker gets. request: names model, dataset and device; its intervals are replaced by the distinct ones of `intervals`."""
+    """What a worker gets. request: names run, model, dataset and device; what it says of samples is replaced by `source`."""
 
-    request: EvaluationRequest
-    intervals: Sequence[Interval]
+    request: EvaluationRequest | MeasureRequest
+    source: SampleSource
+    """Its intervals are distinct."""
     config: SystemConfig
     scratch: Path
     """An empty folder of this job only; removed when the job has ended."""
     outputs: OutputCache
     data: DataVersion
     """What is evaluated on; another registration of the dataset is refused."""
+    kind: OutputKind = OutputKind.SCORES
 
     def kept_outputs(self, weights_sha256: str) -> KeptOutputs | None:
         """The kept outputs of the model. Their name contains the weights, since another database repeats ids, and the version of the data.
         None: outputs are not kept."""
-        digest = hashlib.sha256(f"{weights_sha256} {self.data.digest}".encode()).hexdigest()
+        # Scores are computed from what the model returns, whatever its last layer is.
+        digest = hashlib.sha256(f"{weights_sha256} {self.data.digest} {self.kind}".encode()).hexdigest()
         name = f"{self.request.model_id}-{digest[:32]}"
         return KeptOutputs(self.outputs, name, self.scratch) if self.outputs.limit else None
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """What a worker returns: the value of one metric over the samples of one interval. None: undefined, `note` says why."""
-
-    interval: Interval
-    metric: str
-    """The label of the metric."""
-    value: float | None
-    note: str
-    num_samples: int
-    """Samples that the value was computed over."""
-    num_listed: int
-    """Samples in the interval when the evaluation listed them."""

@@ -15,12 +15,15 @@ from modyn.errors import ModynError
 from modyn.evaluator.client import EvaluationRequest
 from modyn.evaluator.config import check_evaluation
 from modyn.evaluator.evaluations import Evaluations
+from modyn.evaluator.measurements import Measurements
 from modyn.evaluator.metrics import METRICS
 from modyn.evaluator.outputs import EvaluationJob, OutputCache
+from modyn.evaluator.records import MeasureRequest, OutputKind, SampleSource
 from modyn.evaluator.store import EvaluationStore
 from modyn.evaluator.versions import DataVersion
+from modyn.evaluator.wire import measure_request_from_proto, parts_to_proto
 from modyn.proto import common_pb2, evaluator_pb2, evaluator_pb2_grpc
-from modyn.records import Interval, RunId
+from modyn.records import RunId
 from modyn.rpc.access import Role, for_workers
 from modyn.rpc.server import Registration, ServiceContext
 from modyn.rpc.wire import from_message, from_struct, plugins_to_proto, problems_to_proto, to_message
@@ -38,10 +41,20 @@ class EvaluatorServicer(evaluator_pb2_grpc.EvaluatorServicer):
     Each method decodes the request of the call of the same name in protos/, calls `Evaluations` or the store and encodes the answer.
     """
 
-    def __init__(self, evaluations: Evaluations, store: EvaluationStore, outputs: OutputCache) -> None:
+    def __init__(
+        self,
+        evaluations: Evaluations,
+        store: EvaluationStore,
+        outputs: OutputCache,
+        measurements: Measurements,
+        max_bytes: int,
+    ) -> None:
+        """Args: max_bytes: of a message."""
         self._evaluations = evaluations
         self._store = store
         self._outputs = outputs
+        self._measurements = measurements
+        self._max_bytes = max_bytes
 
     def ValidateSection(self, request: common_pb2.SectionRequest, context: grpc.ServicerContext) -> common_pb2.SectionReply:
         """Problems of the `evaluation` section of a whole pipeline; empty if it is valid, and workers are soon to be wanted."""
@@ -79,6 +92,14 @@ class EvaluatorServicer(evaluator_pb2_grpc.EvaluatorServicer):
         self._outputs.remove_models(request.model_ids)
         return common_pb2.Empty()
 
+    def Measure(
+        self, request: evaluator_pb2.MeasureRequest, context: grpc.ServicerContext
+    ) -> Iterator[evaluator_pb2.MeasuredPart]:
+        """Stream the scores, or the rows in parts; the pass ends when its caller is gone."""
+        parts = self._measurements.measure(measure_request_from_proto(request), context.add_callback)
+        for part in parts:
+            yield from parts_to_proto(part, self._max_bytes)
+
     def Results(
         self, request: evaluator_pb2.ResultsRequest, context: grpc.ServicerContext
     ) -> Iterator[evaluator_pb2.EvaluationResult]:
@@ -107,16 +128,15 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     storage = StorageClient(config.endpoint("storage"))
     context.on_shutdown(storage.close)
 
-    def make_job(request: EvaluationRequest, intervals: Sequence[Interval], data: DataVersion) -> EvaluationJob:
+    def make_job(request: EvaluationRequest | MeasureRequest, source: SampleSource, data: DataVersion) -> EvaluationJob:
         folder = Path(mkdtemp(dir=scratch, prefix=f"model-{request.model_id}-"))
-        return EvaluationJob(request, intervals, for_workers(config, Role.READER), folder, outputs, data)
+        kind = request.kind if isinstance(request, MeasureRequest) else OutputKind.SCORES
+        return EvaluationJob(request, source, for_workers(config, Role.READER), folder, outputs, data, kind)
 
     evaluations = Evaluations(store, pool, make_job, storage, settings.max_workers)
     # Called in the reverse order: no job starts any more, then workers end, then what they report can still be stored.
     context.on_shutdown(pool.close)
     context.on_shutdown(evaluations.close)
-    return [
-        Registration(
-            evaluator_pb2_grpc.add_EvaluatorServicer_to_server, EvaluatorServicer(evaluations, store, outputs), FULL_NAME
-        )
-    ]
+    max_bytes = config.endpoint("evaluator").max_message_bytes
+    servicer = EvaluatorServicer(evaluations, store, outputs, Measurements(pool, make_job, storage), max_bytes)
+    return [Registration(evaluator_pb2_grpc.add_EvaluatorServicer_to_server, servicer, FULL_NAME)]

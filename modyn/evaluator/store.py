@@ -13,7 +13,7 @@ from sqlalchemy.dialects.postgresql import insert
 from modyn.db.engine import Database, columns
 from modyn.errors import UnavailableError
 from modyn.evaluator.client import EvaluationRequest, EvaluationResult, EvaluationState, EvaluationStatus
-from modyn.evaluator.outputs import Score
+from modyn.evaluator.records import Score
 from modyn.json_codec import sanitize
 from modyn.records import EvalInterval, Interval, RunId
 

@@ -83,6 +83,17 @@ def embedding(model: nn.Module, data: Data) -> Tensor:
     return _only(model, given)
 
 
+def logits(model: nn.Module, data: Data) -> Tensor:
+    """What the last layer returns for each sample of the batch, (n, c). In the mode, and with the gradients, that the caller has set.
+
+    Raises: ConfigError: the model has no last layer, or calls it in another way than once a batch.
+    """
+    returned: list[Tensor] = []
+    with _hooked(last_layer(model).register_forward_hook(lambda _, inputs, output: returned.append(output))):
+        forward(model, data)
+    return _only(model, returned, "returned")
+
+
 def score(model: nn.Module, data: Data, labels: Tensor, loss: SampleLoss) -> Scores:
     """Loss, logits, embedding and the derivative of the loss by the logits, of each sample of a batch, by one forward pass.
 
@@ -92,29 +103,29 @@ def score(model: nn.Module, data: Data, labels: Tensor, loss: SampleLoss) -> Sco
     """
     layer = last_layer(model)
     given: list[Tensor] = []
-    logits: list[Tensor] = []
+    returned: list[Tensor] = []
 
     def from_here_on(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         given.append(inputs[0])
-        logits.append(output.detach().requires_grad_())
+        returned.append(output.detach().requires_grad_())
         torch.set_grad_enabled(True)  # of the few operations behind the logits; ends with the block below
-        return logits[-1]
+        return returned[-1]
 
     with _unchanged(model), torch.no_grad(), _hooked(layer.register_forward_hook(from_here_on)):
         output = forward(model, data)
         embeddings = _only(model, given)
         losses = loss(output, labels)
-        (gradients,) = torch.autograd.grad(losses.sum(), logits)
-    return Scores(losses.detach(), logits[0].detach(), embeddings.detach(), gradients)
+        (gradients,) = torch.autograd.grad(losses.sum(), returned)
+    return Scores(losses.detach(), returned[0].detach(), embeddings.detach(), gradients)
 
 
-def _only(model: nn.Module, given: list[Tensor]) -> Tensor:
+def _only(model: nn.Module, given: list[Tensor], did: str = "was given") -> Tensor:
     if len(given) == 1 and given[0].dim() == 2:
         return given[0]
     shapes = ", ".join(str(list(tensor.shape)) for tensor in given) or "nothing"
     raise ConfigError(
-        f"model.id: the last layer of {type(model).__name__} was given {shapes}; an embedding is one tensor of shape (n, d) a batch: let the "
-        "model offer `embedding(data)` and `last_layer`"
+        f"model.id: the last layer of {type(model).__name__} {did} {shapes}; an embedding is one tensor of shape (n, d) a batch, and "
+        "so are logits: let the model offer `embedding(data)` and `last_layer`"
     )
 
 

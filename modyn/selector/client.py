@@ -59,6 +59,11 @@ class SelectorClient(SectionClient):
         run = self._stub.GetRun(selector_pb2.SelectorRunId(run_id=run_id))
         return from_struct(run.data) if run.HasField("data") else None
 
+    def dataset(self, run_id: RunId) -> tuple[str, str]:
+        """Return the dataset that the run's keys are of, and the identity of its registration; empty: not known. Raises: NotFoundError."""
+        run = self._stub.GetRun(selector_pb2.SelectorRunId(run_id=run_id))
+        return run.dataset, run.dataset_identity
+
     def inform(self, run_id: RunId, position: int, samples: SampleBatch) -> int:
         """Append `samples` at `position` of the run's stream; samples that the run already holds are skipped.
 

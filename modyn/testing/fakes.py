@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from modyn.config.base import Problem
 from modyn.errors import AlreadyExistsError, ConflictError, ModynError, NotFoundError
-from modyn.evaluator.client import EvaluationRequest, EvaluationResult, EvaluationState, EvaluationStatus
+from modyn.evaluator.client import (
+    EvaluationRequest,
+    EvaluationResult,
+    EvaluationState,
+    EvaluationStatus,
+    Measured,
+    MeasureRequest,
+)
 from modyn.model_storage.client import ModelHeader, StoredModel, StoredModelInfo
 from modyn.models.weights import weights_sha256
 from modyn.records import EvalInterval, KeysAndWeights, ModelVersion, RunId, SampleBatch, TriggerSetInfo
@@ -116,6 +123,11 @@ class FakeSelectorClient(FakeClient):
     def data_section(self, run_id: RunId) -> dict[str, Any] | None:
         """`data` as it was registered. Raises NotFoundError."""
         return self._run(run_id).data
+
+    def dataset(self, run_id: RunId) -> tuple[str, str]:
+        """As it was registered. Raises NotFoundError."""
+        run = self._run(run_id)
+        return run.dataset, run.dataset_identity
 
     def inform(self, run_id: RunId, position: int, samples: SampleBatch) -> int:
         """Append what is new of `samples`; return the number held. Raises ConflictError for a gap, or for others than those held."""
@@ -327,12 +339,13 @@ class FakeEvaluator(FakeSectionClient):
     """Use in place of an EvaluatorClient. An evaluation finishes as soon as it is started.
 
     score: value (None = undefined) and number of samples of (request, interval, metric). fail: makes evaluations fail: their error message,
-    or None. `started` holds the requests that were really carried out, in order.
+    or None. `measured` makes what `measure` returns, by default nothing. `started` holds the requests that were really carried out, in order.
     """
 
     def __init__(self, score: Score = score_by_model, fail: Callable[[EvaluationRequest], str | None] = lambda _: None) -> None:
         self.score = score
         self.fail = fail
+        self.measured: Callable[[MeasureRequest], Measured] = lambda _: Measured()
         self.started: list[EvaluationRequest] = []
         self._statuses: dict[str, EvaluationStatus] = {}
         self._results: dict[str, list[EvaluationResult]] = {}
@@ -369,6 +382,12 @@ class FakeEvaluator(FakeSectionClient):
             for id_ in [id_ for id_ in self._statuses if id_.startswith(f"{run_id}-")]:
                 del self._statuses[id_]
                 self._results.pop(id_, None)
+
+    def measure(self, request: MeasureRequest, token: CancellationToken | None = None) -> Measured:
+        """What `self.measured` returns for the request. Raises the token's cause."""
+        if token is not None:
+            token.check()
+        return self.measured(request)
 
     def results(self, run_id: RunId) -> list[EvaluationResult]:
         """All results of a run in the order in which they were made."""

@@ -18,8 +18,10 @@ from torch import nn
 
 from modyn.errors import CancelledError, ConfigError, ModynError, NotFoundError, UserCodeError
 from modyn.evaluator.config import EvaluationDatasetConfig, load_dataset
-from modyn.evaluator.evaluate import EvaluationInput, _evaluating, evaluate, members, union
-from modyn.evaluator.outputs import KeptOutputs, OutputCache, Score
+from modyn.evaluator.evaluate import EvaluationInput, _evaluating, evaluate, members
+from modyn.evaluator.outputs import KeptOutputs, OutputCache
+from modyn.evaluator.records import InIntervals, Score
+from modyn.evaluator.samples import union
 from modyn.records import Interval, SampleBatch
 from modyn.testing.fake_storage import FakeStorage
 
@@ -71,7 +73,7 @@ def scores(fake: FakeStorage, intervals: list[Interval], model: nn.Module | None
 def evaluate_on(
     fake: FakeStorage, model: nn.Module, dataset: EvaluationDatasetConfig, intervals: list[Interval], **options: Any
 ) -> list[Score]:
-    return evaluate(model, EvaluationInput(dataset, intervals, fake.client(), fake.payload_client(), **options))
+    return evaluate(model, EvaluationInput(dataset, InIntervals(intervals), fake.client(), fake.payload_client(), **options))
 
 
 @given(INTERVALS, st.lists(st.integers(-4, 26), max_size=30))

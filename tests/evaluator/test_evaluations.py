@@ -25,7 +25,8 @@ from modyn.errors import (
 )
 from modyn.evaluator.client import EvaluationRequest, EvaluationResult, EvaluationState, EvaluationStatus
 from modyn.evaluator.evaluations import Evaluations, session_key
-from modyn.evaluator.outputs import EvaluationJob, OutputCache, Score
+from modyn.evaluator.outputs import EvaluationJob, OutputCache
+from modyn.evaluator.records import InIntervals, MeasureRequest, SampleSource, Score
 from modyn.evaluator.store import EvaluationStore
 from modyn.evaluator.versions import DataVersion
 from modyn.json_codec import sanitize
@@ -56,7 +57,8 @@ class FakeJob:
     def __init__(
         self, work: EvaluationJob, name: str, on_message: Callable[[object], None], on_done: Callable[[FakeJob], None]
     ) -> None:
-        self.request, self.intervals, self.name = work.request, list(work.intervals), name
+        assert isinstance(work.source, InIntervals)
+        self.request, self.intervals, self.name = work.request, list(work.source.intervals), name
         self.state, self.stopped = JobState.RUNNING, False
         self.error: ModynError | None = None
         self._on_message, self._on_done, self._scores = on_message, on_done, list[Score]()
@@ -107,8 +109,8 @@ class House:
     """The service's parts, without gRPC and workers."""
 
     def __init__(self, config: SystemConfig, database: Database, storage: FakeStorage, max_jobs: int = 2) -> None:
-        def make_job(asked: EvaluationRequest, intervals: Sequence[Interval], data: DataVersion) -> EvaluationJob:
-            return EvaluationJob(asked, intervals, config, config.state_dir / "scratch", OutputCache(config.state_dir, 0), data)
+        def make_job(asked: EvaluationRequest | MeasureRequest, source: SampleSource, data: DataVersion) -> EvaluationJob:
+            return EvaluationJob(asked, source, config, config.state_dir / "scratch", OutputCache(config.state_dir, 0), data)
 
         self.store = EvaluationStore(database)
         self.run = FakePool()

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modyn.errors import CorruptStateError
-from modyn.evaluator.outputs import KeptOutputs, OutputCache, Rows, read_rows, write_rows
+from modyn.evaluator.outputs import KeptOutputs, OutputCache, read_rows, write_rows
+from modyn.evaluator.records import Rows
 from modyn.records import Int64Array
 
 DTYPES = st.sampled_from(["float32", "float64", "float16", "int64", "bool"])

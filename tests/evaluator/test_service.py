@@ -7,21 +7,26 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from modyn.config.system import SystemConfig
-from modyn.errors import ConfigError, NotFoundError
+from modyn.errors import CancelledError, ConfigError, InvalidArgumentError, NotFoundError
 from modyn.evaluator import service
 from modyn.evaluator.client import EvaluationRequest, EvaluationState, EvaluatorClient
 from modyn.evaluator.outputs import EvaluationJob, OutputCache
+from modyn.evaluator.records import AtPositions, InIntervals, Measured, MeasureRequest, OfKeys, OutputKind, SampleSource
 from modyn.evaluator.versions import DataVersion
 from modyn.model_storage import service as model_storage_service
 from modyn.model_storage.client import ModelHeader, ModelStorageClient
 from modyn.models.weights import build_model, save_weights
 from modyn.records import EvalInterval, Interval, RunId
 from modyn.rpc.logs import get_logger
+from modyn.rpc.retry import CancellationToken
 from modyn.rpc.server import ServiceContext, start_server
+from modyn.selector import service as selector_service
+from modyn.selector.client import SelectorClient
 from modyn.testing.waiting import eventually
 from tests.support.processes import ServiceProcess
 from tests.support.running_storage import RunningStorage, binary_dataset, start_storage, write_records
@@ -183,6 +188,49 @@ def test_a_repeated_request_counts_samples_again(
         storage.ingest()
 
 
+def test_scores_logits_and_embeddings_of_any_samples(
+    evaluator: EvaluatorClient, storage: RunningStorage, model_id: int, system_config: SystemConfig, stack: ExitStack
+) -> None:
+    context = ServiceContext("selector", system_config, get_logger("test"))
+    stack.callback(context.shut_down)
+    stack.callback(start_server("selector", system_config.endpoint("selector"), selector_service.build(context)).stop)
+    selector = stack.enter_context(SelectorClient(system_config.endpoint("selector")))
+    strategy = {"name": "NewDataStrategy", "maximum_keys_in_memory": 100, "tail_triggers": 0}
+    selector.register_run(RUN, "numbers", strategy, 1, dataset_identity=storage.client.dataset("numbers").identity)
+    informed = storage.client.samples_by_key("numbers", np.arange(99, -1, -1))
+    selector.inform(RUN, 0, informed)
+    storage.client.delete_samples("numbers", np.array([98]))
+
+    def measured(source: SampleSource, kind: OutputKind) -> Measured:
+        return evaluator.measure(MeasureRequest(RUN, model_id, DATASET, source, kind))
+
+    for source, expected in (
+        (OfKeys(np.array([41, 3, 98, 3])), [3, 41]),
+        (AtPositions(RUN, [(0, 3), (2, 4)]), [96, 97, 99]),
+        (InIntervals([Interval(100, 150)]), list(range(60))),
+    ):
+        embeddings, logits = measured(source, OutputKind.EMBEDDINGS).rows, measured(source, OutputKind.LOGITS).rows
+        assert embeddings is not None
+        assert logits is not None
+        assert embeddings.keys.tolist() == logits.keys.tolist() == expected
+        assert embeddings.outputs.tolist() == [[k] for k in expected]
+        assert logits.outputs.tolist() == [[0.0, k - 39.5] for k in expected]
+        scores = {score.metric: score for score in measured(source, OutputKind.SCORES).scores}
+        assert scores["Accuracy"].value == sum((k > 39.5) == (k >= 50) for k in expected) / len(expected)
+        assert scores["Accuracy"].num_samples == len(expected)
+    assert measured(OfKeys(np.empty(0, np.int64)), OutputKind.LOGITS) == Measured()
+    assert evaluator.results(RUN) == []
+    assert not list((system_config.service_dir("evaluator") / "scratch").iterdir())
+    with pytest.raises(NotFoundError):
+        measured(OfKeys(np.array([1000])), OutputKind.LOGITS)
+    with pytest.raises(InvalidArgumentError, match="no range of positions"):
+        measured(AtPositions(RUN, [(-1, 3)]), OutputKind.LOGITS)
+    token = CancellationToken()
+    token.cancel(CancelledError("the run was stopped"))
+    with pytest.raises(CancelledError, match="the run was stopped"):
+        evaluator.measure(MeasureRequest(RUN, model_id, DATASET, OfKeys(np.array([1]))), token)
+
+
 def test_failures_name_run_trigger_model_and_dataset(evaluator: EvaluatorClient, model_id: int) -> None:
     broken = DATASET | {"batch_parser_function": "def batch_parser_function(data, offsets):\n    return data['x']\n"}
     end = list(evaluator.watch(evaluator.start(request(model_id, dataset=broken)).evaluation_id))[-1]
@@ -275,5 +323,7 @@ def test_an_evaluation_worker_imports_nothing_after_the_fork(
 ) -> None:
     asked = request(model_id, dataset=DATASET | {"metrics": [*DATASET["metrics"], {"name": "F1Score", "num_classes": 2}]})
     outputs = OutputCache(tmp_path, 2**20)
-    job = EvaluationJob(asked, [Interval(0, 1000)], system_config, scratch=tmp_path, outputs=outputs, data=DataVersion("", ""))
+    job = EvaluationJob(
+        asked, InIntervals([Interval(0, 1000)]), system_config, scratch=tmp_path, outputs=outputs, data=DataVersion("", "")
+    )
     assert imports_after_fork(service.PRELOAD, "modyn.evaluator.evaluate:run", job, tmp_path / "log") == []

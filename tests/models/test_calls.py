@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from modyn.errors import ConfigError
-from modyn.models.calls import SampleLoss, embedding, forward, last_layer, score
+from modyn.models.calls import SampleLoss, embedding, forward, last_layer, logits, score
 from modyn.models.weights import build_model
 
 
@@ -127,3 +127,10 @@ def test_without_a_last_layer_there_is_no_embedding() -> None:
         embedding(nn.ReLU(), drawn(2, 3))
     with pytest.raises(ConfigError, match=r"last layer of Linear was given \[2, 3, 3\]; .*of shape \(n, d\)"):
         embedding(nn.Linear(3, 2), drawn(2, 3, 3))
+
+
+def test_logits_are_what_the_last_layer_returns() -> None:
+    model, data = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.Softmax(1)), drawn(5, 3)
+    assert torch.equal(logits(model, data), model[:3](data))
+    with pytest.raises(ConfigError, match=r"last layer of Linear returned \[2, 3, 3\]"):
+        logits(nn.Linear(3, 3), drawn(2, 3, 3))

@@ -62,6 +62,13 @@ def test_the_fake_lacks_no_call() -> None:
     assert [name for name in vars(SelectorClient) if name[0] != "_" and name not in vars(FakeSelectorClient)] == []
 
 
+def test_the_dataset_of_a_run_is_known(client: SelectorClient) -> None:
+    client.register_run(RUN, "d", SECTION, 1, dataset_identity="5eed")
+    assert client.dataset(RUN) == ("d", "5eed")
+    with pytest.raises(NotFoundError):
+        client.dataset(RunId("other-1"))
+
+
 def test_what_is_informed_again_is_skipped_and_nothing_is_lost_in_silence(client: SelectorClient) -> None:
     client.register_run(RUN, "d", SECTION, 1)
     assert client.inform(RUN, 0, SampleBatch.empty()) == 0

@@ -12,6 +12,7 @@ from torch import nn
 
 from modyn.evaluator.config import load_dataset
 from modyn.evaluator.evaluate import EvaluationInput, evaluate
+from modyn.evaluator.records import InIntervals
 from modyn.models import MODELS
 from modyn.models.weights import build_model
 from modyn.records import Interval
@@ -72,6 +73,6 @@ def test_a_model_with_several_inputs_is_trained_and_evaluated(tmp_path: Path, in
     fake.add_dataset("fake")
     fake.add_samples("fake", range(40), labels.tolist(), [payload_of(key) for key in range(40)])
     dataset = load_dataset({**data, "batch_size": 16, "metrics": [{"name": "Accuracy"}]})
-    (score,) = evaluate(model, EvaluationInput(dataset, [Interval()], fake.client(), fake.payload_client()))
+    (score,) = evaluate(model, EvaluationInput(dataset, InIntervals([Interval()]), fake.client(), fake.payload_client()))
     right = model(rows[:, :2], rows[:, 2:]).argmax(1) == labels
     assert score.value == pytest.approx(right.float().mean().item())

@@ -1,0 +1,79 @@
+"""Passes of a model over samples that are waited for: scores or rows, made by a worker like an evaluation, and not kept as results."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from shutil import rmtree
+from typing import Final
+
+from modyn.errors import InvalidArgumentError, UnavailableError
+from modyn.evaluator.config import load_dataset
+from modyn.evaluator.evaluations import MakeJob, check_run_id, session_key
+from modyn.evaluator.outputs import read_rows
+from modyn.evaluator.records import AtPositions, InIntervals, MeasureRequest, Rows, SampleSource, Score
+from modyn.evaluator.versions import DataVersion, decoding_digest
+from modyn.records import Interval
+from modyn.storage.client import StorageClient
+from modyn.workers import WorkerPool
+
+MAX_WAITING: Final = 8
+"""Passes that are made or wait at once: each holds a thread of the server."""
+
+
+class Measurements:
+    """Makes passes. Thread-safe. Args: make_job: makes what a worker gets, as for evaluations."""
+
+    def __init__(self, pool: WorkerPool, make_job: MakeJob, storage: StorageClient) -> None:
+        self._pool = pool
+        self._make_job = make_job
+        self._storage = storage
+        self._places = threading.BoundedSemaphore(MAX_WAITING)
+
+    def measure(self, request: MeasureRequest, on_stop: Callable[[Callable[[], None]], object]) -> Iterator[Score | Rows]:
+        """Pass the samples through the model and yield the scores, or the rows in any order.
+
+        Args: on_stop: is given a function that ends the pass, to be called once the caller is gone.
+        Raises: ConfigError, InvalidArgumentError: the request is wrong. UnavailableError: too many passes are being made. What the pass raised.
+        """
+        section = load_dataset(request.dataset)
+        check_run_id(request.run_id)
+        source = _checked(request.source)
+        if not self._places.acquire(blocking=False):
+            raise UnavailableError(f"{MAX_WAITING} passes are being made or wait at the evaluator; try again later")
+        try:
+            identity = self._storage.dataset(section.dataset_id).identity
+            work = self._make_job(request, source, DataVersion(identity, decoding_digest(request.dataset)))
+            try:
+                job = self._pool.submit(
+                    "modyn.evaluator.evaluate:run",
+                    work,
+                    name=str(request),
+                    session=session_key(request),
+                    device=request.device,
+                    log_path=work.config.log_dir / "runs" / request.run_id / f"measure-{request.model_id}.log",
+                )
+                on_stop(job.stop)
+                for part in job.result():
+                    yield part if isinstance(part, Score) else read_rows(part)
+            finally:
+                rmtree(work.scratch, ignore_errors=True)
+        finally:
+            self._places.release()
+
+
+def _checked(source: SampleSource) -> SampleSource:
+    """The source with distinct intervals. Raises InvalidArgumentError: an interval or a range ends before it starts, or begins before 0."""
+    match source:
+        case InIntervals(intervals):
+            for interval in intervals:
+                if interval.start > interval.end:
+                    raise InvalidArgumentError(f"the interval [{interval.start}, {interval.end}) ends before it starts")
+            return InIntervals(list(dict.fromkeys(Interval(i.start, i.end) for i in intervals)))
+        case AtPositions(_, ranges):
+            for start, stop in ranges:
+                if not 0 <= start <= stop:
+                    raise InvalidArgumentError(
+                        f"[{start}, {stop}) is no range of positions: it must start at 0 or later, and not after its end"
+                    )
+    return source

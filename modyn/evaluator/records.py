@@ -1,0 +1,119 @@
+"""What is asked of a pass of a model over samples, and what comes of it. Other rooms import this from `modyn.evaluator.client`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modyn.records import Int64Array, Interval, RunId
+
+
+class OutputKind(StrEnum):
+    """What is wanted of a model's pass over samples."""
+
+    SCORES = "scores"
+    """The metrics of the dataset's section: one score for each interval and metric; of keys and positions one for each metric."""
+    LOGITS = "logits"
+    """What the last layer returns, (n, c)."""
+    EMBEDDINGS = "embeddings"
+    """What the last layer is given, or what the model offers as `embedding`, (n, d)."""
+
+
+@dataclass(frozen=True, slots=True)
+class InIntervals:
+    """The samples of a dataset in any of these intervals of time, as storage lists them."""
+
+    intervals: Sequence[Interval]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OfKeys:
+    """The samples of these keys, int64 (n,); each counts once, deleted ones are left out."""
+
+    keys: Int64Array
+
+
+@dataclass(frozen=True, slots=True)
+class AtPositions:
+    """The samples in ranges of positions of a run's stream, as its log at the selector holds them; each counts once, deleted ones are left out."""
+
+    run_id: RunId
+    ranges: Sequence[tuple[int, int]]
+    """[start, stop); they may overlap."""
+
+
+SampleSource = InIntervals | OfKeys | AtPositions
+"""Which samples of a dataset are passed through a model."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureRequest:
+    """One pass of one model over the samples of a source."""
+
+    run_id: RunId
+    """Whose user code it is; worker processes are shared within a run."""
+    model_id: int
+    dataset: Mapping[str, Any]
+    """One entry of `evaluation.datasets`, as written in the pipeline."""
+    source: SampleSource
+    kind: OutputKind = OutputKind.SCORES
+    device: str = "cpu"
+
+    def __str__(self) -> str:
+        """What messages call this pass."""
+        return f"{self.kind} of run {self.run_id}, model {self.model_id} on dataset '{self.dataset['dataset_id']}'"
+
+
+class Rows(NamedTuple):
+    """n samples and the outputs of a model. keys, timestamps: int64 (n,). labels: (n, …). outputs: (n, …), as the model returned them."""
+
+    keys: Int64Array
+    timestamps: Int64Array
+    labels: NDArray[Any]
+    outputs: NDArray[Any]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the four columns in bytes."""
+        return sum(column.nbytes for column in self)
+
+    def take(self, positions: Int64Array) -> Rows:
+        """Copies of the rows at `positions`, int64 (m,), in that order."""
+        return Rows(*(column[positions] for column in self))
+
+    @staticmethod
+    def concatenate(parts: Sequence[Rows]) -> Rows | None:
+        """The rows of all parts, ordered by key; None: there are no parts."""
+        if not parts:
+            return None
+        joined = Rows(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+        return joined.take(np.argsort(joined.keys, kind="stable"))
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a worker returns: the value of one metric over the samples of one interval. None: undefined, `note` says why."""
+
+    interval: Interval
+    metric: str
+    """The label of the metric."""
+    value: float | None
+    note: str
+    num_samples: int
+    """Samples that the value was computed over."""
+    num_listed: int
+    """Samples in the interval when the evaluation listed them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a pass gave: scores, or rows ordered by key."""
+
+    scores: Sequence[Score] = ()
+    rows: Rows | None = None
+    """None: scores were asked for, or there were no samples."""

@@ -1,0 +1,98 @@
+"""The samples of a source, as storage and the selector list them now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from modyn.errors import InvalidArgumentError
+from modyn.evaluator.records import AtPositions, InIntervals, OfKeys, SampleSource
+from modyn.records import Int64Array, Interval, RunId, SampleBatch
+from modyn.selector.client import SelectorClient
+from modyn.storage.client import StorageClient
+
+
+@dataclass(frozen=True, slots=True)
+class SampleLister:
+    """Lists the samples of a source: each once, without deleted ones."""
+
+    dataset: str
+    identity: str
+    """Of the registration of the dataset that is meant; NotFoundError if it is another one. Empty: any."""
+    storage: StorageClient
+    selector: SelectorClient | None
+    """None: positions are refused."""
+    at_most: int
+    """Samples of a batch."""
+
+    def count(self, source: SampleSource) -> int:
+        """About how many samples there are: of keys and positions, deleted ones are counted."""
+        match source:
+            case InIntervals(intervals):
+                counted = (self.storage.count_samples(self.dataset, i, identity=self.identity) for i in union(intervals))
+                return sum(counted)
+            case OfKeys(keys):
+                return len(np.unique(keys))
+            case AtPositions(_, ranges):
+                return sum(part.end - part.start for part in _joined(ranges))
+
+    def batches(self, source: SampleSource) -> Iterator[SampleBatch]:
+        """The samples. Raises: NotFoundError: there is no such dataset, run or key. InvalidArgumentError: the run is of another dataset."""
+        match source:
+            case InIntervals(intervals):
+                for interval in union(intervals):
+                    yield from self.storage.samples_in_interval(self.dataset, interval, self.at_most, identity=self.identity)
+            case OfKeys(keys):
+                yield from self._of_keys(np.unique(keys))
+            case AtPositions(run_id, ranges):
+                yield from self._at_positions(run_id, ranges)
+
+    def _of_keys(self, keys: Int64Array) -> Iterator[SampleBatch]:
+        left = keys[~self.storage.deleted_keys(self.dataset).contains(keys)]
+        for first in range(0, len(left), self.at_most):
+            yield self.storage.samples_by_key(self.dataset, left[first : first + self.at_most], self.identity)
+
+    def _at_positions(self, run_id: RunId, ranges: Iterable[tuple[int, int]]) -> Iterator[SampleBatch]:
+        if self.selector is None:
+            raise InvalidArgumentError(
+                "positions of a run's stream need a selector, and there is none here; give keys or intervals"
+            )
+        dataset, identity = self.selector.dataset(run_id)
+        if dataset != self.dataset or (self.identity and identity not in ("", self.identity)):
+            raise InvalidArgumentError(
+                f"the positions are of run {run_id}, whose keys are of dataset '{dataset}' as it was registered then, not of dataset "
+                f"'{self.dataset}' as it is now; name the dataset of the run"
+            )
+        deleted = self.storage.deleted_keys(self.dataset)
+        for part in _joined(ranges):
+            position = part.start
+            while position < part.end:
+                batch = self.selector.samples(run_id, position, min(self.at_most, part.end - position))
+                if not len(batch):
+                    raise InvalidArgumentError(
+                        f"run {run_id} holds {position} samples; positions up to {part.end} were asked for"
+                    )
+                position += len(batch)
+                there = ~deleted.contains(batch.keys)
+                yield SampleBatch(batch.keys[there], batch.timestamps[there], batch.labels[there])
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """Disjoint intervals in order that hold the same times; those that touch are joined, empty ones are left out.
+
+    >>> union([Interval(5, 9), Interval(0, 3), Interval(3, 6), Interval(7, 7)])
+    [Interval(start=0, end=9)]
+    """
+    merged: list[Interval] = []
+    for interval in sorted((i for i in intervals if i.start < i.end), key=lambda i: (i.start, i.end)):
+        if merged and interval.start <= merged[-1].end:
+            merged[-1] = Interval(merged[-1].start, max(merged[-1].end, interval.end))
+        else:
+            merged.append(interval)
+    return merged
+
+
+def _joined(ranges: Iterable[tuple[int, int]]) -> list[Interval]:
+    return union(Interval(start, stop) for start, stop in ranges)

@@ -1,0 +1,115 @@
+"""Converters record ↔ proto of passes over samples; all other records have the field names of their message, see `modyn.rpc.wire`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modyn.errors import InvalidArgumentError
+from modyn.evaluator.records import AtPositions, InIntervals, MeasureRequest, OfKeys, OutputKind, Rows, SampleSource, Score
+from modyn.proto import common_pb2, evaluator_pb2
+from modyn.records import Interval, RunId
+from modyn.rpc.columns import keys_from_bytes, keys_to_bytes
+from modyn.rpc.wire import from_message, from_struct, to_message, to_struct
+
+_FRAME_BYTES = 4096
+"""Upper bound of the bytes of a message beside its columns."""
+_NUMBERS = "biuf"
+"""Kinds of numbers that travel: whole, real and boolean."""
+
+
+def measure_request_to_proto(request: MeasureRequest) -> evaluator_pb2.MeasureRequest:
+    """A request, as a message. Raises InvalidArgumentError: the section holds what cannot be sent."""
+    return evaluator_pb2.MeasureRequest(
+        run_id=request.run_id,
+        model_id=request.model_id,
+        dataset=to_struct(request.dataset),
+        source=_source_to_proto(request.source),
+        kind=f"OUTPUT_KIND_{request.kind.name}",
+        device=request.device,
+    )
+
+
+def measure_request_from_proto(message: evaluator_pb2.MeasureRequest) -> MeasureRequest:
+    """The request that a message holds. Raises InvalidArgumentError: it names no source, or no kind of output that there is."""
+    name = evaluator_pb2.OutputKind.Name(message.kind).removeprefix("OUTPUT_KIND_")
+    if name not in OutputKind.__members__:
+        raise InvalidArgumentError(f"the request names no kind of output; there are {', '.join(OutputKind)}")
+    return MeasureRequest(
+        RunId(message.run_id),
+        message.model_id,
+        from_struct(message.dataset),
+        _source_from_proto(message.source),
+        OutputKind[name],
+        message.device or "cpu",
+    )
+
+
+def parts_to_proto(part: Score | Rows, max_bytes: int) -> Iterator[evaluator_pb2.MeasuredPart]:
+    """A score, or some rows, as messages of at most `max_bytes`, of at least one row."""
+    if isinstance(part, Score):
+        yield evaluator_pb2.MeasuredPart(score=to_message(part, evaluator_pb2.Score))
+        return
+    rows_a_message = max(1, (max_bytes - _FRAME_BYTES) * len(part.keys) // max(1, part.num_bytes))
+    for first in range(0, len(part.keys), rows_a_message):
+        yield _rows_to_proto(Rows(*(column[first : first + rows_a_message] for column in part)))
+
+
+def _rows_to_proto(part: Rows) -> evaluator_pb2.MeasuredPart:
+    keys, timestamps = keys_to_bytes(part.keys), keys_to_bytes(part.timestamps)
+    labels, outputs = _array_to_proto(part.labels), _array_to_proto(part.outputs)
+    return evaluator_pb2.MeasuredPart(rows=evaluator_pb2.Rows(keys=keys, timestamps=timestamps, labels=labels, outputs=outputs))
+
+
+def part_from_proto(message: evaluator_pb2.MeasuredPart) -> Score | Rows:
+    """The score, or the rows, that a message holds. Raises InvalidArgumentError: an array does not have its shape."""
+    if message.WhichOneof("part") == "score":
+        return from_message(message.score, Score)
+    rows = message.rows
+    keys, timestamps = keys_from_bytes(rows.keys), keys_from_bytes(rows.timestamps)
+    return Rows(keys, timestamps, _array_from_proto(rows.labels), _array_from_proto(rows.outputs))
+
+
+def _source_to_proto(source: SampleSource) -> evaluator_pb2.SampleSource:
+    match source:
+        case InIntervals(intervals):
+            listed = [to_message(interval, common_pb2.Interval) for interval in intervals]
+            return evaluator_pb2.SampleSource(intervals=evaluator_pb2.IntervalList(intervals=listed))
+        case OfKeys(keys):
+            return evaluator_pb2.SampleSource(keys=evaluator_pb2.KeyList(keys=keys_to_bytes(keys)))
+        case AtPositions(run_id, ranges):
+            parts = [evaluator_pb2.PositionRange(start=start, stop=stop) for start, stop in ranges]
+            return evaluator_pb2.SampleSource(positions=evaluator_pb2.PositionList(run_id=run_id, ranges=parts))
+
+
+def _source_from_proto(message: evaluator_pb2.SampleSource) -> SampleSource:
+    match message.WhichOneof("samples"):
+        case "intervals":
+            return InIntervals([from_message(interval, Interval) for interval in message.intervals.intervals])
+        case "keys":
+            return OfKeys(keys_from_bytes(message.keys.keys))
+        case "positions":
+            positions = message.positions
+            return AtPositions(RunId(positions.run_id), [(part.start, part.stop) for part in positions.ranges])
+    raise InvalidArgumentError("the request names no samples: give intervals, keys or positions")
+
+
+def _array_to_proto(array: NDArray[Any]) -> evaluator_pb2.Array:
+    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    return evaluator_pb2.Array(dtype=little.dtype.str, shape=little.shape, data=little.tobytes())
+
+
+def _array_from_proto(message: evaluator_pb2.Array) -> NDArray[Any]:
+    try:
+        dtype = np.dtype(message.dtype)
+    except TypeError as error:
+        raise InvalidArgumentError(f"an array of {message.dtype!r} cannot be read: {error}") from error
+    if dtype.kind not in _NUMBERS or len(message.data) != prod(message.shape) * dtype.itemsize:
+        raise InvalidArgumentError(
+            f"{len(message.data)} bytes are no array of {message.dtype} of shape {list(message.shape)}; use services and clients of one release"
+        )
+    return np.frombuffer(message.data, dtype).reshape(message.shape)
