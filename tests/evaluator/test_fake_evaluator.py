@@ -10,7 +10,7 @@ import pytest
 from modyn.errors import NotFoundError
 from modyn.evaluator.client import EvaluationRequest, EvaluationState, EvaluatorClient
 from modyn.records import EvalInterval, RunId
-from modyn.testing.fakes import FakeEvaluator
+from modyn.testing.fake_evaluator import FakeEvaluator
 
 DATASET: dict[str, Any] = {"dataset_id": "test", "metrics": [{"name": "Accuracy"}]}
 

@@ -202,7 +202,7 @@ def test_requests_and_scores_survive_the_wire() -> None:
 @pytest.mark.parametrize("field", ["source", "kind"])
 def test_a_request_without_samples_or_kind_is_refused(field: str) -> None:
     message = measure_request_to_proto(MeasureRequest(RUN, 4, SECTION, OfKeys(np.array([1]))))
-    message.ClearField(field)  # type: ignore[arg-type]
+    message.ClearField(field)
     with pytest.raises(InvalidArgumentError, match="names no"):
         measure_request_from_proto(message)
 

@@ -18,7 +18,7 @@ from modyn.supervisor.queue import RunQueue
 from modyn.supervisor.records import Run, RunMode, RunOptions
 from modyn.supervisor.requested_evaluations import EvaluationOrder
 from modyn.supervisor.states import RunState
-from modyn.testing.fakes import FakeEvaluator
+from modyn.testing.fake_evaluator import FakeEvaluator
 from modyn.testing.services import InMemoryServices, pipeline_yaml, wait_until_terminal
 from modyn.testing.waiting import PATIENCE_S, eventually
 from modyn.trainer_server.client import TrainingRequest

@@ -38,7 +38,8 @@ from modyn.supervisor.queue import RunQueue
 from modyn.supervisor.records import EventKind, NewRun, RequestedEvaluation, RunOptions
 from modyn.supervisor.requested_evaluations import EvaluationOrder
 from modyn.supervisor.states import RunState, TriggerState
-from modyn.testing.fakes import FakeEvaluator, FakeTrainerServer
+from modyn.testing.fake_evaluator import FakeEvaluator
+from modyn.testing.fakes import FakeTrainerServer
 from modyn.testing.services import InMemoryServices, pipeline_yaml, wait_until_terminal
 from modyn.testing.waiting import PATIENCE_S, at_rest, eventually
 from modyn.trainer_server.client import TrainingRequest, TrainingStatus
