@@ -257,6 +257,10 @@ class Client:
         """Register a folder of files as a dataset. Repeating it changes nothing. Raises: AlreadyExistsError: with other options."""
         return self.storage.register_dataset(dataset)
 
+    def change_dataset(self, dataset: DatasetConfig) -> DatasetInfo:
+        """Give a dataset other options, for what is indexed from now on. Raises: InvalidArgumentError: they would change what is indexed."""
+        return self.storage.change_dataset(dataset)
+
     def ingest(self, name: str, progress: Callable[[IngestProgress], None] | None = None) -> DatasetInfo:
         """Index the new files of a dataset now. Returns the dataset afterwards. progress: called in this thread, a few times a second."""
         for step in self.storage.ingest(name):

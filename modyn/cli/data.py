@@ -83,6 +83,30 @@ def register(
 
 
 @app.command()
+def change(
+    name: Name,
+    option: Annotated[
+        list[str] | None, typer.Option("--option", "-o", help="Option of the format as NAME=VALUE; the others stay. Repeatable.")
+    ] = None,
+    timestamp_source: Annotated[
+        str | None, typer.Option(help="Where a sample's time stands, as in `modyn data register`.")
+    ] = None,
+    watch: Annotated[bool | None, typer.Option("--watch/--no-watch", help="Index new files as they appear.")] = None,
+) -> None:
+    """Give a dataset other options, for what is indexed from now on. Samples stay as they are; files that were set aside are tried again."""
+    from modyn.config.base import load_section
+    from modyn.config.system import DatasetConfig
+
+    with connect(start=True) as client:
+        known = client.dataset(name).config.model_dump()
+        known["file_wrapper_config"] |= dict(_option(text) for text in option or [])
+        asked = {"timestamp_source": timestamp_source, "watch": watch}
+        changed = load_section(DatasetConfig, known | {key: value for key, value in asked.items() if value is not None})
+        client.change_dataset(changed)
+    say(f"changed {name}; `modyn data ingest {name}` indexes what its options allow now")
+
+
+@app.command()
 def ingest(name: Name) -> None:
     """Index the new files of a dataset now, with progress. Exit code 1 if all were set aside, so that the dataset has no samples."""
     from rich.console import Console

@@ -56,6 +56,10 @@ class StorageClient(ServiceClient):
         """Make the dataset known; a no-op if it is known with equal options, AlreadyExistsError if with others."""
         return info_from_proto(self._stub.RegisterDataset(spec_to_proto(config)))
 
+    def change_dataset(self, config: DatasetConfig) -> DatasetInfo:
+        """Give a known dataset other options, for what is indexed from now on; InvalidArgumentError if they would change what is indexed."""
+        return info_from_proto(self._stub.ChangeDataset(spec_to_proto(config)))
+
     def list_datasets(self) -> list[DatasetInfo]:
         """All registered datasets that can be opened, by name."""
         return [info_from_proto(dataset) for dataset in self._stub.ListDatasets(common_pb2.Empty()).datasets]

@@ -30,7 +30,7 @@ from modyn.storage.files.file_system import Roots
 from modyn.storage.files.local import LocalFiles, open_filesystem
 from modyn.storage.files.s3_url import S3Url
 from modyn.storage.formats import build_format
-from modyn.storage.ingest.ingestion import ingest
+from modyn.storage.ingest.ingestion import ingest, locked
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.ingest.publisher import withdraw
 from modyn.storage.ingest.rebuild import rebuild
@@ -104,7 +104,7 @@ class DatasetStore:
         Raises: AlreadyExistsError: it has other options. ConfigError, InvalidArgumentError: an option is wrong.
             NotFoundError, SecurityError: the folder is absent, or outside `storage.dataset_roots`.
         """
-        config = config.model_copy(update={"base_path": _normal(config)})
+        config = _normalised(config)
         base = config.base_path
         try:
             base.encode()
@@ -122,9 +122,25 @@ class DatasetStore:
             difference = _difference(row.config, config)
             if difference:
                 raise AlreadyExistsError(
-                    f"dataset '{config.name}' is registered with other options: {difference}; delete it first or take another name"
+                    f"dataset '{config.name}' is registered with other options: {difference}; `modyn data change` changes options, "
+                    "or take another name"
                 )
             return self.dataset(config.name).info()
+
+    def change(self, config: DatasetConfig) -> DatasetInfo:
+        """Give the dataset `config.name` other options, for what is indexed from now on. Raises as `OpenDataset.change_options`; NotFoundError."""
+        config = _normalised(config)
+        dataset = self.dataset(config.name)
+        with locked(dataset):
+            dataset.refresh()
+            dataset.change_options(config)
+        with self._lock:
+            stopped = None if config.watch else self._watchers.pop(config.name, None)
+            if config.watch and self._open.get(config.name) is dataset and config.name not in self._watchers:
+                self._watchers[config.name] = Watcher(dataset, self._look, self._settings.poll_interval_s)
+        if stopped is not None:
+            stopped.stop()
+        return dataset.info()
 
     def dataset(self, name: str) -> OpenDataset:
         """Return the dataset `name`, opened if it was not. Raises NotFoundError if there is none of this name."""
@@ -262,6 +278,10 @@ def _refresh_opened(dataset: OpenDataset) -> None:
         pass  # Another process is ingesting it, whose work the next ingestion takes over.
     except CorruptStateError as error:
         get_logger("storage").error("dataset_not_writable", dataset=dataset.name, error=error.message)
+
+
+def _normalised(config: DatasetConfig) -> DatasetConfig:
+    return config.model_copy(update={"base_path": _normal(config)})
 
 
 def _normal(config: DatasetConfig) -> str:

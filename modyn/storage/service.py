@@ -51,6 +51,10 @@ class StorageService(storage_pb2_grpc.StorageServicer):
         """Register a dataset; repeating it with equal options is a no-op, with others ALREADY_EXISTS. The folder must exist."""
         return info_to_proto(self._store.register(spec_from_proto(request)))
 
+    def ChangeDataset(self, request: storage_pb2.DatasetSpec, context: Context) -> storage_pb2.Dataset:
+        """Give a dataset other options, for what is indexed from now on; INVALID_ARGUMENT if they would change what is indexed."""
+        return info_to_proto(self._store.change(spec_from_proto(request)))
+
     def ListDatasets(self, request: common_pb2.Empty, context: Context) -> storage_pb2.DatasetList:
         """All datasets by name, without those that cannot be opened, which are logged."""
         return storage_pb2.DatasetList(datasets=[info_to_proto(info) for info in self._store.infos()])

@@ -221,6 +221,17 @@ class Catalogue:
             _insert_skipped(cursor, dataset_id, change.skipped)
         return version + 1
 
+    def change_config(self, dataset_id: int, version: int, config: DatasetConfig) -> int:
+        """Give the dataset at `version` other options, and return the new version. Raises: ConflictError: another process has changed it."""
+        with self.database.raw() as connection, connection.cursor() as cursor:
+            cursor.execute(
+                "UPDATE storage.datasets SET version = version + 1, spec = %s WHERE id = %s AND version = %s AND NOT deleting",
+                (json.dumps(config.model_dump(mode="json")), dataset_id, version),
+            )
+            if cursor.rowcount != 1:
+                raise ConflictError(f"dataset {dataset_id} was changed or deleted by another process; repeat the command")
+        return version + 1
+
     def replace(
         self, dataset_id: int, version: int, new_version: int, files: Sequence[FileRow], segments: Sequence[SegmentRow]
     ) -> None:

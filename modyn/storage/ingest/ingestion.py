@@ -57,7 +57,7 @@ def ingest(
     """
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            with _locks(dataset, patient) as held:
+            with locked(dataset, patient=patient) as held:
                 if not held:
                     return IngestProgress(finished=True)
                 dataset.refresh()
@@ -70,7 +70,7 @@ def ingest(
 
 
 @contextmanager
-def _locks(dataset: OpenDataset, patient: bool) -> Iterator[bool]:
+def locked(dataset: OpenDataset, *, patient: bool = True) -> Iterator[bool]:
     """Hold the right to change the dataset: `dataset.writing` among threads, then the database's advisory lock among processes.
 
     Yields: False if another ingestion holds it and `patient` is False.

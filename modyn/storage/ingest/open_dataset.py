@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from modyn.atomic_write import TEMPORARY_SUFFIX, make_folder
+from modyn.config.system import DatasetConfig
 from modyn.errors import CorruptStateError, InvalidArgumentError, ModynError, NotFoundError
 from modyn.records import Int64Array, SampleBatch
 from modyn.rpc.logs import get_logger
@@ -89,11 +90,7 @@ class OpenDataset:
     def __init__(self, catalogue: Catalogue, folder: Path, contents: Contents, settle_s: float, readers: RecordReaders) -> None:
         self.catalogue = catalogue
         self.folder = folder
-        config = contents.row.config
-        self.filesystem = open_filesystem(config.base_path, readers.roots)
-        self.format = build_format(config.file_wrapper, config.file_wrapper_config, config.timestamp_source)
-        if isinstance(self.filesystem, LocalFiles):  # Objects are indexed by way of copies, which lie elsewhere.
-            self.format.roots = readers.roots.folders
+        self._roots = readers.roots
         self.stability = StabilityTracker(settle_s)
         self.retries = RetrySchedule()
         self.limits = IngestLimits()
@@ -121,8 +118,15 @@ class OpenDataset:
         self._num_skipped = contents.num_skipped
         self._segment_names = {segment.info.first_key: segment.file_name for segment in contents.segments}
         self._publisher = Publisher(self.folder)
+        self._configure(contents.row.config)
         # Last: `refresh` compares its version, and loads again what could not be loaded.
         self.row: DatasetRow = contents.row
+
+    def _configure(self, config: DatasetConfig) -> None:
+        self.filesystem = open_filesystem(config.base_path, self._roots)
+        self.format = build_format(config.file_wrapper, config.file_wrapper_config, config.timestamp_source)
+        if isinstance(self.filesystem, LocalFiles):  # Objects are indexed by way of copies, which lie elsewhere.
+            self.format.roots = self._roots.folders
 
     @property
     def name(self) -> str:
@@ -249,6 +253,34 @@ class OpenDataset:
             get_logger("storage").warning(
                 "segment_set_aside", dataset=self.name, path=str(self.folder / QUARANTINE / segment.name)
             )
+
+    def change_options(self, config: DatasetConfig) -> None:
+        """Index from now on as `config` says; files that were set aside are tried again. Call with the locks of the writers held.
+
+        Raises: InvalidArgumentError: an option says something of what is indexed already. ConfigError: an option is wrong.
+        """
+        known, wanted = (
+            build_format(c.file_wrapper, c.file_wrapper_config, c.timestamp_source) for c in (self.row.config, config)
+        )
+        fixed = {
+            name: (getattr(self.row.config, name), getattr(config, name))
+            for name in ("base_path", "file_wrapper", "filesystem_wrapper")
+        }
+        fixed["label_type"] = known.config.label_type, wanted.config.label_type
+        fixed["what a payload is"] = known.payload_reader(), wanted.payload_reader()
+        for name, (before, asked) in fixed.items():
+            if before != asked:
+                raise InvalidArgumentError(
+                    f"{name} of dataset '{self.name}' is {before}, not {asked}, and holds for samples that are indexed: it cannot be changed. "
+                    "Register a dataset of another name"
+                )
+        self.in_doubt = True
+        row = replace(self.row, config=config, version=self.catalogue.change_config(self.row.id, self.row.version, config))
+        self._configure(config)
+        self._publish(row)
+        self.row = row
+        self.problems = dict.fromkeys(self.problems, "")  # A signature that no file has.
+        self.in_doubt = False
 
     def commit(self, change: Change) -> None:
         """Commit `change`, whose segments are complete files in `folder`, and publish it: a key that a client knows can be read everywhere."""

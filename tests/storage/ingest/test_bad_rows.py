@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from modyn.config.system import DatasetConfig
-from tests.support.running_storage import RunningStorage
+from modyn.config.system import DatasetConfig, SystemConfig
+from modyn.errors import ConfigError, InvalidArgumentError
+from modyn.testing.waiting import eventually
+from tests.support.running_storage import RunningStorage, start_storage
 
 FORMATS: dict[str, tuple[dict[str, object], str, str]] = {
     "CsvFileWrapper": ({"label_index": 0}, ".csv", "{},{}"),
@@ -99,3 +102,36 @@ def test_a_file_of_bad_rows_alone_is_not_read_to_its_end(storage: RunningStorage
     (reason,) = rows.reasons()
     assert "at least 1,003 rows cannot be used" in reason
     assert len(reason) < 20_000
+
+
+def test_options_are_changed_without_registering_anew(storage: RunningStorage, tmp_path: Path, wrapper: str) -> None:
+    rows = Rows(storage, tmp_path / "d", wrapper, 0)
+    rows.write([0, BAD, 2])
+    assert rows.labels() == []
+    before = storage.client.dataset("numbers")
+    options = before.config.file_wrapper_config
+    for wrong in ({"base_path": str(tmp_path)}, {"file_wrapper_config": {**options, "label_type": "float"}}):
+        with pytest.raises(InvalidArgumentError, match="cannot be changed"):
+            storage.client.change_dataset(before.config.model_copy(update=wrong))
+    with pytest.raises(ConfigError):
+        storage.client.change_dataset(before.config.model_copy(update={"file_wrapper_config": {**options, "max_bad_rows": -1}}))
+    wanted = before.config.model_copy(update={"file_wrapper_config": {**options, "max_bad_rows": 1}, "watch": True})
+    changed = storage.client.change_dataset(wanted)
+    assert (changed.config, changed.identity) == (wanted, before.identity)
+    eventually(lambda: storage.client.dataset("numbers").num_samples == 2)  # It is watched now, and the file is tried again.
+    assert rows.labels() == [0, 2]
+    storage.client.change_dataset(wanted.model_copy(update={"watch": False}))
+    assert storage.client.dataset("numbers").config.watch is False
+
+
+def test_other_options_outlive_a_restart(quick_config: SystemConfig, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        rows = Rows(start_storage(quick_config, stack), tmp_path / "d", "CsvFileWrapper", 0)
+        config = rows.storage.client.dataset("numbers").config
+        rows.storage.client.change_dataset(
+            config.model_copy(update={"file_wrapper_config": {"label_index": 0, "max_bad_rows": 2}})
+        )
+    rows.write([BAD, 1, 2])
+    with ExitStack() as stack:
+        rows.storage = start_storage(quick_config, stack)
+        assert rows.labels() == [1, 2]
