@@ -13,6 +13,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
+from modyn.analysis.bins import MAX_BINS, Bins, binned_cells, binned_triggers, label
 from modyn.analysis.results import (
     LOSS_CURVES,
     STAGES,
@@ -20,12 +21,11 @@ from modyn.analysis.results import (
     Kind,
     RunResults,
     Series,
-    composite_performance,
+    composite_scores,
     cost,
     evaluated_kinds,
-    evaluation_matrix,
     scores,
-    series_of,
+    series_cells,
 )
 from modyn.atomic_write import replacing
 from modyn.config.durations import format_timestamp
@@ -37,6 +37,8 @@ _MODELS_NOTE = "Each bar spans the data that a model was trained on; the diamond
 _LOSS_NOTE = (
     f"The newest {LOSS_CURVES} trainings in a row: means of epochs, and losses of batches that training.record_loss_every keeps."
 )
+_BINNED_NOTE = " There are too many to show each: what lies side by side is shown as one, by its mean."
+_TABLE_ROWS = 500
 _STAGES_NOTE = "Seconds of work per trigger. Evaluation overlaps the next training."
 
 _STYLE = """
@@ -73,14 +75,16 @@ def render(results: RunResults) -> str:
         parts.append(
             "<p class='note'>No evaluation results: the pipeline has no evaluation section, or none has finished yet.</p>"
         )
-    for series in series_of(results.evaluations):
-        parts += _series_sections(series, results)
+    for series, cells in series_cells(results.evaluations):
+        parts += _series_sections(series, cells, results)
     if len(results.triggers):
+        triggers = binned_triggers(results.triggers)
+        binned = _BINNED_NOTE if len(results.triggers) > MAX_BINS else ""
         parts += [
-            _section("Models", _MODELS_NOTE, models_figure(results)),
-            _section("Triggers", "Size of the trigger set over the time of the stream.", triggers_figure(results)),
+            _section("Models", _MODELS_NOTE + binned, models_figure(triggers)),
+            _section("Triggers", "Size of the trigger set over the time of the stream." + binned, triggers_figure(triggers)),
             *([_section("Loss", _LOSS_NOTE, losses_figure(results.losses))] if len(results.losses) else []),
-            _section("Time by stage", _STAGES_NOTE, stages_figure(results)),
+            _section("Time by stage", _STAGES_NOTE + binned, stages_figure(triggers)),
             _triggers_table(results),
         ]
     parts.append(f"<h2>Pipeline</h2><pre>{html.escape(results.run.yaml)}</pre>")
@@ -90,33 +94,40 @@ def render(results: RunResults) -> str:
     return f"<!doctype html><html lang='en'><head>{head}<style>{_STYLE}</style><script>{get_plotlyjs()}</script></head><body>{body}</body></html>"
 
 
-def matrix_figure(matrix: pd.DataFrame, active: pd.DataFrame, series: Series) -> go.Figure:
-    """Draw models × intervals as a heat map; the cells of the currently active composite model are outlined.
+def matrix_figure(cells: pd.DataFrame, active: pd.DataFrame, series: Series) -> go.Figure:
+    """Draw models × intervals as a heat map, in bins where there are many; those of the currently active composite model are outlined.
 
-    Args: matrix: of `evaluation_matrix`. active: table of `composite_performance`, with the same intervals. series: what `matrix` shows.
+    Args: cells: of `series_cells`. active: table of `composite_scores` of the same cells. series: what is shown.
     """
-    columns = [_span(start, end) for start, end in zip(active["start"], active["end"], strict=True)]
-    rows = [f"trigger {trigger}" for trigger in matrix.index]
-    values = matrix.to_numpy(np.float64)
+    triggers = np.unique(cells["trigger_id"].to_numpy(np.int64))
+    intervals = pd.MultiIndex.from_frame(active[["start", "end", "anchor"]])
+    rows, columns = Bins(len(triggers)), Bins(len(intervals))
+    at_row = np.searchsorted(triggers, cells["trigger_id"].to_numpy(np.int64))
+    at_column = intervals.get_indexer(pd.MultiIndex.from_frame(cells[["start", "end", "anchor"]])).astype(np.int64)
+    values = binned_cells(at_row, at_column, cells["value"].to_numpy(np.float64), rows, columns)
+    spans = zip(active["start"].iloc[columns.starts], active["end"].iloc[columns.ends], strict=True)
+    firsts, lasts = triggers[rows.starts], triggers[rows.ends]
     figure = go.Figure(
         go.Heatmap(
             z=values,
-            x=columns,
-            y=rows,
+            x=[_span(start, end) for start, end in spans],
+            y=[label("trigger", str(first), str(last)) for first, last in zip(firsts, lasts, strict=True)],
             colorscale="Viridis",
-            text=[["" if math.isnan(v) else f"{v:.2f}" for v in row] for row in values],
+            text=[["" if math.isnan(v) else f"{v:.2f}" for v in row] for row in values] if values.size <= 600 else None,
             texttemplate="%{text}" if values.size <= 600 else None,
             hovertemplate="%{y}<br>%{x}<br>" + series.metric + " %{z:.4f}<extra></extra>",
             colorbar={"title": series.metric},
         )
     )
-    for column, trigger in enumerate(active["trigger_id"]):
-        if not pd.isna(trigger) and trigger in matrix.index:
-            row = int(matrix.index.get_loc(trigger))  # type: ignore[arg-type]
-            figure.add_shape(
-                type="rect", x0=column - 0.5, x1=column + 0.5, y0=row - 0.5, y1=row + 0.5, line={"color": "#ff3b30", "width": 2}
-            )
-    figure.update_layout(height=180 + 30 * max(4, len(rows)), yaxis={"autorange": "reversed"})
+    answers = active["trigger_id"].fillna(-1).to_numpy(np.int64)
+    evaluated = np.flatnonzero(np.isin(answers, triggers))
+    outlined = np.unique(
+        np.stack([rows.of(np.searchsorted(triggers, answers[evaluated])), columns.of(evaluated)], axis=1), axis=0
+    )
+    outline = {"type": "rect", "line": {"color": "#ff3b30", "width": 2}}
+    # All at once: each call of `add_shape` looks at all that there are.
+    shapes = [{**outline, "x0": c - 0.5, "x1": c + 0.5, "y0": r - 0.5, "y1": r + 0.5} for r, c in outlined.tolist()]
+    figure.update_layout(shapes=shapes, height=180 + 30 * max(4, rows.number), yaxis={"autorange": "reversed"})
     return figure
 
 
@@ -127,12 +138,13 @@ def performance_figure(tables: Mapping[Kind, pd.DataFrame], metric: str) -> go.F
     """
     figure = go.Figure()
     for kind, table in tables.items():
+        mode = "lines+markers" if len(table) <= MAX_BINS else "lines"
         name, colour = f"currently {kind}", {"active": ACTIVE, "trained": TRAINED}[kind]
         figure.add_scatter(
             x=_dates(table["anchor"]),
             y=table["value"],
             name=name,
-            mode="lines+markers",
+            mode=mode,
             line={"color": colour},
             customdata=table["trigger_id"].astype("object").where(table["trigger_id"].notna(), "none"),
             hovertemplate="%{x}<br>" + metric + " %{y:.4f}<br>model of trigger %{customdata}<extra>" + name + "</extra>",
@@ -141,16 +153,15 @@ def performance_figure(tables: Mapping[Kind, pd.DataFrame], metric: str) -> go.F
     return figure
 
 
-def models_figure(results: RunResults) -> go.Figure:
-    """Draw the data that each model was trained on over stream time."""
-    triggers = results.triggers
+def models_figure(triggers: pd.DataFrame) -> go.Figure:
+    """Draw the data that models were trained on over stream time. Args: triggers: of `binned_triggers`."""
     figure = go.Figure()
-    rows = [f"trigger {t}" for t in triggers["trigger_id"]]
-    starts, ends = _dates(triggers["first_timestamp"]), _dates(triggers["last_timestamp"])
-    for row, start, end in zip(rows, starts, ends, strict=True):
-        figure.add_scatter(
-            x=[start, end], y=[row, row], mode="lines", line={"color": ACTIVE, "width": 12}, showlegend=False, hoverinfo="skip"
-        )
+    rows = triggers["label"].to_list()
+    x, y = list[str | None](), list[str | None]()
+    for row, start, end in zip(rows, _dates(triggers["first_timestamp"]), _dates(triggers["last_timestamp"]), strict=True):
+        x += [start, end, None]  # one line with gaps: each line of its own would look at all before it
+        y += [row, row, None]
+    figure.add_scatter(x=x, y=y, mode="lines", line={"color": ACTIVE, "width": 12}, showlegend=False, hoverinfo="skip")
     figure.add_scatter(
         x=_dates(triggers["fired_at"]),
         y=rows,
@@ -160,28 +171,23 @@ def models_figure(results: RunResults) -> go.Figure:
         customdata=triggers["num_keys"].astype("object"),
         hovertemplate="%{y}<br>fired at %{x}<br>%{customdata} keys<extra></extra>",
     )
-    figure.update_layout(height=140 + 24 * max(4, len(rows)), yaxis={"autorange": "reversed"})
+    order = {"autorange": "reversed", "categoryorder": "array", "categoryarray": rows}
+    figure.update_layout(height=140 + 24 * max(4, len(rows)), yaxis=order)
     return figure
 
 
-def triggers_figure(results: RunResults) -> go.Figure:
-    """Draw the size of each trigger set over the time of the stream."""
-    triggers = results.triggers
+def triggers_figure(triggers: pd.DataFrame) -> go.Figure:
+    """Draw the size of trigger sets over the time of the stream. Args: triggers: of `binned_triggers`."""
     figure = go.Figure()
     keys = triggers["num_keys"].astype("float64")
+    to_the_axis = {"symmetric": False, "array": 0 * keys, "arrayminus": keys, "color": NEUTRAL, "width": 0}
     figure.add_scatter(
         x=_dates(triggers["fired_at"]),
         y=keys,
-        error_y={
-            "symmetric": False,
-            "array": 0 * keys,
-            "arrayminus": keys,
-            "color": NEUTRAL,
-            "width": 0,
-        },  # a line down to the axis
+        error_y=to_the_axis,
         mode="markers",
         marker={"size": 10, "color": ACTIVE},
-        text=[f"trigger {t}" for t in triggers["trigger_id"]],
+        text=triggers["label"],
         hovertemplate="%{text}<br>%{x}<br>%{y} keys<extra></extra>",
         showlegend=False,
     )
@@ -211,13 +217,12 @@ def losses_figure(losses: pd.DataFrame) -> go.Figure:
     return figure
 
 
-def stages_figure(results: RunResults) -> go.Figure:
-    """Draw seconds by stage, stacked, one bar a trigger."""
-    triggers = results.triggers
+def stages_figure(triggers: pd.DataFrame) -> go.Figure:
+    """Draw seconds by stage, stacked, one bar a trigger or bin of triggers. Args: triggers: of `binned_triggers`."""
     figure = go.Figure()
     ids = triggers["trigger_id"].astype("int64")
     for stage, colour in _STAGE_COLOURS.items():
-        figure.add_bar(x=ids, y=triggers[f"{stage}_s"].fillna(0.0), name=stage, marker={"color": colour})
+        figure.add_bar(x=ids, y=triggers[f"{stage}_s"], name=stage, marker={"color": colour}, hovertext=triggers["label"])
     figure.update_layout(barmode="stack", height=300, xaxis={"title": "trigger"}, yaxis={"title": "seconds"})
     return figure
 
@@ -242,17 +247,18 @@ def _head(results: RunResults, spent: Cost) -> str:
     )
 
 
-def _series_sections(series: Series, results: RunResults) -> list[str]:
-    matrix = evaluation_matrix(results.evaluations, series)
-    active = composite_performance(matrix, results.triggers, "active")
+def _series_sections(series: Series, cells: pd.DataFrame, results: RunResults) -> list[str]:
+    active = composite_scores(cells, results.triggers, "active")
     kinds = evaluated_kinds(results.handlers, series.handler)
-    tables = {kind: composite_performance(matrix, results.triggers, kind) for kind in kinds}
+    tables = {kind: active if kind == "active" else composite_scores(cells, results.triggers, kind) for kind in kinds}
+    binned = _BINNED_NOTE if max(cells["trigger_id"].nunique(), len(active)) > MAX_BINS else ""
     where = f"{series.metric} on {series.dataset} ({series.handler})"
     return [
         _section(
             f"Evaluation matrix: {where}",
-            "Every model on every interval. Outlined: the model that is active there, the newest whose data ends before the interval's anchor.",
-            matrix_figure(matrix, active, series),
+            "Every model on every interval. Outlined: the model that is active there, the newest whose data ends before the interval's anchor."
+            + binned,
+            matrix_figure(cells, active, series),
         ),
         _section(
             f"Over time: {where}",
@@ -293,10 +299,12 @@ def _triggers_table(results: RunResults) -> str:
             f"{t['total_s']:.2f}" if pd.notna(t["total_s"]) else "–",
             t["weights_sha256"][:12] if t["weights_sha256"] else "–",
         ]
-        for t in results.triggers.to_dict("records")
+        for t in results.triggers.tail(_TABLE_ROWS).to_dict("records")
     ]
+    more = len(results.triggers) - len(rows)
+    note = f"<p class='note'>The newest {len(rows)}; `modyn show --json` has the {more} before them.</p>" if more else ""
     header = ["trigger", "fired at", "keys", "model", "loss", "seconds", "weights (SHA-256)"]
-    return f"<h2>All triggers</h2>{_html_table(header, rows)}"
+    return f"<h2>All triggers</h2>{note}{_html_table(header, rows)}"
 
 
 def _html_table(header: list[str], rows: list[list[Any]]) -> str:

@@ -5,7 +5,7 @@ All are defined in section 3.1 of the SIGMOD'25 paper.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields
 from typing import Any, Literal
 
@@ -39,6 +39,8 @@ _TRIGGER_COLUMNS = [
     ),
     *("model_id", "parent_model_id", "weights_sha256", "started_at", "finished_at", "loss", *_STAGE_SECONDS),
 ]
+_SERIES = ["handler", "dataset", "metric"]
+_INTERVAL = ["start", "end", "anchor"]
 _EVALUATION_COLUMNS = [
     *("trigger_id", "model_id", "handler", "dataset", "start", "end", "anchor", "metric", "value", "num_samples", "note")
 ]
@@ -128,7 +130,12 @@ def triggers_table(triggers: Sequence[TriggerRecord]) -> pd.DataFrame:
 
 def evaluations_table(results: Sequence[EvaluationResult]) -> pd.DataFrame:
     """Return evaluation results as a table, one row a value."""
-    table = pd.DataFrame([_values(r) | _values(r.interval) for r in results], columns=_EVALUATION_COLUMNS)
+    rows = [
+        (r.trigger_id, r.model_id, r.handler, r.dataset, i.start, i.end, i.anchor, r.metric, r.value, r.num_samples, r.note)
+        for r in results
+        for i in [r.interval]
+    ]
+    table = pd.DataFrame(rows, columns=_EVALUATION_COLUMNS)
     whole = ["trigger_id", "model_id", "start", "end", "anchor", "num_samples"]
     table = table.astype({**dict.fromkeys(whole, "int64"), "value": "float64"})
     return table.sort_values(["handler", "dataset", "metric", "trigger_id", "start"], ignore_index=True)
@@ -149,8 +156,14 @@ class Series:
 
 def series_of(evaluations: pd.DataFrame) -> list[Series]:
     """Return the series that a run evaluated, in alphabetical order."""
-    found = evaluations[["handler", "dataset", "metric"]].drop_duplicates().sort_values(["handler", "dataset", "metric"])
+    found = evaluations[_SERIES].drop_duplicates().sort_values(_SERIES)
     return [Series(*row) for row in found.itertuples(index=False)]
+
+
+def series_cells(evaluations: pd.DataFrame) -> Iterator[tuple[Series, pd.DataFrame]]:
+    """Yield each series with its rows of `evaluations`, in alphabetical order."""
+    for names, cells in evaluations.groupby(_SERIES, sort=True):
+        yield Series(*map(str, names)), cells
 
 
 def evaluation_matrix(evaluations: pd.DataFrame, series: Series) -> pd.DataFrame:
@@ -158,9 +171,10 @@ def evaluation_matrix(evaluations: pd.DataFrame, series: Series) -> pd.DataFrame
 
     Args: evaluations: table of `read_results`. Source: SIGMOD'25, section 3.1.
     """
-    chosen = evaluations[(evaluations[["handler", "dataset", "metric"]] == list(astuple(series))).all(axis=1)]
-    cells = chosen.set_index(["trigger_id", "start", "end", "anchor"])["value"]
-    return cells.unstack(["start", "end", "anchor"]).sort_index().sort_index(axis=1)
+    wanted = [evaluations[name] == value for name, value in zip(_SERIES, astuple(series), strict=True)]
+    cells = evaluations[wanted[0] & wanted[1] & wanted[2]].set_index(["trigger_id", *_INTERVAL])["value"]
+    matrix: pd.DataFrame = cells.unstack(_INTERVAL).sort_index().sort_index(axis=1)
+    return matrix
 
 
 def composite_model(triggers: pd.DataFrame, anchors: Sequence[int], kind: Kind) -> list[int | None]:
@@ -187,11 +201,23 @@ def composite_performance(matrix: pd.DataFrame, triggers: pd.DataFrame, kind: Ki
     """
     intervals = matrix.columns.to_frame(index=False)
     chosen = composite_model(triggers, intervals["anchor"].astype("int64").tolist(), kind)
-    values = [
-        float(matrix.at[trigger, column]) if trigger is not None and trigger in matrix.index else np.nan  # type: ignore[arg-type]
-        for trigger, column in zip(chosen, matrix.columns, strict=True)
-    ]
-    return intervals.assign(trigger_id=pd.array(chosen, dtype="Int64"), value=np.array(values, np.float64))
+    rows = matrix.index.get_indexer(pd.Index([-1 if trigger is None else trigger for trigger in chosen]))
+    values = np.full(len(chosen), np.nan)
+    known = rows >= 0
+    values[known] = matrix.to_numpy(np.float64)[rows[known], np.flatnonzero(known)]
+    return intervals.assign(trigger_id=pd.array(chosen, dtype="Int64"), value=values)
+
+
+def composite_scores(cells: pd.DataFrame, triggers: pd.DataFrame, kind: Kind) -> pd.DataFrame:
+    """Return what `composite_performance` does, without making the matrix, which has as many cells as models times intervals.
+
+    Args: cells: rows of one series, see `series_cells`.
+    """
+    intervals = cells[_INTERVAL].drop_duplicates().sort_values(_INTERVAL, ignore_index=True)
+    chosen = composite_model(triggers, intervals["anchor"].tolist(), kind)
+    answers = intervals.assign(trigger_id=pd.array(chosen, dtype="Int64"))
+    scored = cells[["trigger_id", *_INTERVAL, "value"]].astype({"trigger_id": "Int64"})
+    return answers.merge(scored, how="left", on=["trigger_id", *_INTERVAL])
 
 
 def pipeline_score(performance: pd.DataFrame) -> float:
@@ -223,9 +249,8 @@ def scores(triggers: pd.DataFrame, evaluations: pd.DataFrame, handlers: Sequence
     Args: triggers, evaluations, handlers: of `RunResults`; without handlers, each evaluates the matrix.
     """
     rows = []
-    for series in series_of(evaluations):
-        matrix = evaluation_matrix(evaluations, series)
-        found = {kind: composite_performance(matrix, triggers, kind) for kind in evaluated_kinds(handlers, series.handler)}
+    for series, cells in series_cells(evaluations):
+        found = {kind: composite_scores(cells, triggers, kind) for kind in evaluated_kinds(handlers, series.handler)}
         values = [pipeline_score(found[kind]) if kind in found else float("nan") for kind in ("active", "trained")]
         counted = next(iter(found.values()))
         rows.append([*astuple(series), *values, int(counted["value"].notna().sum()), len(counted)])

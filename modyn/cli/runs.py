@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Name of the run; `modyn ps` lists them.", show_default=False)]
+_SHOWN = 50
+"""Triggers and intervals, the newest ones: a longer table is of no use on a terminal."""
+
 Detach = Annotated[bool, typer.Option("--detach", "-d", help="Return at once; `modyn watch RUN` follows the run later.")]
 
 
@@ -282,11 +285,13 @@ def _failed_evaluations(run: Run) -> str:
 
 
 def _print_results(results: RunResults) -> None:
-    from modyn.analysis.results import composite_performance, cost, evaluation_matrix, scores, series_of
+    from modyn.analysis.results import composite_scores, cost, evaluation_matrix, scores, series_cells
 
     triggers = results.triggers
     if triggers.empty:
         return
+    newest = triggers.tail(_SHOWN)
+    left_out = f" (the newest {len(newest)} of {len(triggers)}; --json has all)" if len(newest) < len(triggers) else ""
     typer.echo()
     print_table(
         ["trigger", "fired at", "keys", "model", "loss", "train s", "total s", "weights"],
@@ -295,21 +300,22 @@ def _print_results(results: RunResults) -> None:
                 number(t["trigger_id"]), date(t["fired_at"]), t["num_keys"], number(t["model_id"]), t["loss"], t["train_s"], t["total_s"],
                 (t["weights_sha256"] or "–")[:12],
             ]
-            for t in triggers.to_dict("records")
+            for t in newest.to_dict("records")
         ],
-        title="Triggers",
+        title=f"Triggers{left_out}",
     )  # fmt: skip
-    for series in series_of(results.evaluations):
-        matrix = evaluation_matrix(results.evaluations, series)
-        performance = composite_performance(matrix, triggers, "active")
-        active = performance["trigger_id"].fillna(-1).to_list()
+    for series, cells in series_cells(results.evaluations):
+        performance = composite_scores(cells, triggers, "active").tail(_SHOWN)
+        active = performance.set_index(["start", "end", "anchor"])["trigger_id"].fillna(-1)
+        shown = cells[cells["trigger_id"].isin(newest["trigger_id"])].merge(performance[["start", "end", "anchor"]])
+        matrix = evaluation_matrix(shown, series)
         print_table(
-            ["model \\ from", *(day(start) for start in performance["start"])],
+            ["model \\ from", *(day(start) for start in matrix.columns.get_level_values("start"))],
             [
-                [f"trigger {row}", *(f"{value:.3f}{'*' if active[i] == row else ''}" for i, value in enumerate(matrix.loc[row]))]
+                [f"trigger {row}", *(f"{value:.3f}{'*' if active[at] == row else ''}" for at, value in matrix.loc[row].items())]
                 for row in matrix.index
             ],
-            title=f"{series.metric} on {series.dataset} ({series.handler}); * = currently active model",
+            title=f"{series.metric} on {series.dataset} ({series.handler}); * = currently active model{left_out}",
         )
     table = scores(triggers, results.evaluations, results.handlers)
     print_table(

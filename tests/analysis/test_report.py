@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from modyn.analysis.report import losses_figure, render, write_report
-from modyn.analysis.results import RunResults, cost, evaluations_table, losses_table, triggers_table
+from benchmark.report_of_many import invented_results
+from modyn.analysis.bins import MAX_BINS, Bins, binned_cells, binned_triggers
+from modyn.analysis.report import (
+    losses_figure,
+    matrix_figure,
+    models_figure,
+    render,
+    stages_figure,
+    triggers_figure,
+    write_report,
+)
+from modyn.analysis.results import (
+    RunResults,
+    composite_scores,
+    cost,
+    evaluations_table,
+    losses_table,
+    series_cells,
+    triggers_table,
+)
 from modyn.evaluator.client import EvaluationResult
 from modyn.records import EvalInterval, RunId
 from modyn.supervisor.client import Run, RunMode, RunState, TriggerRecord, TriggerState
@@ -80,6 +99,52 @@ def test_losses_are_curves_of_the_trainings_in_a_row() -> None:
     assert (list(means.x), list(means.customdata)) == ([2, 4, None, 6, 8, None], [0, 0, None, 2, 2, None])
     assert "<h2>Loss</h2>" in render(RunResults(run(), triggers_table(records), evaluations_table([]), losses))
     assert "<h2>Loss</h2>" not in render(results())
+
+
+def test_pictures_of_many_triggers_are_binned() -> None:
+    """Nothing on the page grows with the triggers beyond its bound: rows, columns, outlines, lines, table."""
+    many = invented_results(models=1300, intervals=2)
+    (series, cells), *more = series_cells(many.evaluations)
+    assert not more
+    active = composite_scores(cells, many.triggers, "active")
+    matrix = matrix_figure(cells, active, series)
+    (heat,) = matrix.data
+    assert np.shape(heat.z) == (MAX_BINS, MAX_BINS)
+    assert heat.y[0] == "triggers 0–12"
+    assert len(matrix.layout.shapes) <= 2 * MAX_BINS
+    triggers = binned_triggers(many.triggers)
+    assert (len(triggers), triggers["num_keys"].tolist()) == (MAX_BINS, [100.0] * MAX_BINS)
+    assert [len(figure(triggers).data) for figure in (models_figure, triggers_figure, stages_figure)] == [2, 1, 4]
+    page = render(many)
+    assert page.count("<tr>") == 1 + 1 + 1 + 500
+    assert "the 800 before them" in page
+    assert "shown as one, by its mean" in page
+    assert "shown as one, by its mean" not in render(results())
+
+
+@pytest.mark.parametrize("length", [0, 1, 3, MAX_BINS, MAX_BINS + 1, 257, 1300])
+def test_bins_cover_an_axis_without_gap(length: int) -> None:
+    bins = Bins(length)
+    of = bins.of(np.arange(length))
+    assert sorted(set(of.tolist())) == list(range(bins.number))
+    assert [of[start] for start in bins.starts] == [of[end] for end in bins.ends] == list(range(bins.number))
+    assert (bins.ends - bins.starts + 1).sum() == length
+
+
+def test_binned_cells_are_means_of_what_is_defined() -> None:
+    rng = np.random.default_rng(0)
+    dense = np.where(rng.random((257, 130)) < 0.3, rng.random((257, 130)), np.nan)
+    dense[:10, :10] = np.nan
+    rows, columns = (axis.ravel().astype(np.int64) for axis in np.indices(dense.shape))
+    r, c = Bins(257), Bins(130)
+    found = binned_cells(rows, columns, dense.ravel(), r, c)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # means of nothing
+        expected = [
+            [np.nanmean(dense[r0 : r1 + 1, c0 : c1 + 1]) for c0, c1 in zip(c.starts, c.ends, strict=True)]
+            for r0, r1 in zip(r.starts, r.ends, strict=True)
+        ]
+    np.testing.assert_allclose(found, expected)
 
 
 def test_tiles_name_metric_dataset_and_handler() -> None:

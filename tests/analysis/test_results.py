@@ -16,6 +16,7 @@ from modyn.analysis.results import (
     Series,
     composite_model,
     composite_performance,
+    composite_scores,
     evaluation_matrix,
     evaluations_table,
     pipeline_score,
@@ -86,6 +87,9 @@ def test_scores_leave_out_what_is_undefined() -> None:
     active = composite_performance(matrix, triggers, "active")
     assert active["trigger_id"].tolist() == [pd.NA, 0, 1]
     np.testing.assert_array_equal(active["value"], [np.nan, 0.5, 0.8])
+    for kind in ("active", "trained"):
+        of_matrix, of_cells = composite_performance(matrix, triggers, kind), composite_scores(evaluations, triggers, kind)
+        pd.testing.assert_frame_equal(of_matrix, of_cells, check_dtype=False)
     assert pipeline_score(active) == pytest.approx(0.65)
     assert pipeline_score(composite_performance(matrix, triggers, "trained")) == pytest.approx((0.9 + 0.7 + 0.8) / 3)
     table = scores(triggers, evaluations)
