@@ -222,7 +222,7 @@ TRAINING_WORKER = {
     "config": "alerts base endpoint policy retention security system",
     "dataset": "bad_samples batch chunks config connections decode flight_batches functions loader local_batches prefetch reader "
     "trigger_set user_code",
-    "dataset.order": "plan",
+    "dataset.order": "held_out plan",
     "model_storage": "client",
     "models": "calls networks specs weights",
     "rpc": "channel client columns logs retry security status wire",
@@ -235,8 +235,8 @@ TRAINING_WORKER = {
     "storage.model": "file_table records samples",
     "storage.read": "locality payload_reader publication record_readers snapshot",
     "trainer_server": (
-        "batches check checkpoint client components config criterion divergence files finished inputs joint_step loop "
-        "optimizer_states plan preload state_file train"
+        "batches check checkpoint client components config criterion divergence files finished hooks inputs joint_step loop "
+        "optimizer_states plan preload state_file train validation"
     ),
     "trainer_server.downsampling": "no",
     "workers": "devices fork_server job job_table kept_models limits placement pool process session surroundings",

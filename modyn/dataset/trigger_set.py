@@ -15,6 +15,7 @@ from modyn.dataset.batch import Batch
 from modyn.dataset.chunks import ReadLimits, ReadOptions
 from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import DatasetClients
+from modyn.dataset.order.held_out import Share
 from modyn.dataset.order.plan import PartitionRead, Plan, Position, augmentation_seed
 from modyn.dataset.reader import BatchReader
 from modyn.errors import ConflictError, CorruptStateError, InvalidArgumentError
@@ -58,6 +59,7 @@ class TriggerSetDataset(IterableDataset[Batch]):
     long as one iteration over all epochs. Iterate with `modyn.dataset.loader.BatchLoader`, or with a DataLoader of batch_size=None.
 
     Args: connect: makes the clients, inside the process that iterates; must be picklable if DataLoader workers are used.
+        share: serve only this share of the trigger set, one that is held out without random transformations; None: all of it.
     """
 
     def __init__(
@@ -67,14 +69,16 @@ class TriggerSetDataset(IterableDataset[Batch]):
         connect: Callable[[], DatasetClients],
         options: LoadOptions,
         position: Position = Position(),  # noqa: B008  (frozen)
+        share: Share | None = None,
     ) -> None:
         super().__init__()
         self.trigger_set = trigger_set
+        self.share = share
         self.data = data
         self.options = options
         self.plan = Plan(
-            num_keys=trigger_set.num_keys,
-            partition_size=trigger_set.partition_size,
+            num_keys=share.num_keys if share else trigger_set.num_keys,
+            partition_size=share.partition_size if share else trigger_set.partition_size,
             batch_size=options.batch_size,
             drop_last=options.drop_last,
             shuffle=options.shuffle,
@@ -154,7 +158,7 @@ class TriggerSetDataset(IterableDataset[Batch]):
     ) -> Generator[Batch, None, None]:
         plan = self.plan
         options = ReadOptions(
-            training=True,
+            training=self.share is None or not self.share.held_out,
             shuffled=self.options.shuffle,
             ahead=self.options.num_prefetched_partitions,
             requests=self.options.parallel_prefetch_requests,
@@ -166,26 +170,32 @@ class TriggerSetDataset(IterableDataset[Batch]):
         reads = plan.reads(self._end, plan.batches_before(self._position), worker, num_workers)
         clients = self._connect()
         try:
-            keys_of = partial(keys_of_partition, clients.selector, self.trigger_set, plan)
+            keys_of = partial(keys_of_partition, clients.selector, self.trigger_set, self.share)
             yield from BatchReader(reads, keys_of, clients.payloads, self.data, options).batches(num_threads)
         finally:
             # The reader has ended its threads by then: none of them uses a client that is closed.
             clients.close()
 
 
-def keys_of_partition(selector: SelectorClient, trigger_set: TriggerSetInfo, plan: Plan, read: PartitionRead) -> KeysAndWeights:
-    """Keys and weights of the whole partition of a read, from the selector.
+def keys_of_partition(
+    selector: SelectorClient, trigger_set: TriggerSetInfo, share: Share | None, read: PartitionRead
+) -> KeysAndWeights:
+    """Keys and weights of the whole partition of a read, or of a share of it, from the selector.
 
     Raises: ConflictError: the trigger set is another one by now, or the partition not what the plan was made for.
     """
-    run_id, trigger_id = trigger_set.run_id, trigger_set.trigger_id
+    run_id, trigger_id, size = trigger_set.run_id, trigger_set.trigger_id, trigger_set.partition_size
     whole = selector.keys(run_id, trigger_id, read.partition, keys_checksum=trigger_set.keys_checksum)
-    if len(whole) != plan.partition_length(read.partition):
+    expected = min(size, trigger_set.num_keys - read.partition * size)
+    if len(whole) != expected:
         raise ConflictError(
             f"partition {read.partition} of trigger {trigger_id} of run {run_id} holds {len(whole)} keys, "
-            f"not {plan.partition_length(read.partition)}: the trigger set was replaced while it was read; start the training anew"
+            f"not {expected}: the trigger set was replaced while it was read; start the training anew"
         )
-    return whole
+    if share is None:
+        return whole
+    rows = share.rows(read.partition)
+    return KeysAndWeights(whole.keys[rows], whole.weights[rows])
 
 
 def mean_weight(selector: SelectorClient, trigger_set: TriggerSetInfo) -> float:

@@ -111,7 +111,7 @@ def score(model: nn.Module, data: Data, labels: Tensor, loss: SampleLoss) -> Sco
         torch.set_grad_enabled(True)  # of the few operations behind the logits; ends with the block below
         return returned[-1]
 
-    with _unchanged(model), torch.no_grad(), _hooked(layer.register_forward_hook(from_here_on)):
+    with unchanged(model), torch.no_grad(), _hooked(layer.register_forward_hook(from_here_on)):
         output = forward(model, data)
         embeddings = _only(model, given)
         losses = loss(output, labels)
@@ -138,7 +138,7 @@ def _hooked(handle: torch.utils.hooks.RemovableHandle) -> Iterator[None]:
 
 
 @contextmanager
-def _unchanged(model: nn.Module) -> Iterator[None]:
+def unchanged(model: nn.Module) -> Iterator[None]:
     """Evaluation mode inside the block; afterwards each module's own mode and all random generators are as before."""
     trained = [module for module in model.modules() if module.training]
     gpus = sorted({parameter.device.index for parameter in model.parameters() if parameter.device.type == "cuda"})

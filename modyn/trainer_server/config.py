@@ -103,8 +103,21 @@ class CheckpointingConfig(Section):
     path: Path | None = Field(None, description="folder for them; none: below the state folder of the trainer server")
 
 
+class ValidationConfig(Section):
+    """Samples of each trigger set that are held out: not trained on, their mean loss after each epoch is what `early_stopping` and
+    ReduceLROnPlateau look at."""
+
+    ratio: int = Field(
+        ge=1,
+        le=99,
+        description="percent of each partition (`selection_strategy.maximum_keys_in_memory`), rounded down and drawn at random, the same at "
+        "every attempt; where that is no sample, nothing is held out",
+    )
+
+
 class EarlyStoppingConfig(Section):
-    """Stop when the mean training loss of an epoch has not fallen by more than `min_delta` for `patience` epochs in a row."""
+    """Stop when the mean loss of an epoch, of samples that are held out if there is `validation`, has not fallen by more than `min_delta` for
+    `patience` epochs in a row."""
 
     patience: int = Field(ge=1, description="epochs without improvement")
     min_delta: float = Field(0.0, ge=0, description="how much lower a loss must be to count as better")
@@ -176,6 +189,9 @@ class TrainingConfig(Section):
         "fail",
         description="where the loss of an epoch or a weight is not finite: `fail` ends the run with an error; `keep_previous` stores no model, "
         "the one before stays in use and the run goes on",
+    )
+    validation: ValidationConfig | None = Field(
+        None, description="samples to hold out for `early_stopping` and ReduceLROnPlateau; none: they look at the training loss"
     )
     early_stopping: EarlyStoppingConfig | None = Field(None, description="stop before the last epoch when it no longer helps")
 

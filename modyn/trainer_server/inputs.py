@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from modyn.dataset.connections import DatasetClients
+from modyn.dataset.order.held_out import Share
 from modyn.json_codec import to_json
 from modyn.model_storage.client import ModelHeader, StoredModel
 from modyn.records import ModelVersion, RunId, TriggerSetInfo
@@ -43,10 +44,24 @@ class TrainingInputs:
     trigger_set: TriggerSetInfo
 
     @cached_property
+    def held_out(self) -> Share | None:
+        """The samples that `validation` holds out; None: there are none, as in a trigger set that is too small for it."""
+        validation = self.config.validation
+        if validation is None:
+            return None
+        share = Share(self.trigger_set, validation.ratio, held_out=True)
+        return share if share.num_keys else None
+
+    @cached_property
+    def trained(self) -> Share | None:
+        """The samples that are trained on; None: all."""
+        return replace(self.held_out, held_out=False) if self.held_out else None
+
+    @cached_property
     def plan(self) -> TrainingPlan:
         """Numbers of batches, steps and epochs. The request's bound on samples goes before that of the pipeline."""
         return TrainingPlan(
-            num_keys=self.trigger_set.num_keys,
+            num_keys=(self.trained or self.trigger_set).num_keys,
             batch_size=self.config.batch_size,
             drop_last=self.config.drop_last_batch,
             epochs=self.config.epochs_per_trigger,

@@ -1,14 +1,14 @@
-"""The training loop and its hooks: loss log, early stopping, progress reports.
+"""The training loop, and what its hooks are.
 
 The loop reads nothing but the iterator of batches, waits for no device and no queue, and calls hooks at each event.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +18,8 @@ from modyn.dataset.batch import Batch, map_tensors
 from modyn.errors import CancelledError, DataError, ModynError, TrainingError
 from modyn.models.calls import forward
 from modyn.trainer_server.components import TrainingComponents
-from modyn.trainer_server.config import EarlyStoppingConfig
 from modyn.trainer_server.joint_step import JointStep
 from modyn.trainer_server.plan import TrainingPlan
-from modyn.workers import JobConnection
-
-MAX_LOSSES: Final = 10_000
-"""Entries in a loss log. Beyond, every second one is dropped and the distance doubled: the log is bounded, whatever the data."""
 
 
 @dataclass(slots=True)
@@ -53,7 +48,7 @@ class Clock:
         if self._device is not None:
             torch.cuda.synchronize(self._device)
         now = perf_counter()
-        self.seconds[stage] += now - self._last
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
         self._last = now
 
 
@@ -86,8 +81,14 @@ class Training:
     """One training as it goes on."""
 
     def __init__(
-        self, components: TrainingComponents, plan: TrainingPlan, hooks: Sequence[Hook], clock: Clock | None = None
+        self,
+        components: TrainingComponents,
+        plan: TrainingPlan,
+        hooks: Sequence[Hook],
+        clock: Clock | None = None,
+        validate: Callable[[Training], float | None] | None = None,
     ) -> None:
+        """Args: validate: the mean loss of samples that are held out, at the end of each epoch; None: there are none."""
         self.components = components
         self.plan = plan
         self.hooks = hooks
@@ -97,6 +98,9 @@ class Training:
         """Loss of the newest batch, on the device: reading it waits for the device."""
         self.epoch_loss = torch.zeros((), device=components.device)
         """Sum over the batches of this epoch, on the device."""
+        self.validation_loss: float | None = None
+        """Mean loss of the samples that are held out, at the end of the newest epoch of this process."""
+        self._validate = validate
         self.finished = False
         """Set by a hook that wants the training to end after this epoch."""
         self.stopping = False
@@ -130,7 +134,7 @@ class Training:
                 for call in self._on_boundary:
                     call(self)
                 if self.stopping:
-                    raise _stopped()
+                    raise stopped()
                 self.clock.lap("hooks")
 
     def _goes_on_with(self, batch: Batch) -> bool:
@@ -145,7 +149,8 @@ class Training:
     def _train_on(self, batch: Batch) -> None:
         num_samples = len(batch)
         try:
-            loss = self._forward(batch)
+            downsampling = self.components.downsampling
+            loss = self.loss_of(batch if downsampling is None else downsampling.select(self.components.model, batch))
             self.clock.lap("forward")
             group_size = 1 if self.components.criterion.sums else self.plan.group_size(batch.epoch, batch.index)
             self.components.scaler.scale(loss / group_size if group_size > 1 else loss).backward()  # type: ignore[no-untyped-call]
@@ -166,14 +171,18 @@ class Training:
             call(self)
         self.clock.lap("hooks")
 
-    def _forward(self, batch: Batch) -> Tensor:
+    def loss_of(self, batch: Batch) -> Tensor:
+        """The loss of a batch under the model as it is now, in the mode and with the gradients that the caller has set."""
         components = self.components
-        if components.downsampling is not None:
-            batch = components.downsampling.select(components.model, batch)
-        if components.amp_dtype is None:
-            return components.criterion(forward(self._network, batch.data), batch.labels, batch.weights)
-        with torch.autocast(components.device.type, components.amp_dtype):
-            return components.criterion(forward(self._network, batch.data), batch.labels, batch.weights)
+        try:
+            if components.amp_dtype is None:
+                return components.criterion(forward(self._network, batch.data), batch.labels, batch.weights)
+            with torch.autocast(components.device.type, components.amp_dtype):
+                return components.criterion(forward(self._network, batch.data), batch.labels, batch.weights)
+        except ModynError:
+            raise
+        except Exception as error:
+            raise _explained(error, batch, components.model) from error
 
     def _step(self) -> None:
         components = self.components
@@ -189,8 +198,18 @@ class Training:
         if self._pending:
             self._step()
         if self.progress.batches_in_epoch:
+            if self._validate is not None:
+                self.clock.lap("hooks")
+                try:
+                    self.validation_loss = self._validate(self)
+                except CancelledError:
+                    # The state is that before the pass: who goes on from it makes the pass anew.
+                    for call in self._on_boundary:
+                        call(self)
+                    raise
+                self.clock.lap("validate")
             for scheduler in self.components.schedulers if self.components.step_every == "epoch" else ():
-                scheduler.step(*([self.mean_epoch_loss()] if isinstance(scheduler, ReduceLROnPlateau) else []))
+                scheduler.step(*([self.watched_loss()] if isinstance(scheduler, ReduceLROnPlateau) else []))
             for hook in self.hooks:
                 hook.on_epoch(self)
         self.progress.epoch += 1
@@ -201,124 +220,13 @@ class Training:
         """Mean over the batches of the epoch that ends now. Waits for the device: once an epoch."""
         return float(self.epoch_loss) / max(1, self.progress.batches_in_epoch)
 
-
-class Losses(Hook):
-    """Keeps the mean loss of each epoch, and the loss of every n-th batch (0: of none). Losses stay on the device until they are read."""
-
-    name = "losses"
-
-    def __init__(self, every: int) -> None:
-        self.every = every
-        self.epochs: list[float] = []
-        """Mean loss of each epoch."""
-        self._batches: list[int] = []
-        self._losses: list[Tensor | float] = []
-
-    def on_batch(self, training: Training) -> None:
-        """Keep the loss if it is the turn of this batch; halve the log once it holds MAX_LOSSES entries."""
-        if not self.every or training.progress.batches % self.every or training.loss is None:
-            return
-        self._batches.append(training.progress.batches)
-        self._losses.append(training.loss)
-        if len(self._losses) >= MAX_LOSSES:
-            self.every *= 2
-            kept = [i for i, batch in enumerate(self._batches) if batch % self.every == 0]
-            self._batches = [self._batches[i] for i in kept]
-            self._losses = [float(self._losses[i]) for i in kept]
-
-    def on_epoch(self, training: Training) -> None:
-        """Keep the epoch's mean loss, for the first MAX_LOSSES epochs."""
-        if len(self.epochs) < MAX_LOSSES:
-            self.epochs.append(training.mean_epoch_loss())
-
-    def read(self) -> list[list[float]]:
-        """[number of the batch from 1, its loss], in order. Waits for the device."""
-        self._losses = [float(loss) for loss in self._losses]
-        return [[batch, float(loss)] for batch, loss in zip(self._batches, self._losses, strict=True)]
-
-    def state(self) -> dict[str, Any]:
-        """The log and its distance `every`. Waits for the device."""
-        return {"every": self.every, "epochs": self.epochs, "entries": self.read()}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
-        self.every, self.epochs = state["every"], list(state["epochs"])
-        self._batches = [int(batch) for batch, _ in state["entries"]]
-        self._losses = [loss for _, loss in state["entries"]]
+    def watched_loss(self) -> float:
+        """What early stopping and ReduceLROnPlateau look at: the mean loss of what is held out, and without that of the epoch that ends now."""
+        return self.mean_epoch_loss() if self.validation_loss is None else self.validation_loss
 
 
-class EarlyStopping(Hook):
-    """Ends the training when the mean loss of an epoch has not improved for `patience` epochs."""
-
-    name = "early_stopping"
-
-    def __init__(self, config: EarlyStoppingConfig) -> None:
-        self._config = config
-        self._best: float | None = None
-        self._waited = 0
-
-    def on_epoch(self, training: Training) -> None:
-        """Compare the epoch's mean loss with the best one; mark the training as finished when the patience is used up."""
-        loss = training.mean_epoch_loss()
-        if self._best is None or loss < self._best - self._config.min_delta:
-            self._best, self._waited = loss, 0
-        else:
-            self._waited += 1
-            training.finished = self._waited >= self._config.patience
-
-    def state(self) -> dict[str, Any]:
-        """The best mean loss so far and the epochs since then."""
-        return {"best": self._best, "waited": self._waited}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
-        self._best, self._waited = state["best"], state["waited"]
-
-
-class ProgressReports(Hook):
-    """Sends progress every `interval_s` seconds, and ends the training once the service asks to stop.
-
-    Only then is the loss read, which waits for the device.
-
-    Args: between_steps: end it between two steps, where a checkpoint can be taken; otherwise at once.
-    """
-
-    def __init__(self, connection: JobConnection, interval_s: float, *, between_steps: bool) -> None:
-        self._connection = connection
-        self._between_steps = between_steps
-        self._interval_s = interval_s
-        self._last = 0.0
-        self._last_samples = 0
-
-    def on_begin(self, training: Training) -> None:
-        """Send the progress that a checkpoint brought (else 0), and start the clock."""
-        self._last, self._last_samples = perf_counter(), training.progress.samples
-        self._send(training, 0.0)
-
-    def on_batch(self, training: Training) -> None:
-        """Send progress if `interval_s` seconds have passed since the last message. Raises CancelledError."""
-        if self._connection.stopping:
-            if not self._between_steps:
-                raise _stopped()
-            training.stopping = True
-        now = perf_counter()
-        if now - self._last >= self._interval_s:
-            self._send(training, (training.progress.samples - self._last_samples) / (now - self._last))
-            self._last, self._last_samples = now, training.progress.samples
-
-    def _send(self, training: Training, samples_per_s: float) -> None:
-        self._connection.send(
-            {
-                "samples_seen": training.progress.samples,
-                "samples_total": training.plan.num_samples,
-                "batches_seen": training.progress.batches,
-                "loss": None if training.loss is None else float(training.loss),
-                "samples_per_s": samples_per_s,
-            }
-        )
-
-
-def _stopped() -> CancelledError:
+def stopped() -> CancelledError:
+    """Return the error of a training that ends on request."""
     return CancelledError("the training was stopped on request")
 
 

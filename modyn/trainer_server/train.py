@@ -51,9 +51,11 @@ from modyn.trainer_server.files import (
     scratch_dir,
 )
 from modyn.trainer_server.finished import find_finished, keep_finished, keep_without_model
+from modyn.trainer_server.hooks import EarlyStopping, Losses, ProgressReports
 from modyn.trainer_server.inputs import TrainingContext, TrainingInputs
-from modyn.trainer_server.loop import Clock, EarlyStopping, Hook, Losses, ProgressReports, Training
+from modyn.trainer_server.loop import Clock, Hook, Training
 from modyn.trainer_server.optimizer_states import keep_optimizers, take_over_optimizers
+from modyn.trainer_server.validation import Validation
 from modyn.workers import JobConnection
 from modyn.workers.devices import missing_device
 
@@ -103,8 +105,8 @@ def run_training(
         if not inputs.plan.num_batches:
             return nothing_trained(
                 inputs,
-                f"the trigger set has {trigger_set.num_keys} samples, which is no whole batch of training.batch_size {config.batch_size}, and "
-                "drop_last_batch leaves others out",
+                f"the trigger set has {inputs.plan.num_keys} samples to train on, which is no whole batch of training.batch_size "
+                f"{config.batch_size}, and drop_last_batch leaves others out",
             )
         path = checkpoint_path(context.folder, request)
         result = find_finished(finished_path(context.folder, request), inputs.identity())
@@ -197,7 +199,7 @@ def build(inputs: TrainingInputs, parent: StoredModel | None, seed: int, connect
         path = checkpoint_path(inputs.context.folder, request)
         hooks.append(Checkpoints(path, config.checkpointing.interval, inputs.identity(), seed))
     clock = Clock(torch.device(config.device) if config.enable_accurate_gpu_measurements else None)
-    return Training(components, plan, hooks, clock)
+    return Training(components, plan, hooks, clock, Validation(inputs, connection) if inputs.held_out else None)
 
 
 def weigh(inputs: TrainingInputs) -> float:
@@ -249,7 +251,7 @@ def build_dataset(inputs: TrainingInputs, seed: int, position: Position) -> Trig
         parallel_prefetch_requests=config.parallel_prefetch_requests,
     )
     data = load_section(DataConfig, inputs.request.pipeline["data"], "data")
-    return TriggerSetDataset(inputs.trigger_set, data, inputs.context.connect, options, position)
+    return TriggerSetDataset(inputs.trigger_set, data, inputs.context.connect, options, position, inputs.trained)
 
 
 def finish(inputs: TrainingInputs, training: Training) -> dict[str, Any]:
@@ -323,6 +325,7 @@ def _result(inputs: TrainingInputs, training: Training) -> dict[str, Any]:
         "num_keys": inputs.trigger_set.num_keys,
         "loss": losses.epochs[-1] if losses.epochs else None,
         "epoch_losses": losses.epochs,
+        **({"validation_losses": losses.validation} if inputs.held_out else {}),
         "losses": losses.read(),
         "seconds": dict(training.clock.seconds),
         "device": inputs.config.device,

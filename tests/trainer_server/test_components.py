@@ -22,7 +22,7 @@ from modyn.trainer_server.check import check
 from modyn.trainer_server.components import build_optimizers, build_scaler, build_schedulers, resolve
 from modyn.trainer_server.config import OPTIMIZERS, SCHEDULERS, OptimizerConfig, SchedulerConfig, TrainingConfig
 from modyn.trainer_server.downsampling import DOWNSAMPLING, Downsampling, build_downsampling
-from modyn.trainer_server.loop import MAX_LOSSES, Losses
+from modyn.trainer_server.hooks import MAX_LOSSES, Losses
 from tests.support.training import MemoryData, RecordedReport, small_pipeline, train_in_memory
 
 

@@ -1,0 +1,55 @@
+"""The loss of samples that a training holds out, for early stopping and plateaus. Imports torch: for workers only."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from modyn.config.base import load_section
+from modyn.dataset.batch import on_device
+from modyn.dataset.config import DataConfig
+from modyn.dataset.loader import BatchLoader
+from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
+from modyn.models.calls import unchanged
+from modyn.rpc.logs import get_logger
+from modyn.trainer_server.inputs import TrainingInputs
+from modyn.trainer_server.loop import Training, stopped
+from modyn.workers import JobConnection
+
+
+class Validation:
+    """The mean loss of the samples that are held out, each counted as in training, by one pass in evaluation mode that leaves the model and all
+    random generators as they were.
+
+    Raises CancelledError once the service asks to stop.
+    """
+
+    def __init__(self, inputs: TrainingInputs, connection: JobConnection) -> None:
+        assert inputs.held_out is not None
+        config = inputs.config
+        options = LoadOptions(batch_size=config.batch_size, drop_last=False, seed=0)
+        data = load_section(DataConfig, inputs.request.pipeline["data"], "data")
+        self._dataset = TriggerSetDataset(inputs.trigger_set, data, inputs.context.connect, options, share=inputs.held_out)
+        self._config = config
+        self._connection = connection
+
+    def __call__(self, training: Training) -> float | None:
+        """The mean loss now; None: all samples were deleted meanwhile."""
+        summed: Tensor = torch.zeros((), dtype=torch.float64, device=training.components.device)
+        num_samples = 0
+        with (
+            torch.no_grad(),
+            unchanged(training.components.model),
+            BatchLoader(self._dataset, self._config.dataloader_workers, pin_memory=self._config.on_gpu) as loader,
+        ):
+            for batch in on_device(iter(loader), self._config.device):
+                if self._connection.stopping:
+                    training.stopping = True
+                    raise stopped()
+                loss = training.loss_of(batch)
+                summed += loss if training.components.criterion.sums else loss * len(batch)
+                num_samples += len(batch)
+        if not num_samples:
+            get_logger("training").warning("nothing_to_validate", reason="all samples that are held out were deleted meanwhile")
+            return None
+        return float(summed) / num_samples

@@ -1,0 +1,137 @@
+"""Samples that are held out: never trained on, the same at every attempt, and what early stopping and plateaus look at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from modyn.dataset.order.held_out import Share
+from modyn.errors import CancelledError
+from modyn.models.weights import build_model
+from modyn.records import RunId, TriggerSetInfo
+from modyn.trainer_server.state_file import read_state_file
+from tests.support.training import (
+    NUM_CLASSES,
+    MemoryData,
+    RecordedReport,
+    TrainingRoom,
+    features_of,
+    small_pipeline,
+    train_in_memory,
+)
+
+CHECKPOINTS = {"activated": True, "interval": 1000}
+
+
+@pytest.fixture(autouse=True)
+def torch_as_it_was() -> Iterator[None]:
+    torch.set_num_threads(1)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def share(num_keys: int, partition_size: int, percent: int, held_out: bool = True) -> Share:
+    return Share(TriggerSetInfo(RunId("memory-0001"), 0, num_keys, partition_size, ""), percent, held_out)
+
+
+@pytest.mark.parametrize(("num_keys", "partition_size"), [(40, 16), (48, 16), (41, 16), (3, 16), (100, 7)])
+@pytest.mark.parametrize("percent", [1, 10, 25, 99])
+def test_the_two_shares_of_a_trigger_set_are_its_parts(num_keys: int, partition_size: int, percent: int) -> None:
+    shares = [share(num_keys, partition_size, percent, held_out) for held_out in (True, False)]
+    sizes = [0, 0]
+    for partition in range(-(-num_keys // partition_size)):
+        length = min(partition_size, num_keys - partition * partition_size)
+        rows = [one.rows(partition) for one in shares]
+        assert sorted(np.concatenate(rows).tolist()) == list(range(length))
+        assert len(rows[0]) == length * percent // 100
+        assert all(np.array_equal(one, np.sort(one)) for one in rows)
+        # What a plan reckons with: partitions of one size, of which the last may be shorter.
+        assert [len(one) for one in rows] == [
+            max(0, min(one.partition_size, one.num_keys - partition * one.partition_size)) for one in shares
+        ]
+        sizes = [size + len(one) for size, one in zip(sizes, rows, strict=True)]
+    assert sizes == [one.num_keys for one in shares]
+
+
+def held_out_keys(data: MemoryData, percent: int) -> list[int]:
+    whole = Share(data.trigger_set(RunId("memory-0001"), data.trigger_id), percent, held_out=True)
+    return [16 * partition + int(row) for partition in range(3) for row in whole.rows(partition)]
+
+
+def test_what_is_held_out_is_measured_and_never_trained_on(tmp_path: Path) -> None:
+    pipeline = small_pipeline({"validation": {"ratio": 25}, "epochs_per_trigger": 2, "drop_last_batch": False})
+    data = MemoryData(40)
+    keys = held_out_keys(data, 25)
+    assert len(keys) == 10
+    outcome = train_in_memory(pipeline, data, tmp_path / "one")
+    assert (outcome.result["num_samples"], outcome.result["num_keys"]) == (60, 40)
+    model = build_model("MLP", pipeline["model"]["config"])
+    model.load_state_dict(outcome.weights)
+    with torch.no_grad():
+        outputs = model(torch.stack([torch.from_numpy(features_of(key)) for key in keys]))
+    expected = nn.functional.cross_entropy(outputs, torch.tensor([key % NUM_CLASSES for key in keys]))
+    assert outcome.result["validation_losses"][-1] == pytest.approx(float(expected), rel=1e-5)
+    assert len(outcome.result["validation_losses"]) == 2
+    assert outcome.result["seconds"]["validate"] > 0
+    # Other samples in their place change the measure, and not the model.
+    other = replace(data, deleted=frozenset(keys[:5]))
+    changed = train_in_memory(pipeline, other, tmp_path / "two")
+    assert changed.trained.weights_sha256 == outcome.trained.weights_sha256
+    assert changed.result["validation_losses"] != outcome.result["validation_losses"]
+
+
+def test_early_stopping_and_plateaus_look_at_what_is_held_out(tmp_path: Path) -> None:
+    """Trained far beyond what the samples teach, the training loss falls on and on; that of other samples does not."""
+    options: dict[str, Any] = {
+        "validation": {"ratio": 50},
+        "epochs_per_trigger": 40,
+        "early_stopping": {"patience": 2},
+        "optimizers": [{"name": "default", "algorithm": "Adam", "param_groups": [{"config": {"lr": 0.03}}]}],
+    }
+    found = train_in_memory(small_pipeline(options), MemoryData(), tmp_path / "early").result
+    losses = found["validation_losses"]
+    assert found["num_epochs"] == len(losses) < 40
+    assert min(losses) == losses[-3] < min(losses[-2:])
+    assert found["epoch_losses"] == sorted(found["epoch_losses"], reverse=True)
+    # A plateau of the measure, not of the training loss: each epoch a lower rate, down to none.
+    plateau = {"name": "ReduceLROnPlateau", "config": {"patience": 0, "factor": 0.1, "threshold": 0.0}}
+    plain = {**options, "early_stopping": None}
+    with_plateau = train_in_memory(small_pipeline({**plain, "lr_scheduler": plateau}), MemoryData(), tmp_path / "plateau").result
+    without = train_in_memory(small_pipeline(plain), MemoryData(), tmp_path / "without").result
+    assert with_plateau["validation_losses"][-1] < without["validation_losses"][-1]
+
+
+def test_a_trigger_set_that_is_too_small_holds_nothing_out(tmp_path: Path) -> None:
+    result = train_in_memory(small_pipeline({"validation": {"ratio": 1}}), MemoryData(), tmp_path).result
+    assert result["num_samples"] == 40
+    assert "validation_losses" not in result
+
+
+@pytest.mark.parametrize("after", range(4, 18))
+def test_a_stop_at_any_moment_changes_nothing(tmp_path: Path, after: int) -> None:
+    """Between two steps, and in the middle of a pass over what is held out: an epoch has four batches, and the pass two."""
+    options = {
+        "validation": {"ratio": 25},
+        "epochs_per_trigger": 3,
+        "drop_last_batch": False,
+        "checkpointing": CHECKPOINTS,
+        "shuffle": True,
+    }
+    pipeline = small_pipeline({**options, "early_stopping": {"patience": 2}})
+    pipeline["model"]["config"]["dropout"] = 0.4
+    undisturbed = TrainingRoom(tmp_path / "undisturbed").train(pipeline)
+    room = TrainingRoom(tmp_path / "disturbed")
+    with pytest.raises(CancelledError):
+        room.train(pipeline, report=RecordedReport(stop_after=after - 1))
+    kept = read_state_file(room.folder / "checkpoints" / "memory-0001.0.checkpoint")
+    assert kept["progress"]["batches"] == after // 6 * 4 + min(4, after % 6)
+    resumed = room.train(pipeline)
+    assert resumed.trained.weights_sha256 == undisturbed.trained.weights_sha256
+    assert resumed.result["validation_losses"] == undisturbed.result["validation_losses"]
