@@ -201,6 +201,10 @@ class FileSystem(ABC):
         Raises: as `check`.
         """
 
+    def is_quiet(self, known: FileTable) -> bool:
+        """Whether it is known, without a look at the files, that the next incomplete listing against `known` would be empty."""
+        return False
+
     @abstractmethod
     def status(self, path: str) -> FileStatus | None:
         """The status of the file at a full path; None if there is none."""

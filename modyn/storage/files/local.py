@@ -114,6 +114,20 @@ class LocalFiles(FileSystem):
             watched.unsettled = _unsettled(listing, known)
         return listing
 
+    def is_quiet(self, known: FileTable) -> bool:
+        """As `FileSystem.is_quiet`; by what the kernel reports."""
+        watched = self._watched
+        try:
+            if watched is None or watched.watch is None or not watched.continues(known, self._state()):
+                return False
+        except OSError:  # the folder is gone: the listing says so
+            return False
+        if (changes := watched.watch.take()) is None:
+            self._watched = None
+            return False
+        watched.unsettled.update(changes)
+        return not watched.unsettled
+
     def _state(self) -> tuple[int, int, bytes]:
         """What a list of changes continues from: the folder itself, and what is mounted, maybe over it."""
         status = os.stat(self.base)

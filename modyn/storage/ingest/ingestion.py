@@ -43,6 +43,9 @@ _ATTEMPTS = 3
 """Not a policy of `rpc/retry.py`, which waits for a service that does not answer. A ConflictError is the answer of a database that can be
 used: there is nothing to wait for but the locks, and each attempt begins with the state that the other process committed."""
 
+LOOK_ANYWAY_S = 30.0
+"""A watched folder in which nothing happens is looked at so often all the same: for what another process has committed."""
+
 OnProgress = Callable[[IngestProgress], None]
 Item = TypeVar("Item")
 
@@ -55,18 +58,32 @@ def ingest(
     Args: patient: wait for other ingestions and for files that are still being written; otherwise both are left to the next call.
     Raises: NotFoundError: there is no such folder. UnavailableError: the database or the disk cannot be used.
     """
+    if not patient and _is_quiet(dataset):
+        return IngestProgress(finished=True)
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             with locked(dataset, patient=patient) as held:
                 if not held:
                     return IngestProgress(finished=True)
                 dataset.refresh()
-                return _Ingestion(dataset, roots, num_threads, on_progress).run(patient)
+                progress = _Ingestion(dataset, roots, num_threads, on_progress).run(patient)
+                dataset.look_by = time.monotonic() + LOOK_ANYWAY_S
+                return progress
         except ConflictError as error:
             # The lock was lost with its connection, and another process committed first: `refresh` takes over its work.
             if attempt == _ATTEMPTS:
                 raise UnavailableError(f"dataset '{dataset.name}' cannot be ingested: {error.message}") from error
     raise AssertionError("the loop returns or raises")
+
+
+def _is_quiet(dataset: OpenDataset) -> bool:
+    """Whether a look would find nothing to do, so that it need not ask the database for its lock."""
+    if time.monotonic() >= dataset.look_by or dataset.problems or dataset.in_doubt or not dataset.writing.acquire(blocking=False):
+        return False
+    try:
+        return dataset.filesystem.is_quiet(dataset.files)
+    finally:
+        dataset.writing.release()
 
 
 @contextmanager

@@ -96,6 +96,8 @@ class OpenDataset:
         self.limits = IngestLimits()
         self.writing = threading.Lock()
         """Held by the ingestion of this process; the advisory lock of the database excludes other processes."""
+        self.look_by = 0.0
+        """When the folder is looked at although it is quiet, on the monotonic clock."""
         self.in_doubt = True
         """The folder may hold segments that the catalogue does not know, or the catalogue may be ahead of this object or of the publication."""
         self._arrived = threading.Condition()

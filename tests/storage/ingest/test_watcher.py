@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from sqlalchemy import event
 
 from modyn.config.system import StorageConfig, SystemConfig
 from modyn.errors import NotFoundError, UnavailableError
 from modyn.storage.datasets import Watcher, pause_s
+from modyn.storage.ingest.ingestion import ingest
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.testing.waiting import PATIENCE_S, eventually
 from tests.support.running_storage import RunningStorage, binary_dataset, start_storage, write_records
@@ -51,6 +54,29 @@ def test_files_of_one_time_in_several_polls_are_all_seen_once(storage: RunningSt
     assert got == list(range(6))
     assert storage.data_of(range(6)) == list(range(6))
     assert storage.client.dataset("numbers").num_samples == 6
+
+
+def test_a_folder_in_which_nothing_happens_costs_the_database_nothing(
+    make_config: Callable[..., SystemConfig], stack: ExitStack, tmp_path: Path
+) -> None:
+    folder = tmp_path / "d"
+    write_records(folder / "a.bin", [1], 1000)
+    config = make_config(storage={"poll_interval_s": 3600, "settle_s": 0.05})  # the looks are made here
+    storage = start_storage(config, stack)
+    storage.client.register_dataset(binary_dataset(folder, watch=True))
+    dataset = storage.store.dataset("numbers")
+
+    def statements_of_looks() -> int:
+        statements.clear()
+        for _ in range(5):
+            ingest(dataset, storage.store._roots, 1, patient=False)
+        return len(statements)
+
+    statements: list[str] = []
+    event.listen(dataset.catalogue.database.engine, "before_cursor_execute", lambda *values: statements.append(values[2]))
+    eventually(lambda: statements_of_looks() == 0 and storage.client.dataset("numbers").num_samples == 1)
+    write_records(folder / "b.bin", [2], 1000)
+    eventually(lambda: statements_of_looks() == 0 and storage.client.dataset("numbers").num_samples == 2)
 
 
 def test_a_watcher_outlives_a_folder_that_goes_away(storage: RunningStorage, tmp_path: Path) -> None:
