@@ -197,7 +197,11 @@ class SupervisorConfig(ServiceConfig):
     """The supervisor: how many runs it executes at once, and how long it retries other services."""
 
     max_runs: int = Field(4, ge=1, le=1000, description="runs executed at once; further runs wait in the queue")
-    resume_on_start: bool = Field(False, description="resume interrupted runs when the supervisor starts")
+    resume_on_start: bool = Field(
+        False,
+        description="resume all interrupted runs when the supervisor starts; those in production mode that an outage interrupted "
+        "go on by themselves in any case",
+    )
     patience_s: float = Field(
         120.0,
         ge=0,

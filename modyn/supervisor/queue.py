@@ -13,7 +13,7 @@ from prometheus_client import Gauge
 
 from modyn.config.base import Problem
 from modyn.config.system import SupervisorConfig
-from modyn.errors import CancelledError, ConflictError, ModynError, UnavailableError
+from modyn.errors import CancelledError, ConflictError, ModynError, NotFoundError, UnavailableError
 from modyn.records import RunId
 from modyn.rpc.logs import bind, get_logger
 from modyn.supervisor.attempt import Entry, RunAttempts, elsewhere, interrupt_if_abandoned
@@ -21,6 +21,7 @@ from modyn.supervisor.events import EventHub
 from modyn.supervisor.executor import RunClients
 from modyn.supervisor.journal import Journal
 from modyn.supervisor.keeper import RunKeeper
+from modyn.supervisor.patrol import STOPPED_WITH_SUPERVISOR, Patrol
 from modyn.supervisor.records import NewRun, RequestedEvaluation, Run, RunMode, RunOptions
 from modyn.supervisor.removal import RunRemoval
 from modyn.supervisor.requested_evaluations import EvaluationOrder, RequestedEvaluations
@@ -48,12 +49,15 @@ class RunQueue:
         self._clients = open_clients()
         self._removal = RunRemoval(journal, self._clients)
         self._keeper = RunKeeper(self._resume_interrupted)
+        self._patrol = Patrol(journal, self._keeper, self._queued, self._accepted_runs, self._enqueue)
         self._requested = RequestedEvaluations(journal, hub, open_clients, config)
         owners = (self._clients.selector, self._clients.trainer_server, self._clients.model_storage, self._clients.evaluator)
         self._section_checks = [client.validate for client in owners]
-        # Guards the two fields below, and the threads of entries. Never held during a call to PostgreSQL or another service.
+        # Guards the three fields below, and the threads of entries. Never held during a call to PostgreSQL or another service.
         self._lock = threading.RLock()
         self._entries: list[Entry] = []
+        self._accepted: set[str] = set()
+        """Runs that are, were or were about to be queued here: a write whose answer got lost leaves them submitted."""
         self._closing = False
         self._attempts = RunAttempts(journal, hub, open_clients, config, self._keep_going)
 
@@ -86,6 +90,7 @@ class RunQueue:
         seed = random.getrandbits(31) if pipeline.training.seed is None else pipeline.training.seed
         new = NewRun(options, pipeline.name, yaml, file_name, pipeline.as_dict(), selection_seed=seed, **asdict(extent))
         run = self.journal.create(new)
+        self._accept(run.run_id)
         if message := unreached_handlers(run):
             run = self.journal.announce(run.run_id, message)
         _LOG.info("submitted", run_id=run.run_id, mode=str(run.mode))
@@ -137,6 +142,7 @@ class RunQueue:
             return run
         if run.state not in RESUMABLE:
             raise ConflictError(f"run {run_id} is {run.state}; there is nothing to resume. Submit the pipeline to run it again")
+        self._accept(run_id)
         run = self.journal.submit_again(run_id)
         self._enqueue(run.run_id)
         return run
@@ -178,7 +184,7 @@ class RunQueue:
 
     def close(self) -> None:
         """End all runs as interrupted, so that they can be resumed, and end all watching."""
-        cause = UnavailableError("the supervisor was stopped; start it again (`modyn up`), then resume the run")
+        cause = UnavailableError(STOPPED_WITH_SUPERVISOR)
         with self._lock:
             self._closing = True
             self._keeper.close()
@@ -200,6 +206,22 @@ class RunQueue:
         self._requested.close(cause)
         self._hub.close()
         self._clients.close()
+
+    def look_after(self) -> None:
+        """Search for runs that should run and do not, as `Patrol.look` says."""
+        self._patrol.look()
+
+    def _accept(self, run_id: str) -> None:
+        with self._lock:
+            self._accepted.add(run_id)
+
+    def _accepted_runs(self) -> frozenset[str]:
+        with self._lock:
+            return frozenset(self._accepted)
+
+    def _queued(self) -> frozenset[RunId]:
+        with self._lock:
+            return frozenset(entry.run_id for entry in self._entries)
 
     def _enqueue(self, run_id: RunId) -> None:
         with self._lock:
@@ -273,13 +295,16 @@ class RunQueue:
                 self._start_next()
 
     def _keep_going(self, run: Run) -> None:
+        with self._lock:
+            self._accepted.discard(run.run_id)
         if run.state is RunState.INTERRUPTED and run.mode is RunMode.PRODUCTION:
             self._keeper.interrupted(run.run_id)
 
     def _resume_interrupted(self, run_id: str) -> None:
+        self._accept(run_id)
         try:
             self._enqueue(self.journal.submit_again(run_id, only=RunState.INTERRUPTED).run_id)
-        except ConflictError as error:
+        except (ConflictError, NotFoundError) as error:  # moved on by another hand, or removed
             _LOG.info("not_resumed", run_id=run_id, reason=error.message)
 
     def _interrupt_left_behind(self, run_id: str, give_up: float) -> bool:

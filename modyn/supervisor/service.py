@@ -16,6 +16,7 @@ from modyn.supervisor.evaluation import EVALUATION_STRATEGIES
 from modyn.supervisor.events import EventHub, watch
 from modyn.supervisor.executor import open_clients
 from modyn.supervisor.journal import Journal
+from modyn.supervisor.patrol import PATROL_S
 from modyn.supervisor.queue import RunQueue
 from modyn.supervisor.records import RunOptions
 from modyn.supervisor.removal import RunRemoval
@@ -136,4 +137,11 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     sweeps = Periodic("retention", config.retention.every_s, [retention.sweep], report)
     context.when_healthy.append(sweeps.start)
     context.on_shutdown(sweeps.close)
+
+    def report_look(error: Exception) -> None:
+        context.logger.warning("runs_are_looked_after_later", error=str(error))
+
+    patrol = Periodic("patrol", PATROL_S, [runs.look_after], report_look)
+    context.when_healthy.append(patrol.start)
+    context.on_shutdown(patrol.close)
     return [Registration(supervisor_pb2_grpc.add_SupervisorServicer_to_server, SupervisorService(runs, hub), "modyn.Supervisor")]

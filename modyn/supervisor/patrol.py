@@ -1,0 +1,78 @@
+"""A periodic search for runs that should run and do not: left by a thread or a supervisor that ended without writing how, or interrupted unseen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+from typing import Final
+
+from modyn.errors import ConflictError, NotFoundError
+from modyn.records import RunId
+from modyn.rpc.logs import get_logger
+from modyn.supervisor.attempt import interrupt_if_abandoned
+from modyn.supervisor.journal import Journal
+from modyn.supervisor.keeper import RunKeeper
+from modyn.supervisor.records import Run, RunMode
+from modyn.supervisor.states import RunState
+
+PATROL_S: Final = 30.0
+"""Between two looks."""
+
+STOPPED_WITH_SUPERVISOR: Final = "the supervisor was stopped; start it again (`modyn up`), then resume the run"
+"""Why a run is interrupted that the user has stopped with its supervisor. Whether it goes on by itself is `supervisor.resume_on_start`."""
+
+_LOG = get_logger("supervisor")
+
+
+class Patrol:
+    """Marks runs as interrupted that are active by the journal and driven by nothing, and has production runs resumed.
+
+    A run counts as left only if two looks in a row find it so: it may be just submitted, or its thread just ending.
+
+    Args: queued: the runs that this supervisor executes or that wait for their turn here. accepted: those that it was ever asked to queue.
+        enqueue: queues a submitted run.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        keeper: RunKeeper,
+        queued: Callable[[], Set[RunId]],
+        accepted: Callable[[], Set[str]],
+        enqueue: Callable[[RunId], object],
+    ) -> None:
+        self._journal = journal
+        self._keeper = keeper
+        self._queued = queued
+        self._accepted = accepted
+        self._enqueue = enqueue
+        self._suspects = frozenset[RunId]()
+
+    def look(self) -> None:
+        """Look at all runs once. Raises: UnavailableError: PostgreSQL cannot be reached; the next look finds the same."""
+        # The journal first: a run that it shows as active and that is not queued afterwards is not on its way into the queue.
+        runs = list(self._journal.each_run(with_pipelines=False))
+        queued = self._queued()
+        undriven = {run.run_id: run for run in runs if not run.is_terminal and run.run_id not in queued}
+        before, self._suspects = self._suspects, frozenset(undriven)
+        for run_id in before & undriven.keys():
+            try:
+                self._take_up(undriven[run_id])
+            except (ConflictError, NotFoundError) as error:  # it has moved on by itself, or is removed
+                _LOG.info("not_left", run_id=run_id, reason=error.message)
+        for run in runs:
+            if run.state is RunState.INTERRUPTED and run.error != STOPPED_WITH_SUPERVISOR:
+                self._keep(run)
+
+    def _take_up(self, run: Run) -> None:
+        if run.state is RunState.SUBMITTED:
+            # It holds no lock while it waits: whether another supervisor has it in its queue is not known.
+            if run.run_id in self._accepted():
+                _LOG.warning("queued_again", run_id=run.run_id)
+                self._enqueue(run.run_id)
+        elif interrupt_if_abandoned(self._journal, run.run_id):
+            _LOG.warning("found_undriven", run_id=run.run_id, state=str(run.state))
+            self._keep(self._journal.run(run.run_id))
+
+    def _keep(self, run: Run) -> None:
+        if run.state is RunState.INTERRUPTED and run.mode is RunMode.PRODUCTION:
+            self._keeper.interrupted(run.run_id)

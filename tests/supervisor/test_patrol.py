@@ -1,0 +1,123 @@
+"""Runs that nothing drives are found, marked and, in production, resumed; those that something drives are left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+from prometheus_client import REGISTRY
+
+from modyn.config.system import SystemConfig
+from modyn.db.engine import Database, open_database
+from modyn.errors import UnavailableError
+from modyn.supervisor.events import EventHub
+from modyn.supervisor.journal import Journal
+from modyn.supervisor.patrol import STOPPED_WITH_SUPERVISOR
+from modyn.supervisor.queue import RunQueue
+from modyn.supervisor.records import NewRun, Run, RunMode, RunOptions
+from modyn.supervisor.states import RunState
+from modyn.testing.services import InMemoryServices, pipeline_yaml, wait_until_terminal
+from modyn.testing.waiting import eventually
+
+
+class LosesAnswers(Journal):
+    """Once, a run is queued again and the answer to that write gets lost."""
+
+    lost = False
+
+    def submit_again(self, run_id: str, only: RunState | None = None) -> Run:
+        run = super().submit_again(run_id, only)
+        if not self.lost:
+            self.lost = True
+            raise UnavailableError("the connection to PostgreSQL broke")
+        return run
+
+
+@pytest.fixture
+def database(system_config: SystemConfig) -> Iterator[Database]:
+    database = open_database(system_config, "supervisor", "modyn.supervisor.migrations")
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def runs(system_config: SystemConfig, tmp_path: Path, database: Database) -> Iterator[RunQueue]:
+    services = InMemoryServices(tmp_path)
+    services.storage.add_dataset("train")
+    services.storage.add_samples("train", timestamps=range(35))
+    with closing(RunQueue(LosesAnswers(database), EventHub(), services.clients, system_config.supervisor)) as runs:
+        yield runs
+
+
+def left_behind(runs: RunQueue, mode: RunMode = RunMode.EXPERIMENT) -> str:
+    """A run that streams by the journal, as a supervisor that was killed leaves it."""
+    new = NewRun(RunOptions(mode), "Test", pipeline_yaml(), "p.yaml", {}, selection_seed=1)
+    run_id = runs.journal.create(new).run_id
+    runs.journal.claim(run_id).enter(RunState.STREAMING)
+    return run_id
+
+
+def state(runs: RunQueue, run_id: str) -> RunState:
+    return runs.journal.run(run_id).state
+
+
+def to_resume() -> float:
+    return REGISTRY.get_sample_value("modyn_supervisor_runs_to_resume") or 0.0
+
+
+def test_a_run_that_nothing_drives_is_interrupted_at_the_second_look(runs: RunQueue) -> None:
+    run_id, live = left_behind(runs), left_behind(runs, RunMode.PRODUCTION)
+    runs.look_after()
+    assert (state(runs, run_id), state(runs, live)) == (RunState.STREAMING, RunState.STREAMING), "it may just be ending"
+    runs.look_after()
+    assert (state(runs, run_id), state(runs, live)) == (RunState.INTERRUPTED, RunState.INTERRUPTED)
+    assert "went away; resume the run" in runs.journal.run(run_id).error
+    assert to_resume() == 1, "only the production run resumes by itself"
+    runs.look_after()
+    assert to_resume() == 1
+
+
+def test_a_run_that_another_supervisor_executes_is_left_alone(runs: RunQueue, system_config: SystemConfig) -> None:
+    run_id = left_behind(runs)
+    with ExitStack() as stack:
+        other = stack.enter_context(closing(open_database(system_config, "supervisor", "modyn.supervisor.migrations")))
+        assert stack.enter_context(other.advisory_lock(f"run/{run_id}"))
+        for _ in range(3):
+            runs.look_after()
+        assert state(runs, run_id) is RunState.STREAMING
+    runs.look_after()
+    assert state(runs, run_id) is RunState.INTERRUPTED
+
+
+def test_runs_that_execute_here_are_left_alone(runs: RunQueue) -> None:
+    run_id = runs.submit(pipeline_yaml(), "p.yaml", RunOptions(RunMode.PRODUCTION)).run_id
+    eventually(lambda: state(runs, run_id) is RunState.WAITING_FOR_DATA)
+    for _ in range(3):
+        runs.look_after()
+    assert state(runs, run_id) is RunState.WAITING_FOR_DATA
+
+
+def test_a_submitted_run_that_no_queue_holds_is_queued_again(runs: RunQueue) -> None:
+    run_id = runs.submit(pipeline_yaml(), "p.yaml", RunOptions(RunMode.PRODUCTION)).run_id
+    runs.stop(run_id)
+    wait_until_terminal(runs, run_id)
+    with pytest.raises(UnavailableError):
+        runs.resume(run_id)
+    assert state(runs, run_id) is RunState.SUBMITTED
+    of_another_queue = runs.journal.create(
+        NewRun(RunOptions(RunMode.EXPERIMENT), "Test", "", "p.yaml", {}, selection_seed=1)
+    ).run_id
+    runs.look_after()
+    runs.look_after()
+    eventually(lambda: state(runs, run_id) is RunState.WAITING_FOR_DATA)
+    assert state(runs, of_another_queue) is RunState.SUBMITTED
+
+
+@pytest.mark.parametrize(("error", "resumes"), [("storage cannot be reached", 1), (STOPPED_WITH_SUPERVISOR, 0)])
+def test_production_runs_that_were_interrupted_unseen_are_resumed(runs: RunQueue, error: str, resumes: int) -> None:
+    run_id = left_behind(runs, RunMode.PRODUCTION)
+    runs.journal.become(run_id, RunState.INTERRUPTED, error=error)
+    runs.look_after()
+    assert to_resume() == resumes
