@@ -56,11 +56,17 @@ def rotate(path: Path, limits: LogLimits, *, copy: bool = False) -> bool:
 
 _dropping = threading.Lock()  # Protects the count below and those of outputs: each dropped line is counted and reported once.
 _num_dropped = 0
+_why_dropped = "they could not be made"
 
 
 def dropped_lines() -> int:
     """Return how many lines of its log this process has dropped."""
     return _num_dropped
+
+
+def why_dropped() -> str:
+    """Return why this process has dropped the newest of these lines."""
+    return _why_dropped
 
 
 def count_dropped(number: int = 1) -> None:
@@ -113,7 +119,9 @@ class LossyOutput(io.RawIOBase):
         while content:
             try:
                 content = content[os.write(self._descriptor, content) :]
-            except OSError:
+            except OSError as error:
+                global _why_dropped  # noqa: PLW0603 - as the count
+                _why_dropped = error.strerror or str(error)
                 return content
         return b""
 

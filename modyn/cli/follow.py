@@ -9,13 +9,14 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from modyn.cli.context import say
 from modyn.cli.output import date
 from modyn.errors import ModynError
+from modyn.records import JobState
 from modyn.supervisor.client import EventKind, RequestedEvaluation, RunEvent, RunState
 from modyn.supervisor.states import TERMINAL
 
@@ -244,12 +245,19 @@ def line_of(event: RunEvent) -> str | None:
     return None
 
 
+_QUEUED = "queued, all workers are busy"
+
+
+def _waits(progress: Mapping[str, Any]) -> bool:
+    return progress.get("state") == JobState.QUEUED
+
+
 def progress_line(view: RunView) -> str:
     """Format what the run is doing now as one line, for output that is not a terminal."""
     parts = [f"{view.state}: {view.num_samples:,}" + (f" of {view.total_samples:,}" if view.total_samples else "") + " samples"]
     if view.training:
-        seen = f"{view.training['samples_seen']:,} samples"
-        parts.append(f"training trigger {view.training_trigger}: {seen}, {_speed(view.training)}, {_loss(view.training)}")
+        seen = f"{view.training['samples_seen']:,} samples, {_speed(view.training)}, {_loss(view.training)}"
+        parts.append(f"training trigger {view.training_trigger}: {_QUEUED if _waits(view.training) else seen}")
     if view.evaluations_running:
         parts.append(f"{len(view.evaluations_running)} evaluations running")
     return "; ".join(parts)
@@ -277,8 +285,7 @@ def draw(view: RunView, started: float) -> RenderableType:
         bars.add_row(
             f"training {view.training_trigger}",
             ProgressBar(total=of, completed=seen, width=30),
-            _speed(view.training),
-            _loss(view.training),
+            *([_QUEUED] if _waits(view.training) else [_speed(view.training), _loss(view.training)]),
         )
     if view.evaluations_running or view.evaluations_done:
         seen, of = view.evaluation.get("samples_seen", 0), view.evaluation.get("samples_total") or None

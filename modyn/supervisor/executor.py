@@ -340,6 +340,7 @@ class RunExecutor:
     def _report_training_progress(self, clock: WorkClock, status: TrainingStatus) -> None:
         clock.report(status)
         detail = {
+            "state": str(status.state),
             "samples_seen": status.samples_seen,
             "samples_total": status.samples_total or 0,
             "batches_seen": status.batches_seen,

@@ -8,6 +8,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -180,7 +181,8 @@ class WorkerPool:
                 job.finish(JobState.FAILED, error=type(error)(f"{job.name}: {error.message}"))
                 return
             try:
-                job.log_path.parent.mkdir(parents=True, exist_ok=True)
+                with suppress(OSError):  # a job without a log is as good; if it fails, its error says why there is none
+                    job.log_path.parent.mkdir(parents=True, exist_ok=True)
                 if not session.num_jobs:
                     session.start(self._rules, job.name, self._start_process)
                 begun, answer = session.run(job, self._kill_after_s)
@@ -233,7 +235,7 @@ class WorkerPool:
 
     def _conclude(self, job: Job, answer: Result | Failure | None, exit_code: int) -> None:
         where = f"{job.name}, worker {job.worker_pid}"
-        log = f"log: {job.log_path}"
+        log = _place_of_log(job.log_path)
         match answer:
             case Result(value):
                 job.finish(JobState.FINISHED, result=value)
@@ -261,6 +263,15 @@ class WorkerPool:
                 f"{self._limits.user_function_timeout_s:g} s, and could not be interrupted"
             )
         return ""
+
+
+def _place_of_log(path: Path) -> str:
+    """Where a log is, or why there is none."""
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        return f"its log {path} cannot be written: {error.strerror}"
+    return f"log: {path}"
 
 
 def _broken(job: Job, error: Exception) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import faulthandler
 import gc
 import os
@@ -18,7 +19,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from modyn.errors import CancelledError, ModynError, UserCodeError
-from modyn.log_files import LogLimits, protect_output, write_output_to
+from modyn.log_files import LogLimits, dropped_lines, protect_output, why_dropped, write_output_to
 from modyn.registry import load_object
 from modyn.workers.job import Begun, Command, Failure, Progress, Result, Stop
 from modyn.workers.kept_models import KeptModels
@@ -227,11 +228,22 @@ class _Worker:
             value = function(pickle.loads(command.request), job)
             return Result(value, self._rules.idle_s > 0 and not command.is_only, _free_device_memory())
         except Exception as error:  # noqa: BLE001  (the service gets every error)
+            if isinstance(error, CancelledError) and job.stopping:
+                print(error.message, file=sys.stderr, flush=True)
+                return Failure(error.reason, error.message)
             traceback.print_exc()
-            advice = self._rules.limits.out_of_memory(error) if self._rules.limits else ""
+            advice = (self._rules.limits.out_of_memory(error) if self._rules.limits else "") + _lost_of_log()
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                return Failure("", f"the disk is full: {error}; free space there and try again{advice}")
             if isinstance(error, ModynError):
                 return Failure(error.reason, error.message + advice)
             return Failure("", f"{type(error).__name__}: {error}{advice}")
+
+
+def _lost_of_log() -> str:
+    """What is missing in the log of this process, and why; empty: nothing."""
+    number = dropped_lines()
+    return f"; {number} lines of its log could not be written: {why_dropped()}" if number else ""
 
 
 def _free_device_memory() -> int:

@@ -109,6 +109,15 @@ def test_progress_without_numbers_is_shown_as_such() -> None:
     assert "starting" in drawn(view)
 
 
+def test_a_training_that_waits_for_a_worker_is_shown_as_queued() -> None:
+    view = view_of(RUN[:6])
+    waiting = {"state": "queued", "samples_seen": 0, "samples_total": 0, "batches_seen": 0, "loss": None}
+    view.apply(event(0, EventKind.TRAINING_PROGRESS, 0, **waiting))
+    assert progress_line(view).endswith("training trigger 0: queued, all workers are busy")
+    assert "queued" in drawn(view)
+    assert "starting" not in drawn(view)
+
+
 def test_nothing_goes_on_in_a_run_that_was_cut_off() -> None:
     view = view_of(RUN[:8])
     view.apply(event(0, EventKind.TRAINING_PROGRESS, 0, samples_seen=1, samples_total=2, batches_seen=1))

@@ -46,3 +46,4 @@ def test_a_training_ends_while_no_log_can_be_written(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert done.stdout.startswith("failed DATA"), done.stdout
     assert "record 7 is short" in done.stdout
+    assert "of its log could not be written: File too large" in done.stdout

@@ -151,7 +151,21 @@ def test_a_request_that_cannot_be_sent_is_an_error(submit: Submit) -> None:
         job.result(PATIENCE_S)
 
 
-def test_a_job_stops_on_request(submit: Submit) -> None:
+def test_a_job_whose_log_cannot_be_made_runs_and_says_why_it_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(HERE)
+    (tmp_path / "logs").write_text("in the place of the folder")
+    pool = WorkerPool(1, preload=PRELOAD)
+    try:
+        failed = pool.submit("worker_tasks:our_error", None, name="job", log_path=tmp_path / "logs" / "x")
+        with pytest.raises(
+            DataError, match=r"record 7 is short.* \(its log .*/logs/x cannot be written: (File exists|Not a directory)\)"
+        ):
+            failed.result(PATIENCE_S)
+    finally:
+        pool.close(0.5)
+
+
+def test_a_job_stops_on_request(submit: Submit, tmp_path: Path) -> None:
     started = threading.Event()
     job = submit("until_stopped", on_message=lambda _: started.set())
     assert started.wait(PATIENCE_S)
@@ -161,6 +175,9 @@ def test_a_job_stops_on_request(submit: Submit) -> None:
         job.result(PATIENCE_S)
     states.append(job.state)
     assert states == [JobState.RUNNING, JobState.STOPPED]
+    log = (tmp_path / "logs" / "until_stopped").read_text()
+    assert "Traceback" not in log
+    assert "stopped on request" in log
     job.stop()  # of a job that has ended: nothing happens
 
 
