@@ -220,8 +220,8 @@ def test_what_a_training_worker_imports_to_read() -> None:
 TRAINING_WORKER = {
     "": "_core atomic_write columnar errors json_codec log_files records registry retention",
     "config": "alerts base endpoint policy retention security system",
-    "dataset": "bad_samples batch chunks config connections decode flight_batches functions loader local_batches prefetch reader "
-    "trigger_set user_code",
+    "dataset": "bad_samples batch chunks config connections decode flight_batches functions loader local_batches prefetch processes "
+    "reader trigger_set user_code",
     "dataset.order": "held_out plan",
     "model_storage": "client",
     "models": "calls networks specs weights",

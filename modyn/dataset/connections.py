@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from modyn.config.system import SystemConfig
 from modyn.selector.client import SelectorClient
@@ -14,6 +14,13 @@ if TYPE_CHECKING:
 
 PayloadReader: TypeAlias = "LocalPayloads | PayloadClient"
 """Reads payloads by key: the files themselves, or over Flight."""
+
+
+class PayloadSource(Protocol):
+    """What payloads are read from, once it is opened. Picklable: each process opens it for itself."""
+
+    def open_payloads(self) -> PayloadReader:
+        """Connect to what has the payloads."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from torch.utils.data import Dataset
 
 from modyn.config.base import load_section
 from modyn.config.system import SystemConfig, load_system_config
 from modyn.dataset.batch import Batch
 from modyn.dataset.chunks import ReadOptions
 from modyn.dataset.config import DataConfig
-from modyn.dataset.connections import DatasetSource, PayloadReader
+from modyn.dataset.connections import DatasetSource, PayloadReader, PayloadSource
 from modyn.dataset.order.plan import BatchSlice, PartitionRead
-from modyn.dataset.reader import BatchReader
-from modyn.errors import InvalidArgumentError
+from modyn.dataset.processes import ProcessLimits, batches_of_processes
+from modyn.dataset.reader import BatchReader, Decoder
+from modyn.errors import InvalidArgumentError, ModynError
 from modyn.records import Int64Array, KeysAndWeights, keys_array
 from modyn.storage.model.samples import OnMissing
 
@@ -35,14 +38,16 @@ def load_keys(
     training: bool = False,
     pin_memory: bool = False,
     payloads: PayloadReader | None = None,
+    source: PayloadSource | None = None,
     system: SystemConfig | None = None,
 ) -> Generator[Batch, None, None]:
     """Batches of any keys, in the order given; without those whose samples are all deleted. Weights are 1.
 
-    Args: keys: whole numbers, as int64 (n,) or as a list; or a stream of such arrays,
-    which a thread pulls ahead of use. data: the `data` section of a pipeline, with the
-    dataset's name. num_threads: batches made in parallel. on_missing: "skip" leaves deleted samples out, "raise" raises NotFoundError.
-    identity: of the dataset that the keys are of (`DatasetInfo.identity`); NotFoundError if another is registered under its name; empty: any.
+    Args: keys: whole numbers, as int64 (n,) or as a list; or a stream of such arrays, which are pulled ahead of use. data: the `data` section of
+    a pipeline, with the dataset's name. num_threads: batches made in parallel. on_missing: "skip" leaves deleted samples out, "raise" raises
+    NotFoundError. source: where Python code runs for each sample, as many processes make batches, and find the payloads here; None: one thread
+    makes all, since threads would hold the interpreter's lock in turn. identity: of the dataset that the keys are of (`DatasetInfo.identity`);
+    NotFoundError if another is registered under its name; empty: any.
     training: whether random transformations are applied; others that draw random numbers do so from a fixed seed, in the caller's thread.
     pin_memory: batches are in page-locked memory. payloads: where they come from; by default the services of `system`, which by default is
     the system file that MODYN_CONFIG names.
@@ -60,6 +65,9 @@ def load_keys(
         seed_of=(lambda _, index: index) if config.runs_code else None,
         pin_memory=pin_memory,
     )
+    if source is not None and num_threads > 1 and config.runs_per_sample:
+        yield from _by_processes(_arrays(keys), config, batch_size, num_threads, pin_memory, options, source)
+        return
     given = _GivenKeys(_arrays(keys))
     reads = given.reads(batch_size, max(batch_size, KEYS_PER_READ))
     with ExitStack() as stack:
@@ -71,6 +79,71 @@ def load_keys(
             for batch in batches:
                 if len(batch):
                     yield batch
+
+
+def _by_processes(
+    arrays: Iterator[Int64Array],
+    config: DataConfig,
+    batch_size: int,
+    num_processes: int,
+    pin_memory: bool,
+    options: ReadOptions,
+    source: PayloadSource,
+) -> Iterator[Batch]:
+    # Each process makes whole batches by itself, and pins none: that is done here.
+    options = replace(options, ahead=1, requests=1, pin_memory=False, seed_of=None)
+
+    def make(limits: ProcessLimits) -> _BatchOfKeys:
+        return _BatchOfKeys(config, options, source, limits)
+
+    with closing(batches_of_processes(make, num_processes, pin_memory, enumerate(_of_size(arrays, batch_size)))) as batches:
+        for batch in batches:
+            if len(batch):
+                yield batch
+
+
+def _of_size(arrays: Iterator[Int64Array], size: int) -> Iterator[Int64Array]:
+    """The same keys in arrays of `size`, the last of what is left."""
+    held: list[Int64Array] = []
+    for array in arrays:
+        held.append(array)
+        if sum(map(len, held)) >= size:
+            joined = np.concatenate(held)
+            full = len(joined) // size * size
+            yield from (joined[first : first + size] for first in range(0, full, size))
+            held = [joined[full:]]
+    if sum(map(len, held)):
+        yield np.concatenate(held)
+
+
+class _BatchOfKeys(Dataset[Batch | ModynError]):
+    """Batch i of given keys, in a process of its own. An index is the number of the batch and its keys."""
+
+    def __init__(self, config: DataConfig, options: ReadOptions, source: PayloadSource, limits: ProcessLimits) -> None:
+        self._config = config
+        self._options = options
+        self._source = source
+        self._limits = limits
+        self._opened: tuple[PayloadReader, Decoder] | None = None
+
+    def __getitem__(self, index: tuple[int, Int64Array]) -> Batch | ModynError:
+        number, keys = index
+        try:
+            if self._opened is None:
+                self._limits.impose()
+                payloads = self._source.open_payloads()
+                self._opened = payloads, Decoder.made_for(self._config, payloads, self._options.training)
+            payloads, decoder = self._opened
+            # As in one process: what is drawn depends on the number of the batch.
+            options = replace(self._options, seed_of=lambda _, __: number)
+            given = _GivenKeys(iter([keys]))
+            reads = given.reads(len(keys), len(keys))
+            reader = BatchReader(reads, given.keys_of, payloads, self._config, options, decoder)
+            with closing(reader.batches(0 if self._config.may_draw else 1)) as batches:
+                (batch,) = batches
+        except ModynError as error:
+            return error
+        return batch
 
 
 def _arrays(keys: Int64Array | Sequence[int] | Iterable[Int64Array]) -> Iterator[Int64Array]:

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from typing import Any, Self
 
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
 from modyn.config.base import load_section
 from modyn.config.system import SystemConfig, load_system_config
 from modyn.dataset.batch import Batch
 from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import DatasetSource
+from modyn.dataset.processes import ProcessLimits, batches_of_processes
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
-from modyn.errors import ConfigError, InvalidArgumentError, ModynError, UserCodeError
+from modyn.errors import ConfigError, InvalidArgumentError, ModynError
 from modyn.records import RunId
 from modyn.selector.client import SelectorClient
-from modyn.workers.limits import WorkerLimits, active_limits, impose
-
-_PRELOADED = ["torch", "modyn.dataset.loader", "modyn.storage.payloads", "PIL.JpegImagePlugin"]
-"""What the fork server imports once; each worker would need half a second for it. PIL's plug-ins are found when the first image is opened."""
 
 
 class BatchLoader:
@@ -76,32 +69,14 @@ class BatchLoader:
                     yield batch
 
     def _in_processes(self) -> Generator[Batch, None, None]:
-        context = get_context("forkserver")
-        context.set_forkserver_preload(_PRELOADED)
-        reasons, sender = context.Pipe(duplex=False)
-        loader: DataLoader[Batch | ModynError] = DataLoader(
-            _WorkerDataset(self._dataset, active_limits(), sender),
-            batch_size=None,
-            num_workers=self._num_workers,
-            collate_fn=_unchanged,
-            pin_memory=self._pin_memory,
-            multiprocessing_context=context,
-            worker_init_fn=_start_worker,
-        )
-        batches: Any = iter(loader)
-        try:
-            while (batch := _next(batches, reasons)) is not None:
-                if isinstance(batch, ModynError):
-                    raise batch
+        def make(limits: ProcessLimits) -> _WorkerDataset:
+            return _WorkerDataset(self._dataset, limits)
+
+        with closing(batches_of_processes(make, self._num_workers, self._pin_memory)) as batches:
+            for batch in batches:
                 self.num_skipped += batch.num_skipped
                 if len(batch):
                     yield batch
-        finally:
-            # Workers end with their iterator; left to the garbage collector, that would happen at any time. The pipe is closed after them,
-            # so that a worker which ends for a reason of its own can still send it.
-            batches._shutdown_workers()
-            reasons.close()
-            sender.close()
 
 
 class OnlineDataset(TriggerSetDataset):
@@ -163,51 +138,17 @@ class OnlineDataset(TriggerSetDataset):
             self.num_skipped = loader.num_skipped
 
 
-def _next(batches: Any, reasons: Connection[Any, Any]) -> Batch | ModynError | None:
-    """The next batch. A worker that exceeds a limit sends the reason on a pipe of its own; DataLoader knows only that it has ended."""
-    try:
-        batch: Batch | ModynError | None = next(batches, None)
-    except RuntimeError as error:
-        if reasons.poll():
-            raise UserCodeError(reasons.recv()) from error
-        raise
-    return batch
-
-
 class _WorkerDataset(IterableDataset[Batch | ModynError]):
-    """The dataset in a worker process. Yields its errors as items: DataLoader would put a whole traceback into their message."""
+    """The dataset in a worker process."""
 
-    def __init__(self, dataset: TriggerSetDataset, limits: WorkerLimits | None, sender: Connection[Any, Any]) -> None:
+    def __init__(self, dataset: TriggerSetDataset, limits: ProcessLimits) -> None:
         super().__init__()
         self._dataset = dataset
         self._limits = limits
-        self._sender = sender
 
     def __iter__(self) -> Iterator[Batch | ModynError]:
         try:
-            if self._limits is not None:
-                impose(self._limits, self._exit)
+            self._limits.impose()
             yield from self._dataset
         except ModynError as error:
             yield error
-
-    def _exit(self, reason: str) -> None:
-        try:
-            self._sender.send(reason)
-        finally:
-            os._exit(1)
-
-
-def _unchanged(batch: Any) -> Any:
-    return batch
-
-
-def _start_worker(_: int) -> None:
-    import torch
-
-    from modyn.workers import die_with_parent
-
-    # Ctrl-C reaches all processes of a terminal; the process that started this one decides when it ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
-    die_with_parent()

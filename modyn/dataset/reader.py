@@ -6,6 +6,7 @@ partition reads → keys (prefetched) → chunks, by the local or the Flight flo
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from modyn.dataset.bad_samples import BadSamples
@@ -32,16 +33,36 @@ _Gathered = tuple[Chunk[Any], Payloads, Float32Array]
 """The last chunk of a batch, which names it; its payloads in one buffer; its weights."""
 
 
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """The user's functions, compiled, and the samples of this process that they could not decode."""
+
+    pipeline: BatchPipeline
+    bad_samples: BadSamples
+
+    @classmethod
+    def made_for(cls, data: DataConfig, payloads: PayloadReader, training: bool) -> Decoder:
+        """Compile the functions. Args: training: whether random transformations are applied."""
+        return cls(BatchPipeline(data, training=training), BadSamples(data, payloads))
+
+
 class BatchReader:
     """Serves the batches of `reads`, once: keys from `keys_of`, payloads from `payloads`, tensors as `data` says."""
 
     def __init__(
-        self, reads: Iterator[PartitionRead], keys_of: KeysOf, payloads: PayloadReader, data: DataConfig, options: ReadOptions
+        self,
+        reads: Iterator[PartitionRead],
+        keys_of: KeysOf,
+        payloads: PayloadReader,
+        data: DataConfig,
+        options: ReadOptions,
+        decoder: Decoder | None = None,
     ) -> None:
+        """Args: decoder: for readers that follow one another; None: one of its own."""
         self._options = options
         self._keys_of = keys_of
-        self._pipeline = BatchPipeline(data, training=options.training)
-        self._bad_samples = BadSamples(data, payloads)
+        decoder = decoder or Decoder.made_for(data, payloads, options.training)
+        self._pipeline, self._bad_samples = decoder.pipeline, decoder.bad_samples
         self._num_planned: int | None = None
         self._batch_sizes: dict[tuple[int, int], int] = {}
         """Samples that are planned for a batch (epoch, index), from its first read until it is made: one thread adds, another removes."""

@@ -23,7 +23,9 @@ class EvaluationDatasetConfig(DataConfig):
     """One entry of `evaluation.datasets`: a `data` section and how models are evaluated on it. Random transformations are left out."""
 
     batch_size: int = Field(ge=1, le=2**24, description="samples in one forward pass")
-    dataloader_workers: int = Field(1, ge=1, le=256, description="threads that fetch and decode samples")
+    dataloader_workers: int = Field(
+        1, ge=1, le=256, description="threads that fetch and decode samples; processes, where Python code runs for each sample"
+    )
     metrics: tuple[dict[str, Any], ...] = Field(min_length=1, description="what is measured; each by its `name` and its options")
 
     def metric_labels(self) -> list[str]:

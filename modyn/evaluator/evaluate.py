@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from modyn.dataset.batch import Batch, on_device
-from modyn.dataset.connections import DatasetSource, PayloadReader
+from modyn.dataset.connections import DatasetSource, PayloadReader, PayloadSource
 from modyn.dataset.functions import UserFunction, compile_function
 from modyn.dataset.key_loader import KEYS_PER_READ, load_keys
 from modyn.errors import ConfigError, ModynError, UserCodeError
@@ -56,6 +56,8 @@ class EvaluationInput:
     """Keys in one batch of the listing."""
     selector: SelectorClient | None = None
     """Where positions are looked up."""
+    payload_source: PayloadSource | None = None
+    """Where processes that decode find payloads; None: threads decode."""
 
     @property
     def intervals(self) -> Sequence[Interval]:
@@ -105,7 +107,16 @@ def run(job: EvaluationJob, connection: JobConnection) -> list[Score] | list[Pat
         source.open_payloads() as payloads,
     ):
         inputs = EvaluationInput(
-            dataset, job.source, storage, payloads, job.data.identity, connection.device, progress, kept, selector=selector
+            dataset=dataset,
+            source=job.source,
+            storage=storage,
+            payloads=payloads,
+            identity=job.data.identity,
+            device=connection.device,
+            progress=progress,
+            kept=kept,
+            selector=selector,
+            payload_source=source,
         )
         if job.kind is OutputKind.SCORES:
             return evaluate(model, inputs)
@@ -177,6 +188,7 @@ def _passed(
         identity=inputs.identity,
         pin_memory=device.startswith("cuda"),
         payloads=inputs.payloads,
+        source=inputs.payload_source,
     )
     with closing(batches), _evaluating(model, device):
         for batch in on_device(batches, device):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +15,7 @@ from hypothesis import strategies as st
 from modyn.dataset.config import DataConfig, RecordLayout
 from modyn.dataset.connections import PayloadReader
 from modyn.dataset.key_loader import KEYS_PER_READ, load_keys
-from modyn.errors import InvalidArgumentError, NotFoundError
+from modyn.errors import InvalidArgumentError, NotFoundError, UserCodeError
 from modyn.records import Int64Array
 from tests.support.fake_dataset import FakeTriggerSet
 
@@ -93,3 +96,41 @@ def test_an_error_in_the_stream_of_keys_surfaces() -> None:
 
     with pytest.raises(NotFoundError, match="no dataset 'x'"):
         list(load_keys(broken(), DATA, 2, payloads=payload_client()))
+
+
+class Source:
+    """Opens the same payloads in any process."""
+
+    def __init__(self, deleted: frozenset[int] = frozenset()) -> None:
+        self._deleted = deleted
+
+    def open_payloads(self) -> PayloadReader:
+        return payload_client(self._deleted)
+
+
+def test_where_python_runs_for_each_sample_processes_make_the_same_batches() -> None:
+    """Each its share of the batches, also of numbers that are drawn. What fails in one fails here, with its own message."""
+    data = transformed(
+        "lambda x: torch.cat([x.reshape(1), torch.randint(0, 10**9, (1,)), torch.tensor([__import__('os').getpid()])])"
+    )
+    deleted = frozenset({3, *range(40, 50)})
+    made: list[Any] = []
+    for num_processes in (1, 2):
+        arrays, payloads = iter([np.arange(0, 25), np.arange(25, 26), np.arange(26, 60)]), payload_client(deleted)
+        batches = list(load_keys(arrays, data, 10, num_threads=num_processes, payloads=payloads, source=Source(deleted)))
+        expected = [[k for k in range(first, first + 10) if k != 3] for first in (0, 10, 20, 30, 50)]
+        assert [batch.keys.tolist() for batch in batches] == expected
+        made.append([batch.data.numpy() for batch in batches])  # type: ignore[union-attr]
+    for alone, shared in zip(*made, strict=True):
+        assert np.array_equal(alone[:, :2], shared[:, :2])
+        assert len(set(shared[:, 2])) == 1
+    pids = {int(rows[0, 2]) for rows in made[1]}
+    assert len(pids) == 2
+    assert os.getpid() not in pids
+    with pytest.raises(UserCodeError, match="transformation.* failed for sample 21 of dataset 'fake'"):
+        list(load_keys(np.arange(60), transformed("lambda x: 1 // int(x - 21)"), 10, num_threads=2, source=Source()))
+    assert multiprocessing.active_children() == []
+
+
+def transformed(text: str) -> DataConfig:
+    return DataConfig(dataset_id="fake", record_layout=RecordLayout(dtype="int64"), transformations=(text,))

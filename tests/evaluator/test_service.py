@@ -247,6 +247,26 @@ def test_failures_name_run_trigger_model_and_dataset(evaluator: EvaluatorClient,
     assert evaluator.results(RUN) == []
 
 
+@pytest.mark.slow
+def test_samples_are_decoded_by_as_many_processes_as_are_asked_for(
+    evaluator: EvaluatorClient, model_id: int, tmp_path: Path
+) -> None:
+    pids = tmp_path / "pids"
+    pids.mkdir()
+    parser = (
+        "def bytes_parser_function(data):\n    import os, pathlib, struct\n"
+        f"    pathlib.Path({str(pids)!r}, str(os.getpid())).touch()\n"
+        "    return torch.tensor(struct.unpack('<q', bytes(data))).float()\n"
+    )
+    section = {**DATASET, "bytes_parser_function": parser, "dataloader_workers": 2}
+    del section["batch_parser_function"]
+    end = list(evaluator.watch(evaluator.start(request(model_id, dataset=section)).evaluation_id))[-1]
+    assert end.state is EvaluationState.FINISHED, end.error
+    found = {(r.metric, r.interval.anchor): (r.value, r.num_samples) for r in evaluator.results(RUN)}
+    assert found["Accuracy", 150] == (0.9, 100)
+    assert len(list(pids.iterdir())) == 2
+
+
 def test_stopping_ends_the_worker(evaluator: EvaluatorClient, model_id: int) -> None:
     slow = DATASET | {"batch_size": 1, "transformations": ["lambda x: (__import__('time').sleep(0.5), x)[1]"]}
     started = evaluator.start(request(model_id, dataset=slow))
