@@ -92,7 +92,7 @@ class OnlineDataset(TriggerSetDataset):
     whose samples were all deleted is left out; with a DataLoader of your own (batch_size=None) it comes, empty.
     Raises NotFoundError for an unknown run or trigger, InvalidArgumentError for options out of range.
 
-    `seek(Position(e, one_epoch=True))` makes it serve exactly epoch e; `seek(state)` goes on where `state(batch)` was taken, in any process.
+    `set_epoch(e)` makes it serve exactly epoch e; `seek(state)` goes on where `state(batch)` was taken, in any process.
     """
 
     def __init__(

@@ -117,6 +117,10 @@ class TriggerSetDataset(IterableDataset[Batch]):
         plan.check_position(position, end)
         self._position, self._end, self.plan = position, end, plan
 
+    def set_epoch(self, epoch: int) -> None:
+        """Serve exactly this epoch next, in its own order: `seek` by the name that PyTorch's samplers and the loops made for them use."""
+        self.seek(Position(epoch, one_epoch=True))
+
     def state(self, after: Batch | None = None) -> dict[str, Any]:
         """What to keep once the batch `after` has been consumed, so that another process goes on behind it with `seek`: numbers and text,
         fit for JSON and for `torch.save`. Without a batch: the beginning of the next iteration."""

@@ -179,7 +179,7 @@ def test_an_epoch_that_is_set_is_served_alone_and_resumed_alone(
     one = dataset(num_epochs, 5)
     each: list[Batch] = []
     for epoch in range(3):
-        one.seek(Position(epoch, one_epoch=True))
+        one.set_epoch(epoch)
         assert len(one) == one.num_batches
         each += served(one, num_workers)
     assert content(each) == content(whole)
