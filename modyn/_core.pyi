@@ -46,7 +46,8 @@ class PathTable:
     Append-only, and safe to append to while others gather.
 
     A file may have a stamp: its size and its time (int64 nanoseconds) when it was indexed. Gathering from a file with another stamp
-    raises FileChangedError, or FileTruncatedError if the record is not there; with `may_grow`, a longer file is no changed one."""
+    raises FileChangedError, or FileTruncatedError if the record is not there; with `may_grow`, a longer file is no changed one if the
+    last 4 KiB before its former size have the CRC-32 `tails` (-1: not known)."""
 
     def __init__(self, base: PathLike, may_grow: bool = False) -> None: ...
     def append(self, paths: Sequence[PathLike]) -> None: ...
@@ -56,10 +57,17 @@ class PathTable:
         ends: npt.NDArray[np.int64],
         sizes: npt.NDArray[np.int64] | None = None,
         mtimes_ns: npt.NDArray[np.int64] | None = None,
+        tails: npt.NDArray[np.int64] | None = None,
     ) -> None:
         """Path i of the block is text[ends[i - 1]:ends[i]], the first from 0. Keeps the arrays, which may be mapped, and copies nothing:
         they must not change. Ends are looked at when their path is asked for: InvalidArgumentError then if they make no sense."""
-    def restamp(self, file_ids: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], mtimes_ns: npt.NDArray[np.int64]) -> None:
+    def restamp(
+        self,
+        file_ids: npt.NDArray[np.int64],
+        sizes: npt.NDArray[np.int64],
+        mtimes_ns: npt.NDArray[np.int64],
+        tails: npt.NDArray[np.int64] | None = None,
+    ) -> None:
         """Stamps in place of those that these files came with, instead of those of an earlier call. Ids ascend. Keeps the arrays as above."""
     def stamp(self, file_id: int) -> tuple[int, int] | None:
         """Size and time. Raises IndexError."""
@@ -203,17 +211,24 @@ class KnownFiles:
 
     def __init__(self) -> None: ...
     def append(
-        self, paths: Sequence[PathLike], sizes: npt.NDArray[np.int64], mtimes_ns: npt.NDArray[np.int64], altered: Sequence[bool]
+        self,
+        paths: Sequence[PathLike],
+        sizes: npt.NDArray[np.int64],
+        mtimes_ns: npt.NDArray[np.int64],
+        altered: Sequence[bool],
+        tails: npt.NDArray[np.int64],
     ) -> None:
-        """The next ids are those of these files."""
-    def change(self, file_id: int, size: int, mtime_ns: int, altered: bool) -> None:
+        """The next ids are those of these files. `tails`: as in `PathTable`."""
+    def change(self, file_id: int, size: int, mtime_ns: int, altered: bool, tail: int) -> None:
         """Replace what is known of a file. Raises: IndexError."""
     def find(self, paths: Sequence[PathLike]) -> npt.NDArray[np.int64]:
         """Ids of `paths`, -1 where there is none."""
     def path(self, file_id: int) -> str:
         """Raises: IndexError."""
-    def stamps(self, file_ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Sizes and times. Raises: IndexError."""
+    def stamps(
+        self, file_ids: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Sizes, times and tails. Raises: IndexError."""
     def packed_paths(self, first: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
         """The paths of the files from id `first` on, one behind the other, and where each ends."""
     def any_below(self, folder: PathLike) -> bool:

@@ -47,15 +47,16 @@ py::array_t<std::uint8_t> map_file(const py::object& path) {
 }
 
 void append_files(KnownFiles& known, const py::sequence& path_objects, const Int64Array& sizes, const Int64Array& mtimes_ns,
-                  const py::sequence& altered) {
+                  const py::sequence& altered, const Int64Array& tails) {
   const auto paths = to_paths(path_objects);
   check_column(sizes, "sizes", static_cast<py::ssize_t>(paths.size()));
   check_column(mtimes_ns, "mtimes_ns", static_cast<py::ssize_t>(paths.size()));
+  check_column(tails, "tails", static_cast<py::ssize_t>(paths.size()));
   std::vector<bool> flags;
   for (const auto& flag : altered) flags.push_back(flag.cast<bool>());
   if (flags.size() != paths.size()) throw InvalidArgument("altered must have an entry for each path");
   const py::gil_scoped_release release;
-  for (std::size_t i = 0; i < paths.size(); ++i) known.append(paths[i], sizes.data()[i], mtimes_ns.data()[i], flags[i]);
+  for (std::size_t i = 0; i < paths.size(); ++i) known.append(paths[i], sizes.data()[i], mtimes_ns.data()[i], flags[i], tails.data()[i]);
 }
 
 py::array_t<std::int64_t> find_files(const KnownFiles& known, const py::sequence& path_objects) {
@@ -71,14 +72,15 @@ py::tuple stamps_of(const KnownFiles& known, const Int64Array& ids) {
   for (std::size_t i = 0; i < count; ++i) {
     if (static_cast<std::uint64_t>(ids.data()[i]) >= known.size()) throw py::index_error("there is no file " + std::to_string(ids.data()[i]));
   }
-  std::vector<std::int64_t> sizes(count), mtimes_ns(count);
+  std::vector<std::int64_t> sizes(count), mtimes_ns(count), tails(count);
   without_gil([&] {
     for (std::size_t i = 0; i < count; ++i) {
       sizes[i] = known.bytes(static_cast<std::size_t>(ids.data()[i]));
       mtimes_ns[i] = known.mtime_ns(static_cast<std::size_t>(ids.data()[i]));
+      tails[i] = known.tail(static_cast<std::size_t>(ids.data()[i]));
     }
   });
-  return py::make_tuple(to_array(std::move(sizes)), to_array(std::move(mtimes_ns)));
+  return py::make_tuple(to_array(std::move(sizes)), to_array(std::move(mtimes_ns)), to_array(std::move(tails)));
 }
 
 py::tuple packed_paths(const KnownFiles& known, std::size_t first) {
@@ -187,8 +189,9 @@ void register_files(py::module_& module) {
              py::arg("floats"), py::arg("roots") = py::tuple(), py::arg("num_threads") = 1);
   py::class_<KnownFiles>(module, "KnownFiles", py::is_final())
       .def(py::init<>())
-      .def("append", &append_files, py::arg("paths"), py::arg("sizes"), py::arg("mtimes_ns"), py::arg("altered"))
-      .def("change", &KnownFiles::change, py::arg("file_id"), py::arg("size"), py::arg("mtime_ns"), py::arg("altered"))
+      .def("append", &append_files, py::arg("paths"), py::arg("sizes"), py::arg("mtimes_ns"), py::arg("altered"),
+           py::arg("tails"))
+      .def("change", &KnownFiles::change, py::arg("file_id"), py::arg("size"), py::arg("mtime_ns"), py::arg("altered"), py::arg("tail"))
       .def("find", &find_files, py::arg("paths"))
       .def("path", &path_of, py::arg("file_id"))
       .def("stamps", &stamps_of, py::arg("file_ids"))

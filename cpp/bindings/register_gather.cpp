@@ -27,16 +27,20 @@ std::unique_ptr<PathTable> make_table(const py::object& base, bool may_grow) { r
 using OptionalColumn = std::optional<Int64Array>;
 
 void append_packed(PathTable& table, const Array<std::uint8_t>& text, const Int64Array& ends, const OptionalColumn& sizes,
-                   const OptionalColumn& mtimes_ns) {
+                   const OptionalColumn& mtimes_ns, const OptionalColumn& tails) {
   check_column(text, "text");
   check_column(ends, "ends");
-  PackedPaths paths{text.data(), size_of(text), ends.data(), size_of(ends), keep_alive(py::make_tuple(text, ends, sizes, mtimes_ns))};
+  PackedPaths paths{text.data(), size_of(text), ends.data(), size_of(ends), keep_alive(py::make_tuple(text, ends, sizes, mtimes_ns, tails))};
   if (sizes.has_value() != mtimes_ns.has_value()) throw InvalidArgument("sizes and mtimes_ns are given both or not at all");
   if (sizes) {
     check_column(*sizes, "sizes", ends.size());
     check_column(*mtimes_ns, "mtimes_ns", ends.size());
     paths.sizes = sizes->data();
     paths.mtimes_ns = mtimes_ns->data();
+  }
+  if (tails) {
+    check_column(*tails, "tails", ends.size());
+    paths.tails = tails->data();
   }
   const py::gil_scoped_release release;  // the table's lock may be held by a thread that waits for the GIL
   table.append_packed(std::move(paths));
@@ -48,11 +52,15 @@ void append(PathTable& table, const py::sequence& path_objects) {
   table.append(paths);
 }
 
-void restamp(PathTable& table, const Int64Array& ids, const Int64Array& sizes, const Int64Array& mtimes_ns) {
+void restamp(PathTable& table, const Int64Array& ids, const Int64Array& sizes, const Int64Array& mtimes_ns, const OptionalColumn& tails) {
   check_column(ids, "file_ids");
   check_column(sizes, "sizes", ids.size());
   check_column(mtimes_ns, "mtimes_ns", ids.size());
-  FileStamps stamps{ids.data(), sizes.data(), mtimes_ns.data(), size_of(ids), keep_alive(py::make_tuple(ids, sizes, mtimes_ns))};
+  FileStamps stamps{ids.data(), sizes.data(), mtimes_ns.data(), size_of(ids), keep_alive(py::make_tuple(ids, sizes, mtimes_ns, tails))};
+  if (tails) {
+    check_column(*tails, "tails", ids.size());
+    stamps.tails = tails->data();
+  }
   const py::gil_scoped_release release;
   table.restamp(std::move(stamps));
 }
@@ -149,8 +157,9 @@ void register_gather(py::module_& module) {
   py::class_<PathTable>(module, "PathTable", py::is_final())
       .def(py::init(&make_table), py::arg("base"), py::arg("may_grow") = false)
       .def("append", &append, py::arg("paths"))
-      .def("append_packed", &append_packed, py::arg("text"), py::arg("ends"), py::arg("sizes") = py::none(), py::arg("mtimes_ns") = py::none())
-      .def("restamp", &restamp, py::arg("file_ids"), py::arg("sizes"), py::arg("mtimes_ns"))
+      .def("append_packed", &append_packed, py::arg("text"), py::arg("ends"), py::arg("sizes") = py::none(), py::arg("mtimes_ns") = py::none(),
+           py::arg("tails") = py::none())
+      .def("restamp", &restamp, py::arg("file_ids"), py::arg("sizes"), py::arg("mtimes_ns"), py::arg("tails") = py::none())
       .def("stamp", &stamp_at, py::arg("file_id"))
       .def("may_be", &may_be, py::arg("file_id"), py::arg("size"), py::arg("mtime_ns"))
       .def("__len__", &PathTable::size)

@@ -1,5 +1,7 @@
 #include "modyn/file.hpp"
 
+#include <algorithm>
+#include <array>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -213,6 +215,19 @@ void FileCache::clear() {
   const std::lock_guard lock(mutex_);
   closing.swap(files_);
   by_path_.clear();
+}
+
+std::int64_t checksum_of_tail(const File& file, std::int64_t size) {
+  constexpr std::int64_t tail_bytes = 4096;
+  std::array<unsigned char, tail_bytes> bytes;
+  const auto wanted = static_cast<std::size_t>(std::min(tail_bytes, size));
+  if (file.read_some(bytes.data(), wanted, size - static_cast<std::int64_t>(wanted)) < wanted) return unknown_tail;
+  std::uint32_t crc = 0xFFFFFFFF;
+  for (std::size_t i = 0; i < wanted; ++i) {
+    crc ^= bytes[i];
+    for (int bit = 0; bit < 8; ++bit) crc = crc >> 1 ^ (crc & 1 ? 0xEDB88320 : 0);
+  }
+  return static_cast<std::int64_t>(crc ^ 0xFFFFFFFF);
 }
 
 }  // namespace modyn

@@ -190,7 +190,13 @@ class BlockReader {
 
   void check(FileStamp now) {
     const std::size_t i = first_of_file_;
-    if (use_file(i, [&](const File& file) { return is_as_indexed(indexed_, file, now); })) return;
+    const auto same = [&](const File& file) {
+      if (!is_as_indexed(indexed_, file, now)) return false;
+      // A longer file may be the same one with something behind, or another.
+      const bool grew = indexed_.stamp && now.size > indexed_.stamp->size && indexed_.tail != unknown_tail;
+      return !grew || checksum_of_tail(file, indexed_.stamp->size) == indexed_.tail;
+    };
+    if (use_file(i, same)) return;
     const std::int64_t available = std::clamp<std::int64_t>(now.size - r_.offsets[i], 0, length(i));
     const FileFault fault = available < length(i) ? FileFault::truncated : FileFault::changed;
     throw FileError(fault, indexed_.path, r_.offsets[i], length(i), available, 0);

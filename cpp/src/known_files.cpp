@@ -17,12 +17,13 @@ std::size_t id_in(std::uint64_t slot) { return static_cast<std::size_t>(slot & ~
 
 }  // namespace
 
-void KnownFiles::append(std::string_view path, std::int64_t size, std::int64_t mtime_ns, bool altered) {
+void KnownFiles::append(std::string_view path, std::int64_t size, std::int64_t mtime_ns, bool altered, std::int64_t tail) {
   if (ends_.size() >= max_files) throw InvalidArgument("a dataset has at most 2^32 - 1 files");
   text_.append(path);
   ends_.push_back(text_.size());
   sizes_.push_back(size);
   mtimes_ns_.push_back(mtime_ns);
+  tails_.push_back(tail);
   altered_.push_back(altered ? 1 : 0);
   if (2 * ends_.size() > slots_.size()) {
     std::vector<std::uint64_t> before(std::max<std::size_t>(64, 2 * slots_.size()), 0);
@@ -44,9 +45,10 @@ void KnownFiles::place(std::uint64_t slot) {
   }
 }
 
-void KnownFiles::change(std::size_t id, std::int64_t size, std::int64_t mtime_ns, bool altered) {
+void KnownFiles::change(std::size_t id, std::int64_t size, std::int64_t mtime_ns, bool altered, std::int64_t tail) {
   sizes_.at(id) = size;
   mtimes_ns_.at(id) = mtime_ns;
+  tails_.at(id) = tail;
   altered_.at(id) = altered ? 1 : 0;
 }
 

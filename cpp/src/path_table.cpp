@@ -69,8 +69,10 @@ IndexedFile PathTable::file(std::size_t id) const {
   if (found != ids_end && *found == static_cast<std::int64_t>(id)) {
     const auto number = found - restamped_.ids;
     file.stamp = FileStamp{restamped_.sizes[number], restamped_.mtimes_ns[number]};
+    if (restamped_.tails != nullptr) file.tail = restamped_.tails[number];
   } else if (paths.sizes != nullptr) {
     file.stamp = FileStamp{paths.sizes[place], paths.mtimes_ns[place]};
+    if (paths.tails != nullptr) file.tail = paths.tails[place];
   }
   return file;
 }

@@ -133,6 +133,10 @@ class FakeStorageClient(FakeClient, StorageClient):
         """Raises NotImplementedError."""
         raise NotImplementedError(_NOT_FAKED)
 
+    def change_dataset(self, config: DatasetConfig) -> DatasetInfo:
+        """Raises NotImplementedError."""
+        raise NotImplementedError(_NOT_FAKED)
+
     def delete_dataset(self, name: str) -> None:
         """Raises NotImplementedError."""
         raise NotImplementedError(_NOT_FAKED)

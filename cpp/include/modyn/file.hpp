@@ -110,4 +110,10 @@ class FileCache {
   std::unordered_map<std::string, Files::iterator> by_path_;
 };
 
+constexpr std::int64_t unknown_tail = -1;
+
+// CRC-32 of the last 4 KiB, or fewer, of the first `size` bytes of a file: as `zlib.crc32`. Another file that is longer has, most likely, other
+// bytes there. `unknown_tail` if the file has fewer bytes. Throws FileError.
+std::int64_t checksum_of_tail(const File& file, std::int64_t size);
+
 }  // namespace modyn

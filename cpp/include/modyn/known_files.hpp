@@ -18,14 +18,15 @@ class KnownFiles {
 
   std::size_t size() const { return ends_.size(); }
   // The next id is that of this file, also if another one has the path. Throws InvalidArgument if there were more than 2^32 - 1 files.
-  void append(std::string_view path, std::int64_t size, std::int64_t mtime_ns, bool altered);
-  void change(std::size_t id, std::int64_t size, std::int64_t mtime_ns, bool altered);
+  void append(std::string_view path, std::int64_t size, std::int64_t mtime_ns, bool altered, std::int64_t tail = -1);
+  void change(std::size_t id, std::int64_t size, std::int64_t mtime_ns, bool altered, std::int64_t tail = -1);
 
   // Id of the file, the newest of this path; `unknown` if there is none.
   std::int64_t find(std::string_view path) const;
   std::string_view path(std::size_t id) const;
   std::int64_t bytes(std::size_t id) const { return sizes_[id]; }
   std::int64_t mtime_ns(std::size_t id) const { return mtimes_ns_[id]; }
+  std::int64_t tail(std::size_t id) const { return tails_[id]; }
   // Whether a file that is now like this needs no second look.
   bool is_as_indexed(std::size_t id, std::int64_t size, std::int64_t mtime_ns) const {
     return sizes_[id] == size && mtimes_ns_[id] == mtime_ns && altered_[id] == 0;
@@ -41,6 +42,7 @@ class KnownFiles {
   std::vector<std::uint64_t> ends_;
   std::vector<std::int64_t> sizes_;
   std::vector<std::int64_t> mtimes_ns_;
+  std::vector<std::int64_t> tails_;
   std::vector<std::uint8_t> altered_;
   std::vector<std::uint64_t> slots_;  // the upper half of a path's hash, and id + 1; 0 is empty. At most half of them are taken.
 };

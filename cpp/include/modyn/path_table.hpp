@@ -19,9 +19,10 @@ struct IndexedFile {
   std::string path;
   std::optional<FileStamp> stamp;
   bool may_grow = false;
+  std::int64_t tail = unknown_tail;  // `checksum_of_tail` at the size of the stamp
 
-  // Whether a file that is `now` like this still has what was indexed, as far as stamps show. Appended content is checked where it is
-  // indexed.
+  // Whether a file that is `now` like this still has what was indexed, as far as stamps show. What was appended to is checked by its
+  // tail.
   bool may_be(FileStamp now) const { return !stamp || now == *stamp || (may_grow && now.size > stamp->size); }
 };
 
@@ -35,6 +36,7 @@ struct PackedPaths {
   std::shared_ptr<const void> owner;
   const std::int64_t* sizes = nullptr;
   const std::int64_t* mtimes_ns = nullptr;
+  const std::int64_t* tails = nullptr;  // null where they are not known, also below
 };
 
 // Sizes and times of `count` files, whose ids ascend; owned as above.
@@ -44,6 +46,7 @@ struct FileStamps {
   const std::int64_t* mtimes_ns = nullptr;
   std::size_t count = 0;
   std::shared_ptr<const void> owner;
+  const std::int64_t* tails = nullptr;
 };
 
 // Ids count from 0 in the order of appending. Paths are relative to `base`; an absolute one stands for itself. Safe to append to while

@@ -28,7 +28,7 @@ from modyn.storage.model.records import FileProblem
 LISTED_PROBLEMS = 10_000
 """At most so many problems of a dataset are listed, the newest ones; all are counted."""
 _ROWS_AT_ONCE = 1 << 13
-_FILE_COLUMNS = "file_id, path, size, mtime_ns, indexed_end, num_samples, fingerprint, altered"
+_FILE_COLUMNS = "file_id, path, size, mtime_ns, indexed_end, num_samples, fingerprint, altered, tail"
 _SEGMENT_COLUMNS = "first_key, num_samples, min_timestamp, max_timestamp, num_bytes, checksum, file_name"
 
 
@@ -208,7 +208,7 @@ class Catalogue:
             for file in change.changed_files:
                 cursor.execute(
                     "UPDATE storage.files SET size = %s, mtime_ns = %s, indexed_end = %s, num_samples = %s, fingerprint = %s, "
-                    "altered = %s WHERE dataset_id = %s AND file_id = %s",
+                    "altered = %s, tail = %s WHERE dataset_id = %s AND file_id = %s",
                     (*file[2:], dataset_id, file.file_id),
                 )
             if change.replaced_segments:
@@ -277,7 +277,7 @@ def _file_rows(cursor: extensions.cursor, condition: str, values: tuple[object, 
 def _copy_files(cursor: extensions.cursor, dataset_id: int, files: Sequence[FileRow]) -> None:
     lines = (
         f"{dataset_id}\t{file.file_id}\t\\\\x{os.fsencode(file.path).hex()}\t{file.size}\t{file.mtime_ns}\t{file.indexed_end}\t"
-        f"{file.num_samples}\t{file.fingerprint}\t{file.altered}\n"
+        f"{file.num_samples}\t{file.fingerprint}\t{file.altered}\t{file.tail}\n"
         for file in files
     )
     if files:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -41,6 +42,10 @@ _FINGERPRINT_BLOCKS, _FINGERPRINT_BLOCK_BYTES = 64, 1 << 12
 """Evenly spread between the ends."""
 
 
+_TAIL_BYTES = 1 << 12
+"""As in C++, which compares (`checksum_of_tail`)."""
+
+
 class ChangedError(Exception):
     """The file changed since it was listed: it is indexed at the next look."""
 
@@ -67,6 +72,8 @@ class FileJob:
         self._resume = FormatResume(row.indexed_end, row.num_samples, row.fingerprint) if row and row.num_samples else None
         self.indexed = FormatResume(0, 0, "")
         """What is indexed of the file once `samples` has ended."""
+        self.tail = -1
+        """As `FileRow.tail`, once `samples` has ended."""
         self.skipped: list[BadRow] = []
         """Rows that cannot be used, which no sample is of, once `samples` has ended."""
 
@@ -86,6 +93,7 @@ class FileJob:
                 if len(chunk):
                     yield chunk
             self.indexed = FormatResume(end, num_samples, fingerprint(self._folder, self._path, end))
+            self.tail = tail_of(self._folder, self._format, self.seen)
 
     def _without_refused(self, chunk: IndexedSamples) -> IndexedSamples:
         """The chunk with the samples that storage refuses among its skipped rows, where the format may skip some. Raises: DataError."""
@@ -263,6 +271,16 @@ def fingerprint_of(file: pa.NativeFile, num_bytes: int) -> str:
     for start, size in parts:
         digest.update(file.read_at(size, start))
     return digest.hexdigest()
+
+
+def tail_of(folder: FileSystem, file_format: FileFormat, seen: SeenFile) -> int:
+    """Compute `FileRow.tail` of a file; -1 if none is needed, because it cannot grow. Raises: DataError, UnavailableError."""
+    if not (file_format.can_grow and folder.appends):
+        return -1
+    path = folder.full_path(seen.path)
+    with folder.reading(path), folder.open(path) as file:
+        first = max(0, seen.size - _TAIL_BYTES)
+        return zlib.crc32(file.read_at(seen.size - first, first))
 
 
 def check_unchanged(folder: FileSystem, path: str, indexed: FormatResume) -> None:

@@ -29,6 +29,7 @@ from modyn.storage.ingest.file_indexer import (
     future_samples,
     index_whole_files,
     refused_samples,
+    tail_of,
 )
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.ingest.problems import FOLDER, ProblemReporter
@@ -191,7 +192,8 @@ class _Ingestion:
             return None
         if self._format.can_grow and seen.size > row.indexed_end:
             return self._job(seen, row)
-        self._writer.change_file(row._replace(size=seen.size, mtime_ns=seen.mtime_ns, altered=False))
+        tail = tail_of(self._files, self._format, seen)
+        self._writer.change_file(row._replace(size=seen.size, mtime_ns=seen.mtime_ns, altered=False, tail=tail))
         self._writer.solve(seen.path)
         return None
 
@@ -252,7 +254,7 @@ class _Ingestion:
             else:
                 self._problems.set_aside(job.seen, error)
             return
-        self._writer.complete(FileRow(file_id, *astuple(job.seen), *astuple(job.indexed)), job.skipped)
+        self._writer.complete(FileRow(file_id, *astuple(job.seen), *astuple(job.indexed))._replace(tail=job.tail), job.skipped)
         self._count(files_indexed=1, problems=len(job.skipped))
         if rest is not None:
             self._flush()

@@ -107,17 +107,23 @@ def _are_stamped(
     folder: Path, names: Sequence[NameBlock], stamps: str | None, files: FileTable, ids: Int64Array
 ) -> npt.NDArray[np.bool_]:
     """Whether the stamp of each of `ids`, ascending, is published as it is: bool (n,). Raises: CorruptStateError."""
-    sizes, mtimes_ns = files.stamps(ids)
+    stamps_now = files.known.stamps(ids)
     same = np.zeros(len(ids), np.bool_)
     first = 0
     for block in names:
         start, stop = np.searchsorted(ids, [first, first + block.count]).tolist()
         if start < stop:
             mapped, rows = map_names(folder, block), ids[start:stop] - first
-            same[start:stop] = (mapped.sizes[rows] == sizes[start:stop]) & (mapped.mtimes_ns[rows] == mtimes_ns[start:stop])
+            published = mapped.sizes[rows], mapped.mtimes_ns[rows], mapped.tails[rows]
+            same[start:stop] = _are_equal(published, [column[start:stop] for column in stamps_now])
         first += block.count
     if stamps is not None and len(ids):
         newer = map_stamps(folder / stamps)
         _, at, rows = np.intersect1d(ids, newer[0], assume_unique=True, return_indices=True)
-        same[at] = (newer[1][rows] == sizes[at]) & (newer[2][rows] == mtimes_ns[at])
+        same[at] = _are_equal([column[rows] for column in newer[1:]], [column[at] for column in stamps_now])
     return same
+
+
+def _are_equal(some: Sequence[Int64Array], others: Sequence[Int64Array]) -> npt.NDArray[np.bool_]:
+    equal: npt.NDArray[np.bool_] = np.all([mine == theirs for mine, theirs in zip(some, others, strict=True)], axis=0)
+    return equal

@@ -59,17 +59,20 @@ def _published_files(dataset: OpenDataset, published: Publication, index: Segmen
     for segment in index.segments:
         counts += np.bincount(segment.file_ids.slice(0, segment.info.num_samples), minlength=published.num_files)
     blocks = [map_names(dataset.folder, block) for block in published.names]
-    sizes, mtimes_ns = (_joined([getattr(block, name) for block in blocks]) for name in ("sizes", "mtimes_ns"))
+    sizes, mtimes_ns, tails = (_joined([getattr(block, name) for block in blocks]) for name in ("sizes", "mtimes_ns", "tails"))
     if published.stamps is not None:
-        ids, newer_sizes, newer_mtimes_ns = map_stamps(dataset.folder / published.stamps)
-        sizes[ids], mtimes_ns[ids] = newer_sizes, newer_mtimes_ns
+        ids, newer_sizes, newer_mtimes_ns, newer_tails = map_stamps(dataset.folder / published.stamps)
+        sizes[ids], mtimes_ns[ids], tails[ids] = newer_sizes, newer_mtimes_ns, newer_tails
     paths = []
     for block in blocks:
         text, ends = block.text.tobytes(), [0, *block.ends.tolist()]
         paths += [os.fsdecode(text[start:end]) for start, end in pairwise(ends)]
     altered = set(published.altered)
-    columns = zip(paths, sizes.tolist(), mtimes_ns.tolist(), counts.tolist(), strict=True)
-    return [FileRow(i, path, size, mtime, size, count, "", i in altered) for i, (path, size, mtime, count) in enumerate(columns)]
+    columns = zip(paths, sizes.tolist(), mtimes_ns.tolist(), counts.tolist(), tails.tolist(), strict=True)
+    return [
+        FileRow(i, path, size, mtime, size, count, "", i in altered, tail)
+        for i, (path, size, mtime, count, tail) in enumerate(columns)
+    ]
 
 
 def _joined(columns: list[Int64Array]) -> Int64Array:

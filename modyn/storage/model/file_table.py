@@ -34,6 +34,8 @@ class FileRow(NamedTuple):
     """Checksum of the first `indexed_end` bytes; empty for files of one sample."""
     altered: bool = False
     """The indexed bytes were changed after they were indexed."""
+    tail: int = -1
+    """CRC-32 of the last 4 KiB before `size`, by which a longer file is known to be the same one; -1 if it cannot grow, or if not known."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,19 +69,25 @@ class FileTable:
             for file_id, row in enumerate(part, len(self)):
                 if row.file_id != file_id:
                     raise ValueError(f"file {row.file_id} does not follow {file_id - 1}")
-            _, paths, sizes, mtimes_ns, _, _, _, altered = zip(*part, strict=True)
-            self.known.append(paths, np.array(sizes, np.int64), np.array(mtimes_ns, np.int64), altered)
+            _, paths, sizes, mtimes_ns, _, _, _, altered, tails = zip(*part, strict=True)
+            size_column, time_column, tail_column = (np.array(column, np.int64) for column in (sizes, mtimes_ns, tails))
+            self.known.append(paths, size_column, time_column, altered, tail_column)
             self.altered.update(row.file_id for row in part if row.altered)
 
     def change(self, rows: Iterable[FileRow]) -> None:
-        """Replace size, time and `altered` of known files."""
+        """Replace size, time, `altered` and tail of known files."""
         for row in rows:
-            self.known.change(row.file_id, row.size, row.mtime_ns, row.altered)
+            self.known.change(row.file_id, row.size, row.mtime_ns, row.altered, row.tail)
             (self.altered.add if row.altered else self.altered.discard)(row.file_id)
 
     def stamps(self, file_ids: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Sizes and times (ns) with which these files were last indexed or found unchanged: int64."""
-        return self.known.stamps(file_ids)
+        sizes, mtimes_ns, _ = self.known.stamps(file_ids)
+        return sizes, mtimes_ns
+
+    def tails(self, file_ids: Int64Array) -> Int64Array:
+        """`FileRow.tail` of these files: int64."""
+        return self.known.stamps(file_ids)[2]
 
     def path(self, file_id: int) -> str:
         """The path of the file, relative to the dataset's folder."""

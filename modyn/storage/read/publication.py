@@ -1,7 +1,7 @@
 """What storage publishes of a dataset for readers in other processes: files in the dataset's folder, complete at any moment.
 
 `index.json` names the other files: the segments, and the names of the data files in blocks that only grow in number. A block also has
-sizes and times of its files, by which readers notice that a file was changed; newer ones stand in a file of their own. Each publication is a
+sizes, times and tails of its files, by which readers notice that a file was changed; newer ones stand in a file of their own. Each publication is a
 new file that takes the place of the old one, so a reader that finds the same file finds the same state, at the price of a `stat`. Storage
 publishes a change before it answers with it: the sample of a key that a client knows is found here.
 """
@@ -29,10 +29,10 @@ NAMES = ".names"
 """Ending of the blocks of file names."""
 STAMPS = ".stamps"
 """Ending of the sizes and times that are not those in the blocks any more."""
-_FORMAT = 5
+_FORMAT = 6
 _ADVICE = "restart storage, which writes it anew"
-_NAMES_KIND = FileKind(b"MODYNNAM", 1, "file of names of data files", _ADVICE)
-_STAMPS_KIND = FileKind(b"MODYNSTA", 1, "file of stamps of data files", _ADVICE)
+_NAMES_KIND = FileKind(b"MODYNNAM", 2, "file of names of data files", _ADVICE)
+_STAMPS_KIND = FileKind(b"MODYNSTA", 2, "file of stamps of data files", _ADVICE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,37 +125,40 @@ def published_version(folder: Path) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NameColumns:
-    """What a block of names holds, mapped. ends of names in `text`, sizes (bytes), mtimes_ns: int64 (n,). text: uint8."""
+    """What a block of names holds, mapped. ends of names in `text`, sizes (bytes), mtimes_ns, tails: int64 (n,). text: uint8."""
 
     ends: Int64Array
     sizes: Int64Array
     mtimes_ns: Int64Array
+    tails: Int64Array
     text: UInt8Array
 
 
 def write_names(path: Path, files: FileTable, first: int) -> None:
     """Write a block about the files from id `first` on. Raises UnavailableError."""
     text, ends = files.known.packed_paths(first)
-    sizes, mtimes_ns = files.stamps(np.arange(first, len(files)))
-    write_columns(path, _NAMES_KIND, {"ends": ends, "sizes": sizes, "mtimes_ns": mtimes_ns, "text": text})
+    sizes, mtimes_ns, tails = files.known.stamps(np.arange(first, len(files)))
+    write_columns(path, _NAMES_KIND, {"ends": ends, "sizes": sizes, "mtimes_ns": mtimes_ns, "tails": tails, "text": text})
 
 
 def map_names(folder: Path, block: NameBlock, verify: bool = False) -> NameColumns:
     """Map the columns of a block of names into memory, compared with their checksums if asked. Raises CorruptStateError, UnavailableError."""
     file = _open(folder / block.file, _NAMES_KIND, verify)
-    columns = NameColumns(file.column("ends"), file.column("sizes"), file.column("mtimes_ns"), file.column("text"))
+    columns = NameColumns(
+        file.column("ends"), file.column("sizes"), file.column("mtimes_ns"), file.column("tails"), file.column("text")
+    )
     if len(columns.ends) != block.count:
         raise _NAMES_KIND.corrupt(file.path, f"it has {len(columns.ends)} names, not {block.count}")
     return columns
 
 
 def write_stamps(path: Path, files: FileTable, ids: Int64Array) -> None:
-    """Write sizes (bytes) and times (ns) of the files `ids`, int64 (n,), ascending. Raises UnavailableError."""
-    write_columns(path, _STAMPS_KIND, {"stamps": np.stack([ids, *files.stamps(ids)])})
+    """Write sizes (bytes), times (ns) and tails of the files `ids`, int64 (n,), ascending. Raises UnavailableError."""
+    write_columns(path, _STAMPS_KIND, {"stamps": np.stack([ids, *files.known.stamps(ids)])})
 
 
 def map_stamps(path: Path, verify: bool = False) -> Int64Array:
-    """Map ids, sizes and times of files into memory, as `map_names`: int64 (3, n). Raises CorruptStateError, UnavailableError."""
+    """Map ids, sizes, times and tails of files into memory, as `map_names`: int64 (4, n). Raises CorruptStateError, UnavailableError."""
     return _open(path, _STAMPS_KIND, verify).column("stamps")
 
 

@@ -254,7 +254,9 @@ class PublishedDataset:
                 mapped = map_names(self.folder, block, self._verify)
                 start = int(mapped.ends[known - 1]) if known else 0
                 ends = mapped.ends[known:] - start if known else mapped.ends
-                paths.append_packed(mapped.text[start:], ends, mapped.sizes[known:], mapped.mtimes_ns[known:])
+                paths.append_packed(
+                    mapped.text[start:], ends, mapped.sizes[known:], mapped.mtimes_ns[known:], mapped.tails[known:]
+                )
             first += block.count
         if published.stamps is not None and published.stamps != self._stamps:
             paths.restamp(*map_stamps(self.folder / published.stamps, self._verify))
