@@ -22,7 +22,7 @@ from modyn.registry import Plugin
 from modyn.rpc.retry import ResumingStream, Retrier, RetryPolicy
 from modyn.selector.client import SelectorClient
 from modyn.storage.client import DatasetInfo, FileProblem, IngestProgress, SamplePlace, StorageClient
-from modyn.supervisor.client import RequestedEvaluation, Run, RunEvent, RunMode, RunOptions, SupervisorClient
+from modyn.supervisor.client import CheckRecord, RequestedEvaluation, Run, RunEvent, RunMode, RunOptions, SupervisorClient
 from modyn.trainer_server.client import TrainerServerClient
 
 if TYPE_CHECKING:
@@ -120,19 +120,22 @@ class Client:
         max_triggers: int | None = None,
         final_trigger: bool = False,
         settings: Sequence[str] = (),
+        tags: Sequence[str] = (),
     ) -> Run:
         """Start a run of a pipeline and return at once; `wait` and `watch` follow it.
 
         Args: pipeline: the path of its file, or what stands in it. settings: values that are set for this run, which keeps them, e.g.
         `training.batch_size=64`. from_timestamp, to_timestamp: only samples in [from, to), seconds since 1970, an ISO 8601 date or a datetime.
         max_triggers: end after so many. final_trigger: train on what is left when the stream ends, although the trigger policy has not fired.
+        tags: words by which the run is found.
         Raises: ConfigError: every mistake in the file, with its line.
         """
         if isinstance(pipeline, Mapping):
             text, file_name = pipeline_yaml(pipeline), "pipeline"
         else:
             text, file_name = read_pipeline(Path(pipeline)), str(pipeline)
-        options = RunOptions(_mode(mode), _timestamp(from_timestamp), _timestamp(to_timestamp), max_triggers, final_trigger)
+        interval = (_timestamp(from_timestamp), _timestamp(to_timestamp))
+        options = RunOptions(_mode(mode), *interval, max_triggers, final_trigger, tuple(tags))
         return self.supervisor.submit(override(text, file_name, settings), file_name, options)
 
     def watch(
@@ -228,6 +231,10 @@ class Client:
         from modyn.analysis.times import with_times
 
         return with_times(self.results(run_id).triggers)
+
+    def checks(self, run_id: str) -> pd.DataFrame:
+        """Return the checks of a run's trigger policy that looked at data, one row each: position, fires, evidence, seconds."""
+        return _table(CheckRecord, self.supervisor.checks(run_id))
 
     def evaluations(self, run_id: str) -> pd.DataFrame:
         """Return the evaluations of a run, one row for each model, interval and metric."""

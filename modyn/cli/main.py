@@ -23,7 +23,19 @@ app = typer.Typer(
 app.add_typer(data.app, name="data", help="Datasets: register, ingest, list, show, delete, locate, problems.")
 app.add_typer(models.app, name="models", help="Model versions: list, show, remove, export.")
 for command in (
-    *(runs.run, runs.ps, runs.watch, runs.show, runs.stop, runs.resume, runs.finish, runs.rm, runs.evaluate, runs.report),
+    *(
+        runs.run,
+        runs.ps,
+        runs.watch,
+        runs.show,
+        runs.checks,
+        runs.stop,
+        runs.resume,
+        runs.finish,
+        runs.rm,
+        runs.evaluate,
+        runs.report,
+    ),
     *(
         pipelines.check,
         pipelines.schema,

@@ -43,6 +43,9 @@ def run(
             "--set", help="Set a value for this run: PATH=VALUE, e.g. training.batch_size=64. Repeatable; the run keeps it."
         ),
     ] = None,
+    tags: Annotated[
+        list[str] | None, typer.Option("--tag", help="A word by which `modyn ps --tag` finds the run; repeatable.")
+    ] = None,
     detach: Detach = False,
     report_file: Annotated[
         Path | None, typer.Option("--report", help="Write the HTML report here when the run has ended.")
@@ -67,6 +70,7 @@ def run(
             max_triggers=max_triggers,
             final_trigger=final_trigger,
             settings=settings or (),
+            tags=tags or (),
         )
         say(f"run {submitted.run_id} is submitted in {mode} mode")
         if submitted.message and detach:  # followers see it as an event
@@ -84,9 +88,12 @@ def ps(
     state: Annotated[
         list[str] | None, typer.Option("--state", "-s", help="Only runs in this state, e.g. training; repeatable.")
     ] = None,
+    tag: Annotated[
+        list[str] | None, typer.Option("--tag", "-t", help="Only runs with this tag; repeatable: with all of them.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """List all runs, or those of pipelines and in states."""
+    """List all runs, or those of pipelines, in states and with tags."""
     from modyn.supervisor.client import RunState
 
     for name in state or ():
@@ -94,13 +101,19 @@ def ps(
             raise typer.BadParameter(f"'{name}' is no state; allowed are {', '.join(RunState)}", param_hint="--state")
     with connect() as client:
         found = client.supervisor.runs()
-    found = [run for run in found if (not pipeline or run.pipeline_name in pipeline) and (not state or run.state in state)]
+    found = [
+        run
+        for run in found
+        if (not pipeline or run.pipeline_name in pipeline)
+        and (not state or run.state in state)
+        and set(tag or ()).issubset(run.tags)
+    ]
     if json:
         return print_json(
             [{name: value for name, value in asdict(run).items() if name not in ("yaml", "pipeline")} for run in found]
         )
     return print_table(
-        ["run", "pipeline", "mode", "state", "samples", "triggers", "submitted", "finished"],
+        ["run", "pipeline", "mode", "state", "samples", "triggers", "submitted", "finished", "tags"],
         [
             [
                 r.run_id,
@@ -111,6 +124,7 @@ def ps(
                 r.num_triggers,
                 clock(r.submitted_at),
                 clock(r.finished_at),
+                " ".join(r.tags),
             ]
             for r in found
         ],
@@ -157,6 +171,31 @@ def show(run: RunArgument, json: Json = False) -> None:
         )
     _print_run(results.run)
     return _print_results(results)
+
+
+def checks(
+    run: RunArgument,
+    last: Annotated[int | None, typer.Option(min=1, help="Only so many of the newest checks.", show_default=False)] = None,
+    json: Json = False,
+) -> None:
+    """Show the checks of a run's trigger policy that looked at data: where, the evidence, and whether it fired."""
+    with connect() as client:
+        found = client.supervisor.checks(run)[-(last or 0) :]
+    if json:
+        return print_json(found)
+    return print_table(
+        ["after samples", "fires", "seconds", "evidence"],
+        [
+            [
+                c.position,
+                "yes" if c.fires else "",
+                c.seconds,
+                "  ".join(f"{name} {value:.6g}" for name, value in c.evidence.items()),
+            ]
+            for c in found
+        ],
+        empty="no checks: amount and time triggers decide without looking at data",
+    )
 
 
 def stop(run: RunArgument) -> None:
@@ -274,6 +313,7 @@ def _print_run(run: Run) -> None:
             "triggers": run.num_triggers,
             "submitted": clock(run.submitted_at),
             "finished": clock(run.finished_at),
+            **({"tags": " ".join(run.tags)} if run.tags else {}),
             **{name: text for name, text in (("message", run.message), ("error", run.error)) if text},
             **({"evaluations": _failed_evaluations(run)} if run.failed_evaluations else {}),
         }

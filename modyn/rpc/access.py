@@ -64,7 +64,7 @@ NEEDED: Final[dict[str, Role]] = {
             Role.ADMIN: "DeleteRun",
         },
         "modyn.Supervisor": {
-            Role.READER: "ListPlugins ListRuns GetRun GetEvaluation ListEvaluations Watch ListTriggers",
+            Role.READER: "ListPlugins ListRuns GetRun GetEvaluation ListEvaluations Watch ListTriggers ListChecks",
             Role.WRITER: "Validate Submit StopRun ResumeRun FinishRun EvaluateRun",
             Role.ADMIN: "RemoveRun RemoveModel",
         },

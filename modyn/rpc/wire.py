@@ -73,7 +73,9 @@ def _decode(value: Any, field: Any, hint: Any) -> Any:
     if field.enum_type is not None:
         return hint[field.enum_type.values_by_number[value].name.removeprefix(_enum_prefix(field))]
     if field.message_type is None:
-        return hint(value) if isinstance(hint, type) and issubclass(hint, Enum) else value
+        if isinstance(hint, type) and issubclass(hint, Enum):
+            return hint(value)
+        return value if isinstance(value, str | bytes | int | float) else tuple(value)
     if field.message_type is Struct.DESCRIPTOR:
         return from_struct(value)
     if field.message_type.GetOptions().map_entry:

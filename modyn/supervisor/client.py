@@ -20,9 +20,11 @@ from modyn.supervisor.records import (
     model_at,
 )
 from modyn.supervisor.states import RunState, TriggerState
+from modyn.supervisor.triggers.base import CheckRecord
 
 __all__ = [
     "PROGRESS",
+    "CheckRecord",
     "EventKind",
     "RequestedEvaluation",
     "Run",
@@ -130,6 +132,11 @@ class SupervisorClient(ServiceClient):
         return self._retrier.call(
             lambda: [from_message(asked, RequestedEvaluation) for asked in self._stub.ListEvaluations(name)]
         )
+
+    def checks(self, run_id: str) -> list[CheckRecord]:
+        """List the checks of the trigger policy that looked at data, in order. Raises: NotFoundError."""
+        request = supervisor_pb2.RunName(run_id=run_id)
+        return self._retrier.call(lambda: [from_message(check, CheckRecord) for check in self._stub.ListChecks(request)])
 
     def remove(self, run_id: str, *, even_promoted: bool = False) -> None:
         """Remove a terminal run from all services: journal, trigger sets, models, results, files of its trainings. Repeated, it goes on.

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from sqlalchemy import Table, delete, func, insert, select, text, update
+from sqlalchemy import Table, delete, func, insert, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.orm import Session
 
@@ -28,7 +28,7 @@ from modyn.supervisor.evaluation_plan import EvaluationTask
 from modyn.supervisor.journal_queries import CURSOR_VERSION, JournalQueries, unknown_run
 from modyn.supervisor.records import EventKind, NewRun, RequestedEvaluation, Run, RunEvent, TriggerRecord
 from modyn.supervisor.states import TERMINAL, TRIGGER_TRANSITIONS, RunState, TriggerState, check_transition
-from modyn.supervisor.tables import CHECKS, CURSORS, EVALUATIONS, EVENTS, RUNS, STEPS, TRIGGERS
+from modyn.supervisor.tables import CHECKS, CURSORS, EVALUATIONS, EVENTS, PIPELINES, RUNS, STEPS, TRIGGERS
 from modyn.supervisor.triggers.base import CheckRecord
 
 _IDLE_STATES = (str(RunState.STREAMING), str(RunState.WAITING_FOR_DATA))
@@ -118,11 +118,14 @@ class Journal(JournalQueries):
         """The newest so many of each run, once `Write.prune` was called."""
 
     def create(self, new: NewRun) -> Run:
-        """Accept a run. Its id is the pipeline's name and a number that no other run has."""
+        """Accept a run. Its id is the pipeline's name and a number that no other run of it ever had."""
         with self.database.session() as session:
-            session.execute(text("SELECT pg_advisory_xact_lock(hashtextextended('supervisor/create', 0))"))
+            # Its row is locked until the run is there.
+            count = upsert(PIPELINES).values(slug=slug(new.pipeline_name), num_runs=1)
+            counted = count.on_conflict_do_update(index_elements=["slug"], set_={"num_runs": PIPELINES.c.num_runs + 1})
+            of_pipeline = session.execute(counted.returning(PIPELINES.c.num_runs)).scalar_one()
+            run_id = RunId(f"{slug(new.pipeline_name)}-{of_pipeline:04d}")
             number = session.scalar(select(func.nextval("supervisor.run_numbers")))
-            run_id = RunId(f"{slug(new.pipeline_name)}-{number:04d}")
             values = to_row(new, RUNS) | to_row(new.options, RUNS)
             values |= {name: sanitize(values[name]) for name in ("pipeline_name", "file_name")}
             values |= {"run_id": run_id, "number": number, "state": str(RunState.SUBMITTED), "submitted_at": time.time()}

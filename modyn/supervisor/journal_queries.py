@@ -155,9 +155,20 @@ class JournalQueries:
 
     def checks(self, run_id: str) -> tuple[CheckRecord, ...]:
         """Return the run's journalled checks in order. Raises: NotFoundError: there is no such run."""
+        return tuple(self.each_check(run_id))
+
+    def each_check(self, run_id: str) -> Iterator[CheckRecord]:
+        """Yield the run's journalled checks in order, read page by page. Raises: NotFoundError: there is no such run."""
         with self.database.session() as session:
             _run_row(session, run_id)
-            return _checks(session, run_id)
+        after = -1
+        while True:
+            with self.database.session() as session:  # not held while a page is consumed
+                page = _checks(session, run_id, after, _ROWS_PER_PAGE)
+            yield from page
+            if len(page) < _ROWS_PER_PAGE:
+                return
+            after = page[-1].position
 
     def evaluation(self, run_id: str, number: int) -> RequestedEvaluation:
         """Return evaluations that were asked for. Raises: NotFoundError."""
@@ -298,9 +309,9 @@ def _run_row(session: Session, run_id: str) -> RowMapping:
     return row
 
 
-def _checks(session: Session, run_id: str, after: int = -1) -> tuple[CheckRecord, ...]:
+def _checks(session: Session, run_id: str, after: int = -1, limit: int | None = None) -> tuple[CheckRecord, ...]:
     query = select(CHECKS).where(CHECKS.c.run_id == run_id, CHECKS.c.position > after).order_by(CHECKS.c.position)
-    return tuple(from_row(row, CheckRecord) for row in session.execute(query).mappings())
+    return tuple(from_row(row, CheckRecord) for row in session.execute(query.limit(limit)).mappings())
 
 
 def _triggers(

@@ -6,15 +6,19 @@ field stands in the record, the message, the table and its migration, and nowher
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from modyn.errors import InvalidArgumentError
 from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, Interval, JobState, RunId
 from modyn.supervisor.states import TERMINAL, RunState, TriggerState
+
+MAX_TAGS: Final = 20
+_TAG: Final = re.compile(r"[\w.:/=-]{1,64}", re.ASCII)
 
 
 class RunMode(StrEnum):
@@ -36,6 +40,8 @@ class RunOptions:
     max_triggers: int | None = None
     final_trigger: bool = False
     """Whether the samples that are left when the stream ends are trained on, although the policy has not fired."""
+    tags: Sequence[str] = ()
+    """Words of the user, by which runs are found."""
 
     @property
     def interval(self) -> Interval:
@@ -57,6 +63,13 @@ class RunOptions:
             )
         if self.max_triggers is not None and self.max_triggers < 1:
             raise InvalidArgumentError(f"at most {self.max_triggers} triggers is no run; ask for 1 or more")
+        for tag in self.tags:
+            if not _TAG.fullmatch(tag):
+                raise InvalidArgumentError(
+                    f"{tag!r} is no tag: allowed are 1 to 64 letters, digits, `_`, `.`, `:`, `/`, `=`, `-`"
+                )
+        if len(self.tags) > MAX_TAGS:
+            raise InvalidArgumentError(f"{len(self.tags)} tags are given; a run has {MAX_TAGS} at most")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +102,7 @@ class Run:
     to_timestamp: int | None = None
     max_triggers: int | None = None
     final_trigger: bool = False
+    tags: Sequence[str] = ()
     yaml: str = ""
     """The pipeline file as submitted."""
     pipeline: dict[str, Any] = field(default_factory=dict)
@@ -97,7 +111,7 @@ class Run:
     @property
     def options(self) -> RunOptions:
         """The options that the run was submitted with."""
-        return RunOptions(self.mode, self.from_timestamp, self.to_timestamp, self.max_triggers, self.final_trigger)
+        return RunOptions(self.mode, self.from_timestamp, self.to_timestamp, self.max_triggers, self.final_trigger, self.tags)
 
     @property
     def datasets(self) -> frozenset[str]:

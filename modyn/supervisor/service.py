@@ -100,6 +100,11 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
         for trigger in self._journal.each_trigger(request.run_id, request.first_trigger_id, with_losses=request.with_losses):
             yield to_message(trigger, supervisor_pb2.TriggerRecord)
 
+    def ListChecks(self, request: supervisor_pb2.RunName, context: grpc.ServicerContext) -> Iterator[supervisor_pb2.CheckRecord]:
+        """Stream the journalled checks of a run in order; NOT_FOUND if there is no such run."""
+        for check in self._journal.each_check(request.run_id):
+            yield to_message(check, supervisor_pb2.CheckRecord)
+
     def RemoveRun(self, request: supervisor_pb2.RemoveRunRequest, context: grpc.ServicerContext) -> common_pb2.Empty:
         """Remove a terminal run from all services; CONFLICT if it is active or needed."""
         self._runs.remove(request.run_id, even_promoted=request.even_promoted)

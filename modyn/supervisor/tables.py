@@ -24,8 +24,18 @@ RUNS = Table(
     Column("finish_requested", Boolean),
     # `modyn rm` has begun: nothing moves the run on any more.
     Column("removing", Boolean),
+    Column("tags", JSONB),
     # Number of the newest attempt to execute the run. Writes of earlier attempts are refused.
     Column("attempt", BigInteger),
+)
+
+PIPELINES = Table(
+    "pipelines",
+    METADATA,
+    # The part of the ids of its runs before their number.
+    *columns(Text, "slug", primary_key=True),
+    # That there ever were: the number of the newest one.
+    *columns(BigInteger, "num_runs"),
 )
 
 CURSORS = Table(

@@ -15,7 +15,7 @@ from sqlalchemy import update
 
 from modyn.config.system import SystemConfig
 from modyn.db.engine import Database, open_database
-from modyn.errors import ConflictError, CorruptStateError, NotFoundError
+from modyn.errors import ConflictError, CorruptStateError, InvalidArgumentError, NotFoundError
 from modyn.records import EvalInterval, JobState, RunId, SampleBatch
 from modyn.supervisor.cursor import Cursor
 from modyn.supervisor.evaluation_plan import EvaluationTask
@@ -24,6 +24,7 @@ from modyn.supervisor.records import EventKind, NewRun, RunEvent, RunMode, RunOp
 from modyn.supervisor.states import RunState, TriggerState, check_transition
 from modyn.supervisor.tables import CURSORS, METADATA, STEPS
 from modyn.supervisor.triggers import build_trigger
+from modyn.supervisor.triggers.base import CheckRecord
 from modyn.testing.checks import decide
 from modyn.testing.services import InMemoryServices, pipeline_yaml, wait_until_terminal
 
@@ -112,6 +113,13 @@ def test_ids_are_unique_when_many_submit_at_once(journal: Journal) -> None:
     assert [run.run_id for run in journal.runs()] == [f"my-pipeline-{number:04d}" for number in range(1, 7)]
 
 
+def test_runs_are_numbered_by_pipeline_and_listed_as_they_came(journal: Journal) -> None:
+    names = ["My Pipeline", "Other", "my-pipeline", "Other", "My Pipeline"]
+    found = [journal.create(dataclasses.replace(NEW, pipeline_name=name)).run_id for name in names]
+    assert found == ["my-pipeline-0001", "other-0001", "my-pipeline-0002", "other-0002", "my-pipeline-0003"]
+    assert [run.run_id for run in journal.runs()] == found
+
+
 @pytest.mark.parametrize(
     ("name", "expected"), [("digits", "digits"), ("../../etc", "etc"), ("ÄÖ", "run"), ("a" * 99, "a" * 40), ("A b_c", "a-b-c")]
 )
@@ -157,6 +165,25 @@ def test_an_illegal_step_leaves_no_trace(journal: Journal) -> None:
         run_journal.selecting(record(), 10)
     assert journal.triggers(run_id) == ()
     assert journal.events(run_id, 0) == before
+
+
+def test_tags_come_back_and_odd_ones_are_refused(journal: Journal) -> None:
+    options = RunOptions(RunMode.PRODUCTION, tags=["paper/figure-3", "seed=7"])
+    options.check()
+    assert journal.create(dataclasses.replace(NEW, options=options)).tags == ["paper/figure-3", "seed=7"]
+    for tags in (["two words"], [""], ["x" * 65], [f"t{n}" for n in range(21)]):
+        with pytest.raises(InvalidArgumentError, match=r"is no tag|21 tags"):
+            dataclasses.replace(options, tags=tags).check()
+
+
+def test_checks_are_read_page_by_page(journal: Journal) -> None:
+    run_id = journal.create(NEW).run_id
+    run_journal = journal.claim(run_id)
+    for position in range(201):
+        run_journal.checked(CheckRecord(position, position % 2 == 0, {"distance": position / 7}, 0.5))
+    found = journal.checks(run_id)
+    assert [check.position for check in found] == list(range(201))
+    assert found[-1] == CheckRecord(200, True, {"distance": 200 / 7}, 0.5)
 
 
 def test_events_come_in_pages(journal: Journal) -> None:

@@ -67,7 +67,7 @@ def finished(runs: RunQueue) -> Run:
 
 def rows_of(runs: RunQueue, run_id: str) -> int:
     with runs.journal.database.session() as session:
-        tables = METADATA.tables.values()
+        tables = [table for table in METADATA.tables.values() if "run_id" in table.c]
         return sum(session.scalar(select(func.count()).select_from(t).where(t.c.run_id == run_id)) or 0 for t in tables)
 
 

@@ -35,12 +35,14 @@ def client(system_config: SystemConfig, tmp_path: Path) -> Iterator[SupervisorCl
 
 def test_a_run_over_the_wire(client: SupervisorClient) -> None:
     assert client.validate(pipeline_yaml(), "p.yaml") == []
-    options = RunOptions(RunMode.EXPERIMENT, from_timestamp=-5, max_triggers=2, final_trigger=True)
+    options = RunOptions(RunMode.EXPERIMENT, from_timestamp=-5, max_triggers=2, final_trigger=True, tags=["a", "b"])
     submitted = client.submit(pipeline_yaml(evaluation=EVALUATION), "p.yaml", options)
     events = list(client.watch(submitted.run_id))
     run = client.run(submitted.run_id)
     assert run == client.runs(with_pipelines=True)[0]
     assert run.final_trigger
+    assert run.tags == ("a", "b")
+    assert client.checks(run.run_id) == []
     assert (run.state, run.mode, run.from_timestamp, run.to_timestamp, run.max_triggers) == (
         RunState.FINISHED,
         RunMode.EXPERIMENT,
@@ -118,6 +120,7 @@ def test_errors_keep_their_class(client: SupervisorClient) -> None:
         client.resume,
         client.evaluate,
         client.triggers,
+        client.checks,
         lambda run_id: list(client.watch(run_id)),
     ]
     for call in calls:
