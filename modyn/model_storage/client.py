@@ -6,7 +6,8 @@ import hashlib
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from modyn.workers.kept_models import KeptModels
 
 CHUNK_BYTES: Final = 1 << 20
+OUT_OF_ORDER: Final = "did not come as one header, then chunks, then one trailer"
 M = TypeVar("M", model_storage_pb2.PutRequest, model_storage_pb2.GetReply)
 
 
@@ -40,6 +42,8 @@ class ModelHeader:
     """Report of the trainer: counts, losses, seconds a stage."""
     parent_id: int | None = None
     """The version that this one was fine-tuned from."""
+    has_optimizers: bool = False
+    """Whether the state of the optimizers goes with it; set by `put`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +75,21 @@ def weights_to_proto(message: type[M], file: BinaryIO) -> Iterator[M]:
 
 
 def weights_from_proto(messages: Iterable[M], file: BinaryIO) -> str:
-    """Write what `weights_to_proto` yielded to a file. Returns what is wrong, for a message; empty: the content is complete."""
+    """Write what `weights_to_proto` yielded to a file, up to the trailer. Returns what is wrong, for a message; empty: the content is complete."""
     digest, num_bytes = hashlib.sha256(), 0
     trailer: model_storage_pb2.Trailer | None = None
     for message in messages:
         match message.WhichOneof("part"):
-            case "chunk" if trailer is None:
+            case "chunk":
                 chunk = message.chunk
                 file.write(chunk)
                 digest.update(chunk)
                 num_bytes += len(chunk)
-            case "trailer" if trailer is None:
+            case "trailer":
                 trailer = message.trailer
+                break
             case _:
-                return "did not come as one header, then chunks, then one trailer"
+                return OUT_OF_ORDER
     if trailer is None:
         return f"ended after {num_bytes} bytes without a trailer: it is incomplete"
     if (trailer.num_bytes, trailer.sha256) != (num_bytes, digest.hexdigest()):
@@ -100,18 +105,24 @@ class ModelStorageClient(SectionClient):
 
     _Stub = model_storage_pb2_grpc.ModelStorageStub
 
-    def put(self, header: ModelHeader, safetensors_path: Path, kept: KeptModels | None = None) -> ModelVersion:
+    def put(
+        self, header: ModelHeader, safetensors_path: Path, kept: KeptModels | None = None, optimizers: Path | None = None
+    ) -> ModelVersion:
         """Store the weights in `safetensors_path`. The version is visible at once or not at all.
 
         Idempotent by (run, trigger) if there is a run: a second put returns the version that exists.
 
-        Args: kept: the weights are put into it too, for a later `get`.
+        Args: kept: the weights are put into it too, for a later `get`. optimizers: a file with the state of the optimizers, which is stored
+        with the version until a later one of the run is put with one.
         """
-        with safetensors_path.open("rb") as file:
+        header = replace(header, has_optimizers=optimizers is not None)
+        with ExitStack() as stack:
+            files = [stack.enter_context(path.open("rb")) for path in (safetensors_path, optimizers) if path is not None]
 
             def requests() -> Iterator[model_storage_pb2.PutRequest]:
                 yield model_storage_pb2.PutRequest(header=to_message(header, model_storage_pb2.ModelHeader))
-                yield from weights_to_proto(model_storage_pb2.PutRequest, file)
+                for file in files:
+                    yield from weights_to_proto(model_storage_pb2.PutRequest, file)
 
             def put() -> ModelVersion:
                 return from_message(self._stub.Put(requests()), StoredModelInfo).version
@@ -140,20 +151,25 @@ class ModelStorageClient(SectionClient):
         return stored
 
     def _get(self, model_id: int, into: Path) -> StoredModel:
-        partial = into.with_name(f"{into.name}.{uuid.uuid4().hex}.partial")
-        try:
-            with partial.open("wb") as file:
-                replies = self._stub.Get(model_storage_pb2.ModelId(model_id=model_id))
-                first = next(replies, None)
-                if first is None or first.WhichOneof("part") != "info":
-                    raise CorruptStateError(f"model {model_id} arrived without its description: it is incomplete; fetch it again")
-                info = from_message(first.info, StoredModelInfo)
-                if problem := weights_from_proto(replies, file):
-                    raise CorruptStateError(f"model {model_id} {problem}; fetch it again")
-            os.replace(partial, into)
-        finally:
-            partial.unlink(missing_ok=True)
+        replies = self._stub.Get(model_storage_pb2.ModelId(model_id=model_id))
+        first = next(replies, None)
+        if first is None or first.WhichOneof("part") != "info":
+            raise CorruptStateError(f"model {model_id} arrived without its description: it is incomplete; fetch it again")
+        info = from_message(first.info, StoredModelInfo)
+        _receive(replies, into, f"model {model_id}")
         return StoredModel(info.version, info.model_class, info.model_config, info.training_result, into)
+
+    def get_optimizers(self, model_id: int, into: Path) -> None:
+        """Fetch the state of the optimizers that a version was put with into the file `into`, which appears complete or not at all.
+
+        Raises: NotFoundError: there is no such version, or it has none. CorruptStateError: what arrived is not what was stored.
+        """
+
+        def get() -> None:
+            replies = self._stub.GetOptimizers(model_storage_pb2.ModelId(model_id=model_id))
+            _receive(replies, into, f"the state of the optimizers of model {model_id}")
+
+        self._retrier.call(get)
 
     def describe(self, model_id: int) -> StoredModelInfo:
         """Return what is known of a version without its weights. Raises NotFoundError."""
@@ -179,6 +195,18 @@ class ModelStorageClient(SectionClient):
     def promote(self, model_id: int) -> StoredModelInfo:
         """Mark a version as the one to use, in place of the one of the same run that was promoted before. Raises NotFoundError."""
         return from_message(self._stub.Promote(model_storage_pb2.ModelId(model_id=model_id)), StoredModelInfo)
+
+
+def _receive(replies: Iterable[model_storage_pb2.GetReply], into: Path, what: str) -> None:
+    """Write chunks to the file `into`, which appears if they are complete. Raises CorruptStateError, which begins with `what`, otherwise."""
+    partial = into.with_name(f"{into.name}.{uuid.uuid4().hex}.partial")
+    try:
+        with partial.open("wb") as file:
+            if problem := weights_from_proto(replies, file):
+                raise CorruptStateError(f"{what} {problem}; fetch it again")
+        os.replace(partial, into)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _keep(kept: KeptModels, version: ModelVersion, path: Path) -> None:

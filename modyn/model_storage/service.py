@@ -9,7 +9,7 @@ from prometheus_client import Counter
 
 from modyn.db.engine import open_database
 from modyn.errors import InvalidArgumentError, NotFoundError
-from modyn.model_storage.client import ModelHeader, weights_from_proto, weights_to_proto
+from modyn.model_storage.client import OUT_OF_ORDER, ModelHeader, weights_from_proto, weights_to_proto
 from modyn.model_storage.formats import MODEL_FORMATS
 from modyn.model_storage.section import validate_section
 from modyn.model_storage.store import ModelStore
@@ -65,12 +65,15 @@ class ModelStorageServicer(model_storage_pb2_grpc.ModelStorageServicer):
             existing = self._store.find(header.run_id, header.trigger_id)
             if existing is not None:
                 return to_message(existing, model_storage_pb2.StoredModelInfo)
-            with self._store.receive() as path:
-                with path.open("xb") as file:
-                    problem = weights_from_proto(request_iterator, file)
-                if problem:
-                    raise InvalidArgumentError(f"the model {problem}; put it again")
-                info = self._store.publish(header, path)
+            with self._store.receive() as path, self._store.receive() as state:
+                for part in (path, state) if header.has_optimizers else (path,):
+                    with part.open("xb") as file:
+                        problem = weights_from_proto(request_iterator, file)
+                    if problem:
+                        raise InvalidArgumentError(f"the model {problem}; put it again")
+                if next(request_iterator, None) is not None:
+                    raise InvalidArgumentError(f"the model {OUT_OF_ORDER}; put it again")
+                info = self._store.publish(header, path, state if header.has_optimizers else None)
             STORED.labels(info.version.strategy).inc()
             STORED_BYTES.labels(info.version.strategy).inc(info.version.num_bytes)
             self._logger.info("model_stored", model_id=info.version.model_id, num_bytes=info.version.num_bytes)
@@ -83,6 +86,13 @@ class ModelStorageServicer(model_storage_pb2_grpc.ModelStorageServicer):
             for reply in weights_to_proto(model_storage_pb2.GetReply, file):
                 SENT_BYTES.inc(len(reply.chunk))
                 yield reply
+
+    def GetOptimizers(
+        self, request: model_storage_pb2.ModelId, context: grpc.ServicerContext
+    ) -> Iterator[model_storage_pb2.GetReply]:
+        """Stream the state of a version's optimizers; NOT_FOUND if none is kept, CORRUPT_STATE for a damaged file."""
+        with self._store.open_optimizers(request.model_id) as file:
+            yield from weights_to_proto(model_storage_pb2.GetReply, file)
 
     def Describe(self, request: model_storage_pb2.ModelId, context: grpc.ServicerContext) -> model_storage_pb2.StoredModelInfo:
         """A version without its weights; NOT_FOUND if there is none."""

@@ -1,6 +1,7 @@
 """Model versions: files in a folder, rows in the catalogue. A version exists if and only if its row is committed.
 
-<folder>/models/     one file a version, with a random name; complete and on the disk before the row is committed
+<folder>/models/     one file a version, with a random name, and perhaps the state of its optimizers; complete and on the disk before the row is
+                     committed
 <folder>/incoming/   what is being received, encoded or decoded; of no value after a restart
 <folder>/store_id    which catalogue the folder belongs to
 
@@ -19,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, BinaryIO, Final
 
 import zstandard
 from sqlalchemy import Executable, RowMapping, delete, select, update
@@ -68,10 +69,11 @@ class ModelStore:
         with self._writing(), self._scratch() as path:
             yield path
 
-    def publish(self, header: ModelHeader, safetensors: Path) -> StoredModelInfo:
+    def publish(self, header: ModelHeader, safetensors: Path, optimizers: Path | None = None) -> StoredModelInfo:
         """Store the model in `safetensors`: afterwards it is complete and visible, or (if this raises or the process dies) unknown.
 
-        A second one of the same run and trigger is dropped in favour of the first.
+        A second one of the same run and trigger is dropped in favour of the first. `optimizers`, the state of its optimizers, takes the place
+        of those of earlier triggers of the run, from which nothing goes on any more.
         Raises: ConfigError: the `model_storage` section is wrong. InvalidArgumentError: the file is no safetensors file.
             UnavailableError: the disk or PostgreSQL cannot be used.
         """
@@ -89,6 +91,9 @@ class ModelStore:
             whole = packed if strategy.zip else encoded
             sync(whole)
             whole.rename(path)
+            if optimizers is not None:
+                sync(optimizers)
+                optimizers.rename(_optimizers_of(path))
             sync(self._models)
         row = {
             **{field.name: getattr(header, field.name) for field in fields(header) if field.name in models.c},
@@ -101,7 +106,9 @@ class ModelStore:
             "weights_sha256": digest,
             "created_at": time.time(),
             "promoted": False,
+            "optimizers_bytes": _optimizers_of(path).stat().st_size if optimizers is not None else None,
         }
+        outlived: list[str] = []
         # A commit that fails may have happened: the file stays, and the next start removes it if it is an orphan.
         with self._database.session() as session:
             stored = (
@@ -109,9 +116,16 @@ class ModelStore:
                 .mappings()
                 .one_or_none()
             )
+            if stored is not None and optimizers is not None:
+                earlier = (models.c.run_id == header.run_id, models.c.run_id != "", models.c.trigger_id < header.trigger_id)
+                forgotten = update(models).where(*earlier, models.c.optimizers_bytes.is_not(None)).values(optimizers_bytes=None)
+                outlived = list(session.scalars(forgotten.returning(models.c.file_name)))
+        for name in outlived:
+            _optimizers_of(self._models / name).unlink(missing_ok=True)
         if stored is not None:
             return _info(stored)
         path.unlink()
+        _optimizers_of(path).unlink(missing_ok=True)
         existing = self.find(header.run_id, header.trigger_id)
         if existing is None:
             raise ConflictError(
@@ -138,6 +152,27 @@ class ModelStore:
                 f"model {model_id} (run '{row['run_id']}', trigger {row['trigger_id']}) cannot be read from {path}: {error.message}; "
                 "restore the file from a backup, or delete the model and train it again"
             ) from error
+
+    @contextmanager
+    def open_optimizers(self, model_id: int) -> Iterator[BinaryIO]:
+        """Open the state of the optimizers of a version.
+
+        Raises: NotFoundError: there is no such version, or it has none. CorruptStateError: the file is missing or was cut.
+        """
+        row = self._row(model_id)
+        if row["optimizers_bytes"] is None:
+            raise NotFoundError(
+                f"no state of optimizers is kept with model {model_id}: it was stored without one, or a later model of its run with one"
+            )
+        path = _optimizers_of(self._models / row["file_name"])
+        try:
+            file = path.open("rb")
+        except FileNotFoundError as error:
+            raise CorruptStateError(f"the state of the optimizers of model {model_id} is missing: {path}") from error
+        with file:
+            if (found := path.stat().st_size) != row["optimizers_bytes"]:
+                raise CorruptStateError(f"{path} has {found} bytes, {row['optimizers_bytes']} were written: it was changed since")
+            yield file
 
     def describe(self, model_id: int) -> StoredModelInfo:
         """Return a version. Raises NotFoundError."""
@@ -172,7 +207,9 @@ class ModelStore:
                     f"model {model_id} is promoted, so it may be in use; promote another version of the run first"
                 )
             session.execute(delete(models).where(models.c.model_id == model_id))
-        (self._models / row["file_name"]).unlink(missing_ok=True)
+        path = self._models / row["file_name"]
+        for file in (path, _optimizers_of(path)):
+            file.unlink(missing_ok=True)
 
     def promote(self, model_id: int) -> StoredModelInfo:
         """Mark a version as the one to use, and no other of the same run; imported ones belong to no run. Raises NotFoundError."""
@@ -237,7 +274,7 @@ class ModelStore:
         """Raise ConflictError for a folder of another catalogue, whose models would be removed as orphans."""
         with self._database.session() as session:
             expected = session.scalars(select(store.c.store_id)).one()
-            known = set(session.scalars(select(models.c.file_name)))
+            known = _known_files(session)
         path = self._folder / "store_id"
         found = path.read_text(errors="replace") if path.exists() else ""
         if not found and known.issuperset(file.name for file in self._models.iterdir()):
@@ -254,7 +291,7 @@ class ModelStore:
     def _remove_orphans(self) -> None:
         """Remove files that an interrupted put, get or delete has left."""
         with self._database.session() as session:
-            known = set(session.scalars(select(models.c.file_name)))
+            known = _known_files(session)
         present = {path.name: path for path in self._models.iterdir()}
         orphans = [path for name, path in present.items() if name not in known]
         for path in [*orphans, *self._incoming.iterdir()]:
@@ -268,6 +305,18 @@ class ModelStore:
 def _format(strategy: FullModelStrategy) -> FullModelFormat:
     kind = MODEL_FORMATS.get(strategy.name)
     return kind(load_section(kind.Config, strategy.config, "model_storage.full_model_strategy.config"))
+
+
+def _optimizers_of(path: Path) -> Path:
+    """Where the state of the optimizers of a version lies. path: of its weights."""
+    return path.with_suffix(".optimizers")
+
+
+def _known_files(session: Session) -> set[str]:
+    """The names of all files that versions have."""
+    rows = session.execute(select(models.c.file_name, models.c.optimizers_bytes)).all()
+    states = {_optimizers_of(Path(name)).name for name, num_bytes in rows if num_bytes is not None}
+    return {name for name, _ in rows} | states
 
 
 def _one(session: Session, statement: Executable, model_id: int) -> RowMapping:

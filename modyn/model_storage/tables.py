@@ -25,6 +25,7 @@ models = Table(
     Column("weights_sha256", Text, nullable=False),
     Column("created_at", Double, nullable=False),
     Column("promoted", Boolean, nullable=False),
+    Column("optimizers_bytes", BigInteger),  # of the state of its optimizers, in a file of the same stem; null: none is kept
     Index("one_model_a_trigger", "run_id", "trigger_id", unique=True, postgresql_where=text("run_id <> ''")),
     Index("one_promoted_a_run", "run_id", unique=True, postgresql_where=text("promoted AND run_id <> ''")),
 )

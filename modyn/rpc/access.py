@@ -48,7 +48,7 @@ NEEDED: Final[dict[str, Role]] = {
             Role.ADMIN: "DeleteRun",
         },
         "modyn.ModelStorage": {
-            Role.READER: "ListPlugins Get Describe Find List",
+            Role.READER: "ListPlugins Get GetOptimizers Describe Find List",
             Role.WORKER: "Put",
             Role.WRITER: "ValidateSection Promote",
             Role.ADMIN: "Delete",

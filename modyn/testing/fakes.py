@@ -193,11 +193,14 @@ class FakeModelStorage(FakeSectionClient):
 
     def __init__(self) -> None:
         self._models: dict[int, tuple[StoredModelInfo, bytes]] = {}
+        self._optimizers: dict[int, bytes] = {}
         self._ids = count(1)
         self._lock = threading.Lock()
 
-    def put(self, header: ModelHeader, safetensors_path: Path) -> ModelVersion:
-        """Keep the file's bytes and return the version; the one that exists for this (run, trigger), if any."""
+    def put(
+        self, header: ModelHeader, safetensors_path: Path, kept: KeptModels | None = None, optimizers: Path | None = None
+    ) -> ModelVersion:
+        """Keep the bytes of the files and return the version; the one that exists for this (run, trigger), if any."""
         digest, content = weights_sha256(safetensors_path), safetensors_path.read_bytes()
         with self._lock:
             existing = self.find(header.run_id, header.trigger_id)
@@ -216,6 +219,11 @@ class FakeModelStorage(FakeSectionClient):
             )
             info = StoredModelInfo(version, header.model_class, dict(header.model_config), dict(header.training_result))
             self._models[version.model_id] = (info, content)
+            if optimizers is not None:
+                for earlier in self.list(header.run_id) if header.run_id else ():
+                    if earlier.version.trigger_id < header.trigger_id:
+                        self._optimizers.pop(earlier.version.model_id, None)
+                self._optimizers[version.model_id] = optimizers.read_bytes()
             return version
 
     def get(self, model_id: int, into: Path, kept: KeptModels | None = None) -> StoredModel:
@@ -223,6 +231,17 @@ class FakeModelStorage(FakeSectionClient):
         info = self.describe(model_id)
         into.write_bytes(self._models[model_id][1])
         return StoredModel(info.version, info.model_class, info.model_config, info.training_result, into)
+
+    def get_optimizers(self, model_id: int, into: Path) -> None:
+        """Write the state of the version's optimizers to `into`. Raises NotFoundError."""
+        self.describe(model_id)
+        if model_id not in self._optimizers:
+            raise NotFoundError(f"no state of optimizers is kept with model {model_id}")
+        into.write_bytes(self._optimizers[model_id])
+
+    def change_optimizers(self, model_id: int, state: bytes) -> None:
+        """For tests of damage: replace the state of the version's optimizers."""
+        self._optimizers[model_id] = state
 
     def describe(self, model_id: int) -> StoredModelInfo:
         """A version without its weights. Raises NotFoundError."""
@@ -242,6 +261,7 @@ class FakeModelStorage(FakeSectionClient):
         """Delete a version. Raises NotFoundError."""
         self.describe(model_id)
         del self._models[model_id]
+        self._optimizers.pop(model_id, None)
 
 
 Train = Callable[[TrainingRequest], tuple[int, str, Mapping[str, Any]]]

@@ -184,7 +184,9 @@ class TrainingConfig(Section):
     gradient_accumulation_steps: int = Field(1, ge=1, description="batches whose gradients are averaged for one step")
     gradient_clip_norm: float | None = Field(None, gt=0, description="bound of the norm of all gradients together")
     compile: bool = Field(False, description="run the model through torch.compile")
-    keep_optimizer_state: bool = Field(False, description="fine-tuning goes on with the optimizers' state of the parent training")
+    keep_optimizer_state: bool = Field(
+        False, description="fine-tuning goes on with the optimizers' state of the parent training, which model storage keeps"
+    )
     on_divergence: Literal["fail", "keep_previous"] = Field(
         "fail",
         description="where the loss of an epoch or a weight is not finite: `fail` ends the run with an error; `keep_previous` stores no model, "

@@ -27,7 +27,7 @@ def checkpoint_path(folder: Path, request: TrainingRequest) -> Path:
 
 
 def optimizers_path(folder: Path, run_id: str, trigger_id: int) -> Path:
-    """The optimizers' states after the training of `trigger_id`, for `keep_optimizer_state`; needed until the model of a later one is stored."""
+    """The optimizers' states after the training of `trigger_id`, for `keep_optimizer_state`; needed until its model is stored, with them."""
     return folder / "optimizers" / f"{run_id}.{trigger_id}.pt"
 
 
@@ -57,7 +57,7 @@ def remove_run(folder: Path, run_id: str) -> None:
 def clean_up(folder: Path, request: TrainingRequest, *, stored: bool) -> None:
     """Remove what an attempt that has ended, perhaps by kill -9, left behind.
 
-    stored: whether its model is; only then its checkpoint goes, and the optimizers' states of earlier triggers.
+    stored: whether its model is; only then its checkpoint goes, and what earlier triggers left.
     """
     rmtree(scratch_dir(folder, request), ignore_errors=True)
     if stored:
@@ -76,10 +76,11 @@ def remove_outlived(folder: Path, request: TrainingRequest) -> None:
 
 
 def remove_own(folder: Path, request: TrainingRequest) -> None:
-    """Remove what a next attempt at a training would go on from: its checkpoint, and its weights if it was finished."""
-    weights = finished_path(folder, request)
+    """Remove what a next attempt at a training would go on from: its checkpoint, and weights and optimizers if it was finished."""
+    weights, optimizers = finished_path(folder, request), optimizers_path(folder, request.run_id, request.trigger_id)
     record = record_path(weights)
-    for path in (checkpoint_path(folder, request), record, weights, partial_path(record), partial_path(weights)):
+    finished = (record, weights, optimizers, *map(partial_path, (record, weights, optimizers)))
+    for path in (checkpoint_path(folder, request), *finished):
         remove(path)
 
 

@@ -25,7 +25,9 @@ class TrainingContext:
 
     trigger_set: Callable[[RunId, int], TriggerSetInfo]
     get_model: Callable[[int, Path], StoredModel]
-    put_model: Callable[[ModelHeader, Path], ModelVersion]
+    get_optimizers: Callable[[int, Path], None]
+    put_model: Callable[[ModelHeader, Path, Path | None], ModelVersion]
+    """Called with the header, the weights, and the state of the optimizers if it is kept."""
     connect: Callable[[], DatasetClients]
     folder: Path
     put_limit_s: float = 300.0

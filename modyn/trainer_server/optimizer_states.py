@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from modyn.errors import CorruptStateError, TrainingError
+from modyn.errors import CorruptStateError, NotFoundError, TrainingError
 from modyn.model_storage.client import StoredModelInfo
 from modyn.rpc.logs import get_logger
 from modyn.trainer_server.components import TrainingComponents
-from modyn.trainer_server.files import optimizers_path
+from modyn.trainer_server.files import optimizers_path, remove, scratch_dir
 from modyn.trainer_server.inputs import TrainingInputs
 from modyn.trainer_server.state_file import read_state_file, write_state_file
 
@@ -17,12 +17,13 @@ OPTIMIZERS_LOST: Final = "optimizer_state_not_kept"
 
 
 def keep_optimizers(inputs: TrainingInputs, components: TrainingComponents) -> dict[str, str]:
-    """Write the optimizers' states for the next training of the run.
+    """Write the optimizers' states, which are put into model storage with the model.
 
     Returns: what the result of the training says of it: nothing, or why they could not be written; without them the model is as good.
     """
     states = {name: optimizer.state_dict() for name, optimizer in components.optimizers.items()}
     kept = optimizers_path(inputs.context.folder, inputs.request.run_id, inputs.request.trigger_id)
+    remove(kept)  # of an attempt whose model was not finished
     try:
         write_state_file(kept, {"version": 1, "optimizers": states}, "training.keep_optimizer_state")
     except TrainingError as error:
@@ -40,31 +41,33 @@ def take_over_optimizers(inputs: TrainingInputs, components: TrainingComponents,
     parent, training_result = stored.version, stored.training_result
     if parent.run_id != inputs.request.run_id:
         return
-    path = optimizers_path(inputs.context.folder, parent.run_id, parent.trigger_id)
     if lost := training_result.get(OPTIMIZERS_LOST):
         get_logger("training").warning(
             "optimizers_start_anew", reason=f"those of trigger {parent.trigger_id} were not kept: {lost}"
         )
         return
-    if not path.exists():
-        raise TrainingError(
-            f"training.keep_optimizer_state: the optimizers of trigger {parent.trigger_id} were not kept here ({path} does not exist); "
-            "set it to false, or start a new run"
-        )
+    advice = "set training.keep_optimizer_state to false, or start a new run"
+    path = scratch_dir(inputs.context.folder, inputs.request) / "optimizers"
     try:
+        inputs.context.get_optimizers(parent.model_id, path)
         saved = read_state_file(path)["optimizers"]
+    except NotFoundError as error:
+        raise TrainingError(
+            f"the optimizers of trigger {parent.trigger_id} cannot be gone on from: {error.message}; {advice}"
+        ) from error
     except CorruptStateError as error:
         raise CorruptStateError(
-            f"training.keep_optimizer_state: the optimizers of trigger {parent.trigger_id} cannot be gone on from: {error.message}; set it to "
-            "false, or start a new run"
+            f"the optimizers of trigger {parent.trigger_id} cannot be gone on from: {error.message}; {advice}"
         ) from error
+    finally:
+        remove(path)
     for name, optimizer in components.optimizers.items():
         options = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
         try:
             optimizer.load_state_dict(saved[name])
         except (KeyError, ValueError) as error:
             raise CorruptStateError(
-                f"{path} does not fit optimizer '{name}': {error}; it was written for another pipeline"
+                f"the state that is kept with model {parent.model_id} does not fit optimizer '{name}': {error}; it was written for another pipeline"
             ) from error
         for group, own in zip(optimizer.param_groups, options, strict=True):
             group.update(own)

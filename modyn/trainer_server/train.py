@@ -45,6 +45,7 @@ from modyn.trainer_server.divergence import DivergedError, FiniteLoss, check_wei
 from modyn.trainer_server.files import (
     checkpoint_path,
     finished_path,
+    optimizers_path,
     remove,
     remove_outlived,
     remove_own,
@@ -77,7 +78,12 @@ def train(job: TrainingJob, connection: JobConnection) -> StoredModelInfo | Noth
         source = DatasetSource(config, request.pipeline["data"]["dataset_id"], training.parallel_prefetch_requests)
         folder, kept = config.service_dir("trainer_server"), connection.models
         context = TrainingContext(
-            selector.trigger_set, partial(models.get, kept=kept), partial(models.put, kept=kept), source.connect, folder
+            trigger_set=selector.trigger_set,
+            get_model=partial(models.get, kept=kept),
+            get_optimizers=models.get_optimizers,
+            put_model=lambda header, weights, optimizers: models.put(header, weights, kept, optimizers),
+            connect=source.connect,
+            folder=folder,
         )
         return run_training(request, context, connection)
 
@@ -285,7 +291,11 @@ def put(inputs: TrainingInputs, result: dict[str, Any], parent: StoredModel | No
         parent_id=parent.version.model_id if parent else None,
     )
     retrier = Retrier(RetryPolicy(inputs.context.put_limit_s, longest_pause_s=5.0))
-    version = retrier.call(inputs.context.put_model, header, finished_path(inputs.context.folder, request))
+    folder = inputs.context.folder
+    optimizers = optimizers_path(folder, request.run_id, request.trigger_id)
+    version = retrier.call(
+        inputs.context.put_model, header, finished_path(folder, request), optimizers if optimizers.exists() else None
+    )
     remove_outlived(inputs.context.folder, request)
     get_logger("training").info("stored", model_id=version.model_id, samples=result["num_samples"])
     return StoredModelInfo(version, section["id"], section.get("config") or {}, result)

@@ -123,6 +123,33 @@ def test_put_is_idempotent_by_run_and_trigger(client: Client, tmp_path: Path) ->
     assert len({first.model_id, *imported}) == 3
 
 
+def test_the_state_of_optimizers_goes_with_the_newest_version_of_a_run(client: Client, tmp_path: Path) -> None:
+    state, got = tmp_path / "optimizers", tmp_path / "got"
+    versions = []
+    for trigger_id in range(2):
+        state.write_bytes(b"state" * (300_000 + trigger_id))
+        versions.append(client.put(header(trigger_id), model_file(tmp_path / "put", trigger_id), optimizers=state))
+        client.get_optimizers(versions[-1].model_id, got)
+        assert got.read_bytes() == state.read_bytes()
+        client.get(versions[-1].model_id, tmp_path / "weights")
+        assert weights_sha256(tmp_path / "weights") == versions[-1].weights_sha256
+    # A put that is repeated changes nothing, and a later version without a state takes none away.
+    state.write_bytes(b"another")
+    assert client.put(header(1), tmp_path / "put", optimizers=state) == versions[1]
+    plain = client.put(header(2), tmp_path / "put")
+    client.get_optimizers(versions[1].model_id, got)
+    assert got.read_bytes() == b"state" * 300_001
+    got.unlink()
+    for model_id in (versions[0].model_id, plain.model_id):
+        with pytest.raises(NotFoundError, match=f"no state of optimizers is kept with model {model_id}"):
+            client.get_optimizers(model_id, got)
+    client.delete(versions[1].model_id)
+    for model_id in (versions[1].model_id, 4711):
+        with pytest.raises(NotFoundError, match="there is no model"):
+            client.get_optimizers(model_id, got)
+    assert not got.exists()
+
+
 def test_only_models_are_taken(client: Client, tmp_path: Path) -> None:
     (tmp_path / "no").write_bytes(b"no model")
     with pytest.raises((InvalidArgumentError, CorruptStateError), match="not a safetensors file"):

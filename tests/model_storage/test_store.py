@@ -93,6 +93,38 @@ def test_every_strategy_gives_the_same_weights_and_hash(store: ModelStore, model
     assert leftovers(models) == []
 
 
+def test_states_of_optimizers_are_files_of_their_versions(
+    system_config: SystemConfig, models: Path, weights: Callable[[float], Path], tmp_path: Path
+) -> None:
+    def state() -> Path:
+        path = models.parent / "incoming" / "state"
+        path.write_bytes(b"state")
+        return path
+
+    with opened(system_config) as store:
+        first, second = (store.publish(header(i), weights(float(i)), state()).version.model_id for i in range(2))
+        store.publish(header(1), weights(1.0), state())  # the version exists
+        assert sorted(path.suffix for path in models.iterdir()) == [".model", ".model", ".optimizers"]
+        (models / "left.optimizers").write_bytes(b"by a put that was killed")
+    with opened(system_config) as store:
+        assert sorted(path.suffix for path in models.iterdir()) == [".model", ".model", ".optimizers"]
+        with store.open_optimizers(second) as file:
+            assert file.read() == b"state"
+        (path,) = models.glob("*.optimizers")
+        path.write_bytes(b"cut")
+        with pytest.raises(CorruptStateError, match=r"optimizers has 3 bytes, 5 were written"), store.open_optimizers(second):
+            pass
+        path.unlink()
+        with pytest.raises(CorruptStateError, match="of model 2 is missing"), store.open_optimizers(second):
+            pass
+        store.publish(header(2), weights(2.0), state())
+        for model in store.list(None):
+            store.delete(model.version.model_id)
+        assert list(models.iterdir()) == []
+        with pytest.raises(NotFoundError), store.open_optimizers(first):
+            pass
+
+
 def test_a_second_put_of_a_trigger_returns_the_first_version(
     store: ModelStore, models: Path, weights: Callable[[float], Path]
 ) -> None:

@@ -85,6 +85,19 @@ class Outcome:
         return self.stored.training_result
 
 
+def context_of(models: FakeModelStorage, data: MemoryData, folder: Path, **limits: float) -> TrainingContext:
+    """What a training reaches, in memory."""
+    return TrainingContext(
+        trigger_set=data.trigger_set,
+        get_model=models.get,
+        get_optimizers=models.get_optimizers,
+        put_model=lambda header, weights, optimizers: models.put(header, weights, None, optimizers),
+        connect=data,
+        folder=folder,
+        **limits,
+    )
+
+
 class NoModel(Exception):
     """A training that trained nothing."""
 
@@ -117,7 +130,7 @@ class TrainingRoom:
         """Raises what the training raises. NoModel: it ended well without a model."""
         data, report = data or MemoryData(), report or RecordedReport()
         request = TrainingRequest(RunId(run_id), trigger_id, pipeline, parent_model_id, num_samples_to_pass, seed)
-        context = TrainingContext(data.trigger_set, self.models.get, self.models.put, data, self.folder, **self.limits)
+        context = context_of(self.models, data, self.folder, **self.limits)
         stored = run_training(request, context, report)
         if isinstance(stored, NothingTrained):
             raise NoModel(stored)

@@ -23,7 +23,7 @@ from modyn.trainer_server.checkpoint import load_checkpoint, random_state, set_r
 from modyn.trainer_server.config import SCHEDULERS
 from modyn.trainer_server.service import PRELOAD
 from modyn.trainer_server.state_file import read_state_file, write_state_file
-from modyn.workers import WorkerPool
+from modyn.workers import KeptModels, WorkerPool
 from tests.support.training import MemoryData, Outcome, RecordedReport, TrainingRoom, small_pipeline
 
 HERE = Path(__file__).parent
@@ -141,11 +141,13 @@ class FullModels(FakeModelStorage):
 
     full = True
 
-    def put(self, header: ModelHeader, safetensors_path: Path) -> ModelVersion:
+    def put(
+        self, header: ModelHeader, safetensors_path: Path, kept: KeptModels | None = None, optimizers: Path | None = None
+    ) -> ModelVersion:
         if self.full:
             self.full = False
             raise ConflictError("model storage is full")
-        return super().put(header, safetensors_path)
+        return super().put(header, safetensors_path, kept, optimizers)
 
 
 def test_a_training_that_had_ended_early_is_not_gone_on_with(tmp_path: Path) -> None:
@@ -302,10 +304,11 @@ def test_a_flipped_bit_of_an_optimizer_state_is_named(tmp_path: Path) -> None:
     pipeline = small_pipeline({"keep_optimizer_state": True, "optimizers": adam})
     room = TrainingRoom(tmp_path)
     first = room.train(pipeline)
-    flip_a_bit_of_a_tensor(tmp_path / "optimizers" / "memory-0001.0.pt")
-    with pytest.raises(
-        CorruptStateError, match=r"keep_optimizer_state: the optimizers of trigger 0 .*0\.pt does not match its checksum"
-    ):
+    kept = tmp_path / "kept"
+    room.models.get_optimizers(first.trained.model_id, kept)
+    flip_a_bit_of_a_tensor(kept)
+    room.models.change_optimizers(first.trained.model_id, kept.read_bytes())
+    with pytest.raises(CorruptStateError, match=r"the optimizers of trigger 0 .*optimizers does not match its checksum"):
         room.train(pipeline, MemoryData(trigger_id=1), trigger_id=1, parent_model_id=first.trained.model_id)
 
 

@@ -21,6 +21,7 @@ from modyn.testing.fakes import FakeModelStorage
 from modyn.trainer_server.client import TrainingRequest
 from modyn.trainer_server.divergence import DivergedError, check_weights
 from modyn.trainer_server.files import clean_up, finished_path
+from modyn.workers import KeptModels
 from tests.support.training import MemoryData, NoModel, RecordedReport, TrainingRoom, small_pipeline
 
 DIVERGING: dict[str, Any] = {
@@ -74,9 +75,9 @@ def test_a_diverged_training_keeps_the_model_before_if_asked(tmp_path: Path) -> 
         )
     assert [model.version.model_id for model in room.models.list()] == [first.trained.model_id]
     assert found.value.nothing.result["num_samples"] == 0
-    # The next training goes on from the parent, whose optimizers are still there.
+    # The next training goes on from the parent, whose optimizers model storage still has.
     clean_up(tmp_path, TrainingRequest(RunId("memory-0001"), 1, small_pipeline(keeps)), stored=False)
-    assert files(tmp_path) == {"optimizers/memory-0001.0.pt", "finished/memory-0001.1.json"}
+    assert files(tmp_path) == {"finished/memory-0001.1.json"}
     room.train(small_pipeline(keeps), MemoryData(trigger_id=2), trigger_id=2, parent_model_id=first.trained.model_id)
 
 
@@ -126,11 +127,13 @@ class RefusingModels(FakeModelStorage):
         super().__init__()
         self.refusals = refusals
 
-    def put(self, header: ModelHeader, safetensors_path: Path) -> ModelVersion:
+    def put(
+        self, header: ModelHeader, safetensors_path: Path, kept: KeptModels | None = None, optimizers: Path | None = None
+    ) -> ModelVersion:
         if self.refusals:
             self.refusals -= 1
             raise ConflictError("model storage is full")
-        return super().put(header, safetensors_path)
+        return super().put(header, safetensors_path, kept, optimizers)
 
 
 def test_a_finished_training_is_only_put_again_by_the_next_attempt(tmp_path: Path) -> None:
@@ -201,7 +204,8 @@ def test_a_training_after_one_whose_optimizer_state_was_not_kept_starts_it_anew(
     written = capsys.readouterr().err
     assert "optimizer_state_not_kept" in written
     assert "optimizers_start_anew" in written
-    assert files(tmp_path) == {"optimizers/memory-0001.1.pt"}
+    assert files(tmp_path) == set()
+    room.models.get_optimizers(2, tmp_path / "of trigger 1")
 
 
 def test_weights_that_cannot_be_written_are_named(tmp_path: Path) -> None:

@@ -30,14 +30,15 @@ from modyn.trainer_server.checkpoint import seed_everything
 from modyn.trainer_server.client import TrainingRequest
 from modyn.trainer_server.config import TrainingConfig
 from modyn.trainer_server.files import clean_up
-from modyn.trainer_server.inputs import TrainingContext
 from modyn.trainer_server.train import configure_torch, derived_seed, run_training
+from modyn.workers import KeptModels
 from tests.support.training import (
     NUM_CLASSES,
     MemoryData,
     Outcome,
     RecordedReport,
     TrainingRoom,
+    context_of,
     features_of,
     small_pipeline,
     train_in_memory,
@@ -397,7 +398,9 @@ def test_the_state_of_optimizers_goes_on_with_the_model_if_it_is_kept(tmp_path: 
     pipeline = small_pipeline({"keep_optimizer_state": True, "optimizers": adam, "lr_scheduler": scheduler})
     room = TrainingRoom(tmp_path)
     first = room.train(pipeline)
-    second = room.train(pipeline, MemoryData(trigger_id=1), trigger_id=1, parent_model_id=first.trained.model_id)
+    elsewhere = TrainingRoom(tmp_path / "another trainer server", room.models)
+    elsewhere.folder.mkdir()
+    second = elsewhere.train(pipeline, MemoryData(trigger_id=1), trigger_id=1, parent_model_id=first.trained.model_id)
 
     model = fresh_model(pipeline)
     optimizer = torch.optim.Adam(
@@ -409,12 +412,13 @@ def test_the_state_of_optimizers_goes_on_with_the_model_if_it_is_kept(tmp_path: 
             torch.autograd.backward(nn.functional.cross_entropy(model(inputs), labels))
             optimizer.step()
     assert equal(second, model)
-    assert [path.name for path in (tmp_path / "optimizers").iterdir()] == ["memory-0001.1.pt"]
+    assert list((tmp_path / "optimizers").iterdir()) == []
 
-    for path in (tmp_path / "optimizers").iterdir():
-        path.unlink()
-    with pytest.raises(TrainingError, match="optimizers of trigger 1 were not kept here"):
-        room.train(pipeline, trigger_id=2, parent_model_id=second.trained.model_id)
+    plain = room.train(small_pipeline(), trigger_id=2, parent_model_id=second.trained.model_id)
+    with pytest.raises(
+        TrainingError, match=r"optimizers of trigger 2 cannot be gone on from: no state of optimizers is kept with model 3"
+    ):
+        room.train(pipeline, trigger_id=3, parent_model_id=plain.trained.model_id)
 
 
 def test_optimizers_that_a_crash_has_left_are_removed_with_the_next_model(tmp_path: Path) -> None:
@@ -427,7 +431,7 @@ def test_optimizers_that_a_crash_has_left_are_removed_with_the_next_model(tmp_pa
     clean_up(tmp_path, request, stored=False)
     assert {path.name for path in folder.iterdir()} == names
     clean_up(tmp_path, request, stored=True)
-    assert {path.name for path in folder.iterdir()} == names - {"memory-0001.0.pt", "memory-0001.1.pt"}
+    assert {path.name for path in folder.iterdir()} == {"memory-0001.x.0.pt", "memory-0001.0.0.pt"}
 
 
 def test_what_cannot_be_removed_fails_no_training_whose_model_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -436,7 +440,7 @@ def test_what_cannot_be_removed_fails_no_training_whose_model_is_stored(tmp_path
 
     room = TrainingRoom(tmp_path)
     request = TrainingRequest(RunId("memory-0001"), 0, small_pipeline())
-    context = TrainingContext(MemoryData().trigger_set, room.models.get, room.models.put, MemoryData(), tmp_path)
+    context = context_of(room.models, MemoryData(), tmp_path)
     with monkeypatch.context() as failing:
         failing.setattr(Path, "unlink", read_only)
         stored = run_training(request, context, RecordedReport())
@@ -579,11 +583,13 @@ class ReluctantModels(FakeModelStorage):
         super().__init__()
         self.failures = failures
 
-    def put(self, header: ModelHeader, safetensors_path: Path) -> ModelVersion:
+    def put(
+        self, header: ModelHeader, safetensors_path: Path, kept: KeptModels | None = None, optimizers: Path | None = None
+    ) -> ModelVersion:
         if self.failures:
             self.failures -= 1
             raise UnavailableError("model storage restarts")
-        return super().put(header, safetensors_path)
+        return super().put(header, safetensors_path, kept, optimizers)
 
 
 def test_a_finished_training_waits_for_model_storage(tmp_path: Path) -> None:
