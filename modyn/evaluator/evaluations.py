@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,12 +11,12 @@ from typing import Final
 
 from prometheus_client import Counter
 
-from modyn.errors import CancelledError, ConflictError, InvalidArgumentError, ModynError, NotFoundError, UnavailableError
+from modyn.errors import CancelledError, ConflictError, ModynError, NotFoundError, UnavailableError
 from modyn.evaluator.client import EvaluationRequest, EvaluationState, EvaluationStatus, json_digest
 from modyn.evaluator.config import load_dataset
 from modyn.evaluator.metrics import METRICS
 from modyn.evaluator.outputs import EvaluationJob
-from modyn.evaluator.records import InIntervals, MeasureRequest, SampleSource, Score
+from modyn.evaluator.records import InIntervals, MeasureRequest, SampleSource, Score, check_intervals, check_run_id
 from modyn.evaluator.store import EvaluationStore, ScoreKey
 from modyn.evaluator.versions import DataVersion, code_version, decoding_digest, metric_digests
 from modyn.json_codec import whole_numbers
@@ -36,7 +35,6 @@ MAX_WAITING: Final = 10_000
 """Live evaluations; further ones are refused until some have ended."""
 
 _NO_CODE: Final = ("batch_size", "dataloader_workers")
-_RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,199}")
 
 MakeJob = Callable[[EvaluationRequest | MeasureRequest, SampleSource, DataVersion], EvaluationJob]
 """Makes what a worker gets, for a request that names model, dataset and device, samples (distinct intervals), and the version of the data."""
@@ -115,9 +113,7 @@ class Evaluations:
         """
         load_dataset(request.dataset)
         check_run_id(request.run_id)
-        for interval in request.intervals:
-            if interval.start > interval.end:
-                raise InvalidArgumentError(f"the interval [{interval.start}, {interval.end}) ends before it starts")
+        check_intervals(request.intervals)
         id_ = request.evaluation_id
         # Storage is asked outside the lock of the table; where two ask at once, the second finds the evaluation live, or all scores known.
         finished = self._finished(request)
@@ -321,12 +317,6 @@ class Evaluations:
         with self._changed:
             for id_ in group.requests:
                 self.table.set(id_, EvaluationStatus(id_, state, seen, total))
-
-
-def check_run_id(run_id: str) -> None:
-    """Raise InvalidArgumentError for what cannot be the name of a file."""
-    if not _RUN_ID.fullmatch(run_id):
-        raise InvalidArgumentError(f"{run_id!r} is no run id: it must be usable as a file name")
 
 
 def session_key(request: EvaluationRequest | MeasureRequest) -> str:

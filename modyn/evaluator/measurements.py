@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator
 from shutil import rmtree
 from typing import Final
 
-from modyn.errors import InvalidArgumentError, UnavailableError
+from modyn.errors import UnavailableError
 from modyn.evaluator.config import load_dataset
-from modyn.evaluator.evaluations import MakeJob, check_run_id, session_key
+from modyn.evaluator.evaluations import MakeJob, session_key
 from modyn.evaluator.outputs import read_rows
-from modyn.evaluator.records import AtPositions, InIntervals, MeasureRequest, Rows, SampleSource, Score
+from modyn.evaluator.records import MeasureRequest, Rows, Score, check_run_id, checked_source
 from modyn.evaluator.versions import DataVersion, decoding_digest
-from modyn.records import Interval
 from modyn.storage.client import StorageClient
 from modyn.workers import WorkerPool
 
@@ -38,7 +37,7 @@ class Measurements:
         """
         section = load_dataset(request.dataset)
         check_run_id(request.run_id)
-        source = _checked(request.source)
+        source = checked_source(request.source)
         if not self._places.acquire(blocking=False):
             raise UnavailableError(f"{MAX_WAITING} passes are being made or wait at the evaluator; try again later")
         try:
@@ -60,20 +59,3 @@ class Measurements:
                 rmtree(work.scratch, ignore_errors=True)
         finally:
             self._places.release()
-
-
-def _checked(source: SampleSource) -> SampleSource:
-    """The source with distinct intervals. Raises InvalidArgumentError: an interval or a range ends before it starts, or begins before 0."""
-    match source:
-        case InIntervals(intervals):
-            for interval in intervals:
-                if interval.start > interval.end:
-                    raise InvalidArgumentError(f"the interval [{interval.start}, {interval.end}) ends before it starts")
-            return InIntervals(list(dict.fromkeys(Interval(i.start, i.end) for i in intervals)))
-        case AtPositions(_, ranges):
-            for start, stop in ranges:
-                if not 0 <= start <= stop:
-                    raise InvalidArgumentError(
-                        f"[{start}, {stop}) is no range of positions: it must start at 0 or later, and not after its end"
-                    )
-    return source

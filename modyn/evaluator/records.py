@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from modyn.records import Int64Array, Interval, RunId
+from modyn.errors import InvalidArgumentError
+from modyn.records import EvalInterval, Int64Array, Interval, RunId
+
+_RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,199}")
 
 
 class OutputKind(StrEnum):
@@ -117,3 +121,31 @@ class Measured:
     scores: Sequence[Score] = ()
     rows: Rows | None = None
     """None: scores were asked for, or there were no samples."""
+
+
+def check_run_id(run_id: str) -> None:
+    """Raise InvalidArgumentError for what cannot be the name of a file."""
+    if not _RUN_ID.fullmatch(run_id):
+        raise InvalidArgumentError(f"{run_id!r} is no run id: it must be usable as a file name")
+
+
+def check_intervals(intervals: Iterable[Interval | EvalInterval]) -> None:
+    """Raise InvalidArgumentError for one that ends before it starts."""
+    for interval in intervals:
+        if interval.start > interval.end:
+            raise InvalidArgumentError(f"the interval [{interval.start}, {interval.end}) ends before it starts")
+
+
+def checked_source(source: SampleSource) -> SampleSource:
+    """The source with distinct intervals. Raises InvalidArgumentError: an interval or a range ends before it starts, or a range begins before 0."""
+    match source:
+        case InIntervals(intervals):
+            check_intervals(intervals)
+            return InIntervals(list(dict.fromkeys(Interval(i.start, i.end) for i in intervals)))
+        case AtPositions(_, ranges):
+            for start, stop in ranges:
+                if not 0 <= start <= stop:
+                    raise InvalidArgumentError(
+                        f"[{start}, {stop}) is no range of positions: it must start at 0 or later, and not after its end"
+                    )
+    return source

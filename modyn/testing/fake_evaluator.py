@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from modyn.errors import NotFoundError
 from modyn.evaluator.client import (
@@ -11,10 +13,14 @@ from modyn.evaluator.client import (
     EvaluationResult,
     EvaluationState,
     EvaluationStatus,
+    InIntervals,
     Measured,
     MeasureRequest,
+    OutputKind,
 )
-from modyn.records import EvalInterval, RunId
+from modyn.evaluator.client import Score as MetricScore
+from modyn.evaluator.records import check_intervals, check_run_id, checked_source
+from modyn.records import EvalInterval, Interval, RunId
 from modyn.rpc.retry import CancellationToken
 from modyn.testing.fakes import FakeSectionClient
 
@@ -30,20 +36,26 @@ class FakeEvaluator(FakeSectionClient):
     """Use in place of an EvaluatorClient. An evaluation finishes as soon as it is started.
 
     score: value (None = undefined) and number of samples of (request, interval, metric). fail: makes evaluations fail: their error message,
-    or None. `measured` makes what `measure` returns, by default nothing. `started` holds the requests that were really carried out, in order.
+    or None. `measured` makes what `measure` returns: by default scores by `score`, and no rows. `started` holds the requests that were really
+    carried out, in order. The data are the same for ever, so that nothing is evaluated again because of them.
     """
 
     def __init__(self, score: Score = score_by_model, fail: Callable[[EvaluationRequest], str | None] = lambda _: None) -> None:
         self.score = score
         self.fail = fail
-        self.measured: Callable[[MeasureRequest], Measured] = lambda _: Measured()
+        self.measured: Callable[[MeasureRequest], Measured] = self._measured
         self.started: list[EvaluationRequest] = []
         self._statuses: dict[str, EvaluationStatus] = {}
         self._results: dict[str, list[EvaluationResult]] = {}
         self._lock = threading.Lock()
 
     def start(self, request: EvaluationRequest) -> EvaluationStatus:
-        """Carry the evaluation out at once; again for one that finished returns its status, one that failed is tried again."""
+        """Carry the evaluation out at once; again for one that finished returns its status, one that failed is tried again.
+
+        Raises: InvalidArgumentError: the run id or an interval is wrong.
+        """
+        check_run_id(request.run_id)
+        check_intervals(request.intervals)
         with self._lock:
             id_ = request.evaluation_id
             if id_ not in self._results:
@@ -68,28 +80,42 @@ class FakeEvaluator(FakeSectionClient):
         next(self.watch(evaluation_id))
 
     def delete_run(self, run_id: RunId, model_ids: Sequence[int]) -> None:
-        """Forget the results of a run."""
+        """Forget the evaluations of a run and their results."""
         with self._lock:
-            for id_ in [id_ for id_ in self._statuses if id_.startswith(f"{run_id}-")]:
-                del self._statuses[id_]
+            for id_ in {asked.evaluation_id for asked in self.started if asked.run_id == run_id}:
+                self._statuses.pop(id_, None)
                 self._results.pop(id_, None)
 
     def measure(self, request: MeasureRequest, token: CancellationToken | None = None) -> Measured:
-        """What `self.measured` returns for the request. Raises the token's cause."""
+        """What `self.measured` returns for the request. Raises InvalidArgumentError: the run id or the source is wrong; the token's cause."""
         if token is not None:
             token.check()
-        return self.measured(request)
+        check_run_id(request.run_id)
+        return self.measured(replace(request, source=checked_source(request.source)))
 
     def results(self, run_id: RunId) -> list[EvaluationResult]:
-        """All results of a run in the order in which they were made."""
+        """All results of a run, by trigger, handler, dataset, metric and interval; of those of one cell the newest."""
         with self._lock:
-            return [result for results in self._results.values() for result in results if result.run_id == run_id]
+            found = [result for results in self._results.values() for result in results if result.run_id == run_id]
+        return [result for _, result in sorted({_cell(result): result for result in found}.items())]
+
+    def _measured(self, request: MeasureRequest) -> Measured:
+        if request.kind is not OutputKind.SCORES:
+            return Measured()
+        asked = EvaluationRequest(request.run_id, 0, request.model_id, "", request.dataset, ())
+        intervals = request.source.intervals if isinstance(request.source, InIntervals) else [Interval()]
+        scores = []
+        for interval in intervals:
+            for metric in _labels(request.dataset):
+                value, number = self.score(asked, EvalInterval(interval.start, interval.end, interval.start), metric)
+                scores.append(MetricScore(interval, metric, value, "" if value is not None else "undefined", number, number))
+        return Measured(tuple(scores))
 
     def _evaluate(self, request: EvaluationRequest) -> Iterator[EvaluationResult]:
         dataset = str(request.dataset.get("dataset_id", ""))
         for interval in dict.fromkeys(request.intervals):
-            for metric in request.dataset.get("metrics", []):
-                value, num_samples = self.score(request, interval, metric["name"])
+            for metric in _labels(request.dataset):
+                value, num_samples = self.score(request, interval, metric)
                 yield EvaluationResult(
                     request.run_id,
                     request.trigger_id,
@@ -97,8 +123,18 @@ class FakeEvaluator(FakeSectionClient):
                     request.handler,
                     dataset,
                     interval,
-                    metric["name"],
+                    metric,
                     value,
                     "" if value is not None else "undefined",
                     num_samples,
                 )
+
+
+def _labels(dataset: Mapping[str, Any]) -> list[str]:
+    """What the results of each metric are called: as it says, or by its name alone."""
+    return [str(metric.get("label", metric["name"])) for metric in dataset.get("metrics", [])]
+
+
+def _cell(result: EvaluationResult) -> tuple[Any, ...]:
+    interval = (result.interval.start, result.interval.end, result.interval.anchor)
+    return result.trigger_id, result.handler, result.dataset, result.model_id, result.metric, *interval
