@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psycopg2
 import pytest
 import yaml
@@ -24,14 +23,13 @@ import yaml
 from modyn.client import Client
 from modyn.config.system import SERVICES
 from modyn.local.process import is_alive
-from modyn.records import Int64Array
 from modyn.rpc.retry import RetryPolicy
-from modyn.selector.client import SelectorClient
 from modyn.supervisor.client import EventKind, Run, RunState
 from modyn.supervisor.states import RESUMABLE
 from modyn.testing.stack import RunningStack, tiny_evaluation, tiny_pipeline, tiny_training
 from modyn.testing.waiting import PATIENCE_S, eventually
 from tests.support.comparison import RunOutcome, broken_promises, differences, outcome
+from tests.support.killed_stack import KilledStack, gone, trigger_set_keys
 
 NUM_SAMPLES, NUM_TRIGGERS, DAYS = 400, 4, 4
 SERVANTS = ("storage", "selector", "model_storage", "trainer_server", "evaluator", "postgres")
@@ -71,43 +69,10 @@ def pipeline() -> str:
 
 
 @dataclass
-class Installation:
-    """An installation that is broken on purpose, and what a run in it has to come to."""
+class Installation(KilledStack):
+    """What a run in an installation that is broken on purpose has to come to."""
 
-    stack: RunningStack
-    client: Client
     expected: RunOutcome
-
-    def pids(self) -> dict[str, int]:
-        """Processes of the installation by part; `stack` is the one that looks after the others."""
-        status = self.client.status()
-        assert status.pid is not None
-        return {"stack": status.pid, **{part.name: part.pid for part in status.parts if part.pid is not None}}
-
-    def kill(self, name: str) -> None:
-        """`kill -9`, and waits until the part is there again."""
-        old = self.pids()[name]
-        os.kill(old, signal.SIGKILL)
-        eventually(
-            lambda: any(part.name == name and part.healthy and part.pid != old for part in self.client.status().parts),
-            f"{name} was not started again",
-        )
-
-    def kill_all(self) -> None:
-        """Everything at once, so that nothing of it can end cleanly; then `modyn up`."""
-        pids = self.pids()
-        for pid in pids.values():
-            os.kill(pid, signal.SIGKILL)
-        gone(lambda: [name for name, pid in pids.items() if is_alive(pid)])
-        self.client.up()
-
-    def kill_stack(self) -> None:
-        """The process that looks after the others; then `modyn up`."""
-        pids = self.pids()
-        os.kill(pids["stack"], signal.SIGKILL)
-        eventually(lambda: not is_alive(pids["stack"]))
-        self.client.up()
-        assert not [name for name, pid in pids.items() if is_alive(pid)]
 
     @contextmanager
     def configured(self, **sections: object) -> Iterator[None]:
@@ -221,13 +186,7 @@ def states_of_runs(installation: Installation, before: int) -> list[list[str]]:
 
 def trained_keys(client: Client, run_id: str) -> list[int]:
     """The keys of all trigger sets of a run."""
-    keys: list[Int64Array] = []
-    with SelectorClient(client.config.endpoint("selector")) as selector:
-        for trigger in client.supervisor.triggers(run_id):
-            info = selector.trigger_set(client.show(run_id).run_id, trigger.trigger_id)
-            for partition in range(info.num_partitions):
-                keys.append(selector.keys(info.run_id, info.trigger_id, partition).keys)
-    return [int(key) for key in np.concatenate(keys)]
+    return [key for trigger in client.supervisor.triggers(run_id) for key in trigger_set_keys(client, run_id, trigger.trigger_id)]
 
 
 def unfinished(client: Client, run_id: str) -> list[Any]:
@@ -278,11 +237,6 @@ def stray_files(client: Client) -> list[str]:
     incoming = [*(state / "model_storage" / "incoming").iterdir()]
     scratch = list((state / "evaluator").rglob("model-*"))
     return [str(path) for path in (*temporary, *checkpoints, *incoming, *scratch)]
-
-
-def gone(find: Callable[[], list[str]]) -> None:
-    """That what `find` looks for goes away."""
-    eventually(lambda: not find(), find)
 
 
 @pytest.fixture(scope="module")

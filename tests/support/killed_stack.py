@@ -1,0 +1,67 @@
+"""An installation whose processes are killed with `kill -9`, all of it or one after the other, and what its selector then holds."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from modyn.client import Client
+from modyn.local.process import is_alive
+from modyn.records import RunId
+from modyn.selector.client import SelectorClient
+from modyn.testing.stack import RunningStack
+from modyn.testing.waiting import eventually
+
+
+@dataclass
+class KilledStack:
+    """A running stack, and a client that outlasts what is done to it."""
+
+    stack: RunningStack
+    client: Client
+
+    def pids(self) -> dict[str, int]:
+        """Processes of the installation by part; `stack` is the one that looks after the others."""
+        status = self.client.status()
+        assert status.pid is not None
+        return {"stack": status.pid, **{part.name: part.pid for part in status.parts if part.pid is not None}}
+
+    def kill(self, name: str) -> None:
+        """`kill -9`, and waits until the part is there again."""
+        old = self.pids()[name]
+        os.kill(old, signal.SIGKILL)
+        eventually(
+            lambda: any(part.name == name and part.healthy and part.pid != old for part in self.client.status().parts),
+            f"{name} was not started again",
+        )
+
+    def kill_all(self) -> None:
+        """Everything at once, so that nothing of it can end cleanly; then `modyn up`."""
+        pids = self.pids()
+        for pid in pids.values():
+            os.kill(pid, signal.SIGKILL)
+        gone(lambda: [name for name, pid in pids.items() if is_alive(pid)])
+        self.client.up()
+
+    def kill_stack(self) -> None:
+        """The process that looks after the others; then `modyn up`."""
+        pids = self.pids()
+        os.kill(pids["stack"], signal.SIGKILL)
+        eventually(lambda: not is_alive(pids["stack"]))
+        self.client.up()
+        assert not [name for name, pid in pids.items() if is_alive(pid)]
+
+
+def trigger_set_keys(client: Client, run_id: str, trigger_id: int) -> list[int]:
+    """The keys of one trigger set, partition after partition."""
+    with SelectorClient(client.config.endpoint("selector")) as selector:
+        info = selector.trigger_set(RunId(run_id), trigger_id)
+        parts = [selector.keys(info.run_id, trigger_id, partition).keys.tolist() for partition in range(info.num_partitions)]
+    return [key for part in parts for key in part]
+
+
+def gone(find: Callable[[], list[str]]) -> None:
+    """That what `find` looks for goes away."""
+    eventually(lambda: not find(), find)
