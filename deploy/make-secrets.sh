@@ -1,6 +1,7 @@
 #!/bin/sh
 # make-secrets.sh FOLDER GROUP:ROLE:HOST,HOST...: the secrets of each group of containers in FOLDER/GROUP, unless they are there: the token of
-# ROLE, digests of the tokens that are accepted, and a certificate for its hosts with the authority that signed it; without hosts none.
+# ROLE, digests of the tokens that are accepted, and a certificate for its hosts with the authority that signed it. Without a role, as for
+# databases: the certificate only, with a key that any user of its containers can read.
 # The authority's key is thrown away: nothing can be signed with it later. To renew, empty all folders and run it again.
 set -eu
 
@@ -8,7 +9,8 @@ folder=$1
 shift
 missing=no
 for group in "$@"; do
-    [ -s "$folder/${group%%:*}/token" ] || missing=yes
+    case $group in *::*) last=server.crt ;; *) last=token ;; esac
+    [ -s "$folder/${group%%:*}/$last" ] || missing=yes
 done
 if [ $missing = no ]; then
     echo "the secrets in $folder are there already"
@@ -39,24 +41,27 @@ for group in "$@"; do
     mkdir -p "$target"
     rm -f "$target/token"
     cp ca.crt "$target/"
-    cp accepted "$target/.accepted"
-    if [ -n "$hosts" ]; then
-        alternatives=DNS:localhost,IP:127.0.0.1,DNS:$(echo "$hosts" | sed 's/,/,DNS:/g')
-        printf 'basicConstraints=critical,CA:FALSE\nextendedKeyUsage=serverAuth\nsubjectAltName=%s\n' "$alternatives" > extensions
-        openssl req -new -newkey ec -pkeyopt ec_paramgen_curve:P-256 -noenc -subj "/CN=modyn $name" \
-            -keyout "$target/server.key" -out server.csr
-        openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 3650 -extfile extensions \
-            -out "$target/server.crt"
-        chmod 0644 "$target/server.crt"
+    chmod 0644 "$target/ca.crt"
+    alternatives=DNS:localhost,IP:127.0.0.1
+    [ -z "$hosts" ] || alternatives=$alternatives,DNS:$(echo "$hosts" | sed 's/,/,DNS:/g')
+    printf 'basicConstraints=critical,CA:FALSE\nextendedKeyUsage=serverAuth,clientAuth\nsubjectAltName=%s\n' "$alternatives" > extensions
+    openssl req -new -newkey ec -pkeyopt ec_paramgen_curve:P-256 -noenc -subj "/CN=modyn $name" \
+        -keyout "$target/server.key" -out server.csr
+    openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 3650 -extfile extensions \
+        -out "$target/server.crt"
+    chmod 0644 "$target/server.crt"
+    if [ -z "$role" ]; then
+        chmod 0644 "$target/server.key"
+        continue
     fi
+    cp accepted "$target/.accepted"
     cp "$role" "$target/.token"
-    chmod 0640 "$target/.token" "$target/.accepted"
+    chmod 0640 "$target/.token" "$target/.accepted" "$target/server.key"
     # Renamed, so that a server which reads it again never finds a part of it.
     mv -f "$target/.accepted" "$target/accepted"
-    chmod 0644 "$target/ca.crt"
 done
 # The tokens last: they are what says that all is there.
 for group in "$@"; do
-    mv -f "$folder/${group%%:*}/.token" "$folder/${group%%:*}/token"
+    case $group in *::*) ;; *) mv -f "$folder/${group%%:*}/.token" "$folder/${group%%:*}/token" ;; esac
 done
 echo "made certificates, keys and tokens in $folder"

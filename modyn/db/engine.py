@@ -85,7 +85,7 @@ class Database:
         cause = str(getattr(error, "orig", error)).strip().splitlines()
         shown = self.engine.url.render_as_string(hide_password=True)
         return UnavailableError(
-            f"PostgreSQL at {shown} cannot be used ({cause[0] if cause else error}); is it running? `modyn up` starts it"
+            f"PostgreSQL at {shown} cannot be used ({cause[0] if cause else error}); is it running? `modyn up` starts the embedded one"
         )
 
 

@@ -13,12 +13,22 @@ import psycopg2
 from psycopg2 import sql
 
 from modyn.config.system import SERVICES
+from modyn.errors import UnavailableError
+from modyn.rpc.retry import Retrier, RetryPolicy
+
+WAIT_S = 60.0
+"""How long a server is waited for that does not run yet: not every tool for containers starts them in order."""
 
 
-def create_user(url: str, service: str, password: str) -> str:
-    """Create the user of `service`, or change its password, and make it the owner of the service's schema. Returns: its name."""
+def create_user(url: str, service: str, password: str, retrier: Retrier | None = None) -> str:
+    """Create the user of `service`, or change its password, and make it the owner of the service's schema.
+
+    Args: retrier: waits for a server that cannot be reached; none: it is not waited for.
+    Returns: the name of the user. Raises: UnavailableError: the server cannot be reached, or refuses the user of the URL.
+    """
     name = f"modyn_{service}"
-    with psycopg2.connect(url) as connection, connection.cursor() as cursor:
+    connection = (retrier or Retrier(RetryPolicy(0.0))).call(_connected, url)
+    with connection, connection.cursor() as cursor:
         cursor.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (name,))
         verb = sql.SQL("ALTER" if cursor.fetchone() else "CREATE")
         user, schema = sql.Identifier(name), sql.Identifier(service)
@@ -33,6 +43,13 @@ def create_user(url: str, service: str, password: str) -> str:
     return name
 
 
+def _connected(url: str) -> psycopg2.extensions.connection:
+    try:
+        return psycopg2.connect(url)
+    except psycopg2.OperationalError as error:
+        raise UnavailableError(str(error).strip()) from error
+
+
 def main() -> int:
     """Create the user that the arguments name. Returns the exit code."""
     service = sys.argv[1] if len(sys.argv) == 2 else ""
@@ -45,8 +62,8 @@ def main() -> int:
         sys.stderr.write(f"modyn db users: '{service}' is no service; name one of {', '.join(SERVICES)}\n")
         return 1
     try:
-        name = create_user(url, service, password)
-    except psycopg2.Error as error:
+        name = create_user(url, service, password, Retrier(RetryPolicy(WAIT_S)))
+    except (psycopg2.Error, UnavailableError) as error:
         sys.stderr.write(
             f"modyn db users: the user of {service} cannot be created: {error}; is the URL that of an administrator?\n"
         )

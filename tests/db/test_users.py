@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 
 import psycopg2
 import pytest
@@ -12,6 +13,9 @@ from sqlalchemy import make_url
 from modyn.config.system import SystemConfig
 from modyn.db.engine import open_database
 from modyn.db.users import create_user
+from modyn.errors import UnavailableError
+from modyn.rpc.retry import Retrier, RetryPolicy
+from modyn.testing.waiting import PATIENCE_S
 
 PASSWORDS = ("first password", "it's another")
 
@@ -46,3 +50,15 @@ def test_it_owns_one_schema_and_reads_no_other(
                 with pytest.raises(psycopg2.errors.InsufficientPrivilege):
                     cursor.execute(statement)
                 connection.rollback()
+
+
+def test_a_server_that_does_not_run_yet_is_waited_for(postgres_url: str, limited: Callable[[str], str], tmp_path: Path) -> None:
+    limited(PASSWORDS[1])
+    late = tmp_path / "late"
+    url = make_url(postgres_url)
+    folder = Path(str(url.query["host"]))
+    late_url = url.set(query={"host": str(late)}).render_as_string(hide_password=False)
+    with pytest.raises(UnavailableError, match="late"):
+        create_user(late_url, "evaluator", PASSWORDS[0])
+    retrier = Retrier(RetryPolicy(PATIENCE_S), report=lambda _: late.symlink_to(folder))
+    assert create_user(late_url, "evaluator", PASSWORDS[0], retrier) == "modyn_evaluator"

