@@ -211,15 +211,19 @@ def cost_of_deletion(name: str, runs: Sequence[Run]) -> str:
 
 
 @app.command()
-def scrub(name: Name) -> None:
+def scrub(name: Name, json: Json = False) -> None:
     """Read all of a dataset's index and compare it with its checksums. Exit code 1 if a file is damaged."""
     with connect() as client:
         damaged = client.storage.scrub_dataset(name)
-    for problem in damaged:
-        say(problem.reason)
+    if json:
+        print_json(damaged)
+    else:
+        for problem in damaged:
+            say(problem.reason)
+        if not damaged:
+            say(f"{name}: all files of its index match their checksums")
     if damaged:
         raise typer.Exit(1)
-    say(f"{name}: all files of its index match their checksums")
 
 
 @app.command()

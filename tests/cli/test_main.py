@@ -25,7 +25,7 @@ COMMANDS = (
 )  # fmt: skip
 READ_ONLY = (
     ("status",), ("logs",), ("ps",), ("show",), ("checks",), ("check",), ("plugins",), ("data", "ls"), ("data", "show"), ("data", "problems"),
-    ("models", "ls"), ("models", "show"),
+    ("data", "scrub"), ("models", "ls"), ("models", "show"),
 )  # fmt: skip
 
 

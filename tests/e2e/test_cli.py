@@ -67,6 +67,7 @@ def test_a_dataset_from_registration_to_deletion(stack: RunningStack) -> None:
     assert listed[0].split("\t") == ["dataset", "samples", "files", "problems", "first", "last", "format"]
     assert any(line.split("\t")[:3] == ["by-hand", "20", "2"] for line in listed)
     assert answer(stack, "data", "problems", "by-hand") == []
+    assert answer(stack, "data", "scrub", "by-hand") == []
     assert "deleted 2 samples" in stack.modyn("data", "delete", "by-hand", "--key", "0", "--key", "7", "--yes").stderr
     assert answer(stack, "data", "show", "by-hand")["num_deleted"] == 2
     refused = stack.modyn("data", "delete", "by-hand")
