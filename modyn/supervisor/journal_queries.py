@@ -62,12 +62,16 @@ class JournalQueries:
         """List all runs, oldest first."""
         return list(self.each_run())
 
-    def each_run(self, *, with_pipelines: bool = True) -> Iterator[Run]:
-        """Yield all runs, oldest first, read page by page. Args: with_pipelines: also `yaml` and `pipeline`, which are empty otherwise."""
+    def each_run(self, *, with_pipelines: bool = True, states: Collection[RunState] = frozenset(RunState)) -> Iterator[Run]:
+        """Yield all runs in one of the states, oldest first, read page by page.
+
+        Args: with_pipelines: also `yaml` and `pipeline`, which are empty otherwise.
+        """
         query, after = (_RUN_QUERY if with_pipelines else _BRIEF_RUN_QUERY).order_by(RUNS.c.number).limit(_ROWS_PER_PAGE), 0
         while True:
             with self.database.session() as session:  # not held while a page is consumed
-                rows = session.execute(query.where(RUNS.c.number > after)).mappings().all()
+                page = query.where(RUNS.c.number > after, RUNS.c.state.in_([str(state) for state in states]))
+                rows = session.execute(page).mappings().all()
             yield from (from_row(row, Run) for row in rows)
             if len(rows) < _ROWS_PER_PAGE:
                 return

@@ -12,13 +12,15 @@ from modyn.supervisor.attempt import interrupt_if_abandoned
 from modyn.supervisor.journal import Journal
 from modyn.supervisor.keeper import RunKeeper
 from modyn.supervisor.records import Run, RunMode
-from modyn.supervisor.states import RunState
+from modyn.supervisor.states import TERMINAL, RunState
 
 PATROL_S: Final = 30.0
 """Between two looks."""
 
 STOPPED_WITH_SUPERVISOR: Final = "the supervisor was stopped; start it again (`modyn up`), then resume the run"
 """Why a run is interrupted that the user has stopped with its supervisor. Whether it goes on by itself is `supervisor.resume_on_start`."""
+
+_LOOKED_AT = frozenset(RunState) - TERMINAL | {RunState.INTERRUPTED}
 
 _LOG = get_logger("supervisor")
 
@@ -50,7 +52,7 @@ class Patrol:
     def look(self) -> None:
         """Look at all runs once. Raises: UnavailableError: PostgreSQL cannot be reached; the next look finds the same."""
         # The journal first: a run that it shows as active and that is not queued afterwards is not on its way into the queue.
-        runs = list(self._journal.each_run(with_pipelines=False))
+        runs = list(self._journal.each_run(with_pipelines=False, states=_LOOKED_AT))
         queued = self._queued()
         undriven = {run.run_id: run for run in runs if not run.is_terminal and run.run_id not in queued}
         before, self._suspects = self._suspects, frozenset(undriven)

@@ -36,7 +36,7 @@ class Retention:
         for run_id in self._journal.runs_in_removal():
             self._remove(lambda run_id=run_id: self._removal.remove_run(run_id, even_promoted=True))  # type: ignore[misc]
         if self._config.runs:
-            ended = (run for run in self._journal.each_run(with_pipelines=False) if run.state in _REMOVABLE)
+            ended = self._journal.each_run(with_pipelines=False, states=_REMOVABLE)
             kept = [Kept(run.run_id, run.finished_at or run.submitted_at) for run in ended]
             for run_id in outlived(kept, self._config.runs, time.time()):
                 self._remove(lambda run_id=run_id: self._removal.remove_run(run_id))  # type: ignore[misc]
