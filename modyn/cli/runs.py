@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -55,8 +56,8 @@ def run(
     from modyn.config.overrides import override, read_pipeline
     from modyn.config.pipeline import load_pipeline
 
-    if report_file is not None and not report_file.absolute().parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {report_file.parent}; make it first", param_hint="--report")
+    if report_file is not None:
+        _check_writable(report_file)
     mode = "production" if production else "experiment"
     if not services_run():
         # A typo is reported before any service is started.
@@ -280,6 +281,16 @@ def report(
     """Write the HTML report of a run: matrix, composite accuracy, models, triggers, time by stage."""
     with connect() as client:
         typer.echo(client.report(run, output))
+
+
+def _check_writable(report_file: Path) -> None:
+    """Before the run, not after it."""
+    folder = report_file.absolute().parent
+    if not folder.is_dir():
+        raise typer.BadParameter(f"there is no folder {report_file.parent}; make it first", param_hint="--report")
+    if not os.access(report_file if report_file.exists() else folder, os.W_OK):
+        message = f"this user may not write {report_file}; name another folder (in a container: set MODYN_CLI_UID in .env to your user id)"
+        raise typer.BadParameter(message, param_hint="--report")
 
 
 def _follow_to_the_end(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -35,6 +36,15 @@ def modyn(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_sound_pipeline() -> None:
     assert check_here(load_yaml(tiny_pipeline("d", evaluation=tiny_evaluation("d")), "p.yaml")) == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write to any folder")
+def test_a_report_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text(tiny_pipeline("d"))
+    (tmp_path / "shut").mkdir(mode=0o555)
+    done = modyn(tmp_path, "run", "p.yaml", "--report", "shut/report.html")
+    assert done.returncode == 2
+    assert "may not write" in done.stderr
 
 
 def test_a_device_that_this_machine_lacks_is_a_warning(tmp_path: Path) -> None:
