@@ -35,8 +35,15 @@ _STAGE_COLOURS = dict(zip(STAGES, ("#8250df", ACTIVE, "#2da44e", TRAINED), stric
 
 _MODELS_NOTE = "Each bar spans the data that a model was trained on; the diamond is its trigger."
 _LOSS_NOTE = (
-    f"The newest {LOSS_CURVES} trainings in a row: means of epochs, and losses of batches that training.record_loss_every keeps."
+    f"The newest {LOSS_CURVES} trainings in a row: means of epochs and of samples held out for validation, and losses of batches that "
+    "training.record_loss_every keeps."
 )
+_LOSSES = (
+    ("batch", "batches", "lines", NEUTRAL),
+    ("epoch", "mean of the epoch", "lines+markers", ACTIVE),
+    ("validation", "validation", "lines+markers", TRAINED),
+)
+"""What of trainings is drawn: as in `losses_table`, and its name, way and colour."""
 _BINNED_NOTE = " There are too many to show each: what lies side by side is shown as one, by its mean."
 _TABLE_ROWS = 500
 _STAGES_NOTE = "Seconds of work per trigger. Evaluation overlaps the next training."
@@ -199,11 +206,8 @@ def losses_figure(losses: pd.DataFrame) -> go.Figure:
     """Draw losses over the batches of trainings, put one behind the other. Args: losses: of `losses_table`."""
     figure = go.Figure()
     before = losses.groupby("trigger_id")["batch"].max().cumsum().shift(fill_value=0)
-    for is_mean, name, mode, colour in (
-        (False, "batches", "lines", NEUTRAL),
-        (True, "mean of the epoch", "lines+markers", ACTIVE),
-    ):
-        curves = [curve for _, curve in losses[losses["is_mean"] == is_mean].groupby("trigger_id")]
+    for of, name, mode, colour in _LOSSES:
+        curves = [curve for _, curve in losses[losses["of"] == of].groupby("trigger_id")]
         x, y, triggers = list[int | None](), list[float | None](), list[int | None]()
         for curve in curves:  # a gap behind each
             trigger_id = int(curve["trigger_id"].iloc[0])

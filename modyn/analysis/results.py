@@ -86,16 +86,20 @@ def read_results(
 
 
 def losses_table(triggers: Sequence[TriggerRecord]) -> pd.DataFrame:
-    """Return the losses that trainings have kept, one row each: trigger_id, batch (from 1), loss, and whether it is the mean of an epoch."""
+    """Return the losses that trainings have kept, one row each: trigger_id, batch (from 1), loss, and of what it is.
+
+    `of` is batch; epoch, the mean of one; or validation, the mean over the samples that are held out.
+    """
     rows = []
     for trigger in triggers:
         result = trigger.training_result
         epochs, batches = result.get("epoch_losses", []), result.get("num_batches", 0)
-        rows += [(trigger.trigger_id, int(batch), loss, False) for batch, loss in result.get("losses", [])]
+        rows += [(trigger.trigger_id, int(batch), loss, "batch") for batch, loss in result.get("losses", [])]
         # Epochs have the same number of batches; the log of epochs may be shorter than the training.
         per_epoch = batches / max(result.get("num_epochs", 0), len(epochs), 1)
-        rows += [(trigger.trigger_id, round((i + 1) * per_epoch), loss, True) for i, loss in enumerate(epochs)]
-    types = {"trigger_id": "int64", "batch": "int64", "loss": "float64", "is_mean": "bool"}
+        for of, values in (("epoch", epochs), ("validation", result.get("validation_losses", []))):
+            rows += [(trigger.trigger_id, round((i + 1) * per_epoch), loss, of) for i, loss in enumerate(values)]
+    types = {"trigger_id": "int64", "batch": "int64", "loss": "float64", "of": "str"}
     return pd.DataFrame(rows, columns=list(types)).astype(types)
 
 

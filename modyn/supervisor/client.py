@@ -154,7 +154,7 @@ class SupervisorClient(ServiceClient):
     def triggers(self, run_id: str, first: int = 0, *, with_losses: bool = True) -> list[TriggerRecord]:
         """List the triggers of a run, in order.
 
-        Args: first: id of the first of them. with_losses: also `losses` and `epoch_losses` of their `training_result`, which are long.
+        Args: first: id of the first of them. with_losses: also all losses in their `training_result`, which are long.
         """
         request = supervisor_pb2.ListTriggersRequest(run_id=run_id, with_losses=with_losses, first_trigger_id=first)
         return self._retrier.call(lambda: [from_message(trigger, TriggerRecord) for trigger in self._stub.ListTriggers(request)])

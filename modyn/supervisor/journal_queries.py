@@ -144,7 +144,7 @@ class JournalQueries:
     def each_trigger(self, run_id: str, first: int = 0, *, with_losses: bool = True) -> Iterator[TriggerRecord]:
         """Yield the run's triggers in order, read page by page. Raises: NotFoundError: there is no such run.
 
-        Args: first: id of the first of them. with_losses: also `losses` and `epoch_losses` of their `training_result`, which are long.
+        Args: first: id of the first of them. with_losses: also all losses in their `training_result`, which are long.
         """
         with self.database.session() as session:
             _run_row(session, run_id)
@@ -284,7 +284,7 @@ _FAILED_EVALUATIONS = (
     .scalar_subquery()
 )
 _LONG_OF_RUN = ("yaml", "pipeline")
-_LONG_OF_TRAINING = ("losses", "epoch_losses")
+_LONG_OF_TRAINING = ("losses", "epoch_losses", "validation_losses")
 
 
 def _run_query(*columns: Any) -> Select[Any]:

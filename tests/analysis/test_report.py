@@ -85,16 +85,24 @@ def test_the_report_has_every_section_and_needs_no_network(tmp_path: Path) -> No
 
 
 def test_losses_are_curves_of_the_trainings_in_a_row() -> None:
-    per_training = {"loss": 0.5, "epoch_losses": [0.9, 0.5], "losses": [[2, 0.8], [4, 0.4]], "num_batches": 4, "num_epochs": 2}
+    per_training = {
+        "loss": 0.5,
+        "epoch_losses": [0.9, 0.5],
+        "validation_losses": [1.0, 0.7],
+        "losses": [[2, 0.8], [4, 0.4]],
+        "num_batches": 4,
+        "num_epochs": 2,
+    }
     records = [
         TriggerRecord(i, 10, 0, 9, 9, TriggerState.TRAINED, 1.0, model_id=i + 1, training_result=result)
         for i, result in enumerate([per_training, {}, per_training])
     ]
     losses = losses_table(records)
-    assert losses[losses["is_mean"]][["trigger_id", "batch", "loss"]].to_numpy().tolist() == [
+    assert losses[losses["of"] == "epoch"][["trigger_id", "batch", "loss"]].to_numpy().tolist() == [
         *([0, 2, 0.9], [0, 4, 0.5], [2, 2, 0.9], [2, 4, 0.5])
     ]
-    batches, means = losses_figure(losses).data
+    batches, means, held_out = losses_figure(losses).data
+    assert (list(held_out.x), list(held_out.y)) == ([2, 4, None, 6, 8, None], [1.0, 0.7, None, 1.0, 0.7, None])
     assert (list(batches.x), list(batches.y)) == ([2, 4, None, 6, 8, None], [0.8, 0.4, None, 0.8, 0.4, None])
     assert (list(means.x), list(means.customdata)) == ([2, 4, None, 6, 8, None], [0, 0, None, 2, 2, None])
     assert "<h2>Loss</h2>" in render(RunResults(run(), triggers_table(records), evaluations_table([]), losses))

@@ -122,7 +122,7 @@ def test_handlers_of_requests_have_the_scores_that_they_evaluated(system_config:
             asked = client.evaluate(run.run_id, [name], yaml=section)
             list(client.watch(run.run_id, asked.after_seq, asked.number))
         results = read_results(client, cast("EvaluatorClient", services.evaluator), run.run_id)
-        assert [asked.handlers for asked in client.evaluations(run.run_id)] == [["late"], ["other"]]
+        assert [list(asked.handlers) for asked in client.evaluations(run.run_id)] == [["late"], ["other"]]
     table = scores(results.triggers, results.evaluations, results.handlers).set_index("handler")
     assert table["trained"].notna().to_dict() == {"late": False, "other": True}
     assert table["active"].notna().all()
