@@ -333,3 +333,20 @@ def test_without_services_commands_say_so_at_once(tmp_path: Path, stack: Running
     assert status.returncode == 1
     assert [row["healthy"] for row in json.loads(status.stdout)] == [False] * 6
     assert "no services run in" in stack.modyn("--state-dir", tmp_path / "nothing", "down").stderr
+
+
+def test_a_run_is_removed_with_all_that_it_left(stack: RunningStack, finished: str) -> None:
+    done = stack.modyn("run", stack.pipeline_file("cli", evaluation=tiny_evaluation("cli")), "--tag", "throwaway")
+    run_id = done.stderr.split()[1]
+    assert [run["run_id"] for run in answer(stack, "ps", "--tag", "throwaway")] == [run_id]
+    assert answer(stack, "checks", run_id) == []
+    first, *_ = answer(stack, "models", "ls", run_id)
+    assert stack.modyn("models", "rm", first["version"]["model_id"], "--yes").returncode == 0
+    assert len(answer(stack, "models", "ls", run_id)) == 1
+    assert list(stack.config.state_dir.rglob(f"*{run_id}*")), "files of its trainings"
+    removed = stack.modyn("rm", run_id, "--yes")
+    assert (removed.returncode, removed.stderr) == (0, f"removed {run_id}\n")
+    assert answer(stack, "ps", "--tag", "throwaway") == answer(stack, "models", "ls", run_id) == []
+    assert not list(stack.config.state_dir.rglob(f"*{run_id}*"))
+    assert stack.modyn("rm", run_id, "--yes").returncode == 1
+    assert state_of(stack, finished) == "finished"
