@@ -1,5 +1,5 @@
 # `make demo` shows what Modyn does; `make test` is the gate; `make test-all` is the gate and all that takes longer.
-# Each installs what it needs into .venv first.
+# Each installs what it needs into .venv first: `make setup` what users need, `make setup-dev` also the tools of developers.
 
 PYTHON ?= python3.11
 VENV := .venv
@@ -7,66 +7,86 @@ BIN := $(VENV)/bin
 CONSTRAINTS := constraints.txt
 PEERS := .venv-peers
 STAMP := $(VENV)/.installed
+DEV_STAMP := $(VENV)/.installed-dev
+SOURCES = pyproject.toml $(CONSTRAINTS) CMakeLists.txt $(shell find cpp protos -type f 2>/dev/null)
+PIP_INSTALL = $(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS)
 MOTO := $(VENV)/moto/.installed
 JOBS ?= 2
 # A file at a time, so that what its tests share is started once; in the order of tests/conftest.py.
 XDIST = -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart=2
 
-.PHONY: help setup demo test check lint types unit cpp slow cpp-address cpp-thread test-all figures peers docs clean
+.PHONY: help setup setup-dev demo test check lint types unit cpp slow cpp-address cpp-thread test-all figures peers docs clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
 setup: $(STAMP)  ## Create .venv, install pinned dependencies, build the C++ core
 
+setup-dev: $(DEV_STAMP)  ## The same, and what tests, linters and builds of the C++ core need
+
+# The core is built by tools that pip fetches for that and removes again, unless those of developers are there.
+$(STAMP): $(SOURCES)
+ifneq ($(wildcard $(DEV_STAMP)),)
+	$(MAKE) setup-dev
+else
+	$(new-venv)
+	$(PIP_INSTALL) --build-constraint $(CONSTRAINTS) --editable ".[images]"
+	@touch $@
+endif
+
+$(DEV_STAMP): $(SOURCES)
+	$(new-venv)
+	$(PIP_INSTALL) scikit-build-core pybind11 grpcio-tools cmake ninja
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP_INSTALL) --no-build-isolation --editable ".[dev,examples,images]"
+	@touch $(STAMP) $@
+
 # torch first and pinned: resolved any other way, it brings gigabytes of CUDA.
-$(STAMP): pyproject.toml $(CONSTRAINTS) CMakeLists.txt $(shell find cpp protos -type f 2>/dev/null)
+define new-venv
 	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is needed and '$(PYTHON)' was not found: apt-get install python3.11 python3.11-venv, or make PYTHON=/path/to/python3.11"; exit 1; }
 	@command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || { echo "A C++17 compiler is needed: apt-get install g++"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) "torch==2.13.0" numpy
-	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) scikit-build-core pybind11 grpcio-tools cmake ninja
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --no-build-isolation --editable ".[dev,examples,images]"
-	@touch $@
+	$(PIP_INSTALL) "torch==2.13.0" numpy
+endef
 
 # The server that stands for S3 in tests has dependencies that are not ours: it gets an environment of its own.
 # MODYN_TESTS_NO_SKIP: what is installed here must be there, and its tests run.
-$(MOTO): $(STAMP) tests/moto-requirements.txt
+$(MOTO): $(DEV_STAMP) tests/moto-requirements.txt
 	$(PYTHON) -m venv $(VENV)/moto
 	$(VENV)/moto/bin/python -m pip install --quiet --requirement tests/moto-requirements.txt
 	@touch $@
 
 demo: setup  ## Replay a pipeline on real images through all six services, show the results, write an HTML report
+	$(BIN)/python -c "import sklearn" 2>/dev/null || $(PIP_INSTALL) scikit-learn  # the images come with it
 	$(BIN)/python -m examples.digits.demo
 
 test: check  ## The gate, at most 10 minutes on 2 cores
 
 check: lint types unit cpp  ## Ruff, mypy (strict), tests with warnings as errors, C++ tests
 
-lint: setup
+lint: setup-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: setup
+types: setup-dev
 	$(BIN)/mypy modyn tests benchmark examples
 
 # Tests start hundreds of processes: where PYTHONDONTWRITEBYTECODE is set, each would compile the sources again.
-unit: setup $(MOTO)
+unit: setup-dev $(MOTO)
 	$(BIN)/python -m compileall -q modyn tests
 	MODYN_TESTS_NO_SKIP=1 $(BIN)/pytest -m "not slow" $(XDIST)
 
 # Figures of the data path that lack a peer are skipped, unless `make peers` has installed them.
-slow: setup $(MOTO)  ## Slow tests: many kills at random moments, every figure on few samples; about 20 minutes on 2 cores
+slow: setup-dev $(MOTO)  ## Slow tests: many kills at random moments, every figure on few samples; about 20 minutes on 2 cores
 	$(if $(wildcard $(PEERS)/.installed),MODYN_TESTS_NO_SKIP=1) $(BIN)/pytest -m slow -o faulthandler_timeout=2100 $(XDIST)
 
-cpp: setup  ## C++ tests
+cpp: setup-dev  ## C++ tests
 	$(call cpp-tests,tests,)
 
-cpp-address: setup  ## C++ tests under the address and undefined behaviour sanitizers
+cpp-address: setup-dev  ## C++ tests under the address and undefined behaviour sanitizers
 	$(call cpp-tests,tests-address,address)
 
-cpp-thread: setup  ## C++ tests under the thread sanitizer
+cpp-thread: setup-dev  ## C++ tests under the thread sanitizer
 	$(call cpp-tests,tests-thread,thread)
 
 # $(1): folder below build/, $(2): sanitizer
@@ -77,14 +97,14 @@ define cpp-tests
 endef
 
 # One after the other, also under `make -j`: each takes all cores. `slow` looks for the peers when its make starts.
-test-all: setup  ## The gate, slow tests with all peers, C++ tests under sanitizers
+test-all: setup-dev  ## The gate, slow tests with all peers, C++ tests under sanitizers
 	$(MAKE) check
 	$(MAKE) peers
 	$(MAKE) slow
 	$(MAKE) cpp-address
 	$(MAKE) cpp-thread
 
-figures: setup  ## Every figure that the README quotes, on few samples; names what is worse than its report by more than a fifth
+figures: setup-dev  ## Every figure that the README quotes, on few samples; names what is worse than its report by more than a fifth
 	$(BIN)/python -m benchmark.figures
 
 peers: $(PEERS)/.installed  ## Create .venv-peers with the libraries that the benchmarks compare with
