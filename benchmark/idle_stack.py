@@ -26,7 +26,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=1.0, help="time over which processor time and growth are measured")
-    parser.add_argument("--settle", type=float, default=30.0, help="seconds before it, for what happens once after the start")
+    parser.add_argument("--settle", type=float, default=330.0, help="seconds before it: fork servers end after 300 without work")
     parser.add_argument("--datasets", type=int, default=0, help="watched datasets, each with --files files")
     parser.add_argument("--files", type=int, default=1000, help="files of each dataset")
     parser.add_argument("--report", action="store_true", help="write a dated report below benchmark/reports/")

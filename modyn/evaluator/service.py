@@ -137,6 +137,7 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     # Called in the reverse order: no job starts any more, then workers end, then what they report can still be stored.
     context.on_shutdown(pool.close)
     context.on_shutdown(evaluations.close)
+    context.when_healthy.append(pool.warm_up)
     max_bytes = config.endpoint("evaluator").max_message_bytes
     servicer = EvaluatorServicer(evaluations, store, outputs, Measurements(pool, make_job, storage), max_bytes)
     return [Registration(evaluator_pb2_grpc.add_EvaluatorServicer_to_server, servicer, FULL_NAME)]

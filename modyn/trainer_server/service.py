@@ -68,7 +68,7 @@ class TrainerServicer(trainer_server_pb2_grpc.TrainerServerServicer):
 
 
 def build(context: ServiceContext) -> Sequence[Registration]:
-    """The service, from its configuration. Its fork server starts with the first check of a pipeline."""
+    """The service, from its configuration. Its fork server starts once it answers, and ends while it is idle."""
     config = context.config
     settings = config.trainer_server
     limits = WorkerLimits("trainer_server", settings.user_function_timeout_s, settings.worker_memory_bytes, config.logs.limits)
@@ -79,6 +79,7 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     rmtree(context.directory / "scratch", ignore_errors=True)
     trainings = Trainings(config, pool, checks, models.find)
     context.remove_outlived("finished/*")
+    context.when_healthy.append(pool.warm_up)
     # Called in the reverse order: workers end first, while model storage can still be reached.
     context.on_shutdown(models.close)
     context.on_shutdown(checks.close)
