@@ -29,6 +29,8 @@ from modyn.selector.window import SelectionContext, window_of_trigger
 from modyn.selector.window.live import NO_KEYS
 from modyn.testing.checks import MemoryReader
 from modyn.trainer_server.client import NOTHING_TRAINED, TrainingRequest, TrainingState, TrainingStatus
+from modyn.trainer_server.files import check_run_id as check_trained_run
+from modyn.trainer_server.trainings import check_request
 
 if TYPE_CHECKING:
     from modyn.workers import KeptModels
@@ -189,7 +191,7 @@ class FakeSelectorClient(FakeClient):
 
 
 class FakeModelStorage(FakeSectionClient):
-    """Use in place of a ModelStorageClient. Models are not promoted."""
+    """Use in place of a ModelStorageClient."""
 
     def __init__(self) -> None:
         self._models: dict[int, tuple[StoredModelInfo, bytes]] = {}
@@ -258,10 +260,21 @@ class FakeModelStorage(FakeSectionClient):
         return [info for info, _ in self._models.values() if not run_id or info.version.run_id == run_id]
 
     def delete(self, model_id: int, *, even_promoted: bool = False) -> None:
-        """Delete a version. Raises NotFoundError."""
-        self.describe(model_id)
+        """Delete a version. Raises NotFoundError, and ConflictError while it is promoted, unless `even_promoted`."""
+        if self.describe(model_id).version.promoted and not even_promoted:
+            raise ConflictError(f"model {model_id} is promoted, so it may be in use; promote another version of the run first")
         del self._models[model_id]
         self._optimizers.pop(model_id, None)
+
+    def promote(self, model_id: int) -> StoredModelInfo:
+        """Mark a version as the one to use, and no other of the same run. Raises NotFoundError."""
+        run_id = self.describe(model_id).version.run_id
+        with self._lock:
+            for other, (info, content) in self._models.items():
+                if other == model_id or (run_id and info.version.run_id == run_id):
+                    version = replace(info.version, promoted=other == model_id)
+                    self._models[other] = (replace(info, version=version), content)
+        return self.describe(model_id)
 
 
 Train = Callable[[TrainingRequest], tuple[int, str, Mapping[str, Any]]]
@@ -284,7 +297,11 @@ class FakeTrainerServer(FakeSectionClient):
         self._waiting: dict[tuple[str, int], TrainingRequest] = {}
 
     def start(self, request: TrainingRequest) -> TrainingStatus:
-        """Carry the training out at once unless it is held; again for one that runs or has finished returns its status."""
+        """Carry the training out at once unless it is held; again for one that runs or has finished returns its status.
+
+        Raises InvalidArgumentError and ConfigError as the trainer server does.
+        """
+        check_request(request)
         key = (str(request.run_id), request.trigger_id)
         known = self._statuses.get(key)
         if known is not None and known.state in (TrainingState.RUNNING, TrainingState.FINISHED):
@@ -312,7 +329,8 @@ class FakeTrainerServer(FakeSectionClient):
             self._statuses[run_id, trigger_id] = stopped
 
     def delete_run(self, run_id: str) -> None:
-        """Forget the trainings of a run."""
+        """Forget the trainings of a run. Raises InvalidArgumentError."""
+        check_trained_run(run_id)
         for statuses in (self._statuses, self._waiting):
             for key in [key for key in statuses if key[0] == run_id]:
                 del statuses[key]
@@ -333,7 +351,15 @@ class FakeTrainerServer(FakeSectionClient):
             model_id, sha256, result = self.train(request)
             # A result that says why nothing was trained comes without a model.
             if NOTHING_TRAINED not in result:
-                status = replace(status, model_id=model_id, weights_sha256=sha256)
+                status = replace(
+                    status,
+                    model_id=model_id,
+                    weights_sha256=sha256,
+                    samples_seen=result.get("num_samples", 0),
+                    samples_total=result.get("num_samples"),
+                    batches_seen=result.get("num_batches", 0),
+                    loss=result.get("loss"),
+                )
             self._statuses[key] = replace(status, result=result)
         except ModynError as error:
             self._statuses[key] = replace(status, state=TrainingState.FAILED, error=error.message, error_reason=error.reason)

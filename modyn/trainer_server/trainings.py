@@ -89,7 +89,7 @@ class Trainings:
 
         Raises: InvalidArgumentError, ConfigError: the request is refused. UnavailableError, TrainingError: no worker can be started.
         """
-        _check_request(request)
+        check_request(request)
         key = (str(request.run_id), request.trigger_id)
         return self.table.start(key, lambda: self._find_stored(key, request), lambda: self._begin(key, request))
 
@@ -187,7 +187,8 @@ def _not_found(key: Key) -> TrainingStatus:
     raise NotFoundError(f"there is no training of run {key[0]}, trigger {key[1]} here; start it first")
 
 
-def _check_request(request: TrainingRequest) -> None:
+def check_request(request: TrainingRequest) -> None:
+    """Raise InvalidArgumentError for a request that names no training, ConfigError for a pipeline without the sections that one needs."""
     check_run_id(request.run_id)
     if request.trigger_id < 0:
         raise InvalidArgumentError(

@@ -103,17 +103,27 @@ def test_put_get_find_list(client: Client, tmp_path: Path) -> None:
     assert not (tmp_path / "gone").exists()
 
 
-def test_promote_and_delete(real: ModelStorageClient, tmp_path: Path) -> None:
-    version, child = (real.put(header(i), model_file(tmp_path / f"put{i}", i)) for i in range(2))
-    assert real.promote(version.model_id).version.promoted
-    with pytest.raises(ConflictError):
-        real.delete(version.model_id)
-    assert real.promote(child.model_id).version.promoted
-    assert not real.describe(version.model_id).version.promoted
-    real.delete(version.model_id)
-    assert real.find(RUN, 0) is None
+def test_the_fake_lacks_no_call() -> None:
+    assert [name for name in vars(ModelStorageClient) if name[0] != "_" and name not in vars(FakeModelStorage)] == []
+
+
+def test_promote_and_delete(client: Client, tmp_path: Path) -> None:
+    version, child = (client.put(header(i), model_file(tmp_path / f"put{i}", i)) for i in range(2))
+    imported = client.put(ModelHeader(RunId(""), 0, "MLP"), tmp_path / "put0")
+    assert client.promote(imported.model_id).version.promoted
+    assert client.promote(version.model_id).version.promoted
+    with pytest.raises(ConflictError, match=f"model {version.model_id} is promoted"):
+        client.delete(version.model_id)
+    assert client.promote(child.model_id).version.promoted
+    assert [info.version.promoted for info in client.list()] == [False, True, True]
+    client.delete(version.model_id)
+    client.delete(child.model_id, even_promoted=True)
+    assert client.find(RUN, 0) is None
     with pytest.raises(NotFoundError):
-        real.get(version.model_id, tmp_path / "gone")
+        client.get(version.model_id, tmp_path / "gone")
+    for gone in (client.promote, client.delete, client.describe):
+        with pytest.raises(NotFoundError):
+            gone(version.model_id)
 
 
 def test_put_is_idempotent_by_run_and_trigger(client: Client, tmp_path: Path) -> None:

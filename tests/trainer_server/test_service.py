@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,6 @@ import pytest
 from prometheus_client import REGISTRY
 
 from modyn.config.base import Problem
-from modyn.config.endpoint import Endpoint
-from modyn.config.system import SystemConfig
 from modyn.errors import (
     ConfigError,
     ConflictError,
@@ -24,79 +21,24 @@ from modyn.errors import (
     UnavailableError,
     WorkerDiedError,
 )
-from modyn.model_storage.client import StoredModelInfo
-from modyn.proto import trainer_server_pb2, trainer_server_pb2_grpc
-from modyn.records import ModelVersion, RunId
-from modyn.rpc.server import Registration, start_server
+from modyn.proto import trainer_server_pb2
+from modyn.records import RunId
 from modyn.rpc.wire import from_message, to_message
 from modyn.testing.fakes import FakeTrainerServer
 from modyn.testing.waiting import eventually
-from modyn.trainer_server.client import TrainerServerClient, TrainingRequest, TrainingState, TrainingStatus
-from modyn.trainer_server.service import FULL_NAME, PRELOAD, TrainerServicer
-from modyn.trainer_server.trainings import Trainings
-from modyn.workers import Job, WorkerPool
+from modyn.trainer_server.client import TrainingRequest, TrainingState, TrainingStatus
+from modyn.workers import Job
 from tests.support.training import small_pipeline
+from tests.support.training_service import RUN, Room, training_service
 
 HERE = Path(__file__).parent
-RUN = RunId("digits-0001")
-
-
-@dataclass
-class Stored:
-    """What model storage knows."""
-
-    models: dict[tuple[str, int], StoredModelInfo] = field(default_factory=dict)
-    reachable: bool = True
-
-    def find(self, run_id: RunId, trigger_id: int) -> StoredModelInfo | None:
-        if not self.reachable:
-            raise UnavailableError("model storage cannot be reached")
-        return self.models.get((run_id, trigger_id))
-
-    def add(self, trigger_id: int, model_id: int) -> None:
-        version = ModelVersion(model_id, RUN, trigger_id, None, "0" * 64, 1, 0.0, "SafetensorsFullModel", False)
-        result = {"num_samples": 10, "num_batches": 2, "loss": 0.25}
-        self.models[RUN, trigger_id] = StoredModelInfo(version, "MLP", {}, result)
-
-
-@dataclass
-class Room:
-    """A trainer server whose trainings only pretend."""
-
-    client: TrainerServerClient
-    trainings: Trainings
-    stored: Stored
-    folder: Path
-    pool: WorkerPool
-
-    def request(self, trigger_id: int = 0, act: str = "succeed", **options: Any) -> TrainingRequest:
-        training = {"act": act, "mark": str(self.folder / "marks"), **options}
-        return TrainingRequest(RUN, trigger_id, {"model": {}, "training": training, "data": {}})
-
-    def marks(self) -> list[int]:
-        """The triggers whose training a worker began."""
-        path = self.folder / "marks"
-        return [int(line.split()[0]) for line in path.read_text().splitlines()] if path.exists() else []
-
-    def final(self, trigger_id: int = 0) -> TrainingStatus:
-        *_, last = self.client.watch(RUN, trigger_id)
-        return last
 
 
 @pytest.fixture
 def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Room]:
     monkeypatch.syspath_prepend(HERE)
-    pool, checks, stored = WorkerPool(1, preload=PRELOAD), WorkerPool(1, preload=PRELOAD), Stored()
-    trainings = Trainings(SystemConfig(state_dir=tmp_path), pool, checks, stored.find)
-    trainings.task = "trainer_tasks:pretend"
-    endpoint = Endpoint(address=f"unix:{tmp_path}/t.sock")
-    add = trainer_server_pb2_grpc.add_TrainerServerServicer_to_server
-    server = start_server("trainer_server", endpoint, [Registration(add, TrainerServicer(trainings), FULL_NAME)], max_threads=8)
-    with TrainerServerClient(endpoint) as client:
-        yield Room(client, trainings, stored, tmp_path, pool)
-    pool.close(0.5)
-    checks.close(0.5)
-    server.stop(0.1)
+    with training_service(tmp_path) as room:
+        yield room
 
 
 def test_a_training_is_watched_to_its_end(room: Room) -> None:
@@ -330,25 +272,9 @@ def test_records_survive_the_wire() -> None:
     assert from_message(to_message(fresh, trainer_server_pb2.TrainingStatus), TrainingStatus) == fresh
 
 
-def test_the_fake_has_the_same_calls_and_rules() -> None:
-    public = {name for name in dir(TrainerServerClient) if not name.startswith("_")}
-    assert public <= set(dir(FakeTrainerServer))
+def test_a_training_that_the_fake_holds_ends_once_it_is_watched() -> None:
     fake = FakeTrainerServer()
-    request = TrainingRequest(RUN, 0, {})
-    assert fake.start(request).state is TrainingState.FINISHED
-    assert fake.start(request).model_id == 1
-    assert len(fake.requests) == 1
     fake.held.add((RUN, 1))
-    held = TrainingRequest(RUN, 1, {})
+    held = TrainingRequest(RUN, 1, {"model": {}, "training": {}, "data": {}})
     assert fake.start(held).state is TrainingState.RUNNING
     assert [status.state for status in fake.watch(RUN, 1)] == [TrainingState.RUNNING, TrainingState.FINISHED]
-    with pytest.raises(NotFoundError, match="start it first"):
-        fake.stop(RUN, 2)
-
-    def fails(_: TrainingRequest) -> tuple[int, str, dict[str, Any]]:
-        raise DataError("short")
-
-    failing = FakeTrainerServer(fails)
-    assert type(failing.start(request).to_error()) is DataError
-    failing.train = lambda _: (5, "", {})
-    assert failing.start(request).model_id == 5
