@@ -28,7 +28,7 @@ class KeepLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept(Generic[K]):
+class KeptItem(Generic[K]):
     """One thing that is kept. since: seconds since 1970."""
 
     key: K
@@ -36,10 +36,10 @@ class Kept(Generic[K]):
     num_bytes: int = 0
 
 
-def outlived(items: Iterable[Kept[K]], limits: KeepLimits, now: float) -> list[K]:
+def outlived(items: Iterable[KeptItem[K]], limits: KeepLimits, now: float) -> list[K]:
     """Choose what goes, the oldest first: what is too old, and of the rest the oldest until number and size are within their limits.
 
-    >>> items = [Kept("a", 10, 5), Kept("b", 20, 5), Kept("c", 30, 5)]
+    >>> items = [KeptItem("a", 10, 5), KeptItem("b", 20, 5), KeptItem("c", 30, 5)]
     >>> outlived(items, KeepLimits(max_age_s=75), now=100), outlived(items, KeepLimits(max_bytes=9), now=100)
     (['a', 'b'], ['a', 'b'])
     """
@@ -70,7 +70,7 @@ def remove_outlived_files(paths: Iterable[Path], limits: KeepLimits, now: float 
         except FileNotFoundError:
             continue
         if now - stat.st_mtime >= _IN_USE_S:
-            items.append(Kept(path, stat.st_mtime, stat.st_size))
+            items.append(KeptItem(path, stat.st_mtime, stat.st_size))
     gone = outlived(items, limits, now)
     for path in gone:
         path.unlink(missing_ok=True)

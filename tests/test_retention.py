@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from modyn.retention import KeepLimits, Kept, Periodic, outlived, remove_outlived_files
+from modyn.retention import KeepLimits, KeptItem, Periodic, outlived, remove_outlived_files
 from modyn.testing.waiting import PATIENCE_S
 
-ITEMS = [Kept("old", 10.0, 5), Kept("older", 5.0, 1), Kept("new", 90.0, 5), Kept("newer", 95.0, 5)]
+ITEMS = [KeptItem("old", 10.0, 5), KeptItem("older", 5.0, 1), KeptItem("new", 90.0, 5), KeptItem("newer", 95.0, 5)]
 
 
 @pytest.mark.parametrize(

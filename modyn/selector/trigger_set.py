@@ -25,7 +25,7 @@ from modyn.records import Int64Array, KeysAndWeights, RunId, TriggerSetInfo
 from modyn.selector.window import Selection, SelectionWindow
 from modyn.selector.window.reader import BLOCK, SampleReader
 
-_KIND = FileKind(b"MODYNSET", 3, "trigger set", "restore it from a backup, or delete the run and start it anew")
+_KIND = FileKind(b"MODYNSET", 4, "trigger set", "restore it from a backup, or delete the run and start it anew")
 _VERIFYING = tuple(threading.Lock() for _ in range(16))
 """One thread verifies a file; others that open it meanwhile wait for the result instead of reading it too."""
 _MOST_RUNS = 256

@@ -10,7 +10,7 @@ from modyn.config.retention import RetentionConfig
 from modyn.errors import ConflictError, NotFoundError
 from modyn.model_storage.client import ModelStorageClient
 from modyn.records import ModelVersion
-from modyn.retention import Kept, outlived
+from modyn.retention import KeptItem, outlived
 from modyn.rpc.logs import get_logger
 from modyn.supervisor.journal import Journal
 from modyn.supervisor.removal import RunRemoval
@@ -37,7 +37,7 @@ class Retention:
             self._remove(lambda run_id=run_id: self._removal.remove_run(run_id, even_promoted=True))  # type: ignore[misc]
         if self._config.runs:
             ended = self._journal.each_run(with_pipelines=False, states=_REMOVABLE)
-            kept = [Kept(run.run_id, run.finished_at or run.submitted_at) for run in ended]
+            kept = [KeptItem(run.run_id, run.finished_at or run.submitted_at) for run in ended]
             for run_id in outlived(kept, self._config.runs, time.time()):
                 self._remove(lambda run_id=run_id: self._removal.remove_run(run_id))  # type: ignore[misc]
         for model_id in self._outlived_models():
@@ -63,5 +63,5 @@ class Retention:
             _LOG.info("kept", reason=error.message)
 
 
-def _kept(model: ModelVersion) -> Kept[int]:
-    return Kept(model.model_id, model.created_at, model.num_bytes)
+def _kept(model: ModelVersion) -> KeptItem[int]:
+    return KeptItem(model.model_id, model.created_at, model.num_bytes)

@@ -55,7 +55,7 @@ class TrainingComponents:
     """None: all samples of each batch are trained on."""
     device: torch.device
     amp_dtype: torch.dtype | None = None
-    """Of autocast; None: no mixed precision."""
+    """Data type of autocast; None: no mixed precision."""
     clip_norm: float | None = None
     compiled: nn.Module | None = None
     """What is called in place of the model, with the same parameters."""

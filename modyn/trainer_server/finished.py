@@ -1,7 +1,7 @@
 """A training that has ended and whose end was perhaps not seen: weights and result on disk, so that the next attempt only puts them.
 
 Two files, both durable: the weights, then a record of whose they are. Without the record, weights count for nothing; a record without weights
-is of a training that made no model. Imports no torch; who writes the weights does.
+is of a training that made no model. Imports no torch; what writes the weights does.
 """
 
 from __future__ import annotations

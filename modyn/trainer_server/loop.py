@@ -203,7 +203,7 @@ class Training:
                 try:
                     self.validation_loss = self._validate(self)
                 except CancelledError:
-                    # The state is that before the pass: who goes on from it makes the pass anew.
+                    # The state is that before the pass: a training that goes on from it makes the pass anew.
                     for call in self._on_boundary:
                         call(self)
                     raise

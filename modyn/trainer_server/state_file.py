@@ -17,7 +17,7 @@ import torch
 from modyn.atomic_write import make_folder, replacing
 from modyn.errors import CorruptStateError, TrainingError
 
-_MAGIC: Final = b"MODYNSTA"
+_MAGIC: Final = b"MODYNTST"
 _TRAILER: Final = struct.Struct("<8sIQ")
 _READ_BYTES: Final = 1 << 20
 
@@ -60,7 +60,9 @@ def _verified_length(path: Path, file: BinaryIO) -> int:
     file.seek(max(0, length))
     trailer = file.read()
     if len(trailer) != _TRAILER.size or trailer[:8] != _MAGIC:
-        raise CorruptStateError(f"{path} is no state file of this version, or it was cut")
+        raise CorruptStateError(
+            f"{path} is no state file of this version, or it was cut; go on with the Modyn that wrote it, or start anew without it"
+        )
     _, expected, promised = _TRAILER.unpack(trailer)
     file.seek(0)
     checksum, rest = 0, length

@@ -52,11 +52,11 @@ from modyn.trainer_server.files import (
     scratch_dir,
 )
 from modyn.trainer_server.finished import find_finished, keep_finished, keep_without_model
+from modyn.trainer_server.held_out import Validation
 from modyn.trainer_server.hooks import EarlyStopping, Losses, ProgressReports
 from modyn.trainer_server.inputs import TrainingContext, TrainingInputs
 from modyn.trainer_server.loop import Clock, Hook, Training
 from modyn.trainer_server.optimizer_states import keep_optimizers, take_over_optimizers
-from modyn.trainer_server.validation import Validation
 from modyn.workers import JobConnection
 from modyn.workers.devices import missing_device
 

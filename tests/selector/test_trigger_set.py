@@ -109,7 +109,7 @@ def flip(at: int) -> Callable[[bytearray], bytes]:
     ("damage", "says"),
     [
         (flip(0), "not a trigger set"),
-        (flip(8), "version 2, this Modyn reads version 3"),
+        (flip(8), "version 5, this Modyn reads version 4"),
         (flip(12), "header does not match"),
         (flip(16), "bytes, but its header promises"),
         (flip(-1), "header does not match"),
