@@ -65,7 +65,7 @@ class DeadlineError(UnavailableError):
 
 
 class StreamExpiredError(DeadlineError):
-    """A stream that its server had accepted has lasted until its deadline. Whoever follows it opens it again."""
+    """A stream that its server had accepted has lasted until its deadline. Its followers open it again."""
 
     reason = "STREAM_EXPIRED"
 

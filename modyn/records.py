@@ -128,7 +128,7 @@ class TriggerSetInfo:
     keys_checksum: str
     """SHA-256 of the keys as little-endian int64: two trigger sets are equal if and only if this is."""
     dataset_identity: str = ""
-    """Of the registration of the dataset that the keys are of; empty: not known."""
+    """Identity of the registered dataset that the keys belong to; empty: not known."""
 
     @property
     def num_partitions(self) -> int:

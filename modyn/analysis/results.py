@@ -57,7 +57,7 @@ class RunResults:
     triggers: pd.DataFrame
     evaluations: pd.DataFrame
     losses: pd.DataFrame = field(default_factory=lambda: losses_table([]))
-    """Of the newest trainings, if they were asked for: as `losses_table`."""
+    """Losses of the newest trainings, if they were asked for: as `losses_table` makes it."""
     requested: Sequence[RequestedEvaluation] = ()
     """Evaluations that users asked for, some with handlers of their own."""
 

@@ -19,7 +19,7 @@ class AdvisoryLocks:
     """Named locks among all processes on a database. Safe to use from any thread.
 
     When the connection breaks, PostgreSQL gives all its locks back. The next call connects again and takes those that are still in use;
-    one that another process has taken meanwhile is logged as lost. Who writes under a lock has its own fence against that: the attempt
+    one that another process has taken meanwhile is logged as lost. Every writer under a lock has its own fence against that: the attempt
     in a run's row, the rows of a dataset's segments.
     """
 

@@ -46,7 +46,7 @@ class EvaluationInput:
     storage: StorageClient
     payloads: PayloadReader
     identity: str = ""
-    """Of the registration of the dataset that is meant; NotFoundError if it is another one. Empty: any."""
+    """Identity of the registered dataset that is meant; NotFoundError if it is another one. Empty: any."""
     device: str = "cpu"
     progress: Callable[[int, int], None] = lambda seen, total: None
     """Called after each batch with the samples seen and to see; what it raises ends the evaluation."""

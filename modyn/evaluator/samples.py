@@ -20,7 +20,7 @@ class SampleLister:
 
     dataset: str
     identity: str
-    """Of the registration of the dataset that is meant; NotFoundError if it is another one. Empty: any."""
+    """Identity of the registered dataset that is meant; NotFoundError if it is another one. Empty: any."""
     storage: StorageClient
     selector: SelectorClient | None
     """None: positions are refused."""

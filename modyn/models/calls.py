@@ -42,7 +42,7 @@ class Scores:
     def last_layer_gradients(self) -> tuple[Tensor, Tensor]:
         """The gradient of each sample's loss by the last layer's weight, (n, c, d), and by its bias, (n, c), in closed form: since
         logits = W e + b, they are g eᵀ and g, with g the derivative by the logits (Katharopoulos and Fleuret: Not All Samples Are Created
-        Equal, 2018, section 3.2, for this layer exact)."""
+        Equal, 2018, section 3.2, for this layer exact). For downsampling by gradients (`GradNorm`, `Craig`, `GradMatch`), which is to come."""
         return self.logit_gradients.unsqueeze(2) * self.embeddings.unsqueeze(1), self.logit_gradients
 
 

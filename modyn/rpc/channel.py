@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 DEFAULT_DEADLINE_S = 60.0
 STREAM_DEADLINE_S = 3600.0
-"""Of a whole stream. One that a client follows is opened again after it, see `ResumingStream` and `Retrier.follow`."""
+"""Deadline of a whole stream. One that a client follows is opened again after it, see `ResumingStream` and `Retrier.follow`."""
 
 
 class Channel:

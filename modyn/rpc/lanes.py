@@ -43,6 +43,7 @@ class Lanes:
         self._streams = threads("stream", max_threads)
         self._followers = threads("follower", max_followers + _SPARE)
         self._health = threads("health", _SPARE)
+        # Bounds followers that last. It is never waited for: the spare threads of the lane refuse those that find no place.
         self._places = BoundedSemaphore(max_followers)
 
     def of(self, method: str, *, streams: bool) -> ThreadPoolExecutor:
@@ -71,5 +72,6 @@ class Lanes:
 
     def close(self) -> None:
         """End the threads, once their calls have ended."""
+        # Without waiting: gRPC hands its server no call any more, and it ends those that run.
         for threads in (self.calls, self._streams, self._followers, self._health):
             threads.shutdown(wait=False)

@@ -3,7 +3,8 @@
 Everything that is repeated here must be idempotent: the answer to an attempt that did its work may have been lost.
 
 `storage/flight` alone repeats its requests by itself: it uses another transport, Arrow Flight, and the threads of a fetch share what they
-learn of several endpoints, so that a request changes to another endpoint instead of waiting for its own.
+learn of several endpoints, so that a request changes to another endpoint instead of waiting for its own. `supervisor/keeper.py` repeats no call: it
+resumes whole runs, after pauses of its own. `supervisor/evaluation_queue.py` calls `Retrier.follow` again while the evaluator stays away.
 """
 
 from __future__ import annotations

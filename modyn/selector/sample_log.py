@@ -240,7 +240,8 @@ class SampleLog:
     def ranges_in(self, interval: Interval) -> Iterator[tuple[int, int]]:
         """Yield the positions [start, end) of the samples with timestamps in the interval, in order, neighbours as one range.
 
-        Reads the entries of all groups, and timestamps only of groups that are neither inside nor outside.
+        Reads the entries of all groups, and timestamps only of groups that are neither inside nor outside. For windows of time of policies to
+        come, which take them from here as ranges of positions.
         """
         begin = end = 0
         with self._open(os.O_RDONLY) as descriptor:

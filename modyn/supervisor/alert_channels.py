@@ -48,7 +48,7 @@ class Alert:
     run_id: str
     pipeline: str
     state: str
-    """Of the run, now."""
+    """State of the run now."""
     time: float
     """Seconds since 1970 at which it happened."""
     message: str

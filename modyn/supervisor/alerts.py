@@ -97,6 +97,7 @@ class RunAlerts:
         self._lock = threading.Lock()  # Guards the next two fields, and marks and times of what is followed.
         self._news: set[str] = set()
         self._followed: dict[str, _Followed] = {}
+        # Wakes the thread before its time: there is news, or `close` was called.
         self._changed = threading.Event()
         self._closing = False
         self._thread = threading.Thread(target=self._follow, name="alerts", daemon=True)
@@ -124,6 +125,7 @@ class RunAlerts:
         self._changed.set()
         if self._thread.is_alive():
             self._thread.join(CLOSE_S)
+        # After the thread: its last look still puts alerts into them.
         for outbox in self._outboxes:
             outbox.close()
 
@@ -149,6 +151,7 @@ class RunAlerts:
     def _follow(self) -> None:
         closing = False
         while not closing:
+            # Bounded: runs that stand still give no news. Cleared before the look: what comes during it wakes the thread once more.
             self._changed.wait(self._look_again_s)
             self._changed.clear()
             closing = self._closing  # Read before the look: it sees all that was written before `close`.

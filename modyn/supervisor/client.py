@@ -42,7 +42,7 @@ SUBMIT_DEADLINE_S = 300.0
 """A pipeline is checked by every service that acts on it, and one of them may be starting."""
 
 REMOVAL_DEADLINE_S = 3600.0
-"""Of a run with tens of thousands of models."""
+"""Deadline of the removal of one run, which may have tens of thousands of models."""
 
 
 class SupervisorClient(ServiceClient):

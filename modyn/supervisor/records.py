@@ -206,7 +206,7 @@ class TriggerRecord:
     weights_sha256: str | None = None
     training_result: Mapping[str, Any] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
-    """Of work, by stage: select, train, store, evaluate, total; those that are known. Computed from the steps, no column."""
+    """Seconds of work by stage: select, train, store, evaluate, total; those that are known. Computed from the steps, no column."""
 
     @property
     def data_end(self) -> int:
@@ -233,7 +233,7 @@ class NewRun:
     end_key: int | None = None
     """The dataset's next key at submission: a replay reads only samples with smaller keys. None in production mode."""
     dataset_identity: str = ""
-    """Of the registration of the dataset at submission: the run reads no samples of another one. Empty: not known."""
+    """Identity of the registered dataset at submission: the run reads no samples of another one. Empty: not known."""
 
 
 def model_at(ends: Sequence[int], anchor: int, *, following: bool = False) -> int:

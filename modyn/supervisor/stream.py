@@ -33,7 +33,7 @@ class StreamSource:
     end_key: int | None = None
     """The dataset's next key when the run was submitted, which bounds a replay; None: not bounded."""
     identity: str = ""
-    """Of the registration of the dataset; empty: any."""
+    """Identity of the registered dataset; empty: any."""
 
 
 class SampleStream:

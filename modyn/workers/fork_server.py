@@ -27,7 +27,7 @@ PROCESS_TABLE: Final = threading.Lock()
 
 _logger = logging.getLogger(__name__)
 _workers: Final[list[ForkServerProcess]] = []
-"""Those that may live. Ending the fork server would end them."""
+"""Those that may live. Ending the fork server would end them. Guarded by PROCESS_TABLE, as the next two are."""
 _ending: list[threading.Thread] = []
 """The thread that ends the fork server, while there is one."""
 _last_used = 0.0
@@ -80,6 +80,7 @@ def _end_when_idle(idle_s: float) -> None:
                 return
             left_s = _last_used + idle_s - now
         if living:
+            # Outside the lock, else no worker could start; one that starts meanwhile is seen in the next round.
             wait([worker.sentinel for worker in living])
         else:
             time.sleep(left_s)

@@ -150,7 +150,7 @@ class Job:
             self._on_message(message)
 
     def finish(self, state: JobState, result: object = None, error: ModynError | None = None) -> None:
-        """Enter the end of the job: its final state, and its result or error. Wakes who waits for it."""
+        """Enter the end of the job: its final state, and its result or error. Wakes the threads that wait for it."""
         with self._wake_lock:
             self.state, self._result, self.error = state, result, error
             self._done.set()

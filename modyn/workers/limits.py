@@ -104,7 +104,7 @@ class Watchdog:
         self._limits = limits
         self._give_up = give_up
         self._seen: dict[Call, tuple[int, float]] = {}
-        """Of each call that runs: its number, and when this was first seen."""
+        """Number of each call that runs, and when it was first seen."""
 
     def look(self, now: float) -> None:
         """Look at the calls that run, at `now` in seconds of a clock that never jumps."""

@@ -59,7 +59,7 @@ class JobConnection:
     """The connection of a job to its service. Safe to use from several threads.
 
     Args: device: where the job was placed, cpu or cuda:N. models: weights that earlier jobs of the session left.
-        sending: held by who sends over `connection`, which the jobs of a session use one after the other.
+        sending: held while a message is sent over `connection`, which the jobs of a session use one after the other.
     """
 
     def __init__(

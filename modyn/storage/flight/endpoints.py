@@ -21,7 +21,7 @@ WINDOW_BYTES = 2 * 2**20
 """Most bytes of a call that gRPC receives ahead of the reader. Fixed, not estimated: it is part of the bound on a client's memory."""
 
 REQUEST_DEADLINE_S = 600.0
-"""Of one request, some megabytes. It frees the server of what is not read, and a consumer that was away for longer asks again for the rest."""
+"""Deadline of one request, some megabytes. It frees the server of what is not read; a consumer that was away for longer asks again."""
 
 # The first pause hardly delays a fetch when one connection breaks; the last one bounds the wait after an endpoint is back, while
 # thousands of workers do not overrun a server that starts. Both are far below `retry_s`, so every endpoint is tried many times.

@@ -64,7 +64,7 @@ class Publisher:
         self._sweep({block.file for block in now.names} | ({now.stamps} if now.stamps else set()))
 
     def _last(self) -> Publication | None:
-        """What is published now; None if that cannot be told."""
+        """What is published now; None if that is not readable."""
         try:
             return self._published or Publication.read(self._folder)
         except (NotFoundError, CorruptStateError):

@@ -116,7 +116,7 @@ def _checksum(content: dict[str, Any]) -> int:
 
 
 def published_version(folder: Path) -> int:
-    """The version of what is published in the folder of a dataset; 0 if that cannot be told. Raises UnavailableError."""
+    """The version of what is published in the folder of a dataset; 0 if nothing readable is. Raises UnavailableError."""
     try:
         return Publication.read(folder).version
     except (NotFoundError, CorruptStateError):

@@ -77,7 +77,7 @@ class TriggerOutcome:
     num_trained: int | None = None
     """Samples trained on, as the trainer counted: after downsampling, each epoch."""
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """Of work, by stage: select, train, store, total."""
+    """Seconds of work by stage: select, train, store, total."""
 
 
 class Trigger(ABC):
