@@ -235,8 +235,8 @@ TRAINING_WORKER = {
     "storage.model": "file_table records samples",
     "storage.read": "locality payload_reader publication record_readers snapshot",
     "trainer_server": (
-        "batches check checkpoint client components config criterion divergence files finished hooks inputs joint_step loop "
-        "optimizer_states plan preload state_file train validation"
+        "batches check checkpoint client components config criterion divergence files finished held_out hooks inputs joint_step loop "
+        "optimizer_states plan preload state_file train"
     ),
     "trainer_server.downsampling": "no",
     "workers": "devices fork_server job job_table kept_models limits placement pool process session surroundings",
