@@ -112,7 +112,10 @@ class AccessTokens:
         return self._roles().get(digest(token)) if scheme == "Bearer" else None
 
     def check(self, presented: str | bytes | None, needed: Role, what: str) -> None:
-        """Raise SecurityError unless `presented` has the role `needed`, for the call `what`."""
+        """Raise SecurityError unless `presented` has the role `needed`.
+
+        Args: presented: the token that came with the call; None: none came. what: the call, as the error names it.
+        """
         if not self.required:
             return
         role = self.role(presented)

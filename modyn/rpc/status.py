@@ -82,7 +82,10 @@ def abort(context: grpc.ServicerContext, error: ModynError) -> NoReturn:
 
 
 def from_rpc(error: grpc.RpcError, peer: str) -> ModynError:
-    """Our error for what a call to `peer` ended with."""
+    """Our error for what a call ended with.
+
+    Args: peer: the service and its address, as the error names them.
+    """
     code = error.code() if hasattr(error, "code") else grpc.StatusCode.UNKNOWN
     details = (error.details() if hasattr(error, "details") else None) or str(error)
     trailing = error.trailing_metadata() or () if hasattr(error, "trailing_metadata") else ()

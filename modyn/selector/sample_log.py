@@ -114,7 +114,10 @@ def unseen(run_id: RunId, held: int, position: int, batch: SampleBatch) -> Sampl
 
 
 def check_range(run_id: RunId, held: int, position: int, limit: int) -> None:
-    """Raise an error unless at most `limit` samples from `position` on can be read of the `held` ones."""
+    """Raise an error unless at most `limit` samples from `position` on can be read.
+
+    Args: held: number of samples of the run that the selector holds.
+    """
     if position < 0 or limit < 1:
         raise InvalidArgumentError(f"{limit} samples of run '{run_id}' from position {position} on: ask for 1 or more, from 0 on")
     if position > held:
@@ -125,7 +128,10 @@ def check_range(run_id: RunId, held: int, position: int, limit: int) -> None:
 
 
 def refuse_others(run_id: RunId, position: int, held: Int64Array, sent: Int64Array) -> None:
-    """Raise ConflictError unless the keys that were sent again for `position` are those held there."""
+    """Raise ConflictError unless the keys that were sent again for `position` are those held there.
+
+    Args: held, sent: keys from `position` on, int64 (n,) and (m,).
+    """
     if not np.array_equal(held, sent):
         raise ConflictError(
             f"run '{run_id}' holds other samples at positions {position} to {position + len(sent)} than were sent again; "

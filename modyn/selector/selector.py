@@ -96,9 +96,10 @@ class Selector:
         data: Mapping[str, Any] | None = None,
         dataset_identity: str = "",
     ) -> None:
-        """Register a run; a no-op if it is registered with equal arguments. data: kept as first given.
+        """Register a run; a no-op if it is registered with equal arguments.
 
-        dataset_identity: of the registration that the keys are of, which its trigger sets carry; empty: not known, and any will do.
+        Args: selection_strategy: that section of the pipeline. seed: of all that is drawn for the run. data: that section of the pipeline, kept
+            as first given. dataset_identity: of the registered dataset, which its trigger sets carry; empty: not known, and any will do.
 
         Raises: AlreadyExistsError: it is registered with other arguments. InvalidArgumentError: the name is no file name.
             ConfigError: the section is wrong.
@@ -163,7 +164,7 @@ class Selector:
     def trigger(self, run_id: RunId, trigger_id: int, num_samples: int, token: CancellationToken | None = None) -> TriggerSetInfo:
         """Select the trigger set over the first `num_samples` samples, or return the one that exists.
 
-        token: ends the selection when it is cancelled, with its cause; nothing of the trigger is left then.
+        Args: token: ends the selection when it is cancelled, with its cause; nothing of the trigger is left then.
         Raises: ConflictError: the trigger exists over another number of samples, is not the next one, or covers fewer samples than
             the one before or more than are held.
         """

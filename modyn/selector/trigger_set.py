@@ -46,7 +46,10 @@ class TriggerSetHeader:
 
 
 def check_next(run_id: RunId, held: int, boundaries: Sequence[int], trigger_id: int, num_samples: int) -> None:
-    """Raise ConflictError unless the run can trigger `trigger_id` over `num_samples` samples now."""
+    """Raise ConflictError unless the run can trigger `trigger_id` over `num_samples` samples now.
+
+    Args: held: samples of the run that the selector holds. boundaries: samples that triggers 0, 1, 2, … of the run cover.
+    """
     if trigger_id < 0 or num_samples < 0:
         raise InvalidArgumentError(f"trigger {trigger_id} over {num_samples} samples: neither may be negative")
     if trigger_id != len(boundaries):
@@ -88,6 +91,7 @@ def partition_bounds(num_keys: int, partition_size: int, partition: int) -> tupl
 def write_trigger_set(path: Path, partition_size: int, selection: Selection) -> TriggerSetHeader:
     """Write the selection to `path`, part by part: afterwards the file is complete and on disk, or `path` is as before.
 
+    Args: partition_size: keys of each partition but the last. selection: its parts are consumed.
     Raises: UnavailableError: the disk refuses. ModynError: the policy yields another number of keys than it promised.
     """
     try:

@@ -142,7 +142,11 @@ class SegmentInfo:
 
 
 def write_segment(path: Path, first_key: int, columns: SegmentColumns) -> SegmentInfo:
-    """Write a segment of at least one entry. `path` is complete and durable when this returns. Raises UnavailableError."""
+    """Write a segment of at least one entry. `path` is complete and durable when this returns.
+
+    Args: first_key: key of the first entry; the next ones have the keys behind it.
+    Raises: UnavailableError: the disk refuses.
+    """
     timestamps = columns.timestamps
     data: dict[str, npt.NDArray[Any]] = {
         "file_ids": columns.file_ids.astype(np.int64),
@@ -248,7 +252,10 @@ class Segment:
         return labels.view(np.float64) if self.float_labels else labels
 
     def rank_behind(self, timestamp: int, key: int, first: int = 0, end: int | None = None) -> int:
-        """How many samples are before or at (timestamp, key) in the order (timestamp, key); it is known to be within [first, end]."""
+        """How many samples are before or at (timestamp, key) in the order (timestamp, key).
+
+        Args: first, end: bounds that the answer is known to lie within, both included; None: the number of samples.
+        """
         return bisect_left(range(self.info.num_samples), (timestamp, key + 1), first, end, key=self.order_at)
 
     def order_at(self, rank: int) -> tuple[int, int]:

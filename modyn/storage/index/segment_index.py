@@ -96,7 +96,10 @@ class SegmentIndex:
         return labels.view(np.float64) if self._float_labels else labels
 
     def samples_from(self, first_key: int, batch_size: int, tombstones: Tombstones | None = None) -> Iterator[SampleBatch]:
-        """Samples with key >= first_key in order of key, deleted ones left out, at most batch_size at once."""
+        """Samples with key >= first_key in order of key, at most batch_size at once.
+
+        Args: tombstones: keys of deleted samples, which are left out; None: none are.
+        """
         return _rebatched(_without_deleted(self._in_key_order(first_key, batch_size), tombstones), batch_size)
 
     def _in_key_order(self, first_key: int, batch_size: int) -> Iterator[SampleBatch]:
@@ -116,8 +119,10 @@ class SegmentIndex:
     ) -> Iterator[SampleBatch]:
         """Samples of the interval in the order (timestamp, key), deleted ones left out, at most batch_size at once.
 
-        `after`: only samples behind this (timestamp, key). `end_key`: only samples with smaller keys. Memory is bounded by batch_size and
-        `merged_rows`, not by the dataset.
+        Memory is bounded by batch_size and merged_rows, not by the dataset.
+
+        Args: after: only samples behind this (timestamp, key). tombstones: keys of deleted samples, which are left out; None: none are. end_key:
+            only samples with smaller keys. merged_rows: see `MERGED_ROWS`.
         """
         segments = self._touched(interval, end_key)
         parts = [_Ranks(segment, *_ranks(segment, interval, after)) for segment in segments]
