@@ -15,6 +15,8 @@ ALERT_KINDS: tuple[AlertKind, ...] = ("failed", "stalled", "finished", "degraded
 _HostPort = Annotated[str, Matching(r"^[^\s/]+:\d{1,5}$", "write host:port, for example mail.example.org:587")]
 _MailAddress = Annotated[str, Matching(r"^[^\s@<>]+@[^\s@<>]+$", "write name@host, without spaces")]
 
+_WEB_ADDRESS = r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?([/?#][!-~]*)?"
+
 
 class AlertsConfig(Section):
     """Alerts of runs, as webhooks and e-mail. Without `webhook_url` and `smtp_address` none are sent."""
@@ -47,8 +49,10 @@ class AlertsConfig(Section):
     @classmethod
     def _of_the_web(cls, value: str | None) -> str | None:
         # The value is not shown, here and where it is used: addresses of webhooks often hold a secret.
-        if value is not None and re.match(r"https?://[^\s/]", value) is None:
-            raise ValueError("the address of a webhook begins with https:// or http://")
+        if value is not None and re.fullmatch(_WEB_ADDRESS, value) is None:
+            raise ValueError(
+                "write https://host/path or http://host:port/path, in ASCII, without spaces and without user and password"
+            )
         return value
 
     @field_validator("webhook_secret")

@@ -102,6 +102,8 @@ class Webhook:
             if error.code >= 500 or error.code in (408, 425, 429):
                 raise UnavailableError(text) from error
             raise ModynError(f"{text}; correct alerts.webhook_url or its receiver") from error
+        except (http.client.InvalidURL, UnicodeError):  # Their messages show parts of the URL.
+            raise ModynError("no request can be sent to the address of the webhook; correct alerts.webhook_url") from None
         except (OSError, http.client.HTTPException) as error:
             raise UnavailableError(f"the webhook cannot be reached: {error}") from error
 

@@ -76,7 +76,7 @@ def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
         ("security: {token: short}", r"security\.token"),
         (
             "alerts: {webhook_url: 'ftp://hush'}",
-            r"alerts\.webhook_url: the address of a webhook begins with https:// or http://$",
+            r"alerts\.webhook_url: write https://host/path or http://host:port/path, [^/]*$",
         ),
         (
             "alerts: {webhook_secret: hush}",
@@ -108,6 +108,31 @@ def test_a_token_is_never_shown(tmp_path: Path) -> None:
     assert "0123456789abcdef" not in repr(SecurityConfig(token="0123456789abcdef"))
     shown = repr(SystemConfig(database_url="postgresql://modyn:hidden@host/name", redis_url="redis://:hidden@host/0"))
     assert "hidden" not in shown
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://user:hush@example.org/x",
+        "https://hush@example.org/x",
+        "https://example.org:hush/x",
+        "https://example.org/hush hush",
+        "https://example.org/hush\n",
+        "https://example.org/hüsh/hush",
+        "https://hüsh.example.org/hush",
+    ],
+)
+def test_the_address_of_a_webhook_that_cannot_work_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("MODYN_ALERTS__WEBHOOK_URL", url)
+    with pytest.raises(ConfigError, match=r"alerts\.webhook_url: write https://") as caught:
+        load_system_config()
+    assert not re.search("h[uü]sh", caught.value.message)
+
+
+@pytest.mark.parametrize("url", ["https://example.org", "http://[::1]:80/a?b=c%20d#e", "http://my_host.x-y:8080?a=b@c"])
+def test_the_address_of_a_webhook_may_have_port_path_and_query(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("MODYN_ALERTS__WEBHOOK_URL", url)
+    assert load_system_config().alerts.webhook_url == url
 
 
 def test_a_mistake_in_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

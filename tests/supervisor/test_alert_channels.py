@@ -61,6 +61,15 @@ def test_a_webhook_follows_no_redirect() -> None:
         assert web.requests == 1
 
 
+@pytest.mark.parametrize("url", ["https://user:hush@127.0.0.1/x", "https://127.0.0.1/hush hush", "https://127.0.0.1:1/hüsh"])
+def test_an_address_that_cannot_work_is_neither_tried_again_nor_shown(url: str) -> None:
+    with pytest.raises(ModynError, match=r"correct alerts\.webhook_url") as caught:
+        Webhook(url, SECRET).send(ALERT)
+    assert not isinstance(caught.value, UnavailableError)
+    assert "hush" not in caught.value.message
+    assert caught.value.__cause__ is None
+
+
 def test_a_mail_names_run_and_reason() -> None:
     with mail_receiver() as mail:
         Mail(mail_config(mail.address)).send(ALERT)
