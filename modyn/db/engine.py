@@ -61,6 +61,16 @@ class Database:
                 with self._reachable():
                     self._locks.release(name)
 
+    def is_locked(self, name: str) -> bool:
+        """Whether any process on this database holds the advisory lock now."""
+        with self._reachable():
+            return self._locks.is_held(name)
+
+    def keep_locks(self) -> None:
+        """Take the advisory locks of this process again if their connection broke, as the next use of one does."""
+        with self._reachable():
+            self._locks.keep()
+
     def close(self) -> None:
         """Close all connections. Advisory locks that are still held are given back."""
         self._locks.close()

@@ -16,6 +16,9 @@ from modyn.supervisor.states import TERMINAL, RunState
 
 PATROL_S: Final = 30.0
 """Between two looks."""
+LOOKS: Final = 3
+"""So many looks in a row find a run that is left. Every supervisor takes locks that a broken connection cost it again at each look, so that
+it comes before the third look of another one."""
 
 STOPPED_WITH_SUPERVISOR: Final = "the supervisor was stopped; start it again (`modyn up`), then resume the run"
 """Why a run is interrupted that the user has stopped with its supervisor. Whether it goes on by itself is `supervisor.resume_on_start`."""
@@ -28,7 +31,8 @@ _LOG = get_logger("supervisor")
 class Patrol:
     """Marks runs as interrupted that are active by the journal and driven by nothing, and has production runs resumed.
 
-    A run counts as left only if two looks in a row find it so: it may be just submitted, or its thread just ending.
+    A run counts as left only if `LOOKS` looks in a row find it so: it may be just submitted, its thread just ending, or the connection
+    that holds its lock just broken.
 
     Args: queued: the runs that this supervisor executes or that wait for their turn here. accepted: those that it was ever asked to queue.
         enqueue: queues a submitted run.
@@ -47,16 +51,20 @@ class Patrol:
         self._queued = queued
         self._accepted = accepted
         self._enqueue = enqueue
-        self._suspects = frozenset[RunId]()
+        self._suspects: dict[RunId, int] = {}
+        """How many looks in a row have found each of them so."""
 
     def look(self) -> None:
         """Look at all runs once. Raises: UnavailableError: PostgreSQL cannot be reached; the next look finds the same."""
+        database = self._journal.database
+        database.keep_locks()
         # The journal first: a run that it shows as active and that is not queued afterwards is not on its way into the queue.
         runs = list(self._journal.each_run(with_pipelines=False, states=_LOOKED_AT))
         queued = self._queued()
-        undriven = {run.run_id: run for run in runs if not run.is_terminal and run.run_id not in queued}
-        before, self._suspects = self._suspects, frozenset(undriven)
-        for run_id in before & undriven.keys():
+        active = [run for run in runs if not run.is_terminal and run.run_id not in queued]
+        undriven = {run.run_id: run for run in active if not database.is_locked(f"run/{run.run_id}")}
+        self._suspects = {run_id: 1 + self._suspects.get(run_id, 0) for run_id in undriven}
+        for run_id in [run_id for run_id, looks in self._suspects.items() if looks >= LOOKS]:
             try:
                 self._take_up(undriven[run_id])
             except (ConflictError, NotFoundError) as error:  # it has moved on by itself, or is removed

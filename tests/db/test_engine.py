@@ -150,6 +150,23 @@ def test_locks_are_taken_again_after_their_connection_was_cut(system_config: Sys
     theirs.close()
 
 
+def test_locks_are_kept_without_a_call_for_one_of_them(system_config: SystemConfig, migrations: Path) -> None:
+    ours, theirs = (open_database(system_config, "demo", "demo_migrations") for _ in range(2))
+    ours.keep_locks()
+    assert not theirs.is_locked("a")
+    with ours.advisory_lock("a"):
+        assert theirs.is_locked("a")
+        assert not theirs.is_locked("b")
+        with theirs.session() as session:
+            assert list(session.scalars(text(f"SELECT pg_terminate_backend(pid, 10000) {ADVISORY}"))) == [True]
+        assert not theirs.is_locked("a")
+        ours.keep_locks()
+        assert theirs.is_locked("a")
+    assert not theirs.is_locked("a")
+    ours.close()
+    theirs.close()
+
+
 def test_a_pool_without_a_free_connection_is_named(system_config: SystemConfig, migrations: Path) -> None:
     database = open_database(system_config, "demo", "demo_migrations")
     engine = create_engine(database.engine.url, pool_size=1, max_overflow=0, pool_timeout=0.01)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import REGISTRY
+from sqlalchemy import text
 
 from modyn.config.system import SystemConfig
 from modyn.db.engine import Database, open_database
@@ -43,10 +44,15 @@ def database(system_config: SystemConfig) -> Iterator[Database]:
 
 
 @pytest.fixture
-def runs(system_config: SystemConfig, tmp_path: Path, database: Database) -> Iterator[RunQueue]:
+def services(tmp_path: Path) -> InMemoryServices:
     services = InMemoryServices(tmp_path)
     services.storage.add_dataset("train")
     services.storage.add_samples("train", timestamps=range(35))
+    return services
+
+
+@pytest.fixture
+def runs(system_config: SystemConfig, services: InMemoryServices, database: Database) -> Iterator[RunQueue]:
     with closing(RunQueue(LosesAnswers(database), EventHub(), services.clients, system_config.supervisor)) as runs:
         yield runs
 
@@ -67,10 +73,11 @@ def to_resume() -> float:
     return REGISTRY.get_sample_value("modyn_supervisor_runs_to_resume") or 0.0
 
 
-def test_a_run_that_nothing_drives_is_interrupted_at_the_second_look(runs: RunQueue) -> None:
+def test_a_run_that_nothing_drives_is_interrupted_at_the_third_look(runs: RunQueue) -> None:
     run_id, live = left_behind(runs), left_behind(runs, RunMode.PRODUCTION)
-    runs.look_after()
-    assert (state(runs, run_id), state(runs, live)) == (RunState.STREAMING, RunState.STREAMING), "it may just be ending"
+    for _ in range(2):
+        runs.look_after()
+        assert (state(runs, run_id), state(runs, live)) == (RunState.STREAMING, RunState.STREAMING), "it may just be ending"
     runs.look_after()
     assert (state(runs, run_id), state(runs, live)) == (RunState.INTERRUPTED, RunState.INTERRUPTED)
     assert "went away; resume the run" in runs.journal.run(run_id).error
@@ -87,8 +94,32 @@ def test_a_run_that_another_supervisor_executes_is_left_alone(runs: RunQueue, sy
         for _ in range(3):
             runs.look_after()
         assert state(runs, run_id) is RunState.STREAMING
-    runs.look_after()
+    for _ in range(3):
+        runs.look_after()
     assert state(runs, run_id) is RunState.INTERRUPTED
+
+
+def test_a_run_whose_supervisor_lost_its_lock_connection_is_left_alone(
+    runs: RunQueue, services: InMemoryServices, system_config: SystemConfig
+) -> None:
+    """As after a restart of PostgreSQL. Its supervisor takes the lock again at its next look, before others count the run as left."""
+    run_id = runs.submit(pipeline_yaml(), "p.yaml", RunOptions(RunMode.PRODUCTION)).run_id
+    eventually(lambda: state(runs, run_id) is RunState.WAITING_FOR_DATA)
+    with ExitStack() as stack:
+        database = stack.enter_context(closing(open_database(system_config, "supervisor", "modyn.supervisor.migrations")))
+        others = stack.enter_context(closing(RunQueue(Journal(database), EventHub(), services.clients, system_config.supervisor)))
+        others.look_after()
+        with database.session() as session:
+            cut = "SELECT pg_terminate_backend(pid, 10000) FROM pg_locks WHERE locktype = 'advisory' AND database ="
+            assert list(session.scalars(text(f"{cut} (SELECT oid FROM pg_database WHERE datname = current_database())"))) == [
+                True
+            ]
+        others.look_after()
+        assert state(runs, run_id) is RunState.WAITING_FOR_DATA
+        runs.look_after()
+        for _ in range(3):
+            others.look_after()
+    assert state(runs, run_id) is RunState.WAITING_FOR_DATA
 
 
 def test_runs_that_execute_here_are_left_alone(runs: RunQueue) -> None:
@@ -109,8 +140,8 @@ def test_a_submitted_run_that_no_queue_holds_is_queued_again(runs: RunQueue) -> 
     of_another_queue = runs.journal.create(
         NewRun(RunOptions(RunMode.EXPERIMENT), "Test", "", "p.yaml", {}, selection_seed=1)
     ).run_id
-    runs.look_after()
-    runs.look_after()
+    for _ in range(3):
+        runs.look_after()
     eventually(lambda: state(runs, run_id) is RunState.WAITING_FOR_DATA)
     assert state(runs, of_another_queue) is RunState.SUBMITTED
 
