@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,18 +29,20 @@ class _Place:
 class Places:
     """At most `number` requests have a place. One whose client has read nothing for `idle_s` seconds loses it to another that has none.
 
-    While a client waits, those that hold their equal share of all places or more get no other. It waits for `idle_s` after it last asked.
+    While a client waits for a place that it may take, those that hold more places than it get no other. It waits for `idle_s` after it last asked.
 
     Args: busy: the start of the message of a refused request. clock: seconds, never set back. Thread-safe.
     """
 
     def __init__(self, number: int, idle_s: float, busy: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._number, self._idle_s, self._busy, self._clock = number, idle_s, busy, clock
+        self._of_one_dataset = ceil(number * SHARE)
         self._lock = threading.Lock()  # Protects what follows, and the times of the places.
         self._held: set[_Place] = set()
         # Each still takes a thread and two chunks, so their number is bounded as well.
         self._lost: set[_Place] = set()
-        self._waiting: dict[str, float] = {}  # When a client was refused that has not got a place since.
+        # When a client was refused that has not got a place since, and for which dataset.
+        self._waiting: dict[str, tuple[float, str]] = {}
 
     @property
     def taken(self) -> int:
@@ -77,28 +80,30 @@ class Places:
                 self._take_now(place)
             except UnavailableError:
                 if len(self._waiting) < self._number:
-                    self._waiting[place.client] = self._clock()
+                    self._waiting[place.client] = self._clock(), place.dataset
                 raise
             self._waiting.pop(place.client, None)
 
     def _take_now(self, place: _Place) -> None:
         of_dataset = [other for other in self._held if other.dataset == place.dataset]
-        if self._has_its_share(place.client):
+        if self._is_for_another(place):
             raise UnavailableError(self._busy)
-        if len(of_dataset) >= ceil(self._number * SHARE):
+        if len(of_dataset) >= self._of_one_dataset:
             self._free(of_dataset)
         elif len(self._held) >= self._number:
             self._free(self._held)
         self._lost.discard(place)
         self._held.add(place)
 
-    def _has_its_share(self, client: str) -> bool:
-        """Whether `client` is to leave the next place to another that waits."""
+    def _is_for_another(self, place: _Place) -> bool:
+        """Whether a client that holds fewer places waits for this one."""
         since = self._clock() - self._idle_s
-        self._waiting = {other: refused for other, refused in self._waiting.items() if refused > since}
-        held = [place.client for place in self._held]
-        clients = {client, *self._waiting, *held}
-        return not self._waiting.keys() <= {client} and held.count(client) >= max(1, self._number // len(clients))
+        self._waiting = {client: asked for client, asked in self._waiting.items() if asked[0] > since}
+        clients, datasets = Counter(other.client for other in self._held), Counter(other.dataset for other in self._held)
+        return any(
+            clients[client] < clients[place.client] and (dataset == place.dataset or datasets[dataset] < self._of_one_dataset)
+            for client, (_, dataset) in self._waiting.items()
+        )
 
     def _free(self, places: set[_Place] | list[_Place]) -> None:
         """Take a place from the request of `places` that has been idle for longest. Raises UnavailableError: none has been for long enough."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from math import ceil
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from modyn.errors import UnavailableError
-from modyn.storage.flight.places import Places
+from modyn.storage.flight.places import SHARE, Places
 
 
 class Clock:
@@ -125,3 +128,70 @@ def test_a_client_that_does_not_come_back_is_waited_for_no_longer(places: Places
         clock.now += 5.1
         with places.admitted("d3", "greedy"):
             pass
+
+
+class Crowd:
+    """Clients that all want more places than there are. Client N reads dataset N modulo `datasets`."""
+
+    def __init__(self, number: int, clients: int, datasets: int) -> None:
+        self.places, self.number, self.datasets = Places(number, 5.0, "busy", Clock()), number, datasets
+        self.held: list[list[ExitStack]] = [[] for _ in range(clients)]
+        self.refused: set[int] = set()
+
+    def full(self, client: int) -> bool:
+        of_dataset = self.held[client % self.datasets :: self.datasets]
+        return sum(map(len, of_dataset)) >= ceil(self.number * SHARE)
+
+    def ask(self, client: int) -> bool:
+        request = ExitStack()
+        try:
+            request.enter_context(self.places.admitted(f"d{client % self.datasets}", f"c{client}"))
+        except UnavailableError:
+            self.refused.add(client)
+            return False
+        self.refused.discard(client)
+        same = [(other - client) % self.datasets == 0 for other in self.refused]
+        could = [other for other, alike in zip(self.refused, same, strict=True) if alike or not self.full(other)]
+        assert all(len(self.held[other]) >= len(self.held[client]) for other in could), "one that holds fewer waits"
+        self.held[client].append(request)
+        return True
+
+    def settle(self) -> None:
+        """All ask until none gets one."""
+        while sum(map(self.ask, range(len(self.held)))):
+            pass
+        assert self.places.taken == self.number or all(map(self.full, range(len(self.held)))), "a place stays empty"
+
+    def end(self, client: int) -> None:
+        """The oldest request of `client` ends, if it has one."""
+        for request in self.held[client][:1]:
+            request.close()
+        del self.held[client][:1]
+
+
+@given(
+    clients=st.integers(1, 10), more=st.integers(0, 10), datasets=st.integers(1, 4), ends=st.lists(st.integers(0, 9), max_size=30)
+)
+def test_no_place_stays_empty_while_a_client_waits_that_may_take_it(
+    clients: int, more: int, datasets: int, ends: list[int]
+) -> None:
+    crowd = Crowd(clients + more, clients, datasets)
+    while crowd.ask(0):  # It comes first and takes all that it gets.
+        pass
+    for client in ends:
+        crowd.settle()
+        crowd.end(client % clients)
+    crowd.settle()
+
+
+@pytest.mark.parametrize(("number", "clients"), [(64, 33), (16, 9), (16, 16), (4, 2)])
+def test_requests_of_a_greedy_client_pass_to_the_others_until_all_hold_as_many(number: int, clients: int) -> None:
+    crowd = Crowd(number, clients, clients)
+    while crowd.ask(0):
+        pass
+    for _ in range(number):
+        crowd.settle()
+        crowd.end(0)
+    crowd.settle()
+    assert {len(held) for held in crowd.held} <= {number // clients, -(-number // clients)}
+    assert crowd.places.taken == number
