@@ -126,6 +126,11 @@ class EvaluationSchedule:
                 tasks += _tasks(handler, cells(models, stream_end), models, "end")
         return tasks
 
+    def of_run(self, models: Sequence[TrainedModel], stream_end: int | None) -> list[EvaluationTask]:
+        """All that a run with these models makes, from its first training to its end."""
+        early = [task for count in range(1, len(models) + 1) for task in self.after_training(models[:count])]
+        return [*early, *(self.at_end(models, stream_end) if models else ())]
+
     def requested(
         self, names: Collection[str], models: Sequence[TrainedModel], stream_end: int | None, when: When
     ) -> list[EvaluationTask]:

@@ -114,7 +114,7 @@ class JournalQueries:
             checks = _checks(session, run_id, -1 if cursor is None else cursor["last_check"])
             is_evaluation = (STEPS.c.run_id == run_id, STEPS.c.step == "evaluate")
             steps = select(STEPS.c.trigger_id, STEPS.c.name).where(*is_evaluation)
-            evaluated = {(int(t), str(name)) for t, name in session.execute(steps.where(STEPS.c.state == "finished"))}
+            evaluated = _evaluated(session, run_id)
             of_run = steps.join(RUNS, RUNS.c.run_id == STEPS.c.run_id).where(_OWN, _FAILED)
             failed = {(int(t), str(name)) for t, name in session.execute(of_run)}
         if cursor is not None and cursor["version"] != CURSOR_VERSION:
@@ -133,9 +133,14 @@ class JournalQueries:
             policy_state=None if cursor is None else dict(cursor["policy_state"]),
             triggers=triggers,
             checks=checks,
-            evaluated=frozenset(evaluated),
+            evaluated=evaluated,
             failed=frozenset(failed),
         )
+
+    def evaluated(self, run_id: str) -> frozenset[tuple[int, str]]:
+        """Return (trigger, name) of the run's evaluations that are finished."""
+        with self.database.session() as session:
+            return _evaluated(session, run_id)
 
     def triggers(self, run_id: str) -> tuple[TriggerRecord, ...]:
         """Return the run's triggers in order. Raises: NotFoundError: there is no such run."""
@@ -311,6 +316,12 @@ def _run_row(session: Session, run_id: str) -> RowMapping:
     if row is None:
         raise unknown_run(run_id)
     return row
+
+
+def _evaluated(session: Session, run_id: str) -> frozenset[tuple[int, str]]:
+    finished = (STEPS.c.run_id == run_id, STEPS.c.step == "evaluate", STEPS.c.state == "finished")
+    rows = session.execute(select(STEPS.c.trigger_id, STEPS.c.name).where(*finished))
+    return frozenset((int(trigger_id), str(name)) for trigger_id, name in rows)
 
 
 def _checks(session: Session, run_id: str, after: int = -1, limit: int | None = None) -> tuple[CheckRecord, ...]:

@@ -11,8 +11,10 @@ from sqlalchemy import delete, func, select
 from modyn.errors import ConflictError, NotFoundError
 from modyn.records import ModelVersion, RunId
 from modyn.rpc.logs import get_logger
+from modyn.supervisor.evaluation_plan import EvaluationSchedule, trained_models
 from modyn.supervisor.executor import RunClients
 from modyn.supervisor.journal import Journal
+from modyn.supervisor.records import Run
 from modyn.supervisor.states import TERMINAL, RunState
 from modyn.supervisor.tables import CHECKS, CURSORS, EVALUATIONS, EVENTS, RUNS, STEPS, TRIGGERS
 
@@ -81,18 +83,37 @@ class RunRemoval:
     def remove_model(self, model_id: int, *, even_promoted: bool = False) -> None:
         """Remove one model version; the scores that it was given stay with its run.
 
-        Raises: NotFoundError. ConflictError: it is promoted, or a run needs it to go on.
+        Raises: NotFoundError. ConflictError: it is promoted, or a run needs it to go on or for evaluations.
         """
         model = self._clients.model_storage.describe(model_id).version
         self._refuse_needed([model], even_promoted)
         with suppress(NotFoundError):  # imported, or its run is removed
             run = self._journal.run(model.run_id)
+            self._refuse_under_way(run.run_id)
             if run.state is not RunState.FINISHED and model_id == self._journal.newest_model(run.run_id):
                 raise ConflictError(
                     f"model {model_id} is needed by run {run.run_id}, which is {run.state}; finish it (`modyn finish {run.run_id}`) or remove it"
                 )
+            if run.state is not RunState.FINISHED:
+                self._refuse_to_evaluate(run, model_id)
         self._delete(model_id)
         _LOG.info("model_removed", model_id=model_id, run_id=model.run_id)
+
+    def _refuse_under_way(self, run_id: RunId) -> None:
+        if any(request.run_id == run_id for request in self._journal.open_evaluations()):
+            raise ConflictError(f"requested evaluations of run {run_id} are under way; wait for their end, then remove it")
+
+    def _refuse_to_evaluate(self, run: Run, model_id: int) -> None:
+        """Raise ConflictError if the run, which may go on, has not made all evaluations of the model."""
+        triggers = list(self._journal.each_trigger(run.run_id, with_losses=False))
+        stream_end = triggers[-1].fired_at_timestamp + 1 if triggers else None
+        evaluated = self._journal.evaluated(run.run_id)
+        for task in EvaluationSchedule(run.pipeline.get("evaluation")).of_run(trained_models(triggers), stream_end):
+            if task.model_id == model_id and (task.trigger_id, task.step_name) not in evaluated:
+                raise ConflictError(
+                    f"model {model_id} is still to be evaluated by run {run.run_id} (handler '{task.handler}' on dataset "
+                    f"'{task.dataset}'), which is {run.state}; wait for that, finish the run (`modyn finish {run.run_id}`) or remove it"
+                )
 
     def _refuse_needed(self, models: Sequence[ModelVersion], even_promoted: bool, besides: str = "") -> None:
         if not even_promoted and (promoted := [str(model.model_id) for model in models if model.promoted]):

@@ -198,6 +198,4 @@ def _tasks(request: RequestedEvaluation, snapshot: RunSnapshot) -> list[Evaluati
     tasks = schedule.requested(request.handlers, models, stream_end, f"request {request.number}")
     if request.handlers or not snapshot.failed:
         return tasks
-    of_run = [task for count in range(1, len(models) + 1) for task in own.after_training(models[:count])]
-    of_run += own.at_end(models, stream_end)
-    return [*tasks, *(task for task in of_run if (task.trigger_id, task.step_name) in snapshot.failed)]
+    return [*tasks, *(task for task in own.of_run(models, stream_end) if (task.trigger_id, task.step_name) in snapshot.failed)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from sqlalchemy import func, select
 
 from modyn.config.system import SystemConfig
 from modyn.errors import ConflictError, NotFoundError, UnavailableError
+from modyn.evaluator.client import EvaluationRequest
 from modyn.supervisor.executor import RunClients
 from modyn.supervisor.queue import RunQueue
 from modyn.supervisor.records import Run, RunMode, RunOptions
@@ -20,7 +22,7 @@ from modyn.supervisor.requested_evaluations import EvaluationOrder
 from modyn.supervisor.states import RunState
 from modyn.supervisor.tables import METADATA
 from modyn.testing.services import InMemoryServices, pipeline_yaml, wait_until_terminal
-from modyn.testing.waiting import eventually
+from modyn.testing.waiting import PATIENCE_S, eventually
 
 STRATEGY = {"type": "SlicingEvalStrategy", "eval_every": "10s", "eval_start_from": 0, "eval_end_at": 20}
 EVALUATION = {
@@ -119,7 +121,6 @@ def test_an_active_run_is_not_removed_and_a_stopped_one_is(runs: RunQueue, servi
     wait_until_terminal(runs, run.run_id)
     with pytest.raises(ConflictError, match="is needed by"):
         runs.remove_model(newest)
-    runs.remove_model(newest - 1)
     runs.remove(run.run_id)
     assert left(runs, services, run) == []
 
@@ -137,3 +138,32 @@ def test_a_model_that_another_run_begins_with_stays(runs: RunQueue, services: In
     runs.remove(later.run_id)
     runs.remove(run.run_id)
     assert left(runs, services, run) == []
+
+
+def test_a_model_stays_until_its_run_has_evaluated_it(runs: RunQueue, services: InMemoryServices) -> None:
+    back = threading.Event()
+
+    def wait_for_data(_: EvaluationRequest) -> str | None:
+        return None if back.wait(PATIENCE_S) else "the test has ended"
+
+    services.evaluator.fail = wait_for_data
+    run = submit(runs, RunMode.PRODUCTION)
+    try:
+        eventually(lambda: runs.journal.run(run.run_id).state is RunState.WAITING_FOR_DATA)
+        with pytest.raises(ConflictError, match=f"model 1 is still to be evaluated by run {run.run_id} .handler 'h'"):
+            runs.remove_model(1)
+    finally:
+        back.set()
+    eventually(lambda: len(runs.journal.evaluated(run.run_id)) == 3)
+    runs.remove_model(1)
+    assert [info.version.model_id for info in services.model_storage.list(run.run_id)] == [2, 3]
+
+
+def test_a_model_stays_while_evaluations_of_its_run_are_requested(runs: RunQueue, services: InMemoryServices) -> None:
+    run = finished(runs)
+    request = runs.journal.request_evaluation(run.run_id, ["h"], None)
+    with pytest.raises(ConflictError, match=f"evaluations of run {run.run_id} are under way"):
+        runs.remove_model(1)
+    runs.journal.end_evaluation(request, [])
+    runs.remove_model(1)
+    assert [info.version.model_id for info in services.model_storage.list(run.run_id)] == [2, 3]

@@ -57,13 +57,28 @@ def test_runs_and_models_go_by_number_and_age_but_not_those_that_are_needed(runs
     sweep(runs, services, runs_max_number=2)
     assert (names(runs), models(services)) == (["test-0002", "test-0003", live], list(range(4, 13)))
     sweep(runs, services, models_max_number=2)
-    assert models(services) == [5, 6, 8, 9, 11, 12], "of each run, active or not"
+    assert models(services) == [5, 6, 8, 9, 11, 12], "of each run; an active one needs no more, since it evaluates none"
     sweep(runs, services, runs_max_age_d=1e-9)
     assert (names(runs), models(services)) == ([live], [11, 12])
     runs.finish(live)
     wait_until_terminal(runs, live)
     sweep(runs, services, models_max_bytes=services.model_storage.describe(12).version.num_bytes)
     assert models(services) == [12]
+
+
+def test_models_that_are_to_be_evaluated_stay_until_they_are(runs: RunQueue, services: InMemoryServices) -> None:
+    strategy = {"type": "SlicingEvalStrategy", "eval_every": "10s", "eval_start_from": 0, "eval_end_at": 20}
+    handler = {"name": "h", "execution_time": "after_pipeline", "datasets": ["train"], "strategy": strategy}
+    evaluation = {"datasets": [{"dataset_id": "train", "metrics": [{"name": "Accuracy"}]}], "handlers": [handler]}
+    run = runs.submit(pipeline_yaml(evaluation=evaluation), "p.yaml", RunOptions(RunMode.PRODUCTION))
+    eventually(lambda: runs.journal.run(run.run_id).state is RunState.WAITING_FOR_DATA)
+    sweep(runs, services, models_max_number=1)
+    assert models(services) == [1, 2, 3]
+    runs.finish(run.run_id)
+    assert wait_until_terminal(runs, run.run_id).failed_evaluations == 0
+    assert {result.model_id for result in services.evaluator.results(run.run_id)} == {1, 2, 3}
+    sweep(runs, services, models_max_number=1)
+    assert models(services) == [3]
 
 
 def test_a_sweep_goes_on_with_a_removal_that_was_cut_off(runs: RunQueue, services: InMemoryServices) -> None:
