@@ -60,7 +60,7 @@ def client_certificates(endpoint: Endpoint) -> Certificates | None:
     authority = security.tls_ca or security.tls_cert
     if endpoint.is_unix or authority is None:
         return None
-    if security.client_ca is None or security.tls_cert is None or security.tls_key is None:
+    if security.tls_cert is None or security.tls_key is None:
         return Certificates(None, None, read_pem(authority, "tls_ca"))
     return Certificates(
         read_pem(security.tls_cert, "tls_cert"), read_pem(security.tls_key, "tls_key"), read_pem(authority, "tls_ca")

@@ -103,6 +103,13 @@ def test_a_client_needs_a_certificate_of_the_authority(tmp_path: Path, authority
         asks(address, stranger.model_copy(update={"tls_ca": client.tls_ca}))
 
 
+def test_a_client_shows_its_certificate_whatever_it_would_ask_of_others(
+    tmp_path: Path, authority: trustme.CA, serve: Serve
+) -> None:
+    address = serve(issue(tmp_path / "server", authority))
+    assert asks(address, issue(tmp_path / "client", authority).model_copy(update={"client_ca": None})) == "ok"
+
+
 def test_a_payload_server_asks_for_it_too(tmp_path: Path, authority: trustme.CA) -> None:
     client = issue(tmp_path / "client", authority)
     server = PayloadServer(
