@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from modyn.config.retention import RetentionConfig
-from modyn.errors import ConflictError, NotFoundError
+from modyn.errors import ConflictError, ModynError, NotFoundError
 from modyn.model_storage.client import ModelStorageClient
 from modyn.records import ModelVersion
 from modyn.retention import KeptItem, outlived
@@ -32,16 +33,24 @@ class Retention:
         self._config = config
 
     def sweep(self) -> None:
-        """Remove what has outlived the limits now. Raises: UnavailableError: a service cannot be reached; the next sweep goes on."""
+        """Remove what has outlived the limits now; a removal that fails is logged and holds up no other.
+
+        Raises: UnavailableError: what has outlived them cannot be read. The first error that a removal failed with. The next sweep goes on.
+        """
+        failed = [error for remove in self._removals() if (error := _error_of(remove)) is not None]
+        if failed:
+            raise failed[0]
+
+    def _removals(self) -> Iterator[Callable[[], None]]:
         for run_id in self._journal.runs_in_removal():
-            self._remove(lambda run_id=run_id: self._removal.remove_run(run_id, even_promoted=True))  # type: ignore[misc]
+            yield partial(self._removal.remove_run, run_id, even_promoted=True)
         if self._config.runs:
             ended = self._journal.each_run(with_pipelines=False, states=_REMOVABLE)
             kept = [KeptItem(run.run_id, run.finished_at or run.submitted_at) for run in ended]
-            for run_id in outlived(kept, self._config.runs, time.time()):
-                self._remove(lambda run_id=run_id: self._removal.remove_run(run_id))  # type: ignore[misc]
+            for outlived_run in outlived(kept, self._config.runs, time.time()):
+                yield partial(self._removal.remove_run, outlived_run)
         for model_id in self._outlived_models():
-            self._remove(lambda model_id=model_id: self._removal.remove_model(model_id))  # type: ignore[misc]
+            yield partial(self._removal.remove_model, model_id)
 
     def _outlived_models(self) -> list[int]:
         if not (self._config.models or self._config.models_of_run):
@@ -56,11 +65,17 @@ class Retention:
         rest = [model for models in of_runs.values() for model in models if model.model_id not in gone]
         return sorted(gone.union(outlived(map(_kept, rest), self._config.models, now)))
 
-    def _remove(self, remove: Callable[[], None]) -> None:
-        try:
-            remove()
-        except (ConflictError, NotFoundError) as error:
-            _LOG.info("kept", reason=error.message)
+
+def _error_of(remove: Callable[[], None]) -> ModynError | None:
+    """Make a removal, and return what it failed with; one that is refused, or was made meanwhile, has not failed."""
+    try:
+        remove()
+    except (ConflictError, NotFoundError) as error:
+        _LOG.info("kept", reason=error.message)
+    except ModynError as error:
+        _LOG.warning("removal_failed", reason=error.message)
+        return error
+    return None
 
 
 def _kept(model: ModelVersion) -> KeptItem[int]:

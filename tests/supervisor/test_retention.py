@@ -9,13 +9,24 @@ import pytest
 
 from modyn.config.retention import RetentionConfig
 from modyn.config.system import SystemConfig
+from modyn.errors import CorruptStateError
 from modyn.supervisor.queue import RunQueue
 from modyn.supervisor.records import RunMode, RunOptions
 from modyn.supervisor.removal import RunRemoval
 from modyn.supervisor.retention import Retention
 from modyn.supervisor.states import RunState
+from modyn.testing.fakes import FakeModelStorage
 from modyn.testing.services import InMemoryServices, pipeline_yaml, wait_until_terminal
 from modyn.testing.waiting import eventually
+
+
+class Stuck(FakeModelStorage):
+    """Model 1 cannot be deleted."""
+
+    def delete(self, model_id: int, *, even_promoted: bool = False) -> None:
+        if model_id == 1:
+            raise CorruptStateError("the file of model 1 cannot be removed")
+        super().delete(model_id, even_promoted=even_promoted)
 
 
 @pytest.fixture
@@ -87,3 +98,12 @@ def test_a_sweep_goes_on_with_a_removal_that_was_cut_off(runs: RunQueue, service
         write.changes["removing"] = True
     sweep(runs, services)
     assert (names(runs), models(services)) == ([], [])
+
+
+def test_a_removal_that_fails_holds_up_no_other(runs: RunQueue, services: InMemoryServices) -> None:
+    services.model_storage = Stuck()
+    for _ in range(3):
+        wait_until_terminal(runs, runs.submit(pipeline_yaml(), "p.yaml", RunOptions(RunMode.EXPERIMENT)).run_id)
+    with pytest.raises(CorruptStateError, match="model 1"):
+        sweep(runs, services, runs_max_number=1, models_max_number=1)
+    assert (names(runs), models(services)) == (["test-0001", "test-0003"], [1, 3, 9])
