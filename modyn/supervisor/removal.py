@@ -60,7 +60,7 @@ class RunRemoval:
         self._clients.evaluator.delete_run(run_id, [model.model_id for model in models])
         self._clients.selector.delete_run(run_id)
         for model in self._clients.model_storage.list(run_id):
-            self._delete(model.version.model_id)
+            self._delete(model.version.model_id, even_promoted=True)
         with self._journal.database.session() as session:
             for table in (EVENTS, EVALUATIONS, STEPS, CHECKS, TRIGGERS, CURSORS, RUNS):
                 session.execute(delete(table).where(table.c.run_id == run_id))
@@ -96,7 +96,7 @@ class RunRemoval:
                 )
             if run.state is not RunState.FINISHED:
                 self._refuse_to_evaluate(run, model_id)
-        self._delete(model_id)
+        self._delete(model_id, even_promoted)  # storage checks again: it may be promoted meanwhile
         _LOG.info("model_removed", model_id=model_id, run_id=model.run_id)
 
     def _refuse_under_way(self, run_id: RunId) -> None:
@@ -128,6 +128,6 @@ class RunRemoval:
                 f"runs begin with one of these models (training.initial_model_id): {', '.join(needed_by)}; remove them first"
             )
 
-    def _delete(self, model_id: int) -> None:
+    def _delete(self, model_id: int, even_promoted: bool) -> None:
         with suppress(NotFoundError):  # by an attempt before this one
-            self._clients.model_storage.delete(model_id, even_promoted=True)
+            self._clients.model_storage.delete(model_id, even_promoted=even_promoted)

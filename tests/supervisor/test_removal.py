@@ -21,6 +21,7 @@ from modyn.supervisor.removal import RunRemoval
 from modyn.supervisor.requested_evaluations import EvaluationOrder
 from modyn.supervisor.states import RunState
 from modyn.supervisor.tables import METADATA
+from modyn.testing.fakes import FakeModelStorage
 from modyn.testing.services import InMemoryServices, pipeline_yaml, wait_until_terminal
 from modyn.testing.waiting import PATIENCE_S, eventually
 
@@ -42,6 +43,14 @@ class Reluctant:
             self.failures -= 1
             raise UnavailableError(f"{name} cannot be reached")
         return getattr(self._client, name)
+
+
+class PromotedMeanwhile(FakeModelStorage):
+    """Each version is promoted just before it is deleted."""
+
+    def delete(self, model_id: int, *, even_promoted: bool = False) -> None:
+        self.promote(model_id)
+        super().delete(model_id, even_promoted=even_promoted)
 
 
 @pytest.fixture
@@ -166,4 +175,13 @@ def test_a_model_stays_while_evaluations_of_its_run_are_requested(runs: RunQueue
         runs.remove_model(1)
     runs.journal.end_evaluation(request, [])
     runs.remove_model(1)
+    assert [info.version.model_id for info in services.model_storage.list(run.run_id)] == [2, 3]
+
+
+def test_a_model_that_is_promoted_during_its_removal_stays(runs: RunQueue, services: InMemoryServices) -> None:
+    services.model_storage = PromotedMeanwhile()
+    run, removal = finished(runs), RunRemoval(runs.journal, services.clients())
+    with pytest.raises(ConflictError, match="model 1 is promoted"):
+        removal.remove_model(1)
+    removal.remove_model(1, even_promoted=True)
     assert [info.version.model_id for info in services.model_storage.list(run.run_id)] == [2, 3]
