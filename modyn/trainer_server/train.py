@@ -316,10 +316,16 @@ def nothing_trained(inputs: TrainingInputs, reason: str) -> NothingTrained:
 
 
 def end_without_model(inputs: TrainingInputs, reason: str) -> NothingTrained:
-    """Keep the end of a training that was made and has no model, in place of its checkpoint, so that it is not made again."""
+    """Keep the end of a training that was made and has no model, in place of its checkpoint, so that it is not made again.
+
+    One that the disk does not take is logged: it saves a repetition, and the end is the same without it.
+    """
     nothing, path = nothing_trained(inputs, reason), finished_path(inputs.context.folder, inputs.request)
     remove_own(inputs.context.folder, inputs.request)
-    keep_without_model(path, nothing.result, inputs.identity())
+    try:
+        keep_without_model(path, nothing.result, inputs.identity())
+    except TrainingError as error:
+        get_logger("training").warning("end_not_kept", reason=error.message)
     return nothing
 
 

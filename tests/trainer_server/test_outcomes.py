@@ -101,6 +101,14 @@ def test_a_training_that_made_no_model_is_not_made_again_before_its_end_was_seen
     assert files(tmp_path) == set()
 
 
+def test_an_end_without_model_that_cannot_be_kept_is_an_end_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "finished").write_bytes(b"")  # where a folder should be: nothing can be written below it
+    room = TrainingRoom(tmp_path)
+    with pytest.raises(NoModel, match="diverged"):
+        room.train(small_pipeline({**DIVERGING, "on_divergence": "keep_previous"}))
+    assert room.models.list() == []
+
+
 def test_weights_that_are_not_finite_are_found_whatever_the_loss(tmp_path: Path) -> None:
     # The last step, after the last loss was computed, is the one that diverges.
     criterion = {"name": "CrossEntropyLoss", "config": {"reduction": "sum"}}
