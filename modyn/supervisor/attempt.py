@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from typing import Final
 
 from prometheus_client import Counter
 
@@ -21,6 +22,12 @@ from modyn.supervisor.records import Run
 from modyn.supervisor.states import TERMINAL, RunState
 
 RUNS_ENDED = Counter("modyn_supervisor_runs_ended", "Runs that became terminal, by state", ["state"])
+
+NEVER_BEGAN: Final = (
+    "the supervisor went away before the run began; `modyn resume` starts it, `modyn rm` removes it: if its submission seemed to fail, "
+    "and you have submitted it again, it is there twice"
+)
+"""Why a run is interrupted that was submitted and never executed. It does not go on by itself: the user may have another one in its place."""
 
 _LOG = get_logger("supervisor")
 
@@ -144,8 +151,10 @@ def interrupt_if_abandoned(journal: Journal, run_id: str) -> bool:
         if not held:
             return False
         if journal.run(run_id).state not in TERMINAL:
-            error = UnavailableError(f"the supervisor that executed run {run_id} went away; resume the run")
-            journal.claim(run_id).end(RunState.INTERRUPTED, error=error.message, error_reason=error.reason)
+            attempt = journal.claim(run_id)
+            went_away = f"the supervisor that executed run {run_id} went away; resume the run"
+            error = UnavailableError(NEVER_BEGAN if attempt.attempt == 1 else went_away)
+            attempt.end(RunState.INTERRUPTED, error=error.message, error_reason=error.reason)
         return True
 
 

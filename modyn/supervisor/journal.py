@@ -25,7 +25,7 @@ from modyn.json_codec import sanitize
 from modyn.records import JobState, RunId
 from modyn.supervisor.cursor import Cursor
 from modyn.supervisor.evaluation_plan import EvaluationTask
-from modyn.supervisor.journal_queries import CURSOR_VERSION, JournalQueries, unknown_run
+from modyn.supervisor.journal_queries import CURSOR_VERSION, JournalQueries, from_row, run_row, unknown_run
 from modyn.supervisor.records import EventKind, NewRun, RequestedEvaluation, Run, RunEvent, TriggerRecord
 from modyn.supervisor.states import TERMINAL, TRIGGER_TRANSITIONS, RunState, TriggerState, check_transition
 from modyn.supervisor.tables import CHECKS, CURSORS, EVALUATIONS, EVENTS, PIPELINES, RUNS, STEPS, TRIGGERS
@@ -129,10 +129,14 @@ class Journal(JournalQueries):
             values = to_row(new, RUNS) | to_row(new.options, RUNS)
             values |= {name: sanitize(values[name]) for name in ("pipeline_name", "file_name")}
             values |= {"run_id": run_id, "number": number, "state": str(RunState.SUBMITTED), "submitted_at": time.time()}
-            session.execute(insert(RUNS).values(values))
-        with self.write(run_id) as write:
+            write = Write(session, run_id, RunState.SUBMITTED, last_seq=0)
             write.event(EventKind.RUN_STATE, {"state": str(RunState.SUBMITTED)})
-        return self.run(run_id)
+            session.execute(insert(RUNS).values(values | {"last_seq": len(write.events)}))
+            session.execute(insert(EVENTS), write.events)
+            # Read here: after the commit nothing may fail any more, or the user takes a run that is there for refused.
+            run = from_row(run_row(session, run_id), Run)
+        self._committed(run_id)
+        return run
 
     def announce(self, run_id: str, message: str) -> Run:
         """Record a message that the user gets with the run until it ends."""
@@ -256,7 +260,7 @@ class RunJournal:
         """Args: attempt: None for a run that could not be claimed; only its `end` may be written then."""
         self._journal = journal
         self.run_id = run_id
-        self._attempt = attempt
+        self.attempt = attempt
         self._state: RunState | None = None
         """The state last written from here. A request to stop changes the row from outside; the next write that is not skipped finds it."""
 
@@ -356,7 +360,7 @@ class RunJournal:
         Args: error: why it failed or was interrupted; error_reason: its machine-readable name. message: what else the user should know.
         """
         with self._write() as write:
-            if self._attempt is None and write.state is not RunState.SUBMITTED:
+            if self.attempt is None and write.state is not RunState.SUBMITTED:
                 return  # Another supervisor, or a request to stop, has moved the run on.
             if to is RunState.INTERRUPTED and write.state in (RunState.STOPPING, RunState.STOPPED):
                 to, error, error_reason = RunState.STOPPED, "", ""
@@ -366,7 +370,7 @@ class RunJournal:
 
     @contextmanager
     def _write(self) -> Iterator[Write]:
-        with self._journal.write(self.run_id, self._attempt) as write:
+        with self._journal.write(self.run_id, self.attempt) as write:
             yield write
         self._state = write.state
 

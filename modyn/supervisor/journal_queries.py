@@ -80,12 +80,12 @@ class JournalQueries:
     def run(self, run_id: str) -> Run:
         """Return a run. Raises: NotFoundError."""
         with self.database.session() as session:
-            return from_row(_run_row(session, run_id), Run)
+            return from_row(run_row(session, run_id), Run)
 
     def is_removing(self, run_id: str) -> bool:
         """Return whether `modyn rm` has begun to remove the run. Raises: NotFoundError."""
         with self.database.session() as session:
-            return bool(_run_row(session, run_id)["removing"])
+            return bool(run_row(session, run_id)["removing"])
 
     def runs_in_removal(self) -> list[str]:
         """List the runs whose removal has begun and not ended."""
@@ -108,7 +108,7 @@ class JournalQueries:
     def snapshot(self, run_id: str) -> RunSnapshot:
         """Return all of a run that survives a restart. Raises CorruptStateError when this release cannot read its cursor."""
         with self.database.session() as session:
-            row = _run_row(session, run_id)
+            row = run_row(session, run_id)
             cursor = session.execute(select(CURSORS).where(CURSORS.c.run_id == run_id)).mappings().one_or_none()
             triggers = _triggers(session, run_id)
             checks = _checks(session, run_id, -1 if cursor is None else cursor["last_check"])
@@ -152,7 +152,7 @@ class JournalQueries:
         Args: first: id of the first of them. with_losses: also all losses in their `training_result`, which are long.
         """
         with self.database.session() as session:
-            _run_row(session, run_id)
+            run_row(session, run_id)
         after = first - 1
         while True:
             with self.database.session() as session:  # not held while a page is consumed
@@ -169,7 +169,7 @@ class JournalQueries:
     def each_check(self, run_id: str) -> Iterator[CheckRecord]:
         """Yield the run's journalled checks in order, read page by page. Raises: NotFoundError: there is no such run."""
         with self.database.session() as session:
-            _run_row(session, run_id)
+            run_row(session, run_id)
         after = -1
         while True:
             with self.database.session() as session:  # not held while a page is consumed
@@ -182,7 +182,7 @@ class JournalQueries:
     def evaluation(self, run_id: str, number: int) -> RequestedEvaluation:
         """Return evaluations that were asked for. Raises: NotFoundError."""
         with self.database.session() as session:
-            _run_row(session, run_id)
+            run_row(session, run_id)
             query = select(EVALUATIONS).where(EVALUATIONS.c.run_id == run_id, EVALUATIONS.c.number == number)
             row = session.execute(query).mappings().one_or_none()
         if row is None:
@@ -192,7 +192,7 @@ class JournalQueries:
     def evaluations(self, run_id: str) -> list[RequestedEvaluation]:
         """List the evaluations of a run that were asked for, oldest first. Raises: NotFoundError: there is no such run."""
         with self.database.session() as session:
-            _run_row(session, run_id)
+            run_row(session, run_id)
             query = select(EVALUATIONS).where(EVALUATIONS.c.run_id == run_id).order_by(EVALUATIONS.c.number)
             return [from_row(row, RequestedEvaluation) for row in session.execute(query).mappings()]
 
@@ -311,7 +311,8 @@ _RUN_QUERY = _run_query(RUNS)
 _BRIEF_RUN_QUERY = _run_query(*(column for column in RUNS.c if column.name not in _LONG_OF_RUN))
 
 
-def _run_row(session: Session, run_id: str) -> RowMapping:
+def run_row(session: Session, run_id: str) -> RowMapping:
+    """Read a run in the caller's transaction. Raises: NotFoundError."""
     row = session.execute(_RUN_QUERY.where(RUNS.c.run_id == run_id)).mappings().one_or_none()
     if row is None:
         raise unknown_run(run_id)

@@ -8,7 +8,7 @@ from typing import Final
 from modyn.errors import ConflictError, NotFoundError
 from modyn.records import RunId
 from modyn.rpc.logs import get_logger
-from modyn.supervisor.attempt import interrupt_if_abandoned
+from modyn.supervisor.attempt import NEVER_BEGAN, interrupt_if_abandoned
 from modyn.supervisor.journal import Journal
 from modyn.supervisor.keeper import RunKeeper
 from modyn.supervisor.records import Run, RunMode
@@ -70,7 +70,7 @@ class Patrol:
             except (ConflictError, NotFoundError) as error:  # it has moved on by itself, or is removed
                 _LOG.info("not_left", run_id=run_id, reason=error.message)
         for run in runs:
-            if run.state is RunState.INTERRUPTED and run.error != STOPPED_WITH_SUPERVISOR:
+            if run.state is RunState.INTERRUPTED and run.error not in (STOPPED_WITH_SUPERVISOR, NEVER_BEGAN):
                 self._keep(run)
 
     def _take_up(self, run: Run) -> None:

@@ -90,10 +90,10 @@ class RunQueue:
         seed = random.getrandbits(31) if pipeline.training.seed is None else pipeline.training.seed
         new = NewRun(options, pipeline.name, yaml, file_name, pipeline.as_dict(), selection_seed=seed, **asdict(extent))
         run = self.journal.create(new)
-        self._accept(run.run_id)
         if message := unreached_handlers(run):
             run = self.journal.announce(run.run_id, message)
         _LOG.info("submitted", run_id=run.run_id, mode=str(run.mode))
+        self._accept(run.run_id)  # Last: of what fails before, the user hears, and submits again.
         self._enqueue(run.run_id)
         return run
 

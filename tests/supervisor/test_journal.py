@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import update
+from sqlalchemy import text, update
+from sqlalchemy.exc import ProgrammingError
 
 from modyn.config.system import SystemConfig
 from modyn.db.engine import Database, open_database
@@ -77,6 +78,19 @@ def play(run_journal: RunJournal, times: int = 1) -> None:
     for write in writes:
         for _ in range(times):
             write()
+
+
+def test_a_run_and_its_first_event_are_both_there_or_neither(database: Database, journal: Journal) -> None:
+    with database.session() as session:
+        session.execute(text("ALTER TABLE supervisor.events RENAME TO away"))
+    with pytest.raises(ProgrammingError, match="supervisor.events"):
+        journal.create(NEW)
+    with database.session() as session:
+        session.execute(text("ALTER TABLE supervisor.away RENAME TO events"))
+    assert list(journal.runs()) == []
+    run_id = journal.create(NEW).run_id
+    journal.claim(run_id).enter(RunState.STREAMING)
+    assert [(event.seq, event.detail["state"]) for event in journal.events(run_id, 0)[0]] == [(1, "submitted"), (2, "streaming")]
 
 
 def test_the_tables_are_what_the_migration_makes(database: Database) -> None:

@@ -152,3 +152,12 @@ def test_production_runs_that_were_interrupted_unseen_are_resumed(runs: RunQueue
     runs.journal.become(run_id, RunState.INTERRUPTED, error=error)
     runs.look_after()
     assert to_resume() == resumes
+
+
+def test_a_run_that_never_began_waits_for_the_user(runs: RunQueue) -> None:
+    """Its submission may have failed for the user, who has submitted again."""
+    run_id = runs.journal.create(NewRun(RunOptions(RunMode.PRODUCTION), "Test", "", "p.yaml", {}, selection_seed=1)).run_id
+    runs.recover()
+    runs.look_after()
+    assert (state(runs, run_id), to_resume()) == (RunState.INTERRUPTED, 0)
+    assert "before the run began; `modyn resume` starts it, `modyn rm` removes it" in runs.journal.run(run_id).error
