@@ -182,8 +182,11 @@ class RunQueue:
         """Remove one model version, as `RunRemoval.remove_model` says."""
         self._removal.remove_model(model_id, even_promoted=even_promoted)
 
-    def close(self) -> None:
-        """End all runs as interrupted, so that they can be resumed, and end all watching."""
+    def close(self, within_s: float = SHUTDOWN_S) -> None:
+        """End all runs as interrupted, so that they can be resumed, and end all watching.
+
+        Args: within_s: the time that executing runs get to end by themselves.
+        """
         cause = UnavailableError(STOPPED_WITH_SUPERVISOR)
         with self._lock:
             self._closing = True
@@ -197,10 +200,12 @@ class RunQueue:
             entry.token.cancel(cause)
             if entry.clients is not None:
                 entry.clients.close()  # Ends the calls in which the run waits.
-        give_up = time.monotonic() + SHUTDOWN_S
+        give_up = time.monotonic() + within_s
         for entry in executing:
             if entry.thread is not None:
                 entry.thread.join(max(give_up - time.monotonic(), 0.0))
+                if entry.begun and entry.thread.is_alive():
+                    self._take_from_thread(entry.run_id, cause)
         # Only now: until here the threads write how their runs ended.
         self._attempts.until_closed.token.cancel(cause)
         self._requested.close(cause)
@@ -276,6 +281,13 @@ class RunQueue:
         try:
             self.journal.become(run_id, RunState.INTERRUPTED, error=cause.message, error_reason=cause.reason)
         except ModynError as error:
+            _LOG.warning("not_marked_interrupted", run_id=run_id, error=error.message)
+
+    def _take_from_thread(self, run_id: RunId, cause: UnavailableError) -> None:
+        """Write the end of a run whose thread has not ended in time; what the thread still writes is refused."""
+        try:
+            self.journal.claim(run_id).end(RunState.INTERRUPTED, error=cause.message, error_reason=cause.reason)
+        except ModynError as error:  # it has just ended, or PostgreSQL is away
             _LOG.warning("not_marked_interrupted", run_id=run_id, error=error.message)
 
     def _drive(self, entry: Entry) -> None:

@@ -14,8 +14,8 @@ import yaml
 
 from modyn.analysis.results import RunResults, cost, evaluations_table, triggers_table
 from modyn.config.base import Problem
-from modyn.config.system import SystemConfig
-from modyn.db.engine import Database
+from modyn.config.system import SupervisorConfig, SystemConfig
+from modyn.db.engine import Database, open_database
 from modyn.errors import (
     ConfigError,
     ConflictError,
@@ -32,8 +32,10 @@ from modyn.records import JobState
 from modyn.rpc.wire import to_message
 from modyn.supervisor.client import Run, RunMode
 from modyn.supervisor.evaluation_queue import BACKLOG
+from modyn.supervisor.events import EventHub
 from modyn.supervisor.executor import RunClients
 from modyn.supervisor.journal import Journal, RunJournal
+from modyn.supervisor.patrol import STOPPED_WITH_SUPERVISOR
 from modyn.supervisor.queue import RunQueue
 from modyn.supervisor.records import EventKind, NewRun, RequestedEvaluation, RunOptions
 from modyn.supervisor.requested_evaluations import EvaluationOrder
@@ -81,6 +83,13 @@ def make_runs(services: InMemoryServices, make_config: Callable[..., SystemConfi
             return stack.enter_context(services.supervise(config))
 
         yield make
+
+
+@pytest.fixture
+def database(system_config: SystemConfig) -> Iterator[Database]:
+    database = open_database(system_config, "supervisor", "modyn.supervisor.migrations")
+    yield database
+    database.close()
 
 
 @pytest.fixture
@@ -856,6 +865,37 @@ def test_closing_interrupts_and_the_next_supervisor_resumes(
         assert wait_until_terminal(runs, live.run_id).state is RunState.FINISHED
         assert wait_until_terminal(runs, waiting.run_id).state is RunState.FINISHED
         assert [t.position for t in runs.journal.triggers(live.run_id)] == [10, 20, 30, 40]
+
+
+def test_closing_marks_a_run_that_does_not_end_in_time(services: InMemoryServices, database: Database) -> None:
+    class Deaf(FakeTrainerServer):
+        """Its watching call does not end with its client."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.watched, self.let_go = threading.Event(), threading.Event()
+
+        def watch(self, run_id: str, trigger_id: int) -> Iterator[TrainingStatus]:
+            yield self._status(run_id, trigger_id)
+            self.watched.set()
+            assert self.let_go.wait(PATIENCE_S)
+            raise UnavailableError("the channel was closed")
+
+    trainer = services.trainer_server = Deaf()
+    trainer.held = {("test-0001", 0)}
+    runs = RunQueue(Journal(database), EventHub(), services.clients, SupervisorConfig())
+    run_id = runs.submit(pipeline_yaml(), "p.yaml", RunOptions(RunMode.PRODUCTION)).run_id
+    [thread] = [thread for thread in threading.enumerate() if thread.name == run_id]
+    try:
+        assert trainer.watched.wait(PATIENCE_S)
+        runs.close(within_s=0.0)
+        run = runs.journal.run(run_id)
+    finally:
+        trainer.let_go.set()
+        thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    assert (run.state, run.error) == (RunState.INTERRUPTED, STOPPED_WITH_SUPERVISOR)
+    assert runs.journal.run(run_id) == run, "the thread writes no other end"
 
 
 def test_a_run_that_was_left_behind_while_it_stopped_is_stopped(make_runs: Callable[..., RunQueue]) -> None:
