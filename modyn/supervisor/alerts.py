@@ -18,6 +18,7 @@ from modyn.rpc.logs import get_logger
 from modyn.supervisor.alert_channels import CLOSE_S, Alert, Outbox, channels
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.journal_queries import JournalQueries
+from modyn.supervisor.patrol import STOPPED_WITH_SUPERVISOR
 from modyn.supervisor.records import EventKind, RunEvent
 from modyn.supervisor.states import TERMINAL, RunState
 
@@ -49,7 +50,7 @@ def finding(event: RunEvent) -> Finding | None:
     match event.kind, detail.get("state"):
         case EventKind.RUN_STATE, RunState.FAILED:
             return Finding("failed", detail.get("error", ""))
-        case EventKind.RUN_STATE, RunState.INTERRUPTED:
+        case EventKind.RUN_STATE, RunState.INTERRUPTED if detail.get("error") != STOPPED_WITH_SUPERVISOR:
             return Finding("stalled", f"the run was interrupted: {detail.get('error', '')}", "interrupted")
         case EventKind.RUN_STATE, RunState.FINISHED:
             return Finding("finished", detail.get("message", ""))

@@ -17,6 +17,7 @@ from modyn.errors import TrainingError
 from modyn.supervisor.alert_channels import Alert, Outbox
 from modyn.supervisor.alerts import HOLD_BACK_S, RunAlerts
 from modyn.supervisor.journal import Journal, RunJournal
+from modyn.supervisor.patrol import STOPPED_WITH_SUPERVISOR
 from modyn.supervisor.queue import RunQueue
 from modyn.supervisor.records import EventKind, NewRun, RunEvent, RunMode, RunOptions
 from modyn.supervisor.states import RunState
@@ -223,6 +224,17 @@ def test_a_run_that_has_nothing_to_do_has_not_stalled(followed: Followed, state:
     followed.look(after_s=1000)
     interrupted = [("stalled", "the run was interrupted: storage is away")]
     assert followed.raised() == (interrupted if state is RunState.INTERRUPTED else [])
+
+
+def test_a_run_that_is_stopped_with_its_supervisor_is_no_news(followed: Followed) -> None:
+    followed.follow()
+    followed.journal.enter(RunState.STREAMING)
+    followed.journal.end(RunState.INTERRUPTED, error=STOPPED_WITH_SUPERVISOR)
+    followed.look()
+    followed.again()
+    followed.journal.end(RunState.INTERRUPTED, error="storage is away")
+    followed.look()
+    assert followed.raised() == [("stalled", "the run was interrupted: storage is away")]
 
 
 def test_the_same_trouble_is_held_back_and_counted(followed: Followed) -> None:
