@@ -6,7 +6,9 @@ A unary call that meets an unavailable server is repeated for a while: all calls
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
@@ -24,6 +26,18 @@ DEFAULT_DEADLINE_S = 60.0
 STREAM_DEADLINE_S = 3600.0
 """Deadline of a whole stream. One that a client follows is opened again after it, see `ResumingStream` and `Retrier.follow`."""
 
+_ENDING_S = 60.0
+"""After its deadline a call has ended."""
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    """A connection and the certificates that it was made with. needed_until: on the clock of the channel, until its calls have ended."""
+
+    channel: grpc.Channel
+    certificates: Certificates | None
+    needed_until: float = 0.0
+
 
 class Channel:
     """What the generated stubs need of a gRPC channel. Not interceptors: those do not see errors inside a stream."""
@@ -35,8 +49,12 @@ class Channel:
         wait_s: float = 10.0,
         stream_s: float = STREAM_DEADLINE_S,
         not_repeatable: frozenset[str] = frozenset(),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`wait_s`: how long unary calls wait for a server that cannot be reached. `stream_s`: how long a stream may last."""
+        """`wait_s`: how long unary calls wait for a server that cannot be reached. `stream_s`: how long a stream may last.
+
+        `clock`: seconds, never set back.
+        """
         self._options = [
             ("grpc.max_receive_message_length", endpoint.max_message_bytes),
             ("grpc.max_send_message_length", endpoint.max_message_bytes),
@@ -53,11 +71,12 @@ class Channel:
         ]
         self._certificates = FreshCertificates(endpoint, client_certificates)
         self._lock = threading.Lock()  # Protects the connections.
-        self._connections: list[tuple[Certificates | None, grpc.Channel]] = []
+        self._connections: list[_Connection] = []
         self._security = endpoint.security
         self._peer = endpoint.address
         self._stream_s = stream_s
         self._not_repeatable = not_repeatable
+        self._clock = clock
         self.retrier = Retrier(RetryPolicy(wait_s, on_deadline=False))
 
     def unary_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -74,7 +93,7 @@ class Channel:
         call = self._bound("unary_stream", method, *args, **kwargs)
 
         def opened(request: Any, timeout: float = self._stream_s) -> ResponseStream[Any]:
-            return ResponseStream(call()(request, timeout=timeout, metadata=self._metadata), self._peer)
+            return ResponseStream(call(timeout)(request, timeout=timeout, metadata=self._metadata), self._peer)
 
         return opened
 
@@ -87,8 +106,8 @@ class Channel:
     def close(self) -> None:
         """Close the connection."""
         with self._lock:
-            for _, connection in self._connections:
-                connection.close()
+            for connection in self._connections:
+                connection.channel.close()
 
     def __enter__(self) -> Self:
         return self
@@ -96,14 +115,14 @@ class Channel:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _bound(self, kind: str, method: str, *args: Any, **kwargs: Any) -> Callable[[], Any]:
-        """What gives the call `method` of the newest connection."""
+    def _bound(self, kind: str, method: str, *args: Any, **kwargs: Any) -> Callable[[float], Any]:
+        """What gives the call `method` of the newest connection, given the seconds that it may take."""
         made: tuple[grpc.Channel | None, Any] = None, None
 
-        def call() -> Any:
+        def call(timeout: float) -> Any:
             nonlocal made
             connection, bound = made
-            newest = self._connection()
+            newest = self._connection(timeout)
             if newest is not connection:
                 bound = getattr(newest, kind)(method, *args, **kwargs)
                 made = newest, bound
@@ -111,13 +130,18 @@ class Channel:
 
         return call
 
-    def _connection(self) -> grpc.Channel:
-        """The connection with the certificates as they are now. Calls on an older one go on."""
+    def _connection(self, timeout: float) -> grpc.Channel:
+        """The connection with the certificates as they are now. Calls on an older one go on; one without calls is closed."""
         with self._lock:
             certificates = self._certificates.newest()
-            if not self._connections or self._connections[-1][0] is not certificates:
-                self._connections.append((certificates, self._connect(certificates)))
-            return self._connections[-1][1]
+            if not self._connections or self._connections[-1].certificates is not certificates:
+                self._connections.append(_Connection(self._connect(certificates), certificates))
+            now, newest = self._clock(), self._connections[-1]
+            newest.needed_until = max(newest.needed_until, now + timeout + _ENDING_S)
+            for old in [one for one in self._connections[:-1] if one.needed_until <= now]:
+                old.channel.close()
+                self._connections.remove(old)
+            return newest.channel
 
     def _connect(self, certificates: Certificates | None) -> grpc.Channel:
         if certificates is None:
@@ -125,14 +149,12 @@ class Channel:
         credentials = grpc.ssl_channel_credentials(certificates.authority, certificates.key, certificates.chain)
         return grpc.secure_channel(self._peer, credentials, options=self._options)
 
-    def _call(
-        self, call: Callable[[], Any], request: Any, timeout: float | None = None, token: CancellationToken | None = None
-    ) -> Any:
+    def _call(self, call: Callable[[float], Any], request: Any, timeout: float, token: CancellationToken | None = None) -> Any:
         """The answer to one call. token: ends the call at both sides when it is cancelled; its cause is raised."""
         try:
             if token is None:
-                return call()(request, timeout=timeout, metadata=self._metadata)
-            running = call().future(request, timeout=timeout, metadata=self._metadata)
+                return call(timeout)(request, timeout=timeout, metadata=self._metadata)
+            running = call(timeout).future(request, timeout=timeout, metadata=self._metadata)
             unregister = token.on_cancel(lambda _: running.cancel())
             try:
                 return running.result()

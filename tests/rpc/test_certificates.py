@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+import psutil  # type: ignore[import-untyped]
 import pytest
 import trustme
 from pyarrow import flight
@@ -21,7 +22,7 @@ from modyn.errors import UnavailableError
 from modyn.proto import selector_pb2 as pb
 from modyn.proto import selector_pb2_grpc as pb_grpc
 from modyn.rpc.access import Role, for_workers
-from modyn.rpc.channel import Channel
+from modyn.rpc.channel import DEFAULT_DEADLINE_S, Channel
 from modyn.rpc.security import server_credentials
 from modyn.rpc.server import Registration, start_server
 from modyn.storage.flight.endpoints import EndpointPool
@@ -142,6 +143,30 @@ def test_a_new_certificate_and_authority_hold_without_a_restart(tmp_path: Path, 
         issue(tmp_path / "client", successor)
         assert asks(address, client) == "ok"
         assert stub.Trigger(pb.TriggerRequest(run_id="ok")).run_id == "ok"
+
+
+def test_connections_with_old_certificates_are_closed_once_their_calls_have_ended(
+    tmp_path: Path, authority: trustme.CA, serve: Serve
+) -> None:
+    address = serve(issue(tmp_path / "server", authority))
+    now = 100.0
+
+    def connections() -> int:
+        port, found = int(address.rsplit(":", 1)[1]), psutil.Process().net_connections("tcp")
+        return sum(one.status == psutil.CONN_ESTABLISHED and bool(one.raddr) and one.raddr.port == port for one in found)
+
+    client = Endpoint(address=address, security=issue(tmp_path / "client", authority))
+    with Channel(client, wait_s=0, clock=lambda: now) as channel:
+        for _ in range(3):
+            issue(tmp_path / "client", authority)
+            assert ask(channel) == "ok"
+        assert connections() == 3
+        now += DEFAULT_DEADLINE_S
+        assert ask(channel) == "ok"
+        assert connections() == 3  # A call may just be ending.
+        now += 2 * DEFAULT_DEADLINE_S
+        assert ask(channel) == "ok"
+        eventually(lambda: connections() == 1)
 
 
 def test_a_file_that_cannot_be_read_later_changes_nothing(
