@@ -198,7 +198,7 @@ def keys_of_partition(
         )
     if share is None:
         return whole
-    rows = share.rows(read.partition)
+    rows = share.rows(whole.keys)
     return KeysAndWeights(whole.keys[rows], whole.weights[rows])
 
 

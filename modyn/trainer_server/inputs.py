@@ -45,13 +45,19 @@ class TrainingInputs:
     context: TrainingContext
     trigger_set: TriggerSetInfo
 
+    @property
+    def seed(self) -> int | None:
+        """The seed that was asked for. The request's goes before that of the pipeline."""
+        return self.request.seed if self.request.seed is not None else self.config.seed
+
     @cached_property
     def held_out(self) -> Share | None:
         """The samples that `validation` holds out; None: there are none, as in a trigger set that is too small for it."""
         validation = self.config.validation
         if validation is None:
             return None
-        share = Share(self.trigger_set, validation.ratio, held_out=True)
+        # Without a seed the split is that of seed 0, not one drawn for this training: the parent's training held out the same samples.
+        share = Share(self.trigger_set, validation.ratio, held_out=True, seed=self.seed or 0)
         return share if share.num_keys else None
 
     @cached_property

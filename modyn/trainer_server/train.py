@@ -123,9 +123,8 @@ def run_training(
             return put(inputs, result, fetched_parent())
         checkpoint = load_checkpoint(path, inputs.identity()) if config.checkpointing.activated else None
         # Without a seed one is drawn and kept in the checkpoint: a training that goes on after a crash keeps the order of its samples.
-        requested = request.seed if request.seed is not None else config.seed
-        seed = checkpoint["seed"] if checkpoint else requested if requested is not None else secrets.randbits(62)
-        configure_torch(config, deterministic=requested is not None)
+        seed = checkpoint["seed"] if checkpoint else inputs.seed if inputs.seed is not None else secrets.randbits(62)
+        configure_torch(config, deterministic=inputs.seed is not None)
         seed_everything(derived_seed(seed, request.trigger_id, _WEIGHTS))
         parent = fetched_parent()
         training = build(inputs, parent, seed, connection)

@@ -12,17 +12,27 @@ import pytest
 import torch
 from torch import nn
 
+from modyn.config.base import load_section
+from modyn.dataset.config import DataConfig
 from modyn.dataset.order.held_out import Share
+from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.errors import CancelledError
 from modyn.models.weights import build_model
-from modyn.records import RunId, TriggerSetInfo
+from modyn.records import Int64Array, RunId, TriggerSetInfo
+from modyn.testing.fakes import FakeModelStorage
+from modyn.trainer_server.client import TrainingRequest
+from modyn.trainer_server.config import TrainingConfig
+from modyn.trainer_server.inputs import TrainingInputs
 from modyn.trainer_server.state_file import read_state_file
+from tests.support.fake_dataset import FakeTriggerSet
 from tests.support.training import (
     NUM_CLASSES,
     MemoryData,
     RecordedReport,
     TrainingRoom,
+    context_of,
     features_of,
+    payload_of,
     small_pipeline,
     train_in_memory,
 )
@@ -48,7 +58,8 @@ def test_the_two_shares_of_a_trigger_set_are_its_parts(num_keys: int, partition_
     sizes = [0, 0]
     for partition in range(-(-num_keys // partition_size)):
         length = min(partition_size, num_keys - partition * partition_size)
-        rows = [one.rows(partition) for one in shares]
+        keys = np.arange(length, dtype=np.int64) + partition * partition_size
+        rows = [one.rows(keys) for one in shares]
         assert sorted(np.concatenate(rows).tolist()) == list(range(length))
         assert len(rows[0]) == length * percent // 100
         assert all(np.array_equal(one, np.sort(one)) for one in rows)
@@ -61,8 +72,39 @@ def test_the_two_shares_of_a_trigger_set_are_its_parts(num_keys: int, partition_
 
 
 def held_out_keys(data: MemoryData, percent: int) -> list[int]:
-    whole = Share(data.trigger_set(RunId("memory-0001"), data.trigger_id), percent, held_out=True)
-    return [16 * partition + int(row) for partition in range(3) for row in whole.rows(partition)]
+    whole = Share(data.trigger_set(RunId("memory-0001"), data.trigger_id), percent, held_out=True, seed=7)
+    partitions = np.split(np.arange(data.num_keys, dtype=np.int64), [16, 32])
+    return [int(key) for keys in partitions for key in keys[whole.rows(keys)]]
+
+
+def held_out_of(keys: Int64Array, trigger_id: int, seed: int) -> set[int]:
+    """The keys that a training on a trigger set of these keys holds out: 10 % of each partition."""
+    pipeline = small_pipeline({"validation": {"ratio": 10}, "seed": seed})
+    config = load_section(TrainingConfig, pipeline["training"], "training")
+    fake = FakeTriggerSet(keys, 1000, frozenset(), payload_of, trigger_id=trigger_id)
+    trigger_set = TriggerSetInfo(RunId("memory-0001"), trigger_id, len(keys), 1000, f"checksum of {len(keys)}")
+    request = TrainingRequest(RunId("memory-0001"), trigger_id, pipeline)
+    inputs = TrainingInputs(request, config, context_of(FakeModelStorage(), MemoryData(), Path()), trigger_set)
+    data = load_section(DataConfig, pipeline["data"], "data")
+    served = TriggerSetDataset(trigger_set, data, fake, LoadOptions(100, drop_last=False, seed=0), share=inputs.held_out)
+    return {key for batch in served for key in batch.keys.tolist()}
+
+
+def test_trigger_sets_that_overlap_hold_out_the_same_keys() -> None:
+    """But for the edge of the share: windows that overlap by 90 percent rank their keys against few others."""
+    keys = np.arange(2200, dtype=np.int64)
+    first = held_out_of(keys[:2000], 0, seed=7)
+    assert len(first) == 200
+    assert held_out_of(keys[:2000], 1, seed=7) == first
+    shared = {key for key in held_out_of(keys[200:], 1, seed=7) if key < 2000}
+    assert len(shared - first) <= 0.1 * len(shared)
+
+
+def test_the_seed_draws_what_is_held_out() -> None:
+    keys = np.arange(2000, dtype=np.int64)
+    first, second = (held_out_of(keys, 0, seed) for seed in (7, 8))
+    assert len(first) == len(second) == 200
+    assert len(first & second) < 60
 
 
 def test_what_is_held_out_is_measured_and_never_trained_on(tmp_path: Path) -> None:

@@ -1,20 +1,25 @@
-"""Samples of a trigger set that are held out: a fixed share of each partition, the same at every attempt and for any number of workers."""
+"""Samples of a trigger set that are held out: a fixed share of each partition, of the keys that rank lowest by a hash of seed and key.
+
+So the share is the same at every attempt and for any number of workers, its size is known before a key is read, and a key that is held out in
+one trigger set is held out in another, but for the few whose rank lies at the edge of the share in one of the two partitions.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from modyn.records import Int64Array, TriggerSetInfo
 
 _HELD_OUT = 4
-"""Purpose of the generator: others are in `plan.py`."""
+"""Purpose of the seed: others are in `plan.py`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One of the two shares of a trigger set: `percent` of each partition, rounded down, drawn uniformly; or, if not `held_out`, the rest.
+    """One of the two shares of a trigger set: `percent` of each partition, rounded down, drawn by `seed`; or, if not `held_out`, the rest.
 
     Like the trigger set, a share is made of partitions of one size, of which the last may be shorter: it is planned by the same arithmetic.
     """
@@ -22,6 +27,7 @@ class Share:
     trigger_set: TriggerSetInfo
     percent: int
     held_out: bool
+    seed: int = 0
 
     @property
     def partition_size(self) -> int:
@@ -39,15 +45,23 @@ class Share:
         full, last = divmod(self.trigger_set.num_keys, self.trigger_set.partition_size)
         return full * self.partition_size + self._of(last)
 
-    def rows(self, partition: int) -> Int64Array:
-        """The positions of the share within a partition, in increasing order: int64 (n,)."""
-        whole = self.trigger_set
-        length = min(whole.partition_size, whole.num_keys - partition * whole.partition_size)
-        drawn = np.random.default_rng([whole.trigger_id, partition, _HELD_OUT]).permutation(length)
-        num_held_out = length * self.percent // 100
-        return np.sort(drawn[:num_held_out] if self.held_out else drawn[num_held_out:]).astype(np.int64)
+    def rows(self, keys: Int64Array) -> Int64Array:
+        """The positions of the share within a partition of these `keys`, in increasing order: int64 (n,)."""
+        held_out = np.zeros(len(keys), dtype=np.bool_)
+        held_out[np.argsort(_hashes(keys, self.seed), kind="stable")[: len(keys) * self.percent // 100]] = True
+        return np.flatnonzero(held_out == self.held_out).astype(np.int64)
 
     def _of(self, length: int) -> int:
         """Samples of the share in a partition of so many."""
         num_held_out = length * self.percent // 100
         return num_held_out if self.held_out else length - num_held_out
+
+
+def _hashes(keys: Int64Array, seed: int) -> npt.NDArray[np.uint64]:
+    """One hash a key, no two alike: the finalizer of SplitMix64 (Steele, Lea and Flood: Fast Splittable Pseudorandom Number Generators, 2014)."""
+    words: npt.NDArray[np.uint64] = keys.astype(np.uint64) ^ np.random.SeedSequence([seed, _HELD_OUT]).generate_state(
+        1, np.uint64
+    )
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
