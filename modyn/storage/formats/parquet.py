@@ -29,6 +29,9 @@ MAX_GROUP_BYTES = 2**31 - 1
 """Most bytes of payloads in one row group, which is read as one. Columns of bytes hold no more in one piece anyway."""
 _SHORT_BYTES = 64
 """A column with fewer bytes a row, on the average, is looked at: its values are short, or repeat."""
+_ENCODINGS_OF_EACH_VALUE = {"PLAIN", "RLE", "BIT_PACKED", "DELTA_LENGTH_BYTE_ARRAY"}
+"""Encodings with which the bytes of each value are in an unpacked page; others may repeat what is there once."""
+_ENCODINGS_BY_DICTIONARY = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 _MAX_TIME_BYTES = 100
 """Most bytes of a time that is text."""
 
@@ -68,8 +71,8 @@ class ParquetFormat(FileFormat):
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
         """As `FileFormat.index`, without reading payloads where lengths are fixed and the metadata exclude nulls.
 
-        A value that repeats is in the file once, so some bytes may stand for gigabytes: bytes and text are read as dictionaries where that may be
-        so, and a row group whose payloads are too many for a reader is refused.
+        A value that repeats is in the file once, so some bytes may stand for gigabytes: bytes and text are read as dictionaries, or few rows at a
+        time, where that may be so, and a row group whose payloads are too many for a reader is refused.
         """
         with readable(path):
             status = os.stat(path)
@@ -90,13 +93,14 @@ class ParquetFormat(FileFormat):
                 first = 0
                 rows_at_once = self._rows_at_once(file.metadata, columns, fixed)
                 alike = groupby(
-                    range(file.metadata.num_row_groups), lambda i: bool(texts) and self._unpacks_to_little(file, i, texts[0])
+                    range(file.metadata.num_row_groups),
+                    lambda i: min(rows_at_once, self._unpacked_at_once(file, i, texts[0])) if texts else 0,
                 )
                 batches = (
                     batch
-                    for little, numbers in alike
-                    for batch in (unpacked if little else file).iter_batches(
-                        rows_at_once, row_groups=list(numbers), columns=columns
+                    for rows, numbers in alike
+                    for batch in (unpacked if rows else file).iter_batches(
+                        rows or rows_at_once, row_groups=list(numbers), columns=columns
                     )
                 )
                 for batch in batches:
@@ -111,19 +115,24 @@ class ParquetFormat(FileFormat):
                     yield IndexedSamples(offsets, sizes, labels, times, status.st_size)
                     first += len(batch)
 
-    def _unpacks_to_little(self, file: pq.ParquetFile, group: int, name: str) -> bool:
-        """Whether a column of bytes or text can be read as it is, which is several times faster where values are short or have no dictionary."""
+    def _unpacked_at_once(self, file: pq.ParquetFile, group: int, name: str) -> int:
+        """How many rows of a column of bytes or text can be read as they are, which is several times faster where values are short or all in the
+        file; 0: they are read as a dictionary."""
         found = file.metadata.row_group(group)
         columns = (found.column(i) for i in range(found.num_columns))
         column = next(column for column in columns if column.path_in_schema == name)
-        if not any("DICTIONARY" in encoding for encoding in column.encodings):
-            return True
+        encodings = set(column.encodings)
+        if encodings <= _ENCODINGS_OF_EACH_VALUE:
+            return self.chunk_rows
+        if not encodings <= _ENCODINGS_OF_EACH_VALUE | _ENCODINGS_BY_DICTIONARY:
+            # Arrow does not read them as dictionaries. A value repeats at most what the column has.
+            return max(1, self.batch_bytes // max(1, int(column.total_uncompressed_size)))
         if not found.num_rows or column.total_uncompressed_size / found.num_rows > _SHORT_BYTES:
-            return False
+            return 0
         # The dictionary stands before the rows: the first of them brings all of it.
         first = next(file.iter_batches(1, row_groups=[group], columns=[name])).column(0)
         longest = int(np.max(lengths(first.dictionary.cast(pa.large_binary())), initial=0))
-        return int(found.num_rows) * longest <= self.batch_bytes
+        return self.chunk_rows if int(found.num_rows) * longest <= self.batch_bytes else 0
 
     def _rows_at_once(self, metadata: pq.FileMetaData, columns: list[str], fixed: int | None) -> int:
         """How many rows of the widest row group are about `batch_bytes` in these columns."""

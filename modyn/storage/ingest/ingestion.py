@@ -233,10 +233,11 @@ class _Ingestion:
     def _find(self, job: FileJob) -> _Found:
         """The samples of one file, held in memory unless it is large. Runs in a thread of its own."""
         chunks: list[IndexedSamples] = []
-        samples = job.samples()
+        num_held, samples = 0, job.samples()
         for chunk in samples:
             chunks.append(chunk)
-            if sum(map(len, chunks)) >= self._dataset.limits.held_samples:
+            num_held += len(chunk)
+            if num_held >= self._dataset.limits.held_samples:
                 return chunks, samples
         return chunks, None
 

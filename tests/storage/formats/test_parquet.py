@@ -370,6 +370,20 @@ def test_a_row_group_that_no_reader_can_hold_is_refused(tmp_path: Path, kind: pa
         list(parquet().index(str(tmp_path / "a.parquet")))
 
 
+def test_values_that_repeat_without_a_dictionary_are_unpacked_a_few_at_a_time(tmp_path: Path) -> None:
+    """DELTA_BYTE_ARRAY: what a value shares with the one before it is not in the file."""
+    path = tmp_path / "a.parquet"
+    table = pa.table({"x": [b"v" * (1 << 20)] * 100, "y": np.arange(100)})
+    pq.write_table(table, path, use_dictionary=False, column_encoding={"x": "DELTA_BYTE_ARRAY"}, compression="zstd")
+    assert path.stat().st_size < 10_000
+    repeated = parquet()
+    assert isinstance(repeated, ParquetFormat)
+    repeated.batch_bytes = 4 << 20
+    chunks = list(repeated.index(str(path)))
+    assert max(map(len, chunks)) <= 4
+    assert [size for chunk in chunks for size in np.asarray(chunk.lengths).tolist()] == [1 << 20] * 100
+
+
 def test_a_long_text_is_no_time(tmp_path: Path) -> None:
     texts = pa.array(["2020-01-01T00:00:00Z", "1" * 1_000_000, "2020-01-02"])
     write(tmp_path / "a.parquet", x=pa.array([b"a", b"b", b"c"]), y=[1, 2, 3], t=texts)
