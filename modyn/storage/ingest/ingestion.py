@@ -30,6 +30,7 @@ from modyn.storage.ingest.file_indexer import (
     index_whole_files,
     refused_samples,
     tail_of,
+    watching,
 )
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.ingest.problems import FOLDER, ProblemReporter
@@ -184,7 +185,12 @@ class _Ingestion:
         if not row.num_samples:
             return self._job(seen, row)  # Nothing is indexed that could have changed.
         try:
-            self._check_unchanged(row, seen)
+            with watching(self._files, self._format, seen, self._dataset.limits.growing_bytes):
+                self._check_unchanged(row, seen)
+                tail = tail_of(self._files, self._format, seen)
+        except ChangedError:
+            self._num_changed += 1
+            return None
         except DataError as error:
             self._problems.set_aside(seen, error)
             if not row.altered and not isinstance(error, UNRELATED_TO_CONTENT):
@@ -192,7 +198,6 @@ class _Ingestion:
             return None
         if self._format.can_grow and seen.size > row.indexed_end:
             return self._job(seen, row)
-        tail = tail_of(self._files, self._format, seen)
         self._writer.change_file(row._replace(size=seen.size, mtime_ns=seen.mtime_ns, altered=False, tail=tail))
         self._writer.solve(seen.path)
         return None

@@ -276,6 +276,32 @@ def test_pauses_between_tries_grow(storage: RunningStorage, data: Path) -> None:
     assert retries.is_due("a", 3.0)
 
 
+class RemovedOnceOpened(LocalFiles):
+    """The file `a.bin` is gone once it has been opened."""
+
+    def open(self, path: str) -> pa.NativeFile:
+        file = super().open(path)
+        if path.endswith("a.bin"):
+            os.unlink(path)
+        return file
+
+
+def test_an_indexed_file_that_vanishes_during_a_look_holds_up_no_other(storage: RunningStorage, data: Path) -> None:
+    write_records(data / "a.bin", range(3), 1000)
+    storage.client.register_dataset(binary_dataset(data))
+    assert storage.ingest().samples_indexed == 3
+    os.utime(data / "a.bin", (2000, 2000))
+    write_records(data / "b.bin", range(3, 5), 1000)
+    dataset = storage.store.dataset("numbers")
+    dataset.filesystem = RemovedOnceOpened(str(data))
+    look(storage)
+    assert storage.client.dataset("numbers").num_samples == 5
+    row = dataset.catalogue.file(dataset.row.id, 0)
+    assert (row.mtime_ns, row.altered) == (1000 * 10**9, False), "nothing is stored of a file that is not as it was listed"
+    look(storage)
+    assert list(reasons(storage)) == ["a.bin"]
+
+
 def test_a_file_that_held_nothing_is_indexed_when_it_holds_something(storage: RunningStorage, data: Path) -> None:
     schema = pa.schema([("data", pa.binary()), ("label", pa.int64())])
     pq.write_table(schema.empty_table(), data / "a.parquet")
