@@ -11,6 +11,7 @@
 #include <mutex>
 #include <system_error>
 #include <tuple>
+#include <unordered_set>
 
 #include "modyn/errors.hpp"
 #include "modyn/file.hpp"
@@ -140,6 +141,7 @@ std::vector<std::string> FolderScan::read_entries(DIR* stream, const std::string
 }
 
 void FolderScan::look_at(const std::vector<std::string>& paths) {
+  std::vector<const std::string*> files;
   for (const auto& path : paths) {
     const auto id = known_.find(path);
     if (id != KnownFiles::unknown) asked_.push_back(id);
@@ -151,14 +153,22 @@ void FolderScan::look_at(const std::vector<std::string>& paths) {
     } else if (S_ISLNK(status.st_mode)) {
       links_.push_back(path);
     } else if (S_ISREG(status.st_mode) && ends_with(path, ending_)) {
-      const auto slash = path.rfind('/');
-      const std::string folder = slash == std::string::npos ? "" : path.substr(0, slash);
-      const int descriptor = ::open(folder.empty() ? base_.c_str() : joined(base_, folder).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-      if (descriptor < 0) continue;  // it went since
-      look_at_file(descriptor, folder, path.substr(slash == std::string::npos ? 0 : slash + 1), files_, refused_);
-      ::close(descriptor);
+      files.push_back(&path);
     }
   }
+  std::unordered_set<std::string_view> met;  // below folders among the paths, as views: `files_` stays as it is
+  for (const auto& file : files_) met.insert(file.path);
+  std::vector<FoundFile> found;
+  for (const auto* path : files) {
+    if (!met.insert(*path).second) continue;
+    const auto slash = path->rfind('/');
+    const std::string folder = slash == std::string::npos ? "" : path->substr(0, slash);
+    const int descriptor = ::open(folder.empty() ? base_.c_str() : joined(base_, folder).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (descriptor < 0) continue;  // it went since
+    look_at_file(descriptor, folder, path->substr(slash == std::string::npos ? 0 : slash + 1), found, refused_);
+    ::close(descriptor);
+  }
+  std::move(found.begin(), found.end(), std::back_inserter(files_));
 }
 
 void FolderScan::look_at_file(int descriptor, const std::string& path, const std::string& name, std::vector<FoundFile>& files,

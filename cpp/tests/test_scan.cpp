@@ -130,6 +130,9 @@ TEST_CASE("a watch names what changed, and ends where it cannot know") {
   again.look_at({"more"});
   folder.write("more/c.x", "1");
   CHECK(watch.take() == std::vector<std::string>{"more/c.x"});
+  modyn::FolderScan touched(folder.at(""), ".x", "", 2, none, &watch);
+  touched.look_at({"b.x", "more", "more/c.x", "sub", "sub/a.x"});  // what lies in a folder among the paths is met twice
+  CHECK(paths_of(touched.take_files(all)) == std::vector<std::string>{"b.x", "more/c.x", "sub/a.x"});
   std::filesystem::remove_all(folder.at("sub"));
   CHECK(!watch.take().has_value());
   CHECK(!watch.holds());

@@ -47,7 +47,8 @@ class FolderScan {
   // Looks at the folder `path` below the base ("": the base itself) and all folders in it. A folder that was entered before, on whatever
   // path, is not entered again. What vanishes meanwhile is not there.
   void enter(const std::string& path);
-  // Looks at these paths alone, which may be those of files, of folders, which are entered, or of nothing.
+  // Looks at these paths alone, which may be those of files, of folders, which are entered, or of nothing. A file that lies in one of these
+  // folders and is among the paths too is handed out once.
   void look_at(const std::vector<std::string>& paths);
 
   // The next ones of those that were found, in order of modification time, then path, at most `max_files`; none at the end. Nothing is entered

@@ -148,6 +148,7 @@ class _Ingestion:
             self._problems.report(FOLDER, error.message, error.message)
             self._writer.flush()
             raise
+        self._refuse_repeated(listing.files.paths)
         self._num_changed = 0
         num_new = np.count_nonzero(self._dataset.files.ids(listing.files.paths) < 0)
         self._report_progress(files_seen=len(self._dataset.files) - len(listing.absent) + int(num_new))
@@ -162,6 +163,15 @@ class _Ingestion:
             self._index_files(self._jobs(ready))
         self._flush()
         self._dataset.retries.keep_only(self._dataset.problems)
+
+    def _refuse_repeated(self, paths: list[str]) -> None:
+        """A file that is listed twice would be indexed twice."""
+        if len(set(paths)) < len(paths):
+            repeated = next(path for path, following in itertools.pairwise(sorted(paths)) if path == following)
+            raise AssertionError(
+                f"the listing of {self._dataset.row.config.base_path} names a file more than once, {repeated}, and nothing of it was "
+                f"indexed; this is an error of Modyn: please report it"
+            )
 
     # Files of many samples
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from modyn import _core
@@ -51,7 +51,9 @@ names = st.sampled_from(["1.png", "1.label", "2.png", "other"])
 steps = st.one_of(
     st.tuples(st.sampled_from(["write", "append", "touch", "remove", "link"]), folders, names),
     st.tuples(
-        st.sampled_from(["make folder", "remove folder", "replace base", "look", "look at all", "index"]), folders, st.just("")
+        st.sampled_from(["make folder", "touch folder", "remove folder", "replace base", "look", "look at all", "index"]),
+        folders,
+        st.just(""),
     ),
     st.tuples(st.sampled_from(["rename", "rename folder"]), folders, st.sampled_from(["2.png", "a", "c", "a/d"])),
 )
@@ -66,7 +68,7 @@ def change(base: Path, kind: str, folder: str, name: str) -> None:
             case "append":
                 with path.open("ab") as file:
                     file.write(b"yy")
-            case "touch":
+            case "touch" | "touch folder":
                 os.utime(path, ns=(5, os.stat(path).st_mtime_ns + 1))
             case "remove":
                 path.unlink()
@@ -91,6 +93,7 @@ def change(base: Path, kind: str, folder: str, name: str) -> None:
 
 @settings(max_examples=150)
 @given(steps=st.lists(steps, min_size=5, max_size=40))
+@example(steps=[("look", "", ""), ("write", "a", "1.png"), ("touch folder", "a", "")])
 def test_a_listing_of_what_changed_is_a_complete_one(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, str, str]]
 ) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,11 @@ from sqlalchemy import event
 from modyn.config.system import StorageConfig, SystemConfig
 from modyn.errors import NotFoundError, UnavailableError
 from modyn.storage.datasets import Watcher, pause_s
+from modyn.storage.files.file_system import Listing, Names, Roots
+from modyn.storage.files.local import LocalFiles
 from modyn.storage.ingest.ingestion import ingest
 from modyn.storage.ingest.open_dataset import OpenDataset
+from modyn.storage.model.file_table import FileTable
 from modyn.testing.waiting import PATIENCE_S, eventually
 from tests.support.running_storage import RunningStorage, binary_dataset, start_storage, write_records
 
@@ -77,6 +82,38 @@ def test_a_folder_in_which_nothing_happens_costs_the_database_nothing(
     eventually(lambda: statements_of_looks() == 0 and storage.client.dataset("numbers").num_samples == 1)
     write_records(folder / "b.bin", [2], 1000)
     eventually(lambda: statements_of_looks() == 0 and storage.client.dataset("numbers").num_samples == 2)
+
+
+def test_what_is_written_below_a_folder_that_is_touched_then_is_indexed_once(
+    make_config: Callable[..., SystemConfig], stack: ExitStack, tmp_path: Path
+) -> None:
+    """As `cp -a`, `rsync -a` and `tar x` do it: the kernel reports both the file and its folder."""
+    folder = tmp_path / "d" / "a"
+    write_records(folder / "x.bin", [1], 1000)
+    storage = start_storage(make_config(storage={"poll_interval_s": 3600, "settle_s": 0.0}), stack)
+    storage.client.register_dataset(binary_dataset(tmp_path / "d", watch=True))
+    wait_until(storage, 1)
+    storage.ingest()  # the watcher's first look is over then
+    write_records(folder / "x.bin", [2], 2000, mode="ab")
+    write_records(folder / "y.bin", [3], 3000)
+    os.utime(folder)
+    ingest(storage.store.dataset("numbers"), storage.store._roots, 1, patient=False)
+    assert storage.data_of(range(storage.client.dataset("numbers").next_key)) == [1, 2, 3]
+
+
+def test_a_listing_that_names_a_file_twice_is_refused(storage: RunningStorage, tmp_path: Path) -> None:
+    class Repeating(LocalFiles):
+        def list_files(self, names: Names, roots: Roots, known: FileTable, *, complete: bool = True) -> Listing:
+            listing = super().list_files(names, roots, known, complete=complete)
+            return replace(listing, files=listing.files.merged_with(listing.files))
+
+    write_records(tmp_path / "d" / "x.bin", [1], 1000)
+    storage.client.register_dataset(binary_dataset(tmp_path / "d"))
+    dataset = storage.store.dataset("numbers")
+    dataset.filesystem = Repeating(str(tmp_path / "d"))
+    with pytest.raises(AssertionError, match=f"the listing of {tmp_path / 'd'} names a file more than once, x.bin"):
+        ingest(dataset, storage.store._roots, 1)
+    assert storage.client.dataset("numbers").next_key == 0
 
 
 def test_a_watcher_outlives_a_folder_that_goes_away(storage: RunningStorage, tmp_path: Path) -> None:
