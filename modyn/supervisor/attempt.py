@@ -40,6 +40,8 @@ class Entry:
     token: CancellationToken = field(default_factory=CancellationToken)
     finishing: CancellationToken = field(default_factory=CancellationToken)
     """Cancelled: the run was asked to finish."""
+    stopping: CancelledError | None = None
+    """Set before the journal says that the run is stopping, which then refuses what the run would do next; `token` is cancelled after that."""
     thread: threading.Thread | None = None
     """None: it waits."""
     clients: RunClients | None = None
@@ -165,8 +167,8 @@ def elsewhere(run_id: str) -> ConflictError:
 
 def _as_modyn_error(entry: Entry, error: Exception) -> ModynError:
     """The error that the user sees as the end of the run: the cause of its cancellation, if there is one."""
-    if entry.token.cause is not None:
-        return entry.token.cause
+    if (cause := entry.token.cause or entry.stopping) is not None:
+        return cause
     if isinstance(error, ModynError):
         return error
     _LOG.error("run_crashed", exc_info=error)

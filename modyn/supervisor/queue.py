@@ -121,12 +121,16 @@ class RunQueue:
         if run.state is RunState.STOPPING and entry.token.cause is not None and entry.clients is not None:
             entry.clients.close()
             return run
+        entry.stopping = _stopped(run_id)
         try:
             self.journal.become(run_id, RunState.STOPPING)
         except ConflictError as error:
             # It is only just starting or has become terminal meanwhile; its thread sees the token.
             _LOG.info("stopping_unannounced", run_id=run_id, reason=error.message)
-        entry.token.cancel(_stopped(run_id))
+        except ModynError:
+            entry.stopping = None  # The journal cannot be written: it was not asked to stop.
+            raise
+        entry.token.cancel(entry.stopping)
         return self.journal.run(run_id)
 
     def resume(self, run_id: str) -> Run:

@@ -491,6 +491,30 @@ def test_a_run_that_ends_while_it_is_stopped_is_left_alone(
     assert runs.stop(run.run_id).state is RunState.FINISHED
 
 
+def test_a_run_whose_next_step_is_refused_because_it_stops_is_stopped(
+    runs: RunQueue, services: InMemoryServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, go = services.trainer_server.train, threading.Event()
+
+    def wait_and_train(request: TrainingRequest) -> Any:
+        assert go.wait(PATIENCE_S)
+        return train(request)
+
+    services.trainer_server.train = wait_and_train
+    run = runs.submit(pipeline_yaml(), "p.yaml", EXPERIMENT)
+    eventually(lambda: runs.journal.run(run.run_id).state is RunState.TRAINING)
+    become = runs.journal.become
+
+    def goes_on_as_soon_as_it_is_announced(run_id: str, to: RunState, **detail: str) -> Run:
+        found = become(run_id, to, **detail)
+        go.set()
+        eventually(lambda: not runs._entries)
+        return found
+
+    monkeypatch.setattr(runs.journal, "become", goes_on_as_soon_as_it_is_announced)
+    assert runs.stop(run.run_id).state is RunState.STOPPED
+
+
 def test_a_failed_evaluation_is_a_status_that_can_be_made_again(runs: RunQueue, services: InMemoryServices) -> None:
     """It blocks neither the trainings nor the handlers at the end, and a later success takes it out of the run."""
     broken = [True]
