@@ -20,7 +20,7 @@ from modyn.records import MAX_TIMESTAMP, Int64Array, LabelArray
 from modyn.rpc.logs import get_logger
 from modyn.storage.files.file_system import FileStatus, FileSystem, SeenFile, UnusableNowError
 from modyn.storage.files.local import LocalFiles
-from modyn.storage.formats.bad_rows import too_many
+from modyn.storage.formats.bad_rows import BadRows
 from modyn.storage.formats.base import FileFormat, FormatResume, WholeFileFormat
 from modyn.storage.model.file_table import FileRow
 from modyn.storage.model.samples import BadRow, IndexedFiles, IndexedSamples
@@ -74,7 +74,7 @@ class FileJob:
         """What is indexed of the file once `samples` has ended."""
         self.tail = -1
         """As `FileRow.tail`, once `samples` has ended."""
-        self.skipped: list[BadRow] = []
+        self.skipped: Sequence[BadRow] = ()
         """Rows that cannot be used, which no sample is of, once `samples` has ended."""
 
     def samples(self) -> Iterator[IndexedSamples]:
@@ -84,19 +84,23 @@ class FileJob:
         """
         before = self._resume or self.indexed
         end, num_samples = before.end, before.num_samples
+        bad_rows = BadRows(self._path, getattr(self._format.config, "max_bad_rows", 0))
         with watching(self._folder, self._format, self.seen, self._growing_bytes):
             if self._resume is not None:
                 check_unchanged(self._folder, self._path, self._resume)
             for chunk in self._chunks():
-                self.skipped += chunk.skipped
+                for row in chunk.skipped:
+                    bad_rows.add(row)
                 end, num_samples = chunk.end, num_samples + len(chunk)
                 if len(chunk):
                     yield chunk
+            bad_rows.check()
+            self.skipped = bad_rows.take()
             self.indexed = FormatResume(end, num_samples, fingerprint(self._folder, self._path, end))
             self.tail = tail_of(self._folder, self._format, self.seen)
 
     def _without_refused(self, chunk: IndexedSamples) -> IndexedSamples:
-        """The chunk with the samples that storage refuses among its skipped rows, where the format may skip some. Raises: DataError."""
+        """The chunk with the samples that storage refuses among its skipped rows, which `samples` counts."""
         refused = refused_samples(chunk.labels, chunk.timestamps)
         if not refused:
             return chunk
@@ -104,9 +108,6 @@ class FileJob:
             BadRow(offset := int(chunk.offsets[at]), f"{self._path}, the sample at {offset}: {reason}; correct the file")
             for at, reason in refused.items()
         ]
-        most = getattr(self._format.config, "max_bad_rows", 0)
-        if len(self.skipped) + len(chunk.skipped) + len(bad) > most:
-            raise too_many(self._path, [*self.skipped, *chunk.skipped, *bad], most)
         return replace(part_of(chunk, np.setdiff1d(np.arange(len(chunk)), list(refused))), skipped=sorted([*chunk.skipped, *bad]))
 
     def _chunks(self) -> Iterator[IndexedSamples]:

@@ -24,7 +24,7 @@ FORMATS: dict[str, tuple[dict[str, object], str, str]] = {
 class Rows:
     """A dataset of one file of rows; a bad one has no number as its label."""
 
-    def __init__(self, storage: RunningStorage, folder: Path, wrapper: str, max_bad_rows: int) -> None:
+    def __init__(self, storage: RunningStorage, folder: Path, wrapper: str, max_bad_rows: int, **more: object) -> None:
         self.storage = storage
         options, ending, self._row = FORMATS[wrapper]
         self.path = folder / f"a{ending}"
@@ -34,7 +34,7 @@ class Rows:
                 name="numbers",
                 base_path=folder,
                 file_wrapper=wrapper,
-                file_wrapper_config={**options, "max_bad_rows": max_bad_rows},
+                file_wrapper_config={**options, "max_bad_rows": max_bad_rows, **more},
                 watch=False,
             )
         )
@@ -84,6 +84,17 @@ def test_bad_rows_within_the_bound_are_skipped_and_listed(storage: RunningStorag
     rows.write([4, BAD, 6, BAD], mode="a")
     assert rows.labels() == [1, 2, 4, 6]
     assert len(rows.reasons()) == 4
+
+
+def test_rows_that_storage_refuses_count_with_those_that_the_format_refuses(storage: RunningStorage, tmp_path: Path) -> None:
+    rows = Rows(storage, tmp_path / "d", "CsvFileWrapper", 1, label_type="float")
+    storage.store.dataset("numbers").format.chunk_rows = 2
+    rows.write(["nan", 1, 2, 3, BAD, 5])
+    assert rows.labels() == []
+    (reason,) = rows.reasons()
+    assert "2 rows cannot be used, max_bad_rows is 1" in reason
+    rows.write(["nan", 1, 2, 3, 4, 5, 6])
+    assert rows.labels() == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_bad_last_row_may_yet_be_continued(storage: RunningStorage, tmp_path: Path, wrapper: str) -> None:
