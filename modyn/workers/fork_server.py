@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import threading
 import time
 from collections.abc import Sequence
@@ -75,6 +76,8 @@ def _end_when_idle(idle_s: float) -> None:
                 _last_used = now
             elif now >= _last_used + idle_s:
                 _ending.clear()
+                # It has no workers to lose. One that hangs in an import would never see that it is asked to stop, and `_stop` waits for its end.
+                os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)  # type: ignore[attr-defined]
                 forkserver._forkserver._stop()  # type: ignore[attr-defined]
                 _logger.info("no worker was wanted for %g s: the fork server has ended", idle_s)
                 return

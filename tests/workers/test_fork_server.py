@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -57,3 +58,30 @@ def test_the_fork_server_is_there_on_demand_and_ends_without_workers(tmp_path: P
         "same for all: True",
         "ended with its last session: True",
     ], done.stderr
+
+
+def test_a_fork_server_that_hangs_is_ended_too(tmp_path: Path) -> None:
+    """One that imports a module which does not come to its end sees no request to stop."""
+    # The alarm ends it in any case.
+    (tmp_path / "hanging.py").write_text("import signal\nsignal.alarm(60)\nsignal.pause()\n")
+    program = """
+        from pathlib import Path
+        from modyn.testing.waiting import eventually
+        from modyn.workers import fork_server
+
+        def children():
+            pids = {pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+            return [pid for pid in pids if b"forkserver" in Path("/proc", pid, "cmdline").read_bytes()]
+
+        if __name__ == "__main__":
+            fork_server.warm_up(["hanging"], 0.0)
+            eventually(lambda: children() == [], timeout_s=20)
+    """
+    path = tmp_path / "service.py"
+    path.write_text(textwrap.dedent(program))
+    search = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    variables = {**os.environ, "PYTHONPATH": search}
+    done = subprocess.run(
+        [sys.executable, str(path)], env=variables, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
