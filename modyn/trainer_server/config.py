@@ -113,7 +113,7 @@ class ValidationConfig(Section):
         description="percent of each partition (`selection_strategy.maximum_keys_in_memory`), rounded down, of the keys that rank lowest by a "
         "hash of `seed` (none: 0) and key. Trigger sets that overlap hold out the same keys, but for a few at the edge of the share, more in "
         "small partitions: with `use_previous_model`, the model may have been trained on those, as on any after a change of `ratio` or `seed`. "
-        "Where the share is no sample, nothing is held out",
+        "Where the share is no sample, nothing is held out, and the log warns",
     )
 
 

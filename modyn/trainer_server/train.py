@@ -6,7 +6,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
@@ -127,9 +127,14 @@ def run_training(
         configure_torch(config, deterministic=inputs.seed is not None)
         seed_everything(derived_seed(seed, request.trigger_id, _WEIGHTS))
         parent = fetched_parent()
-        training = build(inputs, parent, seed, connection)
+        validation = Validation(inputs, connection) if inputs.held_out else None
+        if config.validation and validation is None:
+            reason = f"{config.validation.ratio} % of a partition is less than one sample: the training loss counts in its place"
+            get_logger("training").warning("nothing_held_out", reason=reason)
+        training = build(inputs, parent, seed, connection, validation)
     try:
-        fit(inputs, training, seed, checkpoint)
+        with validation or nullcontext():
+            fit(inputs, training, seed, checkpoint)
         check_weights(training.components.model)
     except DivergedError as error:
         reason = f"the training diverged: {error.message}"
@@ -179,7 +184,9 @@ def fetch_parent(
             remove(into)
 
 
-def build(inputs: TrainingInputs, parent: StoredModel | None, seed: int, connection: JobConnection) -> Training:
+def build(
+    inputs: TrainingInputs, parent: StoredModel | None, seed: int, connection: JobConnection, validation: Validation | None
+) -> Training:
     """The network on its device, with the weights of the parent if there is one, and all that trains it.
 
     The hooks stand in the order of their calls: checkpoints last, so that they hold what the others have changed.
@@ -204,7 +211,7 @@ def build(inputs: TrainingInputs, parent: StoredModel | None, seed: int, connect
         path = checkpoint_path(inputs.context.folder, request)
         hooks.append(Checkpoints(path, config.checkpointing.interval, inputs.identity(), seed))
     clock = Clock(torch.device(config.device) if config.enable_accurate_gpu_measurements else None)
-    return Training(components, plan, hooks, clock, Validation(inputs, connection) if inputs.held_out else None)
+    return Training(components, plan, hooks, clock, validation)
 
 
 def weigh(inputs: TrainingInputs) -> float:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import nn
 
 from modyn.config.base import load_section
 from modyn.dataset.config import DataConfig
+from modyn.dataset.connections import DatasetClients
 from modyn.dataset.order.held_out import Share
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.errors import CancelledError
@@ -28,6 +30,7 @@ from tests.support.fake_dataset import FakeTriggerSet
 from tests.support.training import (
     NUM_CLASSES,
     MemoryData,
+    Outcome,
     RecordedReport,
     TrainingRoom,
     context_of,
@@ -107,6 +110,15 @@ def test_the_seed_draws_what_is_held_out() -> None:
     assert len(first & second) < 60
 
 
+def loss_of(outcome: Outcome, pipeline: dict[str, Any], keys: list[int]) -> float:
+    """The mean loss of these samples under the trained model."""
+    model = build_model("MLP", pipeline["model"]["config"])
+    model.load_state_dict(outcome.weights)
+    with torch.no_grad():
+        outputs = model(torch.stack([torch.from_numpy(features_of(key)) for key in keys]))
+    return float(nn.functional.cross_entropy(outputs, torch.tensor([key % NUM_CLASSES for key in keys])))
+
+
 def test_what_is_held_out_is_measured_and_never_trained_on(tmp_path: Path) -> None:
     pipeline = small_pipeline({"validation": {"ratio": 25}, "epochs_per_trigger": 2, "drop_last_batch": False})
     data = MemoryData(40)
@@ -114,12 +126,7 @@ def test_what_is_held_out_is_measured_and_never_trained_on(tmp_path: Path) -> No
     assert len(keys) == 10
     outcome = train_in_memory(pipeline, data, tmp_path / "one")
     assert (outcome.result["num_samples"], outcome.result["num_keys"]) == (60, 40)
-    model = build_model("MLP", pipeline["model"]["config"])
-    model.load_state_dict(outcome.weights)
-    with torch.no_grad():
-        outputs = model(torch.stack([torch.from_numpy(features_of(key)) for key in keys]))
-    expected = nn.functional.cross_entropy(outputs, torch.tensor([key % NUM_CLASSES for key in keys]))
-    assert outcome.result["validation_losses"][-1] == pytest.approx(float(expected), rel=1e-5)
+    assert outcome.result["validation_losses"][-1] == pytest.approx(loss_of(outcome, pipeline, keys), rel=1e-5)
     assert len(outcome.result["validation_losses"]) == 2
     assert outcome.result["seconds"]["validate"] > 0
     # Other samples in their place change the measure, and not the model.
@@ -150,10 +157,35 @@ def test_early_stopping_and_plateaus_look_at_what_is_held_out(tmp_path: Path) ->
     assert with_plateau["validation_losses"][-1] < without["validation_losses"][-1]
 
 
-def test_a_trigger_set_that_is_too_small_holds_nothing_out(tmp_path: Path) -> None:
+def test_a_trigger_set_that_is_too_small_holds_nothing_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = train_in_memory(small_pipeline({"validation": {"ratio": 1}}), MemoryData(), tmp_path).result
     assert result["num_samples"] == 40
     assert "validation_losses" not in result
+    assert "nothing_held_out" in capsys.readouterr().err
+
+
+@dataclass(frozen=True)
+class CountedData(MemoryData):
+    """Counts how often readers connect."""
+
+    connected: list[int] = field(default_factory=list)
+
+    def __call__(self) -> DatasetClients:
+        self.connected.append(1)
+        return super().__call__()
+
+
+@pytest.mark.parametrize("num_left", [10, 8])
+def test_one_loader_serves_what_is_held_out_for_all_epochs(tmp_path: Path, num_left: int) -> None:
+    """A pass has two batches; where the samples of the last one are deleted, it ends where the next pass begins."""
+    pipeline = small_pipeline({"validation": {"ratio": 25}, "epochs_per_trigger": 5, "drop_last_batch": False})
+    keys = held_out_keys(MemoryData(), 25)
+    data = CountedData(deleted=frozenset(keys[num_left:]))
+    outcome = train_in_memory(pipeline, data, tmp_path)
+    assert len(data.connected) == 2  # the training, and all passes
+    assert len(set(outcome.result["validation_losses"])) == 5
+    assert outcome.result["validation_losses"][-1] == pytest.approx(loss_of(outcome, pipeline, keys[:num_left]), rel=1e-5)
+    assert not {"serve", "prefetch-keys"} & {thread.name.rstrip("-0123456789") for thread in threading.enumerate()}
 
 
 @pytest.mark.parametrize("after", range(4, 18))
