@@ -191,9 +191,10 @@ class Catalogue:
         with self.database.raw() as connection, connection.cursor() as cursor:
             return list(_file_rows(cursor, "WHERE dataset_id = %s ORDER BY file_id", (dataset_id,)))
 
-    def commit(self, dataset_id: int, version: int, change: Change) -> int:
-        """Apply `change` to the dataset at `version`, all of it or nothing, and return the new version.
+    def commit(self, dataset_id: int, version: int, change: Change) -> tuple[int, int]:
+        """Apply `change` to the dataset at `version`, all of it or nothing.
 
+        Returns: the new version; how many of the skipped rows were not known before.
         Raises: ConflictError: another process has changed the dataset. UnavailableError: it is not known whether the change was made.
         """
         with self.database.raw() as connection, connection.cursor() as cursor:
@@ -218,8 +219,8 @@ class Catalogue:
                 )
             _insert_segments(cursor, dataset_id, change.segments)
             _replace_problems(cursor, dataset_id, change)
-            _insert_skipped(cursor, dataset_id, change.skipped)
-        return version + 1
+            num_skipped = _insert_skipped(cursor, dataset_id, change.skipped)
+        return version + 1, num_skipped
 
     def change_config(self, dataset_id: int, version: int, config: DatasetConfig) -> int:
         """Give the dataset at `version` other options, and return the new version. Raises: ConflictError: another process has changed it."""
@@ -303,12 +304,11 @@ def _replace_problems(cursor: extensions.cursor, dataset_id: int, change: Change
         execute_values(cursor, "INSERT INTO storage.problems (dataset_id, path, signature, reason, found_at) VALUES %s", values)
 
 
-def _insert_skipped(cursor: extensions.cursor, dataset_id: int, skipped: Sequence[SkippedRow]) -> None:
-    if skipped:
-        now = time.time()
-        values = [(dataset_id, os.fsencode(row.path), row.offset, sanitize(row.reason), now) for row in skipped]
-        execute_values(
-            cursor,
-            "INSERT INTO storage.skipped_rows (dataset_id, path, at, reason, found_at) VALUES %s ON CONFLICT DO NOTHING",
-            values,
-        )
+def _insert_skipped(cursor: extensions.cursor, dataset_id: int, skipped: Sequence[SkippedRow]) -> int:
+    """Insert those that are not there; return their number."""
+    now = time.time()
+    values = [(dataset_id, os.fsencode(row.path), row.offset, sanitize(row.reason), now) for row in skipped]
+    statement = (
+        "INSERT INTO storage.skipped_rows (dataset_id, path, at, reason, found_at) VALUES %s ON CONFLICT DO NOTHING RETURNING 1"
+    )
+    return len(execute_values(cursor, statement, values, fetch=True)) if values else 0

@@ -234,7 +234,8 @@ class OpenDataset:
         strays = [path for path in self.folder.glob("*.segment*") if path.name not in known]
         if strays:
             # One of them may be of a process that has lost its lock and is about to commit it: after this change it cannot.
-            self.row = replace(self.row, version=self.catalogue.commit(self.row.id, self.row.version, Change(self.row.next_key)))
+            swept, _ = self.catalogue.commit(self.row.id, self.row.version, Change(self.row.next_key))
+            self.row = replace(self.row, version=swept)
         self._publish(self.row)
         self.wake()
         for path in strays:
@@ -287,12 +288,12 @@ class OpenDataset:
     def commit(self, change: Change) -> None:
         """Commit `change`, whose segments are complete files in `folder`, and publish it: a key that a client knows can be read everywhere."""
         self.in_doubt = True
-        version = self.catalogue.commit(self.row.id, self.row.version, change)
+        version, num_skipped = self.catalogue.commit(self.row.id, self.row.version, change)
         self.files.add(change.new_files)
         self.files.change(change.changed_files)
         for path in change.solved:
             self.problems.pop(path, None)
-        self._num_skipped += len(change.skipped)
+        self._num_skipped += num_skipped
         self.problems.update({problem.path: problem.signature for problem in change.problems})
         replaced = [self._segment_names.pop(first) for first in change.replaced_segments]
         self._segment_names.update({row.info.first_key: row.file_name for row in change.segments})

@@ -40,7 +40,7 @@ def catalogue(system_config: SystemConfig) -> Iterator[Catalogue]:
 def test_what_is_committed_is_read_again(catalogue: Catalogue) -> None:
     row = catalogue.add(CONFIG, float_labels=True)
     problems = [ProblemRow(ODD, "1:2", "bad \udcff \0 reason"), ProblemRow("", "s", "folder")]
-    assert catalogue.commit(row.id, row.version, Change(4, FILES, segments=SEGMENTS, problems=problems)) == 1
+    assert catalogue.commit(row.id, row.version, Change(4, FILES, segments=SEGMENTS, problems=problems)) == (1, 0)
     contents = catalogue.contents("numbers")
     assert contents is not None
     assert (contents.row.config, contents.row.float_labels, contents.row.next_key, contents.row.version) == (CONFIG, True, 4, 1)

@@ -97,6 +97,16 @@ def test_rows_that_storage_refuses_count_with_those_that_the_format_refuses(stor
     assert rows.labels() == [1, 2, 3, 4, 5, 6]
 
 
+def test_a_skipped_row_that_is_read_again_counts_once(storage: RunningStorage, tmp_path: Path, wrapper: str) -> None:
+    """A file without a sample is read from its first byte when it grows."""
+    rows = Rows(storage, tmp_path / "d", wrapper, 500)
+    rows.write([BAD] * 150)
+    assert rows.labels() == []
+    rows.write([BAD] * 150, mode="a")
+    assert rows.labels() == []
+    assert storage.client.dataset("numbers").num_skipped == 300
+
+
 def test_a_bad_last_row_may_yet_be_continued(storage: RunningStorage, tmp_path: Path, wrapper: str) -> None:
     rows = Rows(storage, tmp_path / "d", wrapper, 3)
     rows.write([1, BAD], end="")
