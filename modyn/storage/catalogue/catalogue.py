@@ -186,6 +186,16 @@ class Catalogue:
             raise ConflictError(f"file {file_id} of dataset {dataset_id} is not in the catalogue any more")
         return found
 
+    def num_skipped(self, dataset_id: int, file: FileRow) -> int:
+        """How many rows were skipped in what is indexed of a file."""
+        with self.database.raw() as connection, connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT count(*) FROM storage.skipped_rows WHERE dataset_id = %s AND sha256(path) = sha256(%s) AND at < %s",
+                (dataset_id, os.fsencode(file.path), file.indexed_end),
+            )
+            found = cursor.fetchone()
+        return int(found[0]) if found else 0
+
     def files(self, dataset_id: int) -> list[FileRow]:
         """The rows of all files, by id: some hundred bytes each."""
         with self.database.raw() as connection, connection.cursor() as cursor:

@@ -23,11 +23,15 @@ CHUNK_ROWS = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class FormatResume:
-    """How far a file is indexed: continue after byte `end`, after `num_samples` samples. `fingerprint` is of the bytes before `end`."""
+    """How far a file is indexed: continue after byte `end`, after `num_samples` samples and `num_skipped` rows that could not be used.
+
+    `fingerprint` is of the bytes before `end`.
+    """
 
     end: int
     num_samples: int
     fingerprint: str
+    num_skipped: int = 0
 
 
 @dataclass(frozen=True, slots=True)

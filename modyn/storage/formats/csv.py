@@ -90,7 +90,7 @@ class CsvFormat(FileFormat):
             path,
             roots=self.roots,
             start=resume.end if resume else 0,
-            first_row=resume.num_samples if resume else 0,
+            first_row=resume.num_samples + resume.num_skipped if resume else 0,
             separator=config.separator,
             quote=config.quote,
             label_column=_position(path, columns, config.label_column) if config.label_index is None else config.label_index,

@@ -54,6 +54,7 @@ class FileJob:
     """One file to index: new, or the rest of one that grew, of which `row` is what is indexed.
 
     Args: growing_bytes: files of this size or more may be appended to while they are indexed. future_tolerance_s: as `future_samples`.
+        num_skipped: rows of what is indexed that were skipped.
     """
 
     def __init__(
@@ -64,12 +65,15 @@ class FileJob:
         row: FileRow | None = None,
         growing_bytes: int = GROWING_BYTES,
         future_tolerance_s: float | None = None,
+        num_skipped: int = 0,
     ) -> None:
         self.seen, self.row = seen, row
         self._future_tolerance_s = future_tolerance_s
         self._folder, self._format, self._growing_bytes = folder, file_format, growing_bytes
         self._path = folder.full_path(seen.path)
-        self._resume = FormatResume(row.indexed_end, row.num_samples, row.fingerprint) if row and row.num_samples else None
+        self._resume = (
+            FormatResume(row.indexed_end, row.num_samples, row.fingerprint, num_skipped) if row and row.num_samples else None
+        )
         self.indexed = FormatResume(0, 0, "")
         """What is indexed of the file once `samples` has ended."""
         self.tail = -1

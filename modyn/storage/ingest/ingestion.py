@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import astuple, replace
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -185,7 +185,8 @@ class _Ingestion:
 
     def _job(self, seen: SeenFile, row: FileRow | None = None) -> FileJob:
         limits = self._dataset.limits
-        return FileJob(self._files, self._format, seen, row, limits.growing_bytes, limits.future_tolerance_s)
+        skipped = self._dataset.catalogue.num_skipped(self._dataset.row.id, row) if row else 0
+        return FileJob(self._files, self._format, seen, row, limits.growing_bytes, limits.future_tolerance_s, skipped)
 
     def _recheck(self, seen: SeenFile) -> FileJob | None:
         """Record what became of an indexed file whose size or time is another; a job if samples were appended to it."""
@@ -270,7 +271,10 @@ class _Ingestion:
             else:
                 self._problems.set_aside(job.seen, error)
             return
-        self._writer.complete(FileRow(file_id, *astuple(job.seen), *astuple(job.indexed))._replace(tail=job.tail), job.skipped)
+        seen, indexed = job.seen, job.indexed
+        indexed_columns = indexed.end, indexed.num_samples, indexed.fingerprint
+        row = FileRow(file_id, seen.path, seen.size, seen.mtime_ns, *indexed_columns, tail=job.tail)
+        self._writer.complete(row, job.skipped)
         self._count(files_indexed=1, problems=len(job.skipped))
         if rest is not None:
             self._flush()
