@@ -238,7 +238,8 @@ class KnownFiles:
 @final
 class FolderWatch:
     """What changes below the folders that a `FolderScan` entered with it, as inotify reports it: writes by a memory map are not. Ends where it
-    cannot know: on file systems that other machines may write to, without room for one more folder, when a folder goes, or on an overflow."""
+    cannot know: on file systems that other machines may write to, without room for one more folder, at a file with hard links, when a folder
+    goes, or on an overflow."""
 
     def __init__(self) -> None: ...
     @property

@@ -152,8 +152,9 @@ void FolderScan::look_at(const std::vector<std::string>& paths) {
       enter(path);
     } else if (S_ISLNK(status.st_mode)) {
       links_.push_back(path);
-    } else if (S_ISREG(status.st_mode) && ends_with(path, ending_)) {
-      files.push_back(&path);
+    } else if (S_ISREG(status.st_mode)) {
+      if (status.st_nlink > 1) has_other_names_ = true;  // of any ending: one of ours may be another name of it
+      if (ends_with(path, ending_)) files.push_back(&path);
     }
   }
   std::unordered_set<std::string_view> met;  // below folders among the paths, as views: `files_` stays as it is
@@ -169,6 +170,11 @@ void FolderScan::look_at(const std::vector<std::string>& paths) {
     ::close(descriptor);
   }
   std::move(found.begin(), found.end(), std::back_inserter(files_));
+  end_watch_of_other_names();
+}
+
+void FolderScan::end_watch_of_other_names() {
+  if (watch_ != nullptr && has_other_names_) watch_->end();
 }
 
 void FolderScan::look_at_file(int descriptor, const std::string& path, const std::string& name, std::vector<FoundFile>& files,
@@ -179,6 +185,7 @@ void FolderScan::look_at_file(int descriptor, const std::string& path, const std
     return;
   }
   if (!S_ISREG(status.st_mode)) return;  // replaced since it was listed
+  if (status.st_nlink > 1) has_other_names_ = true;
   const std::int64_t modified = nanoseconds(status.st_mtim);
   std::string whole = joined(path, name);
   const auto id = known_.find(whole);
@@ -205,6 +212,7 @@ void FolderScan::look_at_files(int descriptor, const std::string& path, const st
     std::move(files.begin(), files.end(), std::back_inserter(files_));
     std::move(refused.begin(), refused.end(), std::back_inserter(refused_));
   });
+  end_watch_of_other_names();
 }
 
 std::vector<FoundFile> FolderScan::take_files(std::size_t max_files) {

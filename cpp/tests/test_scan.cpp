@@ -138,6 +138,26 @@ TEST_CASE("a watch names what changed, and ends where it cannot know") {
   CHECK(!watch.holds());
 }
 
+TEST_CASE("a watch ends at a file that has another name") {
+  const TemporaryFolder folder;
+  std::filesystem::create_directories(folder.at("sub"));
+  std::filesystem::create_directories(folder.at("elsewhere"));
+  folder.write("elsewhere/a.x", "1");
+  const auto watched = [&](modyn::FolderWatch& watch) {
+    modyn::FolderScan(folder.at("sub"), ".x", "", 2, none, &watch).enter("");
+    return watch.holds();
+  };
+  modyn::FolderWatch watch;
+  if (!watched(watch)) return;  // the temporary folder lies on a file system that others may write to
+  std::filesystem::create_hard_link(folder.at("elsewhere/a.x"), folder.at("sub/a.y"));
+  CHECK(watched(watch));  // no file of ours
+  modyn::FolderScan(folder.at("sub"), ".x", "", 2, none, &watch).look_at({"a.y"});
+  CHECK(!watch.holds());  // it may be another name of one of ours
+  std::filesystem::rename(folder.at("sub/a.y"), folder.at("sub/a.x"));
+  modyn::FolderWatch other;
+  CHECK(!watched(other));
+}
+
 TEST_CASE("sizes and labels, and problems that stay with their file") {
   const TemporaryFolder folder;
   std::vector<std::string> paths;

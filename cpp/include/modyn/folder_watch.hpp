@@ -8,8 +8,8 @@
 
 namespace modyn {
 
-// Watches folders, and so the files in them. It knows nothing of writes by a memory map, nor of those of other machines: a file system that
-// others may write to is not watched at all.
+// Watches folders, and so the files in them. It knows nothing of writes by a memory map, nor of those by another name of a file (hard link),
+// with which `FolderScan` ends it, nor of those of other machines: a file system that others may write to is not watched at all.
 class FolderWatch {
  public:
   FolderWatch();

@@ -40,7 +40,8 @@ class FolderScan {
   static constexpr std::int64_t no_companion = INT64_MIN;
 
   // `companion_ending`: of the name of the file that stands beside each of the files, in place of `ending`; empty if there is none.
-  // `known` must outlive the scan and not change meanwhile. `watch`: of all folders that are entered, from before they are read; may be null.
+  // `known` must outlive the scan and not change meanwhile. `watch`: of all folders that are entered, from before they are read; may be null. It
+  // ends at a file that has several names (hard links): a write by one of them elsewhere is not reported.
   FolderScan(std::string base, std::string ending, std::string companion_ending, std::size_t threads, const KnownFiles& known,
              FolderWatch* watch = nullptr);
 
@@ -70,6 +71,7 @@ class FolderScan {
   void look_at_files(int descriptor, const std::string& path, const std::vector<std::string>& names);
   // Adds the file unless it is as it was indexed; `descriptor`: of the folder `path` that it lies in.
   void look_at_file(int descriptor, const std::string& path, const std::string& name, std::vector<FoundFile>& files, std::vector<Refused>& refused);
+  void end_watch_of_other_names();
 
   std::string base_;
   std::string ending_;
@@ -80,6 +82,7 @@ class FolderScan {
   std::vector<std::atomic<bool>> met_;  // by id; several threads set it
   std::vector<std::int64_t> asked_;     // ids
   std::set<std::pair<std::uint64_t, std::uint64_t>> entered_;  // device and inode
+  std::atomic<bool> has_other_names_ = false;  // a file that was met has hard links; several threads set it
   std::vector<FoundFile> files_;
   bool in_order_ = false;  // and reversed
   std::vector<std::string> links_;

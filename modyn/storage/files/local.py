@@ -42,7 +42,8 @@ _SCAN_THREADS = 4
 _FILES_AT_ONCE = 1 << 13
 """Files that one call hands from the core to Python, while it holds the interpreter."""
 COMPLETE_EVERY_S = 600.0
-"""A folder is listed by what the kernel reports for so long: it does not report writes by memory maps."""
+"""A folder is listed by what the kernel reports for so long: it does not report writes by memory maps, nor that a file got a
+hard link elsewhere."""
 
 
 @dataclass(slots=True)

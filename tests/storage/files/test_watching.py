@@ -55,6 +55,7 @@ steps = st.one_of(
         folders,
         st.just(""),
     ),
+    st.tuples(st.just("hard link"), folders, st.sampled_from(["1.png", "2.png"])),
     st.tuples(st.sampled_from(["rename", "rename folder"]), folders, st.sampled_from(["2.png", "a", "c", "a/d"])),
 )
 
@@ -74,6 +75,8 @@ def change(base: Path, kind: str, folder: str, name: str) -> None:
                 path.unlink()
             case "link":
                 path.symlink_to(base / "a")
+            case "hard link":
+                os.link(base / "a" / "1.png", path)
             case "make folder":
                 path.mkdir(parents=True)
             case "remove folder":
@@ -94,6 +97,9 @@ def change(base: Path, kind: str, folder: str, name: str) -> None:
 @settings(max_examples=150)
 @given(steps=st.lists(steps, min_size=5, max_size=40))
 @example(steps=[("look", "", ""), ("write", "a", "1.png"), ("touch folder", "a", "")])
+@example(
+    steps=[("write", "a", "1.png"), ("index", "", ""), ("hard link", "c", "2.png"), ("index", "", ""), ("append", "c", "2.png")]
+)
 def test_a_listing_of_what_changed_is_a_complete_one(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, str, str]]
 ) -> None:
@@ -109,6 +115,18 @@ def test_a_listing_of_what_changed_is_a_complete_one(
             assert content(listing) == content(everything)
             if kind == "index":
                 index(table, listing)
+
+
+def test_a_write_through_a_name_of_the_file_elsewhere_is_seen(tmp_path: Path) -> None:
+    base, elsewhere = tmp_path / "base", tmp_path / "other.png"
+    base.mkdir()
+    elsewhere.write_bytes(b"1")
+    os.link(elsewhere, base / "a.png")
+    files, table = LocalFiles(str(base)), FileTable()
+    for _ in range(2):  # what was indexed by the look before is looked at once more
+        index(table, files.list_files(IMAGES.names(), Roots(), table, complete=False))
+    elsewhere.write_bytes(b"12")
+    assert files.list_files(IMAGES.names(), Roots(), table, complete=False).files.sizes.tolist() == [2]
 
 
 def test_nothing_is_looked_at_where_nothing_changed(tmp_path: Path) -> None:
