@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import time
 from collections.abc import Sequence
@@ -132,7 +133,7 @@ class LocalFiles(FileSystem):
     def _state(self) -> tuple[int, int, bytes]:
         """What a list of changes continues from: the folder itself, and what is mounted, maybe over it."""
         status = os.stat(self.base)
-        return status.st_dev, status.st_ino, Path("/proc/self/mountinfo").read_bytes()
+        return status.st_dev, status.st_ino, mounts_about(self.base, Path("/proc/self/mountinfo").read_bytes())
 
     def _changes(self, names: NameEndings, known: FileTable, watch: _core.FolderWatch, unsettled: set[str]) -> Listing | None:
         """A listing of what changed; None if that is not known."""
@@ -212,6 +213,18 @@ class LocalFiles(FileSystem):
     def stamp(self, path: str) -> FileStatus | None:
         """The status now: a look at a local file needs no request."""
         return self.status(path)
+
+
+def mounts_about(base: str, mountinfo: bytes) -> bytes:
+    """The lines of `/proc/self/mountinfo` whose mount point is the folder `base`, lies above it or below it."""
+    folder = os.path.join(os.path.realpath(os.fsencode(base)), b"")
+
+    def concerns(line: bytes) -> bool:
+        escaped = line.split(b" ", 5)[4]  # a space is \040
+        point = os.path.join(re.sub(rb"\\([0-7]{3})", lambda found: bytes([int(found[1], 8)]), escaped), b"")
+        return folder.startswith(point) or point.startswith(folder)
+
+    return b"\n".join(line for line in mountinfo.removesuffix(b"\n").split(b"\n") if concerns(line))
 
 
 def _files_of(scan: _core.FolderScan) -> SeenFiles:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from modyn import _core
 from modyn.storage.files.file_system import Listing, Roots
-from modyn.storage.files.local import LocalFiles
+from modyn.storage.files.local import LocalFiles, mounts_about
 from modyn.storage.formats import build_format
 from modyn.storage.model.file_table import FileRow, FileTable
 
@@ -127,6 +127,13 @@ def test_a_write_through_a_name_of_the_file_elsewhere_is_seen(tmp_path: Path) ->
         index(table, files.list_files(IMAGES.names(), Roots(), table, complete=False))
     elsewhere.write_bytes(b"12")
     assert files.list_files(IMAGES.names(), Roots(), table, complete=False).files.sizes.tolist() == [2]
+
+
+def test_only_mounts_that_a_folder_can_notice_count() -> None:
+    """At the folder, above or below: another one (a USB stick, a container) would make the next look a complete one."""
+    points = "/", "/data", "/data/my\\040set", "/data/my\\040set/new", "/data/my", "/data/my\\040set2", "/proc"
+    lines = [f"{i} 1 8:1 / {point} rw - ext4 /dev/sda1 rw".encode() for i, point in enumerate(points)]
+    assert mounts_about("/data/my set", b"\n".join(lines) + b"\n") == b"\n".join(lines[:4])
 
 
 def test_nothing_is_looked_at_where_nothing_changed(tmp_path: Path) -> None:
