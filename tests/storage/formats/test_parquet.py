@@ -363,7 +363,7 @@ def test_values_that_repeat_take_no_memory_while_they_are_indexed(tmp_path: Path
     assert pa.default_memory_pool().max_memory() - before < 300 << 20
 
 
-@pytest.mark.parametrize("kind", [pa.binary(), pa.binary(1 << 20)])
+@pytest.mark.parametrize("kind", [pa.binary(), pytest.param(pa.binary(1 << 20), marks=pytest.mark.slow)])
 def test_a_row_group_that_no_reader_can_hold_is_refused(tmp_path: Path, kind: pa.DataType) -> None:
     write_repeated(tmp_path / "a.parquet", bytes(1 << 20), 3000, kind)
     with pytest.raises(DataError, match=r"row group 0 holds \d{10} bytes of payloads once it is unpacked.*at most 2147483647"):
