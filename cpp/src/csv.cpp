@@ -97,13 +97,18 @@ bool CsvIndexer::scan_row(Row& row) const {
   row = Row{};
   row.begin = cursor_;
   std::size_t at = cursor_;
+  // Copies: the compiler would load the members again for each byte.
+  const char* const window = window_.data();
+  const std::size_t filled = filled_;
+  const char separator = options_.separator;
   for (;; ++row.fields) {
     Field field{at, at};
     if (at < filled_ && window_[at] == options_.quote && !scan_quoted(at)) return false;
-    for (; at < filled_ && window_[at] != options_.separator && window_[at] != '\n'; ++at) {
-      if (window_[at] != '\r') continue;
+    for (;; ++at) {
+      while (at < filled && window[at] != separator && window[at] != '\n' && window[at] != '\r') ++at;
+      if (at == filled || window[at] != '\r') break;
       // A \r alone is an ordinary character; whether it is alone depends on the byte after it.
-      if (at + 1 == filled_ && !at_end_) return false;
+      if (at + 1 == filled && !at_end_) return false;
       if (line_break(at) > 0) break;
     }
     if (at == filled_ && !at_end_) return false;
