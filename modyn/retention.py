@@ -1,10 +1,9 @@
-"""What is kept how long: by age, number and size. The choice is a function of its inputs; `Periodic` makes it again and again."""
+"""What is kept how long: by age, number and size. The choice is a function of its inputs."""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -75,38 +74,3 @@ def remove_outlived_files(paths: Iterable[Path], limits: KeepLimits, now: float 
     for path in gone:
         path.unlink(missing_ok=True)
     return gone
-
-
-class Periodic:
-    """Calls actions in a thread of its own, at once and then every so many seconds, until it is closed.
-
-    Args: on_error: called with what an action raised; the thread goes on.
-    """
-
-    def __init__(
-        self, name: str, every_s: float, actions: Sequence[Callable[[], object]], on_error: Callable[[Exception], object]
-    ) -> None:
-        self._every_s = every_s
-        self._actions = actions
-        self._on_error = on_error
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._repeat, name=name, daemon=True)
-
-    def start(self) -> None:
-        """Begin with the first round."""
-        self._thread.start()
-
-    def close(self, timeout_s: float = 5.0) -> None:
-        """End the thread; a round that is under way gets so much time."""
-        self._closed.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
-
-    def _repeat(self) -> None:
-        while not self._closed.is_set():
-            for action in self._actions:
-                try:
-                    action()
-                except Exception as error:  # noqa: BLE001 - it would end the thread, and all later rounds with it
-                    self._on_error(error)
-            self._closed.wait(self._every_s)

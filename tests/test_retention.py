@@ -1,15 +1,13 @@
-"""What is kept how long: the choice by age, number and size, files, and the thread that makes it again and again."""
+"""What is kept how long: the choice by age, number and size, and files."""
 
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
 
 import pytest
 
-from modyn.retention import KeepLimits, KeptItem, Periodic, outlived, remove_outlived_files
-from modyn.testing.waiting import PATIENCE_S
+from modyn.retention import KeepLimits, KeptItem, outlived, remove_outlived_files
 
 ITEMS = [KeptItem("old", 10.0, 5), KeptItem("older", 5.0, 1), KeptItem("new", 90.0, 5), KeptItem("newer", 95.0, 5)]
 
@@ -40,20 +38,3 @@ def test_old_files_go_and_those_of_the_last_hour_stay(tmp_path: Path) -> None:
     assert remove_outlived_files(paths, KeepLimits(max_age_s=9500), now=1e6) == [tmp_path / "older"]
     assert remove_outlived_files(paths, KeepLimits(max_bytes=0), now=1e6) == [tmp_path / "old"]
     assert [path.name for path in tmp_path.iterdir()] == ["fresh"]
-
-
-def test_a_round_that_fails_does_not_end_the_rounds() -> None:
-    errors, third = list[Exception](), threading.Event()
-
-    def fail() -> None:
-        raise OSError("no disk")
-
-    def count() -> None:
-        if len(errors) == 3:
-            third.set()
-
-    task = Periodic("test", 0.001, [fail, count], errors.append)
-    task.start()
-    assert third.wait(PATIENCE_S)
-    task.close()
-    assert {str(error) for error in errors} == {"no disk"}

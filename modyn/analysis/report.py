@@ -141,7 +141,7 @@ def matrix_figure(cells: pd.DataFrame, active: pd.DataFrame, series: Series) -> 
 def performance_figure(tables: Mapping[Kind, pd.DataFrame], metric: str) -> go.Figure:
     """Draw the scores of the composite models that were evaluated over the time of the stream.
 
-    Args: tables: of `composite_performance`. metric: its name.
+    Args: tables: of `composite_scores`. metric: its name.
     """
     figure = go.Figure()
     for kind, table in tables.items():

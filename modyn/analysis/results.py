@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields
 from typing import Any, Literal
 
-import numpy as np
 import pandas as pd
 
 from modyn.evaluator.client import EvaluationResult, EvaluatorClient
@@ -158,12 +157,6 @@ class Series:
     metric: str
 
 
-def series_of(evaluations: pd.DataFrame) -> list[Series]:
-    """Return the series that a run evaluated, in alphabetical order."""
-    found = evaluations[_SERIES].drop_duplicates().sort_values(_SERIES)
-    return [Series(*row) for row in found.itertuples(index=False)]
-
-
 def series_cells(evaluations: pd.DataFrame) -> Iterator[tuple[Series, pd.DataFrame]]:
     """Yield each series with its rows of `evaluations`, in alphabetical order."""
     for names, cells in evaluations.groupby(_SERIES, sort=True):
@@ -196,26 +189,12 @@ def composite_model(triggers: pd.DataFrame, anchors: Sequence[int], kind: Kind) 
     return [ids[index] if index >= 0 else None for index in chosen]
 
 
-def composite_performance(matrix: pd.DataFrame, triggers: pd.DataFrame, kind: Kind) -> pd.DataFrame:
+def composite_scores(cells: pd.DataFrame, triggers: pd.DataFrame, kind: Kind) -> pd.DataFrame:
     """Return the scores of the composite model: columns start, end, anchor, trigger_id, value, one row an interval.
 
     trigger_id is missing where no model answers; value is NaN where there is no score.
 
-    Args: matrix: of one series. triggers, kind: as for `composite_model`.
-    """
-    intervals = matrix.columns.to_frame(index=False)
-    chosen = composite_model(triggers, intervals["anchor"].astype("int64").tolist(), kind)
-    rows = matrix.index.get_indexer(pd.Index([-1 if trigger is None else trigger for trigger in chosen]))
-    values = np.full(len(chosen), np.nan)
-    known = rows >= 0
-    values[known] = matrix.to_numpy(np.float64)[rows[known], np.flatnonzero(known)]
-    return intervals.assign(trigger_id=pd.array(chosen, dtype="Int64"), value=values)
-
-
-def composite_scores(cells: pd.DataFrame, triggers: pd.DataFrame, kind: Kind) -> pd.DataFrame:
-    """Return what `composite_performance` does, without making the matrix, which has as many cells as models times intervals.
-
-    Args: cells: rows of one series, see `series_cells`.
+    Args: cells: rows of one series, see `series_cells`. triggers, kind: as for `composite_model`.
     """
     intervals = cells[_INTERVAL].drop_duplicates().sort_values(_INTERVAL, ignore_index=True)
     chosen = composite_model(triggers, intervals["anchor"].tolist(), kind)

@@ -20,7 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(data.app, name="data", help="Datasets: register, ingest, list, show, delete, locate, problems.")
+app.add_typer(data.app, name="data", help="Datasets: register, change, ingest, list, show, delete, locate, problems, scrub.")
 app.add_typer(models.app, name="models", help="Model versions: list, show, remove, export.")
 for command in (
     *(

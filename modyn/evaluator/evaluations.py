@@ -16,13 +16,14 @@ from modyn.evaluator.client import EvaluationRequest, EvaluationState, Evaluatio
 from modyn.evaluator.config import load_dataset
 from modyn.evaluator.metrics import METRICS
 from modyn.evaluator.outputs import EvaluationJob
-from modyn.evaluator.records import InIntervals, MeasureRequest, SampleSource, Score, check_intervals, check_run_id
+from modyn.evaluator.records import InIntervals, MeasureRequest, SampleSource, Score, check_intervals
 from modyn.evaluator.store import EvaluationStore, ScoreKey
 from modyn.evaluator.versions import DataVersion, code_version, decoding_digest, metric_digests
 from modyn.json_codec import whole_numbers
 from modyn.models import MODELS
 from modyn.records import Interval, RunId
 from modyn.rpc.logs import get_logger
+from modyn.run_ids import check_run_id
 from modyn.storage.client import StorageClient
 from modyn.workers import Job, JobTable, WorkerPool
 

@@ -11,8 +11,9 @@ from modyn.errors import UnavailableError
 from modyn.evaluator.config import load_dataset
 from modyn.evaluator.evaluations import MakeJob, session_key
 from modyn.evaluator.outputs import read_rows
-from modyn.evaluator.records import MeasureRequest, Rows, Score, check_run_id, checked_source
+from modyn.evaluator.records import MeasureRequest, Rows, Score, checked_source
 from modyn.evaluator.versions import DataVersion, decoding_digest
+from modyn.run_ids import check_run_id
 from modyn.storage.client import StorageClient
 from modyn.workers import WorkerPool
 

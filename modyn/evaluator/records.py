@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from modyn.errors import InvalidArgumentError
 from modyn.records import EvalInterval, Int64Array, Interval, RunId
-
-_RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,199}")
 
 
 class OutputKind(StrEnum):
@@ -121,12 +118,6 @@ class Measured:
     scores: Sequence[Score] = ()
     rows: Rows | None = None
     """None: scores were asked for, or there were no samples."""
-
-
-def check_run_id(run_id: str) -> None:
-    """Raise InvalidArgumentError for what cannot be the name of a file."""
-    if not _RUN_ID.fullmatch(run_id):
-        raise InvalidArgumentError(f"{run_id!r} is no run id: it must be usable as a file name")
 
 
 def check_intervals(intervals: Iterable[Interval | EvalInterval]) -> None:

@@ -10,6 +10,7 @@ from typing import Final
 
 import grpc
 
+from modyn.config.endpoint import Endpoint
 from modyn.db.engine import open_database
 from modyn.errors import ModynError
 from modyn.evaluator.client import EvaluationRequest
@@ -47,14 +48,14 @@ class EvaluatorServicer(evaluator_pb2_grpc.EvaluatorServicer):
         store: EvaluationStore,
         outputs: OutputCache,
         measurements: Measurements,
-        max_bytes: int,
+        endpoint: Endpoint,
     ) -> None:
-        """Args: max_bytes: of a message."""
+        """Args: endpoint: this service's, which bounds messages."""
         self._evaluations = evaluations
         self._store = store
         self._outputs = outputs
         self._measurements = measurements
-        self._max_bytes = max_bytes
+        self._endpoint = endpoint
 
     def ValidateSection(self, request: common_pb2.SectionRequest, context: grpc.ServicerContext) -> common_pb2.SectionReply:
         """Problems of the `evaluation` section of a whole pipeline; empty if it is valid, and workers are soon to be wanted."""
@@ -98,7 +99,7 @@ class EvaluatorServicer(evaluator_pb2_grpc.EvaluatorServicer):
         """Stream the scores, or the rows in parts; the pass ends when its caller is gone."""
         parts = self._measurements.measure(measure_request_from_proto(request), context.add_callback)
         for part in parts:
-            yield from parts_to_proto(part, self._max_bytes)
+            yield from parts_to_proto(part, self._endpoint)
 
     def Results(
         self, request: evaluator_pb2.ResultsRequest, context: grpc.ServicerContext
@@ -138,6 +139,6 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     context.on_shutdown(pool.close)
     context.on_shutdown(evaluations.close)
     context.when_healthy.append(pool.warm_up)
-    max_bytes = config.endpoint("evaluator").max_message_bytes
-    servicer = EvaluatorServicer(evaluations, store, outputs, Measurements(pool, make_job, storage), max_bytes)
+    endpoint = config.endpoint("evaluator")
+    servicer = EvaluatorServicer(evaluations, store, outputs, Measurements(pool, make_job, storage), endpoint)
     return [Registration(evaluator_pb2_grpc.add_EvaluatorServicer_to_server, servicer, FULL_NAME)]

@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from modyn.config.endpoint import Endpoint
 from modyn.errors import InvalidArgumentError
 from modyn.evaluator.records import AtPositions, InIntervals, MeasureRequest, OfKeys, OutputKind, Rows, SampleSource, Score
 from modyn.proto import common_pb2, evaluator_pb2
 from modyn.records import Interval, RunId
-from modyn.rpc.columns import keys_from_bytes, keys_to_bytes
+from modyn.rpc.columns import items_per_message, keys_from_bytes, keys_to_bytes
 from modyn.rpc.wire import from_message, from_struct, to_message, to_struct
 
-_FRAME_BYTES = 4096
-"""Upper bound of the bytes of a message beside its columns."""
 _NUMBERS = "biuf"
 """Kinds of numbers that travel: whole, real and boolean."""
 
@@ -49,12 +48,12 @@ def measure_request_from_proto(message: evaluator_pb2.MeasureRequest) -> Measure
     )
 
 
-def parts_to_proto(part: Score | Rows, max_bytes: int) -> Iterator[evaluator_pb2.MeasuredPart]:
-    """A score, or some rows, as messages of at most `max_bytes`, of at least one row."""
+def parts_to_proto(part: Score | Rows, endpoint: Endpoint) -> Iterator[evaluator_pb2.MeasuredPart]:
+    """A score, or some rows, as messages that `endpoint` accepts, of at least one row."""
     if isinstance(part, Score):
         yield evaluator_pb2.MeasuredPart(score=to_message(part, evaluator_pb2.Score))
         return
-    rows_a_message = max(1, (max_bytes - _FRAME_BYTES) * len(part.keys) // max(1, part.num_bytes))
+    rows_a_message = items_per_message(endpoint, -(-part.num_bytes // max(1, len(part.keys))))
     for first in range(0, len(part.keys), rows_a_message):
         yield _rows_to_proto(Rows(*(column[first : first + rows_a_message] for column in part)))
 

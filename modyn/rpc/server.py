@@ -26,7 +26,8 @@ from modyn.config.endpoint import Endpoint
 from modyn.config.system import SystemConfig
 from modyn.errors import ModynError, SecurityError, UnavailableError
 from modyn.log_files import dropped_lines, is_output, protect_output, write_output_to
-from modyn.retention import Periodic, remove_outlived_files
+from modyn.periodic import Periodic
+from modyn.retention import remove_outlived_files
 from modyn.rpc.access import NEEDED, AccessTokens, Role
 from modyn.rpc.lanes import HEALTH_CHECK, Lanes
 from modyn.rpc.logs import configure_logs, get_logger

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
@@ -43,7 +42,7 @@ _ENTRY = struct.Struct("<qqIII")
 _CHECKSUM = struct.Struct("<I")
 _ENTRY_BYTES = _ENTRY.size + _CHECKSUM.size
 _KEYS, _TIMESTAMPS, _LABEL = range(3)
-_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,199}")
+
 _COLUMN_NAMES = ("keys", "timestamps", "labels")
 
 Columns = Sequence[npt.NDArray[np.generic]]
@@ -86,14 +85,6 @@ class HeldSamples:
     num_samples: int
     float_labels: bool | None
     tail: GroupEntry
-
-
-def check_run_id(run_id: RunId) -> None:
-    """Raise InvalidArgumentError unless the id can name a folder."""
-    if not _RUN_ID.fullmatch(run_id):
-        raise InvalidArgumentError(
-            f"'{run_id}' cannot name a run: use letters, digits, '.', '_' and '-', at most 200, no dot first"
-        )
 
 
 def unseen(run_id: RunId, held: int, position: int, batch: SampleBatch) -> SampleBatch:

@@ -33,6 +33,7 @@ from modyn.errors import (
 from modyn.records import KeysAndWeights, RunId, SampleBatch, TriggerSetInfo
 from modyn.rpc.logs import get_logger
 from modyn.rpc.retry import CancellationToken
+from modyn.run_ids import check_run_id
 from modyn.selector.deletions import DeletedKeys
 from modyn.selector.run_rows import (
     RUNS,
@@ -46,7 +47,7 @@ from modyn.selector.run_rows import (
     update_run,
 )
 from modyn.selector.run_slots import RunSlots
-from modyn.selector.sample_log import SampleLog, check_range, check_run_id
+from modyn.selector.sample_log import SampleLog, check_range
 from modyn.selector.sample_rows import RowCopier, copy_rows, create_rows, drop_rows
 from modyn.selector.selection import build_selection
 from modyn.selector.trigger_set import TriggerSet, check_checksum, check_next, write_trigger_set

@@ -41,7 +41,8 @@ class Entry:
     finishing: CancellationToken = field(default_factory=CancellationToken)
     """Cancelled: the run was asked to finish."""
     stopping: CancelledError | None = None
-    """Set before the journal says that the run is stopping, which then refuses what the run would do next; `token` is cancelled after that."""
+    """Set before the journal says that the run is stopping, which then refuses what the run would do next; `token` is cancelled after that.
+    Without a ConflictError it says nothing: the journal may not have been written."""
     thread: threading.Thread | None = None
     """None: it waits."""
     clients: RunClients | None = None
@@ -167,8 +168,10 @@ def elsewhere(run_id: str) -> ConflictError:
 
 def _as_modyn_error(entry: Entry, error: Exception) -> ModynError:
     """The error that the user sees as the end of the run: the cause of its cancellation, if there is one."""
-    if (cause := entry.token.cause or entry.stopping) is not None:
-        return cause
+    if entry.token.cause is not None:
+        return entry.token.cause
+    if isinstance(error, ConflictError) and entry.stopping is not None:
+        return entry.stopping
     if isinstance(error, ModynError):
         return error
     _LOG.error("run_crashed", exc_info=error)

@@ -39,19 +39,22 @@ _LOG = get_logger("supervisor")
 
 
 class RunQueue:
-    """The verbs of the supervisor that change runs. Safe to call from any thread. What is to be read is in `journal`."""
+    """The verbs of the supervisor that change runs. Safe to call from any thread. What is to be read is in `journal`.
+
+    `clients` and `removal` serve the calls that concern no run that executes, until the queue is closed.
+    """
 
     def __init__(self, journal: Journal, hub: EventHub, open_clients: Callable[[], RunClients], config: SupervisorConfig) -> None:
         self.journal = journal
         self._hub = hub
         self._open_clients = open_clients
         self._config = config
-        self._clients = open_clients()
-        self._removal = RunRemoval(journal, self._clients)
+        self.clients = open_clients()
+        self.removal = RunRemoval(journal, self.clients)
         self._keeper = RunKeeper(self._resume_interrupted)
         self._patrol = Patrol(journal, self._keeper, self._queued, self._accepted_runs, self._enqueue)
         self._requested = RequestedEvaluations(journal, hub, open_clients, config)
-        owners = (self._clients.selector, self._clients.trainer_server, self._clients.model_storage, self._clients.evaluator)
+        owners = (self.clients.selector, self.clients.trainer_server, self.clients.model_storage, self.clients.evaluator)
         self._section_checks = [client.validate for client in owners]
         # Guards the three fields below, and the threads of entries. Never held during a call to PostgreSQL or another service.
         self._lock = threading.RLock()
@@ -75,7 +78,7 @@ class RunQueue:
 
         Args: file_name: for messages.
         """
-        references = partial(check_references, storage=self._clients.storage, model_storage=self._clients.model_storage)
+        references = partial(check_references, storage=self.clients.storage, model_storage=self.clients.model_storage)
         return check_pipeline(yaml, file_name, [*self._section_checks, references])
 
     def submit(self, yaml: str, file_name: str, options: RunOptions) -> Run:
@@ -86,7 +89,7 @@ class RunQueue:
         """
         options.check()
         pipeline = checked_pipeline(yaml, file_name, self._section_checks)
-        extent = measure_stream(pipeline, options, self._clients.storage, self._clients.model_storage)
+        extent = measure_stream(pipeline, options, self.clients.storage, self.clients.model_storage)
         seed = random.getrandbits(31) if pipeline.training.seed is None else pipeline.training.seed
         new = NewRun(options, pipeline.name, yaml, file_name, pipeline.as_dict(), selection_seed=seed, **asdict(extent))
         run = self.journal.create(new)
@@ -127,9 +130,6 @@ class RunQueue:
         except ConflictError as error:
             # It is only just starting or has become terminal meanwhile; its thread sees the token.
             _LOG.info("stopping_unannounced", run_id=run_id, reason=error.message)
-        except ModynError:
-            entry.stopping = None  # The journal cannot be written: it was not asked to stop.
-            raise
         entry.token.cancel(entry.stopping)
         return self.journal.run(run_id)
 
@@ -176,15 +176,15 @@ class RunQueue:
 
         Raises: InvalidArgumentError: nothing to evaluate, or a handler that there is not. ConfigError: the section of the order is wrong.
         """
-        return self._requested.submit(run_id, order, self._clients.evaluator.validate)
+        return self._requested.submit(run_id, order, self.clients.evaluator.validate)
 
     def remove(self, run_id: str, *, even_promoted: bool = False) -> None:
         """Remove a terminal run from all services, as `RunRemoval.remove_run` says."""
-        self._removal.remove_run(run_id, even_promoted=even_promoted)
+        self.removal.remove_run(run_id, even_promoted=even_promoted)
 
     def remove_model(self, model_id: int, *, even_promoted: bool = False) -> None:
         """Remove one model version, as `RunRemoval.remove_model` says."""
-        self._removal.remove_model(model_id, even_promoted=even_promoted)
+        self.removal.remove_model(model_id, even_promoted=even_promoted)
 
     def close(self, within_s: float = SHUTDOWN_S) -> None:
         """End all runs as interrupted, so that they can be resumed, and end all watching.
@@ -214,7 +214,7 @@ class RunQueue:
         self._attempts.until_closed.token.cancel(cause)
         self._requested.close(cause)
         self._hub.close()
-        self._clients.close()
+        self.clients.close()
 
     def look_after(self) -> None:
         """Search for runs that should run and do not, as `Patrol.look` says."""

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import grpc
 
 from modyn.db.engine import open_database
+from modyn.periodic import Periodic
 from modyn.proto import common_pb2, supervisor_pb2, supervisor_pb2_grpc
-from modyn.retention import Periodic
 from modyn.rpc.server import Registration, ServiceContext
 from modyn.rpc.wire import from_message, plugins_to_proto, problems_to_proto, to_message
 from modyn.supervisor.alerts import follow_runs
@@ -19,7 +19,6 @@ from modyn.supervisor.journal import Journal
 from modyn.supervisor.patrol import PATROL_S
 from modyn.supervisor.queue import RunQueue
 from modyn.supervisor.records import RunOptions
-from modyn.supervisor.removal import RunRemoval
 from modyn.supervisor.requested_evaluations import EvaluationOrder
 from modyn.supervisor.retention import Retention
 from modyn.supervisor.triggers import TRIGGERS
@@ -130,11 +129,9 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     if (alerts := follow_runs(config.alerts, journal, hub)) is not None:
         context.on_shutdown(alerts.close)
     runs = RunQueue(journal, hub, lambda: open_clients(config), config.supervisor)
-    clients = open_clients(config)
-    context.on_shutdown(clients.close)
     context.on_shutdown(runs.close)
     runs.recover()
-    retention = Retention(runs.journal, RunRemoval(runs.journal, clients), clients.model_storage, config.retention)
+    retention = Retention(journal, runs.removal, runs.clients.model_storage, config.retention)
 
     def report(error: Exception) -> None:
         context.logger.warning("retention_goes_on_later", error=str(error))

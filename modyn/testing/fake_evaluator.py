@@ -19,9 +19,10 @@ from modyn.evaluator.client import (
     OutputKind,
 )
 from modyn.evaluator.client import Score as MetricScore
-from modyn.evaluator.records import check_intervals, check_run_id, checked_source
+from modyn.evaluator.records import check_intervals, checked_source
 from modyn.records import EvalInterval, Interval, RunId
 from modyn.rpc.retry import CancellationToken
+from modyn.run_ids import check_run_id
 from modyn.testing.fakes import FakeSectionClient
 
 Score = Callable[[EvaluationRequest, EvalInterval, str], tuple[float | None, int]]

@@ -21,15 +21,15 @@ from modyn.models.weights import weights_sha256
 from modyn.records import KeysAndWeights, ModelVersion, RunId, SampleBatch, TriggerSetInfo
 from modyn.registry import Plugin
 from modyn.rpc.retry import CancellationToken
+from modyn.run_ids import check_run_id
 from modyn.selector.deletions import DeletedKeys
-from modyn.selector.sample_log import check_range, check_run_id, refuse_other_labels, refuse_others, unseen
+from modyn.selector.sample_log import check_range, refuse_other_labels, refuse_others, unseen
 from modyn.selector.selection import SelectionPolicy, build_selection, validate_selection_section
 from modyn.selector.trigger_set import check_checksum, check_next, partition_bounds
 from modyn.selector.window import SelectionContext, window_of_trigger
 from modyn.selector.window.live import NO_KEYS
 from modyn.testing.checks import MemoryReader
 from modyn.trainer_server.client import NOTHING_TRAINED, TrainingRequest, TrainingState, TrainingStatus
-from modyn.trainer_server.files import check_run_id as check_trained_run
 from modyn.trainer_server.trainings import check_request
 
 if TYPE_CHECKING:
@@ -330,7 +330,7 @@ class FakeTrainerServer(FakeSectionClient):
 
     def delete_run(self, run_id: str) -> None:
         """Forget the trainings of a run. Raises InvalidArgumentError."""
-        check_trained_run(run_id)
+        check_run_id(run_id)
         for statuses in (self._statuses, self._waiting):
             for key in [key for key in statuses if key[0] == run_id]:
                 del statuses[key]

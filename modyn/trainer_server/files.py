@@ -9,7 +9,6 @@ from glob import escape
 from pathlib import Path
 from shutil import rmtree
 
-from modyn.errors import InvalidArgumentError
 from modyn.rpc.logs import get_logger
 from modyn.trainer_server.client import TrainingRequest
 from modyn.trainer_server.finished import partial_path, record_path
@@ -34,12 +33,6 @@ def optimizers_path(folder: Path, run_id: str, trigger_id: int) -> Path:
 def finished_path(folder: Path, request: TrainingRequest) -> Path:
     """The weights of a finished training; needed until its model is stored."""
     return folder / "finished" / f"{request.run_id}.{request.trigger_id}.safetensors"
-
-
-def check_run_id(run_id: str) -> None:
-    """Raise InvalidArgumentError for a run id that is not usable as a file name."""
-    if not run_id or "/" in run_id or run_id.startswith("."):
-        raise InvalidArgumentError(f"'{run_id}' names no training: a run id is usable as a file name")
 
 
 def remove_run(folder: Path, run_id: str) -> None:

@@ -27,8 +27,9 @@ from modyn.model_storage.client import StoredModelInfo
 from modyn.records import JobState, RunId
 from modyn.rpc.access import Role, for_workers
 from modyn.rpc.logs import get_logger
+from modyn.run_ids import check_run_id
 from modyn.trainer_server.client import NothingTrained, TrainingJob, TrainingRequest, TrainingState, TrainingStatus
-from modyn.trainer_server.files import check_run_id, clean_up, remove_run
+from modyn.trainer_server.files import clean_up, remove_run
 from modyn.workers import Job, JobTable, WorkerPool
 
 CHECK_S: Final = 50.0

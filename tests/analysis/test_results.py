@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.analysis.results import (
+    Kind,
     Series,
     composite_model,
-    composite_performance,
     composite_scores,
     evaluation_matrix,
     evaluations_table,
@@ -48,6 +48,17 @@ def result(trigger_id: int, start: int, value: float | None, metric: str = "Accu
     return EvaluationResult(
         RunId("r"), trigger_id, trigger_id + 1, "h", "d", EvalInterval(start, start + 10, start), metric, value, "", 5
     )
+
+
+def from_the_matrix(matrix: pd.DataFrame, triggers: pd.DataFrame, kind: Kind) -> pd.DataFrame:
+    """What `composite_scores` returns, looked up in the evaluation matrix."""
+    intervals = matrix.columns.to_frame(index=False)
+    chosen = composite_model(triggers, intervals["anchor"].astype("int64").tolist(), kind)
+    rows = matrix.index.get_indexer(pd.Index([-1 if trigger is None else trigger for trigger in chosen]))
+    values = np.full(len(chosen), np.nan)
+    known = rows >= 0
+    values[known] = matrix.to_numpy(np.float64)[rows[known], np.flatnonzero(known)]
+    return intervals.assign(trigger_id=pd.array(chosen, dtype="Int64"), value=values)
 
 
 def test_figure_two_of_the_paper() -> None:
@@ -84,14 +95,14 @@ def test_scores_leave_out_what_is_undefined() -> None:
     series = Series("h", "d", "Accuracy")
     matrix = evaluation_matrix(evaluations, series)
     assert matrix.shape == (2, 3)
-    active = composite_performance(matrix, triggers, "active")
+    active = from_the_matrix(matrix, triggers, "active")
     assert active["trigger_id"].tolist() == [pd.NA, 0, 1]
     np.testing.assert_array_equal(active["value"], [np.nan, 0.5, 0.8])
     for kind in ("active", "trained"):
-        of_matrix, of_cells = composite_performance(matrix, triggers, kind), composite_scores(evaluations, triggers, kind)
+        of_matrix, of_cells = from_the_matrix(matrix, triggers, kind), composite_scores(evaluations, triggers, kind)
         pd.testing.assert_frame_equal(of_matrix, of_cells, check_dtype=False)
     assert pipeline_score(active) == pytest.approx(0.65)
-    assert pipeline_score(composite_performance(matrix, triggers, "trained")) == pytest.approx((0.9 + 0.7 + 0.8) / 3)
+    assert pipeline_score(from_the_matrix(matrix, triggers, "trained")) == pytest.approx((0.9 + 0.7 + 0.8) / 3)
     table = scores(triggers, evaluations)
     assert (table.loc[0, "scored_intervals"], table.loc[0, "intervals"]) == (2, 3)
 

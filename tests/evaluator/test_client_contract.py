@@ -128,9 +128,11 @@ def serving(config: SystemConfig) -> Iterator[Place]:
     workers = cast("WorkerPool", pool)
     evaluations = Evaluations(store, workers, make_job, storage.client(), max_jobs=2, coalesce_s=0.0)
     measurements = Measurements(workers, make_job, storage.client())
-    servicer = EvaluatorServicer(evaluations, store, outputs, measurements, 2**16)
     prepare_run_dir(config.run_dir)
     endpoint = config.endpoint("evaluator")
+    servicer = EvaluatorServicer(
+        evaluations, store, outputs, measurements, endpoint.model_copy(update={"max_message_bytes": 2**16})
+    )
     server = start_server("evaluator", endpoint, [Registration(add_EvaluatorServicer_to_server, servicer, FULL_NAME)])
     try:
         with EvaluatorClient(endpoint) as client:
@@ -242,7 +244,7 @@ def test_a_deleted_run_is_forgotten(place: Place) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (request(run_id=RunId("../../etc")), "is no run id"),
+        (request(run_id=RunId("../../etc")), "cannot name a run"),
         (request(intervals=[EvalInterval(5, 4, 4)]), "ends before it starts"),
     ],
 )
@@ -263,7 +265,7 @@ def test_wrong_requests_are_refused(place: Place, wrong: EvaluationRequest, mess
 def test_wrong_sources_are_refused(place: Place, source: SampleSource, message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         place.client.measure(MeasureRequest(RUN, 5, DATASET, source))
-    with pytest.raises(InvalidArgumentError, match="is no run id"):
+    with pytest.raises(InvalidArgumentError, match="cannot name a run"):
         place.client.measure(MeasureRequest(RunId("a/b"), 5, DATASET, OfKeys(np.array([1]))))
 
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from modyn.config.endpoint import Endpoint
 from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError
 from modyn.evaluator.config import load_dataset
 from modyn.evaluator.evaluate import EvaluationInput, evaluate, measure
@@ -34,6 +35,10 @@ SECTION: dict[str, Any] = {
 POINTS = st.integers(-3, 25)
 INTERVALS = st.lists(st.builds(lambda a, b: Interval(min(a, b), max(a, b)), POINTS, POINTS), max_size=4, unique=True)
 ARRAYS = ["<i8", "<f4", "<f8", "<f2", "|b1"]
+
+
+def accepting(max_bytes: int) -> Endpoint:
+    return Endpoint(address="unix:/unused", max_message_bytes=max_bytes)
 
 
 class Net(nn.Module):
@@ -171,7 +176,7 @@ def test_a_model_without_a_last_layer_has_scores_only() -> None:
 def test_rows_survive_the_wire_in_parts_that_fit(keys: list[int], dtype: str, width: int, max_bytes: int) -> None:
     array = np.array(keys, np.int64)
     rows = Rows(array, array[::-1].copy(), (array % 2).astype(dtype), np.repeat(array[:, None] % 7, width, 1).astype(dtype))
-    parts = list(parts_to_proto(rows, max_bytes))
+    parts = list(parts_to_proto(rows, accepting(max_bytes)))
     assert all(part.ByteSize() <= max_bytes or len(part.rows.keys) == 8 for part in parts)
     decoded = [part_from_proto(part) for part in parts]
     for name in Rows._fields:
@@ -195,7 +200,7 @@ def test_requests_and_scores_survive_the_wire() -> None:
         else:
             assert found == asked
     score = Score(Interval(0, 9), "Accuracy", None, "undefined", 3, 4)
-    (message,) = parts_to_proto(score, 5000)
+    (message,) = parts_to_proto(score, accepting(5000))
     assert part_from_proto(message) == score
 
 
@@ -208,7 +213,7 @@ def test_a_request_without_samples_or_kind_is_refused(field: str) -> None:
 
 
 def test_an_array_that_does_not_have_its_shape_is_refused() -> None:
-    (message,) = parts_to_proto(Rows(*(np.arange(2) for _ in range(4))), 5000)
+    (message,) = parts_to_proto(Rows(*(np.arange(2) for _ in range(4))), accepting(5000))
     message.rows.outputs.shape[0] = 3
     with pytest.raises(InvalidArgumentError, match="are no array of <i8 of shape"):
         part_from_proto(message)

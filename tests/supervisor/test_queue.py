@@ -466,9 +466,8 @@ def test_without_a_thread_a_run_waits_for_another_or_is_interrupted(runs: RunQue
     assert wait_until_terminal(runs, waiting.run_id).state is RunState.FINISHED
 
 
-def test_a_run_that_ends_while_it_is_stopped_is_left_alone(
-    runs: RunQueue, services: InMemoryServices, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def held_in_training(runs: RunQueue, services: InMemoryServices) -> tuple[Run, threading.Event]:
+    """A run in its first training, which ends once the event is set."""
     train, go = services.trainer_server.train, threading.Event()
 
     def wait_and_train(request: TrainingRequest) -> Any:
@@ -478,6 +477,13 @@ def test_a_run_that_ends_while_it_is_stopped_is_left_alone(
     services.trainer_server.train = wait_and_train
     run = runs.submit(pipeline_yaml(), "p.yaml", EXPERIMENT)
     eventually(lambda: runs.journal.run(run.run_id).state is RunState.TRAINING)
+    return run, go
+
+
+def test_a_run_that_ends_while_it_is_stopped_is_left_alone(
+    runs: RunQueue, services: InMemoryServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, go = held_in_training(runs, services)
     read = runs.journal.run
 
     def read_before_it_ends(run_id: str) -> Run:
@@ -494,15 +500,7 @@ def test_a_run_that_ends_while_it_is_stopped_is_left_alone(
 def test_a_run_whose_next_step_is_refused_because_it_stops_is_stopped(
     runs: RunQueue, services: InMemoryServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train, go = services.trainer_server.train, threading.Event()
-
-    def wait_and_train(request: TrainingRequest) -> Any:
-        assert go.wait(PATIENCE_S)
-        return train(request)
-
-    services.trainer_server.train = wait_and_train
-    run = runs.submit(pipeline_yaml(), "p.yaml", EXPERIMENT)
-    eventually(lambda: runs.journal.run(run.run_id).state is RunState.TRAINING)
+    run, go = held_in_training(runs, services)
     become = runs.journal.become
 
     def goes_on_as_soon_as_it_is_announced(run_id: str, to: RunState, **detail: str) -> Run:
@@ -513,6 +511,24 @@ def test_a_run_whose_next_step_is_refused_because_it_stops_is_stopped(
 
     monkeypatch.setattr(runs.journal, "become", goes_on_as_soon_as_it_is_announced)
     assert runs.stop(run.run_id).state is RunState.STOPPED
+
+
+def test_a_run_stops_even_if_the_answer_to_that_write_got_lost(
+    runs: RunQueue, services: InMemoryServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, go = held_in_training(runs, services)
+    become = runs.journal.become
+
+    def loses_its_answer(run_id: str, to: RunState, **detail: str) -> Run:
+        become(run_id, to, **detail)
+        raise UnavailableError("the connection broke")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runs.journal, "become", loses_its_answer)
+        with pytest.raises(UnavailableError):
+            runs.stop(run.run_id)
+    go.set()
+    assert wait_until_terminal(runs, run.run_id).state is RunState.STOPPED
 
 
 def test_a_failed_evaluation_is_a_status_that_can_be_made_again(runs: RunQueue, services: InMemoryServices) -> None:

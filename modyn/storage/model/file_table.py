@@ -85,10 +85,6 @@ class FileTable:
         sizes, mtimes_ns, _ = self.known.stamps(file_ids)
         return sizes, mtimes_ns
 
-    def tails(self, file_ids: Int64Array) -> Int64Array:
-        """`FileRow.tail` of these files: int64."""
-        return self.known.stamps(file_ids)[2]
-
     def path(self, file_id: int) -> str:
         """The path of the file, relative to the dataset's folder."""
         return self.known.path(file_id)

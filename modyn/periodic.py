@@ -1,0 +1,41 @@
+"""Actions that a service repeats in a thread of its own: retention, the patrol over runs, reading certificates again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+
+class Periodic:
+    """Calls actions in a thread of its own, at once and then every so many seconds, until it is closed.
+
+    Args: on_error: called with what an action raised; the thread goes on.
+    """
+
+    def __init__(
+        self, name: str, every_s: float, actions: Sequence[Callable[[], object]], on_error: Callable[[Exception], object]
+    ) -> None:
+        self._every_s = every_s
+        self._actions = actions
+        self._on_error = on_error
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._repeat, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin with the first round."""
+        self._thread.start()
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """End the thread; a round that is under way gets so much time."""
+        self._closed.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def _repeat(self) -> None:
+        while not self._closed.is_set():
+            for action in self._actions:
+                try:
+                    action()
+                except Exception as error:  # noqa: BLE001 - it would end the thread, and all later rounds with it
+                    self._on_error(error)
+            self._closed.wait(self._every_s)

@@ -1,0 +1,25 @@
+"""Actions that are repeated in a thread."""
+
+from __future__ import annotations
+
+import threading
+
+from modyn.periodic import Periodic
+from modyn.testing.waiting import PATIENCE_S
+
+
+def test_a_round_that_fails_does_not_end_the_rounds() -> None:
+    errors, third = list[Exception](), threading.Event()
+
+    def fail() -> None:
+        raise OSError("no disk")
+
+    def count() -> None:
+        if len(errors) == 3:
+            third.set()
+
+    task = Periodic("test", 0.001, [fail, count], errors.append)
+    task.start()
+    assert third.wait(PATIENCE_S)
+    task.close()
+    assert {str(error) for error in errors} == {"no disk"}
