@@ -143,7 +143,11 @@ class DatasetStore:
         return dataset.info()
 
     def dataset(self, name: str) -> OpenDataset:
-        """Return the dataset `name`, opened if it was not. Raises NotFoundError if there is none of this name."""
+        """Return the dataset `name`, opened if it was not.
+
+        Raises: NotFoundError: there is none of this name. UnavailableError: storage is stopping, or its database or disk cannot be used.
+        CorruptStateError: the index is damaged.
+        """
         if (found := self._open.get(name)) is not None:
             return found
         with self._lock:
@@ -249,6 +253,7 @@ class DatasetStore:
                 ended.set_exception(error)
 
         threading.Thread(target=work, name=f"ingest-{name}", daemon=True).start()
+        # In steps, since the listener may leave at any time.
         while not wait([ended], _STEP_S).done:
             if not is_active():
                 return
@@ -320,7 +325,7 @@ class Watcher:
         self._dataset = dataset
         self._look = look
         self._interval_s = interval_s
-        self._stop = threading.Event()
+        self._stop = threading.Event()  # Ends the pause between two looks; a look that is under way ends by itself.
         self._thread = threading.Thread(target=self._run, name=f"watch-{dataset.name}", daemon=True)
         self._thread.start()
 

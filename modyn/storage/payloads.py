@@ -44,7 +44,7 @@ def open_payloads(
     """A reader of the payloads of `dataset`: local if it is proven that this process sees what storage sees, over Flight otherwise.
 
     Args: short_cut: "on": ConfigError with the reason in place of Flight; "off": storage is not asked. streams: as for `PayloadClient`,
-    over Flight. row_group_cache_bytes: of row groups that a local reader keeps.
+    over Flight. row_group_cache_bytes: of row groups that a local reader keeps. flights: payload servers, all with the same data.
     """
     logger = get_logger("storage")
     if short_cut == "off":

@@ -101,7 +101,7 @@ class StorageService(storage_pb2_grpc.StorageServicer):
     def NewSamples(self, request: storage_pb2.NewSamplesRequest, context: Context) -> Columns:
         """Stream samples by key from `first_key` on, then new ones as they are published, until the client cancels."""
         dataset = self._dataset(request)
-        ended = threading.Event()
+        ended = threading.Event()  # Set by a thread of gRPC when the call ends; `wake` makes the waiting stream look at it.
 
         def end() -> None:
             ended.set()

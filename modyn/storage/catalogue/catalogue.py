@@ -100,7 +100,11 @@ class Contents:
 
 
 class Catalogue:
-    """The tables of storage. Thread-safe. Methods raise UnavailableError if the database cannot be reached."""
+    """The tables of storage. Thread-safe. Methods raise UnavailableError if the database cannot be reached.
+
+    Args of its methods: dataset_id: `DatasetRow.id`, the number of a registration in the database. version: `DatasetRow.version`, which
+    each change raises: a change that is meant for another version is refused.
+    """
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -127,6 +131,7 @@ class Catalogue:
     def add(self, config: DatasetConfig, float_labels: bool) -> DatasetRow:
         """Register a dataset, or return the row of this name that another process has just added.
 
+        Args: float_labels: whether labels are float64; otherwise int64.
         Raises: ConflictError: the dataset of this name is being deleted.
         """
         spec = json.dumps(config.model_dump(mode="json"))
@@ -248,6 +253,7 @@ class Catalogue:
     ) -> None:
         """Replace all files and segments of the dataset at `version`, which becomes `new_version`. Keys go on behind the last segment.
 
+        Args: files: by id, from 0 without gaps. segments: by first key.
         Raises: ConflictError: another process has changed the dataset.
         """
         with self.database.raw() as connection, connection.cursor() as cursor:

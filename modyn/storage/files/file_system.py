@@ -182,6 +182,7 @@ class FileSystem(ABC):
     """A file can become longer without being replaced."""
 
     def __init__(self, base: str) -> None:
+        """Args: base: path of the folder, or `s3://BUCKET/PREFIX`."""
         self.base = base
 
     @abstractmethod

@@ -66,7 +66,7 @@ class LocalFiles(FileSystem):
     """A folder that this machine mounts."""
 
     def __init__(self, base: str, roots: Roots = Roots()) -> None:  # noqa: B008  (frozen)
-        """roots: what `open` may open."""
+        """Args: base: path of the folder. roots: what `open` may open."""
         super().__init__(base)
         self._roots = roots
         self._watched: _Watched | None = None
@@ -248,7 +248,11 @@ def _unsettled(listing: Listing, known: FileTable) -> set[str]:
 
 
 def open_native(path: str, roots: Sequence[str]) -> pa.NativeFile:
-    """Open a file that lies below one of the folders `roots` (none: anywhere) for Arrow. Raises: OSError, DataError: it lies elsewhere."""
+    """Open a file that lies below one of the folders `roots` (none: anywhere) for Arrow.
+
+    Args: path: full path.
+    Raises: OSError, DataError: it lies elsewhere.
+    """
     import pyarrow as pa  # Heavy, and only row groups and indexing need it: a training worker may do without.
 
     if not roots:

@@ -28,7 +28,10 @@ _YOUNG_S = 60.0
 
 
 class LocalCopies:
-    """A folder in `TMPDIR` with copies of objects under their own names; it is removed on exit."""
+    """A folder in `TMPDIR` with copies of objects under their own names; it is removed on exit.
+
+    Args of its methods: path, paths: full paths of objects, `s3://BUCKET/PREFIX/NAME`.
+    """
 
     def __init__(self, files: S3Files) -> None:
         """Make the folder, and remove those that killed processes left. Raises DataError if it cannot be made."""
@@ -122,7 +125,10 @@ def _sweep_once(place: Path, minute: int) -> None:
 
 
 def sweep(place: Path) -> None:
-    """Remove the folders of processes that have ended."""
+    """Remove the folders of processes that have ended.
+
+    Args: place: the folder that holds them; what other programs have put there stays.
+    """
     for folder in place.glob(f"{PREFIX}*"):
         with suppress(OSError):
             if _is_left_over(folder):

@@ -57,7 +57,11 @@ class S3Files(FileSystem):
     appends: ClassVar[bool] = False
 
     def __init__(self, base_path: str) -> None:
-        """Opens no connection. Raises: ConfigError."""
+        """Opens no connection.
+
+        Args: base_path: `s3://BUCKET/PREFIX?OPTION=VALUE&…`, as in `DatasetConfig.base_path`.
+        Raises: ConfigError.
+        """
         self.url = S3Url.parse(base_path)
         super().__init__(f"s3://{self.url.folder}")
         self._listed: dict[str, FileStatus] | None = None
@@ -146,13 +150,21 @@ class S3Files(FileSystem):
         return self.client.open_input_file(path.removeprefix("s3://"))
 
     def read(self, path: str) -> bytes:
-        """Read a whole small object. Raises: OSError."""
+        """Read a whole small object.
+
+        Args: path: full path.
+        Raises: OSError.
+        """
         with self.open(path) as file:
             content: bytes = file.read()
             return content
 
     def copy(self, path: str, file: BinaryIO) -> None:
-        """Copy an object to an open local file, in parts that are read in parallel. Raises: OSError."""
+        """Copy an object to an open local file, in parts that are read in parallel.
+
+        Args: path: full path.
+        Raises: OSError.
+        """
         with self.open(path) as source:
             size = source.size()
             parts = [(min(PART_BYTES, size - at), at) for at in range(0, size, PART_BYTES)]
@@ -183,6 +195,7 @@ def in_parallel(pool: ThreadPoolExecutor, calls: Sequence[tuple[int, Callable[[]
         while running:
             yield running.popleft()[1].result()
     finally:
+        # Calls that have begun end by themselves, in threads that others use as well; their results are dropped.
         for _, future in running:
             future.cancel()
 
@@ -197,7 +210,10 @@ def written_ns(opened: pa.NativeFile, indexed_ns: int) -> int:
 
 
 def unreadable_object(path: str, offset: int, error: OSError) -> ModynError:
-    """The error that an OSError on an object means: DataError for the object, UnavailableError for the server."""
+    """The error that an OSError on an object means: DataError for the object, UnavailableError for the server.
+
+    Args: path: full path. offset: first byte of what was to be read.
+    """
     if isinstance(error, FileNotFoundError):
         return DataError(f"cannot read {path} at byte {offset}: there is no such object; put it back or delete its samples")
     if error.errno == errno.ENOSPC:

@@ -33,6 +33,7 @@ class PayloadClient:
     """
 
     def __init__(self, endpoints: Endpoint | Sequence[Endpoint], streams: int = 1, limits: FetchLimits | None = None) -> None:
+        """Raises: InvalidArgumentError: there is no endpoint, or `streams` is less than 1."""
         endpoints = [endpoints] if isinstance(endpoints, Endpoint) else list(endpoints)
         if not endpoints or streams < 1:
             raise InvalidArgumentError(

@@ -300,7 +300,7 @@ class RequestThread(threading.Thread):
     """
 
     def __init__(self, fetch: Fetch, preferred: int, stalled: RequestThread | None = None) -> None:
-        """stalled: the thread that this one replaces."""
+        """Args: preferred: index in the pool of the endpoint to begin with. stalled: the thread that this one replaces."""
         super().__init__(name="payloads", daemon=True)
         self._fetch = fetch
         self._pool = fetch.pool

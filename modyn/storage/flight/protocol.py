@@ -94,7 +94,10 @@ class AnswerHead:
 
 
 def answer_schema(float_labels: bool, identity: str) -> pa.Schema:
-    """Columns of an answer. identity: the registration of the dataset that the samples are of."""
+    """Columns of an answer.
+
+    Args: float_labels: whether labels are float64; otherwise int64. identity: the registration of the dataset that the samples are of.
+    """
     columns = (("key", pa.int64()), ("label", pa.float64() if float_labels else pa.int64()), ("payload", pa.large_binary()))
     return pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns], {"identity": identity})
 
@@ -107,14 +110,17 @@ def to_record_batch(payloads: Payloads, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def no_samples(schema: pa.Schema) -> pa.RecordBatch:
-    """The record batch of messages that have no samples."""
+    """The record batch of messages that have no samples. Args: schema: as `answer_schema` makes it."""
     nothing = np.empty(0, np.int64)
     labels = nothing.astype(np.float64) if schema.field(1).type == pa.float64() else nothing
     return to_record_batch(Payloads(nothing, labels, np.empty(0, np.uint8), np.zeros(1, np.int64)), schema)
 
 
 def from_record_batch(batch: pa.RecordBatch, record_size: int | None = None) -> Payloads:
-    """The samples of a record batch, over the same memory."""
+    """The samples of a record batch, over the same memory.
+
+    Args: batch: with the columns of `answer_schema`. record_size: bytes of each sample if all have the same number; None: not known.
+    """
     float_labels = batch.schema.field(1).type == pa.float64()
     keys, labels = _values(batch.column(0), np.int64), _values(batch.column(1), np.float64 if float_labels else np.int64)
     if len(batch) == 0:
@@ -174,7 +180,10 @@ def error_from_text(text: str) -> ModynError | None:
 
 
 def error_from_flight(error: Exception, address: str) -> ModynError:
-    """The error that the server reported, or what a broken connection stands for."""
+    """The error that the server reported, or what a broken connection stands for.
+
+    Args: error: what pyarrow.flight raised. address: of the server, for the message.
+    """
     reported = error_from_text((getattr(error, "extra_info", None) or b"").decode(errors="replace"))
     if reported is not None:
         return reported

@@ -254,6 +254,8 @@ class ChunkReader:
         """Yield chunks in the order asked, each with the number of `keys` that are answered after it; at least one chunk.
 
         All of `keys`, int64 (n,), are looked up first. None is yielded whenever a chunk takes longer than `ServerLimits.poll_s`.
+
+        Args: snapshot: returns the newest state of the dataset; called again for each chunk, from a thread of the dataset.
         Raises: as `locate` and `LocatedSamples.take`.
         """
         located = locate(snapshot, keys, on_missing)
@@ -292,6 +294,8 @@ class ChunkReader:
 def cut(lengths: Int64Array | int, num_samples: int, max_bytes: int, max_rows: int) -> list[tuple[int, int]]:
     """Ranges [start, stop) over the samples, each of at most `max_rows`, and of at most `max_bytes` or one sample. One empty range if there
     are no samples.
+
+    Args: lengths: bytes of each sample, int64 (n,); one int if all are equal.
 
     >>> cut(np.array([3, 3, 3, 20, 1]), 5, 6, 9), cut(4, 5, 8, 9), cut(4, 5, 99, 3), cut(1, 0, 8, 9)
     ([(0, 2), (2, 3), (3, 4), (4, 5)], [(0, 2), (2, 4), (4, 5)], [(0, 3), (3, 5)], [(0, 0)])

@@ -21,7 +21,11 @@ REGISTRY: Registry[type[FileFormat]] = Registry("modyn.file_formats", "file form
 
 
 def build_format(id_: str, config: Mapping[str, object], timestamp_source: str = "") -> FileFormat:
-    """Build the format `id_` from the `file_wrapper_config` and `timestamp_source` of a dataset. Raises: ConfigError."""
+    """Build the format `id_` from the `file_wrapper_config` and `timestamp_source` of a dataset.
+
+    Args: config: options of the format, checked here.
+    Raises: ConfigError.
+    """
     found = REGISTRY.get(id_)
     built = found(load_section(found.Config, config, "file_wrapper_config"), timestamp_source)
     built.names()  # Raises the error of an ending that is none, also of a plug-in's.

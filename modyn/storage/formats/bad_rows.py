@@ -25,7 +25,10 @@ class RowsConfig(FormatConfig):
 
 
 class BadRows:
-    """The bad rows of one file, in the order in which they are found. Args: most: so many are skipped."""
+    """The bad rows of one file, in the order in which they are found.
+
+    Args: path: of the file, for messages. most: so many rows are skipped; one more is an error of the file.
+    """
 
     def __init__(self, path: str, most: int) -> None:
         self._path, self._most = path, most
@@ -46,13 +49,20 @@ class BadRows:
         return self._found[first:]
 
     def check(self, least: str = "") -> None:
-        """Raise DataError if there are more than may be skipped, or if the last one may yet be continued."""
+        """Raise DataError if there are more than may be skipped, or if the last one may yet be continued.
+
+        Args: least: stands before the number of rows in the message: "at least ", where the file was not read to its end.
+        """
         if len(self._found) > self._most or self._unfinished:
             raise too_many(self._path, self._found, self._most, least)
 
 
 def too_many(path: str, rows: Sequence[BadRow], most: int, least: str = "") -> DataError:
-    """The error of a file with more bad rows than may be skipped."""
+    """The error of a file with more bad rows than may be skipped.
+
+    Args: rows: one or more; with a single one, its reason is the error's. most: so many rows may be skipped. least: as for
+    `BadRows.check`.
+    """
     first, *others = rows
     if not others:
         return DataError(first.reason)

@@ -101,6 +101,7 @@ class FileFormat(ABC):
     def file_time(self, path: str, mtime_ns: int) -> int | None:
         """The time that all samples of a file share, in seconds since 1970: of its name, else `mtime_ns`; None if each row has its own.
 
+        Args: path: its name is looked at; nothing is read. mtime_ns: of the file, nanoseconds since 1970.
         Raises: DataError: the name holds no time, or the modification time lies beyond the years 1677 to 2262.
         """
         if self.time_place is not None:
@@ -115,7 +116,11 @@ class FileFormat(ABC):
         return found
 
     def open(self, path: str, buffering: int = -1) -> BinaryIO:
-        """Open a data file for reading, only if it lies in `roots`, whatever links its path holds. Raises: DataError, OSError."""
+        """Open a data file for reading, only if it lies in `roots`, whatever links its path holds.
+
+        Args: buffering: as for the built-in `open`: bytes of the buffer, 0 for none, -1 for the default.
+        Raises: DataError, OSError.
+        """
         return open(_core.open_file(path, self.roots), "rb", buffering=buffering)
 
     @abstractmethod

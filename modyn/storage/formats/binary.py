@@ -59,6 +59,7 @@ class BinaryFormat(FileFormat):
     row_times = (r"field:(\d+)(?::([1-8]))?", "a BinaryFileWrapper allows '', 'name:REGEX', 'field:OFFSET'")
 
     def __init__(self, config: BinaryConfig, timestamp_source: str = "") -> None:
+        """Raises: ConfigError: as `FileFormat`, or the time does not lie within the record."""
         super().__init__(config, timestamp_source)
         self._fields = [(0, config.label_size)]
         """Offset and size in a record of what is read of it: label, and time if it is there."""

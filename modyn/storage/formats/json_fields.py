@@ -44,7 +44,11 @@ def parse_object(text: bytes) -> dict[str, object]:
 
 
 def label_in(found: dict[str, object], path: FieldPath, *, floats: bool) -> int | float:
-    """The label at `path`. Raises: ValueError."""
+    """The label at `path` in a parsed object.
+
+    Args: found: the values of the object by name. floats: whether labels are float64; otherwise whole numbers in the range of int64.
+    Raises: ValueError: there is no such label there; its text says what is.
+    """
     value = _at(found, path)
     if isinstance(value, bool) or not isinstance(value, int | float if floats else int):
         raise ValueError(f"the label '{'.'.join(path)}' is {_kind(value)}, not {'a number' if floats else 'a whole number'}")
@@ -57,7 +61,11 @@ def label_in(found: dict[str, object], path: FieldPath, *, floats: bool) -> int 
 
 
 def seconds_in(found: dict[str, object], path: FieldPath) -> int:
-    """The time at `path`, in seconds since 1970. Raises: ValueError."""
+    """The time at `path` in a parsed object, in seconds since 1970.
+
+    Args: found: the values of the object by name; whole seconds, or ISO 8601 text.
+    Raises: ValueError: there is no such time there; its text says what is.
+    """
     value = _at(found, path)
     if isinstance(value, str):
         with suppress(ValueError):

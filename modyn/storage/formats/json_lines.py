@@ -56,6 +56,7 @@ class JsonLinesFormat(FileFormat):
     max_line_bytes = 1 << 30
 
     def __init__(self, config: JsonLinesConfig, timestamp_source: str = "") -> None:
+        """Raises: ConfigError: as `FileFormat`, or one of the fields of label and time contains the other."""
         super().__init__(config, timestamp_source)
         self._label = label = field_path(config.label_field)
         self._time = time = field_path(self.time_place[1]) if self.time_place else None

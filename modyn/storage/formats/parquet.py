@@ -271,7 +271,10 @@ def _certainly_without_nulls(metadata: pq.FileMetaData, columns: list[str]) -> b
 
 @contextmanager
 def readable(path: str) -> Iterator[None]:
-    """Turn errors of Arrow and the system into ours; a lack of memory stays what it is, so that the file is tried again."""
+    """Turn errors of Arrow and the system into ours; a lack of memory stays what it is, so that the file is tried again.
+
+    Raises: DataError: the file is no Parquet file, or cannot be read. UnavailableError: trying again may help.
+    """
     try:
         yield
     except MemoryError:  # Arrow's is an ArrowException, too.
@@ -291,7 +294,7 @@ def lengths(values: pa.Array) -> Int64Array | int:
 
 
 def joined(values: pa.Array) -> tuple[UInt8Array, Int64Array]:
-    """All bytes of the payloads that `payloads_of` made, and the bounds of each in them: int64 (n + 1,)."""
+    """All bytes of the payloads that `payloads_of` made, uint8, and the bounds of each in them: int64 (n + 1,). The bytes are not copied."""
     data = np.frombuffer(values.buffers()[-1] or b"", np.uint8)
     if pa.types.is_fixed_size_binary(values.type):
         width, first, count = values.type.byte_width, values.offset, len(values)

@@ -70,6 +70,7 @@ class TarFormat(FileFormat):
     row_times = (FIELD_TIMES, "a TarFileWrapper allows '', 'name:REGEX' and, with label_field, 'field:NAME'")
 
     def __init__(self, config: TarConfig, timestamp_source: str = "") -> None:
+        """Raises: ConfigError: as `FileFormat`, or a time is taken from JSON objects and the label is not."""
         super().__init__(config, timestamp_source)
         if self.time_place and not config.label_field:
             raise ConfigError(f"timestamp_source '{timestamp_source}' needs labels in JSON objects: give label_field too")

@@ -76,12 +76,16 @@ class SegmentBuilder:
     """Collects what formats found until there is enough for a segment."""
 
     def __init__(self, rows: int = SEGMENT_ROWS) -> None:
+        """Args: rows: most samples of a segment."""
         self._rows = rows
         self._parts: list[SegmentColumns] = []
         self._count = 0
 
     def add(self, file_id: int, samples: IndexedSamples) -> None:
-        """Append the samples of one file, whose labels `SegmentWriter` has checked."""
+        """Append the samples of one file, whose labels `SegmentWriter` has checked.
+
+        Args: samples: lengths and timestamps (n,), or one int for all.
+        """
         n = len(samples)
         self._append(
             SegmentColumns(

@@ -39,7 +39,9 @@ class SegmentIndex:
     """All segments of a dataset."""
 
     def __init__(self, segments: Sequence[Segment] = (), float_labels: bool = False) -> None:
-        """`segments` in any order. Raises CorruptStateError if two hold the same key or their labels are not what the dataset's are."""
+        """Args: segments: in any order. float_labels: whether the dataset's labels are float64; otherwise int64.
+        Raises: CorruptStateError: two segments hold the same key, or their labels are not what the dataset's are.
+        """
         self.segments = tuple(sorted(segments, key=lambda segment: segment.info.first_key))
         self._float_labels = float_labels
         self._first_keys = np.array([segment.info.first_key for segment in self.segments], np.int64)
@@ -79,7 +81,7 @@ class SegmentIndex:
         return max((segment.info.max_timestamp for segment in self.segments), default=None)
 
     def contains(self, keys: Int64Array) -> npt.NDArray[np.bool_]:
-        """For each key, whether there is or was a sample with it: bool (n,)."""
+        """For each key, whether there is or was a sample with it: bool (n,). Args: keys: int64 (n,)."""
         return self._columns.contains(keys)
 
     def entries(self, keys: Int64Array) -> Entries | None:
@@ -88,7 +90,7 @@ class SegmentIndex:
         return None if found is None else Entries(*found[:3], self._typed(found[3]))
 
     def samples_by_key(self, keys: Int64Array) -> SampleBatch | None:
-        """Labels and timestamps of `keys` in the order asked; otherwise as `entries`."""
+        """Labels and timestamps of `keys`, int64 (n,), in the order asked; otherwise as `entries`."""
         found = self._columns.labels_and_timestamps(keys)
         return None if found is None else SampleBatch(keys, found[1], self._typed(found[0]))
 

@@ -256,6 +256,7 @@ def future_samples(timestamps: Int64Array | int, num_samples: int, tolerance_s: 
 def fingerprint(folder: FileSystem, path: str, num_bytes: int) -> str:
     """Hash the first `num_bytes` bytes of a file: all of them, or of many bytes the first and the last 64 KiB and 64 blocks of 4 KiB between.
 
+    Args: path: full path.
     Raises: DataError, UnavailableError.
     """
     with folder.reading(path), folder.open(path) as file:

@@ -92,7 +92,9 @@ def _is_quiet(dataset: OpenDataset) -> bool:
 def locked(dataset: OpenDataset, *, patient: bool = True) -> Iterator[bool]:
     """Hold the right to change the dataset: `dataset.writing` among threads, then the database's advisory lock among processes.
 
+    Args: patient: wait for others, at most `limits.lock_wait_s` for each of the two locks.
     Yields: False if another ingestion holds it and `patient` is False.
+    Raises: UnavailableError: it is held for longer.
     """
     wait_s = dataset.limits.lock_wait_s
     if not dataset.writing.acquire(timeout=wait_s if patient else 0.0):
@@ -243,6 +245,7 @@ class _Ingestion:
                     if self._writer.is_due():
                         self._flush()
             finally:
+                # So that the end of the block waits only for the files that are being read, and for none that has not been begun.
                 for _, future in running:
                     future.cancel()
 
@@ -363,6 +366,7 @@ class _Ingestion:
 
 def _ahead(items: Iterator[Item]) -> Iterator[Item]:
     """Yield the same items; while one is used, another thread makes the next."""
+    # The end of the block waits for the item that is being made: after it, no thread uses `items` and the file behind it.
     with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:
         upcoming = pool.submit(next, items, None)
         while (item := upcoming.result()) is not None:

@@ -62,7 +62,8 @@ class IngestLimits:
 class RetrySchedule:
     """When files are tried again that could not be read though they did not change. In memory only: a restart tries all of them.
 
-    Times are of a clock that never jumps. Each pause is twice the last one, so that a broken disk is not asked for all files at each look.
+    `tick` is seconds of a clock that never jumps; `path` lies in the dataset's folder. Each pause is twice the last one, so that a broken
+    disk is not asked for all files at each look.
     """
 
     FIRST_S, LONGEST_S = 1.0, 300.0

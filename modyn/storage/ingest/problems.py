@@ -24,6 +24,7 @@ class ProblemReporter:
     """Reports and solves problems by way of the writer; they become visible with its next commit."""
 
     def __init__(self, dataset: OpenDataset, writer: SegmentWriter, on_new: Callable[[], None]) -> None:
+        """Args: on_new: called for each problem that was not known, in the thread that reports it."""
         self._dataset, self._writer, self._on_new = dataset, writer, on_new
 
     def without_set_aside(self, files: SeenFiles) -> SeenFiles:
@@ -54,7 +55,10 @@ class ProblemReporter:
             self.report(file.path, signature, error.message)
 
     def report(self, path: str, signature: str, reason: str) -> None:
-        """Report a problem, unless it is known with this signature."""
+        """Report a problem, unless it is known with this signature.
+
+        Args: path: relative to the dataset's folder. signature: of the state of the file that has the problem.
+        """
         if self._dataset.problems.get(path) == signature:
             return
         get_logger("storage").warning("file_problem", dataset=self._dataset.name, path=path, reason=reason)

@@ -32,6 +32,7 @@ class Publisher:
     """Writes the publication of one dataset. Call with the locks of the dataset's writers held."""
 
     def __init__(self, folder: Path) -> None:
+        """Args: folder: of the dataset's index."""
         self._folder = folder
         self._published: Publication | None = None
 

@@ -78,7 +78,7 @@ class SegmentWriter:
         self._solved.discard(problem.path)
 
     def solve(self, path: str) -> None:
-        """Remove the problem of a file, if it has one."""
+        """Remove the problem of a file, if it has one. Args: path: relative to the dataset's folder."""
         if path in self._dataset.problems:
             self._solved.add(path)
         self._problems.pop(path, None)
@@ -146,9 +146,11 @@ class SegmentWriter:
 
 
 def merge_run(sizes: Sequence[int], factor: int = 16) -> int:
-    """The number of last segments, given numbers of samples, that are to become one; 0 if none.
+    """The number of last segments that are to become one; 0 if none.
 
     Segments of factor^k to factor^(k + 1) samples are of one kind: `factor` neighbours of a kind, and smaller ones behind them, become one.
+
+    Args: sizes: samples of each segment, by first key.
 
     >>> merge_run([10] * 15), merge_run([10] * 16), merge_run([5000] + [10] * 16), merge_run([20] * 15 + [1])
     (0, 16, 16, 0)

@@ -55,6 +55,7 @@ class FileTable:
     ids that they know."""
 
     def __init__(self, rows: Iterable[FileRow] = ()) -> None:
+        """Args: rows: by id, from 0 without gaps."""
         self.known = _core.KnownFiles()
         """The files as a `FolderScan` takes them."""
         self.altered: set[int] = set()
@@ -81,7 +82,7 @@ class FileTable:
             (self.altered.add if row.altered else self.altered.discard)(row.file_id)
 
     def stamps(self, file_ids: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Sizes and times (ns) with which these files were last indexed or found unchanged: int64."""
+        """Sizes (bytes) and times (ns) with which the files `file_ids`, int64 (n,), were last indexed or found unchanged: int64 (n,) each."""
         sizes, mtimes_ns, _ = self.known.stamps(file_ids)
         return sizes, mtimes_ns
 

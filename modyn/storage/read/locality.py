@@ -72,13 +72,17 @@ class Proof:
     """Storage's side of the proof, for one dataset: makes offers, with a nonce that is new at each start of storage."""
 
     def __init__(self, folder: Path) -> None:
+        """Args: folder: of the dataset's index, where the nonce is written."""
         self._folder = folder
         self._nonce = secrets.token_hex(32).encode()
         self._lock = threading.Lock()
         """One thread at a time places the nonce."""
 
     def offer(self, base_path: str, paths: PathTable) -> ShortCutOffer:
-        """The offer of a dataset with these files below `base_path`. Raises UnavailableError if the nonce cannot be written."""
+        """The offer of a dataset with these files below `base_path`. Raises UnavailableError if the nonce cannot be written.
+
+        Args: paths: full path by file id.
+        """
         try:
             self._place_nonce()
         except OSError as error:

@@ -15,6 +15,9 @@ class LRUCache(Generic[T]):
     """Keeps the values used last, up to a total size. Each value is made once, however many threads ask for it at the same time."""
 
     def __init__(self, limit: int, size_of: Callable[[T], int]) -> None:
+        """Args: limit: most that the sizes of all values add up to. size_of: size of a value, in the unit of `limit`, always the same;
+        called with the lock held.
+        """
         self._limit, self._size_of = limit, size_of
         self._lock = threading.Lock()
         """Protects the table and the size; values are made without it."""
@@ -30,6 +33,7 @@ class LRUCache(Generic[T]):
             else:
                 mine = self._found[key] = Future()
         if future is not None:
+            # Without the lock, until `make` returns or raises in the thread that was first.
             return future.result()
         try:
             made = make()

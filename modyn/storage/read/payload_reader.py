@@ -52,7 +52,8 @@ class LocatedSamples:
     def take(self, rows: Int64Array | slice) -> Payloads:
         """Read `rows`, a slice or int64 (m,), now, in this order, duplicates allowed. From any thread; the GIL is released while it reads.
 
-        Raises DataError naming file and offset of what cannot be read, NotFoundError if the dataset was deleted.
+        Raises: DataError: something cannot be read; names file and offset. FileChangedError: a file changed since it was indexed.
+        NotFoundError: the dataset was deleted, or another is registered under its name.
         """
         now, keys = self.snapshot(), self.keys[rows]
         now.refuse_other(self.identity)
@@ -82,8 +83,9 @@ def locate(
 ) -> LocatedSamples:
     """Where the samples of `keys` are, in the order asked, duplicates included. Reads no data file.
 
-    Args: identity: of the registration that the keys are of; empty: any.
-    Keys that were deleted raise NotFoundError that names the first of them, or are left out with on_missing="skip".
+    Args: snapshot: returns the newest state of the dataset; called now, and again for each `take`. keys: int64 (n,). on_missing: of
+    deleted keys: "skip" leaves them out, "raise" raises NotFoundError that names the first of them. identity: of the registration that
+    the keys are of; empty: any.
     Raises: NotFoundError: the dataset is another registration, or never had a key. UnavailableError: the index seems to be behind.
     """
     now = snapshot()

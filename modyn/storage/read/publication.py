@@ -135,14 +135,17 @@ class NameColumns:
 
 
 def write_names(path: Path, files: FileTable, first: int) -> None:
-    """Write a block about the files from id `first` on. Raises UnavailableError."""
+    """Write a block about the files from id `first` on. Raises UnavailableError. Args: path: of the new file."""
     text, ends = files.known.packed_paths(first)
     sizes, mtimes_ns, tails = files.known.stamps(np.arange(first, len(files)))
     write_columns(path, _NAMES_KIND, {"ends": ends, "sizes": sizes, "mtimes_ns": mtimes_ns, "tails": tails, "text": text})
 
 
 def map_names(folder: Path, block: NameBlock, verify: bool = False) -> NameColumns:
-    """Map the columns of a block of names into memory, compared with their checksums if asked. Raises CorruptStateError, UnavailableError."""
+    """Map the columns of a block of names into memory, compared with their checksums if asked. Raises CorruptStateError, UnavailableError.
+
+    Args: folder: of the dataset's publication. verify: compare the file with its checksums, which reads all of it.
+    """
     file = _open(folder / block.file, _NAMES_KIND, verify)
     columns = NameColumns(
         file.column("ends"), file.column("sizes"), file.column("mtimes_ns"), file.column("tails"), file.column("text")

@@ -24,6 +24,7 @@ class PublishedNames:
     """The links from names of datasets to their folders."""
 
     def __init__(self, folder: Path) -> None:
+        """Args: folder: that of the links; made with the first of them."""
         self._folder = folder
 
     @staticmethod
@@ -32,7 +33,10 @@ class PublishedNames:
         return PublishedNames(config.service_dir("storage") / "names")
 
     def add(self, name: str, target: Path) -> None:
-        """Link the name of a dataset to its folder, in place of an older link. Raises UnavailableError if that fails."""
+        """Link the name of a dataset to its folder, in place of an older link. Raises UnavailableError if that fails.
+
+        Args: target: folder of the dataset's index.
+        """
         temporary = self._folder / f".{name}.{os.getpid()}-{threading.get_ident()}{TEMPORARY_SUFFIX}"
         try:
             make_folder(self._folder)

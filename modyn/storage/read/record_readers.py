@@ -23,6 +23,7 @@ class LocalRecordReader:
     """Byte ranges of files on this machine."""
 
     def __init__(self, gatherer: Gatherer, paths: PathTable) -> None:
+        """Args: paths: full path by file id."""
         self._gatherer = gatherer
         self._paths = paths
 

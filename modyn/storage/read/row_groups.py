@@ -31,7 +31,9 @@ class RowGroupReader:
     """Reads the payloads of a dataset of Parquet files. Any number of threads at once."""
 
     def __init__(self, paths: PathTable, folder: FileSystem, columns: Sequence[str], cache_bytes: int) -> None:
-        """cache_bytes: of payloads of row groups that are kept for the next request."""
+        """Args: paths: full path by file id. folder: that of the files. columns: of which payloads are made, in this order. cache_bytes: of
+        payloads of row groups that are kept for the next request.
+        """
         self._paths, self._folder, self._columns = paths, folder, list(columns)
         self.cache_bytes = cache_bytes
         self._footers = LRUCache[_Footer](_FOOTERS, lambda footer: 1)
@@ -125,7 +127,10 @@ def _runs(values: UInt32Array | Int64Array) -> Iterator[tuple[int, int]]:
 
 
 def changed(path: str, offset: int, place: str) -> FileChangedError:
-    """The error of a file that changed since it was indexed. place: of a sample that was asked for."""
+    """The error of a file that changed since it was indexed.
+
+    Args: path: full path. offset: as in the index. place: of a sample that was asked for, for the message.
+    """
     error = FileChangedError(
         f"file changed: {path} ({place} wanted) is not as it was when it was indexed: it was replaced, written again or touched since; "
         f"ingest its dataset, which looks at it again"

@@ -62,6 +62,9 @@ class S3RangeReader:
         paths: PathTable,
         limits: RangeLimits = _LIMITS,
     ) -> None:
+        """Args: open_object: opens the object at a full path; raises OSError. Called by the threads of `requests`. requests: threads of the
+        file system, shared with its other readers. paths: full path by file id.
+        """
         self._open, self._requests, self._paths, self._limits = open_object, requests, paths, limits
         self._objects = LRUCache[pa.NativeFile](_OPEN_OBJECTS, lambda _: 1)
 
@@ -113,7 +116,10 @@ class S3RangeReader:
 
 
 def plan(file_ids: UInt32Array, begins: Int64Array, ends: Int64Array, limits: RangeLimits = _LIMITS) -> list[_ObjectRange]:
-    """The requests for n byte ranges [begin, end), sorted by file and begin: neighbours share one as far as `limits` allow."""
+    """The requests for n byte ranges [begin, end), sorted by file and begin: neighbours share one as far as `limits` allow.
+
+    Args: file_ids: uint32 (n,). begins, ends: int64 (n,), bytes.
+    """
     requests: list[_ObjectRange] = []
     ranges = zip(file_ids.tolist(), begins.tolist(), ends.tolist(), strict=True)
     first = start = stop = 0

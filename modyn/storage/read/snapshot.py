@@ -61,11 +61,11 @@ class DatasetSnapshot:
             )
 
     def missing(self, keys: Int64Array) -> npt.NDArray[np.bool_]:
-        """For each key, whether it is unknown or deleted: bool (n,)."""
+        """For each of `keys`, int64 (n,), whether it is unknown or deleted: bool (n,)."""
         return ~self.index.contains(keys) | self.tombstones.keys.contains(keys)
 
     def refuse_unknown(self, keys: Int64Array) -> None:
-        """Check that samples with these keys exist or were deleted: others are a mistake, and are never skipped.
+        """Check that samples with the keys `keys`, int64 (n,), exist or were deleted: others are a mistake, and are never skipped.
 
         Raises: UnavailableError: this index ends before a key, and may be older than the key is. NotFoundError. Both name the first of them.
         """
@@ -83,7 +83,7 @@ class DatasetSnapshot:
         )
 
     def refuse_missing(self, keys: Int64Array) -> None:
-        """Raise NotFoundError naming the first keys that were deleted, and as `refuse_unknown`."""
+        """Raise NotFoundError naming the first of `keys`, int64 (n,), that were deleted, and as `refuse_unknown`."""
         self.refuse_unknown(keys)
         deleted = keys[self.missing(keys)]
         if len(deleted):
