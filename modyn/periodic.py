@@ -18,7 +18,7 @@ class Periodic:
         self._every_s = every_s
         self._actions = actions
         self._on_error = on_error
-        self._closed = threading.Event()
+        self._closed = threading.Event()  # Ends the pause between two rounds.
         self._thread = threading.Thread(target=self._repeat, name=name, daemon=True)
 
     def start(self) -> None:

@@ -82,6 +82,7 @@ class Prefetcher(Generic[T, R]):
     def join(self) -> None:
         """Wait for the threads, once stopped; each at most `JOIN_S` seconds."""
         for thread in self._threads:
+            # A thread cannot wait for itself: a generator may be closed in a thread that it has started.
             if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(JOIN_S)
 

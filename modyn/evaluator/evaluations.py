@@ -99,6 +99,7 @@ class Evaluations:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+        # The dispatcher submits to the pool, which is closed next. Bounded: it may be in a call to storage.
         self._dispatcher.join(5)
 
     def warm_up(self) -> None:

@@ -28,6 +28,7 @@ class Measurements:
         self._pool = pool
         self._make_job = make_job
         self._storage = storage
+        # Bounds the passes. Never waited for: without a place, `measure` refuses at once.
         self._places = threading.BoundedSemaphore(MAX_WAITING)
 
     def measure(self, request: MeasureRequest, on_stop: Callable[[Callable[[], None]], object]) -> Iterator[Score | Rows]:

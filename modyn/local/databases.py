@@ -120,7 +120,7 @@ class PostgresServer(ChildProcess):
         self._give_to_user(fresh)
         command = [_binary("initdb"), "--auth=trust", "--encoding=utf8", "--locale=C", "--no-instructions", "-U", "postgres"]
         process = spawn([*command, "-D", str(fresh)], self._log, death_signal=signal.SIGKILL, user=self._user, cwd=self.folder)
-        if process.wait() != 0:
+        if process.wait() != 0:  # Without a limit: it asks for nothing, and a slow disk may take long.
             raise CorruptStateError(
                 f"PostgreSQL could not initialise {fresh}; the end of {self._log} says why:\n{log_tail(self._log)}"
             )

@@ -55,7 +55,7 @@ class ChildProcess:
             self._process.wait(self.stop_patience_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
-        code = self._process.wait()
+        code = self._process.wait()  # It has ended, or was killed just now.
         self._process = None
         return code
 

@@ -74,6 +74,7 @@ class MetricsServer:
 
     def stop(self) -> None:
         """Take no more requests."""
+        # In this order: `shutdown` waits for the thread that accepts connections, which uses the socket.
         self._server.shutdown()
         self._server.server_close()
 

@@ -60,7 +60,7 @@ class CancellationToken:
     """Asks all threads of a run to end, and gives the cause. The first cause counts."""
 
     def __init__(self) -> None:
-        self._cancelled = threading.Event()
+        self._cancelled = threading.Event()  # Set once `_cause` is, so that a thread that it wakes in `wait` finds the cause.
         self._lock = threading.Lock()  # Each callback is called exactly once, whichever of `cancel` and `on_cancel` comes first.
         self._cause: ModynError | None = None
         self._callbacks: list[Callable[[ModynError], None]] = []
@@ -78,6 +78,7 @@ class CancellationToken:
             self._cause = cause
             callbacks = list(self._callbacks)
         self._cancelled.set()
+        # Without the lock: callbacks take locks of their own, whose holders may use this token.
         for callback in callbacks:
             callback(cause)
 
@@ -273,7 +274,7 @@ class ResumingStream(Iterator[T], Generic[T, Position]):
         self._retrier = retrier
         self._convert = convert
         self._source: Iterator[Any] | None = None
-        self._cancelled = threading.Event()
+        self._cancelled = threading.Event()  # Set before the source is cancelled: what that raises in `__next__` is then an end.
 
     def __next__(self) -> T:
         backoff = self._retrier.backoff()

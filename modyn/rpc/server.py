@@ -126,6 +126,8 @@ class RunningServer:
 
     def stop(self, grace_s: float = _GRACE_S) -> None:
         """Report the service as not serving, refuse new calls, and cut off running ones after `grace_s` seconds."""
+        # In this order: probes see the end before calls are refused; the threads go once no call needs them. The wait is bounded, since a call
+        # that was cut off may hang.
         self._health.enter_graceful_shutdown()
         self._server.stop(grace_s).wait(grace_s + 1)
         self._lanes.close()
@@ -207,8 +209,9 @@ def run_service(
     logger.info("serving", address=server.address)
     for callback in context.when_healthy:
         callback()
-    stop.wait()
+    stop.wait()  # Until a signal asks for the end.
     logger.info("stopping")
+    # In this order: calls use what the callbacks close, and the next process may take the folder only after both.
     server.stop()
     context.shut_down()
     logger.info("stopped")

@@ -25,6 +25,7 @@ class RunSlots:
         unregister = token.on_cancel(lambda _: self._wake())
         try:
             with self._changed:
+                # Until the slot is free or the token is cancelled: both notify.
                 self._changed.wait_for(lambda: run_id not in self._held or token.cause is not None)
                 token.check()
                 self._held[run_id] = token
@@ -45,6 +46,7 @@ class RunSlots:
             return
         token.cancel(cause)
         with self._changed:
+            # Ends when the holder meets its cancelled token and leaves its block. Another thread may hold the slot by then.
             self._changed.wait_for(lambda: self._held.get(run_id) is not token)
 
     def _wake(self) -> None:

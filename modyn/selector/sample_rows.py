@@ -105,6 +105,7 @@ class RowCopier:
     def _work(self) -> None:
         while True:
             with self._changed:
+                # Until `wake` or `stop`, which notify.
                 self._changed.wait_for(lambda: self._queue or self._stopping)
                 if self._stopping:
                     return
@@ -145,6 +146,7 @@ class _CopyData(io.RawIOBase):
         return True
 
     def close(self) -> None:
+        # Waits for the rows that are being encoded: the log may be removed afterwards.
         self._encoder.shutdown(cancel_futures=True)
         super().close()
 

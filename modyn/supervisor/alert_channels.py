@@ -219,6 +219,7 @@ class Outbox:
         with self._changed:
             self._closing = True
             self._changed.notify()
+        # Twice: what waits may still be sent before the token ends the pauses between attempts. A call under way is waited for no longer.
         self._thread.join(patience_s)
         self._token.cancel(CancelledError("the supervisor stops"))
         self._thread.join(patience_s)
@@ -226,6 +227,7 @@ class Outbox:
     def _send_all(self) -> None:
         while True:
             with self._changed:
+                # Until `put` or `close`, which notify.
                 self._changed.wait_for(lambda: self._waiting or self._closing)
                 if not self._waiting:
                     return

@@ -85,6 +85,7 @@ class EvaluationQueue:
                 continue
             self._known.add(step)
             with self._changed:
+                # Until one ends, or the evaluator stays away; at the latest when the token is cancelled, which ends all of them.
                 while self._num_open >= self._workers * (1 + BACKLOG) and not self._is_away:
                     self._changed.wait()
                 self._num_open += 1
@@ -98,6 +99,7 @@ class EvaluationQueue:
         with self._changed:
             self._draining = True
         for future in self._futures:
+            # Ends: an evaluation gives up after the run's patience, and when the token is cancelled.
             future.result()
             self._token.check()
         self._futures = []

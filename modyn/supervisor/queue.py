@@ -193,7 +193,7 @@ class RunQueue:
         """
         cause = UnavailableError(STOPPED_WITH_SUPERVISOR)
         with self._lock:
-            self._closing = True
+            self._closing = True  # From here on no run begins.
             self._keeper.close()
             executing = [entry for entry in self._entries if entry.thread is not None]
             waiting = [entry for entry in self._entries if entry.thread is None]

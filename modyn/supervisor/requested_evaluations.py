@@ -82,6 +82,7 @@ class RequestedEvaluations:
 
     def close(self, cause: ModynError) -> None:
         """Break off what runs; the next supervisor takes it up again."""
+        # In this order: the token ends the calls and pauses of those that run, for which the pool waits.
         self._closing.cancel(cause)
         self._pool.shutdown(wait=True, cancel_futures=True)
 

@@ -58,6 +58,7 @@ class SampleStream:
         self._batches = ResumingStream(open_after, after, last_of, retrier)
         self._ahead: Queue[SampleBatch | BaseException | None] = Queue(READ_AHEAD)
         """None: the stream has ended, or was closed. An error stands behind the batches before it."""
+        # Set before the queue is emptied: the thread puts at most the batch that it holds, and sees then that it is to end.
         self._closed = threading.Event()
         threading.Thread(target=self._read_ahead, name="sample-stream", daemon=True).start()
         self._unregister = self._token.on_cancel(lambda _: self.end())

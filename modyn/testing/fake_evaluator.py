@@ -48,7 +48,7 @@ class FakeEvaluator(FakeSectionClient):
         self.started: list[EvaluationRequest] = []
         self._statuses: dict[str, EvaluationStatus] = {}
         self._results: dict[str, list[EvaluationResult]] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # Protects the fields above: the supervisor calls from several threads.
 
     def start(self, request: EvaluationRequest) -> EvaluationStatus:
         """Carry the evaluation out at once; again for one that finished returns its status, one that failed is tried again.

@@ -53,6 +53,7 @@ class FakeStorage:
     """What the storage service would hold. `before_fetch`, if set, is called with the keys of each payload request and may raise."""
 
     def __init__(self) -> None:
+        # Guards all datasets, and is notified when samples arrive and when a stream is cancelled. Reentrant: methods call each other.
         self.arrived = threading.Condition(threading.RLock())
         self.datasets: dict[str, _Dataset] = {}
         self.before_fetch: Callable[[Int64Array], None] | None = None

@@ -197,7 +197,7 @@ class FakeModelStorage(FakeSectionClient):
         self._models: dict[int, tuple[StoredModelInfo, bytes]] = {}
         self._optimizers: dict[int, bytes] = {}
         self._ids = count(1)
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # Protects the fields above, and lets one of two equal `put` make the version.
 
     def put(
         self, header: ModelHeader, safetensors_path: Path, kept: KeptModels | None = None, optimizers: Path | None = None

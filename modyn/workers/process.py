@@ -74,7 +74,7 @@ class JobConnection:
         self.device = device
         self.models = models if models is not None else KeptModels(0)
         self._connection = connection
-        self._stopping = threading.Event()
+        self._stopping = threading.Event()  # Set by the thread that listens to the service; the one that works looks at it.
         self._sending = sending or threading.Lock()
         self._ended = False
 
@@ -150,6 +150,7 @@ class _Worker:
         self._asked: SimpleQueue[tuple[Command, JobConnection]] = SimpleQueue()
         self._newest: JobConnection | None = None
         self._models = KeptModels(rules.models_bytes)
+        # One message at a time on the connection: the thread that watches the limits sends, too. See `JobConnection`.
         self._sending = threading.Lock()
         self._imported = ImportedFiles()
 
@@ -172,7 +173,7 @@ class _Worker:
 
     def work(self) -> None:
         """Do what is asked until the session ends: by a failure, for lack of commands, or for what it has become."""
-        command, job = self._asked.get()
+        command, job = self._asked.get()  # Ends: `listen` puts a command, or ends the process with the service.
         surroundings = self._set_up(command)
         while True:
             job.begin()
