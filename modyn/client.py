@@ -92,7 +92,7 @@ class Client:
     # --- Services ---------------------------------------------------------------------------------------------------------------
 
     def up(self, progress: Callable[[StackStatus], None] | None = None) -> StackStatus:
-        """Start the embedded services, or those that died, and wait until all are healthy."""
+        """Start the embedded services, or those that died, and wait until all are healthy. progress: receives each status meanwhile."""
         return start_stack(self.config, self._config_file, progress)
 
     def down(self) -> bool:
@@ -144,6 +144,7 @@ class Client:
         """Yield the events of a run until it is terminal; reconnects if the supervisor restarts.
 
         Args: after_seq: leave out events up to this `seq`; 0: none. newest: begin with the newest so many of those that are kept.
+        evaluation: number of requested evaluations, whose end counts instead of the run's.
         Raises: NotFoundError. UnavailableError: the supervisor stays away.
         """
         position = after_seq

@@ -41,6 +41,9 @@ class UserFunction:
     __slots__ = ("_call", "_file", "_takes_generator", "name")
 
     def __init__(self, name: str, call: Callable[..., Any], file: str | None) -> None:
+        """Args: name: in messages. call: the function itself. file: name under which its source was compiled, which finds the line of an
+        error; None: it was imported.
+        """
         self.name = name
         self._call = call
         self._file = file
@@ -63,6 +66,7 @@ class UserFunction:
     ) -> list[Any]:
         """Call the function with each of `values`, of the samples `keys`. describe(i): what value i belongs to.
 
+        Args: keys: int64 (n,), one for each value.
         Raises: UserCodeError: names the sample, and has its key.
         """
         function = self._bound(generator)

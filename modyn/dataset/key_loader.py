@@ -51,6 +51,7 @@ def load_keys(
     training: whether random transformations are applied; others that draw random numbers do so from a fixed seed, in the caller's thread.
     pin_memory: batches are in page-locked memory. payloads: where they come from; by default the services of `system`, which by default is
     the system file that MODYN_CONFIG names.
+    Raises: InvalidArgumentError: `batch_size` or `num_threads` is less than 1.
     """
     for name, value in (("batch_size", batch_size), ("num_threads", num_threads)):
         if value < 1:

@@ -90,7 +90,8 @@ class OnlineDataset(TriggerSetDataset):
     the state folder `.modyn`. The other arguments are as in the `training` section, except that no sample is left out by default.
     Samples that were deleted since are left out, and counted: `num_skipped` of a batch, and of the dataset over the present iteration. A batch
     whose samples were all deleted is left out; with a DataLoader of your own (batch_size=None) it comes, empty.
-    Raises NotFoundError for an unknown run or trigger, InvalidArgumentError for options out of range.
+    Raises NotFoundError for an unknown run or trigger, InvalidArgumentError for options out of range, ConfigError if `data` is wrong, or is
+    neither given nor registered with the run.
 
     `set_epoch(e)` makes it serve exactly epoch e; `seek(state)` goes on where `state(batch)` was taken, in any process.
     """

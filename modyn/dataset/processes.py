@@ -23,6 +23,7 @@ class ProcessLimits:
     """The limits of the present worker process, for processes that make its batches. `impose` is called in these."""
 
     def __init__(self, limits: WorkerLimits | None, sender: Connection[Any, Any]) -> None:
+        """Args: limits: None: there are none. sender: pipe for the reason of a process that ends."""
         self._limits = limits
         self._sender = sender
 
@@ -46,8 +47,9 @@ def batches_of_processes(
 ) -> Generator[Batch, None, None]:
     """The batches of a dataset that processes of their own (forkserver) make, in order, empty ones included.
 
-    Args: make_dataset: makes what is sent to the processes. It gives errors as items: DataLoader would put a whole traceback into their message.
-    requests: indices for a dataset that has batches by index, pulled some ahead of use; None: it is iterable.
+    Args: make_dataset: makes what is sent to the processes. It gives errors as items: DataLoader would put a whole traceback into their
+    message. requests: indices for a dataset that has batches by index, pulled some ahead of use; None: it is iterable. pin_memory:
+    batches are in page-locked memory.
     """
     context = get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)

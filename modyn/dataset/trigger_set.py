@@ -154,7 +154,10 @@ class TriggerSetDataset(IterableDataset[Batch]):
         return self.serve() if info is None else self._serve(info.id, info.num_workers, num_threads=0)
 
     def serve(self, num_threads: int = 1, *, pin_memory: bool = False) -> Generator[Batch, None, None]:
-        """All batches, made by `num_threads` threads of this process, or by the caller's own where decoding may draw random numbers."""
+        """All batches, made by `num_threads` threads of this process, or by the caller's own where decoding may draw random numbers.
+
+        Args: pin_memory: batches are in page-locked memory.
+        """
         return self._serve(0, 1, num_threads=0 if self.data.may_draw else num_threads, pin_memory=pin_memory)
 
     def _serve(

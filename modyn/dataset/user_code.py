@@ -191,7 +191,10 @@ def check_transformation(text: str) -> str:
 
 
 def missing_extras(transformations: Iterable[str]) -> list[str]:
-    """For each expression that needs a package which is not installed, what to do."""
+    """For each expression that needs a package which is not installed, what to do.
+
+    Args: transformations: expressions, as in `transformations` of a `data` section.
+    """
     found = []
     for text in transformations:
         if imported_name(text) is None:

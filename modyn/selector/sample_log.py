@@ -88,7 +88,9 @@ class HeldSamples:
 
 
 def unseen(run_id: RunId, held: int, position: int, batch: SampleBatch) -> SampleBatch:
-    """Return the part of `batch`, sent for `position`, behind the `held` samples. Raises ConflictError if it leaves a gap.
+    """Return the part of `batch`, sent for `position`, behind the `held` samples.
+
+    Raises: ConflictError: it leaves a gap. InvalidArgumentError: `position` is negative.
 
     >>> import numpy as np
     >>> batch = SampleBatch(np.arange(5), np.arange(5), np.arange(5))
@@ -105,9 +107,10 @@ def unseen(run_id: RunId, held: int, position: int, batch: SampleBatch) -> Sampl
 
 
 def check_range(run_id: RunId, held: int, position: int, limit: int) -> None:
-    """Raise an error unless at most `limit` samples from `position` on can be read.
+    """Check that at most `limit` samples from `position` on can be read.
 
     Args: held: number of samples of the run that the selector holds.
+    Raises: InvalidArgumentError: `position` or `limit` is out of range. ConflictError: the selector holds fewer samples than `position`.
     """
     if position < 0 or limit < 1:
         raise InvalidArgumentError(f"{limit} samples of run '{run_id}' from position {position} on: ask for 1 or more, from 0 on")
@@ -131,7 +134,10 @@ def refuse_others(run_id: RunId, position: int, held: Int64Array, sent: Int64Arr
 
 
 def refuse_other_labels(run_id: RunId, position: int, float_labels: bool | None, sent_floats: bool) -> None:
-    """Raise InvalidArgumentError if labels of samples from `position` on have another type than those held (None: none are)."""
+    """Raise InvalidArgumentError if labels of samples from `position` on have another type than those held.
+
+    Args: float_labels: whether those held are float64, otherwise int64; None: none are held. sent_floats: whether those sent are float64.
+    """
     if float_labels not in (None, sent_floats):
         names = {True: "float64", False: "int64"}
         raise InvalidArgumentError(

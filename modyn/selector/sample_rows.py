@@ -41,7 +41,10 @@ def _samples_table(run_number: int) -> str:
 
 
 def create_rows(session: Session, run_number: int) -> None:
-    """Create the table of the run, empty, in the transaction of `session`; it must not exist."""
+    """Create the table of the run, empty, in the transaction of `session`; it must not exist.
+
+    Args: run_number: of the run in the database, a part of the table's name.
+    """
     columns = 'position bigint NOT NULL, key bigint NOT NULL, "timestamp" bigint NOT NULL, int_label bigint, float_label double precision'
     session.execute(text(f"CREATE TABLE {_samples_table(run_number)} ({columns})"))
 

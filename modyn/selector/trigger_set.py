@@ -46,9 +46,10 @@ class TriggerSetHeader:
 
 
 def check_next(run_id: RunId, held: int, boundaries: Sequence[int], trigger_id: int, num_samples: int) -> None:
-    """Raise ConflictError unless the run can trigger `trigger_id` over `num_samples` samples now.
+    """Check that the run can trigger `trigger_id` over `num_samples` samples now.
 
     Args: held: samples of the run that the selector holds. boundaries: samples that triggers 0, 1, 2, … of the run cover.
+    Raises: ConflictError: it cannot. InvalidArgumentError: a number is negative.
     """
     if trigger_id < 0 or num_samples < 0:
         raise InvalidArgumentError(f"trigger {trigger_id} over {num_samples} samples: neither may be negative")
@@ -65,7 +66,7 @@ def check_next(run_id: RunId, held: int, boundaries: Sequence[int], trigger_id: 
 
 
 def check_checksum(found: TriggerSetInfo, keys_checksum: str) -> None:
-    """Raise ConflictError unless the trigger set has this checksum; an empty one accepts any."""
+    """Raise ConflictError unless the trigger set has this checksum. Args: keys_checksum: of `TriggerSetInfo`; empty: any."""
     if keys_checksum and keys_checksum != found.keys_checksum:
         raise ConflictError(
             f"trigger {found.trigger_id} of run '{found.run_id}' has other keys than when reading began: the run was deleted and begun "
@@ -75,6 +76,8 @@ def check_checksum(found: TriggerSetInfo, keys_checksum: str) -> None:
 
 def partition_bounds(num_keys: int, partition_size: int, partition: int) -> tuple[int, int]:
     """Return the positions [start, stop) of a partition. Raises InvalidArgumentError for one that does not exist.
+
+    Args: partition_size: keys of each partition but the last.
 
     >>> partition_bounds(10, 4, 2)
     (8, 10)

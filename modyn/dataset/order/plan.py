@@ -76,7 +76,8 @@ class BatchSlice:
 class PartitionRead:
     """What one worker needs of one partition in one epoch; this much is prefetched as one.
 
-    partition: its number. slices: the batches that its rows belong to, in order.
+    Args: partition: its number. rows: positions within the partition in the order of use, int64 (n,), or what makes them, called once.
+    slices: the batches that its rows belong to, in order.
     """
 
     def __init__(self, partition: int, rows: Int64Array | Callable[[], Int64Array], slices: tuple[BatchSlice, ...]) -> None:

@@ -38,7 +38,10 @@ class SelectionContext:
     trigger_id: int
 
     def generator(self, purpose: int = 0) -> np.random.Generator:
-        """Return a generator of its own for each purpose, independent of what the generators of others have drawn."""
+        """Return a generator of its own for each purpose, independent of what the generators of others have drawn.
+
+        Args: purpose: number that distinguishes the generators of one selection.
+        """
         return np.random.default_rng([self.seed % 2**64, self.trigger_id, purpose])
 
 

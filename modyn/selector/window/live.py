@@ -51,7 +51,7 @@ class LiveReader:
         return SampleBatch.concatenate(batches) if batches else self._reader.read(self._end, self._end)
 
     def read_keys(self, start: int, end: int) -> Int64Array:
-        """Return the keys of the samples with numbers [start, end)."""
+        """Return the keys of the samples with numbers [start, end): int64 (end - start,)."""
         return np.concatenate([np.zeros(0, np.int64), *(keys[chosen] for _, keys, chosen in self._blocks(start, end))])
 
     def ranges(self, start: int, end: int) -> list[tuple[int, int]] | None:
