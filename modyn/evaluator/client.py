@@ -142,6 +142,7 @@ class EvaluatorClient(SectionClient):
     def delete_run(self, run_id: RunId, model_ids: Sequence[int]) -> None:
         """End the evaluations of a run, and remove their results and the kept outputs of its models. May be repeated.
 
+        Args: model_ids: all models of the run.
         Raises: UnavailableError: an evaluation does not end.
         """
         self._stub.DeleteRun(evaluator_pb2.EvaluatedRun(run_id=run_id, model_ids=list(model_ids)))

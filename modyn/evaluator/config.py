@@ -118,7 +118,10 @@ def _check_device(device: object) -> list[Problem]:
 
 
 def load_dataset(section: Mapping[str, Any], path: str = "evaluation.datasets") -> EvaluationDatasetConfig:
-    """Check and load an entry of `evaluation.datasets`. Raises ConfigError that lists every mistake."""
+    """Check and load an entry of `evaluation.datasets`. Raises ConfigError that lists every mistake.
+
+    Args: path: where the entry stands in the file, for messages.
+    """
     refuse(check_dataset(section, path))
     return load_section(EvaluationDatasetConfig, section, path)
 

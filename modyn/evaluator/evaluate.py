@@ -328,7 +328,10 @@ class _FreshSamples:
 
 
 def members(intervals: Sequence[Interval], timestamps: Int64Array) -> Iterator[tuple[int, Int64Array]]:
-    """For each interval that holds any of the samples: its number, and the positions of those it holds. timestamps: int64 (n,)."""
+    """For each interval that holds any of the samples: its number, and the positions of those it holds.
+
+    Args: intervals: in any order; they may overlap. timestamps: int64 (n,).
+    """
     if not len(timestamps):
         return
     first, last = int(timestamps.min()), int(timestamps.max())

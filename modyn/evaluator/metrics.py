@@ -67,6 +67,7 @@ class Metric(ABC):
     Config: ClassVar[type[MetricConfig]]
 
     def __init__(self, config: Any) -> None:
+        """Args: config: a checked `Config` of the metric."""
         self.config: Any = config
 
     @property
@@ -109,7 +110,10 @@ class Metric(ABC):
             )
 
     def shape_error(self, needed: str, outputs: torch.Tensor, advice: str = "Bring") -> InvalidArgumentError:
-        """The error of outputs that lack the shape that is `needed`."""
+        """The error of outputs that lack the shape that is `needed`.
+
+        Args: needed: the shape in words. advice: how the advice begins.
+        """
         return InvalidArgumentError(
             f"{self.label} needs {needed}; the model's output has shape {list(outputs.shape)}. {advice} it into that shape with {TRANSFORMER}"
         )
@@ -164,7 +168,10 @@ def check_metric(section: object, path: str) -> list[Problem]:
 
 
 def build_metric(section: Mapping[str, Any], path: str = "metrics") -> Metric:
-    """A metric that has seen nothing yet. Raises ConfigError that lists every mistake."""
+    """A metric that has seen nothing yet. Raises ConfigError that lists every mistake.
+
+    Args: path: where the entry stands in the file, for messages.
+    """
     metric, config = load_policy(METRICS, section, "name", path)
     return metric(config)
 

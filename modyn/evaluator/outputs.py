@@ -70,7 +70,10 @@ class OutputCache:
             self._evict(self.limit)
 
     def publish(self, written: Iterable[Path], name: str) -> None:
-        """Move complete files in, under names that begin with `name`; the least recently used others are removed to make space."""
+        """Move complete files in, under names that begin with `name`; the least recently used others are removed to make space.
+
+        Args: written: on the same file system as the folder.
+        """
         files = list(written)
         with self._locked():
             self._evict(self.limit - sum(path.stat().st_size for path in files))
@@ -152,7 +155,10 @@ class KeptOutputs:
         return found
 
     def rows(self, keys: Int64Array, timestamps: Int64Array, at_most: int) -> Iterator[Rows]:
-        """Yield the rows of the samples that were there, each once, by segment and not as asked, at most `at_most` at a time."""
+        """Yield the rows of the samples that were there, each once, by segment and not as asked, at most `at_most` at a time.
+
+        Args: keys, timestamps: int64 (n,), of the samples.
+        """
         left = np.ones(len(keys), np.bool_)
         for segment in self._segments:
             positions, here = _where(segment, keys, timestamps)

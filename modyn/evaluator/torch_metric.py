@@ -35,6 +35,7 @@ class TorchMetric(Metric):
     Config: ClassVar[type[MetricConfig]] = TorchMetricConfig
 
     def __init__(self, config: TorchMetricConfig) -> None:
+        """Raises: ConfigError: torchmetrics does not take these options."""
         super().__init__(config)
         import torchmetrics
 

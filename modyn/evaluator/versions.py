@@ -45,7 +45,10 @@ class DataVersion:
 
 
 def decoding_digest(section: Mapping[str, Any]) -> str:
-    """Equal for sections of datasets that decode samples equally, with equal code, so that models see equal inputs and answer alike."""
+    """Equal for sections of datasets that decode samples equally, with equal code, so that models see equal inputs and answer alike.
+
+    Args: section: an entry of `evaluation.datasets`.
+    """
     decoding = {name: value for name, value in section.items() if name not in _NOT_DECODING}
     return json_digest([decoding, code_version(decoding, MODELS)])
 

@@ -75,7 +75,7 @@ class ModelStore:
         A second one of the same run and trigger is dropped in favour of the first. `optimizers`, the state of its optimizers, takes the place
         of those of earlier triggers of the run, from which nothing goes on any more.
         Raises: ConfigError: the `model_storage` section is wrong. InvalidArgumentError: the file is no safetensors file.
-            UnavailableError: the disk or PostgreSQL cannot be used.
+        UnavailableError: the disk or PostgreSQL cannot be used. ConflictError: the first one is deleted meanwhile.
         """
         strategy = load_section(ModelStorageSection, header.model_storage, "model_storage").full_model_strategy
         try:

@@ -100,6 +100,8 @@ def score(model: nn.Module, data: Data, labels: Tensor, loss: SampleLoss) -> Sco
     The model is in evaluation mode meanwhile and no gradient passes through it: parameters, their gradients, the statistics of
     BatchNorm, the mode of each module and the random generators are as they were afterwards. What comes behind the last layer, such as a
     softmax, counts as part of the loss. Raises ConfigError: the model has no last layer, or calls it in another way than once a batch.
+
+    Args: labels: (n, …), as `loss` takes them.
     """
     layer = last_layer(model)
     given: list[Tensor] = []

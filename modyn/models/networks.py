@@ -111,6 +111,7 @@ class Bottleneck(nn.Module):
     expansion = 4
 
     def __init__(self, in_channels: int, channels: int, stride: int) -> None:
+        """Args: channels: of the inner convolutions; the block returns `expansion` times as many."""
         super().__init__()
         out_channels = self.expansion * channels
         self.conv1 = _convolution(in_channels, channels, 1)
@@ -134,6 +135,7 @@ class ResNetNetwork(EmbeddingNetwork):
     """
 
     def __init__(self, config: ResNetConfig, blocks: Sequence[int], bottleneck: bool) -> None:
+        """Args: blocks: number of blocks of each stage. bottleneck: of `Bottleneck`; otherwise `BasicBlock`."""
         super().__init__()
         block: type[BasicBlock] | type[Bottleneck] = Bottleneck if bottleneck else BasicBlock
         self.conv1 = _convolution(config.in_channels, 64, 3) if config.small_input else _convolution(config.in_channels, 64, 7, 2)

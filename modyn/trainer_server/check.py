@@ -28,7 +28,10 @@ from modyn.workers.devices import missing_device
 
 
 def check(pipeline: Mapping[str, Any], _: JobConnection) -> list[Problem]:
-    """Task of a worker process: every mistake that can be found without data, with its path. Builds the model."""
+    """Task of a worker process: every mistake that can be found without data, with its path. Builds the model.
+
+    Args: pipeline: must have the sections model, training and data.
+    """
     model, training, selection = (_section(pipeline, name) for name in ("model", "training", "selection_strategy"))
     found = [Problem(name, "is required") for name in ("model", "training", "data") if name not in pipeline]
     found += check_model(str(model.get("id", "")), model.get("config") or {}) if "model" in pipeline else []
@@ -60,7 +63,10 @@ def check_machine(config: TrainingConfig) -> list[Problem]:
 
 
 def check_components(model: Mapping[str, Any], config: TrainingConfig, selection: Mapping[str, Any]) -> list[Problem]:
-    """What PyTorch refuses: names of classes, their options, paths to modules. selection: the section `selection_strategy`."""
+    """What PyTorch refuses: names of classes, their options, paths to modules.
+
+    Args: model: the section `model`. selection: the section `selection_strategy`.
+    """
     found: list[Problem] = []
     try:
         with torch.device("meta"):

@@ -32,6 +32,9 @@ class Checkpoints(Hook):
     """Writes a checkpoint every `interval` batches, at the next boundary between two steps, and when the training is to stop there."""
 
     def __init__(self, path: Path, interval: int, identity: Mapping[str, Any], seed: int) -> None:
+        """Args: path: of the file, which each checkpoint replaces. identity: of the training, equal for two attempts at it. seed: kept in
+        each checkpoint, so that the next attempt has it too.
+        """
         self._path = path
         self._interval = interval
         self._header = {"version": VERSION, "identity": dict(identity), "seed": seed}
@@ -95,7 +98,10 @@ def restore(training: Training, state: Mapping[str, Any]) -> None:
 
 def load_checkpoint(path: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
     """The checkpoint at `path`, or None if there is none of the same training. One that cannot be used is logged; the training then starts
-    from the beginning, with the same result."""
+    from the beginning, with the same result.
+
+    Args: identity: of the training, as for `Checkpoints`.
+    """
     if not path.exists():
         return None
     try:

@@ -58,7 +58,11 @@ def keep_finished(
 
 
 def keep_without_model(weights: Path, result: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-    """Write the record alone, of a training that made no model. Args: as above. Raises: TrainingError: the disk cannot be written to."""
+    """Write the record alone, of a training that made no model.
+
+    Args: as for `keep_finished`.
+    Raises: TrainingError: the disk cannot be written to.
+    """
     try:
         make_folder(weights.parent)
         _write_record(weights, result, identity, None)
@@ -73,6 +77,8 @@ def find_finished(weights: Path, identity: Mapping[str, Any]) -> dict[str, Any] 
     none.
 
     What cannot be used is logged; the training is then made again.
+
+    Args: weights, identity: as for `keep_finished`.
     """
     path = record_path(weights)
     if not path.exists():

@@ -22,6 +22,9 @@ class JointStep:
     """Set by the scaler around `step`, if all optimizers are fused."""
 
     def __init__(self, optimizers: Mapping[str, Optimizer], scaler: torch.amp.GradScaler, clip_norm: float | None = None) -> None:
+        """Args: optimizers: by name, stepped in this order. scaler: also where nothing is scaled. clip_norm: most that the norm of all
+        gradients together may be; None: not clipped.
+        """
         self._optimizers = list(optimizers.values())
         self._scaler = scaler
         self._clip_norm = clip_norm

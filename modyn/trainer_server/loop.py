@@ -172,7 +172,7 @@ class Training:
         self.clock.lap("hooks")
 
     def loss_of(self, batch: Batch) -> Tensor:
-        """The loss of a batch under the model as it is now, in the mode and with the gradients that the caller has set."""
+        """The loss of a batch, a scalar, under the model as it is now, in the mode and with the gradients that the caller has set."""
         components = self.components
         try:
             if components.amp_dtype is None:

@@ -285,7 +285,10 @@ def finish(inputs: TrainingInputs, training: Training) -> dict[str, Any]:
 
 def put(inputs: TrainingInputs, result: dict[str, Any], parent: StoredModel | None) -> StoredModelInfo:
     """Put the finished training into model storage, as a child of `parent` if there is one; then remove what the next attempt would go on
-    from, were it not stored."""
+    from, were it not stored.
+
+    Args: result: of the training, stored with the model.
+    """
     request, section = inputs.request, inputs.request.pipeline["model"]
     header = ModelHeader(
         run_id=request.run_id,

@@ -37,8 +37,9 @@ def num_gpus() -> int:
 
 @cache
 def gpu_bytes() -> tuple[int, ...]:
-    """Memory of each CUDA device, in the order of PyTorch. Asked once, by another process: this one starts no driver, which would not
-    survive in the workers that are forked from it. Raises UnavailableError if the driver does not answer."""
+    """Memory of each CUDA device in bytes, in the order of PyTorch. Asked once, by another process: this one starts no driver, which would
+    not survive in the workers that are forked from it. Raises UnavailableError if the driver does not answer.
+    """
     code = (
         "import torch; n = torch.cuda.device_count() if torch.cuda.is_available() else 0; "
         "print('gpus', *(torch.cuda.get_device_properties(i).total_memory for i in range(n)))"

@@ -77,7 +77,10 @@ class JobTable(Generic[K, S]):
                 self.set(key, change(status))
 
     def attach(self, key: K, submit: Callable[[], Job]) -> None:
-        """Submit the worker's job of `key`. Under the lock: a job that ends at once finds its entry."""
+        """Submit the worker's job of `key`. Under the lock: a job that ends at once finds its entry.
+
+        Args: submit: called once, with `changed` held.
+        """
         with self.changed:
             self._jobs[key] = submit()
 

@@ -29,7 +29,10 @@ class KeptModels:
         return self._limit
 
     def get(self, weights_sha256: str) -> bytes | None:
-        """The file with these weights, if it is kept; it counts as used now."""
+        """The content of the file with these weights, if it is kept; it counts as used now.
+
+        Args: weights_sha256: as `modyn.models.weights.weights_sha256` computes it.
+        """
         content = self._contents.get(weights_sha256)
         if content is not None:
             self._contents.move_to_end(weights_sha256)

@@ -42,7 +42,8 @@ def place(
     The least recently used idle sessions end while there would be more than `max_workers` processes, or less than half of the GPU's
     memory free for the job.
 
-    Args: device: cpu, cuda:N, or cuda for any. gpu_bytes: memory of each GPU.
+    Args: device: cpu, cuda:N, or cuda for any. gpu_bytes: memory of each GPU. occupants: all sessions of the pool; the numbers in the
+    answer are indices of these.
 
     >>> idle = Occupant("a", "cuda:1", busy=False)
     >>> place("a", "cuda", [Occupant("a", "cuda:0", busy=True), idle], 2, [1 << 34, 1 << 34])

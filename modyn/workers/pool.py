@@ -91,11 +91,10 @@ class WorkerPool:
     ) -> Job:
         """Queue a job.
 
-        Args:
-            task: `package.module:function`. request: its argument, picklable. name: of the job in messages, e.g. `training of run a-0001`.
-            session: jobs with the same key may be done by one process; None: a process for this one alone. device: cpu, cuda:N, or cuda
-            for any GPU; the task finds its own at its connection.
-            on_message, on_done: called by the thread that watches the worker: messages in order, then `on_done` once.
+        Args: task: `package.module:function`. request: its argument, picklable. name: of the job in messages, e.g. `training of run
+        a-0001`. log_path: what the worker prints meanwhile is appended to it. session: jobs with the same key may be done by one process;
+        None: a process for this one alone. device: cpu, cuda:N, or cuda for any GPU; the task finds its own at its connection.
+        on_message, on_done: called by the thread that watches the worker: messages in order, then `on_done` once.
         Raises: UnavailableError, with no callback called: there is no file descriptor or no thread left. ConflictError: the pool is closed.
         """
         try:

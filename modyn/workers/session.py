@@ -21,7 +21,7 @@ from modyn.workers.process import SessionRules, run_worker
 class Session:
     """A worker process for the jobs of one key. Used by one thread at a time.
 
-    Args: key: None for a job with a worker of its own.
+    Args: key: None for a job with a worker of its own. device: cpu or cuda:N.
     """
 
     def __init__(self, key: str | None, device: str) -> None:

@@ -49,6 +49,7 @@ class Downsampling(ABC):
     Config: ClassVar[type[Section]] = DownsamplingConfig
 
     def __init__(self, config: Any) -> None:
+        """Args: config: a checked `Config` of the policy."""
         self.config = config
 
     @abstractmethod
@@ -77,7 +78,7 @@ def check_downsampling(selection_strategy: Mapping[str, Any]) -> list[Problem]:
 
 
 def build_downsampling(selection_strategy: Mapping[str, Any]) -> Downsampling | None:
-    """The policy of the section `downsampling_config`; None without one. Raises ConfigError."""
+    """The policy of the section `downsampling_config` in `selection_strategy`; None without one. Raises ConfigError."""
     refuse(check_downsampling(selection_strategy))
     options = selection_strategy.get("downsampling_config")
     if options is None:
