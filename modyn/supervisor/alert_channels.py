@@ -80,6 +80,7 @@ class Webhook:
     name = "webhook"
 
     def __init__(self, url: str, secret: str) -> None:
+        """Args: secret: key of the HMAC, which the receiver knows."""
         self._url = url
         self._secret = secret.encode()
         self._opener = urllib.request.build_opener(_NoRedirects)
@@ -189,7 +190,10 @@ def channels(config: AlertsConfig) -> list[AlertChannel]:
 
 
 class Outbox:
-    """Sends the alerts of one channel, in order, and each again while it may help. `put` never waits."""
+    """Sends the alerts of one channel, in order, and each again while it may help. `put` never waits.
+
+    Args: queued: alerts that may wait; more are dropped.
+    """
 
     def __init__(self, channel: AlertChannel, retries: RetryPolicy = RETRIES, queued: int = QUEUED) -> None:
         self._channel = channel

@@ -88,7 +88,7 @@ class RunAlerts:
         outboxes: Sequence[Outbox],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Args: clock: seconds that never jump."""
+        """Args: outboxes: one for each channel; `close` closes them. clock: seconds that never jump."""
         self._config = config
         self._journal = journal
         self._outboxes = outboxes

@@ -76,7 +76,8 @@ class Outcome:
 class RunAttempts:
     """Executes runs and writes how they ended. Safe to use from the threads of several runs.
 
-    Args: ended: called with each run that has become terminal, under its lock.
+    Args: open_clients: called in the thread of each run, which closes them. ended: called with each run that has become terminal, under
+    its lock.
     """
 
     def __init__(

@@ -122,7 +122,11 @@ class SupervisorClient(ServiceClient):
         return from_message(self._stub.EvaluateRun(request), RequestedEvaluation)
 
     def evaluation(self, run_id: str, number: int) -> RequestedEvaluation:
-        """Return evaluations that were asked for. Raises: NotFoundError."""
+        """Return evaluations that were asked for.
+
+        Args: number: as `evaluate` returned it.
+        Raises: NotFoundError.
+        """
         name = supervisor_pb2.EvaluationName(run_id=run_id, number=number)
         return from_message(self._stub.GetEvaluation(name), RequestedEvaluation)
 
@@ -148,7 +152,11 @@ class SupervisorClient(ServiceClient):
         self._stub.RemoveRun(request, timeout=REMOVAL_DEADLINE_S)
 
     def remove_model(self, model_id: int, *, even_promoted: bool = False) -> None:
-        """Remove one model version. Raises: NotFoundError. ConflictError: it is promoted, or a run needs it to go on."""
+        """Remove one model version.
+
+        Args: even_promoted: also if it is promoted.
+        Raises: NotFoundError. ConflictError: it is promoted, or a run needs it to go on.
+        """
         self._stub.RemoveModel(supervisor_pb2.RemoveModelRequest(model_id=model_id, even_promoted=even_promoted))
 
     def triggers(self, run_id: str, first: int = 0, *, with_losses: bool = True) -> list[TriggerRecord]:

@@ -75,7 +75,11 @@ class EvaluationPlan:
         return {newest if self._models == "train" else newest - 1: certain}
 
     def whole(self, models: Sequence[TrainedModel], stream_end: int | None) -> Cells:
-        """Every cell, once all models are known."""
+        """Every cell, once all models are known.
+
+        Args: models: in the order in which they were trained. stream_end: first time that no sample of the run has reached; None: it had
+        no sample.
+        """
         intervals = self._intervals(models, stream_end)
         if self._models == "matrix":
             return dict.fromkeys(range(len(models)), intervals)
@@ -87,7 +91,7 @@ class EvaluationPlan:
         return {index: tuple(found) for index, found in sorted(cells.items())}
 
     def rest(self, models: Sequence[TrainedModel], stream_end: int | None) -> Cells:
-        """The cells that `after_training` has not returned on the way to `models`."""
+        """The cells that `after_training` has not returned on the way to `models`. Args: as for `whole`."""
         asked: dict[int, set[EvalInterval]] = {}
         for count in range(1, len(models) + 1):
             for index, intervals in self.after_training(models[:count]).items():
@@ -118,7 +122,7 @@ class EvaluationSchedule:
         ]
 
     def at_end(self, models: Sequence[TrainedModel], stream_end: int | None) -> list[EvaluationTask]:
-        """Due when no more models come."""
+        """Due when no more models come. Args: as for `EvaluationPlan.whole`."""
         tasks: list[EvaluationTask] = []
         for handler, plan in self._plans:
             if handler.execution_time != "manual":
@@ -127,7 +131,7 @@ class EvaluationSchedule:
         return tasks
 
     def of_run(self, models: Sequence[TrainedModel], stream_end: int | None) -> list[EvaluationTask]:
-        """All that a run with these models makes, from its first training to its end."""
+        """All that a run with these models makes, from its first training to its end. Args: as for `EvaluationPlan.whole`."""
         early = [task for count in range(1, len(models) + 1) for task in self.after_training(models[:count])]
         return [*early, *(self.at_end(models, stream_end) if models else ())]
 

@@ -48,6 +48,7 @@ class EventHub:
     """Passes events of the runs that this process executes to their watchers."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Args: clock: seconds that never jump."""
         self._lock = threading.Lock()  # Protects `_watchers`, and what their watchers know of progress.
         self._watchers: dict[str, list[RunWatcher]] = {}
         self._clock = clock
@@ -112,7 +113,8 @@ def watch(
     """Yield the kept events after `after_seq` without a gap, and progress in between, until the run is terminal.
 
     Args: watcher: registered for the run; once it is closed, the stream ends with UnavailableError. newest: begin with the newest so many
-        of the kept ones; None: with the oldest, behind a message if older ones were removed.
+    of the kept ones; None: with the oldest, behind a message if older ones were removed. evaluation: number of requested evaluations,
+    whose end counts instead of the run's.
     """
     first = journal.first_event(run_id, newest)
     if newest is None and after_seq + 1 < first:

@@ -98,7 +98,8 @@ class Write:
     ) -> None:
         """Record that a step is finished or failed, unless it was finished before.
 
-        Args: seconds: of work, by a clock that never jumps. detail: what it found or made.
+        Args: seconds: of work, by a clock that never jumps. detail: what it found or made. name: as for `start_step`. state: finished or
+        failed.
         """
         now = time.time()
         is_step = (STEPS.c.run_id == self.run_id, STEPS.c.trigger_id == trigger_id, STEPS.c.step == step, STEPS.c.name == name)
@@ -109,7 +110,7 @@ class Write:
 
 
 class Journal(JournalQueries):
-    """All runs of an installation. `committed` is called with the run's id after every write that left an event."""
+    """All runs of an installation. `committed` is called with the run's id after every write that left an event, by the thread that wrote."""
 
     def __init__(self, database: Database, committed: Callable[[str], None] = lambda _: None, events_kept: int = 10_000) -> None:
         super().__init__(database)
@@ -182,7 +183,10 @@ class Journal(JournalQueries):
             write.event(EventKind.MESSAGE, {"message": "the run was asked to finish: it reads no more samples"})
 
     def request_evaluation(self, run_id: str, handlers: Sequence[str], section: Mapping[str, Any] | None) -> RequestedEvaluation:
-        """Queue evaluations of a run in any state. Args: section: takes the place of the run's `evaluation`; None: its own."""
+        """Queue evaluations of a run in any state.
+
+        Args: handlers: their names. section: takes the place of the run's `evaluation`; None: its own.
+        """
         with self.write(run_id) as write:  # its lock orders the numbers
             of_run = EVALUATIONS.c.run_id == run_id
             number = 1 + (write.session.scalar(select(func.max(EVALUATIONS.c.number)).where(of_run)) or 0)
@@ -199,7 +203,7 @@ class Journal(JournalQueries):
         return request
 
     def end_evaluation(self, request: RequestedEvaluation, failures: Sequence[str], error_reason: str = "") -> None:
-        """Record the end of requested evaluations: failed with these reasons, or finished if there are none."""
+        """Record the end of requested evaluations: failed with these reasons, or finished if there are none. Args: error_reason: of the first."""
         error = ""
         if failures:
             others = f" ({len(failures) - 1} more failed, see the run's events)" if failures[1:] else ""
@@ -271,7 +275,10 @@ class RunJournal:
                 write.become(state)
 
     def advance(self, cursor: Cursor, policy_state: Mapping[str, Any]) -> None:
-        """Replace cursor and state of the policy: a whole batch has been processed, or the stream ended."""
+        """Replace cursor and state of the policy: a whole batch has been processed, or the stream ended.
+
+        Args: policy_state: what `Trigger.state` returns now.
+        """
         values = {**to_row(cursor, CURSORS), "version": CURSOR_VERSION, "policy_state": dict(policy_state)}
         with self._write() as write:
             statement = upsert(CURSORS).values(run_id=self.run_id, **values)

@@ -45,6 +45,7 @@ class RunQueue:
     """
 
     def __init__(self, journal: Journal, hub: EventHub, open_clients: Callable[[], RunClients], config: SupervisorConfig) -> None:
+        """Args: open_clients: called once here, and once in the thread of each run and of each requested evaluation, which closes them."""
         self.journal = journal
         self._hub = hub
         self._open_clients = open_clients

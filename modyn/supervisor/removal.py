@@ -83,6 +83,7 @@ class RunRemoval:
     def remove_model(self, model_id: int, *, even_promoted: bool = False) -> None:
         """Remove one model version; the scores that it was given stay with its run.
 
+        Args: even_promoted: also if it is promoted.
         Raises: NotFoundError. ConflictError: it is promoted, or a run needs it to go on or for evaluations.
         """
         model = self._clients.model_storage.describe(model_id).version

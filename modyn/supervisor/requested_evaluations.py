@@ -138,6 +138,8 @@ class RequestedEvaluations:
 def corrected_section(pipeline: Mapping[str, Any], order: EvaluationOrder) -> dict[str, Any] | None:
     """Return the `evaluation` section that an order describes; None: the run's own as it is.
 
+    Raises: ConfigError: the text of the order is no YAML, or an entry of the section is no mapping.
+
     >>> own = {"datasets": [{"dataset_id": "test", "metrics": [{"name": "Accuracy"}]}], "handlers": [{"name": "h", "datasets": ["test"]}]}
     >>> corrected_section({"evaluation": own}, EvaluationOrder(metrics=["RocAuc"]))["datasets"]
     [{'dataset_id': 'test', 'metrics': [{'name': 'RocAuc'}]}]

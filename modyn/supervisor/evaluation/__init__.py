@@ -26,7 +26,10 @@ EVALUATION_STRATEGIES: Final[Registry[type[EvaluationStrategy]]] = Registry(
 
 
 def build_strategy(section: Mapping[str, Any], path: str = "strategy") -> EvaluationStrategy:
-    """The strategy that a section describes. Raises ConfigError that lists every mistake.
+    """The strategy that a section describes.
+
+    Args: path: where the section stands in the file, for messages.
+    Raises: ConfigError: lists every mistake.
 
     >>> from modyn.supervisor.evaluation.base import IntervalContext
     >>> strategy = build_strategy({"type": "StaticEvalStrategy", "intervals": [[0, 100]]})

@@ -33,6 +33,7 @@ class EvaluationStrategy(ABC):
     """Whether the intervals depend on the triggers, so that they are only all known once the run has ended."""
 
     def __init__(self, config: Any) -> None:
+        """Args: config: a checked `Config` of the strategy."""
         self.config = config
 
     @abstractmethod

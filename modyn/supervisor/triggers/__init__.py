@@ -29,7 +29,10 @@ TRIGGERS: Final[Registry[type[Trigger]]] = Registry(
 
 
 def build_trigger(section: Mapping[str, Any], context: TriggerContext | None = None, path: str = "trigger") -> Trigger:
-    """The policy that a `trigger` section describes. Raises ConfigError that lists every mistake.
+    """The policy that a `trigger` section describes.
+
+    Args: path: where the section stands in the file, for messages.
+    Raises: ConfigError: lists every mistake.
 
     >>> build_trigger({"id": "DataAmountTrigger", "num_samples": 100}).state()
     {'version': 1, 'pending': 0}

@@ -154,6 +154,8 @@ def next_position(policy: Trigger, batch: SampleBatch, start: int) -> int | None
 def read_state(policy: str, state: Mapping[str, Any], version: int, fields: Mapping[str, tuple[type, ...]]) -> dict[str, Any]:
     """The `fields` of `state`, checked by name and type. Raises CorruptStateError when version, names or types are others.
 
+    Args: policy: its name, in messages. fields: name → types that its value may have, subclasses excluded.
+
     >>> read_state("Every10", {"version": 1, "pending": 3}, 1, {"pending": (int,)})
     {'pending': 3}
     """
