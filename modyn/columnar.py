@@ -115,6 +115,7 @@ class ColumnWriter:
     """Writes columns of known shapes part by part, for content that is larger than memory. Made by `column_writer`."""
 
     def __init__(self, descriptor: int, columns: Mapping[str, tuple[npt.DTypeLike, int | tuple[int, ...]]]) -> None:
+        """Raises: ValueError: a column holds no numbers."""
         self._descriptor = descriptor
         self._columns: dict[str, dict[str, Any]] = {}
         self._written = dict.fromkeys(columns, 0)
@@ -159,6 +160,7 @@ class ColumnFile:
     __slots__ = ("_columns", "_content", "kind", "meta", "path", "written")
 
     def __init__(self, path: Path, kind: FileKind, content: npt.NDArray[np.uint8]) -> None:
+        """Args: content: all bytes of the file, uint8 (n,)."""
         kind.check(path, content[: _START.size].tobytes())
         self.path, self.kind, self._content = path, kind, content
         start = content[: _PREFIX.size].tobytes().ljust(_PREFIX.size, b"\0")
@@ -232,7 +234,10 @@ def _num_bytes(column: Mapping[str, Any]) -> int:
 
 
 def write_at(descriptor: int, content: bytes | memoryview, position: int) -> None:
-    """Write all bytes of `content` at a byte position. Raises OSError: a full disk takes a part, and refuses the rest."""
+    """Write all bytes of `content` at a byte position. Raises OSError: a full disk takes a part, and refuses the rest.
+
+    Args: descriptor: of a file that is open for writing.
+    """
     rest = memoryview(content)
     while rest:
         written = os.pwrite(descriptor, rest, position)

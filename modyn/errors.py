@@ -17,6 +17,7 @@ class ModynError(Exception):
     """The sample that the error is about, where it is one; known only in the process that read it."""
 
     def __init__(self, message: str, sample_key: int | None = None) -> None:
+        """Args: sample_key: of the sample that the error is about; None: it is about none, or about more than one."""
         super().__init__(message)
         self.message = message
         self.sample_key = sample_key

@@ -189,6 +189,7 @@ class LogReader:
     """The complete lines of a log and its older files, each once, whatever is rotated between two calls."""
 
     def __init__(self, path: Path) -> None:
+        """Args: path: of the newest file, which need not exist yet."""
         self._path = path
         self._positions: dict[int, int] = {}
         """By inode of each file of the last call, the newest last: bytes of it that were read."""

@@ -60,6 +60,8 @@ def remove_outlived_files(paths: Iterable[Path], limits: KeepLimits, now: float 
     """Remove files that have outlived the limits, by the time of their last change, and return their paths. Raises: OSError.
 
     One that was changed within the last hour may be in use, and stays.
+
+    Args: now: seconds since 1970; None: the present time.
     """
     now = time.time() if now is None else now
     items = []

@@ -37,7 +37,7 @@ class Bins:
         return np.append(self.starts[1:], self.length)[: self.number] - 1
 
     def of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The bin of each position."""
+        """The bin of each position: int64, of the shape of `positions`."""
         return positions * self.number // max(self.length, 1)
 
 
@@ -83,6 +83,8 @@ def binned_triggers(triggers: pd.DataFrame) -> pd.DataFrame:
 
 def label(what: str, first: str, last: str) -> str:
     """Name a bin by its first and last element.
+
+    Args: what: a noun in the singular, with a plural in s.
 
     >>> label("trigger", "3", "3"), label("trigger", "3", "7")
     ('trigger 3', 'triggers 3–7')

@@ -49,7 +49,10 @@ def _datetimes(column: pd.Series[float]) -> pd.Series[pd.Timestamp] | None:
 
 
 def records_table(kind: type[Any], records: Sequence[Any], without: Sequence[str] = ()) -> pd.DataFrame:
-    """Return records as a table with the fields of `kind` as columns, also when there are no rows."""
+    """Return records as a table with the fields of `kind` as columns, also when there are no rows.
+
+    Args: without: names of fields that get no column.
+    """
     shown = [field for field in fields(kind) if field.name not in without]
     rows = [[getattr(record, field.name) for field in shown] for record in records]
     # Numbers that may be missing stay whole numbers.

@@ -264,7 +264,10 @@ def progress_line(view: RunView) -> str:
 
 
 def draw(view: RunView, started: float) -> RenderableType:
-    """Render the live view: stage, stream, training, evaluation, the latest triggers."""
+    """Render the live view: stage, stream, training, evaluation, the latest triggers.
+
+    Args: started: when the following began, on the monotonic clock.
+    """
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table

@@ -34,6 +34,7 @@ def print_table(
     """Print a table on a terminal, tab-separated lines elsewhere.
 
     Args: rows: texts as they are; numbers are formatted, what is missing is a dash. empty: printed on a terminal if there are no rows.
+    title: printed above; then, without a terminal, a table without rows is left out.
     """
     cells = [[printable(cell) if isinstance(cell, str) else _cell(cell) for cell in row] for row in rows]
     if not sys.stdout.isatty():

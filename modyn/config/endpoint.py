@@ -19,7 +19,10 @@ _UNIX_PATH_LIMIT = 80
 
 
 def socket_folder(folder: Path, name: str, prefix: str) -> Path:
-    """Return `name` in `folder`; for a deep folder a temporary one, since the kernel limits the length of socket paths."""
+    """Return `name` in `folder`; for a deep folder a temporary one, since the kernel limits the length of socket paths.
+
+    Args: prefix: the first part of the name of the temporary folder.
+    """
     if len(os.fsencode(folder / name)) <= _UNIX_PATH_LIMIT:
         return folder / name
     digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]

@@ -43,7 +43,10 @@ def check_policy(
 def load_policy(
     registry: Registry[P], section: Mapping[str, Any], key: str, path: str, check: Check[P] = _check_config
 ) -> tuple[P, Any]:
-    """Load the policy that the section names and its `Config`. Raises ConfigError that lists every problem."""
+    """Load the policy that the section names and its `Config`. Raises ConfigError that lists every problem.
+
+    Args: key: name under which the id of the policy stands. path: where the section stands in the file, for messages.
+    """
     refuse(check_policy(registry, section, key, path, check))
     policy: Any = registry.get(section[key])
     return policy, load_section(policy.Config, _options(policy, section, key), path)

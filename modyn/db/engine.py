@@ -100,7 +100,10 @@ class Database:
 
 
 def columns(kind: Any, names: str, **options: Any) -> list[Column[Any]]:
-    """Make columns of one type with the names in `names`, separated by spaces. Args: options: those of `sqlalchemy.Column`."""
+    """Make columns of one type with the names in `names`, separated by spaces.
+
+    Args: kind: an SQLAlchemy type. options: those of `sqlalchemy.Column`.
+    """
     return [Column(name, kind, **options) for name in names.split()]
 
 
@@ -145,6 +148,7 @@ def _postgres_url(url: str) -> URL:
 def migrate(connection: Connection, schema: str, migrations_package: str) -> None:
     """Run the missing migrations of the package inside the caller's transaction.
 
+    Args: schema: of the service, where its version stands. migrations_package: `modyn.SERVICE.migrations`.
     Raises: ConflictError: the schema is of another release, whose migrations this one does not have.
     """
     versions = files(migrations_package) / "versions"

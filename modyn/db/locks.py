@@ -23,6 +23,7 @@ class AdvisoryLocks:
     """
 
     def __init__(self, engine: Engine, schema: str) -> None:
+        """Args: schema: of the service; locks of other schemas are others."""
         self._engine = engine
         self._schema = schema
         # Protects the fields below and the use of the connection: held for one statement, not while a lock is held.

@@ -95,6 +95,9 @@ def spawn(
     """Start `command` in a session of its own, its output appended to `log`. The kernel sends it `death_signal` when this process dies.
 
     Call it from the main thread: the kernel ties the signal to the thread that forked.
+
+    Args: user: to run as; None: that of this process. environment: variables beside those of this process, or in their place. cwd: None:
+    that of this process.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:

@@ -41,6 +41,7 @@ class ServiceProcess(ChildProcess):
     """A service, or a replica of storage's payload server, as a child process."""
 
     def __init__(self, name: str, config: SystemConfig, config_file: Path | None) -> None:
+        """Args: config_file: handed to it; None: it finds the configuration as this process did."""
         self._name = name
         self._config = config
         kind, _, number = name.partition("-")
@@ -135,6 +136,7 @@ class Stack:
     """The supervising loop. `run` returns the exit code of the process."""
 
     def __init__(self, config: SystemConfig, config_file: Path | None) -> None:
+        """Args: config_file: as for `ServiceProcess`."""
         self._config = config
         self._databases: list[Part] = []
         if config.database_url is None:

@@ -73,7 +73,10 @@ def _parse(path: str, fields: list[Field]) -> tuple[list[str], str, set[str]]:
 
 
 def walk(schema: JsonSchema, path: str = "", variant: str = "") -> Iterator[Field]:
-    """Yield every field below `schema`, depth first, in the order of the file."""
+    """Yield every field below `schema`, depth first, in the order of the file.
+
+    Args: path: dotted, of `schema` itself. variant: the policy that it belongs to.
+    """
     for choice in _alternatives(schema):
         inner = choice.get("title", "") if choice is not schema and "title" in choice else variant
         required = choice.get("required", [])

@@ -127,7 +127,10 @@ def of_model(model: type[BaseModel]) -> JsonSchema:
 def one_of(
     policies: Mapping[str, Any], key: str, change: Callable[[JsonSchema], JsonSchema] = lambda options: options
 ) -> JsonSchema:
-    """Return the schema of a mapping that names one of `policies` under `key` and holds that policy's options beside it."""
+    """Return the schema of a mapping that names one of `policies` under `key` and holds that policy's options beside it.
+
+    Args: change: applied to the schema of each policy's options.
+    """
     variants = [_variant(id_, key, policy, change(of_model(policy.Config))) for id_, policy in policies.items()]
     return {"type": "object", "required": [key], "oneOf": variants}
 

@@ -53,7 +53,7 @@ class Channel:
     ) -> None:
         """`wait_s`: how long unary calls wait for a server that cannot be reached. `stream_s`: how long a stream may last.
 
-        `clock`: seconds, never set back.
+        `not_repeatable`: names of calls that are made once only, without service, such as `Put`. `clock`: seconds, never set back.
         """
         self._options = [
             ("grpc.max_receive_message_length", endpoint.max_message_bytes),
@@ -171,6 +171,7 @@ class ResponseStream(Generic[T]):
     """Messages that a server streams. `cancel` ends it from any thread; iterating then stops with CancelledError."""
 
     def __init__(self, call: Any, peer: str) -> None:
+        """Args: call: the stream of gRPC. peer: address of the server, in messages."""
         self._call = call
         self._peer = peer
 

@@ -24,7 +24,7 @@ def items_per_message(endpoint: Endpoint, item_bytes: int) -> int:
 
 
 def keys_to_bytes(keys: Int64Array) -> bytes:
-    """Keys as little-endian int64."""
+    """Encode keys, int64 (n,), as little-endian int64."""
     return np.asarray(keys, "<i8").tobytes()
 
 
@@ -36,7 +36,7 @@ def keys_from_bytes(data: bytes) -> Int64Array:
 
 
 def pack_column(values: Int64Array) -> Column:
-    """Encode int64 numbers as a progression if they are one, else as distances from the smallest, in as few bytes as these need.
+    """Encode int64 numbers, (n,), as a progression if they are one, else as distances from the smallest, in as few bytes as these need.
 
     >>> [len(pack_column(np.array(numbers)).data) for numbers in ([5, 7, 9], [1, 300, 2], [-(2**63), 2**63 - 1, 0])]
     [0, 6, 24]

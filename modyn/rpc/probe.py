@@ -13,7 +13,11 @@ from modyn.rpc.channel import is_serving
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Ask one service for its health. Returns the exit code: 0 if it answers as healthy; 1, and why on standard error, if not."""
+    """Ask one service for its health.
+
+    Args: arguments: of the command line; None: those of this process.
+    Returns: the exit code: 0 if it answers as healthy; 1, and why on standard error, if not.
+    """
     parser = argparse.ArgumentParser(prog="modyn.rpc.probe", description=__doc__)
     parser.add_argument("service", help=f"{', '.join(SERVICES)}, or replica-1, replica-2, …")
     parser.add_argument("--config", type=Path, help="system configuration; default: the file that MODYN_CONFIG names")

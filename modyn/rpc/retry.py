@@ -109,6 +109,7 @@ class Backoff:
     """The pauses within one stretch of failures."""
 
     def __init__(self, policy: RetryPolicy, token: CancellationToken, report: Callable[[str], None]) -> None:
+        """Args: report: receives one sentence, before the first pause."""
         self._policy = policy
         self._token = token
         self._report = report
@@ -120,7 +121,11 @@ class Backoff:
         self._since, self._pause_s = None, self._policy.first_pause_s
 
     def wait(self, error: UnavailableError) -> None:
-        """Sleep before the next attempt. Raises `error` once the policy's limit has passed."""
+        """Sleep before the next attempt.
+
+        Raises: the cause of the token. Once the policy's limit has passed: `error` or, with the policy's advice, UnavailableError. At
+        once: a DeadlineError, unless the policy repeats those.
+        """
         self._token.check()
         policy, now = self._policy, time.monotonic()
         if isinstance(error, DeadlineError) and not policy.on_deadline:
@@ -197,7 +202,8 @@ class Retrier:
         worker was killed. It is stopped when the token is cancelled with CancelledError; any other cause leaves it running, since a resumed
         run finds it again.
 
-        Args: watch: yields statuses up to the final one. report: receives every status.
+        Args: start: starts the job, or finds it; called again for each attempt. watch: yields statuses up to the final one. report:
+        receives every status. stop: asks for the end of the job; called by the thread that cancels the token.
         Raises: the error of a failed job; UnavailableError when the limit has passed, or after
             `max_attempts_without_progress` attempts in a row that got no further than those before; WorkerDiedError after
             `max_worker_deaths`.

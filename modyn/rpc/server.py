@@ -138,8 +138,9 @@ def start_server(
 ) -> RunningServer:
     """Listen at `endpoint`.
 
-    Args: name: of the service, in logs, errors and names of threads. max_threads: for calls with one answer, and as many for streams that end by
-        themselves. max_followers: streams at one time that last for as long as their client follows them.
+    Args: name: of the service, in logs, errors and names of threads. max_threads: for calls with one answer, and as many for streams that
+    end by themselves. max_followers: streams at one time that last for as long as their client follows them. registrations: each adds one
+    servicer to the server.
     Raises: SecurityError: that would be unsafe. UnavailableError: the address is taken.
     """
     check_exposure(name, endpoint)

@@ -71,6 +71,8 @@ def check_trigger(
     """Check that a trigger policy is repeatable, leaves its input alone, does not depend on how the stream is cut into batches, takes
     empty batches, goes on from a saved state and from journalled verdicts, changes nothing when it is asked, and checks only where it may.
 
+    Args: config: of the policy, checked here. streams: by name; None: `example_streams()`. context: None: one with a seed alone.
+
     >>> from modyn.supervisor.triggers.amount import DataAmountTrigger
     >>> check_trigger(DataAmountTrigger, {"num_samples": 10})
     """
@@ -104,6 +106,8 @@ def check_evaluation_strategy(
     strategy: type[EvaluationStrategy], config: Mapping[str, Any], contexts: Sequence[IntervalContext] | None = None
 ) -> None:
     """Check that an evaluation strategy is repeatable and gives intervals that hold time, in the order of their anchors.
+
+    Args: config: of the strategy, checked here. contexts: None: without models, with some, and with the end of the stream.
 
     >>> from modyn.supervisor.evaluation.slicing import SlicingEvalStrategy
     >>> check_evaluation_strategy(SlicingEvalStrategy, {"eval_every": "1d", "eval_start_from": 0, "eval_end_at": "1970-02-01"})

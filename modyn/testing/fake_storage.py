@@ -67,7 +67,10 @@ class FakeStorage:
         return FakePayloadClient(self)
 
     def add_dataset(self, name: str, float_labels: bool = False) -> None:
-        """Register a dataset without samples, in place of any of that name, whose identity is another one."""
+        """Register a dataset without samples, in place of any of that name, whose identity is another one.
+
+        Args: float_labels: whether its labels are float64; otherwise int64.
+        """
         with self.arrived:
             config = DatasetConfig(name=name, base_path=Path("/fake") / name, file_wrapper="BinaryFileWrapper")
             self.datasets[name] = _Dataset(config, float_labels)
@@ -79,7 +82,7 @@ class FakeStorage:
         labels: Sequence[float] | LabelArray | None = None,
         payloads: Sequence[bytes] | None = None,
     ) -> Int64Array:
-        """Add samples, with labels 0 and payloads `<key>` unless given, and push them to open streams. Returns their keys.
+        """Add samples, with labels 0 and payloads `<key>` unless given, and push them to open streams. Returns their keys, int64 (n,).
 
         Raises: NotFoundError: there is no such dataset. ValueError: labels or payloads differ in number from `timestamps`.
         """

@@ -85,6 +85,9 @@ def check_file_format(
     """Check that a format finds the `expected` samples of `path` in its order, again when asked again, with columns as they are declared; that it
     gives no wrong samples for a file that is cut, changed or gone but an error with its name; and, if it says that its files may grow,
     that it goes on with the bytes `appended` and finds their samples alone. The file is changed and written back.
+
+    Args: config: of the format, checked here. path: a file whose folder may be written to. expected: (payload, label) in the order of the
+    file.
     """
     name = kind.__name__
     require(bool(kind.__doc__), f"{name} has no docstring; its first line is what its files hold")

@@ -42,6 +42,7 @@ class InMemoryServices:
     """Fakes that work together: the model of a training is stored, and its weights depend on trigger set, parent and seed."""
 
     def __init__(self, folder: Path) -> None:
+        """Args: folder: for files of models."""
         self._folder = folder
         self.storage = FakeStorage()
         self.selector = FakeSelectorClient(StorageDeletions(self.storage.client()))

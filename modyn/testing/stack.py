@@ -63,7 +63,7 @@ class RunningStack:
         cwd: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a command to its end, without a terminal. environment: variables beside those of `clean_environment`."""
+        """Runs a command to its end, without a terminal. cwd: None: `folder`. environment: variables beside those of `clean_environment`."""
         return subprocess.run(
             self.command(*map(str, arguments)),
             stdin=subprocess.DEVNULL,
@@ -155,7 +155,7 @@ def tiny_training(**options: object) -> dict[str, object]:
 def tiny_evaluation(
     dataset: str, *, handler: str = "daily", days: int = 2, execution_time: str = "after_training"
 ) -> dict[str, object]:
-    """An `evaluation` section: accuracy of every model on each day of `dataset`."""
+    """An `evaluation` section: accuracy of every model on each of the first `days` days of `dataset`, from 1970 on."""
     return {
         "datasets": [
             {
@@ -179,7 +179,8 @@ def tiny_evaluation(
 
 @contextmanager
 def stack_on(folder: Path, *, start: bool = True, **sections: object) -> Iterator[RunningStack]:
-    """An installation with its state below `folder`, stopped at the end. `sections` go into its system file.
+    """An installation with its state below `folder`, stopped at the end. `sections` go into its system file. start: start its services
+    before the block.
 
     Storage looks at watched folders ten times a second, and a file counts as complete after a tenth of a second.
     """
