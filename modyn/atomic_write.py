@@ -57,6 +57,9 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
     Args: mode: of `path` itself.
     """
     if path.is_dir():
+        # It may have been made by a process that was killed before it was synced; those above it were synced before it was made.
+        with suppress(PermissionError):  # of a folder above all of ours, which may be entered only
+            sync(path.parent)
         return
     make_folder(path.parent)
     path.mkdir(mode=mode, exist_ok=True)
