@@ -14,6 +14,7 @@ import pytest
 
 from modyn.columnar import ColumnFile, FileKind, LogHead, column_writer, write_columns
 from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
+from modyn.testing.disk_recorder import recorded_disk
 
 KIND = FileKind(b"MODYNTST", 7, "file of tests", "write it again")
 COLUMNS: dict[str, npt.NDArray[Any]] = {
@@ -142,3 +143,38 @@ def test_a_torn_commit_leaves_the_one_before_it_where_there_are_two_slots(tmp_pa
     content[8192 + 8] ^= 1
     with pytest.raises(CorruptStateError, match="does not say any more"):
         head.parse(path, bytes(content))
+
+
+def test_after_a_power_loss_a_file_of_columns_is_whole_or_not_there(tmp_path: Path) -> None:
+    with recorded_disk(tmp_path) as disk:
+        for number in range(2):
+            write_columns(tmp_path / "a", KIND, {"keys": np.arange(200) + number}, {"number": number})
+            disk.note(number)
+    for loss in disk.losses():
+        with loss.restored():
+            try:
+                file = ColumnFile.open(tmp_path / "a", KIND)
+            except NotFoundError:
+                assert not loss.notes
+                continue
+            file.verify()
+            assert file.meta["number"] in (len(loss.notes) - 1, len(loss.notes))
+            assert np.array_equal(file.column("keys"), np.arange(200) + file.meta["number"])
+
+
+@pytest.mark.parametrize("slots", [(12,), (4096, 8192)])
+def test_after_a_power_loss_a_log_counts_the_last_commit_or_the_one_that_was_cut_off(
+    tmp_path: Path, slots: tuple[int, ...]
+) -> None:
+    head, path = LogHead(KIND, 2, slots), tmp_path / "log"
+    path.write_bytes(head.initial(0, 0))
+    with recorded_disk(tmp_path) as disk, open(path, "r+b", buffering=0) as file:
+        state = head.parse(path, path.read_bytes())
+        for number in range(1, 4):
+            state = head.commit(file.fileno(), state, number, -number)
+            disk.note(number)
+    for loss in disk.losses():
+        with loss.restored():
+            first, second = head.parse(path, path.read_bytes()).fields
+            assert first == -second
+            assert first in (len(loss.notes), len(loss.notes) + 1)
