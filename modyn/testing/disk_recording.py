@@ -15,8 +15,9 @@ from modyn.testing.simulated_disk import (
     KINDS,
     ROOT,
     Chooser,
-    Entry,
+    FileWrite,
     Grow,
+    NameChange,
     Names,
     Node,
     Note,
@@ -25,7 +26,6 @@ from modyn.testing.simulated_disk import (
     Resize,
     SimulatedDisk,
     Sync,
-    Write,
     any_of,
     changed,
 )
@@ -148,9 +148,9 @@ class DiskRecording:
     def _record(self, operation: Operation, text: str) -> None:
         self._operations.append(operation)
         self._log.append(text)
-        if isinstance(operation, Entry):
+        if isinstance(operation, NameChange):
             self._names.apply(operation)
-        elif isinstance(operation, Write | Resize | Grow):
+        elif isinstance(operation, FileWrite | Resize | Grow):
             self._contents[operation.node] = changed(self._contents.get(operation.node, b""), operation)
 
     def _step(self) -> None:
@@ -185,10 +185,10 @@ class DiskRecording:
         node = self._by_inode.get((found.st_dev, found.st_ino))
         if spot.node is None or spot.node != node:
             node = self._new(Node(), found)
-            self._record(Entry(spot.folder, spot.name, node), f"create {spot.path}, by compiled code")
+            self._record(NameChange(spot.folder, spot.name, node), f"create {spot.path}, by compiled code")
         if content != self._contents.get(node, b""):
             self._record(Resize(node, 0), f"empty {spot.path}, by compiled code")
-            self._record(Write(node, 0, content), f"write {len(content)} bytes of {spot.path}, by compiled code")
+            self._record(FileWrite(node, 0, content), f"write {len(content)} bytes of {spot.path}, by compiled code")
         return spot._replace(node=node)
 
     def node_of(self, file: Any) -> tuple[int, str] | None:
@@ -229,7 +229,7 @@ class DiskRecording:
             self._step()
             size = real()
             start = os.lseek(descriptor, 0, os.SEEK_CUR) - size if offset is None else offset
-            self._record(Write(known[0], start, b"".join(buffers)[:size]), f"write [{start}, {start + size}) of {known[1]}")
+            self._record(FileWrite(known[0], start, b"".join(buffers)[:size]), f"write [{start}, {start + size}) of {known[1]}")
             return size
 
     def sized(self, file: Any, size: int, real: Callable[[], None], kind: type[Resize | Grow] = Resize) -> None:
@@ -259,7 +259,7 @@ class DiskRecording:
                 self._step()
                 descriptor = real()
                 node = self._new(Node(), os.fstat(descriptor))
-                self._record(Entry(spot.folder, spot.name, node), f"create {spot.path}")
+                self._record(NameChange(spot.folder, spot.name, node), f"create {spot.path}")
                 return descriptor
             if spot.node is None or not flags & os.O_TRUNC or not self._contents.get(spot.node):
                 return real()
@@ -278,7 +278,7 @@ class DiskRecording:
             real()
             found = os.stat(os.path.join(self._root, spot.path), follow_symlinks=False)
             node = self._new(Node(target is None, target), found)
-            self._record(Entry(spot.folder, spot.name, node), f"{'make folder' if target is None else 'link'} {spot.path}")
+            self._record(NameChange(spot.folder, spot.name, node), f"{'make folder' if target is None else 'link'} {spot.path}")
 
     def removed(self, path: Any, dir_fd: int | None, real: Callable[[], None]) -> None:
         """Remove a file or a folder by `real`."""
@@ -288,7 +288,7 @@ class DiskRecording:
                 return
             self._step()
             real()
-            self._record(Entry(spot.folder, spot.name, None), f"remove {spot.path}")
+            self._record(NameChange(spot.folder, spot.name, None), f"remove {spot.path}")
 
     def moved(self, source: Spot | None, target: Spot | None, real: Callable[[], None], *, keep: bool = False) -> None:
         """Rename, or (keep) give a second name, by `real`. Raises: AssertionError: of a file from outside nothing is known."""
@@ -301,11 +301,13 @@ class DiskRecording:
             self._step()
             real()
             if target is None:
-                self._record(Entry(source.folder, source.name, None), f"move {source.path} away")
+                self._record(NameChange(source.folder, source.name, None), f"move {source.path} away")
             elif source.node != target.node:
                 before = None if keep else (source.folder, source.name)
                 verb = "link" if keep else "rename"
-                self._record(Entry(target.folder, target.name, source.node, before), f"{verb} {source.path} to {target.path}")
+                self._record(
+                    NameChange(target.folder, target.name, source.node, before), f"{verb} {source.path} to {target.path}"
+                )
 
     def verify(self) -> None:
         """Compare the folder with what was recorded. Raises: AssertionError: they differ, so something was not recorded."""

@@ -31,7 +31,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class FileWrite:
     """Bytes of a file are written at an offset."""
 
     node: int
@@ -61,7 +61,7 @@ class Grow:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class NameChange:
     """A name in a folder becomes that of `node`, or (None) of nothing.
 
     source: folder and name that it is moved from, by a rename. is_source_synced: whether that folder was synced since.
@@ -88,8 +88,8 @@ class Note:
     value: Any
 
 
-Content = Write | Resize | Grow
-Change = Content | Entry
+Content = FileWrite | Resize | Grow
+Change = Content | NameChange
 Operation = Change | Sync | Note
 Tree = dict[str, bytes | Node]
 """Content by path, relative to the recorded folder; of folders and links the node."""
@@ -105,7 +105,7 @@ class Names:
         """Return a copy that changes by itself."""
         return Names({folder: dict(names) for folder, names in self.by_folder.items()})
 
-    def apply(self, entry: Entry) -> None:
+    def apply(self, entry: NameChange) -> None:
         """Make the change."""
         names = self.by_folder.setdefault(entry.folder, {})
         if entry.node is None:
@@ -122,7 +122,7 @@ class Names:
 def changed(content: bytes, change: Content) -> bytes:
     """The content of a file after the change.
 
-    >>> changed(b"abc", Write(1, 5, b"x")), changed(b"abc", Resize(1, 2))
+    >>> changed(b"abc", FileWrite(1, 5, b"x")), changed(b"abc", Resize(1, 2))
     (b'abc\\x00\\x00x', b'ab')
     """
     if isinstance(change, Grow):
@@ -133,15 +133,15 @@ def changed(content: bytes, change: Content) -> bytes:
     return before + change.content + content[change.end :]
 
 
-def sectors(write: Write) -> list[Write]:
+def sectors(write: FileWrite) -> list[FileWrite]:
     """The write, cut where sectors of the disk begin.
 
-    >>> [(part.offset, part.end) for part in sectors(Write(1, 500, bytes(600)))]
+    >>> [(part.offset, part.end) for part in sectors(FileWrite(1, 500, bytes(600)))]
     [(500, 512), (512, 1024), (1024, 1100)]
     """
     cuts = [write.offset, *range((write.offset // SECTOR + 1) * SECTOR, write.end, SECTOR), write.end]
     return [
-        Write(write.node, start, write.content[start - write.offset : stop - write.offset])
+        FileWrite(write.node, start, write.content[start - write.offset : stop - write.offset])
         for start, stop in pairwise(cuts)
         if start < stop
     ]
@@ -169,17 +169,17 @@ class SimulatedDisk:
     def _sync(self, node: int) -> None:
         left: list[Change] = []
         for change in self.pending:
-            if isinstance(change, Entry) and change.folder == node:
+            if isinstance(change, NameChange) and change.folder == node:
                 source = change.source
                 if source is None or source[0] == node or change.is_source_synced:
                     self._names.apply(change)
                 else:
                     # Durable where it went to; where it came from it may still be.
                     self._names.apply(replace(change, source=None))
-                    left.append(Entry(*source, None))
-            elif isinstance(change, Entry) and change.source is not None and change.source[0] == node:
+                    left.append(NameChange(*source, None))
+            elif isinstance(change, NameChange) and change.source is not None and change.source[0] == node:
                 left.append(replace(change, is_source_synced=True))
-            elif not isinstance(change, Entry) and change.node == node:
+            elif not isinstance(change, NameChange) and change.node == node:
                 self._contents[node] = changed(self._contents.get(node, b""), change)
             else:
                 left.append(change)
@@ -189,7 +189,7 @@ class SimulatedDisk:
         """What is found after a power loss, if of the pending changes those survive that `choose` chooses."""
         names, contents = self._names.copy(), dict(self._contents)
         for change in choose(self.pending):
-            if isinstance(change, Entry):
+            if isinstance(change, NameChange):
                 names.apply(change)
             else:
                 contents[change.node] = changed(contents.get(change.node, b""), change)
@@ -214,22 +214,22 @@ def _nothing(_: Sequence[Change]) -> Sequence[Change]:
 
 
 def _names(pending: Sequence[Change]) -> Sequence[Change]:
-    return [change for change in pending if isinstance(change, Entry)]
+    return [change for change in pending if isinstance(change, NameChange)]
 
 
 def _contents(pending: Sequence[Change]) -> Sequence[Change]:
-    return [change for change in pending if not isinstance(change, Entry)]
+    return [change for change in pending if not isinstance(change, NameChange)]
 
 
 def _zeros(pending: Sequence[Change]) -> Sequence[Change]:
-    return [Grow(change.node, change.end) if isinstance(change, Write) else change for change in pending]
+    return [Grow(change.node, change.end) if isinstance(change, FileWrite) else change for change in pending]
 
 
 def _torn(pending: Sequence[Change]) -> Sequence[Change]:
-    last = {change.node: change for change in pending if isinstance(change, Write)}
+    last = {change.node: change for change in pending if isinstance(change, FileWrite)}
     chosen: list[Change] = []
     for change in pending:
-        if isinstance(change, Write) and change is last[change.node]:
+        if isinstance(change, FileWrite) and change is last[change.node]:
             parts = sectors(change)
             chosen += parts[: len(parts) // 2]
         else:
@@ -262,11 +262,11 @@ def any_of(random: Random) -> Chooser:
             kind = random.randrange(4)
             if kind == 0:
                 chosen.append(change)
-            elif isinstance(change, Write) and kind == 1:
+            elif isinstance(change, FileWrite) and kind == 1:
                 chosen += (part for part in sectors(change) if random.randrange(2))
-            elif isinstance(change, Write) and kind == 2:
+            elif isinstance(change, FileWrite) and kind == 2:
                 chosen.append(Grow(change.node, change.end))
-            elif isinstance(change, Entry) and kind == 1:
+            elif isinstance(change, NameChange) and kind == 1:
                 source = change.source
                 # A rename to another folder appears there first.
                 chosen.append(change if source is None or source[0] == change.folder else replace(change, source=None))

@@ -1,0 +1,80 @@
+"""Checkpoints, finished trainings and states of optimizers after a power loss at any moment: whole, or not there; never another's."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from modyn.models.weights import save_weights, weights_sha256
+from modyn.testing.disk_recorder import recorded_disk
+from modyn.trainer_server.checkpoint import load_checkpoint
+from modyn.trainer_server.finished import find_finished, keep_finished, keep_without_model
+from modyn.trainer_server.state_file import read_state_file, write_state_file
+
+IDENTITY = {"run": "r", "trigger": 3}
+
+
+def state(number: int) -> dict[str, Any]:
+    return {"version": 6, "identity": IDENTITY, "number": number, "weights": torch.full((700,), float(number))}
+
+
+def test_a_checkpoint_is_the_newest_or_the_one_that_was_being_written(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoints" / "r.3.checkpoint"
+    with recorded_disk(tmp_path) as disk:
+        for number in range(3):
+            write_state_file(path, state(number))
+            disk.note(number)
+    for loss in disk.losses():
+        with loss.restored():
+            found = load_checkpoint(path, IDENTITY)
+            if path.exists():
+                read_state_file(path)
+            number = -1 if found is None else found["number"]
+            assert number in (len(loss.notes) - 1, len(loss.notes))
+            assert found is None or torch.equal(found["weights"], state(number)["weights"])
+
+
+def test_an_optimizer_state_in_the_place_of_an_older_one_is_one_of_them(tmp_path: Path) -> None:
+    """Written as `keep_optimizers` does: what an attempt left is removed first."""
+    path = tmp_path / "optimizers" / "r.3.pt"
+    with recorded_disk(tmp_path) as disk:
+        for number in range(2):
+            path.unlink(missing_ok=True)
+            write_state_file(path, state(number), "training.keep_optimizer_state")
+            disk.note(number)
+    for loss in disk.losses():
+        with loss.restored():
+            found = read_state_file(path)["number"] if path.exists() else None
+            assert found in ([None, 0], [None, 0, 1], [1])[len(loss.notes)]
+
+
+def test_a_finished_training_is_whole_or_made_again(tmp_path: Path) -> None:
+    """Two attempts of one training, whose weights differ, and one that makes no model: a result comes with the weights that it belongs to."""
+    torch.manual_seed(0)
+    weights, models = tmp_path / "finished" / "r.3.safetensors", [nn.Linear(30, 20), nn.Linear(30, 20)]
+    digests = []
+    with recorded_disk(tmp_path, native=["*.partial"]) as disk:
+        for number, model in enumerate(models):
+            keep_finished(weights, partial(save_weights, model), {"attempt": number}, IDENTITY)
+            disk.note(number)
+            digests.append(weights_sha256(weights))
+        keep_without_model(weights, {"attempt": 2}, IDENTITY)
+        disk.note(2)
+    seen = set()
+    for loss in disk.losses():
+        with loss.restored():
+            found = find_finished(weights, IDENTITY)
+            seen.add(None if found is None else found["attempt"])
+            if loss.log and loss.log[-1].startswith("note"):
+                assert found == {"attempt": len(loss.notes) - 1}
+            elif loss.notes:
+                # While the next attempt takes its place, it may be neither: then the training is made again.
+                assert found is None or found["attempt"] in (len(loss.notes) - 1, len(loss.notes))
+            if found is not None and found["attempt"] < 2:
+                assert weights_sha256(weights) == digests[found["attempt"]]
+            assert find_finished(weights, {**IDENTITY, "trigger": 4}) is None
+    assert seen == {None, 0, 1, 2}
