@@ -215,7 +215,7 @@ class EvaluationQueue:
         return None, True
 
     def _report(self, task: EvaluationTask, status: EvaluationStatus, clock: WorkClock) -> None:
-        clock.report(status)
+        clock.report(status.state)
         detail = {
             "handler": task.handler,
             "dataset": task.dataset,

@@ -338,7 +338,7 @@ class RunExecutor:
         self._hub.progress(self._run_id, EventKind.STREAM_PROGRESS, detail)
 
     def _report_training_progress(self, clock: WorkClock, status: TrainingStatus) -> None:
-        clock.report(status)
+        clock.report(status.state)
         detail = {
             "state": str(status.state),
             "samples_seen": status.samples_seen,

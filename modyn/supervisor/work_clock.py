@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from modyn.records import JobState
-from modyn.rpc.retry import JobStatus
 
 
 class WorkClock:
@@ -21,12 +20,12 @@ class WorkClock:
         self._now = now
         self._since: float | None = None
 
-    def report(self, status: JobStatus) -> None:
-        """Take note of a status of the job: every one, in order."""
+    def report(self, state: JobState) -> None:
+        """Take note of the state of the job: of every status, in order."""
         now = self._now()
         if self._since is not None:
             self.seconds += now - self._since
-        self._since = now if status.state is JobState.RUNNING else None
+        self._since = now if state is JobState.RUNNING else None
 
 
 def stage_seconds(seconds: Mapping[str, float], training_result: Mapping[str, Any]) -> dict[str, float]:
