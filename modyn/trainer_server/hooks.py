@@ -1,13 +1,16 @@
-"""Hooks of the training loop: loss log, early stopping, progress reports."""
+"""Hooks of the training loop: loss log, divergence, early stopping, progress reports. Imports torch: for workers only."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from time import perf_counter
 from typing import Any, Final
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from modyn.errors import TrainingError
 from modyn.trainer_server.config import EarlyStoppingConfig
 from modyn.trainer_server.loop import Hook, Training, stopped
 from modyn.workers import JobConnection
@@ -64,6 +67,32 @@ class Losses(Hook):
         self.every, self.epochs, self.validation = state["every"], list(state["epochs"]), list(state["validation"])
         self._batches = [int(batch) for batch, _ in state["entries"]]
         self._losses = [loss for _, loss in state["entries"]]
+
+
+class DivergedError(TrainingError):
+    """The loss or the weights are not finite any more."""
+
+
+class FiniteLoss(Hook):
+    """Ends a training after the first epoch whose mean loss is not finite. That loss is read once an epoch anyway."""
+
+    def on_epoch(self, training: Training) -> None:
+        """Raise DivergedError if the mean loss of the epoch is no finite number."""
+        loss = training.mean_epoch_loss()
+        if not math.isfinite(loss):
+            raise DivergedError(f"the mean loss of epoch {training.progress.epoch} is {loss}")
+
+
+def check_weights(model: nn.Module) -> None:
+    """Check that every parameter is finite and no buffer is NaN (a mask may hold infinities). Reads one number from the device.
+
+    Raises DivergedError, naming the first that is not.
+    """
+    sound = {name: value.detach().isfinite().all() for name, value in model.named_parameters()}
+    sound |= {name: ~value.isnan().any() for name, value in model.named_buffers() if value.is_floating_point()}
+    if sound and not bool(torch.stack([each.reshape(()) for each in sound.values()]).all()):
+        name = next(name for name, each in sound.items() if not bool(each))
+        raise DivergedError(f"'{name}' holds values that are not finite")
 
 
 class EarlyStopping(Hook):

@@ -41,7 +41,6 @@ from modyn.trainer_server.checkpoint import (
 from modyn.trainer_server.client import NOTHING_TRAINED, NothingTrained, TrainingJob, TrainingRequest
 from modyn.trainer_server.components import build_components
 from modyn.trainer_server.config import TrainingConfig
-from modyn.trainer_server.divergence import DivergedError, FiniteLoss, check_weights
 from modyn.trainer_server.files import (
     checkpoint_path,
     finished_path,
@@ -53,7 +52,7 @@ from modyn.trainer_server.files import (
 )
 from modyn.trainer_server.finished import find_finished, keep_finished, keep_without_model
 from modyn.trainer_server.held_out import Validation
-from modyn.trainer_server.hooks import EarlyStopping, Losses, ProgressReports
+from modyn.trainer_server.hooks import DivergedError, EarlyStopping, FiniteLoss, Losses, ProgressReports, check_weights
 from modyn.trainer_server.inputs import TrainingContext, TrainingInputs
 from modyn.trainer_server.loop import Clock, Hook, Training
 from modyn.trainer_server.optimizer_states import keep_optimizers, take_over_optimizers

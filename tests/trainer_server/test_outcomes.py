@@ -19,8 +19,8 @@ from modyn.model_storage.client import ModelHeader
 from modyn.records import ModelVersion, RunId
 from modyn.testing.fakes import FakeModelStorage
 from modyn.trainer_server.client import TrainingRequest
-from modyn.trainer_server.divergence import DivergedError, check_weights
 from modyn.trainer_server.files import clean_up, finished_path
+from modyn.trainer_server.hooks import DivergedError, check_weights
 from modyn.workers import KeptModels
 from tests.support.training import MemoryData, NoModel, RecordedReport, TrainingRoom, small_pipeline
 
