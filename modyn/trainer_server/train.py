@@ -43,14 +43,16 @@ from modyn.trainer_server.components import build_components
 from modyn.trainer_server.config import TrainingConfig
 from modyn.trainer_server.files import (
     checkpoint_path,
+    find_finished,
     finished_path,
+    keep_finished,
+    keep_without_model,
     optimizers_path,
     remove,
     remove_outlived,
     remove_own,
     scratch_dir,
 )
-from modyn.trainer_server.finished import find_finished, keep_finished, keep_without_model
 from modyn.trainer_server.held_out import Validation
 from modyn.trainer_server.hooks import DivergedError, EarlyStopping, FiniteLoss, Losses, ProgressReports, check_weights
 from modyn.trainer_server.inputs import TrainingContext, TrainingInputs

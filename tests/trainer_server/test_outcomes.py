@@ -163,7 +163,7 @@ def test_an_attempt_that_was_killed_while_it_wrote_its_result_leaves_no_file(tmp
     program = (
         "import pathlib, resource, signal, sys\n"
         "from safetensors.torch import save\n"
-        "from modyn.trainer_server.finished import keep_finished\n"
+        "from modyn.trainer_server.files import keep_finished\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
         "keep_finished(pathlib.Path(sys.argv[1]), lambda path: path.write_bytes(save({})), {'notes': 'n' * 100_000}, {})"

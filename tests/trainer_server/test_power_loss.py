@@ -12,7 +12,7 @@ from torch import nn
 from modyn.models.weights import save_weights, weights_sha256
 from modyn.testing.disk_recorder import recorded_disk
 from modyn.trainer_server.checkpoint import load_checkpoint
-from modyn.trainer_server.finished import find_finished, keep_finished, keep_without_model
+from modyn.trainer_server.files import find_finished, keep_finished, keep_without_model
 from modyn.trainer_server.state_file import read_state_file, write_state_file
 
 IDENTITY = {"run": "r", "trigger": 3}
