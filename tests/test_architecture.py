@@ -235,7 +235,7 @@ TRAINING_WORKER = {
     "storage.model": "file_table records samples",
     "storage.read": "locality payload_reader publication record_readers snapshot",
     "trainer_server": (
-        "batches check checkpoint client components config criterion files held_out hooks inputs joint_step loop "
+        "check checkpoint client components config criterion files held_out hooks inputs joint_step loop "
         "optimizer_states plan preload state_file train"
     ),
     "trainer_server.downsampling": "no",

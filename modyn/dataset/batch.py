@@ -1,4 +1,4 @@
-"""Batches of tensors, and their copies to a device while the batch before is computed with."""
+"""Batches of tensors, and what is made of a stream of them: cut to a bound, joined where one holds a single sample, copied to a device."""
 
 from __future__ import annotations
 
@@ -52,6 +52,33 @@ class Batch:
         return replace(self, data=data, labels=function(self.labels), weights=function(self.weights))
 
 
+def bounded(batches: Iterator[Batch], num_samples: int) -> Iterator[Batch]:
+    """The batches, the last of them cut so that they hold `num_samples` samples in all."""
+    left = num_samples
+    while left > 0 and (batch := next(batches, None)) is not None:
+        yield batch if len(batch) <= left else _first(batch, left)
+        left -= len(batch)
+
+
+def joined(batches: Iterator[Batch], batches_in: Callable[[int], int]) -> Iterator[Batch]:
+    """The batches; one with a single sample, be it the rest of an epoch or what deletions left, is part of the batch before it in its epoch,
+    else of the one behind it: BatchNorm cannot use it alone. Looks one batch ahead.
+
+    Args: batches_in: returns how many batches an epoch has.
+    """
+    held: Batch | None = None
+    for batch in batches:
+        if held is not None and batch.epoch == held.epoch and 1 in (len(batch), len(held)):
+            # The index says where a resumed training goes on, so never before these samples; the plan has none for a last batch of one.
+            held = _concatenated(held, batch, min(batch.index, batches_in(batch.epoch) - 1))
+            continue
+        if held is not None:
+            yield held
+        held = batch
+    if held is not None:
+        yield held
+
+
 def on_device(batches: Iterator[Batch], device: torch.device | str) -> Iterator[Batch]:
     """The same batches with data, labels and weights on `device`; keys stay where they are.
 
@@ -94,3 +121,23 @@ def _use_copy(batch: Batch, done: torch.cuda.Event) -> Batch:
     map_tensors((batch.labels, batch.weights), record)
     map_tensors(batch.data, record)
     return batch
+
+
+def _first(batch: Batch, count: int) -> Batch:
+    data = map_tensors(batch.data, lambda tensor: tensor[:count])
+    return replace(batch, keys=batch.keys[:count], data=data, labels=batch.labels[:count], weights=batch.weights[:count])
+
+
+def _concatenated(a: Batch, b: Batch, index: int) -> Batch:
+    keys, labels, weights = (torch.cat(pair) for pair in ((a.keys, b.keys), (a.labels, b.labels), (a.weights, b.weights)))
+    return Batch(keys, _both(a.data, b.data), labels, weights, a.epoch, index)
+
+
+def _both(a: Data, b: Data) -> Data:
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return tuple(torch.cat(pair) for pair in zip(a, b, strict=True))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return {name: torch.cat((part, b[name])) for name, part in a.items()}
+    assert isinstance(a, torch.Tensor)
+    assert isinstance(b, torch.Tensor)
+    return torch.cat((a, b))

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau
 
@@ -348,3 +349,8 @@ def _describe_value(kind: Any, value: Any, parameter: inspect.Parameter | None, 
     # The message of Python about a text in place of a number does not help.
     reason = "" if isinstance(value, str) and isinstance(error, TypeError) else f"{kind.__name__} refuses its options: {error}; "
     return f"{value!r} is wrong: {reason}{expected} is expected{example}"
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    """Whether any module computes statistics over a batch while it is trained."""
+    return any(isinstance(module, _BatchNorm) for module in model.modules())

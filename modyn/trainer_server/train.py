@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from modyn.config.base import load_section
-from modyn.dataset.batch import on_device
+from modyn.dataset.batch import bounded, joined, on_device
 from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import DatasetSource
 from modyn.dataset.loader import BatchLoader
@@ -30,7 +30,6 @@ from modyn.models.weights import build_model, load_weights, save_weights
 from modyn.rpc.logs import bind, configure_logs, get_logger
 from modyn.rpc.retry import Retrier, RetryPolicy
 from modyn.selector.client import SelectorClient
-from modyn.trainer_server.batches import bounded, has_batch_norm, joined
 from modyn.trainer_server.checkpoint import (
     Checkpoints,
     check_checkpoint_folder,
@@ -39,7 +38,7 @@ from modyn.trainer_server.checkpoint import (
     seed_everything,
 )
 from modyn.trainer_server.client import NOTHING_TRAINED, NothingTrained, TrainingJob, TrainingRequest
-from modyn.trainer_server.components import build_components
+from modyn.trainer_server.components import build_components, has_batch_norm
 from modyn.trainer_server.config import TrainingConfig
 from modyn.trainer_server.files import (
     checkpoint_path,
@@ -237,7 +236,7 @@ def fit(inputs: TrainingInputs, training: Training, seed: int, checkpoint: Mappi
     dataset = build_dataset(inputs, seed, position)
     with BatchLoader(dataset, inputs.config.dataloader_workers, pin_memory=inputs.config.on_gpu) as loader:
         wanted = bounded(iter(loader), plan.num_samples - num_seen)
-        batches = on_device(joined(wanted, plan) if plan.join_single else wanted, inputs.config.device)
+        batches = on_device(joined(wanted, plan.batches_in) if plan.join_single else wanted, inputs.config.device)
         first = list(islice(batches, 1))
         # Only now: starting to load draws random numbers, how many depends on the number of workers.
         seed_everything(derived_seed(seed, inputs.request.trigger_id, _TRAINING))

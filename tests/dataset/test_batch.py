@@ -1,13 +1,17 @@
-"""Batches reach their device whole and in order, and only the computing stream waits for a copy."""
+"""Batches are cut and joined without losing a sample; they reach their device whole and in order, and only the computing stream waits for a copy."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from modyn.dataset.batch import Batch, on_device
+from modyn.dataset.batch import Batch, bounded, joined, on_device
+from modyn.trainer_server.plan import TrainingPlan
 
 DEVICES = [
     "cpu",
@@ -50,3 +54,52 @@ def test_memory_of_a_batch_in_use_is_not_given_to_the_next_copies() -> None:
         del batch
     expected = [sum(range(i * 1000, (i + 1) * 1000)) for i in range(30)]
     assert [int(total) for total in sums] == expected
+
+
+def batches_of(sizes: Sequence[Sequence[int]], several: bool = False) -> Iterator[Batch]:
+    """Batches of these sizes by epoch, as the loader gives them: without those of no sample."""
+    key = 0
+    for epoch, in_epoch in enumerate(sizes):
+        for index, size in enumerate(in_epoch):
+            keys = torch.arange(key, key + size)
+            key += size
+            data: Any = {"a": keys.float(), "b": keys * 2} if several else keys.float()
+            if size:
+                yield Batch(keys, data, keys % 3, keys / 2, epoch, index)
+
+
+@settings(max_examples=200)
+@given(st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=6), min_size=1, max_size=4), st.booleans())
+def test_joining_keeps_all_samples_in_order_and_leaves_no_single_one_that_has_a_neighbour(
+    sizes: list[list[int]], several: bool
+) -> None:
+    plan = TrainingPlan(num_keys=24, batch_size=4, epochs=4, join_single=True)
+    before, after = list(batches_of(sizes, several)), list(joined(batches_of(sizes, several), plan.batches_in))
+    for epoch in range(len(sizes)):
+        of_epoch = [batch for batch in after if batch.epoch == epoch]
+        keys = [key for batch in before if batch.epoch == epoch for key in batch.keys.tolist()]
+        assert [key for batch in of_epoch for key in batch.keys.tolist()] == keys
+        assert len(keys) == 1 or 1 not in map(len, of_epoch)
+        last = plan.batches_in(epoch) - 1
+        indices = {key: batch.index for batch in before if batch.epoch == epoch for key in batch.keys.tolist()}
+        # A training that goes on behind a batch sees none of its samples again.
+        assert [batch.index for batch in of_epoch] == [min(indices[int(batch.keys[-1])], last) for batch in of_epoch]
+    for batch in after:
+        first = batch.data["a"] if isinstance(batch.data, dict) else batch.data
+        assert torch.equal(first, batch.keys.float())  # type: ignore[arg-type]
+        assert torch.equal(batch.labels, batch.keys % 3)
+        assert torch.equal(batch.weights, batch.keys / 2)
+
+
+def test_a_joined_last_batch_counts_as_the_last_of_the_plan() -> None:
+    """97 keys in batches of 32, those of the third deleted: the single last sample is part of the second."""
+    plan = TrainingPlan(num_keys=97, batch_size=32, epochs=1, join_single=True)
+    assert [(len(batch), batch.index) for batch in joined(batches_of([[32, 32, 0, 1]]), plan.batches_in)] == [(32, 0), (33, 2)]
+
+
+@settings(max_examples=200)
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.integers(0, 30))
+def test_a_bound_cuts_the_last_batch(sizes: list[int], bound: int) -> None:
+    found = list(bounded(batches_of([sizes]), bound))
+    keys = [key for batch in found for key in batch.keys.tolist()]
+    assert keys == list(range(min(bound, sum(sizes))))

@@ -1,25 +1,21 @@
-"""What the loop sees of the loader's batches: not more samples than the bound, and no batch of one where BatchNorm needs two."""
+"""Trainings of batches that were cut or joined: not more samples than the bound, and no batch of one where BatchNorm needs two."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 from modyn.config.base import Severity
-from modyn.dataset.batch import Batch
 from modyn.errors import CancelledError
 from modyn.models import MODELS
 from modyn.models.weights import build_model
-from modyn.trainer_server.batches import bounded, has_batch_norm, joined
 from modyn.trainer_server.check import check
 from modyn.trainer_server.checkpoint import seed_everything
+from modyn.trainer_server.components import has_batch_norm
 from modyn.trainer_server.plan import TrainingPlan
 from modyn.trainer_server.train import derived_seed
 from tests.support.plugins import installed
@@ -46,58 +42,9 @@ class Normed(torch.nn.Sequential):
 """
 
 
-def batches_of(sizes: Sequence[Sequence[int]], several: bool = False) -> Iterator[Batch]:
-    """Batches of these sizes by epoch, as the loader gives them: without those of no sample."""
-    key = 0
-    for epoch, in_epoch in enumerate(sizes):
-        for index, size in enumerate(in_epoch):
-            keys = torch.arange(key, key + size)
-            key += size
-            data: Any = {"a": keys.float(), "b": keys * 2} if several else keys.float()
-            if size:
-                yield Batch(keys, data, keys % 3, keys / 2, epoch, index)
-
-
-@settings(max_examples=200)
-@given(st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=6), min_size=1, max_size=4), st.booleans())
-def test_joining_keeps_all_samples_in_order_and_leaves_no_single_one_that_has_a_neighbour(
-    sizes: list[list[int]], several: bool
-) -> None:
-    plan = TrainingPlan(num_keys=24, batch_size=4, epochs=4, join_single=True)
-    before, after = list(batches_of(sizes, several)), list(joined(batches_of(sizes, several), plan))
-    for epoch in range(len(sizes)):
-        of_epoch = [batch for batch in after if batch.epoch == epoch]
-        keys = [key for batch in before if batch.epoch == epoch for key in batch.keys.tolist()]
-        assert [key for batch in of_epoch for key in batch.keys.tolist()] == keys
-        assert len(keys) == 1 or 1 not in map(len, of_epoch)
-        last = plan.batches_in(epoch) - 1
-        indices = {key: batch.index for batch in before if batch.epoch == epoch for key in batch.keys.tolist()}
-        # A training that goes on behind a batch sees none of its samples again.
-        assert [batch.index for batch in of_epoch] == [min(indices[int(batch.keys[-1])], last) for batch in of_epoch]
-    for batch in after:
-        first = batch.data["a"] if isinstance(batch.data, dict) else batch.data
-        assert torch.equal(first, batch.keys.float())  # type: ignore[arg-type]
-        assert torch.equal(batch.labels, batch.keys % 3)
-        assert torch.equal(batch.weights, batch.keys / 2)
-
-
-def test_a_joined_last_batch_counts_as_the_last_of_the_plan() -> None:
-    """97 keys in batches of 32, those of the third deleted: the single last sample is part of the second."""
-    plan = TrainingPlan(num_keys=97, batch_size=32, epochs=1, join_single=True)
-    assert [(len(batch), batch.index) for batch in joined(batches_of([[32, 32, 0, 1]]), plan)] == [(32, 0), (33, 2)]
-
-
 def test_a_bound_leaves_no_pass_of_one_sample() -> None:
     plan = TrainingPlan(num_keys=64, batch_size=32, max_samples=65, join_single=True)
     assert (plan.num_samples, plan.num_batches) == (64, 2)
-
-
-@settings(max_examples=200)
-@given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.integers(0, 30))
-def test_a_bound_cuts_the_last_batch(sizes: list[int], bound: int) -> None:
-    found = list(bounded(batches_of([sizes]), bound))
-    keys = [key for batch in found for key in batch.keys.tolist()]
-    assert keys == list(range(min(bound, sum(sizes))))
 
 
 def test_what_computes_over_a_batch() -> None:
