@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from modyn._core import KeySet
 from modyn.errors import NotFoundError
-from modyn.selector.window.live import NO_KEYS
+from modyn.selector.window import NO_KEYS
 from modyn.storage.client import StorageClient
 
 DeletedKeys = Callable[[str, str], KeySet]

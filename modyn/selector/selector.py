@@ -51,8 +51,7 @@ from modyn.selector.sample_log import SampleLog, check_range
 from modyn.selector.sample_rows import RowCopier, copy_rows, create_rows, drop_rows
 from modyn.selector.selection import build_selection
 from modyn.selector.trigger_set import TriggerSet, check_checksum, check_next, write_trigger_set
-from modyn.selector.window import SelectionContext, window_of_trigger
-from modyn.selector.window.reader import CancellableReader, SampleReader
+from modyn.selector.window import CancellableReader, SampleReader, SelectionContext, window_of_trigger
 
 SAMPLES_INFORMED = Counter("modyn_selector_samples_informed_total", "Samples that runs were informed of, without repeated ones")
 TRIGGER_SECONDS = Histogram(

@@ -22,8 +22,7 @@ from modyn.atomic_write import sync
 from modyn.columnar import ColumnFile, FileKind, column_writer
 from modyn.errors import ConflictError, InvalidArgumentError, ModynError, UnavailableError
 from modyn.records import Int64Array, KeysAndWeights, RunId, TriggerSetInfo
-from modyn.selector.window import Selection, SelectionWindow
-from modyn.selector.window.reader import BLOCK, SampleReader
+from modyn.selector.window import BLOCK, SampleReader, Selection, SelectionWindow
 
 _KIND = FileKind(b"MODYNSET", 4, "trigger set", "restore it from a backup, or delete the run and start it anew")
 _VERIFYING = tuple(threading.Lock() for _ in range(16))

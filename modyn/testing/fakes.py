@@ -26,8 +26,7 @@ from modyn.selector.deletions import DeletedKeys
 from modyn.selector.sample_log import check_range, refuse_other_labels, refuse_others, unseen
 from modyn.selector.selection import SelectionPolicy, build_selection, validate_selection_section
 from modyn.selector.trigger_set import check_checksum, check_next, partition_bounds
-from modyn.selector.window import SelectionContext, window_of_trigger
-from modyn.selector.window.live import NO_KEYS
+from modyn.selector.window import NO_KEYS, SelectionContext, window_of_trigger
 from modyn.testing.checks import MemoryReader
 from modyn.trainer_server.client import NOTHING_TRAINED, TrainingRequest, TrainingState, TrainingStatus
 from modyn.trainer_server.trainings import check_request

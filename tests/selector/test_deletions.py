@@ -11,9 +11,7 @@ from modyn._core import KeySet
 from modyn.errors import NotFoundError
 from modyn.records import SampleBatch
 from modyn.selector.deletions import StorageDeletions
-from modyn.selector.window import window_of_trigger
-from modyn.selector.window.live import LiveReader
-from modyn.selector.window.reader import BLOCK
+from modyn.selector.window import BLOCK, LiveReader, window_of_trigger
 from modyn.testing.checks import MemoryReader
 from modyn.testing.fake_storage import FakeStorage, FakeStorageClient
 

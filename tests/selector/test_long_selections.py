@@ -19,7 +19,7 @@ from modyn.errors import CancelledError, NotFoundError
 from modyn.records import RunId, SampleBatch
 from modyn.rpc.retry import CancellationToken
 from modyn.selector.selector import Selector
-from modyn.selector.window.live import NO_KEYS
+from modyn.selector.window import NO_KEYS
 from modyn.testing.fake_storage import FakeStorage
 from modyn.testing.waiting import PATIENCE_S, eventually
 from tests.support.selecting import serving

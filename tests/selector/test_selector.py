@@ -37,8 +37,7 @@ from modyn.records import RunId, SampleBatch
 from modyn.selector.sample_log import unseen
 from modyn.selector.selector import Selector
 from modyn.selector.trigger_set import TriggerSetHeader, write_trigger_set
-from modyn.selector.window import Selection
-from modyn.selector.window.live import NO_KEYS
+from modyn.selector.window import NO_KEYS, Selection
 from modyn.testing.fakes import FakeSelectorClient
 from modyn.testing.waiting import PATIENCE_S
 

@@ -19,8 +19,7 @@ from modyn.atomic_write import TEMPORARY_SUFFIX
 from modyn.errors import CorruptStateError, InvalidArgumentError, ModynError, NotFoundError, UnavailableError
 from modyn.records import KeysAndWeights, SampleBatch
 from modyn.selector.trigger_set import TriggerSet, partition_bounds, write_trigger_set
-from modyn.selector.window import Selection, whole, window_of_trigger
-from modyn.selector.window.reader import BLOCK
+from modyn.selector.window import BLOCK, Selection, whole, window_of_trigger
 from modyn.testing.checks import MemoryReader
 
 

@@ -1,19 +1,26 @@
-"""What a selection policy takes and returns: the part of a run's stream that a trigger covers, read in chunks, and the selected keys."""
+"""What a selection policy takes and returns: the part of a run's stream that a trigger covers, read in chunks, and the selected keys.
+
+Then how samples are drawn from it, and last how those of a run are read: by position in its stream, deleted ones left out.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from modyn._core import KeySet
 from modyn.errors import CorruptStateError
 from modyn.records import Int64Array, KeysAndWeights, SampleBatch
-from modyn.selector.window.live import NO_KEYS, LiveReader
-from modyn.selector.window.reader import BLOCK, SampleReader
+from modyn.rpc.retry import CancellationToken
 
+BLOCK = 65_536
+"""Positions that a sampler decides on at once. Fixed, because a seed means the same sample only as long as this stays."""
+MOST_RANGES = 65_536
+"""Ranges of one trigger set: 1 MiB."""
+NO_KEYS = KeySet(np.zeros(0, np.int64))
 _MAX_CHUNK_SIZE = 1_048_576
 
 
@@ -198,3 +205,97 @@ class StatefulPolicy:
                 f"the saved state of {type(self).__name__} is {dict(state)}, but it keeps none; "
                 "resume the run with the release that started it"
             )
+
+
+class SampleReader(Protocol):
+    """Random access to the samples of one run by position in its stream: SampleLog, or arrays in tests."""
+
+    def read(self, start: int, end: int) -> SampleBatch:
+        """Return samples [start, end), positions from 0 in the stream, all of which must exist."""
+
+    def read_keys(self, start: int, end: int) -> Int64Array:
+        """Return the keys of samples [start, end), int64 (end - start,), which is what most policies need."""
+
+
+class CancellableReader:
+    """Reads as `reader` does, until `token` is cancelled: from then on each read raises its cause."""
+
+    def __init__(self, reader: SampleReader, token: CancellationToken) -> None:
+        self._reader = reader
+        self._token = token
+
+    def read(self, start: int, end: int) -> SampleBatch:
+        """Return samples [start, end)."""
+        self._token.check()
+        return self._reader.read(start, end)
+
+    def read_keys(self, start: int, end: int) -> Int64Array:
+        """Return the keys of samples [start, end)."""
+        self._token.check()
+        return self._reader.read_keys(start, end)
+
+
+class LiveReader:
+    """Samples [start, end) of a stream without those whose keys are deleted, numbered from 0 in stream order.
+
+    All keys are read once when it is made. Memory: 16 bytes for each BLOCK samples and each of `marks`, and a block.
+    """
+
+    def __init__(self, reader: SampleReader, start: int, end: int, deleted: KeySet, marks: Sequence[int] = ()) -> None:
+        """marks: positions, in ascending order, whose numbers will be asked for with `number_of`."""
+        self._reader, self._end, self._deleted = reader, end, deleted
+        self._positions = np.unique(np.array([*range(start, end, BLOCK), *marks, end], np.int64))
+        self._numbers = np.zeros_like(self._positions)
+        """How many samples exist before each of `_positions`."""
+        num_before = 0
+        for first in range(start, end, BLOCK):
+            last = min(first + BLOCK, end)
+            exists = np.concatenate([[0], np.cumsum(~deleted.contains(reader.read_keys(first, last)))])
+            inside = (self._positions >= first) & (self._positions <= last)
+            self._numbers[inside] = num_before + exists[self._positions[inside] - first]
+            num_before += int(exists[-1])
+
+    def __len__(self) -> int:
+        return int(self._numbers[-1])
+
+    def number_of(self, mark: int) -> int:
+        """How many samples exist before the position `mark`, one of `marks`."""
+        return int(self._numbers[np.searchsorted(self._positions, mark)])
+
+    def read(self, start: int, end: int) -> SampleBatch:
+        """Return the samples with numbers [start, end)."""
+        batches = []
+        for first, _, chosen in self._blocks(start, end):
+            held = self._reader.read(first, first + int(chosen[-1]) + 1)
+            batches.append(SampleBatch(held.keys[chosen], held.timestamps[chosen], held.labels[chosen]))
+        return SampleBatch.concatenate(batches) if batches else self._reader.read(self._end, self._end)
+
+    def read_keys(self, start: int, end: int) -> Int64Array:
+        """Return the keys of the samples with numbers [start, end): int64 (end - start,)."""
+        return np.concatenate([np.zeros(0, np.int64), *(keys[chosen] for _, keys, chosen in self._blocks(start, end))])
+
+    def ranges(self, start: int, end: int) -> list[tuple[int, int]] | None:
+        """Return the samples with numbers [start, end) as ranges of positions in the stream; None if these are more than MOST_RANGES, or
+        more than half as many as the samples."""
+        found: list[tuple[int, int]] = []
+        for first, _, chosen in self._blocks(start, end):
+            breaks = np.flatnonzero(np.diff(chosen) != 1) + 1
+            for run in np.split(chosen + first, breaks):
+                begin, stop = int(run[0]), int(run[-1]) + 1
+                if found and found[-1][1] == begin:
+                    begin = found.pop()[0]
+                found.append((begin, stop))
+            if len(found) > min(MOST_RANGES, (end - start) // 2):
+                return None
+        return found
+
+    def _blocks(self, start: int, end: int) -> Iterator[tuple[int, Int64Array, Int64Array]]:
+        """Yield, for blocks that hold samples with numbers [start, end): first position, all keys, and which of them are these samples."""
+        nearest = int(np.searchsorted(self._numbers, start, "right")) - 1
+        position, number = int(self._positions[nearest]), int(self._numbers[nearest])
+        while number < end and position < self._end:
+            keys = self._reader.read_keys(position, min(position + BLOCK, self._end))
+            existing = np.flatnonzero(~self._deleted.contains(keys))
+            if len(chosen := existing[max(start - number, 0) : end - number]):
+                yield position, keys, chosen
+            position, number = position + len(keys), number + len(existing)
