@@ -19,7 +19,7 @@ from modyn.rpc.client import SectionClient
 from modyn.rpc.wire import from_message, to_message
 
 if TYPE_CHECKING:
-    from modyn.workers.kept_models import KeptModels
+    from modyn.workers import KeptModels
 
 CHUNK_BYTES: Final = 1 << 20
 OUT_OF_ORDER: Final = "did not come as one header, then chunks, then one trailer"

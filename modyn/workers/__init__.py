@@ -12,10 +12,9 @@ from __future__ import annotations
 from modyn.records import JobState
 from modyn.workers.job import Job
 from modyn.workers.job_table import JobTable
-from modyn.workers.kept_models import KeptModels
 from modyn.workers.limits import WorkerLimits
 from modyn.workers.pool import WorkerPool
-from modyn.workers.process import JobConnection, SessionRules, die_with_parent
+from modyn.workers.process import JobConnection, KeptModels, SessionRules, die_with_parent
 
 __all__ = [
     "Job",
