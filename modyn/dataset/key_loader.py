@@ -67,7 +67,7 @@ def load_keys(
         pin_memory=pin_memory,
     )
     if source is not None and num_threads > 1 and config.runs_per_sample:
-        yield from _by_processes(_arrays(keys), config, batch_size, num_threads, pin_memory, options, source)
+        yield from _by_processes(_arrays(keys), config, batch_size, num_threads, options, source)
         return
     given = _GivenKeys(_arrays(keys))
     reads = given.reads(batch_size, max(batch_size, KEYS_PER_READ))
@@ -87,17 +87,17 @@ def _by_processes(
     config: DataConfig,
     batch_size: int,
     num_processes: int,
-    pin_memory: bool,
     options: ReadOptions,
     source: PayloadSource,
 ) -> Iterator[Batch]:
     # Each process makes whole batches by itself, and pins none: that is done here.
-    options = replace(options, ahead=1, requests=1, pin_memory=False, seed_of=None)
+    of_one = replace(options, ahead=1, requests=1, pin_memory=False, seed_of=None)
 
     def make(limits: ProcessLimits) -> _BatchOfKeys:
-        return _BatchOfKeys(config, options, source, limits)
+        return _BatchOfKeys(config, of_one, source, limits)
 
-    with closing(batches_of_processes(make, num_processes, pin_memory, enumerate(_of_size(arrays, batch_size)))) as batches:
+    requests = enumerate(_of_size(arrays, batch_size))
+    with closing(batches_of_processes(make, num_processes, options.pin_memory, requests)) as batches:
         for batch in batches:
             if len(batch):
                 yield batch

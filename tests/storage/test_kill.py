@@ -32,7 +32,7 @@ import os, signal, sys
 from pathlib import Path
 from modyn.config.system import load_system_config
 from modyn import atomic_write as durable
-from modyn.storage.ingest import open_dataset
+from modyn.storage.ingest import limits, open_dataset
 from modyn.storage.ingest import publisher
 from modyn.storage.ingest import segment_writer
 from modyn.storage.catalogue import catalogue
@@ -78,7 +78,7 @@ config = load_system_config(Path(sys.argv[1]))
 store = DatasetStore(config, Catalogue.open(config))
 store.start()
 # Files of more than 50 samples are large, and every file is a commit of its own.
-store.dataset("numbers").limits = open_dataset.IngestLimits(held_samples=50, flush_s=0.0, merge_run=4)
+store.dataset("numbers").limits = limits.IngestLimits(held_samples=50, flush_s=0.0, merge_run=4)
 list(store.ingest("numbers"))
 print("survived")
 """

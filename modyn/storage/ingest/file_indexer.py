@@ -22,6 +22,7 @@ from modyn.storage.files.file_system import FileStatus, FileSystem, SeenFile, Un
 from modyn.storage.files.local import LocalFiles
 from modyn.storage.formats.bad_rows import BadRows
 from modyn.storage.formats.base import FileFormat, FormatResume, WholeFileFormat
+from modyn.storage.ingest.limits import IngestLimits
 from modyn.storage.model.file_table import FileRow
 from modyn.storage.model.samples import BadRow, IndexedFiles, IndexedSamples
 
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
     from modyn.storage.files.local_copies import LocalCopies
 
-GROWING_BYTES = 16 << 20
-"""Indexing a file of so many bytes may take longer than the pauses between appends to it: waiting for a pause could last for ever."""
 COPIES_AT_ONCE = 512
 """Most objects of one sample that are copied and indexed with one call."""
 
@@ -53,8 +52,7 @@ class ChangedError(Exception):
 class FileJob:
     """One file to index: new, or the rest of one that grew, of which `row` is what is indexed.
 
-    Args: growing_bytes: files of this size or more may be appended to while they are indexed. future_tolerance_s: as `future_samples`.
-        num_skipped: rows of what is indexed that were skipped.
+    Args: num_skipped: rows of what is indexed that were skipped.
     """
 
     def __init__(
@@ -63,13 +61,11 @@ class FileJob:
         file_format: FileFormat,
         seen: SeenFile,
         row: FileRow | None = None,
-        growing_bytes: int = GROWING_BYTES,
-        future_tolerance_s: float | None = None,
+        limits: IngestLimits = IngestLimits(),  # noqa: B008  (frozen)
         num_skipped: int = 0,
     ) -> None:
         self.seen, self.row = seen, row
-        self._future_tolerance_s = future_tolerance_s
-        self._folder, self._format, self._growing_bytes = folder, file_format, growing_bytes
+        self._folder, self._format, self._limits = folder, file_format, limits
         self._path = folder.full_path(seen.path)
         self._resume = (
             FormatResume(row.indexed_end, row.num_samples, row.fingerprint, num_skipped) if row and row.num_samples else None
@@ -89,7 +85,7 @@ class FileJob:
         before = self._resume or self.indexed
         end, num_samples = before.end, before.num_samples
         bad_rows = BadRows(self._path, getattr(self._format.config, "max_bad_rows", 0))
-        with watching(self._folder, self._format, self.seen, self._growing_bytes):
+        with watching(self._folder, self._format, self.seen, self._limits.growing_bytes):
             if self._resume is not None:
                 check_unchanged(self._folder, self._path, self._resume)
             for chunk in self._chunks():
@@ -118,7 +114,7 @@ class FileJob:
         """The chunks of the format, up to the size with which the file was listed. Exceptions of a plug-in's format become DataError."""
         try:
             for chunk in map(self._without_refused, _index(self._folder, self._format, self._path, self._resume)):
-                for at, reason in future_samples(chunk.timestamps, len(chunk), self._future_tolerance_s).items():
+                for at, reason in future_samples(chunk.timestamps, len(chunk), self._limits.future_tolerance_s).items():
                     raise UnusableNowError(f"{self._path}, the sample at {int(chunk.offsets[at])}: {reason}")
                 part = beginning(self._format, chunk, self.seen.size) if self._format.can_grow else chunk
                 if part is not None:

@@ -186,9 +186,8 @@ class _Ingestion:
                 yield job
 
     def _job(self, seen: SeenFile, row: FileRow | None = None) -> FileJob:
-        limits = self._dataset.limits
         skipped = self._dataset.catalogue.num_skipped(self._dataset.row.id, row) if row else 0
-        return FileJob(self._files, self._format, seen, row, limits.growing_bytes, limits.future_tolerance_s, skipped)
+        return FileJob(self._files, self._format, seen, row, self._dataset.limits, skipped)
 
     def _recheck(self, seen: SeenFile) -> FileJob | None:
         """Record what became of an indexed file whose size or time is another; a job if samples were appended to it."""

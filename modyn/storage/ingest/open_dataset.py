@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +22,8 @@ from modyn.storage.catalogue.catalogue import Catalogue, Change, Contents, Datas
 from modyn.storage.files.local import LocalFiles, open_filesystem
 from modyn.storage.files.stability import StabilityTracker
 from modyn.storage.formats import build_format
-from modyn.storage.formats.base import CHUNK_ROWS
 from modyn.storage.index.tombstones import Tombstones
-from modyn.storage.ingest.file_indexer import GROWING_BYTES
+from modyn.storage.ingest.limits import IngestLimits
 from modyn.storage.ingest.publisher import Publisher
 from modyn.storage.model.file_table import FileTable
 from modyn.storage.model.records import DatasetInfo
@@ -35,28 +34,6 @@ from modyn.storage.read.snapshot import DatasetSnapshot, PublishedDataset
 
 QUARANTINE = "quarantine"
 """Folder of segments that no catalogue row named, below that of the dataset."""
-
-
-@dataclass(frozen=True, slots=True)
-class IngestLimits:
-    """Bounds of memory and waiting of one ingestion."""
-
-    held_samples: int = CHUNK_ROWS
-    """A file with more samples is not held in memory: its segments are written as they fill."""
-    growing_bytes: int = GROWING_BYTES
-    """Files of this size or more may be appended to while they are indexed."""
-    files_at_once: int = 1 << 14
-    """Files of one sample that are indexed with one call: bounds what is held of them beside the listing."""
-    flush_files: int = 1 << 15
-    """New files that are committed together: bounds what is held of them, and the database works while the next ones are read."""
-    flush_s: float = 1.0
-    """Samples of complete files wait for at most so long for others to share their segment."""
-    merge_run: int = 16
-    """Neighbouring segments of about one size that become one: a sample is rewritten once per factor of 16, five times at most."""
-    lock_wait_s: float = 600.0
-    """How long an ingestion on request waits for another one of the same dataset."""
-    future_tolerance_s: float | None = None
-    """Samples that lie further in the future are not taken; None: they are."""
 
 
 class RetrySchedule:

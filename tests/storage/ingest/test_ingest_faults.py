@@ -23,7 +23,7 @@ from modyn.storage.formats.csv import CsvFormat
 from modyn.storage.ingest import file_indexer
 from modyn.storage.ingest.file_indexer import beginning
 from modyn.storage.ingest.ingestion import ingest
-from modyn.storage.ingest.open_dataset import IngestLimits
+from modyn.storage.ingest.limits import IngestLimits
 from modyn.storage.model.samples import IndexedSamples
 from tests.support.running_storage import RunningStorage, binary_dataset, image_dataset, write_image, write_records
 

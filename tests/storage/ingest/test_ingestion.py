@@ -21,7 +21,7 @@ from modyn.storage.datasets import DatasetStore
 from modyn.storage.files.file_system import Roots
 from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume
 from modyn.storage.ingest.ingestion import ingest
-from modyn.storage.ingest.open_dataset import IngestLimits
+from modyn.storage.ingest.limits import IngestLimits
 from modyn.storage.model.records import IngestProgress
 from modyn.storage.model.samples import IndexedSamples
 from tests.support.running_storage import (
