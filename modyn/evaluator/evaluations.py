@@ -25,7 +25,7 @@ from modyn.records import Interval, RunId
 from modyn.rpc.logs import get_logger
 from modyn.run_ids import check_run_id
 from modyn.storage.client import StorageClient
-from modyn.workers import Job, JobTable, WorkerPool
+from modyn.workers import Job, JobSpec, JobTable, WorkerPool
 
 JOBS = Counter("modyn_evaluation_jobs", "Evaluation jobs that ended", ["outcome"])
 SCORES = Counter("modyn_evaluation_scores", "Values of metrics that were computed")
@@ -239,15 +239,16 @@ class Evaluations:
                 outcome = _as_error(error, f"the answer of {job.name} cannot be read")
             self._concluded(group, outcome)
 
-        job = self._pool.submit(
+        spec = JobSpec(
             "modyn.evaluator.evaluate:run",
             evaluation,
             name=group.names,
+            log_path=evaluation.config.log_dir / "runs" / requests[0].run_id / f"evaluation-{requests[0].trigger_id}.log",
             session=session_key(requests[0]),
             device=requests[0].device,
-            log_path=evaluation.config.log_dir / "runs" / requests[0].run_id / f"evaluation-{requests[0].trigger_id}.log",
-            on_message=lambda message: self._set_all(group, EvaluationState.RUNNING, *message),
-            on_done=ended,
+        )
+        job = self._pool.submit(
+            spec, on_message=lambda message: self._set_all(group, EvaluationState.RUNNING, *message), on_done=ended
         )
         with self._changed:
             group.job = job

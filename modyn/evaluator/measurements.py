@@ -15,7 +15,7 @@ from modyn.evaluator.records import MeasureRequest, Rows, Score, checked_source
 from modyn.evaluator.versions import DataVersion, decoding_digest
 from modyn.run_ids import check_run_id
 from modyn.storage.client import StorageClient
-from modyn.workers import WorkerPool
+from modyn.workers import JobSpec, WorkerPool
 
 MAX_WAITING: Final = 8
 """Passes that are made or wait at once: each holds a thread of the server."""
@@ -46,14 +46,15 @@ class Measurements:
             identity = self._storage.dataset(section.dataset_id).identity
             work = self._make_job(request, source, DataVersion(identity, decoding_digest(request.dataset)))
             try:
-                job = self._pool.submit(
+                spec = JobSpec(
                     "modyn.evaluator.evaluate:run",
                     work,
                     name=str(request),
+                    log_path=work.config.log_dir / "runs" / request.run_id / f"measure-{request.model_id}.log",
                     session=session_key(request),
                     device=request.device,
-                    log_path=work.config.log_dir / "runs" / request.run_id / f"measure-{request.model_id}.log",
                 )
+                job = self._pool.submit(spec)
                 on_stop(job.stop)
                 for part in job.result():
                     yield part if isinstance(part, Score) else read_rows(part)

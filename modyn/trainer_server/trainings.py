@@ -30,7 +30,7 @@ from modyn.rpc.logs import get_logger
 from modyn.run_ids import check_run_id
 from modyn.trainer_server.client import NothingTrained, TrainingJob, TrainingRequest, TrainingState, TrainingStatus
 from modyn.trainer_server.files import clean_up, remove_run
-from modyn.workers import Job, JobTable, WorkerPool
+from modyn.workers import Job, JobSpec, JobTable, WorkerPool
 
 CHECK_S: Final = 50.0
 """Below the deadline of the call."""
@@ -77,7 +77,7 @@ class Trainings:
         """What is wrong in the sections of the trainer, by a worker. Raises DeadlineError."""
         log_path = self._log_dir / "checks.log"
         log_path.unlink(missing_ok=True)
-        job = self._checks.submit(self.check_task, dict(pipeline), name="check of a pipeline", log_path=log_path)
+        job = self._checks.submit(JobSpec(self.check_task, dict(pipeline), name="check of a pipeline", log_path=log_path))
         try:
             problems: list[Problem] = job.result(CHECK_S)
         except TimeoutError as error:
@@ -127,13 +127,16 @@ class Trainings:
     def _submit(self, key: Key, request: TrainingRequest) -> Job:
         name = f"training of run {request.run_id}, trigger {request.trigger_id}"
         try:
-            return self._pool.submit(
+            spec = JobSpec(
                 self.task,
                 TrainingJob(request, for_workers(self._config, Role.WORKER)),
                 name=name,
                 log_path=self.log_path(*key),
                 session=session_key(request),
                 device=str(request.pipeline["training"].get("device", "cpu")),
+            )
+            return self._pool.submit(
+                spec,
                 on_message=lambda message: self.table.update(key, lambda s: replace(s, state=TrainingState.RUNNING, **message)),
                 on_done=lambda job: self._done(key, request, job),
             )

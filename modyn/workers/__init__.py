@@ -10,7 +10,7 @@ put back after each (`surroundings.py`); one that fails ends it.
 from __future__ import annotations
 
 from modyn.records import JobState
-from modyn.workers.job import Job
+from modyn.workers.job import Job, JobSpec
 from modyn.workers.job_table import JobTable
 from modyn.workers.limits import WorkerLimits
 from modyn.workers.pool import WorkerPool
@@ -19,6 +19,7 @@ from modyn.workers.process import JobConnection, KeptModels, SessionRules, die_w
 __all__ = [
     "Job",
     "JobConnection",
+    "JobSpec",
     "JobState",
     "JobTable",
     "KeptModels",

@@ -22,8 +22,9 @@ _logger = logging.getLogger(__name__)
 class JobSpec:
     """What is asked of a worker process: the function `task`, `package.module:function`, with `request`, picklable.
 
-    name: of the job in messages. session: the key of the session that it belongs to; None: it has a worker process of its own.
-    device: cpu, cuda:N, or cuda for any GPU.
+    name: of the job in messages, e.g. `training of run a-0001`. log_path: what the worker prints meanwhile is appended to it. session: jobs
+    with the same key may be done by one process; None: a process for this one alone. device: cpu, cuda:N, or cuda for any GPU; the task
+    finds its own at its connection.
     """
 
     task: str

@@ -79,32 +79,23 @@ class WorkerPool:
 
     def submit(
         self,
-        task: str,
-        request: object,
+        spec: JobSpec,
         *,
-        name: str,
-        log_path: Path,
-        session: str | None = None,
-        device: str = "cpu",
         on_message: Callable[[Any], None] | None = None,
         on_done: Callable[[Job], None] | None = None,
     ) -> Job:
         """Queue a job.
 
-        Args: task: `package.module:function`. request: its argument, picklable. name: of the job in messages, e.g. `training of run
-        a-0001`. log_path: what the worker prints meanwhile is appended to it. session: jobs with the same key may be done by one process;
-        None: a process for this one alone. device: cpu, cuda:N, or cuda for any GPU; the task finds its own at its connection.
-        on_message, on_done: called by the thread that watches the worker: messages in order, then `on_done` once.
+        Args: on_message, on_done: called by the thread that watches the worker: messages in order, then `on_done` once.
         Raises: UnavailableError, with no callback called: there is no file descriptor or no thread left. ConflictError: the pool is closed.
         """
         try:
-            spec = JobSpec(task, request, name, log_path, session, device)
             job = Job(spec, self._leave_queue, on_message, on_done)
         except OSError as error:
-            raise UnavailableError(_cannot_start(name, error, "open files")) from error
+            raise UnavailableError(_cannot_start(spec.name, error, "open files")) from error
         with self._changed:
             if self._closed:
-                raise ConflictError(f"{name} cannot start: the service is shutting down")
+                raise ConflictError(f"{spec.name} cannot start: the service is shutting down")
             self._queue.append(job)
             if len(self._slots) < self._max_workers and self._idle < len(self._queue):
                 self._add_slot(job)

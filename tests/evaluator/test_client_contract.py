@@ -32,7 +32,7 @@ from modyn.rpc.server import Registration, start_server
 from modyn.state_folders import prepare_run_dir
 from modyn.testing.fake_evaluator import FakeEvaluator
 from modyn.testing.fake_storage import FakeStorage
-from modyn.workers import WorkerPool
+from modyn.workers import JobSpec, WorkerPool
 
 RUN = RunId("digits-0001")
 DATASET: dict[str, Any] = {
@@ -96,13 +96,12 @@ class _Pool:
 
     def submit(
         self,
-        task: str,
-        work: EvaluationJob,
+        spec: JobSpec,
         *,
         on_done: Callable[[_Job], None] = lambda _: None,
         on_message: Callable[[tuple[int, int]], None] = lambda _: None,
-        **_: Any,
     ) -> _Job:
+        work = cast("EvaluationJob", spec.request)
         self.num_made += 1
         message = self._failing.get(work.request.model_id)
         job = _Job(work, None if message is None else UserCodeError(message))

@@ -33,7 +33,7 @@ from modyn.json_codec import sanitize
 from modyn.records import EvalInterval, Interval, JobState, RunId
 from modyn.testing.fake_storage import FakeStorage
 from modyn.testing.waiting import PATIENCE_S, eventually
-from modyn.workers import WorkerPool
+from modyn.workers import JobSpec, WorkerPool
 
 DATASET: dict[str, Any] = {
     "dataset_id": "test",
@@ -91,11 +91,9 @@ class FakePool:
         self.jobs: list[FakeJob] = []
         self._changed = threading.Condition()
 
-    def submit(
-        self, task: str, request: EvaluationJob, *, name: str, log_path: Path, session: str, device: str, **callbacks: Any
-    ) -> FakeJob:
+    def submit(self, spec: JobSpec, **callbacks: Any) -> FakeJob:
         with self._changed:
-            self.jobs.append(FakeJob(request, name, **callbacks))
+            self.jobs.append(FakeJob(cast("EvaluationJob", spec.request), spec.name, **callbacks))
             self._changed.notify_all()
             return self.jobs[-1]
 

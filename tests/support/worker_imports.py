@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from modyn.registry import load_object
-from modyn.workers import JobConnection, WorkerPool
+from modyn.workers import JobConnection, JobSpec, WorkerPool
 
 PRELOADED: Final = frozenset(sys.modules)
 """What was imported before this module. In a worker: by the fork server, which imports this module last."""
@@ -24,7 +24,7 @@ def imports_after_fork(preload: Sequence[str], task: str, request: object, log_p
     pool = WorkerPool(1, preload=[*preload, __name__])
     try:
         name = f"{__name__}:run_and_list_imports"
-        found: list[str] = pool.submit(name, (task, request), name="imports", log_path=log_path).result(120)
+        found: list[str] = pool.submit(JobSpec(name, (task, request), name="imports", log_path=log_path)).result(120)
         return found
     finally:
         pool.close()

@@ -23,7 +23,7 @@ from modyn.trainer_server.checkpoint import load_checkpoint, random_state, set_r
 from modyn.trainer_server.config import SCHEDULERS
 from modyn.trainer_server.service import PRELOAD
 from modyn.trainer_server.state_file import read_state_file, write_state_file
-from modyn.workers import KeptModels, WorkerPool
+from modyn.workers import JobSpec, KeptModels, WorkerPool
 from tests.support.training import MemoryData, Outcome, RecordedReport, TrainingRoom, small_pipeline
 
 HERE = Path(__file__).parent
@@ -196,7 +196,7 @@ def test_a_killed_worker_is_replaced_by_one_that_goes_on(tmp_path: Path, monkeyp
 
     def submit(delay: float) -> Any:
         request = (pipeline, data, str(folder), delay)
-        return pool.submit("trainer_tasks:train", request, name="training", log_path=tmp_path / "log")
+        return pool.submit(JobSpec("trainer_tasks:train", request, name="training", log_path=tmp_path / "log"))
 
     job = submit(0.02)
     path = folder / "checkpoints" / "memory-0001.0.checkpoint"
@@ -221,7 +221,7 @@ def test_workers_that_load_data_change_nothing(tmp_path: Path, monkeypatch: pyte
     here = TrainingRoom(tmp_path / "here").train(one)
     pool = WorkerPool(1, preload=PRELOAD)
     request = (two, MemoryData(), str(tmp_path / "there"), 0.0)
-    there = pool.submit("trainer_tasks:train", request, name="training", log_path=tmp_path / "log").result(60)
+    there = pool.submit(JobSpec("trainer_tasks:train", request, name="training", log_path=tmp_path / "log")).result(60)
     pool.close()
     assert there.version.weights_sha256 == here.trained.weights_sha256
 

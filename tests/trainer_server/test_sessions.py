@@ -14,7 +14,7 @@ from modyn.records import RunId
 from modyn.trainer_server.client import TrainingRequest
 from modyn.trainer_server.service import PRELOAD
 from modyn.trainer_server.trainings import session_key
-from modyn.workers import SessionRules, WorkerPool
+from modyn.workers import JobSpec, SessionRules, WorkerPool
 from tests.support.training import MemoryData, RecordedReport, TrainingRoom, small_pipeline
 
 HERE = Path(__file__).parent
@@ -41,7 +41,7 @@ def train_three(pipeline: dict[str, Any], folder: Path, session: str | None) -> 
     hashes, workers = list[str](), set[int | None]()
     for trigger in range(3):
         request = (pipeline, MemoryData(num_keys=40 + 8 * trigger), str(folder / f"{session}-{trigger}"), 0.0)
-        job = pool.submit("trainer_tasks:train", request, name="training", log_path=folder / "log", session=session)
+        job = pool.submit(JobSpec("trainer_tasks:train", request, name="training", log_path=folder / "log", session=session))
         stored: StoredModelInfo = job.result(60)
         hashes.append(stored.version.weights_sha256)
         workers.add(job.worker_pid)

@@ -18,7 +18,7 @@ SERVICE = """
     sys.path.insert(0, {here!r})
     from pathlib import Path
     from modyn.testing.waiting import eventually
-    from modyn.workers import SessionRules, WorkerPool
+    from modyn.workers import JobSpec, SessionRules, WorkerPool
 
     def children():
         pids = {{pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}}
@@ -28,7 +28,7 @@ SERVICE = """
         pool = WorkerPool(1, rules=SessionRules(idle_s=60), preload=(), server_idle_s=0.0)
 
         def fork_server(name, session=None):
-            job = pool.submit("worker_tasks:surroundings", None, name=name, log_path=Path({log!r}) / name, session=session)
+            job = pool.submit(JobSpec("worker_tasks:surroundings", None, name, Path({log!r}) / name, session))
             return str(job.result(60)["fork_server"])
 
         print("before the first job:", children() == [])

@@ -14,7 +14,7 @@ from modyn.errors import CancelledError, DataError, TrainingError, UnavailableEr
 from modyn.log_files import LogLimits
 from modyn.testing.waiting import PATIENCE_S, eventually
 from modyn.trainer_server.service import PRELOAD
-from modyn.workers import Job, SessionRules, WorkerLimits, WorkerPool
+from modyn.workers import Job, JobSpec, SessionRules, WorkerLimits, WorkerPool
 
 HERE = Path(__file__).parent
 FOR_LONG = SessionRules(idle_s=600.0)
@@ -47,8 +47,10 @@ def submit(make_pool: Make, tmp_path: Path) -> Submit:
 
 
 def submitter(pool: WorkerPool, folder: Path) -> Submit:
-    def submit(task: str, request: object = None, session: str | None = "a", log: str = "log", **options: Any) -> Job:
-        return pool.submit(f"worker_tasks:{task}", request, name=f"job {task}", log_path=folder / log, session=session, **options)
+    def submit(
+        task: str, request: object = None, session: str | None = "a", log: str = "log", device: str = "cpu", **callbacks: Any
+    ) -> Job:
+        return pool.submit(JobSpec(f"worker_tasks:{task}", request, f"job {task}", folder / log, session, device), **callbacks)
 
     return submit
 

@@ -31,7 +31,7 @@ from modyn.errors import (
 )
 from modyn.testing.waiting import PATIENCE_S, eventually
 from modyn.trainer_server.service import PRELOAD
-from modyn.workers import Job, JobState, SessionRules, WorkerPool
+from modyn.workers import Job, JobSpec, JobState, SessionRules, WorkerPool
 
 HERE = Path(__file__).parent
 
@@ -54,7 +54,9 @@ Submit = Callable[..., Job]
 @pytest.fixture
 def submit(pool: WorkerPool, tmp_path: Path) -> Submit:
     def run(task: str, request: object = None, **options: Any) -> Job:
-        return pool.submit(f"worker_tasks:{task}", request, name=f"job {task}", log_path=tmp_path / "logs" / task, **options)
+        return pool.submit(
+            JobSpec(f"worker_tasks:{task}", request, name=f"job {task}", log_path=tmp_path / "logs" / task), **options
+        )
 
     return run
 
@@ -86,7 +88,7 @@ def test_a_worker_is_warm_and_has_the_configured_threads(tmp_path: Path) -> None
     pool = WorkerPool(1, rules=SessionRules(num_threads=2), preload=PRELOAD)
     pool.warm_up()
     first, second = (
-        pool.submit("worker_tasks:surroundings", None, name=name, log_path=tmp_path / name).result(PATIENCE_S)
+        pool.submit(JobSpec("worker_tasks:surroundings", None, name=name, log_path=tmp_path / name)).result(PATIENCE_S)
         for name in ("a", "b")
     )
     pool.close()
@@ -113,7 +115,7 @@ def test_another_error_becomes_a_training_error_and_its_traceback_is_in_the_log(
 def test_the_class_of_other_errors_can_be_chosen(tmp_path: Path) -> None:
     pool = WorkerPool(1, failure=UnavailableError, preload=PRELOAD)
     with pytest.raises(UnavailableError, match="ZeroDivisionError"):
-        pool.submit("worker_tasks:foreign_error", None, name="job", log_path=tmp_path / "log").result(PATIENCE_S)
+        pool.submit(JobSpec("worker_tasks:foreign_error", None, name="job", log_path=tmp_path / "log")).result(PATIENCE_S)
     pool.close()
 
 
@@ -156,7 +158,7 @@ def test_a_job_whose_log_cannot_be_made_runs_and_says_why_it_has_none(tmp_path: 
     (tmp_path / "logs").write_text("in the place of the folder")
     pool = WorkerPool(1, preload=PRELOAD)
     try:
-        failed = pool.submit("worker_tasks:our_error", None, name="job", log_path=tmp_path / "logs" / "x")
+        failed = pool.submit(JobSpec("worker_tasks:our_error", None, name="job", log_path=tmp_path / "logs" / "x"))
         with pytest.raises(
             DataError, match=r"record 7 is short.* \(its log .*/logs/x cannot be written: (File exists|Not a directory)\)"
         ):
@@ -186,7 +188,7 @@ def test_a_job_that_does_not_listen_is_ended(tmp_path: Path, also_to_sigterm: bo
     pool = WorkerPool(1, preload=PRELOAD, kill_after_s=0.1)
     started = threading.Event()
     job = pool.submit(
-        "worker_tasks:deaf", also_to_sigterm, name="job", log_path=tmp_path / "log", on_message=lambda _: started.set()
+        JobSpec("worker_tasks:deaf", also_to_sigterm, name="job", log_path=tmp_path / "log"), on_message=lambda _: started.set()
     )
     assert started.wait(PATIENCE_S)
     job.stop(grace_s=0.1)
@@ -221,7 +223,8 @@ def test_jobs_are_bounded_and_begin_in_order(pool: WorkerPool, tmp_path: Path) -
         return running() == names
 
     jobs = [
-        pool.submit("worker_tasks:while_marked", (str(marks), str(i)), name=str(i), log_path=tmp_path / "log") for i in range(5)
+        pool.submit(JobSpec("worker_tasks:while_marked", (str(marks), str(i)), name=str(i), log_path=tmp_path / "log"))
+        for i in range(5)
     ]
     for both in (["0", "1"], ["1", "2"], ["2", "3"], ["3", "4"]):
         eventually(partial(are_running, both), running)
@@ -236,8 +239,8 @@ def test_without_a_thread_a_job_is_refused_and_later_ones_run(tmp_path: Path, mo
     with monkeypatch.context() as full:
         full.setattr(threading.Thread, "start", no_thread)
         with pytest.raises(UnavailableError, match="job a cannot start: can't start new thread; try again .* limit of threads"):
-            pool.submit("worker_tasks:count", 1, name="job a", log_path=tmp_path / "a", on_done=ended.append)
-    assert pool.submit("worker_tasks:count", 2, name="job b", log_path=tmp_path / "b").result(PATIENCE_S) == 2
+            pool.submit(JobSpec("worker_tasks:count", 1, name="job a", log_path=tmp_path / "a"), on_done=ended.append)
+    assert pool.submit(JobSpec("worker_tasks:count", 2, name="job b", log_path=tmp_path / "b")).result(PATIENCE_S) == 2
     pool.close()
     assert not ended
     assert not (tmp_path / "a").exists()
@@ -299,10 +302,10 @@ def test_callbacks_that_raise_cost_later_jobs_nothing(tmp_path: Path, caplog: py
         raise RuntimeError("callback")
 
     pool = WorkerPool(1, preload=PRELOAD)
-    job = pool.submit("worker_tasks:count", 1, name="job a", log_path=tmp_path / "a", on_message=fails, on_done=fails)
+    job = pool.submit(JobSpec("worker_tasks:count", 1, name="job a", log_path=tmp_path / "a"), on_message=fails, on_done=fails)
     with pytest.raises(TrainingError, match="cannot be watched: RuntimeError"):
         job.result(PATIENCE_S)
-    assert pool.submit("worker_tasks:count", 2, name="job b", log_path=tmp_path / "b").result(PATIENCE_S) == 2
+    assert pool.submit(JobSpec("worker_tasks:count", 2, name="job b", log_path=tmp_path / "b")).result(PATIENCE_S) == 2
     pool.close()
     assert "the callback after the end of job a failed" in caplog.text
 
@@ -311,7 +314,7 @@ def test_a_closed_pool_has_no_workers_and_takes_no_jobs(tmp_path: Path) -> None:
     pool = WorkerPool(1, preload=PRELOAD)
     pids: list[int] = []
     jobs = [
-        pool.submit("worker_tasks:until_stopped", None, name=name, log_path=tmp_path / name, on_message=pids.append)
+        pool.submit(JobSpec("worker_tasks:until_stopped", None, name=name, log_path=tmp_path / name), on_message=pids.append)
         for name in ("running", "queued")
     ]
     eventually(lambda: pids)
@@ -319,7 +322,7 @@ def test_a_closed_pool_has_no_workers_and_takes_no_jobs(tmp_path: Path) -> None:
     assert [job.state for job in jobs] == [JobState.STOPPED, JobState.STOPPED]
     assert not alive(pids[0])
     with pytest.raises(ConflictError, match="shutting down"):
-        pool.submit("worker_tasks:count", 1, name="late", log_path=tmp_path / "late")
+        pool.submit(JobSpec("worker_tasks:count", 1, name="late", log_path=tmp_path / "late"))
 
 
 def test_children_of_workers_come_from_the_same_server_and_die_with_their_worker(submit: Submit) -> None:
@@ -338,12 +341,12 @@ SERVICE = """
     import sys, threading, time
     sys.path.insert(0, {here!r})
     from pathlib import Path
-    from modyn.workers import WorkerPool
+    from modyn.workers import JobSpec, WorkerPool
 
     if __name__ == "__main__":
         pool = WorkerPool(2, preload={preload!r})
         pool.warm_up()
-        seen = pool.submit("worker_tasks:surroundings", None, name="first", log_path=Path({log!r}) / "first").result(60)
+        seen = pool.submit(JobSpec("worker_tasks:surroundings", None, "first", Path({log!r}) / "first")).result(60)
         print(seen["fork_server"], seen["threads_of_fork_server"], flush=True)
         told = threading.Event()
 
@@ -351,7 +354,7 @@ SERVICE = """
             print(message, flush=True)
             told.set()
 
-        pool.submit("worker_tasks:{task}", {request!r}, name="spin", log_path=Path({log!r}) / "spin", on_message=tell)
+        pool.submit(JobSpec("worker_tasks:{task}", {request!r}, "spin", Path({log!r}) / "spin"), on_message=tell)
         told.wait()
         time.sleep({seconds})
 """
