@@ -512,7 +512,7 @@ def test_watchers_that_are_gone_are_let_go(house: House) -> None:
     [
         (request(dataset=DATASET | {"metrics": []}), ConfigError, "metrics"),
         (request(times=[(5, 4)]), InvalidArgumentError, "ends before it starts"),
-        (replace(request(), run_id=RunId("../../etc")), InvalidArgumentError, "no run id"),
+        (replace(request(), run_id=RunId("../../etc")), InvalidArgumentError, "cannot name a run"),
     ],
 )
 def test_requests_that_cannot_be_served(house: House, asked: EvaluationRequest, error: type[ModynError], message: str) -> None:
