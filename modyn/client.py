@@ -92,7 +92,7 @@ class Client:
     # --- Services ---------------------------------------------------------------------------------------------------------------
 
     def up(self, progress: Callable[[StackStatus], None] | None = None) -> StackStatus:
-        """Start the embedded services, or those that died, and wait until all are healthy. progress: receives each status meanwhile."""
+        """Start the embedded services, or those that died, and wait until all are healthy. Args: progress: receives each status meanwhile."""
         return start_stack(self.config, self._config_file, progress)
 
     def down(self) -> bool:
@@ -270,7 +270,7 @@ class Client:
         return self.storage.change_dataset(dataset)
 
     def ingest(self, name: str, progress: Callable[[IngestProgress], None] | None = None) -> DatasetInfo:
-        """Index the new files of a dataset now. Returns the dataset afterwards. progress: called in this thread, a few times a second."""
+        """Index the new files of a dataset now. Returns the dataset afterwards. Args: progress: called in this thread, a few times a second."""
         for step in self.storage.ingest(name):
             if progress is not None:
                 progress(step)

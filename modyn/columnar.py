@@ -260,7 +260,7 @@ class LogHead:
     """
 
     def __init__(self, kind: FileKind, num_fields: int, slots: tuple[int, ...] = (_START.size,)) -> None:
-        """slots: positions of the slots in the file. The log's content begins behind `size` bytes."""
+        """Args: slots: positions of the slots in the file. The log's content begins behind `size` bytes."""
         self._kind, self._num_fields, self._slots = kind, num_fields, slots
         self._slot = struct.Struct(f"<Q{num_fields}qI")
         page = slots[1] - slots[0] if len(slots) > 1 else self._slot.size

@@ -30,7 +30,9 @@ def sanitize(text: str) -> str:
 
 
 def to_json(value: Any, *, sort_keys: bool = False) -> str:
-    """`value` as JSON that PostgreSQL accepts. sort_keys: mappings are equal whatever their order.
+    """`value` as JSON that PostgreSQL accepts.
+
+    Args: sort_keys: mappings are equal whatever their order.
 
     >>> to_json({"loss": float("nan"), "batches": 3})
     '{"loss": "$float:nan", "batches": 3}'

@@ -28,7 +28,8 @@ class LogLimits:
 def rotate(path: Path, limits: LogLimits, *, copy: bool = False) -> bool:
     """Make `path` the newest of its older files if it has outgrown `limits`. Returns whether it did.
 
-    copy: for a process that keeps `path` open, to append: the content is copied, then cut off. A line that is written in between is lost.
+    Args: copy: for a process that keeps `path` open, to append: the content is copied, then cut off. A line that is written in between is
+    lost.
     """
     try:
         if path.stat().st_size <= limits.max_bytes:

@@ -145,7 +145,7 @@ class DataConfig(Section):
         return bool(self.transformations or self.random_transformations or self.drawing)
 
     def warnings(self, path: str) -> list[Problem]:
-        """What works, but probably not as it is meant. path: of the section."""
+        """What works, but probably not as it is meant. Args: path: of the section."""
         return [
             Problem(
                 f"{path}.{name}",

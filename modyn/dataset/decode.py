@@ -54,8 +54,10 @@ class BatchPipeline:
     def run(self, payloads: Payloads, seed: int | None = None) -> tuple[Data, torch.Tensor]:
         """Model inputs and labels (float labels as float32) of the samples of one batch, whose offsets begin with 0.
 
-        Inputs may be a view of `payloads.data` where that is writable. seed: of the generator that functions are handed, and, where functions
-        may draw from the global ones, of these meanwhile; None leaves them alone.
+        Inputs may be a view of `payloads.data` where that is writable.
+
+        Args: seed: of the generator that functions are handed, and, where functions may draw from the global ones, of these meanwhile; None
+        leaves them alone.
         Raises: UserCodeError: names the function, the sample and the line. DataError: a payload is not as declared.
         """
         keys = payloads.keys

@@ -23,9 +23,11 @@ from modyn.selector.client import SelectorClient
 class BatchLoader:
     """The batches of a dataset, in the order of its plan, without empty ones. Use as a context manager, or call `close`.
 
-    Workers are threads of this process where no Python code runs for each sample: reading and copying release the GIL. Otherwise one worker
-    is a thread, and several are processes of their own (forkserver) with equal shares. The batches are the same for any number of workers,
-    which live as long as an iteration, over all epochs. pin_memory: batches are in page-locked memory.
+    Workers are threads of this process where no Python code runs for each sample: reading and copying release the GIL. Otherwise one
+    worker is a thread, and several are processes of their own (forkserver) with equal shares. The batches are the same for any number of
+    workers, which live as long as an iteration, over all epochs.
+
+    Args: pin_memory: batches are in page-locked memory.
 
     num_skipped: samples that the present iteration, or the last one, left out: deleted since the selection, or bad.
     """
@@ -85,14 +87,14 @@ class OnlineDataset(TriggerSetDataset):
     for batch in OnlineDataset("digits-0007", 3, batch_size=1024):
         model(batch.data)
 
-    data: how bytes become tensors; by default the `data` section of the run's pipeline, whose code then runs here. workers: threads, or
+    Args: data: how bytes become tensors; by default the `data` section of the run's pipeline, whose code then runs here. workers: threads, or
     processes where that code runs for each sample. system: the services; by default those of the system file that MODYN_CONFIG names, or of
     the state folder `.modyn`. The other arguments are as in the `training` section, except that no sample is left out by default.
-    Samples that were deleted since are left out, and counted: `num_skipped` of a batch, and of the dataset over the present iteration. A batch
-    whose samples were all deleted is left out; with a DataLoader of your own (batch_size=None) it comes, empty.
-    Raises NotFoundError for an unknown run or trigger, InvalidArgumentError for options out of range, ConfigError if `data` is wrong, or is
+    Raises: NotFoundError: the run or trigger is unknown. InvalidArgumentError: an option is out of range. ConfigError: `data` is wrong, or is
     neither given nor registered with the run.
 
+    Samples that were deleted since are left out, and counted: `num_skipped` of a batch, and of the dataset over the present iteration. A batch
+    whose samples were all deleted is left out; with a DataLoader of your own (batch_size=None) it comes, empty.
     `set_epoch(e)` makes it serve exactly epoch e; `seek(state)` goes on where `state(batch)` was taken, in any process.
     """
 

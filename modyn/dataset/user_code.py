@@ -97,7 +97,8 @@ def check_function(text: str, name: str, num_arguments: int) -> str:
 def may_draw(text: str) -> bool:
     """Whether a function may draw from the global random generators, as far as its source shows: it names what draws, and takes no `generator`.
 
-    text: as in a pipeline. Of an importable function its module is parsed, not imported; if that has no source, the answer is False.
+    Args: text: as in a pipeline. Of an importable function its module is parsed, not imported; if that has no source, the answer is
+    False.
     """
     imported = imported_name(text)
     if imported is None:

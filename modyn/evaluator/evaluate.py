@@ -241,7 +241,7 @@ class IntervalMetrics:
             metric.update(output[index], labels[index])
 
     def scores(self, num_listed: int) -> Iterator[Score]:
-        """Return one score for each metric. num_listed: samples of the interval, those deleted meanwhile included."""
+        """Return one score for each metric. Args: num_listed: samples of the interval, those deleted meanwhile included."""
         for metric in self._metrics:
             found = metric.value() if self._seen else MetricValue(None, "undefined: there are no samples in the interval")
             notes = [found.note] if found.note else []

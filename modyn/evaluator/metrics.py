@@ -82,7 +82,9 @@ class Metric(ABC):
 
     @abstractmethod
     def update(self, outputs: torch.Tensor, labels: torch.Tensor) -> None:
-        """Add n ≥ 0 samples. outputs: (n, …), as the transformer returns them, on the model's device. labels: (n,) on the same device.
+        """Add n ≥ 0 samples.
+
+        Args: outputs: (n, …), as the transformer returns them, on the model's device. labels: (n,) on the same device.
 
         Neither is changed. Raises InvalidArgumentError if their shapes or values are not what the metric is for.
         """
@@ -101,7 +103,7 @@ class Metric(ABC):
         )
 
     def check_two_classes(self, labels: torch.Tensor, because: str = "") -> None:
-        """Raise InvalidArgumentError unless all labels (n,) are 0 or 1. because: why they must be."""
+        """Raise InvalidArgumentError unless all labels (n,) are 0 or 1. Args: because: why they must be."""
         odd = labels[(labels != 0) & (labels != 1)]
         if len(odd):
             why = f": {because}" if because else ""

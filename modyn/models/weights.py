@@ -186,8 +186,9 @@ def save_weights(module: nn.Module, path: Path) -> None:
 def load_weights(module: nn.Module, path: Path, *, strict: bool = True) -> None:
     """Copy the weights in the file into the module, where names agree; dtypes and devices are the module's.
 
-    strict: every name must be in both. Raises InvalidArgumentError naming tensors that are missing, unexpected or of another shape,
-    CorruptStateError if the file is not a safetensors file.
+    Args: strict: every name must be in both.
+    Raises: InvalidArgumentError: names tensors that are missing, unexpected or of another shape. CorruptStateError: the file is not a
+    safetensors file.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file

@@ -172,7 +172,7 @@ class Retrier:
         self._report = report
 
     def under(self, policy: RetryPolicy, *, silent: bool = False) -> Retrier:
-        """Return one with the same token under another policy. silent: nothing is reported."""
+        """Return one with the same token under another policy. Args: silent: nothing is reported."""
         return Retrier(policy, self.token) if silent else Retrier(policy, self.token, self._report)
 
     def backoff(self) -> Backoff:

@@ -70,14 +70,18 @@ TRIGGERS = _table("triggers", "run_number", *_TRIGGER_COLUMNS)
 
 
 def find_run(session: Session, run_id: RunId, *, lock: bool = False) -> RunRecord | None:
-    """Return the run, if it is known. lock: exclude changes by others until the transaction ends."""
+    """Return the run, if it is known. Args: lock: exclude changes by others until the transaction ends."""
     query = select(RUNS).where(RUNS.c.run_id == run_id)
     row = session.execute(query.with_for_update() if lock else query).one_or_none()
     return None if row is None else RunRecord(**row._mapping)
 
 
 def get_run(session: Session, run_id: RunId, *, lock: bool = False) -> RunRecord:
-    """Return the run. lock: as for `find_run`. Raises NotFoundError if it is unknown or being deleted."""
+    """Return the run.
+
+    Args: lock: as for `find_run`.
+    Raises: NotFoundError: it is unknown or being deleted.
+    """
     run = find_run(session, run_id, lock=lock)
     if run is None or run.deleting:
         raise NotFoundError(f"the selector knows no run '{run_id}'; register it first")

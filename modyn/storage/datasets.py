@@ -99,7 +99,9 @@ class DatasetStore:
         self._readers.close()
 
     def register(self, config: DatasetConfig, *, may_be_absent: bool = False) -> DatasetInfo:
-        """Make a dataset known, and watch its folder if configured; a no-op with equal options. may_be_absent: it may appear later.
+        """Make a dataset known, and watch its folder if configured; a no-op with equal options.
+
+        Args: may_be_absent: it may appear later.
 
         Raises: AlreadyExistsError: it has other options. ConfigError, InvalidArgumentError: an option is wrong.
             NotFoundError, SecurityError: the folder is absent, or outside `storage.dataset_roots`.

@@ -38,7 +38,9 @@ _SAMPLE_BYTES = 24
 
 
 class StorageService(storage_pb2_grpc.StorageServicer):
-    """Serves a dataset store. endpoint: where, which bounds the size of a message.
+    """Serves a dataset store.
+
+    Args: endpoint: where, which bounds the size of a message.
 
     Each method decodes, carries out and encodes the call of the same name in protos/modyn/proto/storage.proto.
     """

@@ -80,7 +80,7 @@ def retry_policy(config: SupervisorConfig) -> RetryPolicy:
 
 
 def report_wait(journal: RunJournal, message: str) -> None:
-    """Show the watchers of a run why it waits. journal: not retried, since this reports that the retries begin."""
+    """Show the watchers of a run why it waits. Args: journal: not retried, since this reports that the retries begin."""
     _LOG.warning("waiting", run_id=journal.run_id, reason=message)
     try:
         journal.message(message)

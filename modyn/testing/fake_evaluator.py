@@ -36,9 +36,11 @@ def score_by_model(request: EvaluationRequest, interval: EvalInterval, metric: s
 class FakeEvaluator(FakeSectionClient):
     """Use in place of an EvaluatorClient. An evaluation finishes as soon as it is started.
 
-    score: value (None = undefined) and number of samples of (request, interval, metric). fail: makes evaluations fail: their error message,
-    or None. `measured` makes what `measure` returns: by default scores by `score`, and no rows. `started` holds the requests that were really
-    carried out, in order. The data are the same for ever, so that nothing is evaluated again because of them.
+    Args: score: value (None = undefined) and number of samples of (request, interval, metric). fail: makes evaluations fail: their error
+    message, or None.
+
+    `measured` makes what `measure` returns: by default scores by `score`, and no rows. `started` holds the requests that were really carried
+    out, in order. The data are the same for ever, so that nothing is evaluated again because of them.
     """
 
     def __init__(self, score: Score = score_by_model, fail: Callable[[EvaluationRequest], str | None] = lambda _: None) -> None:

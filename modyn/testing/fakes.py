@@ -81,7 +81,7 @@ class _RegisteredRun:
 class FakeSelectorClient(FakeClient):
     """Makes the same trigger sets as the service. `runs[run_id].samples` is the stream as informed, `.sets` are the trigger sets.
 
-    deleted_keys: which keys of a dataset are deleted; by default none.
+    Args: deleted_keys: which keys of a dataset are deleted; by default none.
     """
 
     def __init__(self, deleted_keys: DeletedKeys = lambda dataset, identity: NO_KEYS) -> None:

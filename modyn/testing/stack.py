@@ -63,7 +63,10 @@ class RunningStack:
         cwd: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a command to its end, without a terminal. cwd: None: `folder`. environment: variables beside those of `clean_environment`."""
+        """Runs a command to its end, without a terminal.
+
+        Args: cwd: None: `folder`. environment: variables beside those of `clean_environment`.
+        """
         return subprocess.run(
             self.command(*map(str, arguments)),
             stdin=subprocess.DEVNULL,
@@ -179,8 +182,9 @@ def tiny_evaluation(
 
 @contextmanager
 def stack_on(folder: Path, *, start: bool = True, **sections: object) -> Iterator[RunningStack]:
-    """An installation with its state below `folder`, stopped at the end. `sections` go into its system file. start: start its services
-    before the block.
+    """An installation with its state below `folder`, stopped at the end. `sections` go into its system file.
+
+    Args: start: start its services before the block.
 
     Storage looks at watched folders ten times a second, and a file counts as complete after a tenth of a second.
     """

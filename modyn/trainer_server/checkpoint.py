@@ -118,7 +118,7 @@ def load_checkpoint(path: Path, identity: Mapping[str, Any]) -> dict[str, Any] |
 def check_checkpoint_folder(folder: Path, *, keep: bool = True) -> None:
     """Check that a file can be written to `folder`, which is made if it is missing. Raises ConfigError otherwise.
 
-    keep: leave the folder if it was made here.
+    Args: keep: leave the folder if it was made here.
     """
     missing = [folder, *folder.parents]
     missing = missing[: next((i for i, at in enumerate(missing) if os.path.lexists(at)), 0)]
@@ -162,7 +162,7 @@ def set_random_state(state: Mapping[str, Any]) -> None:
 
 
 def seed_everything(seed: int) -> None:
-    """Seed every global random generator. seed: 63 bits."""
+    """Seed every global random generator. Args: seed: 63 bits."""
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)

@@ -29,7 +29,7 @@ VERSION: Final = 1
 
 
 def scratch_dir(folder: Path, request: TrainingRequest) -> Path:
-    """Files of one attempt. folder: the trainer server's."""
+    """Files of one attempt. Args: folder: the trainer server's."""
     return folder / "scratch" / f"{request.run_id}.{request.trigger_id}"
 
 
@@ -147,7 +147,7 @@ def remove_run(folder: Path, run_id: str) -> None:
 def clean_up(folder: Path, request: TrainingRequest, *, stored: bool) -> None:
     """Remove what an attempt that has ended, perhaps by kill -9, left behind.
 
-    stored: whether its model is; only then its checkpoint goes, and what earlier triggers left.
+    Args: stored: whether its model is; only then its checkpoint goes, and what earlier triggers left.
     """
     rmtree(scratch_dir(folder, request), ignore_errors=True)
     if stored:

@@ -44,7 +44,7 @@ def warm_up(preload: Sequence[str], idle_s: float | None) -> None:
 
 
 def start_worker(process: ForkServerProcess, preload: Sequence[str], idle_s: float | None) -> None:
-    """Start a worker process. preload, idle_s: of the fork server, see `WorkerPool`."""
+    """Start a worker process. Args: preload, idle_s: of the fork server, see `WorkerPool`."""
     with PROCESS_TABLE:
         _ensure_running(preload, idle_s)
         process.start()

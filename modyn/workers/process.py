@@ -170,7 +170,7 @@ class JobConnection:
 
 
 def run_worker(rules: SessionRules, connection: Connection[Any, Any]) -> None:
-    """Main function of a worker process. connection: the worker's end of the pipe."""
+    """Main function of a worker process. Args: connection: the worker's end of the pipe."""
     # Ctrl-C reaches the whole process group; the service decides when its workers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_fork_server()

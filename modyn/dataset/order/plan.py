@@ -45,7 +45,10 @@ def samples_per_epoch(num_keys: int, batch_size: int, drop_last: bool) -> int:
 
 
 def augmentation_seed(seed: int, trigger_id: int, epoch: int, batch: int) -> int:
-    """Seed of the random transformations of a batch: 63 bits that depend on nothing but the arguments. batch: number in its epoch."""
+    """Seed of the random transformations of a batch: 63 bits that depend on nothing but the arguments.
+
+    Args: batch: number in its epoch.
+    """
     words = np.random.SeedSequence([seed, trigger_id, epoch, batch, _AUGMENTATION]).generate_state(2, np.uint32)
     return (int(words[0]) << 31) | (int(words[1]) >> 1)
 

@@ -98,7 +98,10 @@ class SegmentBuilder:
         )
 
     def add_files(self, file_ids: UInt32Array, files: IndexedFiles) -> None:
-        """Append files of one sample each, those with problems left out. file_ids: uint32, one for each of `files.good()`."""
+        """Append files of one sample each, those with problems left out.
+
+        Args: file_ids: uint32, one for each of `files.good()`.
+        """
         good = files.good()
         self._append(
             SegmentColumns(

@@ -43,7 +43,9 @@ class Tombstones:
     """
 
     def __init__(self, path: Path, keys: KeySet, log: LogState = _NO_LOG, compact_bytes: int = 0) -> None:
-        """log: the head of the file; number 0 makes the next `add` write a new file. compact_bytes: size of the file when it was one block."""
+        """Args: log: the head of the file; number 0 makes the next `add` write a new file. compact_bytes: size of the file when it was one
+        block.
+        """
         self._path = path
         self.keys = keys
         """All that are deleted now; replaced as a whole, so that readers need no lock."""

@@ -86,7 +86,7 @@ class PublishedDatasets:
     """
 
     def __init__(self, names: PublishedNames, readers: RecordReaders, process: str) -> None:
-        """process: name of this one, for errors."""
+        """Args: process: name of this one, for errors."""
         self._names, self._readers, self._process = names, readers, process
         self._lock = threading.Lock()
         # Protects changes of the two fields below: two threads that ask for a dataset must not open it twice, and none may be lost while deleted

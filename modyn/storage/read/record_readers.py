@@ -35,8 +35,8 @@ class LocalRecordReader:
 class RecordReaders:
     """Opens the record readers of datasets, over one set of threads and open files.
 
-    num_threads: for one request. row_group_cache_bytes: of row groups that are kept for each dataset whose rows lie in groups. roots: in
-    which files are opened.
+    Args: num_threads: for one request. row_group_cache_bytes: of row groups that are kept for each dataset whose rows lie in groups.
+    roots: in which files are opened.
     """
 
     def __init__(

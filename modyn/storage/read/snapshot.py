@@ -177,8 +177,9 @@ class PublishedDataset:
         may_lag: bool = False,
         verify: bool = True,
     ) -> None:
-        """tombstones: those that this process writes itself; otherwise they are read from the folder. may_lag: as in `DatasetSnapshot`.
-        verify: compare files with their checksums when they are first opened, which reads all of them."""
+        """Args: tombstones: those that this process writes itself; otherwise they are read from the folder. may_lag: as in
+        `DatasetSnapshot`. verify: compare files with their checksums when they are first opened, which reads all of them.
+        """
         self.folder = folder
         self._readers = readers
         self._may_lag, self._verify = may_lag, verify
