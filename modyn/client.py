@@ -125,9 +125,9 @@ class Client:
         """Start a run of a pipeline and return at once; `wait` and `watch` follow it.
 
         Args: pipeline: the path of its file, or what stands in it. settings: values that are set for this run, which keeps them, e.g.
-        `training.batch_size=64`. from_timestamp, to_timestamp: only samples in [from, to), seconds since 1970, an ISO 8601 date or a datetime.
-        max_triggers: end after so many. final_trigger: train on what is left when the stream ends, although the trigger policy has not fired.
-        tags: words by which the run is found.
+        `training.batch_size=64`. from_timestamp, to_timestamp: only samples in [from, to), seconds since 1970, an ISO 8601 date or a
+        datetime. max_triggers: end after so many. final_trigger: train on what is left when the stream ends, although the trigger policy
+        has not fired. tags: words by which the run is found. mode: replay history (experiment), or follow live data (production).
         Raises: ConfigError: every mistake in the file, with its line.
         """
         if isinstance(pipeline, Mapping):

@@ -40,7 +40,10 @@ class Batch:
         return len(self.keys)
 
     def to(self, device: torch.device | str, non_blocking: bool = True) -> Batch:
-        """The same batch with data, labels and weights on `device`; keys stay where they are."""
+        """The same batch with data, labels and weights on `device`; keys stay where they are.
+
+        Args: non_blocking: copies from page-locked memory to a GPU are not waited for.
+        """
         return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Batch:

@@ -95,6 +95,7 @@ class OnlineDataset(TriggerSetDataset):
 
     Samples that were deleted since are left out, and counted: `num_skipped` of a batch, and of the dataset over the present iteration. A batch
     whose samples were all deleted is left out; with a DataLoader of your own (batch_size=None) it comes, empty.
+
     `set_epoch(e)` makes it serve exactly epoch e; `seek(state)` goes on where `state(batch)` was taken, in any process.
     """
 

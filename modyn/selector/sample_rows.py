@@ -58,6 +58,8 @@ def copy_rows(session: Session, run_number: int, log: SampleLog, start: int, mos
     """Copy at most `most` samples (None: all) of the log, from position `start` on, into the run's table; return the position behind them.
 
     That is `start` if the log ends there or before, as in a folder restored from a backup.
+
+    Args: run_number: as for `create_rows`.
     """
     held = log.state()
     end = max(start, held.num_samples if most is None else min(held.num_samples, start + most))

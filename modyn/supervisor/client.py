@@ -122,7 +122,7 @@ class SupervisorClient(ServiceClient):
         return from_message(self._stub.EvaluateRun(request), RequestedEvaluation)
 
     def evaluation(self, run_id: str, number: int) -> RequestedEvaluation:
-        """Return evaluations that were asked for.
+        """Return the evaluations that a run was asked for under a number.
 
         Args: number: as `evaluate` returned it.
         Raises: NotFoundError.

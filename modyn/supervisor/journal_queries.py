@@ -180,7 +180,7 @@ class JournalQueries:
             after = page[-1].position
 
     def evaluation(self, run_id: str, number: int) -> RequestedEvaluation:
-        """Return evaluations that were asked for. Raises: NotFoundError."""
+        """Return the requested evaluations `number` of a run. Raises: NotFoundError."""
         with self.database.session() as session:
             run_row(session, run_id)
             query = select(EVALUATIONS).where(EVALUATIONS.c.run_id == run_id, EVALUATIONS.c.number == number)

@@ -49,6 +49,7 @@ class RequestedEvaluations:
     """Makes the evaluations that users ask for. What becomes of them never changes the state of the run. Safe to call from any thread."""
 
     def __init__(self, journal: Journal, hub: EventHub, open_clients: Callable[[], RunClients], config: SupervisorConfig) -> None:
+        """Args: open_clients: called for each request, by the thread that makes it, which closes them."""
         self._journal = journal
         self._hub = hub
         self._open_clients = open_clients

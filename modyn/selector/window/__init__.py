@@ -242,7 +242,7 @@ class LiveReader:
     """
 
     def __init__(self, reader: SampleReader, start: int, end: int, deleted: KeySet, marks: Sequence[int] = ()) -> None:
-        """marks: positions, in ascending order, whose numbers will be asked for with `number_of`."""
+        """Args: marks: positions, in ascending order, whose numbers will be asked for with `number_of`."""
         self._reader, self._end, self._deleted = reader, end, deleted
         self._positions = np.unique(np.array([*range(start, end, BLOCK), *marks, end], np.int64))
         self._numbers = np.zeros_like(self._positions)
