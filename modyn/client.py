@@ -172,7 +172,7 @@ class Client:
         return _table(Run, self.supervisor.runs(), without=("yaml", "pipeline"))
 
     def show(self, run_id: str) -> Run:
-        """Return a run. Raises NotFoundError."""
+        """Return a run. Raises: NotFoundError."""
         return self.supervisor.run(run_id)
 
     def stop(self, run_id: str) -> Run:
@@ -215,43 +215,43 @@ class Client:
         return self.supervisor.evaluate(run_id, names, datasets, metrics, yaml)
 
     def wait_evaluation(self, run_id: str, number: int) -> RequestedEvaluation:
-        """Wait until requested evaluations have ended, and return them with their state and the reason of a failure."""
+        """Wait until requested evaluations have ended, and return them with their state and the reason of a failure. Raises: NotFoundError."""
         request = self.supervisor.evaluation(run_id, number)
         for _ in self.watch(run_id, request.after_seq, number):
             continue
         return self.supervisor.evaluation(run_id, number)
 
     def results(self, run_id: str) -> RunResults:
-        """Return the results of a run as tables."""
+        """Return the results of a run as tables. Raises: NotFoundError."""
         from modyn.analysis.results import read_results
 
         return read_results(self.supervisor, self.evaluator, run_id)
 
     def triggers(self, run_id: str) -> pd.DataFrame:
-        """Return the triggers of a run, one row each."""
+        """Return the triggers of a run, one row each. Raises: NotFoundError."""
         from modyn.analysis.times import with_times
 
         return with_times(self.results(run_id).triggers)
 
     def checks(self, run_id: str) -> pd.DataFrame:
-        """Return the checks of a run's trigger policy that looked at data, one row each: position, fires, evidence, seconds."""
+        """Return the checks of a run's trigger policy that looked at data: position, fires, evidence, seconds. Raises: NotFoundError."""
         return _table(CheckRecord, self.supervisor.checks(run_id))
 
     def evaluations(self, run_id: str) -> pd.DataFrame:
-        """Return the evaluations of a run, one row for each model, interval and metric."""
+        """Return the evaluations of a run, one row for each model, interval and metric. Raises: NotFoundError."""
         from modyn.analysis.times import with_times
 
         return with_times(self.results(run_id).evaluations)
 
     def scores(self, run_id: str) -> pd.DataFrame:
-        """Return the pipeline scores of a run, one row for each handler, dataset and metric."""
+        """Return the pipeline scores of a run, one row for each handler, dataset and metric. Raises: NotFoundError."""
         from modyn.analysis.results import scores
 
         results = self.results(run_id)
         return scores(results.triggers, results.evaluations, results.handlers)
 
     def report(self, run_id: str, path: Path | str | None = None) -> Path:
-        """Write the HTML report of a run and return its path, by default `modyn-report-<run>.html` here."""
+        """Write the HTML report of a run and return its path, by default `modyn-report-<run>.html` here. Raises: NotFoundError, UnavailableError."""
         from modyn.analysis.report import write_report
         from modyn.analysis.results import read_results
 
@@ -285,23 +285,23 @@ class Client:
         return table
 
     def dataset(self, name: str) -> DatasetInfo:
-        """Return a dataset. Raises NotFoundError."""
+        """Return a dataset. Raises: NotFoundError."""
         return self.storage.dataset(name)
 
     def delete_dataset(self, name: str) -> None:
-        """Delete a dataset's index. The data files are not touched."""
+        """Delete a dataset's index. The data files are not touched. Raises: NotFoundError."""
         self.storage.delete_dataset(name)
 
     def delete_samples(self, name: str, keys: Sequence[int]) -> int:
-        """Delete the samples with these `keys` from the index, permanently. Returns how many existed."""
+        """Delete the samples with these `keys` from the index, permanently. Returns how many existed. Raises: NotFoundError."""
         return self.storage.delete_samples(name, keys_array(keys))
 
     def locate(self, name: str, keys: Sequence[int]) -> pd.DataFrame:
-        """Return where the samples with these `keys` lie, one row each: key, path, offset, num_bytes, label, timestamp. Raises NotFoundError."""
+        """Return where the samples with these `keys` lie, one row each: key, path, offset, num_bytes, label, timestamp. Raises: NotFoundError."""
         return _table(SamplePlace, self.storage.locate(name, keys_array(keys)))
 
     def problems(self, name: str) -> pd.DataFrame:
-        """Return the files of a dataset that were set aside: path, reason, found_at."""
+        """Return the files of a dataset that were set aside: path, reason, found_at. Raises: NotFoundError."""
         return _table(FileProblem, self.storage.problems(name))
 
     # --- Models -----------------------------------------------------------------------------------------------------------------
@@ -315,16 +315,16 @@ class Client:
         return table
 
     def model(self, model_id: int) -> StoredModelInfo:
-        """Return a model version. Raises NotFoundError."""
+        """Return a model version. Raises: NotFoundError."""
         return self.model_storage.describe(model_id)
 
     def export_model(self, model_id: int, path: Path | str) -> StoredModel:
-        """Write a model's weights to `path` as a safetensors file, which is complete or as before. Raises: NotFoundError."""
+        """Write a model's weights to `path` as a safetensors file, which is complete or as before. Raises: NotFoundError, UnavailableError."""
         with _writing(Path(path)):
             return self.model_storage.get(model_id, Path(path))
 
     def load_model(self, model_id: int) -> Any:
-        """Return the model as a `torch.nn.Module` with its weights, in evaluation mode."""
+        """Return the model as a `torch.nn.Module` with its weights, in evaluation mode. Raises: NotFoundError."""
         import tempfile
 
         from modyn.models.weights import load_model

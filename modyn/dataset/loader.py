@@ -84,8 +84,8 @@ class BatchLoader:
 class OnlineDataset(TriggerSetDataset):
     """The samples that trigger `trigger` of run `run` selected, as batches of tensors:
 
-    for batch in OnlineDataset("digits-0007", 3, batch_size=1024):
-        model(batch.data)
+        for batch in OnlineDataset("digits-0007", 3, batch_size=1024):
+            model(batch.data)
 
     Args: data: how bytes become tensors; by default the `data` section of the run's pipeline, whose code then runs here. workers: threads, or
     processes where that code runs for each sample. system: the services; by default those of the system file that MODYN_CONFIG names, or of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -18,6 +19,9 @@ _PUBLIC: Final = (
     ("modyn.errors", "errors.py", ()),
 )
 """The module that names are imported from, the file that holds them, and the names; none: all."""
+
+_SECTIONS: Final = re.compile(r"^\n?(Args|Returns|Raises): ", re.MULTILINE)
+"""What begins a paragraph of its own: Markdown joins lines."""
 
 
 def api_reference() -> Iterator[str]:
@@ -47,7 +51,7 @@ def _definition(node: ast.ClassDef | ast.FunctionDef, prefix: str) -> Iterator[s
 def _described(node: ast.ClassDef | ast.FunctionDef, signature: str) -> Iterator[str]:
     yield f"```python\n{signature}\n```\n"
     if text := ast.get_docstring(node):
-        yield f"{inspect.cleandoc(text)}\n"
+        yield _SECTIONS.sub(r"\n**\1:** ", inspect.cleandoc(text)) + "\n"
 
 
 def _signature(node: ast.FunctionDef) -> str:
