@@ -271,6 +271,10 @@ SmallFiles stat_and_read_numbers(const std::vector<std::string>& paths, std::siz
     if (::stat(paths[i].c_str(), &status) != 0) return add_problem(i, paths[i], std::generic_category().message(errno));
     if (!S_ISREG(status.st_mode)) return add_problem(i, paths[i], "it is not a regular file");
     if (status.st_size == 0) return add_problem(i, paths[i], "it is empty");
+    // Its bytes are read much later, for a training. What all may read needs no further call.
+    if (!(status.st_mode & S_IROTH) && ::faccessat(AT_FDCWD, paths[i].c_str(), R_OK, AT_EACCESS) != 0) {
+      return add_problem(i, paths[i], std::generic_category().message(errno));
+    }
     found.sizes[i] = status.st_size;
     found.modification_times[i] = nanoseconds(status.st_mtim);
     const std::string number_path = paths[i].substr(0, paths[i].size() - ending_size) + number_ending;

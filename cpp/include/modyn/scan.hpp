@@ -102,8 +102,8 @@ struct SmallFiles {
 };
 
 // Looks at each of `paths` and reads the one number that the file beside it holds: its name has `number_ending` in place of the last
-// `ending_size` bytes, and may lie in `roots` only. A file that is missing, empty, not a regular file, or not a number is a problem of its position only. Throws
-// InvalidArgument if a path is shorter than `ending_size`.
+// `ending_size` bytes, and may lie in `roots` only. A file that is missing, empty, not a regular file, not a number, or that this process may not read
+// is a problem of its position only. Throws InvalidArgument if a path is shorter than `ending_size`.
 SmallFiles stat_and_read_numbers(const std::vector<std::string>& paths, std::size_t ending_size, const std::string& number_ending, bool floats,
                                  const Roots& roots, std::size_t threads);
 

@@ -17,7 +17,7 @@ from typing import Self
 import numpy as np
 from prometheus_client import Counter
 
-from modyn._core import FileChangedError
+from modyn._core import FileChangedError, FilePermissionError
 from modyn.config.system import ROW_GROUP_CACHE_BYTES
 from modyn.errors import ConfigError, DataError, InvalidArgumentError, NotFoundError
 from modyn.records import Int64Array
@@ -72,6 +72,8 @@ class LocatedSamples:
             found = (i for i in np.flatnonzero(offsets == error.offset).tolist() if now.paths[int(file_ids[i])] == error.path)
             named = "".join(f"the sample with key {keys[i]} cannot be read: " for i in itertools.islice(found, 1))
             raise FileChangedError(f"{named}{error.message}: `modyn data ingest {now.name}`") from error
+        except FilePermissionError as error:
+            raise DataError(f"{error.message}: it was indexed; let the user of storage read it, or delete its samples") from error
         except DataError as error:
             raise DataError(f"{error.message} (`modyn data problems {now.name}` lists all files that are set aside)") from error
         PAYLOAD_BYTES.labels(now.name).inc(data.nbytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,23 @@ def test_many_files_at_once_with_their_labels_and_times(tmp_path: Path) -> None:
     assert found.lengths.tolist() == [1, 2, 3, 4, 5]
     assert found.labels.tolist() == [-2, -1, 0, 1, 2]
     assert found.timestamps.tolist() == [1000, 1001, 1002, 1003, 1004]
+
+
+def test_a_file_without_permission_is_a_problem_before_a_training_reads_it() -> None:
+    user = os.geteuid()
+    with tempfile.TemporaryDirectory() as name:  # not below `tmp_path`, which is closed to other users
+        folder = Path(name)
+        paths = [write(folder, stem, b"x", "1") for stem in ("secret", "good")]
+        folder.chmod(0o755)
+        Path(paths[0]).chmod(0)
+        if user == 0:  # root may read everything, so be nobody for a moment
+            os.seteuid(65534)
+        try:
+            found = images().index_files(paths)
+        finally:
+            os.seteuid(user)
+    assert found.good().tolist() == [1]
+    assert "secret.png: Permission denied" in found.problems[0].message
 
 
 def test_bad_files_do_not_disturb_the_others(tmp_path: Path) -> None:
