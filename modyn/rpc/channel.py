@@ -15,10 +15,10 @@ from typing import Any, Generic, Self, TypeVar
 import grpc
 
 from modyn.config.endpoint import Endpoint
-from modyn.errors import ModynError
+from modyn.errors import ModynError, UnavailableError
 from modyn.rpc.retry import CancellationToken, Retrier, RetryPolicy
 from modyn.rpc.security import Certificates, FreshCertificates, client_certificates
-from modyn.rpc.status import TOKEN_KEY, from_rpc
+from modyn.rpc.status import TOKEN_KEY, from_rpc, reason_of
 
 T = TypeVar("T")
 
@@ -28,6 +28,11 @@ STREAM_DEADLINE_S = 3600.0
 
 _ENDING_S = 60.0
 """After its deadline a call has ended."""
+
+RENEW_AFTER_S = 5.0
+"""A connection that has failed for so long is replaced. gRPC asks for the address of a name that could not be resolved, or that has moved, after
+pauses that grow to two minutes, so that a connection from before an outage finds the server long after it is back. A new connection asks at
+once. Not sooner: an attempt to connect may take so long."""
 
 
 @dataclass(slots=True, eq=False)
@@ -63,6 +68,8 @@ class Channel:
             # once.
             ("grpc.min_reconnect_backoff_ms", 5000),
             ("grpc.max_reconnect_backoff_ms", 1000),
+            # A server of names that does not answer, in place of two minutes.
+            ("grpc.dns_ares_query_timeout", 5000),
             ("grpc.keepalive_time_ms", 60_000),
             # Proxies of the environment are not meant for services of one installation.
             ("grpc.enable_http_proxy", 0),
@@ -72,6 +79,10 @@ class Channel:
         self._certificates = FreshCertificates(endpoint, client_certificates)
         self._lock = threading.Lock()  # Protects the connections.
         self._connections: list[_Connection] = []
+        # Set and read without the lock: a failure that is missed is followed by others.
+        self._failing_since: float | None = None
+        self._has_failed = False
+        """For `RENEW_AFTER_S`, with a failure at its end: no stream that was opened meanwhile lives on."""
         self._security = endpoint.security
         self._peer = endpoint.address
         self._stream_s = stream_s
@@ -93,7 +104,7 @@ class Channel:
         call = self._bound("unary_stream", method, *args, **kwargs)
 
         def opened(request: Any, timeout: float = self._stream_s) -> ResponseStream[Any]:
-            return ResponseStream(call(timeout)(request, timeout=timeout, metadata=self._metadata), self._peer)
+            return ResponseStream(call(timeout)(request, timeout=timeout, metadata=self._metadata), self)
 
         return opened
 
@@ -131,12 +142,16 @@ class Channel:
         return call
 
     def _connection(self, timeout: float) -> grpc.Channel:
-        """The connection with the certificates as they are now. Calls on an older one go on; one without calls is closed."""
+        """The connection with the certificates as they are now, which does not fail. Calls on an older one go on; one without calls is closed."""
         with self._lock:
-            certificates = self._certificates.newest()
-            if not self._connections or self._connections[-1].certificates is not certificates:
+            now, certificates = self._clock(), self._certificates.newest()
+            if self._has_failed and self._connections:
+                # Streams are left only where the server ends them before it stops.
+                self._connections[-1].needed_until = min(self._connections[-1].needed_until, now + _ENDING_S)
+            if self._has_failed or not self._connections or self._connections[-1].certificates is not certificates:
                 self._connections.append(_Connection(self._connect(certificates), certificates))
-            now, newest = self._clock(), self._connections[-1]
+                self._failing_since, self._has_failed = None, False
+            newest = self._connections[-1]
             newest.needed_until = max(newest.needed_until, now + timeout + _ENDING_S)
             for old in [one for one in self._connections[:-1] if one.needed_until <= now]:
                 old.channel.close()
@@ -153,36 +168,55 @@ class Channel:
         """The answer to one call. token: ends the call at both sides when it is cancelled; its cause is raised."""
         try:
             if token is None:
-                return call(timeout)(request, timeout=timeout, metadata=self._metadata)
+                answer = call(timeout)(request, timeout=timeout, metadata=self._metadata)
+                self._answered()
+                return answer
             running = call(timeout).future(request, timeout=timeout, metadata=self._metadata)
             unregister = token.on_cancel(lambda _: running.cancel())
             try:
-                return running.result()
+                answer = running.result()
+                self._answered()
+                return answer
             except grpc.FutureCancelledError:
                 token.check()
                 raise
             finally:
                 unregister()
         except grpc.RpcError as error:
-            raise from_rpc(error, self._peer) from error
+            raise self._error(error) from error
+
+    def _answered(self) -> None:
+        self._failing_since, self._has_failed = None, False
+
+    def _error(self, error: grpc.RpcError) -> ModynError:
+        """Our error for what a call ended with. Notes whether the connection failed: what the server answers has a reason with it."""
+        ours, since, now = from_rpc(error, self._peer), self._failing_since, self._clock()
+        if reason_of(error) is not None:
+            self._answered()
+        elif type(ours) is UnavailableError:  # not a deadline
+            self._failing_since = now if since is None else since
+            self._has_failed = since is not None and now - since >= RENEW_AFTER_S
+        return ours
 
 
 class ResponseStream(Generic[T]):
     """Messages that a server streams. `cancel` ends it from any thread; iterating then stops with CancelledError."""
 
-    def __init__(self, call: Any, peer: str) -> None:
-        """Args: call: the stream of gRPC. peer: address of the server, in messages."""
+    def __init__(self, call: Any, channel: Channel) -> None:
+        """Args: call: the stream of gRPC. channel: that of the call."""
         self._call = call
-        self._peer = peer
+        self._channel = channel
 
     def __iter__(self) -> Iterator[T]:
         return self
 
     def __next__(self) -> T:
         try:
-            return next(self._call)  # type: ignore[no-any-return]
+            message: T = next(self._call)
         except grpc.RpcError as error:
-            raise from_rpc(error, self._peer) from error
+            raise self._channel._error(error) from error
+        self._channel._answered()
+        return message
 
     def cancel(self) -> None:
         """End the stream, from any thread."""

@@ -81,6 +81,12 @@ def abort(context: grpc.ServicerContext, error: ModynError) -> NoReturn:
     raise AssertionError("abort raises")
 
 
+def reason_of(error: grpc.RpcError) -> str | None:
+    """Return the reason that our server gave; None: the status is gRPC's own, such as that of a connection that failed."""
+    trailing = error.trailing_metadata() or () if hasattr(error, "trailing_metadata") else ()
+    return next((str(entry.value) for entry in trailing if entry.key == REASON_KEY), None)
+
+
 def from_rpc(error: grpc.RpcError, peer: str) -> ModynError:
     """Our error for what a call ended with.
 
@@ -88,10 +94,9 @@ def from_rpc(error: grpc.RpcError, peer: str) -> ModynError:
     """
     code = error.code() if hasattr(error, "code") else grpc.StatusCode.UNKNOWN
     details = (error.details() if hasattr(error, "details") else None) or str(error)
-    trailing = error.trailing_metadata() or () if hasattr(error, "trailing_metadata") else ()
-    reason = next((entry.value for entry in trailing if entry.key == REASON_KEY), None)
+    reason = reason_of(error)
     if reason is not None:
-        return BY_REASON.get(str(reason), ModynError)(details)
+        return BY_REASON.get(reason, ModynError)(details)
     if code is grpc.StatusCode.UNAVAILABLE:
         # Embedded services are reached by sockets.
         start = "`modyn up` starts it" if peer.startswith("unix:") else "start it where it runs"
