@@ -1,26 +1,54 @@
 #!/bin/sh
-# make-secrets.sh FOLDER GROUP:ROLE:HOST,HOST...: the secrets of each group of containers in FOLDER/GROUP, unless they are there: the token of
-# ROLE, digests of the tokens that are accepted, and a certificate for its hosts with the authority that signed it. Without a role, as for
+# make-secrets.sh FOLDER GROUP:ROLE:HOST,HOST...[:USER]: the secrets of each group of containers in FOLDER/GROUP, unless they are there: the token
+# of ROLE, digests of the tokens that are accepted, and a certificate for its hosts with the authority that signed it. Without a role, as for
 # databases: the certificate only, with a key that any user of its containers can read.
+# USER is one of a database: its password in `pgpass`, as PostgreSQL's clients read it, or for a database itself in `password`.
 # The authority's key is thrown away: nothing can be signed with it later. To renew, empty all folders and run it again.
 set -eu
 
 folder=$1
 shift
+umask 077
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work"
+
+user_of() {
+    case $1 in *:*:*:*) echo "${1##*:}" ;; esac
+}
+
+# Passwords are apart from certificates, which may be of another authority: PostgreSQL takes a new password at each start.
+missing=no
+for group in "$@"; do
+    case $group in *::*) file=password ;; *) file=pgpass ;; esac
+    [ -z "$(user_of "$group")" ] || [ -s "$folder/${group%%:*}/$file" ] || missing=yes
+done
+for group in "$@"; do
+    user=$(user_of "$group")
+    target=$folder/${group%%:*}
+    if [ $missing = no ] || [ -z "$user" ]; then
+        continue
+    fi
+    mkdir -p "$target"
+    [ -s "password-$user" ] || openssl rand -hex 32 > "password-$user"
+    case $group in
+    *::*) install -m 0644 "password-$user" "$target/password" ;;
+    *)
+        echo "postgres:5432:modyn:$user:$(cat "password-$user")" > "$target/.pgpass"
+        mv -f "$target/.pgpass" "$target/pgpass"
+        ;;
+    esac
+done
+
 missing=no
 for group in "$@"; do
     case $group in *::*) last=server.crt ;; *) last=token ;; esac
     [ -s "$folder/${group%%:*}/$last" ] || missing=yes
 done
 if [ $missing = no ]; then
-    echo "the secrets in $folder are there already"
+    echo "the certificates, keys and tokens in $folder are there already"
     exit 0
 fi
-
-umask 077
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-cd "$work"
 openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -noenc -days 3650 -subj "/CN=modyn authority" \
     -addext keyUsage=critical,keyCertSign -keyout ca.key -out ca.crt
 openssl rand -hex 32 > admin
@@ -36,6 +64,7 @@ for group in "$@"; do
     name=${group%%:*}
     role=${group#*:}
     hosts=${role#*:}
+    hosts=${hosts%%:*}
     role=${role%%:*}
     target=$folder/$name
     mkdir -p "$target"

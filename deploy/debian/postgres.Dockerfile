@@ -1,5 +1,5 @@
 # PostgreSQL from Debian's packages, for places where the official image cannot be had. Understands the same variables as far as
-# docker-compose.yml uses them: POSTGRES_USER, POSTGRES_PASSWORD, POSTGRES_DB, and has its entry point.
+# docker-compose.yml uses them: POSTGRES_USER, POSTGRES_PASSWORD_FILE, POSTGRES_DB, and has its entry point.
 ARG BASE=debian:bookworm-slim
 FROM ${BASE}
 RUN apt-get update \

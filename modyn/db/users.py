@@ -1,19 +1,22 @@
 """A user of PostgreSQL that reaches the schema of one service only: `python -m modyn.db.users SERVICE`.
 
 For services that run code of users, which may find the password: of other services' tables it opens none. DATABASE_URL is that of a user
-who may create users and schemas, PASSWORD the one to set. Can be run again, also to change the password and for a schema that is there already.
+who may create users and schemas, PASSFILE a password file of PostgreSQL's clients (`pgpass`) with the password to set. Can be run again, also to
+change the password and for a schema that is there already.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
+from pathlib import Path
 
 import psycopg2
 from psycopg2 import sql
 
 from modyn.config.system import SERVICES
-from modyn.errors import UnavailableError
+from modyn.errors import ConfigError, UnavailableError
 from modyn.rpc.retry import Retrier, RetryPolicy
 
 WAIT_S = 60.0
@@ -50,19 +53,39 @@ def _connected(url: str) -> psycopg2.extensions.connection:
         raise UnavailableError(str(error).strip()) from error
 
 
+def password_of(user: str, passfile: Path) -> str:
+    """Return the password of `user` in a file of lines `HOST:PORT:DATABASE:USER:PASSWORD`, with a backslash before a colon or backslash of theirs.
+
+    Raises: ConfigError: the file cannot be read, or has no line of this user.
+    """
+    try:
+        lines = passfile.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"PASSFILE: {passfile} cannot be read: {error}") from error
+    for line in lines:
+        fields = [re.sub(r"\\(.)", r"\1", field) for field in re.findall(r"(?:\\.|[^:\\])+", line)]
+        if len(fields) == 5 and fields[3] == user and not line.startswith("#"):
+            return fields[4]
+    raise ConfigError(f"PASSFILE: {passfile} has no line HOST:PORT:DATABASE:{user}:PASSWORD")
+
+
 def main() -> int:
     """Create the user that the arguments name. Returns the exit code."""
     service = sys.argv[1] if len(sys.argv) == 2 else ""
     try:
-        url, password = os.environ["DATABASE_URL"], os.environ["PASSWORD"]
+        url, passfile = os.environ["DATABASE_URL"], Path(os.environ["PASSFILE"])
     except KeyError as error:
-        sys.stderr.write(f"modyn db users: the environment has no {error.args[0]}; set DATABASE_URL and PASSWORD\n")
+        sys.stderr.write(f"modyn db users: the environment has no {error.args[0]}; set DATABASE_URL and PASSFILE\n")
         return 1
     if service not in SERVICES:
         sys.stderr.write(f"modyn db users: '{service}' is no service; name one of {', '.join(SERVICES)}\n")
         return 1
     try:
+        password = password_of(f"modyn_{service}", passfile)
         name = create_user(url, service, password, Retrier(RetryPolicy(WAIT_S)))
+    except ConfigError as error:
+        sys.stderr.write(f"modyn db users: {error.message}\n")
+        return 1
     except (psycopg2.Error, UnavailableError) as error:
         sys.stderr.write(
             f"modyn db users: the user of {service} cannot be created: {error}; is the URL that of an administrator?\n"

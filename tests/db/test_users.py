@@ -12,8 +12,8 @@ from sqlalchemy import make_url
 
 from modyn.config.system import SystemConfig
 from modyn.db.engine import open_database
-from modyn.db.users import create_user
-from modyn.errors import UnavailableError
+from modyn.db.users import create_user, password_of
+from modyn.errors import ConfigError, UnavailableError
 from modyn.rpc.retry import Retrier, RetryPolicy
 from modyn.testing.waiting import PATIENCE_S
 
@@ -62,3 +62,13 @@ def test_a_server_that_does_not_run_yet_is_waited_for(postgres_url: str, limited
         create_user(late_url, "evaluator", PASSWORDS[0])
     retrier = Retrier(RetryPolicy(PATIENCE_S), report=lambda _: late.symlink_to(folder))
     assert create_user(late_url, "evaluator", PASSWORDS[0], retrier) == "modyn_evaluator"
+
+
+def test_passwords_are_read_as_clients_of_postgres_read_them(tmp_path: Path) -> None:
+    passfile = tmp_path / "pgpass"
+    passfile.write_text("# host:1:name:modyn_evaluator:no\nhost:1:name:modyn:other\nhost:1:name:modyn_evaluator:a\\:b\\\\c d\n")
+    assert password_of("modyn_evaluator", passfile) == r"a:b\c d"
+    with pytest.raises(ConfigError, match="has no line .*modyn_selector"):
+        password_of("modyn_selector", passfile)
+    with pytest.raises(ConfigError, match="none cannot be read"):
+        password_of("modyn_evaluator", tmp_path / "none")

@@ -15,6 +15,7 @@ import yaml
 
 from modyn.config.security import SecurityConfig
 from modyn.config.system import SERVICES, SystemConfig, load_system_config
+from modyn.db.users import password_of
 from modyn.rpc.access import AccessTokens, Role, derived_token
 
 ROOT = Path(__file__).parents[2]
@@ -130,7 +131,13 @@ def test_replicas_are_added_by_a_file_of_their_own(compose: dict[str, Any], monk
 def groups(compose: dict[str, Any]) -> dict[str, tuple[str, list[str]]]:
     """Role and host names by the group of containers that share secrets."""
     words = [word.split(":") for word in compose["services"]["secrets"]["command"][2:]]
-    return {name: (role, [host for host in hosts.split(",") if host]) for name, role, hosts in words}
+    return {name: (role, [host for host in hosts.split(",") if host]) for name, role, hosts, *_ in words}
+
+
+def database_users(compose: dict[str, Any]) -> dict[str, str]:
+    """The user of a database whose password a group has."""
+    words = [word.split(":") for word in compose["services"]["secrets"]["command"][2:]]
+    return {word[0]: word[3] for word in words if len(word) > 3}
 
 
 def test_secrets_are_made_once_and_mounted_read_only(compose: dict[str, Any], system: SystemConfig) -> None:
@@ -172,11 +179,12 @@ def test_code_of_users_runs_with_secrets_that_change_nothing(compose: dict[str, 
 def test_the_evaluator_reaches_its_own_schema_only(compose: dict[str, Any]) -> None:
     """Its containers hold the password where code of users can find it."""
     evaluator, maker = compose["services"]["evaluator"], compose["services"]["database-users"]
-    assert evaluator["environment"]["MODYN_DATABASE_URL"].startswith("postgresql://modyn_evaluator:")
-    assert "MODYN_REDIS_URL" not in evaluator["environment"]
+    assert evaluator["environment"]["MODYN_DATABASE_URL"].startswith("postgresql://modyn_evaluator@")
+    assert database_users(compose)["evaluator"] == "modyn_evaluator"
     assert evaluator["depends_on"]["database-users"] == {"condition": "service_completed_successfully"}
     assert maker["command"] == ["python", "-m", "modyn.db.users", "evaluator"]
-    assert maker["volumes"] == ["secrets-evaluator:/etc/modyn/secrets:ro"]
+    assert maker["environment"]["PASSFILE"] == "/etc/modyn/evaluator/pgpass"
+    assert maker["volumes"] == ["secrets-supervisor:/etc/modyn/secrets:ro", "secrets-evaluator:/etc/modyn/evaluator:ro"]
 
 
 def test_databases_are_reached_by_those_who_need_them_only(compose: dict[str, Any]) -> None:
@@ -186,7 +194,6 @@ def test_databases_are_reached_by_those_who_need_them_only(compose: dict[str, An
     served = {"postgres", "redis", "database-users"}
     reach = {name for name, service in services.items() if "databases" in service["networks"]} - served
     assert reach == {in_compose(name) for name in SERVICES if (ROOT / "modyn" / name / "migrations").is_dir()}
-    assert "${MODYN_REDIS_PASSWORD:?" in services["redis"]["command"][services["redis"]["command"].index("--requirepass") + 1]
 
 
 def test_traffic_of_the_databases_is_encrypted(compose: dict[str, Any]) -> None:
@@ -196,8 +203,7 @@ def test_traffic_of_the_databases_is_encrypted(compose: dict[str, Any]) -> None:
         url for service in services.values() for url in service.get("environment", {}).values() if str(url).startswith("postgres")
     ]
     assert len(urls) == 6
-    assert all(url.endswith("?sslmode=verify-full&sslrootcert=/etc/modyn/secrets/ca.crt") for url in urls)
-    assert services["supervisor"]["environment"]["MODYN_REDIS_URL"].startswith("rediss://")
+    assert all("?sslmode=verify-full&sslrootcert=/etc/modyn/secrets/ca.crt&" in url for url in urls)
     assert "-cssl=on" in services["postgres"]["command"]
     rules = (ROOT / "deploy" / "pg_hba.conf").read_text().splitlines()
     assert [line.split()[0] for line in rules if not line.startswith("#")] == ["local", "hostssl"]
@@ -223,20 +229,27 @@ def test_a_command_in_a_service_needs_no_configuration(compose: dict[str, Any]) 
         assert compose["services"][name]["environment"]["MODYN_CONFIG"] == INSIDE
 
 
-def test_the_password_comes_from_outside_and_only_to_those_who_need_it(compose: dict[str, Any]) -> None:
-    for name in SERVICES:
-        environment = compose["services"][in_compose(name)].get("environment", {})
-        has_migrations = (ROOT / "modyn" / name / "migrations").is_dir()
-        assert ("MODYN_DATABASE_URL" in environment) == has_migrations, name
-        if has_migrations:
-            password = "MODYN_DB_EVALUATOR_PASSWORD" if name == "evaluator" else "MODYN_DB_PASSWORD"
-            assert f"${{{password}:?" in environment["MODYN_DATABASE_URL"]
+def test_passwords_lie_in_files_of_those_who_need_them(compose: dict[str, Any]) -> None:
+    """Commands, which podman-compose prints, and environments, which `inspect` shows, hold none."""
+    served = {"postgres": "modyn", "redis": "default"}
+    with_tables = [in_compose(name) for name in SERVICES if (ROOT / "modyn" / name / "migrations").is_dir()]
+    users = {name: "modyn_evaluator" if name == "evaluator" else "modyn" for name in with_tables}
+    assert database_users(compose) == users | served
+    for name in (*map(in_compose, SERVICES), "cli"):
+        url = compose["services"][name]["environment"].get("MODYN_DATABASE_URL")
+        assert (url is not None) == (name in users), name
+        if url:
+            assert url.startswith(f"postgresql://{users[name]}@postgres:5432/modyn?")
+            assert url.endswith("&passfile=/etc/modyn/secrets/pgpass")
+    assert compose["services"]["postgres"]["environment"]["POSTGRES_PASSWORD_FILE"] == "/etc/modyn/secrets/password"
+    asked = set(re.findall(r"\$\{(\w+)", (ROOT / "docker-compose.yml").read_text()))
+    assert not {name for name in asked if re.search("PASSWORD|TOKEN|SECRET|KEY", name)}
     assert "database_url" not in yaml.safe_load(SYSTEM_FILE.read_text())
 
 
-def test_a_missing_setting_is_named() -> None:
-    """podman-compose 1.0.3 leaves `${NAME:?}` as it is."""
-    assert "?}" not in (ROOT / "docker-compose.yml").read_text()
+def test_every_setting_is_understood_by_podman_compose() -> None:
+    """Version 1.0.3 leaves `${NAME:?}` and `${NAME:-}` as they are."""
+    assert not re.search(r"[?-]\}", (ROOT / "docker-compose.yml").read_text())
 
 
 def test_logs_and_memory_of_every_container_are_bounded(compose: dict[str, Any]) -> None:
@@ -267,7 +280,6 @@ def test_the_command_line_finds_the_services(compose: dict[str, Any]) -> None:
 def test_services_of_postgres_and_redis_are_those_of_the_urls(compose: dict[str, Any]) -> None:
     environment = compose["services"]["supervisor"]["environment"]
     assert re.search(r"@(\w+):5432/(\w+)\?", environment["MODYN_DATABASE_URL"]).groups() == ("postgres", "modyn")  # type: ignore[union-attr]
-    assert re.search(r"@redis:6379/0\?", environment["MODYN_REDIS_URL"])
     assert {"postgres", "redis"} <= compose["services"].keys()
 
 
@@ -296,16 +308,24 @@ def test_the_builder_gets_what_the_dockerfile_copies() -> None:
     assert all((ROOT / path).exists() for path in copied)
 
 
+def read_password(group: Path) -> str:
+    """What follows the last colon, or all of it."""
+    path = group / "pgpass"
+    return (path if path.exists() else group / "password").read_text().strip().rsplit(":", 1)[-1]
+
+
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 def test_made_secrets_are_valid_and_made_once(tmp_path: Path) -> None:
     script = str(ROOT / "deploy" / "make-secrets.sh")
     command = [
         script,
         str(tmp_path),
-        "services:admin:storage,model-storage",
+        "services:admin:storage,model-storage:modyn",
         "trainer-server:worker:trainer-server",
+        "evaluator:reader:evaluator:modyn_evaluator",
         "cli:admin:",
-        "redis::redis",
+        "postgres::postgres:modyn",
+        "redis::redis:default",
     ]
     subprocess.run(command, check=True, capture_output=True)
     services = tmp_path / "services"
@@ -320,8 +340,8 @@ def test_made_secrets_are_valid_and_made_once(tmp_path: Path) -> None:
     )  # fmt: skip
     assert {"DNS:localhost", "DNS:storage", "DNS:model-storage"} <= {part.strip(", ") for part in shown.stdout.split()}
     assert "DNS:trainer-server" not in shown.stdout
-    assert {path.name for path in services.iterdir()} == {"ca.crt", "server.crt", "server.key", "token", "accepted"}
-    assert {path.name for path in (tmp_path / "redis").iterdir()} == {"ca.crt", "server.crt", "server.key"}
+    assert {path.name for path in services.iterdir()} == {"ca.crt", "server.crt", "server.key", "token", "accepted", "pgpass"}
+    assert {path.name for path in (tmp_path / "redis").iterdir()} == {"ca.crt", "server.crt", "server.key", "password"}
     assert (services / "server.key").stat().st_mode & 0o007 == 0
     assert (services / "token").stat().st_mode & 0o007 == 0
     admin, worker = ((tmp_path / group / "token").read_text().strip() for group in ("services", "trainer-server"))
@@ -329,8 +349,21 @@ def test_made_secrets_are_valid_and_made_once(tmp_path: Path) -> None:
     tokens = AccessTokens(SecurityConfig(accepted_file=tmp_path / "trainer-server" / "accepted", token=worker))
     assert [tokens.role(f"Bearer {derived_token(admin, role)}") for role in Role] == list(Role)
     assert admin not in (tmp_path / "trainer-server" / "accepted").read_text()
+    passwords = {group: read_password(tmp_path / group) for group in ("services", "evaluator", "postgres", "redis")}
+    assert passwords["services"] == passwords["postgres"]
+    assert len(set(passwords.values())) == 3
+    assert not (tmp_path / "trainer-server" / "pgpass").exists()
+    # PostgreSQL's clients ignore a file that others may read.
+    assert (services / "pgpass").stat().st_mode & 0o077 == 0
+    assert password_of("modyn", services / "pgpass") == passwords["postgres"]
     subprocess.run(command, check=True, capture_output=True)
     assert (services / "token").read_text().strip() == admin
+    assert read_password(services) == passwords["services"]
+    # Volumes of before there were passwords, or with certificates of another authority: those stay.
+    (services / "pgpass").unlink()
+    subprocess.run(command, check=True, capture_output=True)
+    assert (services / "token").read_text().strip() == admin
+    assert read_password(services) == read_password(tmp_path / "postgres") != passwords["services"]
     # Made anew beside a server that runs: its file is replaced by another, and is never there in part.
     before = (services / "accepted").read_text()
     (tmp_path / "held").hardlink_to(services / "accepted")
