@@ -128,7 +128,7 @@ class Client:
         `training.batch_size=64`. from_timestamp, to_timestamp: only samples in [from, to), seconds since 1970, an ISO 8601 date or a
         datetime. max_triggers: end after so many. final_trigger: train on what is left when the stream ends, although the trigger policy
         has not fired. tags: words by which the run is found. mode: replay history (experiment), or follow live data (production).
-        Raises: ConfigError: every mistake in the file, with its line.
+        Raises: ConfigError: every mistake in the file, with its line. InvalidArgumentError: another argument is wrong.
         """
         if isinstance(pipeline, Mapping):
             text, file_name = pipeline_yaml(pipeline), "pipeline"

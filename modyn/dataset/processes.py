@@ -50,6 +50,7 @@ def batches_of_processes(
     Args: make_dataset: makes what is sent to the processes. It gives errors as items: DataLoader would put a whole traceback into their
     message. requests: indices for a dataset that has batches by index, pulled some ahead of use; None: it is iterable. pin_memory:
     batches are in page-locked memory.
+    Raises: UserCodeError: a process has exceeded a limit. The errors that the dataset gives.
     """
     context = get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)

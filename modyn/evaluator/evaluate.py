@@ -128,6 +128,9 @@ def evaluate(model: nn.Module, inputs: EvaluationInput) -> list[Score]:
 
     Each sample of the source is fetched, decoded and passed through the model once, unless its output is kept. The model is left in evaluation
     mode on the input's device.
+
+    Raises: ConfigError: the device is not there. UserCodeError: a function of the section failed. DataError, NotFoundError,
+    UnavailableError: samples cannot be read.
     """
     dataset, intervals = inputs.dataset, inputs.intervals
     tallies = [IntervalMetrics(interval, [build_metric(section) for section in dataset.metrics]) for interval in intervals]

@@ -65,7 +65,10 @@ class ModelStore:
 
     @contextmanager
     def receive(self) -> Iterator[Path]:
-        """Yield the path of a new file for incoming weights, which is removed when the block ends."""
+        """Yield the path of a new file for incoming weights, which is removed when the block ends.
+
+        Raises: UnavailableError: the disk cannot be written to.
+        """
         with self._writing(), self._scratch() as path:
             yield path
 
@@ -137,7 +140,8 @@ class ModelStore:
     def fetch(self, model_id: int) -> Iterator[tuple[StoredModelInfo, Path]]:
         """Open a version: yields it and its weights as a safetensors file, which is removed when the block ends.
 
-        Raises: NotFoundError. CorruptStateError: the file on disk does not hold the weights that were put.
+        Raises: NotFoundError. CorruptStateError: the file on disk does not hold the weights that were put. UnavailableError: the disk or
+        PostgreSQL cannot be used.
         """
         row = self._row(model_id)
         path = self._models / row["file_name"]

@@ -164,6 +164,8 @@ def for_workers(config: SystemConfig, role: Role) -> SystemConfig:
     """Return what worker processes get: no database, no key unless clients need one, and a token of `role`.
 
     The token is one of a lower role if this process has no higher one.
+
+    Raises: ConfigError: a file of tokens cannot be read.
     """
     security = config.security
     secret = security.secret()

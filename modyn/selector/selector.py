@@ -221,6 +221,7 @@ class Selector:
 
         Args: keys_checksum: that of the expected trigger set; empty accepts any.
         Raises: ConflictError: the trigger set has another checksum. CorruptStateError: the file is not the one that was written.
+        NotFoundError: the run has no such trigger.
         """
         run, info = self._find_set(run_id, trigger_id)
         check_checksum(info, keys_checksum)

@@ -61,7 +61,10 @@ class SegmentWriter:
         self.solve(row.path)
 
     def add_files(self, rows: Sequence[FileRow], files: IndexedFiles) -> None:
-        """Add files of one sample each. `rows` (at least one) are those of `files.good()`; their ids start at `next_file_id`."""
+        """Add files of one sample each. `rows` (at least one) are those of `files.good()`; their ids start at `next_file_id`.
+
+        Raises: DataError: labels are of the wrong type; nothing is added.
+        """
         self._check_labels(files)
         self._builder.add_files(np.arange(rows[0].file_id, rows[0].file_id + len(rows), dtype=np.uint32), files)
         self._new_files.extend(rows)

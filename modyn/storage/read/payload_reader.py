@@ -153,7 +153,11 @@ class LocalPayloads:
         return None if now.missing(keys).any() else now.places(keys)[0]
 
     def snapshot(self) -> DatasetSnapshot:
-        """The dataset as it is now. Raises NotFoundError if it was deleted."""
+        """The dataset as it is now.
+
+        Raises: NotFoundError: it was deleted. ConfigError: it can no longer be read here. UnavailableError: storage, which knows where it
+        is now, cannot be reached.
+        """
         published = self._published
         try:
             return published.snapshot()
