@@ -58,7 +58,7 @@ class LocalBatches:
         return payloads, weights if len(located) == len(keys) else weights[located.where]
 
     def stop(self) -> None:
-        """Make `chunks` end, in whichever thread it runs."""
+        """Make `chunks` end, in whichever thread it runs: there it waits for keys only."""
         self._keys.stop()
 
     def join(self) -> None:

@@ -127,6 +127,7 @@ class Prefetcher(Generic[T, R]):
         """The next task, once it may be loaded; None at the end. `tasks` may be slow: other threads wait at `_pull` meanwhile."""
         with self._pull:
             with self._changed:
+                # Until a task more may be loaded, or none is to be any more.
                 self._changed.wait_for(lambda: self._is_over() or self._num_pulled <= self._num_used + self._ahead)
                 if self._is_over():
                     return None

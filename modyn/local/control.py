@@ -124,7 +124,7 @@ def stop_stack(config: SystemConfig, patience_s: float = 40.0) -> bool:
         return False
     os.kill(status.pid, signal.SIGTERM)
     deadline = time.monotonic() + patience_s
-    while is_alive(status.pid):
+    while is_alive(status.pid):  # polled: it is no child of this process
         if time.monotonic() > deadline:
             raise UnavailableError(
                 f"the stack (process {status.pid}) did not stop within {patience_s:.0f} s; `kill -9 {status.pid}` ends it"

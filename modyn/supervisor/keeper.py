@@ -66,7 +66,7 @@ class RunKeeper:
     def close(self) -> None:
         """Resume nothing more."""
         with self._lock:
-            self._closed = True
+            self._closed = True  # For a timer that has just run out: `_take` looks at it under the lock.
             for timer in self._timers.values():
                 timer.cancel()
             self._timers.clear()

@@ -106,6 +106,7 @@ class JobTable(Generic[K, S]):
         for job in live:
             job.stop()
         with self.changed:
+            # Until `settle` was called for all of them.
             if not self.changed.wait_for(lambda: not any(chosen(key) for key in self._jobs), timeout_s):
                 return False
             for key in [key for key, status in self._statuses.items() if chosen(key) and status.state.is_final]:

@@ -61,8 +61,10 @@ class WorkerPool:
         self._server_idle_s = server_idle_s
         self._failure = failure
         self._gpus = gpus
+        # Protects the fields below, and is notified when a job is queued and when the pool closes. Not held while callbacks of jobs run: their
+        # owners submit with locks of their own held.
+        self._changed = threading.Condition()
         self._queue: deque[Job] = deque()
-        self._changed = threading.Condition()  # protects the fields below; notified when a job is queued and when the pool closes
         self._slots: list[threading.Thread] = []
         self._running: set[Job] = set()
         self._sessions: list[Session] = []
@@ -124,9 +126,10 @@ class WorkerPool:
             self._changed.notify_all()
         for job in jobs:
             job.stop(grace_s)
-        # All are asked before the first wait, so that they end side by side.
+        # All are asked before the first wait, so that they end side by side. Bounded: SIGKILL has been sent by then.
         for job in jobs:
             job.wait(grace_s + self._kill_after_s + 5)
+        # Idle sessions last: one that a job has just left is idle by now, or ends with its job.
         with self._changed:
             idle = [session for session in self._sessions if not session.busy]
             self._sessions = [session for session in self._sessions if session.busy]

@@ -126,6 +126,7 @@ class Session:
             self._connection.close()
         if self._process is None or self._process.pid is None:
             return 0
+        # An idle worker ends when its pipe is closed, one that works was asked to stop; one that does neither is killed.
         if not wait([self._process.sentinel], kill_after_s):
             self._process.kill()
         with PROCESS_TABLE:  # the process has ended, or was killed just now: the join does not hold the lock for long

@@ -109,6 +109,7 @@ def locked(dataset: OpenDataset, *, patient: bool = True) -> Iterator[bool]:
                 if held or not patient:
                     yield held
                     return
+            # Polled, because nothing reports it: the other process gives the lock back, or PostgreSQL does when that process has ended.
             if time.monotonic() > give_up:
                 raise UnavailableError(f"another process has been ingesting dataset '{dataset.name}' for {wait_s:.0f} s")
             time.sleep(0.05)
