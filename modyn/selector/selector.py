@@ -11,6 +11,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from sqlalchemy import delete, insert, select
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.orm import Session
 
-from modyn.atomic_write import make_folder
+from modyn.atomic_write import make_folder, sync
 from modyn.db.engine import Database
 from modyn.errors import (
     AlreadyExistsError,
@@ -260,15 +261,15 @@ class Selector:
         self._informed.pop(run.run_id, None)
         directory = self._directory(run)
         # Several callers may delete a run at once; each may find that a file is gone already.
-        while directory.exists():
-            try:
-                shutil.rmtree(directory)
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                raise UnavailableError(
-                    f"cannot delete {directory} of run '{run.run_id}': {error.strerror}; repair the disk and delete the run again"
-                ) from error
+        try:
+            while directory.exists():
+                with suppress(FileNotFoundError):
+                    shutil.rmtree(directory)
+            sync(self._runs)  # Before the row goes: a folder that a crash brings back would be set aside, and stay.
+        except OSError as error:
+            raise UnavailableError(
+                f"cannot delete {directory} of run '{run.run_id}': {error.strerror}; repair the disk and delete the run again"
+            ) from error
         with self._database.session() as session:
             found = find_run(session, run.run_id, lock=True)
             if found is not None and found.number == run.number:

@@ -9,9 +9,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 
+from modyn.atomic_write import sync
 from modyn.config.system import DatasetConfig, SystemConfig, is_s3
 from modyn.errors import (
     AlreadyExistsError,
@@ -274,6 +275,8 @@ class DatasetStore:
     def _forget(self, row: DatasetRow) -> None:
         self._withdraw(row)  # First, and again: the folder must not be read while it loses its files, deletions among them.
         shutil.rmtree(self._folder / row.identity, ignore_errors=True)
+        with suppress(FileNotFoundError):  # no dataset was ever opened
+            sync(self._folder)  # Before the row goes: nothing would remove a folder that a crash brings back.
         self._catalogue.end_delete(row.id)
 
 

@@ -12,12 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from modyn._core import KeySet
+from modyn.config.system import SystemConfig
+from modyn.db.engine import open_database
 from modyn.errors import CorruptStateError, NotFoundError
 from modyn.records import KeysAndWeights, RunId, SampleBatch
 from modyn.selector.sample_log import GROUP, SampleLog
+from modyn.selector.selector import Selector
 from modyn.selector.trigger_set import TriggerSet, write_trigger_set
 from modyn.selector.window import Selection
+from modyn.selector.window.live import NO_KEYS
 from modyn.testing.disk_recorder import recorded_disk
+from modyn.testing.disk_recording import DiskRecording
+from tests.support.committed_rows import RecordedDatabase, losses_with_rows, restore_rows
 
 RUN = RunId("run-1")
 
@@ -119,3 +126,65 @@ def test_a_trigger_set_is_whole_or_not_there(tmp_path: Path, by_ranges: bool) ->
             read = [part for partition in range(3) for part in found.partition(partition, 200)]
             assert np.array_equal(np.concatenate([part.keys for part in read]), KEYS)
             assert np.array_equal(np.concatenate([part.weights for part in read]), np.ones(len(KEYS)) if by_ranges else WEIGHTS)
+
+
+def nothing_deleted(dataset: str, identity: str) -> KeySet:
+    return NO_KEYS
+
+
+def work(selector: Selector, disk: DiskRecording) -> None:
+    """Two triggers of a run, with samples before each; then the run is deleted. What has ended is noted."""
+    selector.register_run(RUN, "numbers", {"name": "NewDataStrategy", "maximum_keys_in_memory": 10}, 7)
+    disk.note("registered")
+    for trigger_id in range(2):
+        selector.inform(RUN, 30 * trigger_id, stream(30 * trigger_id, 30 * trigger_id + 30))
+        disk.note("informed")
+        selector.trigger(RUN, trigger_id, 30 * trigger_id + 25)
+        disk.note("triggered")
+    selector.delete_run(RUN)
+    disk.note("deleted")
+
+
+def check_run(selector: Selector, folder: Path, steps: int) -> None:
+    """Check what a selector holds after so many steps of `work` and perhaps a part of the next, and that work goes on from there."""
+    try:
+        selector.run(RUN)
+    except NotFoundError:
+        assert steps in (0, 5, 6)
+        assert not list((folder / "runs").iterdir())
+        # A deleted run leaves nothing; a registration that was cut off is set aside.
+        assert not steps or not (folder / "orphans").exists()
+        return
+    assert steps < 6
+    log = SampleLog(RUN, next((folder / "runs").iterdir()))
+    held = log.state().num_samples
+    assert held in [(0,), (0, 30), (30,), (30, 60), (60,), (60,)][steps]
+    assert_held(log, held)
+    for trigger_id in range(2):
+        num_samples = 30 * trigger_id + 25
+        selector.inform(RUN, held, stream(held, max(held, 60)))
+        if trigger_id < (steps - 1) // 2:
+            assert selector.trigger_set(RUN, trigger_id).num_keys == num_samples
+        selector.trigger(RUN, trigger_id, num_samples)
+        keys = [part.keys for first in range(0, num_samples, 10) for part in selector.keys(RUN, trigger_id, first // 10)]
+        assert np.array_equal(np.concatenate(keys), stream(0, num_samples).keys)
+
+
+@pytest.mark.slow
+def test_runs_are_what_was_acknowledged(system_config: SystemConfig) -> None:
+    database = open_database(system_config, "selector", "modyn.selector.migrations")
+    folder = system_config.service_dir("selector")
+    folder.mkdir(parents=True)
+    with recorded_disk(folder) as disk:
+        selector = Selector(RecordedDatabase(database, disk), folder, nothing_deleted)
+        selector.recover()
+        work(selector, disk)
+        selector.close()
+    for loss in losses_with_rows(disk):
+        with loss.restored():
+            steps = restore_rows(database, loss)
+            selector = Selector(database, folder, nothing_deleted)
+            selector.recover()
+            check_run(selector, folder, len(steps))
+            selector.close()
+    database.close()

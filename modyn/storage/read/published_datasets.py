@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from modyn._core import PathTable
-from modyn.atomic_write import TEMPORARY_SUFFIX, make_folder
+from modyn.atomic_write import TEMPORARY_SUFFIX, make_folder, sync
 from modyn.config.system import DATASET_NAME, SystemConfig, is_s3
 from modyn.errors import NotFoundError, UnavailableError
 from modyn.storage.read.locality import some_files
@@ -43,12 +43,15 @@ class PublishedNames:
             temporary.unlink(missing_ok=True)
             temporary.symlink_to(os.path.relpath(target, self._folder))
             temporary.replace(self._folder / name)
+            sync(self._folder)
         except OSError as error:
             raise UnavailableError(f"cannot write {self._folder / name}: {error.strerror or error}; make it writable") from error
 
     def remove(self, name: str) -> None:
-        """Remove the link of a dataset, if there is one."""
-        (self._folder / name).unlink(missing_ok=True)
+        """Remove the link of a dataset, if there is one, durably: after a crash, replicas must not find it before storage runs again."""
+        with suppress(FileNotFoundError):  # the link, or the folder of all links
+            (self._folder / name).unlink()
+            sync(self._folder)
 
     def keep_only(self, names: Set[str]) -> None:
         """Remove all other links, and what a crash left. The folder exists afterwards, also without datasets."""

@@ -1,0 +1,129 @@
+"""A storage service after a power loss at any moment of its work: each sample is there once, under the key that it had, and deleted ones stay so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from modyn.config.system import SystemConfig
+from modyn.db.engine import Database, open_database
+from modyn.errors import NotFoundError
+from modyn.storage.catalogue.catalogue import Catalogue
+from modyn.storage.datasets import DatasetStore
+from modyn.storage.ingest.open_dataset import IngestLimits
+from modyn.storage.read.published_datasets import PublishedDatasets, PublishedNames
+from modyn.storage.read.record_readers import RecordReaders
+from modyn.storage.read.snapshot import DatasetSnapshot
+from modyn.testing.disk_recorder import recorded_disk
+from modyn.testing.disk_recording import DiskRecording
+from tests.support.committed_rows import RecordedDatabase, losses_with_rows, restore_rows
+from tests.support.running_storage import binary_dataset, write_records
+
+
+@contextmanager
+def started(config: SystemConfig, database: Database) -> Iterator[DatasetStore]:
+    """A store as a service starts it."""
+    store = DatasetStore(config, Catalogue(database))
+    store.start()
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def live_data(snapshot: DatasetSnapshot) -> dict[int, int]:
+    """Data by key of all samples that are not deleted."""
+    keys = np.arange(snapshot.index.next_key)
+    keys = keys[~snapshot.tombstones.keys.contains(keys)]
+    locations = snapshot.index.entries(keys)
+    assert locations is not None
+    data, bounds = snapshot.reader.gather(locations.file_ids, locations.offsets, locations.lengths)
+    return {int(key): int.from_bytes(data[bounds[i] : bounds[i + 1]].tobytes(), "little") for i, key in enumerate(keys)}
+
+
+def ingest(store: DatasetStore) -> None:
+    # Each file is a commit of its own, and segments are merged soon.
+    store.dataset("numbers").limits = IngestLimits(flush_s=0.0, merge_run=2)
+    list(store.ingest("numbers"))
+
+
+def register_and_ingest(store: DatasetStore, data: Path, disk: DiskRecording) -> list[dict[int, int]]:
+    """Ingest three files, and after each delete a sample of it. Returns: what is there after each step; steps that ended are noted."""
+    states: list[dict[int, int]] = [{}]
+    store.register(binary_dataset(data))
+    disk.note("registered")
+    for number in range(3):
+        write_records(data / f"{number}.bin", range(100 * number, 100 * number + 4), 1000 + number)
+        ingest(store)
+        states.append(states[-1] | {4 * number + i: 100 * number + i for i in range(4)})
+        disk.note("ingested")
+        store.dataset("numbers").delete_samples(np.array([4 * number + 1]))
+        states.append({key: value for key, value in states[-1].items() if key != 4 * number + 1})
+        disk.note("deleted")
+    assert live_data(store.snapshot("numbers")) == states[-1]
+    return states
+
+
+@pytest.mark.slow
+def test_each_sample_is_there_once_under_its_key(quick_config: SystemConfig, tmp_path: Path) -> None:
+    config, data = quick_config, tmp_path / "data"
+    engine = open_database(config, "storage", "modyn.storage.migrations").engine
+    config.service_dir("storage").mkdir(parents=True)
+    with (
+        recorded_disk(config.service_dir("storage")) as disk,
+        started(config, RecordedDatabase(Database(engine, "storage"), disk)) as store,
+    ):
+        states = register_and_ingest(store, data, disk)
+    for loss in losses_with_rows(disk):
+        with loss.restored():
+            steps = restore_rows(Database(engine, "storage"), loss)
+            # What was acknowledged, and what had been begun perhaps.
+            allowed = states[max(0, len(steps) - 1) : len(steps) + 1]
+            replica = PublishedDatasets(PublishedNames.of(config), RecordReaders(1), "replica")
+            if steps:
+                assert live_data(replica.snapshot("numbers")) in allowed
+            with started(config, Database(engine, "storage")) as found:
+                found.register(binary_dataset(data))
+                before = live_data(found.snapshot("numbers"))
+                assert before in allowed
+                ingest(found)
+                everything = {4 * number + i: 100 * number + i for number in range(3) for i in range(4)}
+                gone = {key for step in range(2, len(states), 2) for key in [2 * step - 3] if states.index(before) >= step}
+                assert live_data(found.snapshot("numbers")) == {
+                    key: value for key, value in everything.items() if key not in gone
+                }
+                assert not found.scrub("numbers")
+    assert any("remove" in line and ".segment" in line for line in loss.log), "no segments were merged"
+    engine.dispose()
+
+
+def test_a_deleted_dataset_stays_deleted(quick_config: SystemConfig, tmp_path: Path) -> None:
+    config, data = quick_config, tmp_path / "data"
+    engine = open_database(config, "storage", "modyn.storage.migrations").engine
+    write_records(data / "0.bin", range(4), 1000)
+    with started(config, Database(engine, "storage")) as store:
+        store.register(binary_dataset(data))
+        ingest(store)
+        with recorded_disk(config.service_dir("storage")) as disk:
+            recorded = RecordedDatabase(Database(engine, "storage"), disk)
+            store._catalogue.database = recorded
+            store.delete("numbers")
+            disk.note("deleted")
+    for loss in losses_with_rows(disk):
+        with loss.restored():
+            steps = restore_rows(Database(engine, "storage"), loss)
+            if steps:
+                with pytest.raises(NotFoundError):
+                    PublishedDatasets(PublishedNames.of(config), RecordReaders(1), "replica").snapshot("numbers")
+            with started(config, Database(engine, "storage")) as found:
+                if steps:
+                    assert not found.infos()
+                if not found.infos():
+                    assert not list((config.service_dir("storage") / "datasets").iterdir())
+                else:
+                    assert live_data(found.snapshot("numbers")) == {i: i for i in range(4)}
+    engine.dispose()
