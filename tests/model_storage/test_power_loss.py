@@ -1,0 +1,86 @@
+"""Model versions after a power loss at any moment: one that was acknowledged is there, with its weights; one that was not is there whole or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from modyn.config.system import SystemConfig
+from modyn.db.engine import open_database
+from modyn.errors import NotFoundError
+from modyn.model_storage.client import ModelHeader
+from modyn.model_storage.store import ModelStore
+from modyn.models.weights import weights_sha256
+from modyn.records import RunId
+from modyn.rpc.logs import get_logger
+from modyn.testing.disk_recorder import recorded_disk
+from tests.support.committed_rows import RecordedDatabase, losses_with_rows, restore_rows
+
+RUN = RunId("run-1")
+
+
+def receive(store: ModelStore, trigger_id: int, content: bytes, states: bytes, strategy: dict[str, Any]) -> int:
+    """Put a model with the states of its optimizers, as the service does."""
+    with store.receive() as weights, store.receive() as optimizers:
+        weights.write_bytes(content)
+        optimizers.write_bytes(states)
+        header = ModelHeader(RUN, trigger_id, "MLP", {}, {"full_model_strategy": strategy})
+        return store.publish(header, weights, optimizers).version.model_id
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"name": "PyTorchFullModel"},
+        pytest.param({"name": "SafetensorsFullModel"}, marks=pytest.mark.slow),
+        pytest.param({"name": "BinaryFullModel", "zip": True, "zip_algorithm": "zstd"}, marks=pytest.mark.slow),
+    ],
+)
+def test_versions_that_were_acknowledged_are_there(system_config: SystemConfig, tmp_path: Path, strategy: dict[str, Any]) -> None:
+    """Two versions of a run, of which the second takes over the states of the optimizers; then the first is deleted."""
+    contents, digests = [], []
+    for number in range(2):
+        path = tmp_path / f"{number}.safetensors"
+        save_file({"weight": np.full(300, number, np.float32), "steps": np.array(number)}, path)
+        contents.append(path.read_bytes())
+        digests.append(weights_sha256(path))
+    database = open_database(system_config, "model_storage", "modyn.model_storage.migrations")
+    folder = system_config.service_dir("model_storage")
+    folder.mkdir(parents=True)
+    with recorded_disk(folder) as disk:
+        store = ModelStore(recorded := RecordedDatabase(database, disk), folder, get_logger("test"))
+        ids = []
+        for number in range(2):
+            ids.append(receive(store, number, contents[number], b"states" * 100 + bytes([number]), strategy))
+            disk.note("put")
+        store.delete(ids[0])
+        disk.note("deleted")
+    for loss in losses_with_rows(disk):
+        with loss.restored():
+            notes = restore_rows(database, loss)
+            found = ModelStore(database, folder, get_logger("test"))
+            here = {info.version.trigger_id: info.version.model_id for info in found.list(RUN)}
+            assert set(here) in {
+                0: [set(), {0}],
+                1: [{0}, {0, 1}],
+                2: [{0, 1}, {1}],
+                3: [{1}],
+            }[len(notes)]  # fmt: skip
+            for trigger_id, model_id in here.items():
+                with found.fetch(model_id) as (_, path):
+                    assert weights_sha256(path) == digests[trigger_id]
+                try:
+                    with found.open_optimizers(model_id) as file:
+                        assert file.read() == b"states" * 100 + bytes([trigger_id])
+                except NotFoundError:
+                    assert trigger_id == 0
+                    assert 1 in here
+            # Nothing else is left.
+            assert not list((folder / "incoming").iterdir())
+            assert len(list((folder / "models").glob("*.model"))) == len(here)
+    recorded.close()
+    database.close()
