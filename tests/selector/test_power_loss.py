@@ -20,8 +20,7 @@ from modyn.records import KeysAndWeights, RunId, SampleBatch
 from modyn.selector.sample_log import GROUP, SampleLog
 from modyn.selector.selector import Selector
 from modyn.selector.trigger_set import TriggerSet, write_trigger_set
-from modyn.selector.window import Selection
-from modyn.selector.window.live import NO_KEYS
+from modyn.selector.window import NO_KEYS, Selection
 from modyn.testing.disk_recorder import recorded_disk
 from modyn.testing.disk_recording import DiskRecording
 from tests.support.committed_rows import RecordedDatabase, losses_with_rows, restore_rows

@@ -14,7 +14,7 @@ from modyn.db.engine import Database, open_database
 from modyn.errors import NotFoundError
 from modyn.storage.catalogue.catalogue import Catalogue
 from modyn.storage.datasets import DatasetStore
-from modyn.storage.ingest.open_dataset import IngestLimits
+from modyn.storage.ingest.limits import IngestLimits
 from modyn.storage.read.published_datasets import PublishedDatasets, PublishedNames
 from modyn.storage.read.record_readers import RecordReaders
 from modyn.storage.read.snapshot import DatasetSnapshot
