@@ -22,7 +22,8 @@ class RetentionConfig(Section):
     files_max_age_d: float | None = Field(
         None,
         gt=0,
-        description="days after which a file is removed that was set aside: segments in `quarantine/` of a dataset, trainings in `finished/` "
+        description="days after which a file is removed that was set aside: segments in `quarantine/` of a dataset, models in that of model storage, "
+        "trainings in `finished/` "
         "whose model was never stored",
     )
     files_max_bytes: int | None = Field(

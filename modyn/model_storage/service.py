@@ -12,7 +12,7 @@ from modyn.errors import InvalidArgumentError, NotFoundError
 from modyn.model_storage.client import OUT_OF_ORDER, ModelHeader, weights_from_proto, weights_to_proto
 from modyn.model_storage.formats import MODEL_FORMATS
 from modyn.model_storage.section import validate_section
-from modyn.model_storage.store import ModelStore
+from modyn.model_storage.store import QUARANTINE, ModelStore
 from modyn.proto import common_pb2, model_storage_pb2, model_storage_pb2_grpc
 from modyn.records import RunId
 from modyn.rpc.logs import bind, get_logger
@@ -25,9 +25,10 @@ SENT_BYTES = Counter("modyn_models_sent_bytes", "Bytes of weights that were sent
 
 
 def build(context: ServiceContext) -> Sequence[Registration]:
-    """Open the catalogue, remove what a crash has left, and return the servicer."""
+    """Open the catalogue, set aside what a crash has left, and return the servicer."""
     database = open_database(context.config, "model_storage", "modyn.model_storage.migrations")
     context.on_shutdown(database.close)
+    context.remove_outlived(f"{QUARANTINE}/*")
     servicer = ModelStorageServicer(ModelStore(database, context.directory, context.logger))
     return [Registration(model_storage_pb2_grpc.add_ModelStorageServicer_to_server, servicer, "modyn.ModelStorage")]
 

@@ -3,6 +3,7 @@
 <folder>/models/     one file a version, with a random name, and perhaps the state of its optimizers; complete and on the disk before the row is
                      committed
 <folder>/incoming/   what is being received, encoded or decoded; of no value after a restart
+<folder>/quarantine/ files that no row names: of interrupted puts and deletions, or of versions that an older, restored database does not know
 <folder>/store_id    which catalogue the folder belongs to
 
 A file is compressed and unpacked chunk by chunk; unpacking never writes more bytes than were compressed.
@@ -49,6 +50,10 @@ _MAX_WINDOW_BYTES: Final = 1 << 27
 """Memory that a zstd file may ask for when it is read."""
 
 
+QUARANTINE: Final = "quarantine"
+"""Folder of files that were set aside."""
+
+
 class ModelStore:
     """All versions of one installation. Safe to use from several threads; one process works on a folder."""
 
@@ -61,7 +66,7 @@ class ModelStore:
         for path in (self._models, self._incoming):
             make_folder(path)
         self._check_identity()
-        self._remove_orphans()
+        self._set_orphans_aside()
 
     @contextmanager
     def receive(self) -> Iterator[Path]:
@@ -112,7 +117,7 @@ class ModelStore:
             "optimizers_bytes": _optimizers_of(path).stat().st_size if optimizers is not None else None,
         }
         outlived: list[str] = []
-        # A commit that fails may have happened: the file stays, and the next start removes it if it is an orphan.
+        # A commit that fails may have happened: the file stays, and the next start sets it aside if it is an orphan.
         with self._database.session() as session:
             stored = (
                 session.execute(upsert(models).values(row).on_conflict_do_nothing().returning(*_WITHOUT_LAYOUT))
@@ -275,14 +280,14 @@ class ModelStore:
             ) from error
 
     def _check_identity(self) -> None:
-        """Raise ConflictError for a folder of another catalogue, whose models would be removed as orphans."""
+        """Raise ConflictError for a folder of another catalogue, whose models would be set aside as orphans."""
         with self._database.session() as session:
             expected = session.scalars(select(store.c.store_id)).one()
             known = _known_files(session)
         path = self._folder / "store_id"
         found = path.read_text(errors="replace") if path.exists() else ""
         if not found and known.issuperset(file.name for file in self._models.iterdir()):
-            # A new folder, or one that lost the file: every model in it is of this catalogue, so nothing can be removed by mistake.
+            # A new folder, or one that lost the file: every model in it is of this catalogue, so nothing can be set aside by mistake.
             found = expected
             write_atomically(path, [expected.encode()])
         if found != expected:
@@ -292,16 +297,23 @@ class ModelStore:
                 "correct state_dir or database_url in the system file, or move the folder away"
             )
 
-    def _remove_orphans(self) -> None:
-        """Remove files that an interrupted put, get or delete has left."""
+    def _set_orphans_aside(self) -> None:
+        """Move files to `quarantine/` that no row names, and remove what an interrupted put or get has left half done.
+
+        A database that was restored from a backup may lack rows of models that are in use: nothing that is complete is removed.
+        """
         with self._database.session() as session:
             known = _known_files(session)
         present = {path.name: path for path in self._models.iterdir()}
         orphans = [path for name, path in present.items() if name not in known]
-        for path in [*orphans, *self._incoming.iterdir()]:
+        for path in self._incoming.iterdir():
             path.unlink()
         if orphans:
-            self._logger.info("orphans_removed", count=len(orphans))
+            quarantine = self._folder / QUARANTINE
+            make_folder(quarantine)
+            for path in orphans:
+                path.rename(quarantine / path.name)
+            self._logger.warning("orphans_set_aside", count=len(orphans), folder=str(quarantine))
         for name in known - present.keys():
             self._logger.error("model_file_missing", file=str(self._models / name))
 

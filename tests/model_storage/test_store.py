@@ -258,7 +258,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(
     assert store.publish(header(strategy=strategy), put)
 
 
-def test_a_restart_removes_what_an_interrupted_put_left(
+def test_a_restart_sets_aside_what_an_interrupted_put_left(
     system_config: SystemConfig, models: Path, weights: Callable[[], Path]
 ) -> None:
     with opened(system_config) as store:
@@ -270,6 +270,24 @@ def test_a_restart_removes_what_an_interrupted_put_left(
         assert content(store, info.version.model_id) == weights().read_bytes()
     assert len(list(models.iterdir())) == 1
     assert leftovers(models) == []
+    assert (models.parent / "quarantine" / "orphan.model").read_bytes() == b"not committed"
+
+
+def test_an_older_catalogue_destroys_no_model(
+    system_config: SystemConfig, models: Path, weights: Callable[[], Path], postgres_url: str
+) -> None:
+    """A database that was restored from a backup does not know the newest version."""
+    with opened(system_config) as store:
+        store.publish(header(), weights())
+    (file,) = models.iterdir()
+    stored = file.read_bytes()
+    connection = psycopg2.connect(postgres_url)
+    with connection, connection.cursor() as cursor:
+        cursor.execute("DELETE FROM model_storage.models")
+    connection.close()
+    with opened(system_config) as store:
+        assert store.list(None) == []
+    assert (models.parent / "quarantine" / file.name).read_bytes() == stored
 
 
 def test_a_folder_of_another_database_is_left_alone(
