@@ -13,7 +13,6 @@ from pydantic import Field, field_validator, model_validator
 
 from modyn import _core
 from modyn.errors import DataError
-from modyn.registry import nearest
 from modyn.storage.files.local import reading
 from modyn.storage.formats.bad_rows import BadRows, RowsConfig
 from modyn.storage.formats.base import FileFormat, FormatResume
@@ -131,8 +130,12 @@ class CsvFormat(FileFormat):
 
 def _position(path: str, columns: list[str], name: str | None) -> int:
     if columns.count(name or "") != 1:
-        what = "named twice;" if name in columns else f"not there{nearest(name or '', columns) or '.'}"
-        raise DataError(f"the column '{name}' of {path} is {what} The first line names: {', '.join(columns[:50])}")
+        # Without the names that are there: any text file passes for a CSV file, and its first line may hold a secret.
+        what = "named twice" if name in columns else "not named"
+        raise DataError(
+            f"the column '{name}' is {what} in the first line of {path}, which names {len(columns)}: compare it with that line, "
+            "or give the column by number"
+        )
     return columns.index(name or "")
 
 

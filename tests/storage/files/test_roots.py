@@ -139,17 +139,18 @@ def test_where_a_file_lies_is_asked_of_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file_wrapper", "content"),
+    ("file_wrapper", "options", "content"),
     [
-        ("CsvFileWrapper", f"{SECRET},1\n"),
-        ("JsonLinesFileWrapper", f'{{"y": "{SECRET}"}}\n'),
-        ("JsonLinesFileWrapper", SECRET),
-        ("ParquetFileWrapper", SECRET),
-        ("TarFileWrapper", SECRET * 100),
+        ("CsvFileWrapper", {}, f"{SECRET},1\n"),
+        ("CsvFileWrapper", {"label_index": None, "label_column": "PASSWORD=7sec7"}, f"{SECRET},1\n"),
+        ("JsonLinesFileWrapper", {}, f'{{"y": "{SECRET}"}}\n'),
+        ("JsonLinesFileWrapper", {}, SECRET),
+        ("ParquetFileWrapper", {}, SECRET),
+        ("TarFileWrapper", {}, SECRET * 100),
     ],
 )
-def test_content_is_not_quoted(file_wrapper: str, content: str, tmp_path: Path) -> None:
+def test_content_is_not_quoted(file_wrapper: str, options: dict[str, object], content: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text(content)
     with pytest.raises(DataError) as caught:
-        list(build_format(file_wrapper, OPTIONS[file_wrapper]).index(str(tmp_path / "file")))
+        list(build_format(file_wrapper, OPTIONS[file_wrapper] | options).index(str(tmp_path / "file")))
     assert "secret" not in caught.value.message

@@ -235,9 +235,9 @@ def test_columns_may_be_chosen_by_name(tmp_path: Path, header: str) -> None:
     [
         (
             "id,tme,label\n1,2,3\n",
-            r"the column 'time' of .*a\.csv is not there, did you mean 'tme'\? The first line names: id, tme, label",
+            r"the column 'time' is not named in the first line of .*a\.csv, which names 3",
         ),
-        ("time,time,label\n1,2,3\n", "the column 'time' of .* is named twice; The first line names"),
+        ("time,time,label\n1,2,3\n", "the column 'time' is named twice in the first line of .*, which names 3"),
         ("", "the first line of .*a.csv does not name its columns"),
     ],
 )
