@@ -3,7 +3,7 @@
     python -m benchmark.report_of_many [--models 400] [--intervals 400] [--report]
 
 Tables and pages are real, results are invented: every model on every interval. `--intervals 1` with `--models 10000` is a run of ten thousand
-triggers, each evaluated where it is active. What is measured leaves out the import of plotly and pandas.
+triggers, each evaluated where it is active. What is measured leaves out the import of pandas.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def main() -> None:
     page = render(results)
     text = (
         f"{options.models:,} models, {len(results.evaluations):,} scores: tables {tables_s:.2f} s, page {time.perf_counter() - started:.2f} s, "
-        f"{len(page) / 2**20:.1f} MiB, of it 4.3 MiB of plotly"
+        f"{len(page) / 2**20:.1f} MiB, of it 1.4 MiB of plotly"
     )
     print(text)
     if options.report:

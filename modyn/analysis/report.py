@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import html
+import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
-from plotly.offline import get_plotlyjs
+from numpy.typing import NDArray
 
 from modyn.analysis.bins import MAX_BINS, Bins, binned_cells, binned_triggers, label
 from modyn.analysis.results import (
@@ -48,6 +50,15 @@ _BINNED_NOTE = " There are too many to show each: what lies side by side is show
 _TABLE_ROWS = 500
 _STAGES_NOTE = "Seconds of work per trigger. Evaluation overlaps the next training."
 
+_PLOTLY_JS: Final = Path(__file__).with_name("plotly-cartesian.min.js.gz")
+"""plotly.js with the kinds of charts that are drawn here, from npm's plotly.js-cartesian-dist-min (docs/decisions/039)."""
+_AXIS: Final = {"automargin": True, "ticks": "", "gridcolor": "#ebf0f8", "zerolinecolor": "#ebf0f8", "title": {"standoff": 15}}
+_LAYOUT: Final = {
+    "template": {"layout": {"xaxis": _AXIS, "yaxis": _AXIS, "font": {"color": "#2a3f5f"}, "autotypenumbers": "strict"}},
+    "margin": {"l": 60, "r": 20, "t": 20, "b": 40},
+    "legend": {"orientation": "h", "y": 1.12},
+}
+
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; max-width: 1080px; margin: 2rem auto; padding: 0 1rem; }
 h1 { margin-bottom: 0; } h2 { margin: 2.2rem 0 .3rem; font-size: 1.2rem; }
@@ -61,6 +72,21 @@ th { font-weight: 600; } td:first-child, th:first-child { text-align: left; }
 pre { background: #f6f8fa; padding: 1rem; overflow: auto; font-size: .82rem; }
 .error { background: #ffebe9; border: 1px solid #cf222e; border-radius: 8px; padding: .6rem 1rem; white-space: pre-wrap; }
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A chart in the terms of plotly.js: its traces, and its layout. What is missing in their lists is None, never NaN."""
+
+    data: list[dict[str, Any]]
+    layout: dict[str, Any]
+
+    def html(self) -> str:
+        """Return the chart for a page that has loaded plotly.js."""
+        parts = (self.data, _LAYOUT | self.layout, {"displaylogo": False, "responsive": True})
+        chart = ", ".join(json.dumps(part, allow_nan=False) for part in parts)
+        chart = chart.replace("<", "\\u003c")  # no text of a user ends the script
+        return f"<div></div><script>Plotly.newPlot(document.currentScript.previousElementSibling, {chart})</script>"
 
 
 def write_report(results: RunResults, path: Path) -> Path:
@@ -97,11 +123,12 @@ def render(results: RunResults) -> str:
     parts.append(f"<h2>Pipeline</h2><pre>{html.escape(results.run.yaml)}</pre>")
     head = f"<meta charset='utf-8'><title>{html.escape(f'Modyn: {results.run.run_id}')}</title>"
     head += "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+    head += f"<style>{_STYLE}</style><script>{gzip.decompress(_PLOTLY_JS.read_bytes()).decode()}</script>"
     body = "\n".join(parts)
-    return f"<!doctype html><html lang='en'><head>{head}<style>{_STYLE}</style><script>{get_plotlyjs()}</script></head><body>{body}</body></html>"
+    return f"<!doctype html><html lang='en'><head>{head}</head><body>{body}</body></html>"
 
 
-def matrix_figure(cells: pd.DataFrame, active: pd.DataFrame, series: Series) -> go.Figure:
+def matrix_figure(cells: pd.DataFrame, active: pd.DataFrame, series: Series) -> Figure:
     """Draw models × intervals as a heat map, in bins where there are many; those of the currently active composite model are outlined.
 
     Args: cells: of `series_cells`. active: table of `composite_scores` of the same cells. series: what is shown.
@@ -114,121 +141,122 @@ def matrix_figure(cells: pd.DataFrame, active: pd.DataFrame, series: Series) -> 
     values = binned_cells(at_row, at_column, cells["value"].to_numpy(np.float64), rows, columns)
     spans = zip(active["start"].iloc[columns.starts], active["end"].iloc[columns.ends], strict=True)
     firsts, lasts = triggers[rows.starts], triggers[rows.ends]
-    figure = go.Figure(
-        go.Heatmap(
-            z=values,
-            x=[_span(start, end) for start, end in spans],
-            y=[label("trigger", str(first), str(last)) for first, last in zip(firsts, lasts, strict=True)],
-            colorscale="Viridis",
-            text=[["" if math.isnan(v) else f"{v:.2f}" for v in row] for row in values] if values.size <= 600 else None,
-            texttemplate="%{text}" if values.size <= 600 else None,
-            hovertemplate="%{y}<br>%{x}<br>" + series.metric + " %{z:.4f}<extra></extra>",
-            colorbar={"title": series.metric},
-        )
-    )
+    heatmap = {
+        "type": "heatmap",
+        "z": [_known(row) for row in values],
+        "x": [_span(start, end) for start, end in spans],
+        "y": [label("trigger", str(first), str(last)) for first, last in zip(firsts, lasts, strict=True)],
+        "colorscale": "Viridis",
+        "hovertemplate": "%{y}<br>%{x}<br>" + series.metric + " %{z:.4f}<extra></extra>",
+        "colorbar": {"title": {"text": series.metric}},
+    }
+    if values.size <= 600:
+        heatmap["text"] = [["" if math.isnan(v) else f"{v:.2f}" for v in row] for row in values]
+        heatmap["texttemplate"] = "%{text}"
     answers = active["trigger_id"].fillna(-1).to_numpy(np.int64)
     evaluated = np.flatnonzero(np.isin(answers, triggers))
     outlined = np.unique(
         np.stack([rows.of(np.searchsorted(triggers, answers[evaluated])), columns.of(evaluated)], axis=1), axis=0
     )
     outline = {"type": "rect", "line": {"color": "#ff3b30", "width": 2}}
-    # All at once: each call of `add_shape` looks at all that there are.
     shapes = [{**outline, "x0": c - 0.5, "x1": c + 0.5, "y0": r - 0.5, "y1": r + 0.5} for r, c in outlined.tolist()]
-    figure.update_layout(shapes=shapes, height=180 + 30 * max(4, rows.number), yaxis={"autorange": "reversed"})
-    return figure
+    return Figure([heatmap], {"shapes": shapes, "height": 180 + 30 * max(4, rows.number), "yaxis": {"autorange": "reversed"}})
 
 
-def performance_figure(tables: Mapping[Kind, pd.DataFrame], metric: str) -> go.Figure:
+def performance_figure(tables: Mapping[Kind, pd.DataFrame], metric: str) -> Figure:
     """Draw the scores of the composite models that were evaluated over the time of the stream.
 
     Args: tables: of `composite_scores`. metric: its name.
     """
-    figure = go.Figure()
+    traces = []
     for kind, table in tables.items():
-        mode = "lines+markers" if len(table) <= MAX_BINS else "lines"
         name, colour = f"currently {kind}", {"active": ACTIVE, "trained": TRAINED}[kind]
-        figure.add_scatter(
-            x=_dates(table["anchor"]),
-            y=table["value"],
-            name=name,
-            mode=mode,
-            line={"color": colour},
-            customdata=table["trigger_id"].astype("object").where(table["trigger_id"].notna(), "none"),
-            hovertemplate="%{x}<br>" + metric + " %{y:.4f}<br>model of trigger %{customdata}<extra>" + name + "</extra>",
+        traces.append(
+            {
+                "type": "scatter",
+                "x": _dates(table["anchor"]),
+                "y": _known(table["value"]),
+                "name": name,
+                "mode": "lines+markers" if len(table) <= MAX_BINS else "lines",
+                "line": {"color": colour},
+                "customdata": ["none" if trigger_id is None else trigger_id for trigger_id in _known(table["trigger_id"])],
+                "hovertemplate": "%{x}<br>" + metric + " %{y:.4f}<br>model of trigger %{customdata}<extra>" + name + "</extra>",
+            }
         )
-    figure.update_layout(height=320, yaxis={"title": metric}, hovermode="x unified")
-    return figure
+    return Figure(traces, {"height": 320, "yaxis": {"title": {"text": metric}}, "hovermode": "x unified"})
 
 
-def models_figure(triggers: pd.DataFrame) -> go.Figure:
+def models_figure(triggers: pd.DataFrame) -> Figure:
     """Draw the data that models were trained on over stream time. Args: triggers: of `binned_triggers`."""
-    figure = go.Figure()
     rows = triggers["label"].to_list()
     x, y = list[str | None](), list[str | None]()
     for row, start, end in zip(rows, _dates(triggers["first_timestamp"]), _dates(triggers["last_timestamp"]), strict=True):
         x += [start, end, None]  # one line with gaps: each line of its own would look at all before it
         y += [row, row, None]
-    figure.add_scatter(x=x, y=y, mode="lines", line={"color": ACTIVE, "width": 12}, showlegend=False, hoverinfo="skip")
-    figure.add_scatter(
-        x=_dates(triggers["fired_at"]),
-        y=rows,
-        mode="markers",
-        marker={"symbol": "diamond", "size": 11, "color": TRAINED},
-        name="trigger",
-        customdata=triggers["num_keys"].astype("object"),
-        hovertemplate="%{y}<br>fired at %{x}<br>%{customdata} keys<extra></extra>",
-    )
+    data = {"type": "scatter", "x": x, "y": y, "mode": "lines", "line": {"color": ACTIVE, "width": 12}}
+    fired = {
+        "type": "scatter",
+        "x": _dates(triggers["fired_at"]),
+        "y": rows,
+        "mode": "markers",
+        "marker": {"symbol": "diamond", "size": 11, "color": TRAINED},
+        "name": "trigger",
+        "customdata": _known(triggers["num_keys"]),
+        "hovertemplate": "%{y}<br>fired at %{x}<br>%{customdata} keys<extra></extra>",
+    }
     order = {"autorange": "reversed", "categoryorder": "array", "categoryarray": rows}
-    figure.update_layout(height=140 + 24 * max(4, len(rows)), yaxis=order)
-    return figure
-
-
-def triggers_figure(triggers: pd.DataFrame) -> go.Figure:
-    """Draw the size of trigger sets over the time of the stream. Args: triggers: of `binned_triggers`."""
-    figure = go.Figure()
-    keys = triggers["num_keys"].astype("float64")
-    to_the_axis = {"symmetric": False, "array": 0 * keys, "arrayminus": keys, "color": NEUTRAL, "width": 0}
-    figure.add_scatter(
-        x=_dates(triggers["fired_at"]),
-        y=keys,
-        error_y=to_the_axis,
-        mode="markers",
-        marker={"size": 10, "color": ACTIVE},
-        text=triggers["label"],
-        hovertemplate="%{text}<br>%{x}<br>%{y} keys<extra></extra>",
-        showlegend=False,
+    return Figure(
+        [{**data, "showlegend": False, "hoverinfo": "skip"}, fired], {"height": 140 + 24 * max(4, len(rows)), "yaxis": order}
     )
-    figure.update_layout(height=280, yaxis={"title": "keys", "rangemode": "tozero"})
-    return figure
 
 
-def losses_figure(losses: pd.DataFrame) -> go.Figure:
+def triggers_figure(triggers: pd.DataFrame) -> Figure:
+    """Draw the size of trigger sets over the time of the stream. Args: triggers: of `binned_triggers`."""
+    keys = _known(triggers["num_keys"])
+    sizes = {
+        "type": "scatter",
+        "x": _dates(triggers["fired_at"]),
+        "y": keys,
+        # Lines down to the axis.
+        "error_y": {"symmetric": False, "array": [0] * len(keys), "arrayminus": keys, "color": NEUTRAL, "width": 0},
+        "mode": "markers",
+        "marker": {"size": 10, "color": ACTIVE},
+        "text": triggers["label"].to_list(),
+        "hovertemplate": "%{text}<br>%{x}<br>%{y} keys<extra></extra>",
+        "showlegend": False,
+    }
+    return Figure([sizes], {"height": 280, "yaxis": {"title": {"text": "keys"}, "rangemode": "tozero"}})
+
+
+def losses_figure(losses: pd.DataFrame) -> Figure:
     """Draw losses over the batches of trainings, put one behind the other. Args: losses: of `losses_table`."""
-    figure = go.Figure()
+    traces = []
     before = losses.groupby("trigger_id")["batch"].max().cumsum().shift(fill_value=0)
     for of, name, mode, colour in _LOSSES:
         curves = [curve for _, curve in losses[losses["of"] == of].groupby("trigger_id")]
         x, y, triggers = list[int | None](), list[float | None](), list[int | None]()
         for curve in curves:  # a gap behind each
             trigger_id = int(curve["trigger_id"].iloc[0])
-            x += [*(int(before[trigger_id]) + curve["batch"]), None]
-            y += [*curve["loss"], None]
+            x += [*(int(before[trigger_id]) + curve["batch"]).to_list(), None]
+            y += [*_known(curve["loss"]), None]
             triggers += [trigger_id] * len(curve) + [None]
         hover = "trigger %{customdata}<br>batch %{x}<br>loss %{y:.4f}<extra>" + name + "</extra>"
         if curves:
-            figure.add_scatter(x=x, y=y, customdata=triggers, name=name, mode=mode, line={"color": colour}, hovertemplate=hover)
-    figure.update_layout(height=300, xaxis={"title": "batches, over all trainings shown"}, yaxis={"title": "loss"})
-    return figure
+            shown = {"type": "scatter", "name": name, "mode": mode, "line": {"color": colour}, "hovertemplate": hover}
+            traces.append({**shown, "x": x, "y": y, "customdata": triggers})
+    axes = {"xaxis": {"title": {"text": "batches, over all trainings shown"}}, "yaxis": {"title": {"text": "loss"}}}
+    return Figure(traces, {"height": 300, **axes})
 
 
-def stages_figure(triggers: pd.DataFrame) -> go.Figure:
+def stages_figure(triggers: pd.DataFrame) -> Figure:
     """Draw seconds by stage, stacked, one bar a trigger or bin of triggers. Args: triggers: of `binned_triggers`."""
-    figure = go.Figure()
-    ids = triggers["trigger_id"].astype("int64")
-    for stage, colour in _STAGE_COLOURS.items():
-        figure.add_bar(x=ids, y=triggers[f"{stage}_s"], name=stage, marker={"color": colour}, hovertext=triggers["label"])
-    figure.update_layout(barmode="stack", height=300, xaxis={"title": "trigger"}, yaxis={"title": "seconds"})
-    return figure
+    shared = {"type": "bar", "x": _known(triggers["trigger_id"]), "hovertext": triggers["label"].to_list()}
+    bars = [
+        {**shared, "y": _known(triggers[f"{stage}_s"]), "name": stage, "marker": {"color": colour}}
+        for stage, colour in _STAGE_COLOURS.items()
+    ]
+    axes = {"xaxis": {"title": {"text": "trigger"}}, "yaxis": {"title": {"text": "seconds"}}}
+    return Figure(bars, {"barmode": "stack", "height": 300, **axes})
 
 
 def _head(results: RunResults, spent: Cost) -> str:
@@ -272,12 +300,8 @@ def _series_sections(series: Series, cells: pd.DataFrame, results: RunResults) -
     ]
 
 
-def _section(title: str, note: str, figure: go.Figure) -> str:
-    figure.update_layout(
-        template="plotly_white", margin={"l": 60, "r": 20, "t": 20, "b": 40}, legend={"orientation": "h", "y": 1.12}
-    )
-    plot = figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False, "responsive": True})
-    return f"<h2>{html.escape(title)}</h2><p class='note'>{html.escape(note)}</p>{plot}"
+def _section(title: str, note: str, figure: Figure) -> str:
+    return f"<h2>{html.escape(title)}</h2><p class='note'>{html.escape(note)}</p>{figure.html()}"
 
 
 def _scores_table(table: pd.DataFrame) -> str:
@@ -315,6 +339,11 @@ def _html_table(header: list[str], rows: list[list[Any]]) -> str:
     head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
     body = "".join("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _known(values: pd.Series[Any] | NDArray[np.float64]) -> list[Any]:
+    """The values as Python's own, None where there is none: no number at all, or an infinite one, which JSON does not know."""
+    return [None if pd.isna(value) or value in (math.inf, -math.inf) else value for value in values.tolist()]
 
 
 def _dates(timestamps: pd.Series[Any]) -> list[str]:

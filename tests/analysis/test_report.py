@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 
 import numpy as np
+import plotly.graph_objects as go
 import pytest
+from plotly.offline import get_plotlyjs_version
 
 from benchmark.report_of_many import invented_results
 from modyn.analysis.bins import MAX_BINS, Bins, binned_cells, binned_triggers
 from modyn.analysis.report import (
+    Figure,
     losses_figure,
     matrix_figure,
     models_figure,
+    performance_figure,
     render,
     stages_figure,
     triggers_figure,
@@ -79,7 +84,10 @@ def test_the_report_has_every_section_and_needs_no_network(tmp_path: Path) -> No
         "All triggers",
     ):
         assert f"<h2>{title}" in page
-    assert "src=" not in page.split("</script>")[-1]
+    plotly_js, *charts = [part.split("<script>")[-1] for part in page.split("</script>")[:-1]]
+    assert len(charts) == 5
+    assert all(chart.startswith("Plotly.newPlot(") for chart in charts)
+    assert "src=" not in page.replace(plotly_js, "")
     assert "&lt;b&gt;demo" in page
     assert list(tmp_path.iterdir()) == [path]
 
@@ -102,9 +110,9 @@ def test_losses_are_curves_of_the_trainings_in_a_row() -> None:
         *([0, 2, 0.9], [0, 4, 0.5], [2, 2, 0.9], [2, 4, 0.5])
     ]
     batches, means, held_out = losses_figure(losses).data
-    assert (list(held_out.x), list(held_out.y)) == ([2, 4, None, 6, 8, None], [1.0, 0.7, None, 1.0, 0.7, None])
-    assert (list(batches.x), list(batches.y)) == ([2, 4, None, 6, 8, None], [0.8, 0.4, None, 0.8, 0.4, None])
-    assert (list(means.x), list(means.customdata)) == ([2, 4, None, 6, 8, None], [0, 0, None, 2, 2, None])
+    assert (held_out["x"], held_out["y"]) == ([2, 4, None, 6, 8, None], [1.0, 0.7, None, 1.0, 0.7, None])
+    assert (batches["x"], batches["y"]) == ([2, 4, None, 6, 8, None], [0.8, 0.4, None, 0.8, 0.4, None])
+    assert (means["x"], means["customdata"]) == ([2, 4, None, 6, 8, None], [0, 0, None, 2, 2, None])
     assert "<h2>Loss</h2>" in render(RunResults(run(), triggers_table(records), evaluations_table([]), losses))
     assert "<h2>Loss</h2>" not in render(results())
 
@@ -117,9 +125,9 @@ def test_pictures_of_many_triggers_are_binned() -> None:
     active = composite_scores(cells, many.triggers, "active")
     matrix = matrix_figure(cells, active, series)
     (heat,) = matrix.data
-    assert np.shape(heat.z) == (MAX_BINS, MAX_BINS)
-    assert heat.y[0] == "triggers 0–12"
-    assert len(matrix.layout.shapes) <= 2 * MAX_BINS
+    assert np.shape(heat["z"]) == (MAX_BINS, MAX_BINS)
+    assert heat["y"][0] == "triggers 0–12"
+    assert len(matrix.layout["shapes"]) <= 2 * MAX_BINS
     triggers = binned_triggers(many.triggers)
     assert (len(triggers), triggers["num_keys"].tolist()) == (MAX_BINS, [100.0] * MAX_BINS)
     assert [len(figure(triggers).data) for figure in (models_figure, triggers_figure, stages_figure)] == [2, 1, 4]
@@ -128,6 +136,39 @@ def test_pictures_of_many_triggers_are_binned() -> None:
     assert "the 800 before them" in page
     assert "shown as one, by its mean" in page
     assert "shown as one, by its mean" not in render(results())
+
+
+def test_charts_are_what_plotly_draws_and_keep_gaps() -> None:
+    """plotly.py, which refuses what plotly.js does not know, changes nothing in them, not even a short form that it alone understands."""
+    shown = results()
+    shown.evaluations.loc[0, "value"] = float("nan")
+    ((series, cells),) = series_cells(shown.evaluations)
+    active = composite_scores(cells, shown.triggers, "active")
+    triggers = binned_triggers(shown.triggers)
+    record = TriggerRecord(
+        0, 10, 0, 9, 9, TriggerState.TRAINED, 1.0, training_result={"losses": [[1, float("inf")], [2, 0.5]], "num_batches": 2}
+    )
+    figures = [figure(triggers) for figure in (models_figure, triggers_figure, stages_figure)]
+    figures += [matrix_figure(cells, active, series), performance_figure({"active": active}, "Accuracy")]
+    figures += [losses_figure(losses_table([record]))]
+    for figure in figures:
+        data, layout, _ = json.loads("[" + figure.html().split("previousElementSibling, ")[1].removesuffix(")</script>") + "]")
+        parsed = json.loads(go.Figure(data, layout).to_json())
+        if "colorscale" in data[0]:  # It replaces the name by the colours.
+            parsed["data"][0]["colorscale"] = data[0]["colorscale"]
+        assert parsed == {"data": data, "layout": layout}
+    *_, matrix, _, losses = figures
+    assert (matrix.data[0]["z"][0][0], losses.data[0]["y"]) == (None, [None, 0.5, None])
+
+
+def test_no_name_ends_the_script_of_a_chart() -> None:
+    page = Figure([{"type": "bar", "name": "</script><!--"}], {}).html()
+    assert page.count("</script>") == 1
+    assert "<!--" not in page
+
+
+def test_the_page_loads_the_plotly_js_that_charts_are_checked_with() -> None:
+    assert f"plotly.js (cartesian - minified) v{get_plotlyjs_version()}\n" in render(results())
 
 
 @pytest.mark.parametrize("length", [0, 1, 3, MAX_BINS, MAX_BINS + 1, 257, 1300])
