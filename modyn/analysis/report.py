@@ -51,7 +51,7 @@ _TABLE_ROWS = 500
 _STAGES_NOTE = "Seconds of work per trigger. Evaluation overlaps the next training."
 
 _PLOTLY_JS: Final = Path(__file__).with_name("plotly-cartesian.min.js.gz")
-"""plotly.js with the kinds of charts that are drawn here, from npm's plotly.js-cartesian-dist-min (docs/decisions/039)."""
+"""plotly.js with the kinds of charts that are drawn here, from npm's plotly.js-cartesian-dist-min (docs/decisions/040)."""
 _AXIS: Final = {"automargin": True, "ticks": "", "gridcolor": "#ebf0f8", "zerolinecolor": "#ebf0f8", "title": {"standoff": 15}}
 _LAYOUT: Final = {
     "template": {"layout": {"xaxis": _AXIS, "yaxis": _AXIS, "font": {"color": "#2a3f5f"}, "autotypenumbers": "strict"}},
