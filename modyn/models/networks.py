@@ -92,7 +92,7 @@ class BasicBlock(nn.Module):
     expansion = 1
 
     def __init__(self, in_channels: int, channels: int, stride: int) -> None:
-        """Args: stride: of the first convolution, and of the shortcut."""
+        """Args: stride: of the first convolution, and of the projection where there is one."""
         super().__init__()
         self.conv1 = _convolution(in_channels, channels, 3, stride)
         self.bn1 = nn.BatchNorm2d(channels)

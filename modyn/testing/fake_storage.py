@@ -109,7 +109,10 @@ class FakeStorage:
         return self.datasets[name]
 
     def present(self, name: str, keys: Int64Array, on_missing: OnMissing, identity: str = "") -> Int64Array:
-        """Positions of the keys that there are samples for: int64 (n,)."""
+        """Positions of the keys that there are samples for: int64 (n,).
+
+        Args: keys: int64 (n,). identity: as for `PayloadClient.fetch`.
+        """
         with self.arrived:
             dataset = self.find(name, identity)
             _refuse_unknown(name, dataset, keys)

@@ -81,7 +81,7 @@ class _RegisteredRun:
 class FakeSelectorClient(FakeClient):
     """Makes the same trigger sets as the service. `runs[run_id].samples` is the stream as informed, `.sets` are the trigger sets.
 
-    Args: deleted_keys: which keys of a dataset are deleted; by default none.
+    Args: deleted_keys: which keys of a dataset are deleted; by default none. Methods take the arguments of those of `SelectorClient`.
     """
 
     def __init__(self, deleted_keys: DeletedKeys = lambda dataset, identity: NO_KEYS) -> None:
@@ -190,7 +190,7 @@ class FakeSelectorClient(FakeClient):
 
 
 class FakeModelStorage(FakeSectionClient):
-    """Use in place of a ModelStorageClient."""
+    """Use in place of a ModelStorageClient, whose methods take the same arguments."""
 
     def __init__(self) -> None:
         self._models: dict[int, tuple[StoredModelInfo, bytes]] = {}

@@ -62,7 +62,7 @@ class InMemoryServices:
 
     @contextmanager
     def supervise(self, config: SystemConfig, open_clients: Callable[[], RunClients] | None = None) -> Iterator[RunQueue]:
-        """A supervisor over these services, without gRPC."""
+        """A supervisor over these services, without gRPC. Args: open_clients: makes the clients of a run; None: `clients`."""
         database = open_database(config, "supervisor", "modyn.supervisor.migrations")
         hub = EventHub()
         journal = Journal(database, hub.committed, config.supervisor.events_kept)

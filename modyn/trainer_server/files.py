@@ -4,7 +4,7 @@ A training that has ended, and whose end was perhaps not seen, leaves weights an
 files, both durable: the weights, then a record of whose they are. Without the record, weights count for nothing; a record without weights is
 of a training that made no model.
 
-Imports no torch; what writes the weights does.
+`folder`, where it is an argument, is the trainer server's. Imports no torch; what writes the weights does.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ VERSION: Final = 1
 
 
 def scratch_dir(folder: Path, request: TrainingRequest) -> Path:
-    """Files of one attempt. Args: folder: the trainer server's."""
+    """Files of one attempt."""
     return folder / "scratch" / f"{request.run_id}.{request.trigger_id}"
 
 
