@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import TextIO
 
-from modyn.atomic_write import make_folder, write_atomically
+from modyn.atomic_write import make_folder, sync, write_atomically
 from modyn.errors import ConfigError, ConflictError, SecurityError
 
 STATE_VERSION = 3
@@ -45,7 +45,9 @@ def claim_state(folder: Path) -> None:
     """Check `folder`, make it if it is missing, and mark it as written by this version. Raises as `check_state` does."""
     check_state(folder)
     make_folder(folder)
-    if not (folder / _MARK).exists():
+    if (folder / _MARK).exists():
+        sync(folder)  # A process that was killed may have left the mark unsynced, and without it what follows would be refused.
+    else:
         write_atomically(folder / _MARK, [f"{STATE_VERSION}\n".encode()])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import modyn
 from modyn.errors import ConfigError
 from modyn.state_folders import STATE_VERSION, check_state, claim_state
+from modyn.testing.disk_recorder import recorded_disk
 
 
 def test_a_new_folder_is_marked_and_opens_again(tmp_path: Path) -> None:
@@ -56,3 +58,22 @@ def test_a_database_of_another_version_is_refused_too() -> None:
     revisions = [path.name for path in Path(modyn.__file__).parent.glob("*/migrations/versions/*.py")]
     assert len(revisions) >= 5
     assert all(name.startswith(f"{STATE_VERSION}0") for name in revisions), revisions
+
+
+def test_a_folder_is_not_refused_after_a_kill_and_a_power_loss(tmp_path: Path) -> None:
+    """What a killed process marked and did not sync is read by the next one, which must not take the mark for durable."""
+    killed, step = True, 0
+    while killed:
+        folder = tmp_path / str(step)
+        folder.mkdir()
+        with recorded_disk(folder) as disk:
+            killed = disk.kill_at(step, partial(claim_state, folder / "state"))
+            claim_state(folder / "state")
+            (folder / "state" / "content").touch()
+            disk.note("claimed")
+        for loss in disk.losses():
+            with loss.restored():
+                check_state(folder / "state")
+                assert not loss.notes or (folder / "state" / "state_version").exists()
+        step += 1
+    assert step > 4

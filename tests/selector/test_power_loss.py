@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import astuple
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -67,6 +68,26 @@ def test_each_append_is_there_or_not(tmp_path: Path) -> None:
                 # Of a registration that was cut off. The start of the selector sets it aside.
                 with suppress(CorruptStateError):
                     assert log.state().num_samples == 0
+
+
+def test_samples_that_are_sent_again_after_a_kill_are_durable(tmp_path: Path) -> None:
+    """What a killed process wrote and did not sync is read by the next one, which must not take it for durable."""
+    killed, step = True, 0
+    while killed:
+        log = SampleLog(RUN, tmp_path / str(step) / "run")
+        log.create()
+        log.append(0, stream(0, 5))
+        with recorded_disk(tmp_path / str(step)) as disk:
+            killed = disk.kill_at(step, partial(log.append, 5, stream(5, 9)))
+            log.repair()
+            log.append(5, stream(5, 9))
+            disk.note("informed")
+        for loss in disk.losses():
+            if loss.notes:
+                with loss.restored() as folder:
+                    check_log(folder, 9, 9)
+        step += 1
+    assert step > 4
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ import numpy as np
 import zstandard
 
 from modyn._core import KeySet
-from modyn.atomic_write import write_atomically
+from modyn.atomic_write import sync, write_atomically
 from modyn.columnar import FileKind, LogHead, LogState, write_at
 from modyn.errors import CorruptStateError, InvalidArgumentError, UnavailableError
 from modyn.records import Int64Array
@@ -71,14 +71,17 @@ class Tombstones:
         return cls(path, *_decode(path, content, log))
 
     def announce(self) -> None:
-        """Make readers in other processes look again; call when the writing process starts. The one before it may have been killed
-        after its last keys counted and before the file grew. Raises: UnavailableError: the file cannot be written to.
+        """Make readers in other processes look again, and what was read durable; call when the writing process starts. The one before it may
+        have been killed after its last keys counted: before the file grew, or before it was synced. Raises: UnavailableError: the file cannot be
+        written to.
         """
         if not self._log.number:
             return  # There is no log yet.
         try:
             with self._writing, open(self._path, "r+b", buffering=0) as file:
                 file.truncate(os.fstat(file.fileno()).st_size + 1)
+                os.fsync(file.fileno())
+            sync(self._path.parent)
         except OSError as error:
             raise self._cannot_write(error) from error
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from modyn.atomic_write import TEMPORARY_SUFFIX, write_atomically
-from modyn.errors import CorruptStateError, NotFoundError
+from modyn.atomic_write import TEMPORARY_SUFFIX, sync, write_atomically
+from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
 from modyn.records import Int64Array
 from modyn.storage.catalogue.catalogue import DatasetRow
 from modyn.storage.model.file_table import FileTable
@@ -61,8 +61,17 @@ class Publisher:
         if now != before or now.num_files < len(files):
             now = replace(now, names=self._with_names(now, files))
             write_atomically(self._folder / INDEX, [now.to_json()])
+        elif is_first:
+            self._sync()
         self._published = now
         self._sweep({block.file for block in now.names} | ({now.stamps} if now.stamps else set()))
+
+    def _sync(self) -> None:
+        """Make what was found durable: the process before this one may have been killed between writing and syncing it."""
+        try:
+            sync(self._folder)
+        except OSError as error:
+            raise UnavailableError(f"cannot sync {self._folder}: {error.strerror or error}; repair the disk") from error
 
     def _last(self) -> Publication | None:
         """What is published now; None if that is not readable."""

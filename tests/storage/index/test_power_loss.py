@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -75,6 +76,27 @@ def test_deleted_keys_stay_deleted(tmp_path: Path) -> None:
     for loss in disk.losses():
         with loss.restored():
             check_deleted(path, states[len(loss.notes)], states[len(loss.notes) + 1])
+
+
+def test_a_deletion_that_is_repeated_after_a_kill_is_durable(tmp_path: Path) -> None:
+    """What a killed process wrote and did not sync is read by the next one, which must not take it for durable."""
+    killed, step = True, 0
+    while killed:
+        path = tmp_path / str(step) / "deletions"
+        path.parent.mkdir()
+        Tombstones.open(path).add(np.array([1]))
+        with recorded_disk(path.parent) as disk:
+            killed = disk.kill_at(step, partial(Tombstones.open(path).add, np.array([2])))
+            deletions = Tombstones.open(path)
+            deletions.announce()
+            deletions.add(np.array([2]))
+            disk.note("deleted")
+        for loss in disk.losses():
+            if loss.notes:
+                with loss.restored():
+                    check_deleted(path, {1, 2}, {1, 2})
+        step += 1
+    assert step > 4
 
 
 @pytest.mark.slow

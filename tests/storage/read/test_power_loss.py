@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -55,3 +56,23 @@ def test_readers_find_a_whole_publication(tmp_path: Path) -> None:
             Publisher(folder).publish(row_of(config, 9), [], files, range(len(files)))
             after = PublishedDataset(folder, readers).snapshot()
             assert [after.paths.stamp(i) for i in range(len(after.paths))] == states[-1]
+
+
+def test_what_a_killed_process_published_is_durable_once_the_next_has_published(tmp_path: Path) -> None:
+    readers, config, killed, step = RecordReaders(1), binary_dataset(tmp_path / "data"), True, 0
+    while killed:
+        folder = tmp_path / str(step)
+        folder.mkdir()
+        files = FileTable([FileRow(0, "0.bin", 16, 0, 16, 1, "")])
+        Publisher(folder).publish(row_of(config, 1), [], files)
+        files.add([FileRow(1, "1.bin", 16, 0, 16, 1, "")])
+        with recorded_disk(folder) as disk:
+            killed = disk.kill_at(step, partial(Publisher(folder).publish, row_of(config, 2), [], files))
+            Publisher(folder).publish(row_of(config, 2), [], files)
+            disk.note("published")
+        for loss in disk.losses():
+            if loss.notes:
+                with loss.restored():
+                    assert len(PublishedDataset(folder, readers).snapshot().paths) == 2
+        step += 1
+    assert step > 4
