@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -99,6 +101,44 @@ def test_each_sample_is_there_once_under_its_key(quick_config: SystemConfig, tmp
                 assert not found.scrub("numbers")
     assert any("remove" in line and ".segment" in line for line in loss.log), "no segments were merged"
     engine.dispose()
+
+
+@pytest.mark.slow
+def test_kills_and_power_losses_one_after_the_other_lose_nothing(quick_config: SystemConfig, tmp_path: Path) -> None:
+    """Each round brings a file and a deletion: a process is killed at it, the next one completes it, and then the power is lost."""
+    config, data, random = quick_config, tmp_path / "data", Random(0)
+    folder = config.service_dir("storage")
+    folder.mkdir(parents=True)
+    engine = open_database(config, "storage", "modyn.storage.migrations").engine
+    expected: dict[int, int] = {}
+    for number in range(25):
+        write_records(data / f"{number:02}.bin", range(100 * number, 100 * number + 4), 1000 + number)
+        before = dict(expected)
+        expected |= {4 * number + i: 100 * number + i for i in (0, 2, 3)}
+        with recorded_disk(folder) as disk:
+            database = RecordedDatabase(Database(engine, "storage"), disk)
+            disk.kill_at(random.randrange(50), partial(ingest_and_delete, config, database, data, 4 * number + 1))
+            ingest_and_delete(config, database, data, 4 * number + 1)
+            disk.note("done")
+        loss = next(loss for loss in iter(partial(disk.random_loss, random), None) if loss.notes)
+        with loss.restored():
+            done = restore_rows(Database(engine, "storage"), loss)
+            with started(config, Database(engine, "storage")) as store:
+                store.register(binary_dataset(data))
+                found = live_data(store.snapshot("numbers"))
+                assert found in ([expected] if done else [before, expected, expected | {4 * number + 1: 100 * number + 1}])
+            ingest_and_delete(config, Database(engine, "storage"), data, 4 * number + 1)
+            with started(config, Database(engine, "storage")) as store:
+                assert live_data(store.snapshot("numbers")) == expected
+                assert not store.scrub("numbers")
+    engine.dispose()
+
+
+def ingest_and_delete(config: SystemConfig, database: Database, data: Path, key: int) -> None:
+    with started(config, database) as store:
+        store.register(binary_dataset(data))
+        ingest(store)
+        store.dataset("numbers").delete_samples(np.array([key]))
 
 
 def test_a_deleted_dataset_stays_deleted(quick_config: SystemConfig, tmp_path: Path) -> None:
