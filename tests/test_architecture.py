@@ -239,7 +239,7 @@ TRAINING_WORKER = {
         "optimizer_states plan preload state_file train"
     ),
     "trainer_server.downsampling": "no",
-    "workers": "devices fork_server job job_table limits placement pool process session surroundings",
+    "workers": "devices fork_server job_table limits messages placement pool process session surroundings",
 }
 """All modules of Modyn in a training worker, without generated ones, by package. Imported before the fork, by the fork server."""
 

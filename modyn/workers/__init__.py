@@ -10,11 +10,11 @@ put back after each (`surroundings.py`); one that fails ends it.
 from __future__ import annotations
 
 from modyn.records import JobState
-from modyn.workers.job import Job, JobSpec
 from modyn.workers.job_table import JobTable
 from modyn.workers.limits import WorkerLimits
 from modyn.workers.pool import WorkerPool
 from modyn.workers.process import JobConnection, KeptModels, SessionRules, die_with_parent
+from modyn.workers.session import Job, JobSpec
 
 __all__ = [
     "Job",

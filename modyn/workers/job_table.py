@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
 from modyn.rpc.retry import JobStatus
-from modyn.workers.job import Job
+from modyn.workers.session import Job
 
 K = TypeVar("K", bound=Hashable)
 S = TypeVar("S", bound=JobStatus)

@@ -17,10 +17,10 @@ from modyn.errors import BY_REASON, CancelledError, ConflictError, ModynError, T
 from modyn.records import JobState
 from modyn.workers.devices import gpu_bytes
 from modyn.workers.fork_server import start_worker, warm_up
-from modyn.workers.job import Failure, Job, JobSpec, Result
+from modyn.workers.messages import Failure, Result
 from modyn.workers.placement import place
 from modyn.workers.process import SessionRules
-from modyn.workers.session import Session
+from modyn.workers.session import Job, JobSpec, Session
 
 _logger = logging.getLogger(__name__)
 

@@ -22,8 +22,8 @@ from typing import Any, Final
 from modyn.errors import CancelledError, ModynError, UserCodeError
 from modyn.log_files import LogLimits, dropped_lines, protect_output, why_dropped, write_output_to
 from modyn.registry import load_object
-from modyn.workers.job import Begun, Command, Failure, Progress, Result, Stop
 from modyn.workers.limits import WorkerLimits, impose
+from modyn.workers.messages import Begun, Command, Failure, Progress, Result, Stop
 from modyn.workers.surroundings import ImportedFiles, Surroundings
 
 _PR_SET_PDEATHSIG: Final = 1
