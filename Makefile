@@ -37,7 +37,7 @@ endif
 $(DEV_STAMP): $(SOURCES)
 	$(new-venv)
 	$(PIP_INSTALL) scikit-build-core pybind11 grpcio-tools cmake ninja
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP_INSTALL) --no-build-isolation --editable ".[dev,examples,images]"
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP_INSTALL) --no-build-isolation --editable ".[dev,examples,images,buckets]"
 	@touch $(STAMP) $@
 
 # torch first and pinned: resolved any other way, it brings gigabytes of CUDA.

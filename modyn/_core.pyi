@@ -71,6 +71,8 @@ class PathTable:
         """Stamps in place of those that these files came with, instead of those of an earlier call. Ids ascend. Keeps the arrays as above."""
     def stamp(self, file_id: int) -> tuple[int, int] | None:
         """Size and time. Raises IndexError."""
+    def tail(self, file_id: int) -> int:
+        """What came with the stamp as its tail; -1 if it is not known. Raises IndexError."""
     def may_be(self, file_id: int, size: int, mtime_ns: int) -> bool:
         """Whether a file that is like this now still has what was indexed, as far as stamps show. Raises IndexError."""
     def __len__(self) -> int: ...

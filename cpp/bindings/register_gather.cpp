@@ -80,6 +80,8 @@ std::optional<std::pair<std::int64_t, std::int64_t>> stamp_at(const PathTable& t
   return stamp ? std::optional(std::pair(stamp->size, stamp->mtime_ns)) : std::nullopt;
 }
 
+std::int64_t tail_at(const PathTable& table, py::ssize_t id) { return file_at(table, id).tail; }
+
 py::str path_at(const PathTable& table, py::ssize_t id) { return from_path(file_at(table, id).path); }
 
 // Bytes of `count` records and their bounds, written without the GIL: first fill_bounds(bounds), then fill_data(bounds, data).
@@ -161,6 +163,7 @@ void register_gather(py::module_& module) {
            py::arg("tails") = py::none())
       .def("restamp", &restamp, py::arg("file_ids"), py::arg("sizes"), py::arg("mtimes_ns"), py::arg("tails") = py::none())
       .def("stamp", &stamp_at, py::arg("file_id"))
+      .def("tail", &tail_at, py::arg("file_id"))
       .def("may_be", &may_be, py::arg("file_id"), py::arg("size"), py::arg("mtime_ns"))
       .def("__len__", &PathTable::size)
       .def("__getitem__", &path_at, py::arg("file_id"));

@@ -26,7 +26,10 @@ Name = Annotated[str, typer.Argument(help="Name of the dataset.", show_default=F
 def register(
     name: Name,
     folder: Annotated[
-        str, typer.Argument(help="Folder of the files, searched recursively, or s3://BUCKET/PREFIX.", show_default=False)
+        str,
+        typer.Argument(
+            help="Folder of the files, searched recursively, or s3://, gs:// or az://BUCKET/PREFIX.", show_default=False
+        ),
     ],
     wrapper: Annotated[
         str,

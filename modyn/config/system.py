@@ -33,9 +33,14 @@ DatasetName = Annotated[
 ]
 
 
-def is_s3(base_path: str) -> bool:
-    """Return whether a dataset's `base_path` is an S3 bucket."""
-    return base_path.startswith("s3://")
+BUCKETS = {"s3": "S3FilesystemWrapper", "gs": "GCSFilesystemWrapper", "az": "AzureFilesystemWrapper"}
+"""Schemes of URLs of buckets: of Amazon S3 and what speaks like it, of Google Cloud Storage, and of containers of Azure Blob Storage."""
+
+
+def is_bucket(base_path: str) -> bool:
+    """Return whether a dataset's `base_path` is a bucket."""
+    scheme, found, _ = base_path.partition("://")
+    return bool(found) and scheme in BUCKETS
 
 
 def is_url(base_path: str) -> bool:
@@ -48,13 +53,14 @@ class DatasetConfig(Section):
 
     name: DatasetName = Field(description="identity, used as `data.dataset_id` in pipelines")
     base_path: str = Field(
-        min_length=1, description="folder of the files, searched recursively; or s3://BUCKET/PREFIX, see docs/datasets.md"
+        min_length=1,
+        description="folder of the files, searched recursively; or s3://, gs:// or az://BUCKET/PREFIX, see docs/datasets.md",
     )
     file_wrapper: str = Field(description="file format, e.g. SingleSampleFileWrapper")
     file_wrapper_config: dict[str, Any] = Field(default_factory=dict, description="options of the file format")
-    filesystem_wrapper: Literal["LocalFilesystemWrapper", "S3FilesystemWrapper"] = Field(
-        "LocalFilesystemWrapper", description="where the files lie; base_path says it, so this may be left out"
-    )
+    filesystem_wrapper: Literal[
+        "LocalFilesystemWrapper", "S3FilesystemWrapper", "GCSFilesystemWrapper", "AzureFilesystemWrapper"
+    ] = Field("LocalFilesystemWrapper", description="where the files lie; base_path says it, so this may be left out")
     timestamp_source: str = Field("", description="where a sample's time stands; empty: its file's modification time")
     watch: bool = Field(True, description="index new files as they appear")
 
@@ -64,20 +70,23 @@ class DatasetConfig(Section):
         if not isinstance(data, dict) or not isinstance(data.get("base_path"), str | os.PathLike):
             return data
         base_path = os.fspath(data["base_path"])
-        wrapper = "S3FilesystemWrapper" if is_s3(base_path) else "LocalFilesystemWrapper"
-        return {"filesystem_wrapper": wrapper, **data, "base_path": base_path}
+        return {"filesystem_wrapper": _wrapper(base_path), **data, "base_path": base_path}
 
     @model_validator(mode="after")
     def _lies_where_it_says(self) -> DatasetConfig:
-        if is_url(self.base_path) and not is_s3(self.base_path):
+        if is_url(self.base_path) and not is_bucket(self.base_path):
             # The rest is not shown: it may hold a password.
             raise ValueError(
-                f"base_path begins with {self.base_path.partition('/')[0]}/, of which nothing is known; write s3://BUCKET/PREFIX for a "
-                "bucket, or the path of a folder from the root"
+                f"base_path begins with {self.base_path.partition('/')[0]}/, of which nothing is known; write s3://BUCKET/PREFIX, "
+                "gs://BUCKET/PREFIX or az://CONTAINER/PREFIX for a bucket, or the path of a folder from the root"
             )
-        if is_s3(self.base_path) != (self.filesystem_wrapper == "S3FilesystemWrapper"):
+        if self.filesystem_wrapper != _wrapper(self.base_path):
             raise ValueError(f"filesystem_wrapper is {self.filesystem_wrapper}, but base_path is {self.base_path}; leave it out")
         return self
+
+
+def _wrapper(base_path: str) -> str:
+    return BUCKETS[base_path.partition("://")[0]] if is_bucket(base_path) else "LocalFilesystemWrapper"
 
 
 class ServiceConfig(Section):
@@ -110,7 +119,8 @@ class StorageConfig(ServiceConfig):
         "turn",
     )
     dataset_roots: list[Path] = Field(
-        default_factory=list, description="folders, or s3://BUCKET/PREFIX, that datasets may lie in; empty: any, on loopback only"
+        default_factory=list,
+        description="folders and buckets (s3://, gs:// or az://BUCKET/PREFIX) that datasets may lie in; empty: any, on loopback only",
     )
     short_cut: Literal["auto", "on", "off"] = Field(
         "auto",

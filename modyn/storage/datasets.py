@@ -13,7 +13,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 
 from modyn.atomic_write import sync
-from modyn.config.system import DatasetConfig, SystemConfig, is_s3
+from modyn.config.system import DatasetConfig, SystemConfig, is_bucket
 from modyn.errors import (
     AlreadyExistsError,
     ConfigError,
@@ -27,9 +27,9 @@ from modyn.errors import (
 from modyn.json_codec import sanitize
 from modyn.rpc.logs import get_logger
 from modyn.storage.catalogue.catalogue import Catalogue, DatasetRow
+from modyn.storage.files.bucket_url import BucketUrl
 from modyn.storage.files.file_system import Roots
 from modyn.storage.files.local import LocalFiles, open_filesystem
-from modyn.storage.files.s3_url import S3Url
 from modyn.storage.formats import build_format
 from modyn.storage.ingest.ingestion import ingest, locked
 from modyn.storage.ingest.open_dataset import OpenDataset
@@ -296,8 +296,8 @@ def _normalised(config: DatasetConfig) -> DatasetConfig:
 
 def _normal(config: DatasetConfig) -> str:
     """The one way to write a dataset's base_path. Raises ConfigError, InvalidArgumentError."""
-    if is_s3(config.base_path):
-        return str(S3Url.parse(config.base_path))
+    if is_bucket(config.base_path):
+        return str(BucketUrl.parse(config.base_path))
     if not os.path.isabs(config.base_path):
         raise InvalidArgumentError(
             f"base_path '{config.base_path}' of dataset '{config.name}' is not absolute; write it from the root"

@@ -69,8 +69,8 @@ def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
         ("storage: {address: 'h:70000'}", r"storage\.address: 'h:70000' is not an address"),
         ("storage: {datasets: [{name: 'a b', base_path: /x, file_wrapper: F}]}", r"storage\.datasets\.0\.name: 'a b' is wrong"),
         (
-            "storage: {datasets: [{name: a, base_path: 'gs://KEY:hush@b/x', file_wrapper: F}]}",
-            r"storage\.datasets\.0: base_path begins with gs:/, of which nothing is known; write s3://BUCKET/PREFIX",
+            "storage: {datasets: [{name: a, base_path: 'ftp://KEY:hush@b/x', file_wrapper: F}]}",
+            r"storage\.datasets\.0: base_path begins with ftp:/, of which nothing is known; write s3://BUCKET/PREFIX",
         ),
         ("storage: {datasets: [{name: a, base_path: '', file_wrapper: F}]}", r"storage\.datasets\.0\.base_path: '' is wrong"),
         ("security: {token: short}", r"security\.token"),

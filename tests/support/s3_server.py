@@ -12,12 +12,11 @@ from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import quote
 
-from pyarrow import fs
-
 SERVER = Path(sys.prefix) / "moto" / "bin" / "moto_server"
 
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test-secret", "AWS_EC2_METADATA_DISABLED": "true"}
 """Environment of processes that read from the server, which accepts any credentials."""
+_UNSIGNED = "AWS4-HMAC-SHA256 Credential=test/20200101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=unchecked"
 
 
 @dataclass(frozen=True)
@@ -30,41 +29,32 @@ class S3Server:
         """A `base_path` for bucket and prefix."""
         return f"s3://{folder}?endpoint_override={self.address}&region=us-east-1&scheme=http"
 
-    def client(self) -> fs.S3FileSystem:
-        return fs.S3FileSystem(
-            access_key="test",
-            secret_key="test-secret",
-            endpoint_override=self.address,
-            region="us-east-1",
-            scheme="http",
-            allow_bucket_creation=True,
-        )
-
     def put(self, folder: str, objects: Mapping[str, bytes]) -> None:
         """Writes objects by name below `folder`; its bucket is made if need be."""
-        client = self.client()
-        client.create_dir(folder.split("/", maxsplit=1)[0])
+        bucket, _, prefix = folder.partition("/")
+        self.request("PUT", f"/{bucket}")
         for name, content in objects.items():
-            with client.open_output_stream(f"{folder}/{name}") as stream:
-                stream.write(content)
+            self.put_any(bucket, f"{prefix}/{name}".lstrip("/"), content)
 
-    def put_any(self, bucket: str, key: str, content: bytes) -> None:
-        """Writes an object under a key that clients would not take as it is, e.g. with `..` in it."""
-        credential = (
-            "AWS4-HMAC-SHA256 Credential=test/20200101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=unchecked"
-        )
+    def put_any(self, bucket: str, key: str, content: bytes, **headers: str) -> None:
+        """Writes an object under any key, also one that clients would not take as it is, e.g. with `..` in it."""
+        self.request("PUT", f"/{bucket}/{quote(key, safe='')}", content, **headers)
+
+    def remove(self, path: str) -> None:
+        bucket, _, key = path.partition("/")
+        self.request("DELETE", f"/{bucket}/{quote(key, safe='')}")
+
+    def request(self, method: str, path: str, content: bytes = b"", **headers: str) -> None:
+        """Sends a request that a client of these tests need not sign. Raises RuntimeError unless it is answered well."""
         connection = HTTPConnection(self.address)
         try:
-            connection.request("PUT", f"/{bucket}/{quote(key, safe='')}", content, {"Authorization": credential})
+            connection.request(method, path, content, {"Authorization": _UNSIGNED, **headers})
             answer = connection.getresponse()
             answer.read()
         finally:
             connection.close()
-        if answer.status != 200:
-            raise RuntimeError(f"{key} was not written: {answer.status}")
-
-    def remove(self, path: str) -> None:
-        self.client().delete_file(path)
+        if answer.status not in {200, 204}:
+            raise RuntimeError(f"{method} {path}: {answer.status}")
 
 
 @contextmanager

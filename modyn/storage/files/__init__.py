@@ -1,1 +1,1 @@
-"""File systems of datasets: local folders and S3 buckets, their listings, and which files are still being written."""
+"""File systems of datasets: local folders and buckets, their listings, and which files are still being written."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from modyn._core import FileAccessError
+from modyn._core import FileAccessError, FileChangedError, PathTable
 from modyn.errors import ConfigError, DataError, ModynError, SecurityError
 from modyn.records import Int64Array
-from modyn.storage.model.file_table import FileTable
+from modyn.storage.files.bucket_url import is_bucket_root
+from modyn.storage.model.file_table import UNKNOWN_TAG, Comparison, FileTable
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from modyn.storage.files.object_file import ObjectFile
 
 UNKNOWN = int(np.iinfo(np.int64).min)
 """A time in `SeenFiles.changed_ns` that the listing does not give."""
@@ -63,11 +66,27 @@ Names = NameEndings | Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True)
 class SeenFile:
-    """A file in the folder when it was listed. `path` is relative to the folder."""
+    """A file in the folder when it was listed. `path` is relative to the folder. tag: as `FileRow.tail` of an object."""
 
     path: str
     size: int
     mtime_ns: int
+    tag: int = UNKNOWN_TAG
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedVersion:
+    """The version of a file whose samples are indexed: bytes, ns since 1970, and `FileRow.tail`, by which an object is known."""
+
+    size: int
+    mtime_ns: int
+    tag: int = UNKNOWN_TAG
+
+    @staticmethod
+    def of(paths: PathTable, file_id: int) -> IndexedVersion | None:
+        """What is published of a file; None if nothing is."""
+        stamp = paths.stamp(file_id)
+        return None if stamp is None else IndexedVersion(*stamp, paths.tail(file_id))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,25 +95,32 @@ class SeenFiles:
 
     sizes: int64 bytes. mtimes_ns: int64.
     changed_ns: int64, the last change of the file and of its companion; UNKNOWN where that is missing, or was not listed.
+    tags: int64, as `SeenFile.tag`; None: no file has one.
     """
 
     paths: list[str]
     sizes: Int64Array
     mtimes_ns: Int64Array
     changed_ns: Int64Array
+    tags: Int64Array | None = None
 
     @staticmethod
     def of(files: Iterable[SeenFile]) -> SeenFiles:
-        """`files` in any order; nothing is known of their companions."""
-        listed = list(files)
-        columns = np.array([(file.size, file.mtime_ns, UNKNOWN) for file in listed], np.int64).reshape(-1, 3)
-        return SeenFiles([file.path for file in listed], *columns.T)._in_order()
+        """`files`, which come in any order; nothing is known of their companions."""
+        return SeenFiles.columns(list(files))._in_order()
+
+    @staticmethod
+    def columns(listed: Sequence[SeenFile]) -> SeenFiles:
+        """`listed`, in the order in which they are given."""
+        columns = np.array([(file.size, file.mtime_ns, UNKNOWN, file.tag) for file in listed], np.int64).reshape(-1, 4)
+        return SeenFiles([file.path for file in listed], *columns.T)
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __getitem__(self, position: int) -> SeenFile:
-        return SeenFile(self.paths[position], int(self.sizes[position]), int(self.mtimes_ns[position]))
+        tag = UNKNOWN_TAG if self.tags is None else int(self.tags[position])
+        return SeenFile(self.paths[position], int(self.sizes[position]), int(self.mtimes_ns[position]), tag)
 
     def __iter__(self) -> Iterator[SeenFile]:
         return (self[position] for position in range(len(self)))
@@ -102,10 +128,11 @@ class SeenFiles:
     def take(self, positions: Int64Array) -> SeenFiles:
         """The files at `positions`, int64 (m,), in that order."""
         paths = [self.paths[position] for position in positions.tolist()]
-        return SeenFiles(paths, self.sizes[positions], self.mtimes_ns[positions], self.changed_ns[positions])
+        tags = None if self.tags is None else self.tags[positions]
+        return SeenFiles(paths, self.sizes[positions], self.mtimes_ns[positions], self.changed_ns[positions], tags)
 
     def merged_with(self, others: SeenFiles) -> SeenFiles:
-        """Merge both, in the order in which files are to be indexed."""
+        """Merge both, neither of which has tags, in the order in which files are to be indexed."""
         mine, theirs = ((files.sizes, files.mtimes_ns, files.changed_ns) for files in (self, others))
         return SeenFiles(self.paths + others.paths, *map(np.concatenate, zip(mine, theirs, strict=True)))._in_order()
 
@@ -130,13 +157,14 @@ class Listing:
     @staticmethod
     def compared(files: SeenFiles, refused: dict[str, str], known: FileTable) -> Listing:
         """A listing of all `files` that hold samples, compared with those that are indexed."""
-        found = known.compare(files.paths, files.sizes, files.mtimes_ns)
-        return Listing(files.take(found.differing), refused, found.absent)
+        found = Comparison(known)
+        differing = found.differing(files.paths, files.sizes, files.mtimes_ns)
+        return Listing(files.take(differing), refused, found.absent())
 
 
 @dataclass(frozen=True)
 class Roots:
-    """Folders and buckets (`s3:/…`) that data may lie in; none: it may lie anywhere."""
+    """Folders and buckets (`s3:/…`, as a path) that data may lie in; none: it may lie anywhere."""
 
     folders: tuple[str, ...] = ()
     buckets: tuple[str, ...] = ()
@@ -145,8 +173,8 @@ class Roots:
     def of(paths: Iterable[Path]) -> Roots:
         """Sort configured paths into folders, with links resolved, and buckets."""
         texts = [str(path) for path in paths]
-        folders = tuple(os.path.realpath(text) for text in texts if not text.startswith("s3:/"))
-        return Roots(folders, tuple(text for text in texts if text.startswith("s3:/")))
+        folders = tuple(os.path.realpath(text) for text in texts if not is_bucket_root(text))
+        return Roots(folders, tuple(text for text in texts if is_bucket_root(text)))
 
     def check(self, path: str) -> None:
         """Check a path of this machine. Raises SecurityError if `path`, with symbolic links followed, lies in none of the roots."""
@@ -212,15 +240,21 @@ class FileSystem(ABC):
 
     @abstractmethod
     def version(self, seen: SeenFile) -> FileStatus | None:
-        """The version of a file now, whatever was listed; None if it is gone. Raises: DataError, UnavailableError."""
+        """The version of a file now; None if it is gone, or is known not to be the one that was listed. Raises: DataError, UnavailableError."""
 
     @abstractmethod
     def read_error(self, path: str, error: OSError) -> ModynError:
         """The error that an OSError in reading means: UnavailableError if trying again may help, else DataError of the file."""
 
     @abstractmethod
-    def open(self, path: str) -> pa.NativeFile:
-        """Open the file at a full path for random access. Raises: OSError."""
+    def open(
+        self, path: str, indexed: IndexedVersion | None = None, ranges: Sequence[tuple[int, int]] = ()
+    ) -> pa.NativeFile | ObjectFile:
+        """Open the file at a full path for random access.
+
+        Args: indexed: of an object, the one version that may be read. ranges: [start, stop) that will be read, which may be fetched together.
+        Raises: OSError; FileChangedError, also while it is read: an object is of another version.
+        """
 
     def stamp(self, path: str) -> FileStatus | None:
         """A value that changes with the file, as far as it is known without a request; None if it is not known."""
@@ -237,3 +271,16 @@ class FileSystem(ABC):
             yield
         except OSError as error:
             raise self.read_error(path, error) from error
+
+
+def changed(path: str, offset: int, place: str) -> FileChangedError:
+    """The error of a file that changed since it was indexed.
+
+    Args: path: full path. offset: as in the index. place: of a sample that was asked for, for the message.
+    """
+    error = FileChangedError(
+        f"file changed: {path} ({place} wanted) is not as it was when it was indexed: it was replaced, written again or touched since; "
+        f"ingest its dataset, which looks at it again"
+    )
+    error.path, error.offset = path, offset
+    return error

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from modyn import _core
-from modyn.config.system import is_s3
+from modyn.config.system import is_bucket
 from modyn.errors import DataError, NotFoundError, SecurityError
 from modyn.records import Int64Array
 from modyn.storage.files.file_system import (
     UNKNOWN,
     FileStatus,
     FileSystem,
+    IndexedVersion,
     Listing,
     NameEndings,
     Names,
@@ -31,7 +32,7 @@ from modyn.storage.files.file_system import (
     UnusableNowError,
     mtime_ns,
 )
-from modyn.storage.model.file_table import FileTable
+from modyn.storage.model.file_table import Comparison, FileTable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -181,9 +182,10 @@ class LocalFiles(FileSystem):
         files, absent = _files_of(scan), scan.absent(of_all=True)
         if linked:
             through_links = SeenFiles.of(linked)
-            compared = known.compare(through_links.paths, through_links.sizes, through_links.mtimes_ns)
-            files = files.merged_with(through_links.take(compared.differing))
-            absent = np.intersect1d(absent, compared.absent)
+            compared = Comparison(known)
+            differing = compared.differing(through_links.paths, through_links.sizes, through_links.mtimes_ns)
+            files = files.merged_with(through_links.take(differing))
+            absent = np.intersect1d(absent, compared.absent())
         return files, refused, absent
 
     def status(self, path: str) -> FileStatus | None:
@@ -206,7 +208,7 @@ class LocalFiles(FileSystem):
         reason = os.strerror(error.errno) if error.errno else error
         return UnusableNowError(f"cannot read {path} at byte 0: {reason}; make the file readable for the storage service")
 
-    def open(self, path: str) -> pa.NativeFile:
+    def open(self, path: str, indexed: IndexedVersion | None = None, ranges: Sequence[tuple[int, int]] = ()) -> pa.NativeFile:
         """Open the file for random access by Arrow, if it lies below the roots. Raises: OSError, DataError: it does not."""
         return open_native(path, self._roots.folders)
 
@@ -267,10 +269,10 @@ def open_native(path: str, roots: Sequence[str]) -> pa.NativeFile:
 def open_filesystem(base_path: str, roots: Roots = Roots()) -> FileSystem:  # noqa: B008  (frozen)
     """The file system that a `base_path` names, in which only files below `roots` are opened. Raises: ConfigError: it is a URL that cannot be
     used."""
-    if is_s3(base_path):
-        from modyn.storage.files.s3 import S3Files  # Loads pyarrow.fs, which most processes do not need.
+    if is_bucket(base_path):
+        from modyn.storage.files.bucket import BucketFiles  # Most processes do not need it.
 
-        return S3Files(base_path)
+        return BucketFiles(base_path)
     return LocalFiles(base_path, roots)
 
 

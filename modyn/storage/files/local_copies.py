@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 from modyn.errors import DataError
-from modyn.storage.files.file_system import UnusableNowError
-from modyn.storage.files.s3 import S3Files, in_parallel, is_file_name
+from modyn.storage.files.bucket import BucketFiles, in_parallel, is_file_name
+from modyn.storage.files.file_system import IndexedVersion, UnusableNowError
 
-PREFIX = "modyn-s3-"
+PREFIX = "modyn-bucket-"
 _LOCK = "in-use"
 """A file that is locked while the folder is used: a process id would mean another process in another container that sees this folder."""
 _YOUNG_S = 60.0
@@ -33,7 +33,7 @@ class LocalCopies:
     Args of its methods: path, paths: full paths of objects, `s3://BUCKET/PREFIX/NAME`.
     """
 
-    def __init__(self, files: S3Files) -> None:
+    def __init__(self, files: BucketFiles) -> None:
         """Make the folder, and remove those that killed processes left. Raises DataError if it cannot be made."""
         self._files = files
         with files.reading(files.base), ExitStack() as opened:
@@ -59,10 +59,10 @@ class LocalCopies:
             raise DataError(f"{path} cannot be copied: its name is none that a file may have")
         return os.path.join(self._copies, name)
 
-    def add(self, path: str) -> None:
-        """Copy one object. Raises: DataError, UnavailableError."""
+    def add(self, path: str, indexed: IndexedVersion | None = None) -> None:
+        """Copy one object, of the version `indexed` if one is given. Raises: DataError, UnavailableError."""
         with self._files.reading(path), self._new_file(path) as file:
-            self._files.copy(path, file)
+            self._files.copy(path, file, indexed)
         self._set_time(path)
 
     def add_small(self, paths: Sequence[str]) -> None:
@@ -108,7 +108,7 @@ class LocalCopies:
     def _read(self, path: str) -> bytes | None:
         try:
             with self._files.reading(path):
-                return self._files.read(path)
+                return bytes(self._files.read(path))
         except DataError as error:
             self.errors[path] = error
             return None

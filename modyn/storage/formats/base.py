@@ -6,7 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO, ClassVar, Literal
+from typing import Any, BinaryIO, ClassVar, Literal
 
 from pydantic import ConfigDict
 
@@ -166,6 +166,25 @@ class FileFormat(ABC):
     def payload_reader(self) -> RowGroups | OwnReader | None:
         """Which reader the payloads need, as a declaration: `RecordReaders` opens it. None: payloads are ranges of the files' bytes."""
         return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenedFile:
+    """A file that is open for reading anywhere in it, and how it was when it was listed: its full path, bytes, and ns since 1970."""
+
+    path: str
+    size: int
+    mtime_ns: int
+    source: Any
+    """A local file as the format's own `index` opens it, or an `io.RawIOBase` of an object, of which each read is a request."""
+
+
+class RangedFormat(FileFormat):
+    """A format that reads parts of a file to index it: an object of a bucket is not copied for it, but read by ranges."""
+
+    @abstractmethod
+    def index_opened(self, file: OpenedFile) -> Iterator[IndexedSamples]:
+        """As `index` from the beginning of a file. Errors of reading pass through."""
 
 
 class WholeFileFormat(FileFormat):

@@ -19,7 +19,7 @@ from pydantic import Field, field_validator
 from modyn.errors import DataError
 from modyn.records import Int64Array, LabelArray
 from modyn.storage.files.local import LocalFiles, open_native
-from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume, RowGroups
+from modyn.storage.formats.base import FormatConfig, FormatResume, OpenedFile, RangedFormat, RowGroups
 from modyn.storage.formats.timestamps import iso_seconds
 from modyn.storage.model.samples import IndexedSamples, UInt8Array
 
@@ -54,7 +54,7 @@ class ParquetConfig(FormatConfig):
         return names
 
 
-class ParquetFormat(FileFormat):
+class ParquetFormat(RangedFormat):
     """Rows of flat columns, without nulls in the columns that are used. Row groups of a few megabytes are read fastest in random order."""
 
     Config: ClassVar[type[ParquetConfig]] = ParquetConfig
@@ -76,30 +76,37 @@ class ParquetFormat(FileFormat):
         """
         with readable(path):
             status = os.stat(path)
-            shared = self.file_time(path, status.st_mtime_ns)
-            with open_native(path, self.roots) as source, pq.ParquetFile(source) as plain:
+            with open_native(path, self.roots) as source:
+                yield from self.index_opened(OpenedFile(path, status.st_size, status.st_mtime_ns, source))
+
+    def index_opened(self, file: OpenedFile) -> Iterator[IndexedSamples]:
+        """As `RangedFormat.index_opened`; reads the footer, and of the columns what `index` needs."""
+        path, source = file.path, file.source
+        with readable(path):
+            shared = self.file_time(path, file.mtime_ns)
+            with pq.ParquetFile(source) as plain:
                 payload, schema = self.config.payload_columns, plain.schema_arrow
                 self._check_schema(path, schema)
                 times_of_text = [name for name in self._time_column() if _is_text(schema.field(name).type)]
                 texts = [name for name in payload if _is_text(schema.field(name).type)]
-                file = pq.ParquetFile(source, metadata=plain.metadata, read_dictionary=[*texts, *times_of_text])
+                packed = pq.ParquetFile(source, metadata=plain.metadata, read_dictionary=[*texts, *times_of_text])
                 unpacked = pq.ParquetFile(source, metadata=plain.metadata, read_dictionary=times_of_text)
                 fixed = lengths_of(schema, payload)
                 # Where lengths are known and nothing is null, the payloads need not be read.
-                unread = fixed is not None and _certainly_without_nulls(file.metadata, payload)
+                unread = fixed is not None and _certainly_without_nulls(plain.metadata, payload)
                 columns = list(dict.fromkeys([self.config.label_column, *([] if unread else payload), *self._time_column()]))
-                groups = _GroupSizes(path, file.metadata, payload, self.max_group_bytes)
-                groups.add(0, fixed, file.metadata.num_rows)
+                groups = _GroupSizes(path, plain.metadata, payload, self.max_group_bytes)
+                groups.add(0, fixed, plain.metadata.num_rows)
                 first = 0
-                rows_at_once = self._rows_at_once(file.metadata, columns, fixed)
+                rows_at_once = self._rows_at_once(plain.metadata, columns, fixed)
                 alike = groupby(
-                    range(file.metadata.num_row_groups),
-                    lambda i: min(rows_at_once, self._unpacked_at_once(file, i, texts[0])) if texts else 0,
+                    range(plain.metadata.num_row_groups),
+                    lambda i: min(rows_at_once, self._unpacked_at_once(packed, i, texts[0])) if texts else 0,
                 )
                 batches = (
                     batch
                     for rows, numbers in alike
-                    for batch in (unpacked if rows else file).iter_batches(
+                    for batch in (unpacked if rows else packed).iter_batches(
                         rows or rows_at_once, row_groups=list(numbers), columns=columns
                     )
                 )
@@ -112,7 +119,7 @@ class ParquetFormat(FileFormat):
                     labels = self._labels(path, first, batch.column(self.config.label_column))
                     offsets = np.arange(first, first + len(batch), dtype=np.int64)
                     # A file is indexed as a whole, so every chunk ends where it does.
-                    yield IndexedSamples(offsets, sizes, labels, times, status.st_size)
+                    yield IndexedSamples(offsets, sizes, labels, times, file.size)
                     first += len(batch)
 
     def _unpacked_at_once(self, file: pq.ParquetFile, group: int, name: str) -> int:

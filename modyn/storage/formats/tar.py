@@ -6,6 +6,7 @@ One member of a sample is the payload, a range of the archive's bytes; another h
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import re
@@ -19,12 +20,14 @@ from pydantic import Field, field_validator, model_validator
 
 from modyn.errors import ConfigError, DataError
 from modyn.storage.files.local import reading
-from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume
+from modyn.storage.formats.base import FormatConfig, FormatResume, OpenedFile, RangedFormat
 from modyn.storage.formats.json_fields import FIELD_TIMES, field_path, label_in, parse_object, seconds_in
 from modyn.storage.model.samples import IndexedSamples
 
 _BLOCK = 512
 _READ_AHEAD = 1 << 14
+_OBJECT_READ_AHEAD = 1 << 21
+"""Of an object of a bucket, where so many bytes take about the time of a request."""
 _MAX_LABEL_BYTES = 1 << 20
 _MAX_EXTENSION_BYTES = 1 << 20
 """A longer header (a name of a mebibyte) counts as damage."""
@@ -62,7 +65,7 @@ class TarConfig(FormatConfig):
         return self
 
 
-class TarFormat(FileFormat):
+class TarFormat(RangedFormat):
     """Archives that are not compressed (ustar, pax and GNU). A sample without payload or label, and a cut archive, are errors."""
 
     Config: ClassVar[type[TarConfig]] = TarConfig
@@ -79,18 +82,23 @@ class TarFormat(FileFormat):
         """As `FileFormat.index`; reads headers and labels, not payloads."""
         with reading(path), self.open(path, _READ_AHEAD) as file:
             status = os.fstat(file.fileno())
-            shared = self.file_time(path, status.st_mtime_ns)
-            archive = _Archive(path, file, status.st_size)
-            samples = (self._read(archive, sample) for sample in _samples(archive.members()))
-            while rows := list(islice(samples, self.chunk_rows)):
-                offsets, lengths, labels, times = (list(column) for column in zip(*rows, strict=True))
-                yield IndexedSamples(
-                    np.array(offsets, np.int64),
-                    np.array(lengths, np.int64),
-                    np.array(labels, np.float64) if self.float_labels else np.array(labels, np.int64),
-                    np.array(times, np.int64) if shared is None else shared,
-                    status.st_size,  # An archive is indexed as a whole, so every chunk ends where it does.
-                )
+            yield from self.index_opened(OpenedFile(path, status.st_size, status.st_mtime_ns, file))
+
+    def index_opened(self, file: OpenedFile) -> Iterator[IndexedSamples]:
+        """As `RangedFormat.index_opened`; payloads of some mebibytes are passed over."""
+        shared = self.file_time(file.path, file.mtime_ns)
+        is_object = isinstance(file.source, io.RawIOBase)
+        archive = _Archive(file.path, io.BufferedReader(file.source, _OBJECT_READ_AHEAD) if is_object else file.source, file.size)
+        samples = (self._read(archive, sample) for sample in _samples(archive.members()))
+        while rows := list(islice(samples, self.chunk_rows)):
+            offsets, lengths, labels, times = (list(column) for column in zip(*rows, strict=True))
+            yield IndexedSamples(
+                np.array(offsets, np.int64),
+                np.array(lengths, np.int64),
+                np.array(labels, np.float64) if self.float_labels else np.array(labels, np.int64),
+                np.array(times, np.int64) if shared is None else shared,
+                file.size,  # An archive is indexed as a whole, so every chunk ends where it does.
+            )
 
     def _read(self, archive: _Archive, sample: _Sample) -> tuple[int, int, int | float, int]:
         """Offset and length of the payload, label, and time (0 if it is not in the label's member)."""

@@ -1,6 +1,7 @@
 """Indexing of files that must not change meanwhile: the fingerprint that is kept of a file must be of the bytes that were indexed.
 
-Formats read files of this machine; objects of a bucket are copied to a temporary folder, indexed there, and the copies removed.
+Formats read files of this machine. Objects of a bucket are read by ranges where a format can, or else copied to a temporary folder, indexed
+there, and the copies removed.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ import numpy as np
 from modyn.errors import DataError, ModynError
 from modyn.records import MAX_TIMESTAMP, Int64Array, LabelArray
 from modyn.rpc.logs import get_logger
-from modyn.storage.files.file_system import FileStatus, FileSystem, SeenFile, UnusableNowError
+from modyn.storage.files.file_system import FileStatus, FileSystem, IndexedVersion, SeenFile, UnusableNowError
 from modyn.storage.files.local import LocalFiles
 from modyn.storage.formats.bad_rows import BadRows
-from modyn.storage.formats.base import FileFormat, FormatResume, WholeFileFormat
+from modyn.storage.formats.base import FileFormat, FormatResume, OpenedFile, RangedFormat, WholeFileFormat
 from modyn.storage.ingest.limits import IngestLimits
 from modyn.storage.model.file_table import FileRow
 from modyn.storage.model.samples import BadRow, IndexedFiles, IndexedSamples
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from modyn.storage.files.local_copies import LocalCopies
+    from modyn.storage.files.object_file import ObjectFile
 
 COPIES_AT_ONCE = 512
 """Most objects of one sample that are copied and indexed with one call."""
@@ -87,7 +89,7 @@ class FileJob:
         bad_rows = BadRows(self._path, getattr(self._format.config, "max_bad_rows", 0))
         with watching(self._folder, self._format, self.seen, self._limits.growing_bytes):
             if self._resume is not None:
-                check_unchanged(self._folder, self._path, self._resume)
+                check_unchanged(self._folder, self._path, self._resume, listed(self._folder, self.seen))
             for chunk in self._chunks():
                 for row in chunk.skipped:
                     bad_rows.add(row)
@@ -96,7 +98,9 @@ class FileJob:
                     yield chunk
             bad_rows.check()
             self.skipped = bad_rows.take()
-            self.indexed = FormatResume(end, num_samples, fingerprint(self._folder, self._path, end))
+            self.indexed = FormatResume(
+                end, num_samples, fingerprint(self._folder, self._path, end, listed(self._folder, self.seen))
+            )
             self.tail = tail_of(self._folder, self._format, self.seen)
 
     def _without_refused(self, chunk: IndexedSamples) -> IndexedSamples:
@@ -113,7 +117,7 @@ class FileJob:
     def _chunks(self) -> Iterator[IndexedSamples]:
         """The chunks of the format, up to the size with which the file was listed. Exceptions of a plug-in's format become DataError."""
         try:
-            for chunk in map(self._without_refused, _index(self._folder, self._format, self._path, self._resume)):
+            for chunk in map(self._without_refused, _index(self._folder, self._format, self.seen, self._resume)):
                 for at, reason in future_samples(chunk.timestamps, len(chunk), self._limits.future_tolerance_s).items():
                     raise UnusableNowError(f"{self._path}, the sample at {int(chunk.offsets[at])}: {reason}")
                 part = beginning(self._format, chunk, self.seen.size) if self._format.can_grow else chunk
@@ -181,23 +185,35 @@ def index_whole_files(folder: FileSystem, file_format: WholeFileFormat, paths: S
         return replace(found, problems=problems)
 
 
-def _index(folder: FileSystem, file_format: FileFormat, path: str, resume: FormatResume | None) -> Iterator[IndexedSamples]:
+def listed(folder: FileSystem, seen: SeenFile) -> IndexedVersion | None:
+    """The version of an object that was listed, which alone may be read; None for a file of this machine, which `watching` looks at."""
+    return None if isinstance(folder, LocalFiles) else IndexedVersion(seen.size, seen.mtime_ns, seen.tag)
+
+
+def _index(folder: FileSystem, file_format: FileFormat, seen: SeenFile, resume: FormatResume | None) -> Iterator[IndexedSamples]:
+    path = folder.full_path(seen.path)
     if isinstance(folder, LocalFiles):
         yield from file_format.index(path, resume)
         return
+    companions = file_format.companions(path)
+    if isinstance(file_format, RangedFormat) and not companions:
+        with folder.open(path, listed(folder, seen)) as source:
+            yield from file_format.index_opened(OpenedFile(path, seen.size, seen.mtime_ns, source))
+        return
     with _copies(folder) as copies:
-        for needed in (path, *file_format.companions(path)):
-            copies.add(needed)
+        copies.add(path, listed(folder, seen))
+        for companion in companions:
+            copies.add(companion)
         with copies.naming_objects():
             yield from file_format.index(copies.local(path), resume)
 
 
 def _copies(folder: FileSystem) -> LocalCopies:
-    # They load pyarrow.fs, which a storage without buckets does not need.
+    # A storage without buckets does not need them.
+    from modyn.storage.files.bucket import BucketFiles
     from modyn.storage.files.local_copies import LocalCopies
-    from modyn.storage.files.s3 import S3Files
 
-    assert isinstance(folder, S3Files), "files lie on this machine or in a bucket"
+    assert isinstance(folder, BucketFiles), "files lie on this machine or in a bucket"
     return LocalCopies(folder)
 
 
@@ -249,19 +265,27 @@ def future_samples(timestamps: Int64Array | int, num_samples: int, tolerance_s: 
     return dict.fromkeys(late.tolist(), reason)
 
 
-def fingerprint(folder: FileSystem, path: str, num_bytes: int) -> str:
+def fingerprint(folder: FileSystem, path: str, num_bytes: int, version: IndexedVersion | None = None) -> str:
     """Hash the first `num_bytes` bytes of a file: all of them, or of many bytes the first and the last 64 KiB and 64 blocks of 4 KiB between.
 
-    Args: path: full path.
+    Args: path: full path. version: of an object, the one that is read.
     Raises: DataError, UnavailableError.
     """
-    with folder.reading(path), folder.open(path) as file:
+    ranges = [(start, start + size) for start, size in _fingerprint_parts(num_bytes)]
+    with folder.reading(path), folder.open(path, version, ranges) as file:
         return fingerprint_of(file, num_bytes)
 
 
-def fingerprint_of(file: pa.NativeFile, num_bytes: int) -> str:
+def fingerprint_of(file: pa.NativeFile | ObjectFile, num_bytes: int) -> str:
     """Compute the `fingerprint` of an open file. Raises: OSError."""
     digest = hashlib.sha256(num_bytes.to_bytes(8, "little"))
+    for start, size in _fingerprint_parts(num_bytes):
+        digest.update(file.read_at(size, start))
+    return digest.hexdigest()
+
+
+def _fingerprint_parts(num_bytes: int) -> list[tuple[int, int]]:
+    """First bytes and sizes of what a fingerprint is made of."""
     ends, blocks = 2 * _FINGERPRINT_BYTES, _FINGERPRINT_BLOCKS * _FINGERPRINT_BLOCK_BYTES
     parts = [(0, num_bytes)]
     if num_bytes > ends + blocks:
@@ -270,24 +294,26 @@ def fingerprint_of(file: pa.NativeFile, num_bytes: int) -> str:
         starts = (_FINGERPRINT_BYTES + between * number // (_FINGERPRINT_BLOCKS - 1) for number in range(_FINGERPRINT_BLOCKS))
         middle = [(start, _FINGERPRINT_BLOCK_BYTES) for start in starts]
         parts = [(0, _FINGERPRINT_BYTES), *middle, (num_bytes - _FINGERPRINT_BYTES, _FINGERPRINT_BYTES)]
-    for start, size in parts:
-        digest.update(file.read_at(size, start))
-    return digest.hexdigest()
+    return parts
 
 
 def tail_of(folder: FileSystem, file_format: FileFormat, seen: SeenFile) -> int:
-    """Compute `FileRow.tail` of a file; -1 if none is needed, because it cannot grow. Raises: DataError, UnavailableError."""
+    """Find `FileRow.tail` of a file; -1 if none is needed, because it cannot grow. Raises: DataError, UnavailableError."""
     if not (file_format.can_grow and folder.appends):
-        return -1
+        return seen.tag
     path = folder.full_path(seen.path)
     with folder.reading(path), folder.open(path) as file:
         first = max(0, seen.size - _TAIL_BYTES)
         return zlib.crc32(file.read_at(seen.size - first, first))
 
 
-def check_unchanged(folder: FileSystem, path: str, indexed: FormatResume) -> None:
-    """Compare the indexed bytes of `path` with their fingerprint. Raises DataError if they are missing, different or not readable."""
-    with folder.reading(path), folder.open(path) as file:
+def check_unchanged(folder: FileSystem, path: str, indexed: FormatResume, version: IndexedVersion | None = None) -> None:
+    """Compare the indexed bytes of `path`, of an object in this `version`, with their fingerprint.
+
+    Raises DataError if they are missing, different or not readable.
+    """
+    ranges = [(start, start + size) for start, size in _fingerprint_parts(indexed.end)]
+    with folder.reading(path), folder.open(path, version, ranges if version and version.size >= indexed.end else ()) as file:
         size = file.size()
         same = size >= indexed.end and fingerprint_of(file, indexed.end) == indexed.fingerprint
     if not same:

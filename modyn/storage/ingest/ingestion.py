@@ -28,6 +28,7 @@ from modyn.storage.ingest.file_indexer import (
     check_unchanged,
     future_samples,
     index_whole_files,
+    listed,
     refused_samples,
     tail_of,
     watching,
@@ -35,7 +36,7 @@ from modyn.storage.ingest.file_indexer import (
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.ingest.problems import FOLDER, ProblemReporter
 from modyn.storage.ingest.segment_writer import SegmentWriter
-from modyn.storage.model.file_table import FileRow
+from modyn.storage.model.file_table import UNKNOWN_TAG, FileRow
 from modyn.storage.model.records import IngestProgress
 from modyn.storage.model.samples import IndexedFiles, IndexedSamples
 
@@ -147,7 +148,7 @@ class _Ingestion:
         try:
             names, complete = self._format.names(), retry_all or not self._dataset.row.config.watch
             listing = self._files.list_files(names, self._roots, self._dataset.files, complete=complete)
-        except (NotFoundError, SecurityError) as error:
+        except (NotFoundError, SecurityError, DataError) as error:
             self._problems.report(FOLDER, error.message, error.message)
             self._writer.flush()
             raise
@@ -217,13 +218,16 @@ class _Ingestion:
 
     def _check_unchanged(self, row: FileRow, seen: SeenFile) -> None:
         path = self._files.full_path(seen.path)
+        if seen.tag != UNKNOWN_TAG and (seen.tag, seen.size) == (row.tail, row.size):
+            return  # An object that was written again with the same content.
         if not self._format.can_grow and seen.size != row.size:
             raise DataError(
                 f"{path} was rewritten: it had {row.size} bytes when it was indexed and has {seen.size} now. "
                 f"Restore the file, or delete its samples and add the data under a new name"
             )
         if not isinstance(self._format, WholeFileFormat):
-            check_unchanged(self._files, path, FormatResume(row.indexed_end, row.num_samples, row.fingerprint))
+            resume = FormatResume(row.indexed_end, row.num_samples, row.fingerprint)
+            check_unchanged(self._files, path, resume, listed(self._files, seen))
         elif seen.mtime_ns != row.mtime_ns:  # No fingerprint is kept of files of one sample: there may be millions.
             raise DataError(
                 f"{path} was written again after it was indexed, maybe with something else. Restore the file with the time that it "
@@ -345,7 +349,8 @@ class _Ingestion:
             return
         ids, sizes = itertools.count(self._writer.next_file_id), good.sizes.tolist()
         columns = ids, good.paths, sizes, good.mtimes_ns.tolist(), sizes, itertools.repeat(1), itertools.repeat("")
-        self._writer.add_files(list(map(FileRow, *columns)), found)
+        tags = itertools.repeat(UNKNOWN_TAG) if good.tags is None else good.tags.tolist()
+        self._writer.add_files(list(map(FileRow, *columns, itertools.repeat(False), tags)), found)
         self._count(files_indexed=len(good))
 
     # Commits and progress

@@ -81,7 +81,13 @@ def _joined(columns: list[Int64Array]) -> Int64Array:
 
 def _kept(row: FileRow, known: FileRow | None) -> FileRow | None:
     """The row that the catalogue has of the file, if it is of the same state."""
-    return known if known is not None and (known.path, known.size, known.mtime_ns) == (row.path, row.size, row.mtime_ns) else None
+    same = known is not None and (known.path, known.size, known.mtime_ns, known.tail) == (
+        row.path,
+        row.size,
+        row.mtime_ns,
+        row.tail,
+    )
+    return known if same else None
 
 
 def _completed(dataset: OpenDataset, row: FileRow) -> FileRow:

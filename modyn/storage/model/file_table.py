@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
@@ -12,6 +11,8 @@ import numpy as np
 from modyn import _core
 from modyn.records import Int64Array
 
+UNKNOWN_TAG = -1
+"""The tag of an object without an ETag, or that was indexed before tags were kept; of files of this machine."""
 _PART = 1 << 13
 """Files that pass between Python and the core with one call, which holds the interpreter for some milliseconds."""
 
@@ -34,20 +35,9 @@ class FileRow(NamedTuple):
     """Checksum of the first `indexed_end` bytes; empty for files of one sample."""
     altered: bool = False
     """The indexed bytes were changed after they were indexed."""
-    tail: int = -1
-    """CRC-32 of the last 4 KiB before `size`, by which a longer file is known to be the same one; -1 if it cannot grow, or if not known."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Comparison:
-    """Listed files against indexed files.
-
-    differing: positions in the listing of files that are new, that have another size or time than when they were indexed, or that are altered:
-    int64, ascending. absent: ids of indexed files that are not in the listing: int64, ascending.
-    """
-
-    differing: Int64Array
-    absent: Int64Array
+    tail: int = UNKNOWN_TAG
+    """What tells the content apart beside size and time. Of a file that can grow: CRC-32 of the last 4 KiB before `size`, by which a longer
+    file is known to be the same one. Of an object in a bucket: its tag, 63 bits of a hash of its ETag. -1: it has none, or it is not known."""
 
 
 class FileTable:
@@ -100,20 +90,39 @@ class FileTable:
         parts = [self.known.find(paths[first : first + _PART]) for first in range(0, len(paths), _PART)]
         return np.concatenate([np.empty(0, np.int64), *parts])
 
-    def compare(self, paths: Sequence[str], sizes: Int64Array, mtimes_ns: Int64Array) -> Comparison:
-        """Compare listed files with the indexed ones. Args: paths: relative to the dataset's folder. sizes, mtimes_ns: int64 (n,)."""
-        ids = self.ids(paths)
+
+class Comparison:
+    """A listing against the indexed files, part by part: a byte is held for each indexed file, and nothing of the listing."""
+
+    def __init__(self, table: FileTable) -> None:
+        self._table = table
+        self._is_absent = np.ones(len(table), np.bool_)
+
+    def differing(
+        self, paths: Sequence[str], sizes: Int64Array, mtimes_ns: Int64Array, tags: Int64Array | None = None
+    ) -> Int64Array:
+        """Positions in this part of files that are new, that are not as they were indexed, or that are altered: int64, ascending.
+
+        Args: paths: relative to the dataset's folder. sizes, mtimes_ns, tags: int64 (n,); tags differ only where both are known.
+        """
+        ids = self._table.ids(paths)
         listed = np.flatnonzero(ids >= 0)
         found = ids[listed]
-        known_sizes, known_times = self.stamps(found)
+        known_sizes, known_times, known_tags = self._table.known.stamps(found)
         same = (known_sizes == sizes[listed]) & (known_times == mtimes_ns[listed])
-        if self.altered:
-            same &= ~np.isin(found, list(self.altered))
+        if tags is not None:
+            now = tags[listed]
+            same &= (known_tags == now) | (known_tags == UNKNOWN_TAG) | (now == UNKNOWN_TAG)
+        if self._table.altered:
+            same &= ~np.isin(found, list(self._table.altered))
         differs = np.ones(len(paths), np.bool_)
         differs[listed[same]] = False
-        is_absent = np.ones(len(self), np.bool_)
-        is_absent[found] = False
-        return Comparison(np.flatnonzero(differs), np.flatnonzero(is_absent))
+        self._is_absent[found] = False
+        return np.flatnonzero(differs)
+
+    def absent(self) -> Int64Array:
+        """Ids of indexed files that were in no part: int64, ascending."""
+        return np.flatnonzero(self._is_absent)
 
 
 def _parts(rows: Iterable[FileRow]) -> Iterator[list[FileRow]]:

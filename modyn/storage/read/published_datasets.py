@@ -12,7 +12,7 @@ from pathlib import Path
 
 from modyn._core import PathTable
 from modyn.atomic_write import TEMPORARY_SUFFIX, make_folder, sync
-from modyn.config.system import DATASET_NAME, SystemConfig, is_s3
+from modyn.config.system import DATASET_NAME, SystemConfig, is_bucket
 from modyn.errors import NotFoundError, UnavailableError
 from modyn.storage.read.locality import some_files
 from modyn.storage.read.publication import INDEX
@@ -125,7 +125,7 @@ class PublishedDatasets:
 
     def _check_mounted(self, snapshot: DatasetSnapshot) -> None:
         paths, base_path = snapshot.paths, snapshot.config.base_path
-        if is_s3(base_path) or not (files := some_files(len(paths))):
+        if is_bucket(base_path) or not (files := some_files(len(paths))):
             return
         if not any(_is_as_indexed(paths, file_id) for file_id in files):
             raise UnavailableError(

@@ -71,11 +71,11 @@ class RecordReaders:
             return reader
         if isinstance(folder, LocalFiles):
             return LocalRecordReader(self._gatherer, paths)
-        from modyn.storage.files.s3 import S3Files  # Loads pyarrow.fs.
-        from modyn.storage.read.s3_ranges import S3RangeReader
+        from modyn.storage.files.bucket import BucketFiles
+        from modyn.storage.read.bucket_ranges import BucketRangeReader
 
-        assert isinstance(folder, S3Files), "files lie on this machine or in a bucket"
-        return S3RangeReader(folder.open, folder.requests, paths)
+        assert isinstance(folder, BucketFiles), "files lie on this machine or in a bucket"
+        return BucketRangeReader(folder, paths)
 
     def forget_removed(self) -> None:
         """Close open files that were removed, whose space on the disk is not free before.

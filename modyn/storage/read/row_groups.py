@@ -15,12 +15,13 @@ import pyarrow.parquet as pq
 from modyn._core import FileChangedError
 from modyn.errors import DataError, ModynError, UnavailableError
 from modyn.records import Int64Array
+from modyn.storage.files.file_system import IndexedVersion, changed
 from modyn.storage.formats.parquet import joined, payloads_of
 from modyn.storage.read.lru_cache import LRUCache
 
 if TYPE_CHECKING:
     from modyn._core import PathTable
-    from modyn.storage.files.file_system import FileSystem
+    from modyn.storage.files.file_system import FileStatus, FileSystem
     from modyn.storage.model.samples import UInt8Array, UInt32Array
 
 _FOOTERS = 1024
@@ -62,35 +63,50 @@ class RowGroupReader:
     def _parts(self, file_ids: UInt32Array, rows: Int64Array) -> Iterator[pa.Array]:
         """Payloads of rows that are sorted by file and row, one part for each row group."""
         for start, stop in _runs(file_ids):
-            path = self._paths[int(file_ids[start])]
-            stamp = self._folder.stamp(path)
-            if stamp is not None and not self._paths.may_be(int(file_ids[start]), stamp.size, stamp.mtime_ns):
+            file_id = int(file_ids[start])
+            path, indexed = self._paths[file_id], IndexedVersion.of(self._paths, file_id)
+            now = self._folder.stamp(path)
+            if now is not None and not self._paths.may_be(file_id, now.size, now.mtime_ns):
                 raise changed(path, int(rows[start]), f"row {rows[start]}")
-            footer = self._footers.get((path, stamp), partial(self._read_footer, path))
-            of_file = rows[start:stop]
-            if of_file[-1] >= footer.first_rows[-1]:
-                raise DataError(
-                    f"{path} was cut: row {of_file[-1]} of it is indexed, it has {footer.first_rows[-1]} now. Restore the file, or delete "
-                    f"its samples and add the data under a new name"
-                )
-            groups = np.searchsorted(footer.first_rows, of_file, side="right") - 1
-            for first, last in _runs(groups):
-                number = int(groups[first])
-                group = self._groups.get((path, stamp, number), partial(self._read_group, path, footer, number))
-                yield group.take(pa.array(of_file[first:last] - footer.first_rows[number]))
+            key = path, now or indexed
+            try:
+                yield from self._of_file(key, indexed, rows[start:stop])
+            except FileChangedError as error:
+                raise changed(path, int(rows[start]), f"row {rows[start]}") from error
 
-    def _read_footer(self, path: str) -> _Footer:
+    def _of_file(
+        self, key: tuple[str, FileStatus | IndexedVersion | None], indexed: IndexedVersion | None, of_file: Int64Array
+    ) -> Iterator[pa.Array]:
+        """The parts of one file, whose state `key` names: what is kept of it is of this state."""
+        path = key[0]
+        footer = self._footers.get(key, partial(self._read_footer, path, indexed))
+        if of_file[-1] >= footer.first_rows[-1]:
+            raise DataError(
+                f"{path} was cut: row {of_file[-1]} of it is indexed, it has {footer.first_rows[-1]} now. Restore the file, or delete "
+                f"its samples and add the data under a new name"
+            )
+        groups = np.searchsorted(footer.first_rows, of_file, side="right") - 1
+        for first, last in _runs(groups):
+            number = int(groups[first])
+            group = self._groups.get((*key, number), partial(self._read_group, path, indexed, footer, number))
+            yield group.take(pa.array(of_file[first:last] - footer.first_rows[number]))
+
+    def _read_footer(self, path: str, indexed: IndexedVersion | None) -> _Footer:
         try:
-            with self._folder.open(path) as file:
+            with self._folder.open(path, indexed) as file:
                 metadata = pq.read_metadata(file)
         except (pa.ArrowException, OSError) as error:
             raise self._unreadable(path, error) from error
         sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
         return _Footer(metadata, np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)]))
 
-    def _read_group(self, path: str, footer: _Footer, number: int) -> pa.Array:
+    def _read_group(self, path: str, indexed: IndexedVersion | None, footer: _Footer, number: int) -> pa.Array:
+        ranges = footer.ranges(number, self._columns)
         try:
-            with self._folder.open(path) as source, pq.ParquetFile(source, metadata=footer.metadata, pre_buffer=True) as file:
+            with (
+                self._folder.open(path, indexed, ranges) as source,
+                pq.ParquetFile(source, metadata=footer.metadata, pre_buffer=True) as file,
+            ):
                 table = file.read_row_group(number, columns=self._columns)
                 for name in self._columns:
                     if table.column(name).null_count:
@@ -119,21 +135,19 @@ class _Footer:
     metadata: pq.FileMetaData
     first_rows: Int64Array
 
+    def ranges(self, number: int, columns: Sequence[str]) -> list[tuple[int, int]]:
+        """The bytes [start, stop) that `columns` have in a row group."""
+        group = self.metadata.row_group(number)
+        chunks = (group.column(i) for i in range(group.num_columns))
+        found = []
+        for chunk in chunks:
+            if chunk.path_in_schema in columns:
+                start = min(filter(None, (chunk.dictionary_page_offset, chunk.data_page_offset)), default=0)
+                found.append((start, start + chunk.total_compressed_size))
+        return found
+
 
 def _runs(values: UInt32Array | Int64Array) -> Iterator[tuple[int, int]]:
     """Ranges [start, stop) of equal neighbours."""
     edges = [0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist(), len(values)]
     return pairwise(edges)
-
-
-def changed(path: str, offset: int, place: str) -> FileChangedError:
-    """The error of a file that changed since it was indexed.
-
-    Args: path: full path. offset: as in the index. place: of a sample that was asked for, for the message.
-    """
-    error = FileChangedError(
-        f"file changed: {path} ({place} wanted) is not as it was when it was indexed: it was replaced, written again or touched since; "
-        f"ingest its dataset, which looks at it again"
-    )
-    error.path, error.offset = path, offset
-    return error

@@ -132,9 +132,9 @@ class CountingFiles(LocalFiles):
 
     opened = 0
 
-    def open(self, path: str) -> pa.NativeFile:
+    def open(self, path: str, *args: Any) -> pa.NativeFile:
         self.opened += 1
-        return super().open(path)
+        return super().open(path, *args)
 
 
 def test_a_row_group_is_read_once_for_a_batch_and_kept_within_bounds(tmp_path: Path) -> None:

@@ -279,8 +279,8 @@ def test_pauses_between_tries_grow(storage: RunningStorage, data: Path) -> None:
 class RemovedOnceOpened(LocalFiles):
     """The file `a.bin` is gone once it has been opened."""
 
-    def open(self, path: str) -> pa.NativeFile:
-        file = super().open(path)
+    def open(self, path: str, *args: Any) -> pa.NativeFile:
+        file = super().open(path, *args)
         if path.endswith("a.bin"):
             os.unlink(path)
         return file

@@ -1,0 +1,98 @@
+"""Keys of a profile of AWS: obstore knows the environment and the machine's roles, and reads no profiles."""
+
+from __future__ import annotations
+
+import configparser
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TypedDict
+
+from modyn.errors import ConfigError
+
+_READ_AGAIN = timedelta(minutes=5)
+_FIRST = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE")
+"""Variables that name credentials by themselves, and win over a profile that nothing names."""
+
+
+class Credential(TypedDict):
+    """As obstore takes it."""
+
+    access_key_id: str
+    secret_access_key: str
+    token: str | None
+    expires_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class AwsProfile:
+    """A profile with keys, read again every few minutes: other programs renew them."""
+
+    name: str
+    credentials_file: Path
+    config_file: Path
+
+    @staticmethod
+    def of(environment: Mapping[str, str]) -> AwsProfile | None:
+        """The profile that holds the keys of this process; None if they come from elsewhere.
+
+        Raises: ConfigError: `AWS_PROFILE` names a profile that is not there, or one without keys, such as of a role or of SSO.
+        """
+        if "AWS_ACCESS_KEY_ID" in environment:
+            return None
+        named, home = environment.get("AWS_PROFILE"), Path(environment.get("HOME", "/"))
+        profile = AwsProfile(
+            named or "default",
+            Path(environment.get("AWS_SHARED_CREDENTIALS_FILE") or home / ".aws" / "credentials"),
+            Path(environment.get("AWS_CONFIG_FILE") or home / ".aws" / "config"),
+        )
+        if profile._keys() is not None:
+            return profile if named or not any(name in environment for name in _FIRST) else None
+        if named:
+            raise ConfigError(
+                f"the AWS profile '{named}' has no aws_access_key_id and aws_secret_access_key in {profile.credentials_file} "
+                f"or {profile.config_file}; profiles of roles and of SSO are not read: export their keys "
+                "(`aws configure export-credentials --format env`)"
+            )
+        return None
+
+    @property
+    def region(self) -> str | None:
+        """The region that the profile names."""
+        return self._settings().get("region")
+
+    def __call__(self) -> Credential:
+        """Read the keys, as obstore asks for them. Raises: ConfigError: they are there no more."""
+        if (keys := self._keys()) is None:
+            raise ConfigError(f"the AWS profile '{self.name}' has no keys any more; put them back into {self.credentials_file}")
+        return keys
+
+    def _keys(self) -> Credential | None:
+        settings = self._settings()
+        key, secret = settings.get("aws_access_key_id"), settings.get("aws_secret_access_key")
+        if not (key and secret):
+            return None
+        return Credential(
+            access_key_id=key,
+            secret_access_key=secret,
+            token=settings.get("aws_session_token"),
+            expires_at=datetime.now(UTC) + _READ_AGAIN,
+        )
+
+    def _settings(self) -> dict[str, str]:
+        """What both files say of the profile; the file of credentials wins."""
+        found: dict[str, str] = {}
+        section = self.name if self.name == "default" else f"profile {self.name}"
+        for path, name in (self.config_file, section), (self.credentials_file, self.name):
+            parser = configparser.RawConfigParser()
+            try:
+                parser.read(path, encoding="utf-8")
+            except (configparser.Error, UnicodeDecodeError) as error:
+                # The error may show lines of the file, which hold secrets.
+                raise ConfigError(f"{path} is no file of AWS profiles: {type(error).__name__}; correct it") from None
+            except OSError as error:
+                raise ConfigError(f"{path} cannot be read: {error.strerror}; make it readable for storage") from error
+            if parser.has_section(name):
+                found |= dict(parser.items(name))
+        return found

@@ -1,0 +1,367 @@
+"""Datasets in buckets of S3, Google Cloud Storage or Azure: listing, copying and reading objects, each as the one version that was seen."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, BinaryIO, ClassVar, TypeVar
+
+from modyn.errors import DataError, ModynError, NotFoundError, SecurityError
+from modyn.storage.files.bucket_store import StoreLimits, bucket_error, object_error, open_store, status_of
+from modyn.storage.files.bucket_url import BucketUrl
+from modyn.storage.files.file_system import (
+    FileStatus,
+    FileSystem,
+    IndexedVersion,
+    Listing,
+    NameEndings,
+    Names,
+    Roots,
+    SeenFile,
+    SeenFiles,
+    UnusableNowError,
+    changed,
+)
+from modyn.storage.files.object_file import ObjectFile, joined, parts_of
+from modyn.storage.model.file_table import UNKNOWN_TAG, Comparison, FileTable
+
+if TYPE_CHECKING:
+    from obstore import GetOptions, ObjectMeta
+    from obstore.store import ObjectStore
+
+T = TypeVar("T")
+
+_PAGE = 1000
+"""Objects that are looked at together: as many as servers list with one answer."""
+_READS_AHEAD = 32
+"""Most requests that are under way or whose answers wait to be taken, for each call of `in_parallel`."""
+_BYTES_AHEAD = 64 << 20
+"""Most bytes of their answers, unless a single one is larger."""
+_REQUESTS_AT_ONCE = 16
+_ETAGS = 1 << 16
+"""Objects whose ETags are remembered, so that an answer with another version is not even sent."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Client:
+    """The client of one process, and threads that wait for its answers."""
+
+    pid: int
+    store: ObjectStore
+    requests: ThreadPoolExecutor
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """What the last listing keeps: statuses of new and changed objects and of their companions. Of what is indexed and as it was there is none."""
+
+    statuses: dict[str, FileStatus]
+    names: Names
+    known: FileTable
+
+    def leaves_out(self, name: str) -> bool:
+        """Whether there may be an object of this name, relative to the folder, of which no status is kept."""
+        return self.known.id_of(_sample_of(name, self.names)) is not None
+
+
+class BucketFiles(FileSystem):
+    """A prefix of a bucket. Full paths are `s3://BUCKET/PREFIX/NAME`, without the options of the URL. Thread-safe; after a fork the child makes
+    a client of its own."""
+
+    appends: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        base_path: str,
+        limits: StoreLimits = StoreLimits(),  # noqa: B008  (frozen)
+        make_store: Callable[[BucketUrl, StoreLimits], ObjectStore] = open_store,
+    ) -> None:
+        """Opens no connection.
+
+        Args: base_path: `s3://BUCKET/PREFIX?OPTION=VALUE&…`, or gs://, az://, as in `DatasetConfig.base_path`. make_store: makes the client.
+        Raises: ConfigError.
+        """
+        self.url = BucketUrl.parse(base_path)
+        super().__init__(self.url.base)
+        self._limits, self._make_store = limits, make_store
+        self._client: _Client | None = None
+        self._listed: _Listed | None = None
+        self._etags: dict[tuple[str, IndexedVersion], str] = {}
+
+    def _of_this_process(self) -> _Client:
+        client = self._client
+        if client is None or client.pid != os.getpid():
+            store = self._make_store(self.url, self._limits)
+            requests = ThreadPoolExecutor(_REQUESTS_AT_ONCE, thread_name_prefix="bucket")
+            self._client = client = _Client(os.getpid(), store, requests)
+        return client
+
+    @property
+    def requests(self) -> ThreadPoolExecutor:
+        """Threads that wait for the server."""
+        return self._of_this_process().requests
+
+    def check_roots(self, roots: Roots) -> None:
+        """Raise SecurityError unless a configured root holds the prefix, with the same options. Asks no server."""
+        allowed = [BucketUrl.of_root(root) for root in roots.buckets]
+        if (roots.folders or roots.buckets) and not any(root.holds(self.url) for root in allowed):
+            raise SecurityError(
+                f"{self.url} is not below what storage may read ({', '.join(map(str, allowed)) or 'no bucket'}); add its bucket to "
+                f"storage.dataset_roots, with the same options"
+            )
+
+    def check(self, roots: Roots) -> None:
+        """As `FileSystem.check`, with one request. Raises also: ConfigError, UnavailableError: the server does not answer."""
+        self.check_roots(roots)
+        if not next(self._pages(), []) and self.url.prefix:
+            raise NotFoundError(f"there are no objects below {self.base}; check bucket and prefix, or put the first object there")
+
+    def list_files(self, names: Names, roots: Roots, known: FileTable, *, complete: bool = True) -> Listing:
+        """List the prefix, all of it, a page at a time: held are new and changed objects and, while the listing lasts, a byte for each indexed
+        one. Raises: NotFoundError, SecurityError, UnavailableError."""
+        self.check_roots(roots)
+        compared, found = Comparison(known), list[SeenFile]()
+        statuses: dict[str, FileStatus] = {}
+        refused: dict[str, str] = {}
+        for page in self._pages():
+            files, others = list[tuple[SeenFile, FileStatus]](), list[tuple[str, FileStatus]]()
+            for meta in page:
+                path = f"{self.url.kind}://{self.url.bucket}/{meta['path']}"
+                name, status = path[len(self.base) + 1 :], _status_of(meta)
+                if not names(path):
+                    if _may_be_companion(name, names):
+                        others.append((name, status))
+                elif is_file_name(name):
+                    files.append((SeenFile(name, status.size, status.mtime_ns, tag_of(status.tag)), status))
+                else:
+                    refused[name] = "the object's name is none that a file may have; copy it to another name"
+            seen = SeenFiles.columns([file for file, _ in files])
+            for at in compared.differing(seen.paths, seen.sizes, seen.mtimes_ns, seen.tags).tolist():
+                found.append(files[at][0])
+                statuses[self.full_path(files[at][0].path)] = files[at][1]
+            # An indexed object needs its companion no more; of others it may have been listed before them.
+            samples = known.ids([_sample_of(name, names) for name, _ in others]).tolist()
+            statuses |= {self.full_path(name): status for (name, status), id_ in zip(others, samples, strict=True) if id_ < 0}
+        self._listed = _Listed(statuses, names, known)
+        return Listing(SeenFiles.of(found), refused, compared.absent())
+
+    def _pages(self) -> Iterator[Sequence[ObjectMeta]]:
+        """Pages of the listing of the prefix, in no order. Raises: as `bucket_error`."""
+        store = self._of_this_process().store
+        import obstore
+        from obstore.exceptions import BaseError
+
+        try:
+            yield from obstore.list(store, self.url.prefix or None, chunk_size=_PAGE)
+        except (BaseError, OSError, ValueError) as error:
+            raise bucket_error(error, self.url) from error
+
+    def status(self, path: str) -> FileStatus | None:
+        """The status in the last listing, if it was kept: a request for each object would take longer than listing all."""
+        listed = self._listed
+        if listed is not None and (path in listed.statuses or not listed.leaves_out(path[len(self.base) + 1 :])):
+            return listed.statuses.get(path)
+        meta = self._head(path)
+        return None if meta is None else _status_of(meta)
+
+    def version(self, seen: SeenFile) -> FileStatus | None:
+        """The version is named by its ETag: one request."""
+        if (meta := self._head(self.full_path(seen.path))) is None:
+            return None
+        tag = meta["e_tag"] or ""
+        if UNKNOWN_TAG not in (seen.tag, tag_of(tag)) and seen.tag != tag_of(tag):
+            return None
+        return FileStatus(meta["size"], written_ns(meta, seen.mtime_ns), tag)
+
+    def _head(self, path: str) -> ObjectMeta | None:
+        store = self._of_this_process().store
+        import obstore
+        from obstore.exceptions import BaseError
+
+        try:
+            return obstore.head(store, self._key(path))
+        except FileNotFoundError:
+            return None
+        except (BaseError, OSError, ValueError) as error:
+            raise object_error(error, path, 0) from error
+
+    def read_error(self, path: str, error: OSError) -> ModynError:
+        """An UnusableNowError: what concerns the server is raised as an error of Modyn where it is asked."""
+        if error.errno == errno.ENOSPC:
+            return UnusableNowError(
+                f"cannot copy {path}: there is no room for it in the temporary folder; set TMPDIR to a larger one"
+            )
+        return UnusableNowError(f"cannot read {path} at byte 0: {error}; make the object readable for storage")
+
+    def open(self, path: str, indexed: IndexedVersion | None = None, ranges: Sequence[tuple[int, int]] = ()) -> ObjectFile:
+        """Open an object for reads of ranges: of the version `indexed`, or else of the one that is there now, which is asked for.
+
+        Raises: DataError, UnavailableError.
+        """
+        if indexed is None:
+            if (meta := self._head(path)) is None:
+                raise object_error(FileNotFoundError(), path, 0)
+            status = _status_of(meta)
+            indexed = IndexedVersion(status.size, status.mtime_ns, tag_of(status.tag))
+            self._remember(path, indexed, status.tag)
+        of_version = partial(self._read_version, path, indexed)
+        wanted = [(start, stop, parts_of(start, stop)) for start, stop in joined(ranges)]
+        calls = [(end - begin, partial(of_version, begin, end)) for _, _, parts in wanted for begin, end in parts]
+        # Of a single request nothing is gained by fetching it before it is read.
+        answers = in_parallel(self.requests, calls) if len(calls) > 1 else iter(())
+        fetched = [(start, b"".join(next(answers) for _ in parts)) for start, _, parts in wanted if len(calls) > 1]
+        return ObjectFile(of_version, indexed.size, fetched)
+
+    def _read_version(self, path: str, indexed: IndexedVersion, start: int, stop: int) -> memoryview:
+        return self.read(path, start, stop, indexed)
+
+    def read(self, path: str, start: int = 0, stop: int | None = None, indexed: IndexedVersion | None = None) -> memoryview:
+        """Read bytes [start, stop) of an object, with one request; to its end without `stop`.
+
+        Never bytes of another version than `indexed`: its ETag is asked for where it is known, and what the answer names is compared before its
+        bytes are taken.
+
+        Args: path: full path.
+        Raises: FileChangedError: there is another version. DataError, UnavailableError.
+        """
+        if stop is not None and stop <= start:
+            return memoryview(b"")
+        options: GetOptions = {} if stop is None else {"range": (start, stop)}
+        if indexed is not None and (etag := self._etag(path, indexed)):
+            options["if_match"] = etag
+        store = self._of_this_process().store
+        import obstore
+        from obstore.exceptions import BaseError
+
+        try:
+            answer = obstore.get(store, self._key(path), options=options)
+            if indexed is not None:
+                if _is_another(answer.meta, indexed):
+                    raise changed(path, start, f"byte {start}")
+                self._remember(path, indexed, answer.meta["e_tag"] or "")
+            content = memoryview(answer.bytes())
+        except (BaseError, OSError, ValueError) as error:
+            if (
+                status_of(error) == 416 and indexed is not None
+            ):  # It ends before: it is another version, whose ETag was not known.
+                raise changed(path, start, f"byte {start}") from error
+            raise object_error(error, path, start) from error
+        if stop is not None and len(content) < stop - start:
+            raise DataError(
+                f"{path} was cut: {stop - start} bytes wanted at byte {start}, {len(content)} are there; restore the object or delete its "
+                "samples"
+            )
+        return content
+
+    def copy(self, path: str, file: BinaryIO, indexed: IndexedVersion | None = None) -> None:
+        """Copy an object to an open local file, in parts that are read in parallel and are of one version.
+
+        Args: path: full path. indexed: as in `open`.
+        Raises: as `open`; OSError.
+        """
+        opened = self.open(path, indexed)
+        reads = [(end - begin, partial(opened.read_at, end - begin, begin)) for begin, end in parts_of(0, opened.size())]
+        for part in in_parallel(self.requests, reads):
+            file.write(part)
+
+    def _key(self, path: str) -> str:
+        return path[len(f"{self.url.kind}://{self.url.bucket}/") :]
+
+    def _etag(self, path: str, indexed: IndexedVersion) -> str:
+        """The ETag of a version as `If-Match` takes it; empty where only its tag is known, or it is a weak one, which matches nothing."""
+        etag = self._etags.get((path, indexed), "")
+        if not etag and self._listed is not None and (listed := self._listed.statuses.get(path)) is not None:
+            etag = listed.tag if tag_of(listed.tag) == indexed.tag else ""
+        if etag.startswith("W/"):
+            return ""
+        # Listings of Azure name it without quotes.
+        return etag if not etag or etag.startswith('"') else f'"{etag}"'
+
+    def _remember(self, path: str, indexed: IndexedVersion, etag: str) -> None:
+        if len(self._etags) >= _ETAGS:
+            self._etags = {}
+        self._etags[path, indexed] = etag
+
+
+def tag_of(etag: str) -> int:
+    """63 bits of a hash of an ETag, however it is quoted; UNKNOWN_TAG without one.
+
+    >>> tag_of('"d41d8cd9"') == tag_of("d41d8cd9") >= 0, tag_of("")
+    (True, -1)
+    """
+    bare = etag.removeprefix("W/").strip('"')
+    if not bare:
+        return UNKNOWN_TAG
+    return int.from_bytes(hashlib.blake2b(bare.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def _status_of(meta: ObjectMeta) -> FileStatus:
+    return FileStatus(meta["size"], _ns(meta["last_modified"]), meta["e_tag"] or "")
+
+
+def _ns(time: datetime) -> int:
+    return (time - _EPOCH) // _MICROSECOND * 1000
+
+
+def _is_another(meta: ObjectMeta, indexed: IndexedVersion) -> bool:
+    """Whether an answer is of another version than `indexed`; by size and time, in whole seconds, where a tag is not known."""
+    tag = tag_of(meta["e_tag"] or "")
+    if UNKNOWN_TAG not in (tag, indexed.tag):
+        return tag != indexed.tag
+    return (meta["size"], written_ns(meta, indexed.mtime_ns)) != (indexed.size, indexed.mtime_ns)
+
+
+def written_ns(meta: ObjectMeta, indexed_ns: int) -> int:
+    """When an object was written, ns since 1970; `indexed_ns` if that is the same second: answers are in whole seconds, listings finer.
+
+    Args: meta: of an answer or a listing.
+    """
+    found = _ns(meta["last_modified"])
+    return indexed_ns if found // 10**9 == indexed_ns // 10**9 else found
+
+
+def _sample_of(name: str, names: Names) -> str:
+    """The name of the object whose companion `name` is, or itself."""
+    if isinstance(names, NameEndings) and _may_be_companion(name, names):
+        return name[: len(name) - len(names.companions)] + names.samples
+    return name
+
+
+def _may_be_companion(name: str, names: Names) -> bool:
+    return not isinstance(names, NameEndings) or bool(names.companions and name.endswith(names.companions))
+
+
+def is_file_name(name: str) -> bool:
+    """Whether the name of an object, with the slashes in it, may be that of a file below a folder: keys may hold anything."""
+    return all(part not in {"", ".", ".."} and "\0" not in part for part in name.split("/"))
+
+
+def in_parallel(pool: ThreadPoolExecutor, calls: Sequence[tuple[int, Callable[[], T]]]) -> Iterator[T]:
+    """Yield the results of `calls` in order, running a bounded number of calls and bytes ahead of the consumer.
+
+    Args: calls: bytes of the result, and the call. A call must not use `in_parallel` itself: it would wait for its own thread.
+    """
+    running: deque[tuple[int, Future[T]]] = deque()
+    ahead = 0
+    try:
+        for size, call in calls:
+            while running and (len(running) >= _READS_AHEAD or ahead + size > _BYTES_AHEAD):
+                ahead -= running[0][0]
+                yield running.popleft()[1].result()
+            running.append((size, pool.submit(call)))
+            ahead += size
+        while running:
+            yield running.popleft()[1].result()
+    finally:
+        # Calls that have begun end by themselves, in threads that others use as well; their results are dropped.
+        for _, future in running:
+            future.cancel()

@@ -1,0 +1,151 @@
+"""Clients of buckets by obstore: which one a URL means, where its credentials come from, how long it tries, and what its errors mean."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from modyn.errors import ConfigError, DataError, ModynError, NotFoundError, SecurityError, UnavailableError
+from modyn.storage.files.aws_profile import AwsProfile
+from modyn.storage.files.bucket_url import BucketUrl
+from modyn.storage.files.file_system import UnusableNowError, changed
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+_NEEDED = "needs obstore, which is not installed where storage runs: pip install 'modyn[buckets]'"
+_MAX_REASON = 300
+_begun_in: int | None = None
+"""The process in which obstore's threads run. A process that is forked from it has none of them: a request would never end."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLimits:
+    """How long requests last and are tried again, in seconds. What did not answer, answered with 5xx or broke off is tried again."""
+
+    connect_s: float = 10.0
+    read_s: float = 30.0
+    """Without a byte of the answer."""
+    answer_s: float = 120.0
+    """For the whole of one answer."""
+    retries: int = 3
+    retry_s: float = 60.0
+    """Nothing is tried again so long after it was first asked."""
+
+
+def open_store(url: BucketUrl, limits: StoreLimits) -> ObjectStore:
+    """The client of the bucket, which asks its server for nothing yet.
+
+    Raises: ConfigError: obstore is not installed, or an option or the environment is wrong. UnavailableError: the process was forked from one
+    that used a bucket.
+    """
+    global _begun_in  # noqa: PLW0603  (obstore has one set of threads for the process)
+    if _begun_in not in (None, os.getpid()):
+        raise UnavailableError(
+            f"{url.base} cannot be read in this process: it was forked from one that had read from a bucket, and has none of its "
+            "threads; start it by another method than fork ('spawn', 'forkserver'), or before the first read"
+        )
+    try:
+        from obstore import store
+        from obstore.exceptions import BaseError
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{url.base} {_NEEDED}") from error
+    options, scheme = dict(url.options), dict(url.options).get("scheme", "https")
+    endpoint = options.get("endpoint_override")
+    config: dict[str, Any] = {"skip_signature": True} if options.get("anonymous") == "true" else {}
+    common: dict[str, Any] = {
+        "client_options": {
+            "allow_http": scheme == "http",
+            "connect_timeout": timedelta(seconds=limits.connect_s),
+            "read_timeout": timedelta(seconds=limits.read_s),
+            "timeout": timedelta(seconds=limits.answer_s),
+        },
+        "retry_config": {"max_retries": limits.retries, "retry_timeout": timedelta(seconds=limits.retry_s)},
+    }
+    try:
+        found: ObjectStore
+        if url.kind == "gs":
+            if endpoint:
+                config["base_url"] = f"{scheme}://{endpoint}"
+            found = store.GCSStore(url.bucket, config=config, **common)  # type: ignore[arg-type]
+        elif url.kind == "az":
+            config |= {"account_name": options["account"]} if "account" in options else {}
+            config |= {"endpoint": f"{scheme}://{endpoint}"} if endpoint else {}
+            found = store.AzureStore(url.bucket, config=config, **common)  # type: ignore[arg-type]
+        else:
+            profile = AwsProfile.of(os.environ) if "skip_signature" not in config else None
+            named = "AWS_REGION" in os.environ or "AWS_DEFAULT_REGION" in os.environ
+            region = options.get("region") or (profile.region if profile and not named else None)
+            config |= {"region": region} if region else {}
+            config |= {"endpoint": f"{scheme}://{endpoint}"} if endpoint else {}
+            found = store.S3Store(url.bucket, config=config, credential_provider=profile, **common)  # type: ignore[arg-type]
+    except (BaseError, ValueError) as error:
+        raise ConfigError(
+            f"{url.base} cannot be used: {reason_of(error)}; check its options and the environment of storage"
+        ) from error
+    _begun_in = os.getpid()
+    return found
+
+
+def object_error(error: Exception, path: str, offset: int) -> ModynError:
+    """The error that one of obstore on an object means: DataError for the object, FileChangedError for another version of it, UnavailableError
+    for the server.
+
+    Args: path: full path. offset: first byte of what was to be read.
+    """
+    status = status_of(error)
+    if status == 412:
+        return changed(path, offset, f"byte {offset}")
+    if status == 404:
+        return DataError(f"cannot read {path} at byte {offset}: there is no such object; put it back or delete its samples")
+    if status in {401, 403}:
+        return UnusableNowError(
+            f"cannot read {path} at byte {offset}: the server refuses it ({reason_of(error)}); make the object readable for the "
+            "credentials of storage"
+        )
+    return UnavailableError(f"cannot read {path} at byte {offset}: {reason_of(error)}; try again, and check network and endpoint")
+
+
+def bucket_error(error: Exception, url: BucketUrl) -> ModynError:
+    """The error that one of obstore on a listing means."""
+    status = status_of(error)
+    if found := re.search(r"object with invalid path: (.*)", str(error)):
+        return DataError(
+            f"{url.base} cannot be listed: it holds an object whose key is no path of a file: {found[1]}. obstore lists nothing beside it: "
+            "rename or remove that object, or register a prefix without it"
+        )
+    if status == 404:
+        return NotFoundError(f"{url.base} cannot be read: there is no bucket '{url.bucket}'; create it or correct base_path")
+    if status in {401, 403}:
+        return SecurityError(
+            f"{url.base} cannot be listed: the server refuses the credentials of storage ({reason_of(error)}); correct them in its "
+            "environment, or let them list and read the bucket"
+        )
+    return UnavailableError(f"{url.base} cannot be listed: {reason_of(error)}; check network, region, endpoint and credentials")
+
+
+def status_of(error: Exception) -> int | None:
+    """The HTTP status that an error of obstore stands for; None if no server has answered. Listings name it in their text only."""
+    from obstore.exceptions import PermissionDeniedError, PreconditionError, UnauthenticatedError
+
+    kinds = {FileNotFoundError: 404, PreconditionError: 412, PermissionDeniedError: 403, UnauthenticatedError: 401}
+    for kind, status in kinds.items():
+        if isinstance(error, kind):
+            return status
+    found = re.search(r"status code: (\d{3})\b", str(error))
+    return int(found[1]) if found else None
+
+
+def reason_of(error: Exception) -> str:
+    """What an error of obstore says, on one line. Of a server's answer only code and message, of URLs no queries: others hold key ids and
+    signatures."""
+    text = str(error).strip().split("\n\nDebug source:")[0]
+    found = re.search(r"status code: (\d{3}[^:<]*)", text)
+    if found:
+        code, message = (re.search(rf"<{name}>(.*?)</{name}>", text, re.DOTALL) for name in ("Code", "Message"))
+        text = ": ".join([found[1].strip(), *(part[1] for part in (code, message) if part)])
+    text = " ".join(re.sub(r"(\w+://[^\s?\"']*)\?[^\s\"')]*", r"\1", text).split())
+    return text if len(text) <= _MAX_REASON else f"{text[:_MAX_REASON]}…"

@@ -1,0 +1,95 @@
+"""An object of a bucket, opened like a file: what is read of it is asked for by ranges."""
+
+from __future__ import annotations
+
+import io
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+
+PART_BYTES = 8 << 20
+"""Most bytes of one request, unless a single sample is larger."""
+_GAP_BYTES = 64 << 10
+"""Most bytes between two ranges that are read along, which takes less time than another request."""
+
+
+class ObjectFile(io.RawIOBase):
+    """Reads of an object of `size` bytes: each is one request, unless all of it was fetched before. As Arrow and `io.BufferedReader` take it."""
+
+    def __init__(self, read: Callable[[int, int], memoryview], size: int, fetched: Sequence[tuple[int, bytes]] = ()) -> None:
+        """read: bytes [start, stop). fetched: first byte and content of what was read before, ascending."""
+        super().__init__()
+        self._read_range, self._size, self._at = read, size, 0
+        self._starts = [start for start, _ in fetched]
+        self._contents = [content for _, content in fetched]
+
+    def size(self) -> int:
+        """Bytes of the object."""
+        return self._size
+
+    def read_at(self, num_bytes: int, offset: int) -> bytes:
+        """At most `num_bytes` bytes from `offset` on: fewer at the end."""
+        stop = min(offset + num_bytes, self._size)
+        if stop <= offset:
+            return b""
+        place = bisect_right(self._starts, offset) - 1
+        if place >= 0 and stop <= self._starts[place] + len(self._contents[place]):
+            first = self._starts[place]
+            return self._contents[place][offset - first : stop - first]
+        return bytes(self._read_range(offset, stop))
+
+    def read(self, num_bytes: int = -1) -> bytes:
+        """Read on from where the last read ended; -1: to the end."""
+        content = self.read_at(self._size if num_bytes is None or num_bytes < 0 else num_bytes, self._at)
+        self._at += len(content)
+        return content
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        """Read as much as `buffer` holds, at most to the end."""
+        view = memoryview(buffer).cast("B")
+        content = self.read(len(view))
+        view[: len(content)] = content
+        return len(content)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Read on from another byte."""
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        """The byte that is read next."""
+        return self._at
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+
+def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The ranges [start, stop) with few bytes between them as one, ascending; without empty ones.
+
+    >>> joined([(100, 200), (0, 10), (1 << 20, 2 << 20), (5, 5)])
+    [(0, 200), (1048576, 2097152)]
+    """
+    found: list[tuple[int, int]] = []
+    for start, stop in sorted(ranges):
+        if stop <= start:
+            continue
+        if found and start <= found[-1][1] + _GAP_BYTES:
+            found[-1] = found[-1][0], max(found[-1][1], stop)
+        else:
+            found.append((start, stop))
+    return found
+
+
+def parts_of(start: int, stop: int) -> list[tuple[int, int]]:
+    """The range [start, stop) in requests of at most PART_BYTES.
+
+    >>> parts_of(0, 20 << 20)
+    [(0, 8388608), (8388608, 16777216), (16777216, 20971520)]
+    """
+    return [(at, min(at + PART_BYTES, stop)) for at in range(start, stop, PART_BYTES)]
