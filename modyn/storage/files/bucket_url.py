@@ -8,7 +8,6 @@ import posixpath
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
-from modyn.config.system import BUCKETS
 from modyn.errors import ConfigError
 from modyn.registry import nearest
 
@@ -86,8 +85,3 @@ class BucketUrl:
         """Whether `other` lies in this folder, on the same server."""
         same = (self.kind, self.options) == (other.kind, other.options)
         return same and f"{other.folder}/".startswith(f"{self.folder}/")
-
-
-def is_bucket_root(root: str) -> bool:
-    """Whether a configured root, as a path, is a bucket."""
-    return root.partition(":/")[0] in BUCKETS and ":/" in root

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from modyn._core import FileAccessError, FileChangedError, PathTable
+from modyn.config.system import BUCKETS
 from modyn.errors import ConfigError, DataError, ModynError, SecurityError
 from modyn.records import Int64Array
-from modyn.storage.files.bucket_url import is_bucket_root
 from modyn.storage.model.file_table import UNKNOWN_TAG, Comparison, FileTable
 
 if TYPE_CHECKING:
@@ -173,8 +173,8 @@ class Roots:
     def of(paths: Iterable[Path]) -> Roots:
         """Sort configured paths into folders, with links resolved, and buckets."""
         texts = [str(path) for path in paths]
-        folders = tuple(os.path.realpath(text) for text in texts if not is_bucket_root(text))
-        return Roots(folders, tuple(text for text in texts if is_bucket_root(text)))
+        folders = tuple(os.path.realpath(text) for text in texts if not _is_bucket(text))
+        return Roots(folders, tuple(text for text in texts if _is_bucket(text)))
 
     def check(self, path: str) -> None:
         """Check a path of this machine. Raises SecurityError if `path`, with symbolic links followed, lies in none of the roots."""
@@ -184,6 +184,12 @@ class Roots:
                 f"{path} lies outside the folders that storage may read ({', '.join(self.folders)}); "
                 f"move it there or add its folder to storage.dataset_roots"
             )
+
+
+def _is_bucket(root: str) -> bool:
+    """Whether a configured root is a bucket. It is kept as a path, which makes one slash of two."""
+    scheme, found, _ = root.partition(":/")
+    return bool(found) and scheme in BUCKETS
 
 
 def mtime_ns(status: os.stat_result) -> int:
