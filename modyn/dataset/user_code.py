@@ -114,7 +114,7 @@ def may_draw(text: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def imported_packages(text: str) -> frozenset[str]:
-    """The top packages that a function or transformation imports, as far as its text shows; none of a text that is no code.
+    r"""The top packages that a function or transformation imports, as far as its text shows; none of a text that is no code.
 
     >>> sorted(imported_packages("def f(x):\n    import scipy.special\n    from my_package import g"))
     ['my_package', 'scipy']
