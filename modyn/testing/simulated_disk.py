@@ -152,7 +152,7 @@ Chooser = Callable[[Sequence[Change]], Sequence[Change]]
 
 
 class SimulatedDisk:
-    """What is durable, and what was changed since. nodes: of all files and folders, by number; grows with the recording."""
+    """What is durable, and what was changed since. Args: nodes: of all files and folders, by number; grows with the recording."""
 
     def __init__(self, nodes: Sequence[Node], names: Names, contents: dict[int, bytes]) -> None:
         self._nodes, self._names, self._contents = nodes, names.copy(), dict(contents)

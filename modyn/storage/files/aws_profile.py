@@ -37,6 +37,7 @@ class AwsProfile:
     def of(environment: Mapping[str, str]) -> AwsProfile | None:
         """The profile that holds the keys of this process; None if they come from elsewhere.
 
+        Args: environment: variables of this process, by name.
         Raises: ConfigError: `AWS_PROFILE` names a profile that is not there, or one without keys, such as of a role or of SSO.
         """
         if "AWS_ACCESS_KEY_ID" in environment:

@@ -17,7 +17,7 @@ class ObjectFile(io.RawIOBase):
     """Reads of an object of `size` bytes: each is one request, unless all of it was fetched before. As Arrow and `io.BufferedReader` take it."""
 
     def __init__(self, read: Callable[[int, int], memoryview], size: int, fetched: Sequence[tuple[int, bytes]] = ()) -> None:
-        """read: bytes [start, stop). fetched: first byte and content of what was read before, ascending."""
+        """Args: read: bytes [start, stop). fetched: first byte and content of what was read before, ascending."""
         super().__init__()
         self._read_range, self._size, self._at = read, size, 0
         self._starts = [start for start, _ in fetched]
