@@ -217,8 +217,10 @@ class ModelStore:
                 )
             session.execute(delete(models).where(models.c.model_id == model_id))
         path = self._models / row["file_name"]
-        for file in (path, _optimizers_of(path)):
-            file.unlink(missing_ok=True)
+        with self._writing():
+            for file in (path, _optimizers_of(path)):
+                file.unlink(missing_ok=True)
+            sync(self._models)  # Files that a crash brings back would be set aside, and stay.
 
     def promote(self, model_id: int) -> StoredModelInfo:
         """Mark a version as the one to use, and no other of the same run; imported ones belong to no run. Raises NotFoundError."""
