@@ -203,13 +203,36 @@ def _one_score(outputs: torch.Tensor) -> bool:
     return outputs.is_floating_point() and (outputs.ndim == 1 or outputs.shape[1:] == (1,))
 
 
+class _ClassMetric(Metric):
+    """A metric of predicted classes, which notices scores that look like probabilities where no threshold was chosen."""
+
+    def __init__(self, config: _ClassesConfig) -> None:
+        super().__init__(config)
+        self._single_scores = 0
+        self._outside: torch.Tensor | int = 0
+        """Of the single scores, those that are no probability."""
+
+    def predicted(self, outputs: torch.Tensor) -> torch.Tensor | None:
+        """As `_predicted`, by the threshold of the options."""
+        if _one_score(outputs):
+            self._single_scores += len(outputs)
+            self._outside = self._outside + ((outputs < 0) | (outputs > 1)).sum()
+        return _predicted(outputs, self.config.threshold)
+
+    def threshold_note(self) -> str:
+        """A note where all scores lie in [0, 1] and are judged by the threshold of logits, which nobody chose. Waits for the device."""
+        if not self._single_scores or "threshold" in self.config.model_fields_set or int(self._outside):
+            return ""
+        return "all scores lie in [0, 1]: if they are probabilities, give `threshold: 0.5`; scores above 0 count as class 1"
+
+
 class AccuracyConfig(_ClassesConfig):
     """Options of Accuracy."""
 
     topn: int = Field(1, ge=1, description="a sample counts as right if its label is among so many best classes")
 
 
-class Accuracy(Metric):
+class Accuracy(_ClassMetric):
     """The share of samples whose label is among the `topn` classes with the highest scores.
 
     Decomposable: keeps two counts. outputs: (n, classes) scores; if topn is 1, also whole numbers (n,), which are predicted classes, or real
@@ -231,7 +254,7 @@ class Accuracy(Metric):
     def update(self, outputs: torch.Tensor, labels: torch.Tensor) -> None:
         """Add to the two counts, which stay on the device."""
         topn, labels = self.config.topn, self.labels_of(labels)
-        predicted = _predicted(outputs, self.config.threshold) if topn == 1 else None
+        predicted = self.predicted(outputs) if topn == 1 else None
         if predicted is not None:
             if _one_score(outputs):
                 self.check_two_classes(labels, "a model with one score a sample has two classes")
@@ -247,7 +270,7 @@ class Accuracy(Metric):
 
     def value(self) -> MetricValue:
         """A share in [0, 1]. Waits for the device."""
-        return MetricValue(int(self._right) / self._seen)
+        return MetricValue(int(self._right) / self._seen, self.threshold_note())
 
 
 class F1ScoreConfig(_ClassesConfig):
@@ -269,7 +292,7 @@ class F1ScoreConfig(_ClassesConfig):
         return self
 
 
-class F1Score(Metric):
+class F1Score(_ClassMetric):
     """The harmonic mean of precision and recall, 2·tp / (2·tp + fp + fn), of one class or averaged over classes.
 
     Decomposable: keeps three counts a class. outputs: (n, num_classes) scores; whole numbers (n,), which are predicted classes; or, of two
@@ -288,7 +311,7 @@ class F1Score(Metric):
     def update(self, outputs: torch.Tensor, labels: torch.Tensor) -> None:
         """Count pairs of label and predicted class. Raises InvalidArgumentError for a class outside 0 … num_classes - 1."""
         n = self.config.num_classes
-        predicted = _predicted(outputs, self.config.threshold)
+        predicted = self.predicted(outputs)
         fits = n == 2 if _one_score(outputs) else outputs.ndim == 1 or outputs.shape[1:] == (n,)
         if predicted is None or not fits:
             needed = f"scores of shape (n, {n}) or predicted classes (whole numbers) of shape (n,)"
@@ -307,21 +330,24 @@ class F1Score(Metric):
         """A value in [0, 1]; its note lists classes that neither occur nor are predicted, where these count."""
         assert not isinstance(self._counts, int)
         right, labelled, predicted = self._counts.cpu().numpy()
-        average, positive = self.config.average, self.config.pos_label
+        average, positive, note = self.config.average, self.config.pos_label, self.threshold_note()
         if average == "micro":
-            return MetricValue(float(right.sum() / labelled.sum()))
+            return MetricValue(float(right.sum() / labelled.sum()), note)
         both = labelled + predicted
         scores = 2 * right / both.clip(min=1)
         absent = [int(c) for c in (both == 0).nonzero()[0]]
         if average == "binary":
-            note = f"class {positive} neither occurs nor is predicted" if positive in absent else ""
-            return MetricValue(float(scores[positive]), note)
+            unseen = f"class {positive} neither occurs nor is predicted" if positive in absent else ""
+            return MetricValue(float(scores[positive]), _joined(note, unseen))
         if average == "weighted":
-            return MetricValue(float((scores * labelled).sum() / labelled.sum()))
+            return MetricValue(float((scores * labelled).sum() / labelled.sum()), note)
         shown = ", ".join(map(str, absent[:10])) + (", …" if len(absent) > 10 else "")
-        return MetricValue(
-            float(scores.mean()), f"classes that neither occur nor are predicted count as 0: {shown}" if absent else ""
-        )
+        unseen = f"classes that neither occur nor are predicted count as 0: {shown}" if absent else ""
+        return MetricValue(float(scores.mean()), _joined(note, unseen))
+
+
+def _joined(*notes: str) -> str:
+    return "; ".join(filter(None, notes))
 
 
 class RocAucConfig(MetricConfig):

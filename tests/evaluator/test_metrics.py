@@ -256,6 +256,32 @@ def test_one_score_a_sample_is_judged_by_the_threshold(
     assert value(f1, outputs, one_wrong) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"name": "Accuracy"},
+        *({"name": "F1Score", "num_classes": 2, "average": a} for a in ("macro", "micro", "weighted", "binary")),
+    ],
+)
+@pytest.mark.parametrize("shape", [(4,), (4, 1)])
+def test_probabilities_without_a_threshold_are_noted(section: dict[str, Any], shape: tuple[int, ...]) -> None:
+    """All of them are above 0, the threshold of logits: class 1, however good the model is."""
+    labels = torch.tensor([0, 1, 1, 0])
+
+    def note(scores: list[float], **options: object) -> str:
+        metric = build_metric(section | options)
+        metric.update(torch.tensor(scores).reshape(shape), labels)
+        return metric.value().note
+
+    assert "give `threshold: 0.5`" in note([0.1, 0.9, 0.8, 0.2])
+    assert "threshold" not in note([0.1, 0.9, 0.8, 0.2], threshold=0.5)
+    assert "threshold" not in note([0.1, 0.9, 0.8, 0.2], threshold=0.0)
+    assert "threshold" not in note([-2.0, 0.9, 0.8, -1.0])
+    best = build_metric(section)
+    best.update(torch.eye(2)[labels], labels)
+    assert best.value().note == ""
+
+
 @pytest.mark.parametrize("section", [{"name": "Accuracy"}, {"name": "F1Score", "num_classes": 3}])
 def test_one_score_a_sample_is_for_two_classes(section: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError, match=r"(found 2: a model with one score|needs scores of shape \(n, 3\))"):
