@@ -322,6 +322,7 @@ def _triggers_table(results: RunResults) -> str:
             t["trigger_id"],
             format_timestamp(t["fired_at"]),
             t["num_keys"],
+            t["num_skipped"],
             t["model_id"],
             f"{t['loss']:.4f}" if pd.notna(t["loss"]) else "–",
             f"{t['total_s']:.2f}" if pd.notna(t["total_s"]) else "–",
@@ -331,7 +332,7 @@ def _triggers_table(results: RunResults) -> str:
     ]
     more = len(results.triggers) - len(rows)
     note = f"<p class='note'>The newest {len(rows)}; `modyn show --json` has the {more} before them.</p>" if more else ""
-    header = ["trigger", "fired at", "keys", "model", "loss", "seconds", "weights (SHA-256)"]
+    header = ["trigger", "fired at", "keys", "skipped", "model", "loss", "seconds", "weights (SHA-256)"]
     return f"<h2>All triggers</h2>{note}{_html_table(header, rows)}"
 
 

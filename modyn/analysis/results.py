@@ -34,6 +34,7 @@ _TRIGGER_COLUMNS = [
         "fired_at",
         "num_keys",
         "num_trained",
+        "num_skipped",
         "keys_checksum",
     ),
     *("model_id", "parent_model_id", "weights_sha256", "started_at", "finished_at", "loss", *_STAGE_SECONDS),
@@ -110,6 +111,7 @@ def triggers_table(triggers: Sequence[TriggerRecord]) -> pd.DataFrame:
             "state": str(t.state),
             "fired_at": t.fired_at_timestamp,
             "num_trained": t.num_trained,
+            "num_skipped": t.num_skipped,
             "loss": t.training_result.get("loss"),
         }
         | {f"{stage}_s": seconds for stage, seconds in t.seconds.items()}
@@ -123,6 +125,7 @@ def triggers_table(triggers: Sequence[TriggerRecord]) -> pd.DataFrame:
         "fired_at",
         "num_keys",
         "num_trained",
+        "num_skipped",
         "model_id",
         "parent_model_id",
     ]

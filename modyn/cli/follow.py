@@ -235,9 +235,9 @@ def line_of(event: RunEvent) -> str | None:
         case EventKind.STEP if detail["state"] == "finished" and detail["step"] == "train":
             loss = detail.get("loss")
             shown = f", loss {loss:.4f}" if isinstance(loss, int | float) else ""
-            return (
-                f"trigger {event.trigger_id} trained in {detail.get('seconds', 0):.1f} s{shown}: model {detail.get('model_id')}"
-            )
+            skipped = f", {num:,} samples skipped" if (num := detail.get("num_skipped")) else ""
+            trained = f"trigger {event.trigger_id} trained in {detail.get('seconds', 0):.1f} s{shown}{skipped}"
+            return f"{trained}: model {detail.get('model_id')}"
         case EventKind.STEP if detail["state"] == "failed":
             return f"trigger {event.trigger_id} {detail['step']} failed: {detail.get('error', '')}"
         case EventKind.STEP if detail["state"] == "finished" and detail["step"] == "evaluate":

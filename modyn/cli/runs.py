@@ -345,10 +345,11 @@ def _print_results(results: RunResults) -> None:
     left_out = f" (the newest {len(newest)} of {len(triggers)}; --json has all)" if len(newest) < len(triggers) else ""
     typer.echo()
     print_table(
-        ["trigger", "fired at", "keys", "model", "loss", "train s", "total s", "weights"],
+        ["trigger", "fired at", "keys", "skipped", "model", "loss", "train s", "total s", "weights"],
         [
             [
-                number(t["trigger_id"]), date(t["fired_at"]), t["num_keys"], number(t["model_id"]), t["loss"], t["train_s"], t["total_s"],
+                number(t["trigger_id"]), date(t["fired_at"]), t["num_keys"], t["num_skipped"], number(t["model_id"]), t["loss"], t["train_s"],
+                t["total_s"],
                 (t["weights_sha256"] or "–")[:12],
             ]
             for t in newest.to_dict("records")

@@ -324,8 +324,8 @@ class RunJournal:
         """The trigger's model is stored; the stream goes on."""
         with self._write() as write:
             write.update_trigger(trigger)
-            loss = trigger.training_result.get("loss")
-            write.end_step(trigger.trigger_id, "train", trigger.seconds["train"], model_id=trigger.model_id, loss=loss)
+            loss, skipped, seconds = trigger.training_result.get("loss"), trigger.num_skipped, trigger.seconds["train"]
+            write.end_step(trigger.trigger_id, "train", seconds, model_id=trigger.model_id, loss=loss, num_skipped=skipped)
             write.become(RunState.STREAMING)
 
     def untrained(self, trigger: TriggerRecord, reason: str) -> None:

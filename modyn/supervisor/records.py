@@ -218,6 +218,11 @@ class TriggerRecord:
         """Samples trained on, as the trainer counted: after downsampling, each epoch. None: it trained nothing yet."""
         return None if self.model_id is None else int(self.training_result.get("num_samples", self.num_keys or 0))
 
+    @property
+    def num_skipped(self) -> int | None:
+        """Samples of the trigger set that were left out, each epoch: deleted since the selection, or bad. None: it trained nothing yet."""
+        return None if self.model_id is None else int(self.training_result.get("num_skipped", 0))
+
 
 @dataclass(frozen=True, slots=True)
 class NewRun:

@@ -75,6 +75,13 @@ def test_a_trigger_without_a_model_answers_nowhere() -> None:
     assert composite_model(triggers_table([]), [1], "trained") == [None]
 
 
+def test_samples_that_a_training_skipped_are_counted() -> None:
+    skipping = trigger(0, 10, training_result={"num_samples": 9, "num_skipped": 1})
+    table = triggers_table([skipping, trigger(1, 20, num_keys=5), trigger(2, 30, model=None)])
+    assert table["num_trained"].tolist() == [9, 5, pd.NA]
+    assert table["num_skipped"].tolist() == [1, 0, pd.NA]
+
+
 def test_late_samples_do_not_make_a_newer_model_active_in_the_past() -> None:
     """The rule of the supervisor's evaluation plan: model 1 follows model 0, whose data reaches 30; trigger 2 trained nothing."""
     reached = [

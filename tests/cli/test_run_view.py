@@ -162,3 +162,8 @@ def test_the_end_of_a_run_says_why(detail: dict[str, Any], line: str) -> None:
 
 def test_messages_are_lines() -> None:
     assert line_of(event(3, EventKind.MESSAGE, message="waiting for storage")) == "waiting for storage"
+
+
+def test_a_line_says_how_many_samples_a_training_skipped() -> None:
+    trained = step(1, 3, "train", "finished", model_id=7, loss=0.25, seconds=1.5, num_skipped=1200)
+    assert line_of(trained) == "trigger 3 trained in 1.5 s, loss 0.2500, 1,200 samples skipped: model 7"
