@@ -12,7 +12,8 @@ from modyn.config.base import Problem, Severity, check_section, load_section, re
 from modyn.config.policy import load_policy
 from modyn.dataset.config import DataConfig
 from modyn.dataset.user_code import missing_extras
-from modyn.evaluator.metrics import METRICS, TRANSFORMER, AccuracyConfig, F1ScoreConfig, RocAucConfig, check_metric
+from modyn.evaluator.metrics import METRICS, TRANSFORMER, AccuracyConfig, F1ScoreConfig, check_metric
+from modyn.evaluator.roc_auc import RocAucConfig
 from modyn.models import MODELS, check_model, config_class
 from modyn.workers.devices import missing_device
 

@@ -15,7 +15,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
-import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from modyn.config.base import Problem, Section
@@ -25,7 +24,6 @@ from modyn.errors import InvalidArgumentError
 from modyn.registry import Registry, load_object
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     import torch
 
 TRANSFORMER = "evaluation_transformer_function"
@@ -157,7 +155,7 @@ METRICS: Final[Registry[type[Metric]]] = _Metrics(
     builtin={
         "Accuracy": "modyn.evaluator.metrics:Accuracy",
         "F1Score": "modyn.evaluator.metrics:F1Score",
-        "RocAuc": "modyn.evaluator.metrics:RocAuc",
+        "RocAuc": "modyn.evaluator.roc_auc:RocAuc",
     },
 )
 
@@ -348,78 +346,3 @@ class F1Score(_ClassMetric):
 
 def _joined(*notes: str) -> str:
     return "; ".join(filter(None, notes))
-
-
-class RocAucConfig(MetricConfig):
-    """Options of RocAuc."""
-
-    max_samples: int = Field(
-        5_000_000,
-        ge=2,
-        description="samples whose scores are kept an interval (9 bytes each); of more, so many are drawn uniformly",
-    )
-
-
-class RocAuc(Metric):
-    """The probability that a sample of class 1 scores higher than one of class 0, ties counting half (Mann-Whitney U).
-
-    Holistic: keeps the scores of at most `max_samples` samples, drawn uniformly at random (fixed seed) if there are more; the note says
-    so. outputs: (n,) or (n, 1) scores of class 1, or (n, 2) scores of both classes. labels: 0 or 1. One class alone: undefined.
-    """
-
-    Config: ClassVar[type[MetricConfig]] = RocAucConfig
-
-    def __init__(self, config: RocAucConfig) -> None:
-        super().__init__(config)
-        self._rng = np.random.default_rng(0)
-        self._seen = 0
-        self._held = 0
-        self._columns: list[tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_], npt.NDArray[np.float32]]] = []
-
-    def update(self, outputs: torch.Tensor, labels: torch.Tensor) -> None:
-        """Copy the scores to the host as float32. Raises InvalidArgumentError for labels other than 0 and 1."""
-        if outputs.ndim == 2 and outputs.shape[1] == 2:
-            # Increases with the probability of class 1 for logits as well as for probabilities.
-            outputs = outputs[:, 1] - outputs[:, 0]
-        elif outputs.ndim == 2 and outputs.shape[1] == 1:
-            outputs = outputs[:, 0]
-        if outputs.ndim != 1:
-            raise self.shape_error("one score a sample, or one for each of two classes", outputs)
-        labels = self.labels_of(labels)
-        self.check_two_classes(labels)
-        positive = labels == 1
-        scores = outputs.detach().float().cpu().numpy().copy()
-        # A uniform sample is the samples with the smallest of random tickets, whatever the batches that they came in.
-        self._columns.append((scores, positive.cpu().numpy(), self._rng.random(len(scores), np.float32)))
-        self._seen += len(scores)
-        self._held += len(scores)
-        if self._held > 2 * self.config.max_samples:
-            self._thin()
-
-    def _thin(self) -> None:
-        scores, positive, tickets = (np.concatenate(column) for column in zip(*self._columns, strict=True))
-        limit = self.config.max_samples
-        if len(scores) > limit:
-            kept = np.sort(np.argpartition(tickets, limit - 1)[:limit])
-            scores, positive, tickets = scores[kept], positive[kept], tickets[kept]
-        self._columns, self._held = [(scores, positive, tickets)], len(scores)
-
-    def value(self) -> MetricValue:
-        """A value in [0, 1]; None if a score is NaN or only one class occurs."""
-        self._thin()
-        scores, positive, _ = self._columns[0]
-        note = f"estimated from {self._held} of {self._seen} samples, drawn at random" if self._held < self._seen else ""
-        if np.isnan(scores).any():
-            return MetricValue(None, f"undefined: {int(np.isnan(scores).sum())} scores are not a number")
-        if positive.all() or not positive.any():
-            return MetricValue(None, f"undefined: all {self._held} samples are of class {int(positive.all())}")
-        return MetricValue(_auc(scores, positive), note)
-
-
-def _auc(scores: npt.NDArray[np.float32], positive: npt.NDArray[np.bool_]) -> float:
-    """Compute the area under the ROC curve from the sum of the positives' ranks, where equal scores share the mean of their ranks."""
-    _, group, sizes = np.unique(scores, return_inverse=True, return_counts=True)
-    mean_ranks = np.cumsum(sizes) - (sizes - 1) / 2
-    num_positive = int(positive.sum())
-    u = float(mean_ranks[group[positive]].sum()) - num_positive * (num_positive + 1) / 2
-    return u / (num_positive * (len(scores) - num_positive))
