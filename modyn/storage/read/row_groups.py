@@ -101,7 +101,8 @@ class RowGroupReader:
         return _Footer(metadata, np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)]))
 
     def _read_group(self, path: str, indexed: IndexedVersion | None, footer: _Footer, number: int) -> pa.Array:
-        ranges = footer.ranges(number, self._columns)
+        # Of an object they are fetched together; for a file of this machine they are not needed.
+        ranges = () if self._folder.appends else footer.ranges(number, self._columns)
         try:
             with (
                 self._folder.open(path, indexed, ranges) as source,

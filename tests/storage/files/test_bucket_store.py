@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -96,6 +97,13 @@ def test_a_server_that_does_not_answer_is_an_outage() -> None:
         gone.check(Roots())
     with pytest.raises(UnavailableError, match="cannot read s3://bucket/rows/a at byte 7: .*try again, and check network"):
         gone.read("s3://bucket/rows/a", 7, 8)
+
+
+def test_a_server_that_hangs_is_an_outage() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        files = BucketFiles(S3Server(f"127.0.0.1:{deaf.getsockname()[1]}").url("bucket"), StoreLimits(read_s=0.1, retries=1))
+        with pytest.raises(UnavailableError, match="check network, region, endpoint and credentials"):
+            files.check(Roots())
 
 
 @pytest.mark.parametrize(
