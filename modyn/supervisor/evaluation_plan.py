@@ -1,28 +1,16 @@
-"""Which evaluations of a run are due, and when: cells of the matrix of models × intervals. Pure functions and records."""
+"""Which evaluations of a run are due, and when: cells of the matrix of models × intervals. Plans follow a run model by model, and call nobody."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from modyn.records import EvalInterval, Interval
 from modyn.supervisor.evaluation import EvaluationHandler, ModelChoice, build_strategy, load_handlers
-from modyn.supervisor.evaluation.base import EvaluationStrategy, IntervalContext
+from modyn.supervisor.evaluation.base import EvaluationStrategy, TrainedModel
 from modyn.supervisor.records import TriggerRecord, model_at
-
-
-@dataclass(frozen=True, slots=True)
-class TrainedModel:
-    """A trigger that has produced a model, as evaluation sees it."""
-
-    trigger_id: int
-    model_id: int
-    training_interval: Interval
-    """Times of the samples that came since the trigger before, [first, last + 1)."""
-    data_end: int
-    """As journalled with its trigger: no sample before it has reached this time."""
-
 
 When = int | str
 """When an evaluation becomes due: once the model of this trigger is stored, at the `end` of the run, or at a `request` of the user."""
@@ -45,8 +33,8 @@ class EvaluationTask:
         return f"{self.handler}/{self.dataset}/{self.when}"
 
 
-Cells = dict[int, tuple[EvalInterval, ...]]
-"""Intervals to evaluate, by the index of the model."""
+Cells = Iterator[tuple[TrainedModel, tuple[EvalInterval, ...]]]
+"""A model and the intervals to evaluate it on, at least one. A row at a time, since a matrix is large."""
 
 
 class EvaluationPlan:
@@ -54,106 +42,131 @@ class EvaluationPlan:
 
     A cell is evaluated as soon as it is certain: a model's own row once it is trained; under `active` and `train` the intervals
     between two trainings once the second is done. What only the end of the run decides (the intervals before the first model's data end, the
-    last model's, those that depend on the triggers) is left for the end.
+    last model's, those that depend on the triggers) is left for the end. Each interval is looked at a fixed number of times, whatever the
+    number of models.
     """
 
     def __init__(self, models: ModelChoice, strategy: EvaluationStrategy) -> None:
-        self._models = models
+        self._choice = models
         self._strategy = strategy
-        self._fixed = None if strategy.depends_on_run else tuple(strategy.intervals(IntervalContext()))
+        self._models: list[TrainedModel] = []
+        self._ends: list[int] = []
+        """`data_end` of the models."""
+        self._asked = dict.fromkeys(strategy.intervals(), False)
+        """The intervals so far, in order, and whether `certain` has returned them. Not for `matrix`."""
+        self._uncertain = deque(self._asked)
+        """Those that no model's data has reached, in the order of their anchors."""
+        self._row = tuple(self._asked)
+        """The same intervals; brought up to date where `matrix` asks for it, so that rows of many models are one object."""
+        self._row_lengths: list[int] = []
+        """Of the row of each model, how much `certain` has returned."""
 
-    def after_training(self, models: Sequence[TrainedModel]) -> Cells:
-        """The cells that the newest of `models` makes certain."""
-        newest = len(models) - 1
-        intervals = self._intervals(models, None)
-        if self._models == "matrix":
-            return {newest: intervals}
-        if not newest:
-            return {}
-        ends = _ends(models)
-        certain = tuple(i for i in intervals if ends[newest - 1] <= i.anchor < ends[newest])
-        return {newest if self._models == "train" else newest - 1: certain}
+    def add(self, model: TrainedModel) -> None:
+        """Take note of the next model."""
+        self._models.append(model)
+        self._ends.append(model.data_end)
+        self._row_lengths.append(0)
+        for interval in self._strategy.after_training(self._models):
+            if interval not in self._asked:
+                self._asked[interval] = False
+                self._uncertain.append(interval)
 
-    def whole(self, models: Sequence[TrainedModel], stream_end: int | None) -> Cells:
-        """Every cell, once all models are known.
+    def certain(self) -> Cells:
+        """The cells that the newest model makes certain. Ask behind each `add`, or never: what was not asked for is left for `rest`."""
+        newest = len(self._models) - 1
+        if self._choice == "matrix":
+            if len(self._row) < len(self._asked):
+                self._row = tuple(self._asked)
+            self._row_lengths[newest] = len(self._row)
+            return self._cells({newest: self._row})
+        due: list[EvalInterval] = []
+        while self._uncertain and self._uncertain[0].anchor < self._ends[newest]:
+            interval = self._uncertain.popleft()
+            if newest and interval.anchor >= self._ends[newest - 1]:
+                self._asked[interval] = True
+                due.append(interval)
+        return self._cells({newest if self._choice == "train" else newest - 1: due})
 
-        Args: models: in the order in which they were trained. stream_end: first time that no sample of the run has reached; None: it had
-        no sample.
+    def rest(self, stream_end: int | None) -> Cells:
+        """The cells that `certain` has not returned, once all models are known.
+
+        Args: stream_end: first time that no sample of the run has reached; None: it had no sample.
         """
-        intervals = self._intervals(models, stream_end)
-        if self._models == "matrix":
-            return dict.fromkeys(range(len(models)), intervals)
+        last = () if stream_end is None or not self._models else self._strategy.at_end(self._models, stream_end)
+        intervals = tuple(dict.fromkeys((*self._asked, *last)))
+        if self._choice == "matrix":
+            lengths = zip(self._models, self._row_lengths, strict=True)
+            return ((model, row) for model, length in lengths if (row := intervals[length:]))
         cells: dict[int, list[EvalInterval]] = {}
-        ends = _ends(models)
         for interval in intervals:
-            if (chosen := model_at(ends, interval.anchor, following=self._models == "train")) >= 0:
-                cells.setdefault(chosen, []).append(interval)
-        return {index: tuple(found) for index, found in sorted(cells.items())}
+            if not self._asked.get(interval):
+                chosen = model_at(self._ends, interval.anchor, following=self._choice == "train")
+                if chosen >= 0:
+                    cells.setdefault(chosen, []).append(interval)
+        return self._cells(dict(sorted(cells.items())))
 
-    def rest(self, models: Sequence[TrainedModel], stream_end: int | None) -> Cells:
-        """The cells that `after_training` has not returned on the way to `models`. Args: as for `whole`."""
-        asked: dict[int, set[EvalInterval]] = {}
-        for count in range(1, len(models) + 1):
-            for index, intervals in self.after_training(models[:count]).items():
-                asked.setdefault(index, set()).update(intervals)
-        whole = self.whole(models, stream_end)
-        return {index: tuple(i for i in found if i not in asked.get(index, ())) for index, found in whole.items()}
-
-    def _intervals(self, models: Sequence[TrainedModel], stream_end: int | None) -> tuple[EvalInterval, ...]:
-        if self._fixed is not None:
-            return self._fixed
-        context = IntervalContext(tuple(model.training_interval for model in models), stream_end)
-        return tuple(self._strategy.intervals(context))
+    def _cells(self, rows: Mapping[int, Sequence[EvalInterval]]) -> Cells:
+        return ((self._models[index], tuple(row)) for index, row in rows.items() if row)
 
 
 class EvaluationSchedule:
     """The evaluations that all handlers of an `evaluation` section ask for, by the moment at which they are due."""
 
     def __init__(self, evaluation: Mapping[str, Any] | None) -> None:
-        self._plans = [(h, EvaluationPlan(h.models, build_strategy(h.strategy))) for h in load_handlers(evaluation)]
-
-    def after_training(self, models: Sequence[TrainedModel]) -> list[EvaluationTask]:
-        """Due now that the newest of `models` is stored."""
-        return [
-            task
-            for handler, plan in self._plans
-            if handler.execution_time == "after_training"
-            for task in _tasks(handler, plan.after_training(models), models, models[-1].trigger_id)
+        self._plans = [
+            (h, EvaluationPlan(h.models, build_strategy(h.strategy)))
+            for h in load_handlers(evaluation)
+            if h.execution_time != "manual"
         ]
 
-    def at_end(self, models: Sequence[TrainedModel], stream_end: int | None) -> list[EvaluationTask]:
-        """Due when no more models come. Args: as for `EvaluationPlan.whole`."""
+    def add(self, model: TrainedModel) -> list[EvaluationTask]:
+        """Take note of the next model; return what is due now that it is stored."""
         tasks: list[EvaluationTask] = []
         for handler, plan in self._plans:
-            if handler.execution_time != "manual":
-                cells = plan.rest if handler.execution_time == "after_training" else plan.whole
-                tasks += _tasks(handler, cells(models, stream_end), models, "end")
+            plan.add(model)
+            if handler.execution_time == "after_training":
+                tasks += _tasks(handler, plan.certain(), model.trigger_id)
         return tasks
 
-    def of_run(self, models: Sequence[TrainedModel], stream_end: int | None) -> list[EvaluationTask]:
-        """All that a run with these models makes, from its first training to its end. Args: as for `EvaluationPlan.whole`."""
-        early = [task for count in range(1, len(models) + 1) for task in self.after_training(models[:count])]
-        return [*early, *(self.at_end(models, stream_end) if models else ())]
-
-    def requested(
-        self, names: Collection[str], models: Sequence[TrainedModel], stream_end: int | None, when: When
-    ) -> list[EvaluationTask]:
-        """Return the tasks that the user asked for: those of the handlers `names`, or of all `manual` handlers.
-
-        Args: models: all of the run. stream_end: first time that no sample of the run has reached; None: it had no sample. when: the request.
-        """
-        return [
-            task
-            for handler, plan in self._plans
-            if (handler.name in names if names else handler.execution_time == "manual")
-            for task in _tasks(handler, plan.whole(models, stream_end), models, when)
-        ]
+    def at_end(self, stream_end: int | None) -> Iterator[EvaluationTask]:
+        """Due when no more models come. Args: as for `EvaluationPlan.rest`."""
+        for handler, plan in self._plans:
+            yield from _tasks(handler, plan.rest(stream_end), "end")
 
 
-def _tasks(handler: EvaluationHandler, cells: Cells, models: Sequence[TrainedModel], when: When) -> Iterator[EvaluationTask]:
-    for index, intervals in cells.items():
-        for dataset in handler.datasets if intervals else ():
-            yield EvaluationTask(handler.name, dataset, when, models[index].trigger_id, models[index].model_id, intervals)
+def tasks_of_run(
+    evaluation: Mapping[str, Any] | None, models: Sequence[TrainedModel], stream_end: int | None
+) -> Iterator[EvaluationTask]:
+    """All evaluations that a run with these models makes, from its first training to its end. Args: stream_end: as for `EvaluationPlan.rest`."""
+    schedule = EvaluationSchedule(evaluation)
+    for model in models:
+        yield from schedule.add(model)
+    yield from schedule.at_end(stream_end)
+
+
+def requested_tasks(
+    evaluation: Mapping[str, Any] | None,
+    names: Collection[str],
+    models: Sequence[TrainedModel],
+    stream_end: int | None,
+    when: When,
+) -> Iterator[EvaluationTask]:
+    """The evaluations that the user asked for: those of the handlers `names`, or of all `manual` handlers.
+
+    Args: models: all of the run. stream_end: as for `EvaluationPlan.rest`. when: the request.
+    """
+    for handler in load_handlers(evaluation):
+        if handler.name in names if names else handler.execution_time == "manual":
+            plan = EvaluationPlan(handler.models, build_strategy(handler.strategy))
+            for model in models:
+                plan.add(model)
+            yield from _tasks(handler, plan.rest(stream_end), when)
+
+
+def _tasks(handler: EvaluationHandler, cells: Cells, when: When) -> Iterator[EvaluationTask]:
+    for model, intervals in cells:
+        for dataset in handler.datasets:
+            yield EvaluationTask(handler.name, dataset, when, model.trigger_id, model.model_id, intervals)
 
 
 class TrainedModels:
@@ -180,7 +193,3 @@ class TrainedModels:
 def trained_models(triggers: Iterable[TriggerRecord]) -> list[TrainedModel]:
     """The models of these triggers, in order."""
     return TrainedModels(triggers).models
-
-
-def _ends(models: Sequence[TrainedModel]) -> list[int]:
-    return [model.data_end for model in models]

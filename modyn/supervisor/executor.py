@@ -299,7 +299,7 @@ class RunExecutor:
 
     def _start_evaluations(self) -> None:
         """Queue what the newest model makes due."""
-        self._evaluations.add(self._schedule.after_training(self._trained.models))
+        self._evaluations.add(self._schedule.add(self._trained.models[-1]))
 
     def _commit(self) -> None:
         """Move the journal's cursor behind the batch that was processed."""
@@ -314,11 +314,10 @@ class RunExecutor:
 
     def _finish(self) -> str:
         self._journal.enter(RunState.EVALUATING)
-        models = self._trained.models
         self._evaluations.drain()
-        if models:
+        if self._trained.models:
             self._evaluations.use_final_workers()
-            self._evaluations.add(self._schedule.at_end(models, self._stream_end()))
+            self._evaluations.add(self._schedule.at_end(self._stream_end()))
             # One that failed is a status of its own; the run has done its part.
             self._evaluations.drain()
         return explain_end(self._cursor, self._pipeline.trigger)

@@ -11,7 +11,7 @@ from sqlalchemy import delete, func, select
 from modyn.errors import ConflictError, NotFoundError
 from modyn.records import ModelVersion, RunId
 from modyn.rpc.logs import get_logger
-from modyn.supervisor.evaluation_plan import EvaluationSchedule, trained_models
+from modyn.supervisor.evaluation_plan import tasks_of_run, trained_models
 from modyn.supervisor.executor import RunClients
 from modyn.supervisor.journal import Journal
 from modyn.supervisor.records import Run
@@ -109,7 +109,7 @@ class RunRemoval:
         triggers = list(self._journal.each_trigger(run.run_id, with_losses=False))
         stream_end = triggers[-1].fired_at_timestamp + 1 if triggers else None
         evaluated = self._journal.evaluated(run.run_id)
-        for task in EvaluationSchedule(run.pipeline.get("evaluation")).of_run(trained_models(triggers), stream_end):
+        for task in tasks_of_run(run.pipeline.get("evaluation"), trained_models(triggers), stream_end):
             if task.model_id == model_id and (task.trigger_id, task.step_name) not in evaluated:
                 raise ConflictError(
                     f"model {model_id} is still to be evaluated by run {run.run_id} (handler '{task.handler}' on dataset "

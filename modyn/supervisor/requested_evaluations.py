@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from modyn.config.base import Problem, refuse
@@ -17,7 +18,7 @@ from modyn.registry import nearest
 from modyn.rpc.logs import bind, get_logger
 from modyn.rpc.retry import CancellationToken, Retrier, RetryPolicy
 from modyn.supervisor.evaluation import check_handlers, load_handlers
-from modyn.supervisor.evaluation_plan import EvaluationSchedule, EvaluationTask, trained_models
+from modyn.supervisor.evaluation_plan import EvaluationTask, requested_tasks, tasks_of_run, trained_models
 from modyn.supervisor.evaluation_queue import EvaluationQueue, RunContext
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.executor import RunClients, report_wait, retry_policy
@@ -190,16 +191,17 @@ def _chosen(snapshot: RunSnapshot, order: EvaluationOrder, section: Mapping[str,
     return []
 
 
-def _tasks(request: RequestedEvaluation, snapshot: RunSnapshot) -> list[EvaluationTask]:
+def _tasks(request: RequestedEvaluation, snapshot: RunSnapshot) -> Iterable[EvaluationTask]:
     """The evaluations of a request; with those of the run that failed, under their own names, unless handlers are named."""
     models = trained_models(snapshot.triggers)
     if not models:
         return []
     last = snapshot.cursor.max_timestamp
     stream_end = None if last is None else last + 1
-    own = EvaluationSchedule(snapshot.run.pipeline.get("evaluation"))
-    schedule = own if request.section is None else EvaluationSchedule(request.section)
-    tasks = schedule.requested(request.handlers, models, stream_end, f"request {request.number}")
+    own = snapshot.run.pipeline.get("evaluation")
+    section = own if request.section is None else request.section
+    tasks = requested_tasks(section, request.handlers, models, stream_end, f"request {request.number}")
     if request.handlers or not snapshot.failed:
         return tasks
-    return [*tasks, *(task for task in own.of_run(models, stream_end) if (task.trigger_id, task.step_name) in snapshot.failed)]
+    failed = (task for task in tasks_of_run(own, models, stream_end) if (task.trigger_id, task.step_name) in snapshot.failed)
+    return chain(tasks, failed)

@@ -15,18 +15,18 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from modyn.config.base import load_section
 from modyn.errors import CorruptStateError
-from modyn.records import Int64Array, Interval, KeysAndWeights, SampleBatch
+from modyn.records import EvalInterval, Int64Array, Interval, KeysAndWeights, SampleBatch
 from modyn.selector.presampling import PresamplingPolicy
 from modyn.selector.selection import SelectionPolicy
 from modyn.selector.window import Selection, SelectionContext, SelectionWindow, StatefulPolicy, window_of_trigger
-from modyn.supervisor.evaluation.base import EvaluationStrategy, IntervalContext
+from modyn.supervisor.evaluation.base import EvaluationStrategy, TrainedModel
 from modyn.supervisor.triggers.base import CheckContext, CheckRecord, Trigger, TriggerContext, TriggerOutcome, next_position
 
 MAX_STATE_BYTES = 2**20
@@ -103,31 +103,39 @@ def check_trigger(
 
 
 def check_evaluation_strategy(
-    strategy: type[EvaluationStrategy], config: Mapping[str, Any], contexts: Sequence[IntervalContext] | None = None
+    strategy: type[EvaluationStrategy], config: Mapping[str, Any], runs: Sequence[Sequence[Interval]] | None = None
 ) -> None:
     """Check that an evaluation strategy is repeatable and gives intervals that hold time, in the order of their anchors.
 
-    Args: config: of the strategy, checked here. contexts: None: without models, with some, and with the end of the stream.
+    Args: config: of the strategy, checked here. runs: for each run, the training intervals of its models; None: without models, and with some.
 
     >>> from modyn.supervisor.evaluation.slicing import SlicingEvalStrategy
     >>> check_evaluation_strategy(SlicingEvalStrategy, {"eval_every": "1d", "eval_start_from": 0, "eval_end_at": "1970-02-01"})
     """
-    triggers = (Interval(0, 100), Interval(90, 300), Interval(300, 301))
-    default = [IntervalContext(), IntervalContext(triggers), IntervalContext(triggers, stream_end=500)]
+    default = [(), (Interval(0, 100), Interval(90, 300), Interval(300, 301))]
     require(bool(strategy.__doc__), f"{strategy.__name__} has no docstring; its first line is the rule")
-    for context in default if contexts is None else contexts:
-        built = strategy(load_section(strategy.Config, config))
-        intervals = list(built.intervals(context))
-        where = f"{strategy.__name__} with {context}"
-        again = list(strategy(load_section(strategy.Config, config)).intervals(context))
-        require(list(built.intervals(context)) == intervals == again, f"{where}: asked again, it answers otherwise")
+    for run in default if runs is None else runs:
+        built, other = (strategy(load_section(strategy.Config, config)) for _ in range(2))
+        end = max((interval.end for interval in run), default=0) + 199
+        intervals = intervals_of_run(built, run, end)
+        where = f"{strategy.__name__} after trainings on {list(run)}"
+        again = [intervals_of_run(asked, run, end) for asked in (built, other)]
+        require(again == [intervals, intervals], f"{where}: asked again, it answers otherwise")
         require(all(i.start < i.end for i in intervals), f"{where}: gives empty intervals: {intervals}")
         anchors = [interval.anchor for interval in intervals]
         require(anchors == sorted(anchors), f"{where}: anchors do not ascend: {anchors}")
-        require(len(set(intervals)) == len(intervals), f"{where}: gives an interval twice: {intervals}")
-        if not strategy.depends_on_run:
-            everywhere = list(built.intervals(IntervalContext()))
-            require(intervals == everywhere, f"{where}: depends on the run, but says that it does not")
+
+
+def intervals_of_run(strategy: EvaluationStrategy, data: Sequence[Interval], stream_end: int | None = None) -> list[EvalInterval]:
+    """Return all intervals that a strategy gives for a run, each once.
+
+    Args: data: the training intervals of its models. stream_end: first time that no sample of the run has reached; None: it has not ended.
+    """
+    ends = accumulate((interval.end for interval in data), max)
+    models = [TrainedModel(at, at, interval, end) for at, (interval, end) in enumerate(zip(data, ends, strict=True))]
+    added = (strategy.after_training(models[:count]) for count in range(1, len(models) + 1))
+    last = strategy.at_end(models, stream_end) if models and stream_end is not None else ()
+    return list(dict.fromkeys(chain(strategy.intervals(), *added, last)))
 
 
 def require(holds: bool, message: str) -> None:

@@ -31,9 +31,8 @@ def build_strategy(section: Mapping[str, Any], path: str = "strategy") -> Evalua
     Args: path: where the section stands in the file, for messages.
     Raises: ConfigError: lists every mistake.
 
-    >>> from modyn.supervisor.evaluation.base import IntervalContext
     >>> strategy = build_strategy({"type": "StaticEvalStrategy", "intervals": [[0, 100]]})
-    >>> list(strategy.intervals(IntervalContext()))
+    >>> list(strategy.intervals())
     [EvalInterval(start=0, end=100, anchor=0)]
     """
     strategy, config = load_policy(EVALUATION_STRATEGIES, section, "type", path)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,30 +11,45 @@ from modyn.records import EvalInterval, Interval
 
 
 @dataclass(frozen=True, slots=True)
-class IntervalContext:
-    """What is known of the run when intervals are asked for."""
+class TrainedModel:
+    """A trigger that has produced a model, as evaluation sees it."""
 
-    training_intervals: tuple[Interval, ...] = ()
-    """For each trigger so far, in order, the times of the samples that came since the one before: [first, last + 1)."""
-    stream_end: int | None = None
-    """First time that no sample of the run has reached (last timestamp + 1); none while the stream goes on."""
+    trigger_id: int
+    model_id: int
+    training_interval: Interval
+    """Times of the samples that came since the trigger before, [first, last + 1)."""
+    data_end: int
+    """As journalled with its trigger: no sample before it has reached this time."""
 
 
-class EvaluationStrategy(ABC):
-    """An interval generation function (Modyn, SIGMOD'25, section 3.1). Pure: the same configuration and context give the same intervals.
+class EvaluationStrategy:
+    """An interval generation function (Modyn, SIGMOD'25, section 3.1): overrides one or more of three questions, to which the answer is "none".
 
-    Intervals are never empty, and come in the order of their anchors. They may overlap.
+    Pure: the same configuration and arguments give the same intervals. Intervals are never empty, and come in the order of their anchors, from
+    answer to answer. They may overlap; one that is given again counts once.
     """
 
     Config: ClassVar[type[Section]]
     """Options of the strategy: the keys of the `strategy` section beside `type`."""
-    depends_on_run: ClassVar[bool] = False
-    """Whether the intervals depend on the triggers, so that they are only all known once the run has ended."""
 
     def __init__(self, config: Any) -> None:
         """Args: config: a checked `Config` of the strategy."""
         self.config = config
 
-    @abstractmethod
-    def intervals(self, context: IntervalContext) -> Iterator[EvalInterval]:
-        """The intervals to evaluate on. Data is [start, end); `anchor` decides which model is active for it."""
+    def intervals(self) -> Iterator[EvalInterval]:
+        """The intervals that do not depend on the run. Data is [start, end); `anchor` decides which model is active for it."""
+        return iter(())
+
+    def after_training(self, models: Sequence[TrainedModel]) -> Iterator[EvalInterval]:
+        """The intervals that the newest model adds to those of the models before; asked once for each model.
+
+        Args: models: those of the run so far, at least one, the newest last.
+        """
+        return iter(())
+
+    def at_end(self, models: Sequence[TrainedModel], stream_end: int) -> Iterator[EvalInterval]:
+        """The intervals that the end of the run adds.
+
+        Args: models: all of the run, at least one. stream_end: first time that no sample of the run has reached (last timestamp + 1).
+        """
+        return iter(())

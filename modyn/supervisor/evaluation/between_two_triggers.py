@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from modyn.config.base import Section
 from modyn.records import EvalInterval
-from modyn.supervisor.evaluation.base import EvaluationStrategy, IntervalContext
+from modyn.supervisor.evaluation.base import EvaluationStrategy, TrainedModel
 
 
 class BetweenTwoTriggersConfig(Section):
@@ -23,23 +22,24 @@ class BetweenTwoTriggersEvalStrategy(EvaluationStrategy):
     on everything before. (Modyn, SIGMOD'25, section 3.1.)
 
     >>> from modyn.records import Interval
-    >>> context = IntervalContext((Interval(0, 10), Interval(10, 30)), stream_end=35)
-    >>> [(i.start, i.end) for i in BetweenTwoTriggersEvalStrategy(BetweenTwoTriggersConfig()).intervals(context)]
-    [(0, 10), (10, 30), (30, 35)]
+    >>> strategy = BetweenTwoTriggersEvalStrategy(BetweenTwoTriggersConfig())
+    >>> models = [TrainedModel(0, 1, Interval(0, 10), 10), TrainedModel(1, 2, Interval(10, 30), 30)]
+    >>> list(strategy.after_training(models)), list(strategy.at_end(models, 35))
+    ([EvalInterval(start=10, end=30, anchor=10)], [EvalInterval(start=30, end=35, anchor=30)])
     """
 
     Config: ClassVar[type[Section]] = BetweenTwoTriggersConfig
-    depends_on_run: ClassVar[bool] = True
 
-    def intervals(self, context: IntervalContext) -> Iterator[EvalInterval]:
-        """None before the first trigger; the last one, to `stream_end`, only once the stream has ended."""
-        if not context.training_intervals:
-            return
-        ends = list(accumulate((interval.end for interval in context.training_intervals), max))
-        if context.stream_end is not None:
-            ends.append(max(ends[-1], context.stream_end))
-        start = context.training_intervals[0].start
-        for end in ends:
-            if start < end:
-                yield EvalInterval(start, end, anchor=start)
-                start = end
+    def after_training(self, models: Sequence[TrainedModel]) -> Iterator[EvalInterval]:
+        """From the end of the data before the newest model to the end of its own."""
+        start = models[-2].data_end if len(models) > 1 else models[0].training_interval.start
+        return _between(start, models[-1].data_end)
+
+    def at_end(self, models: Sequence[TrainedModel], stream_end: int) -> Iterator[EvalInterval]:
+        """From there to the end of the stream."""
+        return _between(models[-1].data_end, stream_end)
+
+
+def _between(start: int, end: int) -> Iterator[EvalInterval]:
+    if start < end:
+        yield EvalInterval(start, end, anchor=start)

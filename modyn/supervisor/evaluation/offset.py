@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field
@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 from modyn.config.base import Section
 from modyn.config.durations import SECONDS
 from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, EvalInterval, Interval
-from modyn.supervisor.evaluation.base import EvaluationStrategy, IntervalContext
+from modyn.supervisor.evaluation.base import EvaluationStrategy, TrainedModel
 
 OFFSET_PATTERN = r"^\s*([+-]?)\s*(inf|(\d+)\s*([smhdwy]))\s*$"
 
@@ -35,29 +35,24 @@ class OffsetConfig(Section):
 class OffsetEvalStrategy(EvaluationStrategy):
     """For each training and offset, the interval that lies before, on or after the data of the training.
 
-    The anchor is the end of that data, whatever the offset, so that with `models: active` each model is evaluated around its own data.
+    The anchor is the time that the data up to the training has reached, whatever the offset, so that with `models: active` each model is
+    evaluated around its own data, and late data does not make a model older than the one before.
 
     >>> strategy = OffsetEvalStrategy(OffsetConfig(offsets=["-5s", "0s", "inf"]))
-    >>> [(i.start, i.end, i.anchor) for i in strategy.intervals(IntervalContext((Interval(10, 20),)))]
+    >>> found = strategy.after_training([TrainedModel(0, 1, Interval(10, 20), data_end=20)])
+    >>> [(i.start, i.end, i.anchor) for i in found]
     [(5, 10, 20), (10, 20, 20), (20, 9223372036854775807, 20)]
     """
 
     Config: ClassVar[type[Section]] = OffsetConfig
-    depends_on_run: ClassVar[bool] = True
     config: OffsetConfig
 
-    def intervals(self, context: IntervalContext) -> Iterator[EvalInterval]:
-        """Per trigger in the order of `offsets`, each once; clipped to 64 bits of seconds, empty ones left out."""
-        seen: set[EvalInterval] = set()
-        anchor = MIN_TIMESTAMP
-        for data in context.training_intervals:
-            anchor = max(anchor, data.end)
-            for offset in self.config.offsets:
-                around = _around(data, offset)
-                interval = EvalInterval(around.start, around.end, anchor)
-                if around.start < around.end and interval not in seen:
-                    seen.add(interval)
-                    yield interval
+    def after_training(self, models: Sequence[TrainedModel]) -> Iterator[EvalInterval]:
+        """In the order of `offsets`; clipped to 64 bits of seconds, empty ones left out."""
+        for offset in self.config.offsets:
+            around = _around(models[-1].training_interval, offset)
+            if around.start < around.end:
+                yield EvalInterval(around.start, around.end, models[-1].data_end)
 
 
 def _around(data: Interval, offset: str) -> Interval:

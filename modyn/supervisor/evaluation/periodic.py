@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from modyn.config.base import Section
 from modyn.config.durations import SECONDS, Duration, Timestamp
 from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, EvalInterval
-from modyn.supervisor.evaluation.base import EvaluationStrategy, IntervalContext
+from modyn.supervisor.evaluation.base import EvaluationStrategy
 from modyn.supervisor.evaluation.slicing import MAX_INTERVALS
 
 _END = r"([+-]?)\s*(\d+)\s*([smhdwy])|{inf}"
@@ -82,15 +82,15 @@ class PeriodicEvalStrategy(EvaluationStrategy):
     """A window around each point of a fixed schedule; the point is the anchor. Windows may overlap.
 
     >>> config = PeriodicConfig(every=10, start_timestamp=0, end_timestamp=20, interval="[-5s; +5s)")
-    >>> [(i.start, i.end, i.anchor) for i in PeriodicEvalStrategy(config).intervals(IntervalContext())]
+    >>> [(i.start, i.end, i.anchor) for i in PeriodicEvalStrategy(config).intervals()]
     [(-5, 5, 0), (5, 15, 10), (15, 25, 20)]
     """
 
     Config: ClassVar[type[Section]] = PeriodicConfig
     config: PeriodicConfig
 
-    def intervals(self, context: IntervalContext) -> Iterator[EvalInterval]:
-        """One window for each anchor, clipped to 64 bits of seconds; independent of the run."""
+    def intervals(self) -> Iterator[EvalInterval]:
+        """One window for each anchor, clipped to 64 bits of seconds."""
         window = self.config.interval
         for anchor in range(self.config.start_timestamp, self.config.end_timestamp + 1, self.config.every):
             start, end = max(anchor + window.left, MIN_TIMESTAMP), min(anchor + window.right, MAX_TIMESTAMP)

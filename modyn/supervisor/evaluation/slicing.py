@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from modyn.config.base import Section
 from modyn.config.durations import Duration, Timestamp
 from modyn.records import EvalInterval
-from modyn.supervisor.evaluation.base import EvaluationStrategy, IntervalContext
+from modyn.supervisor.evaluation.base import EvaluationStrategy
 
 MAX_INTERVALS = 100_000
 """More intervals are refused: most likely the unit is wrong."""
@@ -36,15 +36,15 @@ class SlicingEvalStrategy(EvaluationStrategy):
     """Windows [start, start + every), side by side, the last one shorter if the range is not a multiple. The anchor is the start.
 
     >>> strategy = SlicingEvalStrategy(SlicingConfig(eval_every=10, eval_start_from=0, eval_end_at=25))
-    >>> [(i.start, i.end) for i in strategy.intervals(IntervalContext())]
+    >>> [(i.start, i.end) for i in strategy.intervals()]
     [(0, 10), (10, 20), (20, 25)]
     """
 
     Config: ClassVar[type[Section]] = SlicingConfig
     config: SlicingConfig
 
-    def intervals(self, context: IntervalContext) -> Iterator[EvalInterval]:
-        """The windows from `eval_start_from` on; independent of the run."""
+    def intervals(self) -> Iterator[EvalInterval]:
+        """The windows from `eval_start_from` on."""
         every, end = self.config.eval_every, self.config.eval_end_at
         for start in range(self.config.eval_start_from, end, every):
             yield EvalInterval(start, min(start + every, end), anchor=start)

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 from modyn.config.base import Section
 from modyn.config.durations import Timestamp
 from modyn.records import MAX_TIMESTAMP, EvalInterval
-from modyn.supervisor.evaluation.base import EvaluationStrategy, IntervalContext
+from modyn.supervisor.evaluation.base import EvaluationStrategy
 
 Bounds = tuple[Timestamp, Timestamp | None]
 
@@ -36,15 +36,15 @@ class StaticEvalStrategy(EvaluationStrategy):
     """The listed intervals, by start. The anchor is the start.
 
     >>> strategy = StaticEvalStrategy(StaticConfig(intervals=[(10, 20), (0, 5)]))
-    >>> [(i.start, i.end) for i in strategy.intervals(IntervalContext())]
+    >>> [(i.start, i.end) for i in strategy.intervals()]
     [(0, 5), (10, 20)]
     """
 
     Config: ClassVar[type[Section]] = StaticConfig
     config: StaticConfig
 
-    def intervals(self, context: IntervalContext) -> Iterator[EvalInterval]:
-        """The list sorted, without duplicates; independent of the run."""
+    def intervals(self) -> Iterator[EvalInterval]:
+        """The list sorted, without duplicates."""
         bounds = {(start, MAX_TIMESTAMP if end is None else end) for start, end in self.config.intervals}
         for start, end in sorted(bounds):
             yield EvalInterval(start, end, anchor=start)

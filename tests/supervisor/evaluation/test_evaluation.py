@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from math import inf
 from typing import Any, ClassVar
@@ -22,10 +22,10 @@ from modyn.supervisor.evaluation import (
     check_handlers,
     load_handlers,
 )
-from modyn.supervisor.evaluation.base import EvaluationStrategy, IntervalContext
+from modyn.supervisor.evaluation.base import EvaluationStrategy, TrainedModel
 from modyn.supervisor.evaluation.between_two_triggers import BetweenTwoTriggersConfig
 from modyn.supervisor.evaluation.periodic import AnchorWindow, parse_window
-from modyn.testing.checks import check_evaluation_strategy
+from modyn.testing.checks import check_evaluation_strategy, intervals_of_run
 
 CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("SlicingEvalStrategy", {"eval_every": "100s", "eval_start_from": -250, "eval_end_at": 1000}),
@@ -37,8 +37,8 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def _intervals(section: dict[str, Any], context: IntervalContext | None = None) -> list[EvalInterval]:
-    return list(build_strategy(section).intervals(context or IntervalContext()))
+def _intervals(section: dict[str, Any], data: Sequence[Interval] = (), stream_end: int | None = None) -> list[EvalInterval]:
+    return intervals_of_run(build_strategy(section), data, stream_end)
 
 
 def test_the_registry_holds_what_we_mean_it_to() -> None:
@@ -138,7 +138,7 @@ def test_static_intervals_come_in_order_each_once() -> None:
 def test_offsets_lie_around_the_data_of_each_training() -> None:
     section = {"type": "OffsetEvalStrategy", "offsets": ["-inf", "-3s", "0d", "2s", "inf"]}
     assert _intervals(section) == []
-    assert _intervals(section, IntervalContext((Interval(10, 20), Interval(5, 15)))) == [
+    assert _intervals(section, (Interval(10, 20), Interval(5, 15))) == [
         EvalInterval(MIN_TIMESTAMP, 10, 20),
         EvalInterval(7, 10, 20),
         EvalInterval(10, 20, 20),
@@ -157,23 +157,20 @@ BETWEEN = {"type": "BetweenTwoTriggersEvalStrategy"}
 
 def test_between_two_triggers_before_the_first_there_is_nothing() -> None:
     assert _intervals(BETWEEN) == []
-    assert _intervals(BETWEEN, IntervalContext((), stream_end=100)) == []
+    assert _intervals(BETWEEN, (), stream_end=100) == []
 
 
 def test_between_two_triggers_follows_the_data_of_each() -> None:
     triggers = (Interval(0, 10), Interval(12, 30), Interval(5, 25), Interval(31, 40))
     expected = [EvalInterval(0, 10, 0), EvalInterval(10, 30, 10), EvalInterval(30, 40, 30)]
-    assert _intervals(BETWEEN, IntervalContext(triggers)) == expected, (
-        "late data of the third trigger gives no interval of its own"
-    )
-    assert _intervals(BETWEEN, IntervalContext(triggers, stream_end=40)) == expected
-    assert _intervals(BETWEEN, IntervalContext(triggers, stream_end=41)) == [*expected, EvalInterval(40, 41, 40)]
+    assert _intervals(BETWEEN, triggers) == expected, "late data of the third trigger gives no interval of its own"
+    assert _intervals(BETWEEN, triggers, stream_end=40) == expected
+    assert _intervals(BETWEEN, triggers, stream_end=41) == [*expected, EvalInterval(40, 41, 40)]
 
 
 @given(st.lists(st.tuples(st.integers(-100, 100), st.integers(1, 50)), min_size=1, max_size=8), st.integers(-100, 200))
 def test_between_two_triggers_leaves_no_hole(triggers: list[tuple[int, int]], end: int) -> None:
-    context = IntervalContext(tuple(Interval(start, start + length) for start, length in triggers), stream_end=end)
-    found = _intervals(BETWEEN, context)
+    found = _intervals(BETWEEN, [Interval(start, start + length) for start, length in triggers], end)
     assert all(left.end == right.start for left, right in pairwise(found))
     assert found[0].start == triggers[0][0]
     assert found[-1].end == max(end, *(start + length for start, length in triggers))
@@ -218,7 +215,7 @@ def test_handlers() -> None:
     section = {"datasets": [{"dataset_id": "test"}], "handlers": [_handler(), _handler(name="all", models="active")]}
     first, second = load_handlers(section)
     assert (first.models, second.models) == ("matrix", "active")
-    assert [i.start for i in build_strategy(first.strategy).intervals(IntervalContext())] == [0, 100, 200]
+    assert [i.start for i in build_strategy(first.strategy).intervals()] == [0, 100, 200]
     assert load_handlers({"datasets": [{"dataset_id": "test"}]}) == ()
 
 
@@ -254,20 +251,20 @@ def test_a_handler_is_frozen_and_has_a_name_by_default() -> None:
 @pytest.mark.parametrize(
     ("found", "message"),
     [
-        (lambda context: [EvalInterval(5, 5, 5)], "gives empty intervals"),
-        (lambda context: [EvalInterval(0, 1, 7), EvalInterval(0, 1, 6)], "anchors do not ascend"),
-        (lambda context: [EvalInterval(0, 1, 0)] * 2, "gives an interval twice"),
-        (lambda context: [EvalInterval(0, 1 + len(context.training_intervals), 0)], "depends on the run"),
+        (lambda models: [EvalInterval(5, 5, 5)], "gives empty intervals"),
+        (lambda models: [EvalInterval(0, 1, 7), EvalInterval(0, 1, 6)], "anchors do not ascend"),
+        (lambda models: [EvalInterval(0, 1, -len(models))], "anchors do not ascend"),
+        (lambda models: [EvalInterval(0, 1, id(models))], "asked again, it answers otherwise"),
     ],
 )
-def test_the_checks_can_fail(found: Callable[[IntervalContext], list[EvalInterval]], message: str) -> None:
+def test_the_checks_can_fail(found: Callable[[Sequence[TrainedModel]], list[EvalInterval]], message: str) -> None:
     class Breaks(EvaluationStrategy):
         """Breaks one rule."""
 
         Config: ClassVar[type[Section]] = BetweenTwoTriggersConfig
 
-        def intervals(self, context: IntervalContext) -> Iterator[EvalInterval]:
-            yield from found(context)
+        def after_training(self, models: Sequence[TrainedModel]) -> Iterator[EvalInterval]:
+            yield from found(models)
 
     with pytest.raises(AssertionError, match=message):
         check_evaluation_strategy(Breaks, {})
