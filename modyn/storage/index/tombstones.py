@@ -19,13 +19,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-import zstandard
 
 from modyn._core import KeySet
 from modyn.atomic_write import sync, write_atomically
 from modyn.columnar import FileKind, LogHead, LogState, write_at
 from modyn.errors import CorruptStateError, InvalidArgumentError, UnavailableError
 from modyn.records import Int64Array
+from modyn.zstd import zstd
 
 _KIND = FileKind(b"MODYNDEL", 3, "file of deleted keys", "restore it from a backup; without it, deleted samples come back")
 _HEAD = LogHead(_KIND, num_fields=2)
@@ -140,7 +140,7 @@ class Tombstones:
 
 def _encode(keys: KeySet) -> bytes:
     content = keys.serialized()
-    body = zstandard.ZstdCompressor(level=1).compress(content)
+    body = zstd.compress(content, level=1)
     return _BLOCK.pack(len(body), zlib.crc32(body), len(content)) + body
 
 
@@ -156,12 +156,12 @@ def _decode(path: Path, content: bytes, log: LogState) -> tuple[KeySet, LogState
         if position + _BLOCK.size + size > num_bytes or zlib.crc32(body) != checksum:
             raise _KIND.corrupt(path, f"the block at byte {position} does not match its checksum")
         try:
-            # Through a stream, so that a damaged frame cannot ask for more memory than what stands before it promises.
-            raw = zstandard.ZstdDecompressor().stream_reader(body).read(raw_size + 1)
+            # With a limit, so that a damaged frame cannot ask for more memory than what stands before it promises.
+            raw = zstd.ZstdDecompressor().decompress(body, raw_size + 1)
             if len(raw) != raw_size:
                 raise InvalidArgumentError("it has another size than promised")
             keys = keys.united(KeySet.parsed(raw))
-        except (zstandard.ZstdError, InvalidArgumentError) as error:
+        except (zstd.ZstdError, InvalidArgumentError) as error:
             raise _KIND.corrupt(path, f"the block at byte {position} cannot be read: {error}") from error
         position += _BLOCK.size + size
         compact_bytes = compact_bytes or position

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import errno
 import os
 import struct
@@ -59,6 +60,19 @@ def test_many_keys_take_little_space(tmp_path: Path) -> None:
     assert os.path.getsize(path) < 20_000
     assert deletions.add(np.arange(9_999_990, 10_000_010, dtype=np.int64)) == 10
     assert len(Tombstones.open(path).keys) == 10_000_010
+
+
+def test_a_file_compressed_by_another_library_is_read_and_added_to(tmp_path: Path) -> None:
+    """As Modyn wrote it by the package zstandard 0.25, with two blocks."""
+    path = tmp_path / "deletions"
+    path.write_bytes(
+        base64.b64decode(
+            "TU9EWU5ERUwDAAAAAgAAAAAAAACEAAAAAAAAAAYAAAAAAAAA265ZNCUAAADEuxP0IAAAACi1L/0gIOUAAKAAAAMAAAABAAIAAwABAAEAAABwEQIAYKQBYAEfAAAA"
+            "JBG41RwAAAAotS/9IBy1AABwAAABAAAABQABAAAAAAACACxEDwALAA=="
+        )
+    )
+    Tombstones.open(path).add(np.array([9]))
+    assert Tombstones.open(path).keys.between(0, 2**41).tolist() == [1, 2, 3, 5, 9, 70_000, 2**40]
 
 
 def test_negative_keys_are_refused(tmp_path: Path) -> None:
