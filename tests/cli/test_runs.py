@@ -1,11 +1,17 @@
-"""What `modyn show` prints of a run with very many triggers: the newest of everything, and how many there are."""
+"""What `modyn show` prints of a run with very many triggers: the newest of everything, and how many there are; and what without pandas."""
 
 from __future__ import annotations
+
+import sys
+from pathlib import Path
 
 import pytest
 
 from benchmark.report_of_many import invented_results
-from modyn.cli.runs import _print_results
+from modyn.cli.runs import _check_report, _print_results, _show_results
+from modyn.client import Client
+from modyn.config.system import SystemConfig
+from modyn.errors import UnavailableError
 
 
 def test_the_newest_triggers_of_many_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,3 +29,16 @@ def test_few_triggers_are_all_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"trigger {number}" in text for number in range(3))
     assert "newest" not in text
     assert text.count("*") == 1 + 2, "in the title, and in two intervals"
+
+
+def test_without_pandas_a_run_ends_well_and_a_report_is_refused_before_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("modyn.analysis")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pandas", None)  # as where it is not installed
+    with Client(SystemConfig(state_dir=tmp_path)) as client:
+        _show_results(client, "run-0001")
+    assert "pip install 'modyn[analysis]'" in capsys.readouterr().err
+    with pytest.raises(UnavailableError, match=r"modyn\[analysis\]"):
+        _check_report(tmp_path / "report.html")
