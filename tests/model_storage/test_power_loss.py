@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from modyn.config.system import SystemConfig
-from modyn.db.engine import open_database
+from modyn.db.engine import Database, open_database
 from modyn.errors import NotFoundError
 from modyn.model_storage.client import ModelHeader
 from modyn.model_storage.store import ModelStore
@@ -85,3 +87,36 @@ def test_versions_that_were_acknowledged_are_there(system_config: SystemConfig, 
             assert len(list((folder / "models").glob("*.model"))) == len(here)
     recorded.close()
     database.close()
+
+
+@pytest.mark.slow
+def test_kills_and_power_losses_one_after_the_other_lose_nothing(system_config: SystemConfig, tmp_path: Path) -> None:
+    """Each round brings a version: a process is killed at the put, the next one puts it again, and then the power is lost."""
+    database, random = open_database(system_config, "model_storage", "modyn.model_storage.migrations"), Random(0)
+    folder = system_config.service_dir("model_storage")
+    folder.mkdir(parents=True)
+    digests: list[str] = []
+    for number in range(25):
+        save_file({"weight": np.full(300, number, np.float32)}, path := tmp_path / "weights")
+        digests.append(weights_sha256(path))
+        with recorded_disk(folder) as disk:
+            recorded = RecordedDatabase(database, disk)
+            disk.kill_at(random.randrange(80), partial(put, recorded, folder, number, path.read_bytes()))
+            put(recorded, folder, number, path.read_bytes())
+            disk.note("put")
+        loss = next(loss for loss in iter(partial(disk.random_loss, random), None) if loss.notes)
+        with loss.restored():
+            done = restore_rows(database, loss)
+            found = ModelStore(database, folder, get_logger("test"))
+            assert len(found.list(RUN)) in ({number + 1} if done else {number, number + 1})
+            put(database, folder, number, path.read_bytes())
+            for info, digest in zip(found.list(RUN), digests, strict=True):
+                with found.fetch(info.version.model_id) as (_, weights):
+                    assert weights_sha256(weights) == digest
+            with found.open_optimizers(info.version.model_id) as file:
+                assert file.read() == b"states%d" % number
+    database.close()
+
+
+def put(database: Database, folder: Path, number: int, content: bytes) -> None:
+    receive(ModelStore(database, folder, get_logger("test")), number, content, b"states%d" % number, {"name": "PyTorchFullModel"})

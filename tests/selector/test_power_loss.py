@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from modyn._core import KeySet
 from modyn.config.system import SystemConfig
-from modyn.db.engine import open_database
+from modyn.db.engine import Database, open_database
 from modyn.errors import CorruptStateError, NotFoundError
 from modyn.records import KeysAndWeights, RunId, SampleBatch
 from modyn.selector.sample_log import GROUP, SampleLog
@@ -208,3 +208,42 @@ def test_runs_are_what_was_acknowledged(system_config: SystemConfig) -> None:
             check_run(selector, folder, len(steps))
             selector.close()
     database.close()
+
+
+@pytest.mark.slow
+def test_kills_and_power_losses_one_after_the_other_lose_nothing(system_config: SystemConfig) -> None:
+    """Each round brings samples and a trigger: a process is killed at it, the next one completes it, and then the power is lost."""
+    database, random = open_database(system_config, "selector", "modyn.selector.migrations"), Random(0)
+    folder = system_config.service_dir("selector")
+    folder.mkdir(parents=True)
+    for number in range(25):
+        with recorded_disk(folder) as disk:
+            recorded = RecordedDatabase(database, disk)
+            disk.kill_at(random.randrange(30), partial(inform_and_trigger, recorded, folder, number))
+            inform_and_trigger(recorded, folder, number)
+            disk.note("done")
+        loss = next(loss for loss in iter(partial(disk.random_loss, random), None) if loss.notes)
+        with loss.restored():
+            done = restore_rows(database, loss)
+            selector = Selector(database, folder, nothing_deleted)
+            selector.recover()
+            if done:
+                assert selector.trigger_set(RUN, number).num_keys == 10 * number + 10
+                assert_held(SampleLog(RUN, next((folder / "runs").iterdir())), 10 * number + 10)
+            inform_and_trigger(database, folder, number)
+    database.close()
+
+
+def inform_and_trigger(database: Database, folder: Path, number: int) -> None:
+    selector = Selector(database, folder, nothing_deleted)
+    try:
+        selector.recover()
+        selector.register_run(RUN, "numbers", {"name": "NewDataStrategy", "maximum_keys_in_memory": 100}, 7)
+        selector.inform(RUN, 10 * number, stream(10 * number, 10 * number + 10))
+        for trigger_id in range(number + 1):
+            num_samples = 10 * trigger_id + 10
+            selector.trigger(RUN, trigger_id, num_samples)
+            keys = [part.keys for first in range(0, num_samples, 100) for part in selector.keys(RUN, trigger_id, first // 100)]
+            assert np.array_equal(np.concatenate(keys), stream(0, num_samples).keys)
+    finally:
+        selector.close()
