@@ -6,7 +6,6 @@ import ast
 import json
 import os
 import pkgutil
-import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ import pytest
 
 import modyn.proto
 from modyn.rpc.access import NEEDED
+from tests.support.documented_flows import documented_flows
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "modyn"
@@ -293,21 +293,11 @@ def _loaded(module: str) -> dict[str, str]:
 
 
 def test_the_documented_flows_name_files_that_exist_and_count_them() -> None:
-    section = (ROOT / "docs" / "architecture.md").read_text().split("## The flows and the files they pass")[1].split("\n## ")[0]
-    local, flight, *others = re.findall(r"\*\*(.+?): (\d+) files\.\*\*(.+?)(?=\n\*\*|$)", section, re.DOTALL)
-    files = {flow: _files_of_tables(text) for flow, _, text in (local, flight, *others)}
-    files[flight[0]] |= files[local[0]] - {"dataset/local_batches.py"}
-    assert {flow: len(found) for flow, found in files.items()} == {
-        flow: int(number) for flow, number, _ in (local, flight, *others)
-    }
-    assert [name for found in files.values() for name in found if name != "C++" and not (PACKAGE / name).exists()] == []
-
-
-def _files_of_tables(text: str) -> set[str]:
-    """What the rows `| where | folder | files |` name, as paths below `modyn/`, and C++."""
-    rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| ") and not line.endswith("| files |")]
-    cells = [(folder.strip(" `"), name.strip(" `\\*")) for _, folder, names in rows for name in names.split(",")]
-    return {name if name == "C++" else folder + name for folder, name in cells}
+    """tests/benchmark/test_trace_flows.py runs the flows."""
+    flows = documented_flows()
+    assert {flow: len(files) for flow, (_, files) in flows.items()} == {flow: number for flow, (number, _) in flows.items()}
+    named = {file for _, files in flows.values() for file in files}
+    assert [file for file in sorted(named - {"C++"}) if not (PACKAGE / file).exists()] == []
 
 
 def test_no_module_outgrows_a_few_screens() -> None:

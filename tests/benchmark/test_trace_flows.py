@@ -1,0 +1,19 @@
+"""The tables of the flows in docs/architecture.md name the files that the data passes, no more and no fewer."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmark.trace_flows import ROOT, trace
+from tests.support.documented_flows import documented_flows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flight", [False, True], ids=["locally", "over-flight"])
+def test_the_flows_pass_the_files_that_the_tables_name(flight: bool) -> None:
+    key, *others = trace(ROOT, flight=flight).items()
+    found = {
+        f"{key[0]}, {'over Flight' if flight else 'locally'}": {"C++", *key[1]},
+        **{name: {*files} for name, files in others},
+    }
+    assert found == {name: files for name, (_, files) in documented_flows().items() if name in found}
