@@ -189,10 +189,10 @@ def test_the_evaluator_reaches_its_own_schema_only(compose: dict[str, Any]) -> N
 
 def test_databases_are_reached_by_those_who_need_them_only(compose: dict[str, Any]) -> None:
     services = compose["services"]
-    assert compose["networks"]["databases"] == {"internal": True}
-    assert all(services[name]["networks"] == ["databases"] for name in ("postgres", "redis"))
-    served = {"postgres", "redis", "database-users"}
-    reach = {name for name, service in services.items() if "databases" in service["networks"]} - served
+    assert compose["networks"]["databases"] == compose["networks"]["cache"] == {"internal": True}
+    assert services["postgres"]["networks"] == ["databases"]
+    assert [name for name, service in services.items() if "cache" in service["networks"]] == ["redis"]
+    reach = {name for name, service in services.items() if "databases" in service["networks"]} - {"postgres", "database-users"}
     assert reach == {in_compose(name) for name in SERVICES if (ROOT / "modyn" / name / "migrations").is_dir()}
 
 
@@ -370,3 +370,35 @@ def test_made_secrets_are_valid_and_made_once(tmp_path: Path) -> None:
     (services / "token").unlink()
     subprocess.run(command, check=True, capture_output=True)
     assert (tmp_path / "held").read_text() == before != (services / "accepted").read_text()
+
+
+def test_postgres_takes_the_password_of_its_file_at_each_start(tmp_path: Path) -> None:
+    """With programs that write down how they are called: the password is in no argument."""
+    programs, secrets, data, log = (tmp_path / name for name in ("bin", "secrets", "data", "log"))
+    for folder in (programs, secrets, data):
+        folder.mkdir()
+    (secrets / "server.key").write_text("key")
+    (secrets / "password").write_text("5ec2e7\n")
+    for name, body in {"postgres": "sed 's/^/stdin: /' >> $LOG", "docker-entrypoint.sh": ":"}.items():
+        (programs / name).write_text(f'#!/bin/sh\necho "{name} $*" >> $LOG\n{body}\n')
+        (programs / name).chmod(0o755)
+    environment = {
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "TMPDIR": str(tmp_path),
+        "LOG": str(log),
+        "PGDATA": str(data),
+        "POSTGRES_USER": "modyn",
+        "POSTGRES_PASSWORD_FILE": str(secrets / "password"),
+    }
+    command = ["sh", str(ROOT / "deploy" / "start-postgres.sh"), "postgres", "-cssl=on"]
+    subprocess.run(command, check=True, env=environment)
+    assert log.read_text().splitlines() == ["docker-entrypoint.sh postgres -cssl=on"], "an empty folder is set up by the image"
+    assert (tmp_path / "server.key").stat().st_mode & 0o777 == 0o600
+    log.unlink()
+    (data / "PG_VERSION").write_text("16\n")
+    subprocess.run(command, check=True, env=environment)
+    assert log.read_text().splitlines() == [
+        f"postgres --single -c log_min_error_statement=panic -D {data} postgres",
+        "stdin: ALTER ROLE modyn PASSWORD '5ec2e7'",
+        "docker-entrypoint.sh postgres -cssl=on",
+    ]
